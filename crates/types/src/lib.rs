@@ -1,0 +1,14 @@
+//! The nouns of the system.
+//!
+//! Answers one question: what do the other crates talk about? Identifiers, hashes, cache events, time
+//! and the request as a worker receives it. No format, no algorithm, no I/O lives here.
+
+mod event;
+mod id;
+mod request;
+mod time;
+
+pub use event::{KvEvent, StoredBlock, Tier};
+pub use id::{DpRank, EngineHash, LocalHash, RequestId, SequenceHash, Token, WorkerId, WorkerRank};
+pub use request::{FinishReason, Sampling, TokenItem, TokenRequest};
+pub use time::Time;
