@@ -1,0 +1,19 @@
+//! How requests and events travel between the router and its workers.
+//!
+//! Answers one question: given a worker's id, how does a request reach it and its answer come back? The
+//! request plane is one trait with one module per way of travelling; what a token or an event means is
+//! not known here.
+//!
+//! Invariants: a sender never waits for a slow reader (answers pile up as one item, bounded by the
+//! answer's own length); dropping the reading end cancels the request; a sending end that vanishes is
+//! seen as a disconnection, never as a quiet end.
+
+mod memory;
+mod plane;
+mod stream;
+mod tasks;
+
+pub use memory::{Call, Intake, MemoryPlane};
+pub use plane::{Fault, PlaneError, RequestPlane, Retry, SendFuture};
+pub use stream::{TokenSink, TokenStream, token_stream};
+pub use tasks::Tasks;

@@ -1,0 +1,105 @@
+//! Tasks that end when the process is told to end.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// The tasks of one server: where they are spawned, told to stop and waited for. Clones are one set.
+///
+/// Shutdown has two stages. *Draining* asks tasks to finish what they have and take nothing new;
+/// *stopping* drops what is left at its next await.
+#[derive(Clone, Debug, Default)]
+pub struct Tasks {
+    tracker: TaskTracker,
+    draining: CancellationToken,
+    stopping: CancellationToken,
+}
+
+impl Tasks {
+    /// An empty set.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Runs `future` until it ends or the set is stopped.
+    #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
+    pub fn spawn<F>(&self, future: F) -> JoinHandle<Option<F::Output>>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        let stopping = self.stopping.clone();
+        tokio::spawn(
+            self.tracker
+                .track_future(async move { stopping.run_until_cancelled_owned(future).await }),
+        )
+    }
+
+    /// Asks every task to finish what it has.
+    pub fn drain(&self) {
+        self.draining.cancel();
+    }
+
+    /// Whether [`Self::drain`] was called.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining.is_cancelled()
+    }
+
+    /// Waits until [`Self::drain`] is called.
+    pub async fn draining(&self) {
+        self.draining.cancelled().await;
+    }
+
+    /// Drops whatever still runs, at its next await.
+    pub fn stop(&self) {
+        self.draining.cancel();
+        self.stopping.cancel();
+    }
+
+    /// How many tasks run.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.tracker.len()
+    }
+
+    /// Whether no task runs.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tracker.is_empty()
+    }
+
+    /// Drains, waits at most `patience` for the tasks to end, then stops the rest. Returns how many had
+    /// to be stopped.
+    pub async fn shut_down(&self, patience: Duration) -> usize {
+        self.drain();
+        self.tracker.close();
+        let _ = tokio::time::timeout(patience, self.tracker.wait()).await;
+        let left = self.tracker.len();
+        self.stop();
+        self.tracker.wait().await;
+        left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_drained_task_ends_and_a_deaf_one_is_stopped() {
+        let tasks = Tasks::new();
+        let inner = tasks.clone();
+        let polite = tasks.spawn(async move { inner.draining().await });
+        let deaf = tasks.spawn(std::future::pending::<()>());
+        assert_eq!(tasks.len(), 2);
+        assert_eq!(tasks.shut_down(Duration::from_secs(5)).await, 1);
+        assert_eq!(polite.await.unwrap(), Some(()));
+        assert_eq!(deaf.await.unwrap(), None);
+        assert!(tasks.is_empty());
+    }
+}
