@@ -1,0 +1,307 @@
+//! Every series that Kvasir exports, one row each.
+//!
+//! Labels are closed sets or names that we gave (a served model, a worker's id), never a client's text.
+//! The reference page `docs/reference/metrics.md` is made from these rows.
+
+use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry, TextEncoder};
+
+use crate::metrics::Series;
+use crate::{Buckets, Group, Identity, Kind, Spec};
+
+macro_rules! series_type {
+    (counter) => {
+        IntCounterVec
+    };
+    (gauge) => {
+        GaugeVec
+    };
+    (histogram) => {
+        HistogramVec
+    };
+}
+
+macro_rules! kind {
+    (counter) => {
+        Kind::Counter
+    };
+    (gauge) => {
+        Kind::Gauge
+    };
+    (histogram) => {
+        Kind::Histogram
+    };
+}
+
+macro_rules! buckets {
+    () => {
+        Buckets::None
+    };
+    ($buckets:expr) => {
+        $buckets
+    };
+}
+
+macro_rules! metrics {
+    ($( $group:ident { $(
+        #[doc = $help:literal]
+        $kind:ident $field:ident = $suffix:literal [$($label:literal),*] $(in $buckets:expr)?;
+    )* } )*) => {
+        /// All series, registered. Clones are one set.
+        #[derive(Clone, Debug)]
+        pub struct Metrics {
+            registry: Registry,
+            $($(
+                #[doc = $help]
+                pub $field: series_type!($kind),
+            )*)*
+        }
+
+        /// The table, in order.
+        pub const SPECS: &[Spec] = &[ $($(
+            Spec {
+                group: Group::$group,
+                suffix: $suffix,
+                kind: kind!($kind),
+                labels: &[$($label),*],
+                help: $help.trim_ascii(),
+                buckets: buckets!($($buckets)?),
+            },
+        )*)* ];
+
+        impl Metrics {
+            /// Registers every row of the table. Fails only if a prefix is not a metric name.
+            pub fn new(identity: &Identity) -> Result<Self, prometheus::Error> {
+                let registry = Registry::new();
+                let mut specs = SPECS.iter();
+                let mut next = || specs.next().ok_or(prometheus::Error::Msg("table too short".into()));
+                Ok(Self {
+                    $($( $field: Series::register(next()?, identity, &registry)?, )*)*
+                    registry,
+                })
+            }
+        }
+    };
+}
+
+const LATENCY_TTFT: Buckets = Buckets::Log {
+    min: 0.001,
+    max: 480.0,
+    count: 18,
+};
+const TOKENS_IN: Buckets = Buckets::Log {
+    min: 50.0,
+    max: 128_000.0,
+    count: 12,
+};
+const TOKENS_OUT: Buckets = Buckets::Log {
+    min: 50.0,
+    max: 32_000.0,
+    count: 10,
+};
+const COMPUTE_MS: Buckets = Buckets::Power {
+    start: 0.001,
+    factor: 2.0,
+    count: 15,
+};
+const ASYNC_MS: Buckets = Buckets::Power {
+    start: 0.01,
+    factor: 3.0,
+    count: 17,
+};
+const STAGE: Buckets = Buckets::List(&[
+    0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0,
+]);
+const TOKENIZER_MS: Buckets = Buckets::Power {
+    start: 0.5,
+    factor: 2.0,
+    count: 11,
+};
+const BLOCKS: Buckets = Buckets::Power {
+    start: 0.25,
+    factor: 2.0,
+    count: 16,
+};
+
+metrics! {
+    Frontend {
+        /// Requests that ended, by how.
+        counter requests_total = "requests_total" ["model", "endpoint", "request_type", "status", "error_type"];
+        /// Requests that began.
+        counter requests_started_total = "requests_started_total" ["model", "endpoint", "request_type"];
+        /// Requests between arrival and the end of their answer.
+        gauge active_requests = "active_requests" ["model"];
+        /// The same under its older name.
+        gauge inflight_requests = "inflight_requests" ["model"];
+        /// Requests that have no first token yet.
+        gauge queued_requests = "queued_requests" ["model"];
+        /// Clients that left before their answer was complete, since the start.
+        gauge disconnected_clients = "disconnected_clients" [];
+        /// Requests in each stage.
+        gauge stage_requests = "stage_requests" ["stage", "phase"];
+        /// Time spent in each stage.
+        histogram stage_duration_seconds = "stage_duration_seconds" ["stage"] in STAGE;
+        /// From arrival to the end of the answer.
+        histogram request_duration_seconds = "request_duration_seconds" ["model"] in Buckets::Log { min: 1.0, max: 512.0, count: 10 };
+        /// From arrival to the first token.
+        histogram time_to_first_token_seconds = "time_to_first_token_seconds" ["model"] in LATENCY_TTFT;
+        /// Between tokens.
+        histogram inter_token_latency_seconds = "inter_token_latency_seconds" ["model"] in Buckets::Log { min: 0.001, max: 80.0, count: 20 };
+        /// Prompt tokens per request.
+        histogram input_sequence_tokens = "input_sequence_tokens" ["model"] in TOKENS_IN;
+        /// Answer tokens per request.
+        histogram output_sequence_tokens = "output_sequence_tokens" ["model"] in TOKENS_OUT;
+        /// Prompt tokens that the engine found in its cache, per request.
+        histogram cached_tokens = "cached_tokens" ["model"] in TOKENS_IN;
+        /// Answer tokens.
+        counter output_tokens_total = "output_tokens_total" ["model"];
+        /// Time to turn text into tokens and back.
+        histogram tokenizer_latency_ms = "tokenizer_latency_ms" ["operation"] in TOKENIZER_MS;
+        /// Requests moved to another worker.
+        counter model_migration_total = "model_migration_total" ["model", "migration_type"];
+        /// Requests whose client left.
+        counter model_cancellation_total = "model_cancellation_total" ["model", "endpoint", "request_type"];
+        /// Requests refused because every worker was busy.
+        counter model_rejection_total = "model_rejection_total" ["model", "endpoint"];
+        /// Whether the model has a worker that can be asked.
+        gauge model_ready = "model_ready" ["model"];
+        /// KV blocks of one worker.
+        gauge model_total_kv_blocks = "model_total_kv_blocks" ["model"];
+        /// Sequences that one worker runs at once.
+        gauge model_max_num_seqs = "model_max_num_seqs" ["model"];
+        /// Tokens that one worker computes in one step.
+        gauge model_max_num_batched_tokens = "model_max_num_batched_tokens" ["model"];
+        /// Longest sequence of the model; 0 if unknown.
+        gauge model_context_length = "model_context_length" ["model"];
+        /// Tokens in a block.
+        gauge model_kv_cache_block_size = "model_kv_cache_block_size" ["model"];
+        /// How often a request may move to another worker.
+        gauge model_migration_limit = "model_migration_limit" ["model"];
+        /// Blocks that running requests hold, as the router counts them.
+        gauge worker_active_decode_blocks = "worker_active_decode_blocks" ["worker_id", "dp_rank", "worker_type"];
+        /// Prompt tokens that wait for their first token, as the router counts them.
+        gauge worker_active_prefill_tokens = "worker_active_prefill_tokens" ["worker_id", "dp_rank", "worker_type"];
+        /// The last time to a first token.
+        gauge worker_last_time_to_first_token_seconds = "worker_last_time_to_first_token_seconds" ["worker_id", "dp_rank", "worker_type"];
+        /// The last prompt's length.
+        gauge worker_last_input_sequence_tokens = "worker_last_input_sequence_tokens" ["worker_id", "dp_rank", "worker_type"];
+        /// The last time between two tokens.
+        gauge worker_last_inter_token_latency_seconds = "worker_last_inter_token_latency_seconds" ["worker_id", "dp_rank", "worker_type"];
+        /// Requests held back by the queue threshold.
+        gauge router_queue_pending_requests = "router_queue_pending_requests" ["model", "worker_type", "policy_class"];
+        /// Their prompt tokens.
+        gauge router_queue_pending_isl_tokens = "router_queue_pending_isl_tokens" ["model", "worker_type", "policy_class"];
+        /// Those of their prompt tokens that some worker had cached when they came.
+        gauge router_queue_pending_cached_tokens = "router_queue_pending_cached_tokens" ["model", "worker_type", "policy_class"];
+        /// Requests that a bound of the queue refused.
+        counter router_queue_backpressure_total = "router_queue_backpressure_total" ["model", "worker_type", "policy_class", "reason"];
+    }
+    Router {
+        /// Requests given to a worker.
+        counter router_requests_started_total = "requests_started_total" [];
+        /// Requests whose answer ended.
+        counter router_requests_total = "requests_total" [];
+        /// From routing to the first token.
+        histogram router_time_to_first_token_seconds = "time_to_first_token_seconds" [] in LATENCY_TTFT;
+        /// Between tokens.
+        histogram router_inter_token_latency_seconds = "inter_token_latency_seconds" [] in Buckets::Log { min: 0.001, max: 2.0, count: 13 };
+        /// Prompt tokens per request.
+        histogram router_input_sequence_tokens = "input_sequence_tokens" ["model", "phase"] in TOKENS_IN;
+        /// Answer tokens per request.
+        histogram router_output_sequence_tokens = "output_sequence_tokens" [] in TOKENS_OUT;
+        /// Share of the prompt's blocks that the chosen worker held, as predicted.
+        histogram router_kv_hit_rate = "kv_hit_rate" [] in Buckets::Share { step: 0.05 };
+        /// Blocks of overlap given up by not taking the worker that held most.
+        histogram router_overlap_blocks_lost = "overlap_blocks_lost" ["worker_type"] in BLOCKS;
+        /// Choices that did not fall on the worker that held most.
+        counter router_non_max_overlap_selections_total = "non_max_overlap_selections_total" ["worker_type"];
+        /// Cached prompt tokens on the chosen workers, as predicted.
+        counter router_kv_selected_cached_prefix_tokens_total = "kv_selected_cached_prefix_tokens_total" ["model", "phase"];
+        /// Cached prompt tokens on the best eligible workers, as predicted.
+        counter router_kv_best_eligible_cached_prefix_tokens_total = "kv_best_eligible_cached_prefix_tokens_total" ["model", "phase"];
+        /// Cached prompt tokens that the engines reported.
+        counter router_kv_worker_reused_tokens_total = "kv_worker_reused_tokens_total" ["model", "phase"];
+        /// Workers that the router knows, by rank.
+        gauge router_worker_registered = "worker_registered" ["router_worker_id", "dp_rank", "worker_type"];
+    }
+    Component {
+        /// Cache events applied to the index, by outcome.
+        counter kv_cache_events_applied = "kv_cache_events_applied" ["event_type", "status"];
+        /// Cache events that changed nothing.
+        counter kv_cache_event_warnings = "kv_cache_event_warnings" ["warning_kind"];
+    }
+    Overhead {
+        /// Hashing the prompt's blocks.
+        histogram overhead_block_hashing_ms = "block_hashing_ms" [] in COMPUTE_MS;
+        /// Asking the index.
+        histogram overhead_indexer_find_matches_ms = "indexer_find_matches_ms" [] in ASYNC_MS;
+        /// Chaining the hashes.
+        histogram overhead_seq_hashing_ms = "seq_hashing_ms" [] in COMPUTE_MS;
+        /// Choosing a worker, with any wait in the queue.
+        histogram overhead_scheduling_ms = "scheduling_ms" [] in ASYNC_MS;
+        /// All of it.
+        histogram overhead_total_ms = "total_ms" [] in ASYNC_MS;
+    }
+    Dynamo {
+        /// Requests that were handed to a worker or refused.
+        counter tasks_issued_total = "tasks_issued_total" [];
+        /// Requests refused because every worker was busy.
+        counter tasks_rejected_total = "tasks_rejected_total" [];
+        /// Requests that have no first token yet.
+        gauge dynamo_queued_requests = "queued_requests" [];
+    }
+    Kvasir {
+        /// Always 1; carries the version.
+        gauge build_info = "build_info" ["version"];
+        /// Bytes that the index holds.
+        gauge index_bytes = "index_bytes" ["model"];
+        /// Events that waited too long for the index and were dropped; the rank is resynchronised.
+        counter kv_events_dropped_total = "kv_events_dropped_total" ["model"];
+        /// Requests that reached a limit of the server, by limit.
+        counter limit_reached_total = "limit_reached_total" ["limit"];
+    }
+}
+
+impl Metrics {
+    /// The page that `/metrics` answers with.
+    pub fn render(&self, out: &mut String) -> Result<(), prometheus::Error> {
+        TextEncoder::new().encode_utf8(&self.registry.gather(), out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_name_is_registered_once_under_its_prefix() {
+        let identity = Identity {
+            frontend_prefix: "mine".into(),
+            ..Identity::default()
+        };
+        let metrics = Metrics::new(&identity).unwrap();
+        metrics.active_requests.with_label_values(&["m"]).set(1.0);
+        let names: HashSet<String> = SPECS.iter().map(|s| s.name(&identity)).collect();
+        assert_eq!(names.len(), SPECS.len());
+        let mut page = String::new();
+        metrics.render(&mut page).unwrap();
+        assert!(
+            page.contains("mine_active_requests{model=\"m\"} 1"),
+            "{page}"
+        );
+        assert!(page.contains("dynamo_tasks_issued_total 0"), "{page}");
+        assert!(
+            page.contains("dynamo_component_router_requests_total{dynamo_component=\"backend\"")
+        );
+    }
+
+    #[test]
+    fn a_bad_prefix_is_an_error_and_not_a_panic() {
+        let identity = Identity {
+            frontend_prefix: "not a name".into(),
+            ..Identity::default()
+        };
+        assert!(Metrics::new(&identity).is_err());
+    }
+}
