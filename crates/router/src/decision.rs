@@ -1,0 +1,198 @@
+//! Why a request went where it went.
+
+use std::fmt;
+use std::time::Duration;
+
+use kvasir_placement::Terms;
+use kvasir_types::{RequestId, Time, WorkerRank};
+
+use crate::{Mode, RouteError};
+
+/// One decision with everything that led to it. Bounded: the cheapest [`Decision::CANDIDATES_MAX`]
+/// candidates are kept, the winner always among them.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Decision {
+    /// The request.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "as_text"))]
+    pub id: RequestId,
+    /// When it was made.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "as_nanos"))]
+    pub at: Time,
+    /// How long the request had waited.
+    pub queued: Duration,
+    /// The mode that made it.
+    pub mode: Mode,
+    /// Prompt tokens.
+    pub isl_tokens: u32,
+    /// Prompt blocks, the last one perhaps not full.
+    pub request_blocks: u32,
+    /// Weight of the prefill term for this request.
+    pub prefill_load_scale: f64,
+    /// 0 takes the cheapest.
+    pub temperature: f64,
+    /// How many ranks were eligible.
+    pub eligible: u32,
+    /// The cheapest of them, cheapest first; in modes without a cost, only the winner.
+    pub candidates: Vec<Candidate>,
+    /// How many ranks were left out, and the first of them with the reason.
+    pub excluded: Excluded,
+    /// Who won and why; `Err` if nobody did.
+    pub winner: Result<(WorkerRank, Reason), RouteErrorText>,
+}
+
+/// A refusal as the record keeps it.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(transparent))]
+pub struct RouteErrorText(pub String);
+
+impl From<&RouteError> for RouteErrorText {
+    fn from(error: &RouteError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// One rank that could have been chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Candidate {
+    /// The rank.
+    pub rank: WorkerRank,
+    /// Its cost, term by term.
+    pub terms: Terms,
+}
+
+/// Why the winner won.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize),
+    serde(rename_all = "snake_case")
+)]
+pub enum Reason {
+    /// Its cost was lowest.
+    LowestCost,
+    /// Its cost was lowest together with others'; drawn among them.
+    Tie {
+        /// How many shared the lowest cost.
+        among: u32,
+    },
+    /// Drawn with this probability because the temperature is above 0.
+    Sampled {
+        /// Its share.
+        probability: f64,
+    },
+    /// The request named it.
+    Pinned,
+    /// Its session lives there.
+    Session,
+    /// The mode's own rule: its turn, its draw, fewest in flight.
+    Rule,
+}
+
+/// Why ranks were left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize),
+    serde(rename_all = "snake_case")
+)]
+pub enum Why {
+    /// Not in the request's allow-list.
+    NotAllowed,
+    /// Lacks a required taint.
+    Taint,
+    /// Hidden after a fault.
+    Down,
+    /// Over a busy threshold.
+    Busy,
+    /// Does not have the adapter while others do.
+    Lora,
+    /// Failed this request already.
+    Failed,
+}
+
+/// How many ranks were left out, by reason, and the first few of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Excluded {
+    /// How many in all.
+    pub count: u32,
+    /// The first [`Excluded::NAMED_MAX`] of them.
+    pub named: Vec<(WorkerRank, Why)>,
+}
+
+impl Excluded {
+    /// How many are named.
+    pub const NAMED_MAX: usize = 8;
+}
+
+impl Decision {
+    /// How many candidates are kept with their terms.
+    pub const CANDIDATES_MAX: usize = 8;
+
+    /// The winner's terms.
+    #[must_use]
+    pub fn chosen(&self) -> Option<&Candidate> {
+        let (rank, _) = self.winner.as_ref().ok()?;
+        self.candidates.iter().find(|c| c.rank == *rank)
+    }
+
+    /// The cheapest that was not chosen.
+    #[must_use]
+    pub fn runner_up(&self) -> Option<&Candidate> {
+        let winner = self.winner.as_ref().ok().map(|(rank, _)| *rank);
+        self.candidates.iter().find(|c| Some(c.rank) != winner)
+    }
+
+    /// The seeds' log line for the winner, e.g.
+    /// `Formula for worker_1: 125.3 = 1.0 * 100.5 + 25.0 (cached_blocks: 15)`.
+    #[must_use]
+    pub fn formula(&self) -> Option<Formula> {
+        self.chosen().map(|c| Formula {
+            candidate: *c,
+            scale: self.prefill_load_scale,
+        })
+    }
+
+    /// The log line for every candidate kept.
+    pub fn formulas(&self) -> impl Iterator<Item = Formula> {
+        self.candidates.iter().map(|c| Formula {
+            candidate: *c,
+            scale: self.prefill_load_scale,
+        })
+    }
+}
+
+/// A candidate's cost as the seeds print it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Formula {
+    candidate: Candidate,
+    scale: f64,
+}
+
+impl fmt::Display for Formula {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Candidate { rank, terms } = &self.candidate;
+        write!(
+            f,
+            "Formula for worker_{}: {:.1} = {:.1} * {:.1} + {:.1} (cached_blocks: {:.0})",
+            rank.worker,
+            terms.cost,
+            self.scale,
+            terms.prefill_blocks,
+            terms.decode_blocks,
+            terms.cached_blocks
+        )
+    }
+}
+
+#[cfg(feature = "serde")]
+fn as_text<S: serde::Serializer>(id: &RequestId, s: S) -> Result<S::Ok, S::Error> {
+    s.collect_str(id)
+}
+
+#[cfg(feature = "serde")]
+fn as_nanos<S: serde::Serializer>(at: &Time, s: S) -> Result<S::Ok, S::Error> {
+    s.serialize_u64(at.as_nanos())
+}

@@ -1,0 +1,237 @@
+//! What can happen to the router.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvasir_placement::{Constraints, Hints, Overlap, Overrides, Pin, WorkerSpec};
+use kvasir_types::{RequestId, SequenceHash, WorkerId, WorkerRank};
+
+/// Something that happened. Unknown ids are no-ops everywhere: news may come late.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A worker is there, or is back: a fault mark on it is lifted.
+    Joined(WorkerSpec),
+    /// A worker's facts changed. Ranks that are gone lose their bookings; the others keep theirs.
+    Updated(WorkerSpec),
+    /// A worker is gone. Its bookings are forgotten.
+    Left(WorkerId),
+    /// A request wants a worker: a new one, or the same id again after its attempt was `Finished`.
+    Arrived(Box<Arrival>),
+    /// The answer to [`Output::Refresh`](crate::Output::Refresh).
+    Refreshed {
+        /// The waiting request.
+        id: RequestId,
+        /// What a new lookup found; `None` if it failed and the old answer stays.
+        overlap: Option<Overlap>,
+    },
+    /// The first item *with token ids* came back: the prompt is computed.
+    FirstToken {
+        /// The request.
+        id: RequestId,
+    },
+    /// An item came back. Needed only with `router-track-output-blocks`; also keeps a long stream from
+    /// expiring.
+    Tokens {
+        /// The request.
+        id: RequestId,
+        /// Tokens generated until now, in all.
+        generated: u32,
+    },
+    /// An attempt ended, whichever way, or the client of a waiting request left. Frees what was booked.
+    Finished {
+        /// The request.
+        id: RequestId,
+        /// Where the attempt ran; a booking elsewhere is then left alone. `None` frees whatever is there.
+        on: Option<WorkerRank>,
+        /// How it ended.
+        outcome: Outcome,
+    },
+    /// A worker says how loaded it is.
+    Load(LoadReport),
+    /// Busy thresholds change. Takes effect with the next load report, as bookings change, or on `Tick`.
+    Thresholds(ThresholdUpdate),
+    /// News about a session's state in its engine.
+    Session(SessionEvent),
+    /// Another router replica booked or freed something.
+    Peer(Box<PeerEvent>),
+    /// Only time has passed; send one when [`Router::next_deadline`](crate::Router::next_deadline) is due.
+    Tick,
+}
+
+/// A request that wants a worker.
+#[derive(Clone, Debug)]
+pub struct Arrival {
+    /// Its id, the same for all its attempts.
+    pub id: RequestId,
+    /// Tokens of the prompt; 0 is refused.
+    pub isl_tokens: u32,
+    /// What the index holds of it, looked up just before.
+    pub overlap: Overlap,
+    /// Chained hashes of its complete blocks, for load tracking; empty switches that off for it.
+    pub sequence: Arc<[SequenceHash]>,
+    /// A worker it must go to.
+    pub pin: Pin,
+    /// Workers it may go to.
+    pub constraints: Constraints,
+    /// What the client knows.
+    pub hints: Hints,
+    /// Settings of its own.
+    pub overrides: Overrides,
+    /// The session it belongs to.
+    pub session: Option<SessionAsk>,
+    /// The policy family or class it names (`x-dynamo-meta-policy-class`).
+    pub policy_class: Option<Arc<str>>,
+    /// Workers that failed it already, oldest first; never chosen again.
+    pub failed: Vec<WorkerId>,
+    /// How the last of those failed.
+    pub last_failure: Option<Outcome>,
+    /// Only asks: nothing is booked, nothing is queued, the answer is immediate.
+    pub query_only: bool,
+}
+
+impl Arrival {
+    /// A plain request of `isl_tokens` prompt tokens of which nothing is cached or tracked.
+    #[must_use]
+    pub fn new(id: RequestId, isl_tokens: u32) -> Self {
+        Self {
+            id,
+            isl_tokens,
+            overlap: Overlap::none(),
+            sequence: Arc::from([]),
+            pin: Pin::default(),
+            constraints: Constraints::default(),
+            hints: Hints::default(),
+            overrides: Overrides::default(),
+            session: None,
+            policy_class: None,
+            failed: Vec::new(),
+            last_failure: None,
+            query_only: false,
+        }
+    }
+}
+
+/// How an attempt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// The answer is complete.
+    Completed {
+        /// Tokens generated.
+        output_tokens: u32,
+    },
+    /// The client left.
+    Cancelled,
+    /// The worker could not be reached, broke off or shut down: it is hidden for a while.
+    Unreachable,
+    /// The worker refused because it is full.
+    Overloaded,
+    /// The worker answered with an error that says nothing about its health.
+    Failed,
+}
+
+/// How loaded a rank says it is. Absent figures leave what is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadReport {
+    /// The rank.
+    pub rank: WorkerRank,
+    /// Blocks that running requests hold, as its publisher counts them.
+    pub active_decode_blocks: Option<u64>,
+    /// Prompt tokens not yet computed.
+    pub active_prefill_tokens: Option<u64>,
+    /// KV blocks in use.
+    pub kv_used_blocks: Option<u64>,
+}
+
+/// New busy thresholds. `None` leaves a threshold as it is, `Some(None)` switches it off.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ThresholdUpdate {
+    /// `active-decode-blocks-threshold`.
+    pub active_decode_blocks: Option<Option<f64>>,
+    /// `active-prefill-tokens-threshold`.
+    pub active_prefill_tokens: Option<Option<u64>>,
+    /// `active-prefill-tokens-threshold-frac`.
+    pub active_prefill_tokens_frac: Option<Option<f64>>,
+}
+
+/// What a request wants of a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionAsk {
+    /// The session's name.
+    pub id: Arc<str>,
+    /// What to do with it.
+    pub action: SessionAction,
+}
+
+/// What to do with a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionAction {
+    /// `session_control` without an action: follow the binding if there is one.
+    Use,
+    /// Remember where this request went.
+    Bind {
+        /// Forget it when unused for this long.
+        timeout: Duration,
+    },
+    /// The engine opens a session there first; the binding comes with [`SessionEvent::Opened`].
+    Open {
+        /// Forget it when unused for this long.
+        timeout: Duration,
+    },
+    /// Forget the binding; the engine closes its session after this request.
+    Close,
+    /// The session header: bind after the first dispatch that succeeds, for
+    /// `router-session-affinity-ttl-secs`; ignored while that is unset.
+    Header,
+}
+
+/// News about a session's state in its engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SessionEvent {
+    /// The engine opened it: bind.
+    Opened {
+        /// The session.
+        id: Arc<str>,
+        /// Where.
+        target: WorkerRank,
+        /// Forget it when unused for this long.
+        timeout: Duration,
+    },
+    /// A peer bound it; the first live binding wins.
+    PeerBound {
+        /// The session.
+        id: Arc<str>,
+        /// Where.
+        target: WorkerRank,
+    },
+}
+
+/// What another replica did.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PeerEvent {
+    /// The peer's request. Ids of peers and ours must not collide; both are random.
+    pub id: RequestId,
+    /// Where.
+    pub target: WorkerRank,
+    /// What.
+    pub change: PeerChange,
+}
+
+/// What another replica did with a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PeerChange {
+    /// It booked one.
+    Add {
+        /// Tracked blocks; empty if the peer tracks none.
+        sequence: Arc<[SequenceHash]>,
+        /// Prompt tokens booked; 0 if the peer tracks none.
+        prefill_tokens: u32,
+        /// How long it expects the prompt to take.
+        prefill_duration: Option<Duration>,
+        /// Tokens it expects to be generated.
+        osl: Option<u32>,
+    },
+    /// Its prompt is computed.
+    PrefillCompleted,
+    /// It ended.
+    Free,
+}

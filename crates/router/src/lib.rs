@@ -1,0 +1,46 @@
+//! The brain: who is a member, who has promised what to whom, where the next request goes.
+//!
+//! Answers one question: given everything that happened until now, what is to be done next? [`Router`] is
+//! a value: the same inputs at the same times give the same outputs, on any host. It reads no clock, draws
+//! no random number that is not in its seed, writes no log line and waits for nothing; the server, the
+//! simulator and the bindings run this same code.
+//!
+//! What always holds: whatever is booked is freed exactly once, whichever way the request ends; a request
+//! that arrived is answered with exactly one [`Output::Send`] or [`Output::Refuse`] unless its
+//! [`Input::Finished`] comes first; every map, queue and ring has a bound in [`RouterConfig`].
+//!
+//! Elsewhere: the index (lookups run on the caller's thread, *before* [`Input::Arrived`]), cost and load
+//! (`kvasir-placement`), bytes and sockets (the host).
+//!
+//! ```
+//! use kvasir_router::{Arrival, Input, Output, Router, RouterConfig, WorkerSpec};
+//! use kvasir_types::{RequestId, Time, WorkerId};
+//!
+//! let mut router = Router::new(RouterConfig::default());
+//! let mut out = Vec::new();
+//! router.step(Time::ZERO, Input::Joined(WorkerSpec::new(WorkerId(7))), &mut out);
+//! router.step(Time::ZERO, Input::Arrived(Box::new(Arrival::new(RequestId(1), 100))), &mut out);
+//! assert!(matches!(out.last(), Some(Output::Send(sent)) if sent.target.worker == WorkerId(7)));
+//! ```
+
+mod config;
+mod decision;
+mod error;
+mod input;
+mod output;
+mod overlap;
+mod router;
+
+pub use config::{ConfigError, Mode, PrefillLoadModel, QueuePolicy, Role, RouterConfig};
+pub use decision::{Candidate, Decision, Excluded, Reason, Why};
+pub use error::{Fault, LimitKind, Retry, RouteError};
+pub use input::{
+    Arrival, Input, LoadReport, Outcome, PeerChange, PeerEvent, SessionAction, SessionAsk,
+    SessionEvent, ThresholdUpdate,
+};
+pub use kvasir_placement::{
+    Constraints, Device, Hints, Overlap, Overrides, Pin, RankOverlap, Terms, WorkerSpec,
+};
+pub use output::{Observation, Output, Sent, SessionStep};
+pub use overlap::overlap_of;
+pub use router::{PotentialLoad, Router};
