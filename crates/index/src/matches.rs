@@ -3,7 +3,7 @@
 use kvasir_types::WorkerRank;
 
 /// How many leading blocks of a prompt one rank holds, tier by tier.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Match {
     /// The rank.
     pub rank: WorkerRank,
@@ -15,8 +15,22 @@ pub struct Match {
     pub disk: u32,
 }
 
+impl Match {
+    /// Blocks from the start of the prompt in host memory or nearer.
+    #[must_use]
+    pub const fn host_cumulative(&self) -> u32 {
+        self.device.saturating_add(self.host)
+    }
+
+    /// Blocks from the start of the prompt anywhere.
+    #[must_use]
+    pub const fn disk_cumulative(&self) -> u32 {
+        self.host_cumulative().saturating_add(self.disk)
+    }
+}
+
 /// The answer of a lookup; a buffer to be used again. Ranks that hold nothing are absent.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Matches {
     list: Vec<Match>,
 }
@@ -53,5 +67,37 @@ impl Matches {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
+    }
+
+    /// Ranks that hold something, sorted by rank: for comparing and printing.
+    #[must_use]
+    pub fn sorted(&self) -> Vec<Match> {
+        let mut list = self.list.clone();
+        list.sort_unstable();
+        list
+    }
+
+    /// Takes over what `side` knows better about device memory.
+    ///
+    /// A rank's lower tiers go on where its device memory ends, so blocks that the side index adds are
+    /// taken off them: the cumulative counts never shrink and never count a block twice.
+    pub fn raise_device(&mut self, side: &Self) {
+        for more in &side.list {
+            match self.list.iter_mut().find(|m| m.rank == more.rank) {
+                None => self.list.push(*more),
+                Some(known) => known.raise_device(more.device),
+            }
+        }
+    }
+}
+
+impl Match {
+    /// Counts `device` blocks as lying in device memory, if that is more than known.
+    fn raise_device(&mut self, device: u32) {
+        let raised = device.saturating_sub(self.device);
+        let from_host = raised.min(self.host);
+        self.device += raised;
+        self.host -= from_host;
+        self.disk -= (raised - from_host).min(self.disk);
     }
 }
