@@ -122,21 +122,33 @@ pub fn local_hashes(tokens: &[Token], block_size: usize, scope: &Scope<'_>) -> V
 #[must_use]
 pub fn sequence_hashes(locals: &[LocalHash]) -> Vec<SequenceHash> {
     let mut out = Vec::with_capacity(locals.len());
-    let mut previous: Option<u64> = None;
+    let mut parent = None;
     for local in locals {
-        let hash = match previous {
-            None => local.0,
-            Some(parent) => {
-                let mut bytes = [0u8; 16];
-                bytes[..8].copy_from_slice(&parent.to_le_bytes());
-                bytes[8..].copy_from_slice(&local.0.to_le_bytes());
-                xxh3_64_with_seed(&bytes, BASE_SEED)
-            }
-        };
-        out.push(SequenceHash(hash));
-        previous = Some(hash);
+        let hash = next_sequence_hash(parent, *local);
+        out.push(hash);
+        parent = Some(hash);
     }
     out
+}
+
+/// The chain's next name: that of `local` after the prefix called `parent`.
+///
+/// ```
+/// # use kvasir_hash::{Scope, local_hashes, next_sequence_hash, sequence_hashes};
+/// let locals = local_hashes(&[1, 2, 3, 4], 2, &Scope::default());
+/// let first = next_sequence_hash(None, locals[0]);
+/// let second = next_sequence_hash(Some(first), locals[1]);
+/// assert_eq!(sequence_hashes(&locals), [first, second]);
+/// ```
+#[must_use]
+pub fn next_sequence_hash(parent: Option<SequenceHash>, local: LocalHash) -> SequenceHash {
+    let Some(parent) = parent else {
+        return SequenceHash(local.0);
+    };
+    let mut bytes = [0u8; 16];
+    bytes[..8].copy_from_slice(&parent.0.to_le_bytes());
+    bytes[8..].copy_from_slice(&local.0.to_le_bytes());
+    SequenceHash(xxh3_64_with_seed(&bytes, BASE_SEED))
 }
 
 #[cfg(test)]

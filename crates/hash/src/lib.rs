@@ -11,7 +11,7 @@ mod block;
 mod media;
 mod scope;
 
-pub use block::{BlockHasher, local_hashes, sequence_hashes};
+pub use block::{BlockHasher, local_hashes, next_sequence_hash, sequence_hashes};
 pub use media::{MediaRun, media_pad_token, normalize_media_runs};
 pub use scope::{Scope, ScopeSeed};
 

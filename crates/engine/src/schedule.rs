@@ -1,0 +1,112 @@
+//! Who is in the next step.
+//!
+//! The batch first: each of its sequences gets the tokens it lacks (one when it decodes) while the step's
+//! tokens last; where the pool is full somebody makes room. Then, unless somebody had to, waiting
+//! requests enter: what the cache holds of them counts as computed. The order of all of this is vLLM's.
+
+use crate::engine::{Engine, Share, urgency};
+use crate::{Order, Preemption, Started, Step};
+
+impl Engine {
+    pub(crate) fn schedule(&mut self, out: &mut Step) {
+        self.shares.clear();
+        let mut budget = self.config.max_num_batched_tokens;
+        self.schedule_running(&mut budget, out);
+        if out.preempted == 0 {
+            self.schedule_waiting(&mut budget, out);
+        }
+    }
+
+    fn schedule_running(&mut self, budget: &mut u32, out: &mut Step) {
+        let mut at = 0;
+        while at < self.running.len() && *budget > 0 {
+            let sequence = &mut self.running[at];
+            let lacking = sequence.known() - sequence.computed;
+            let new = self.config.most_new(lacking, *budget);
+            if self.cache.grow(sequence, new, &[]) {
+                self.shares.push(Share::of(sequence, new));
+                *budget -= new;
+                at += 1;
+                continue;
+            }
+            let victim = self.victim();
+            self.preempt(victim, budget, out);
+            match victim.cmp(&at) {
+                std::cmp::Ordering::Less => at -= 1,
+                std::cmp::Ordering::Equal => break,
+                std::cmp::Ordering::Greater => {}
+            }
+        }
+    }
+
+    /// Who of the batch makes room.
+    fn victim(&self) -> usize {
+        let all = self.running.iter().enumerate();
+        match (self.config.order, self.config.preemption) {
+            (Order::Arrival, Preemption::Lifo) => self.running.len() - 1,
+            (Order::Arrival, Preemption::Fifo) => 0,
+            (Order::Priority, _) => all
+                .max_by_key(|(_, sequence)| urgency(sequence))
+                .map_or(0, |(at, _)| at),
+        }
+    }
+
+    /// Throws a sequence out of the batch, to be computed again from its first token.
+    fn preempt(&mut self, at: usize, budget: &mut u32, out: &mut Step) {
+        let mut sequence = self.running.remove(at);
+        if let Some(share) = self.shares.iter().position(|s| s.id == sequence.id) {
+            *budget += self.shares.remove(share).new;
+        }
+        self.cache.give_back(&mut sequence);
+        sequence.reset();
+        out.preempted += 1;
+        self.counters.preemptions += 1;
+        let place = match self.config.order {
+            Order::Arrival => 0,
+            Order::Priority => self.waiting_place(&sequence),
+        };
+        self.waiting.insert(place, sequence);
+    }
+
+    fn schedule_waiting(&mut self, budget: &mut u32, out: &mut Step) {
+        let mut found = std::mem::take(&mut self.found);
+        while *budget > 0 && self.running.len() < self.config.max_num_seqs as usize {
+            let Some(sequence) = self.waiting.front_mut() else {
+                break;
+            };
+            self.cache.find(sequence, &mut found);
+            let hit = found.len() as u32 * self.config.block_size;
+            let lacking = sequence.known() - hit;
+            if !self.config.chunked_prefill && lacking > *budget {
+                break;
+            }
+            let new = self.config.most_new(lacking, *budget);
+            let turns = self.config.preemption == Preemption::Fifo;
+            if turns && !self.cache.fits_whole(sequence, &found, &self.running) {
+                break;
+            }
+            if !self.cache.grow(sequence, new, &found) {
+                break;
+            }
+            let Some(mut sequence) = self.waiting.pop_front() else {
+                break;
+            };
+            sequence.computed = hit;
+            self.counters.queried_tokens += u64::from(sequence.known());
+            self.counters.hit_tokens += u64::from(hit);
+            if sequence.cached_tokens.is_none() {
+                sequence.cached_tokens = Some(hit);
+                self.counters.prompt_tokens += u64::from(sequence.prompt_len());
+                self.counters.cached_tokens += u64::from(hit);
+                out.started.push(Started {
+                    id: sequence.id,
+                    cached_tokens: hit,
+                });
+            }
+            self.shares.push(Share::of(&sequence, new));
+            *budget -= new;
+            self.running.push(sequence);
+        }
+        self.found = found;
+    }
+}

@@ -1,0 +1,172 @@
+//! One request inside the engine: what is known of it, what is computed, what it holds.
+
+use kvasir_hash::next_sequence_hash;
+use kvasir_types::{EngineHash, FinishReason, LocalHash, RequestId, Rng, SequenceHash, Token};
+
+use crate::pool::BlockId;
+use crate::{Admission, Answer, Prompt};
+
+/// Where a request's next token comes from.
+#[derive(Clone, Debug)]
+enum Source {
+    Seeded(Rng, u32),
+    Given(std::sync::Arc<[Token]>),
+}
+
+/// A request from its admission to its end.
+#[derive(Clone, Debug)]
+pub(crate) struct Sequence {
+    pub(crate) id: RequestId,
+    pub(crate) priority: i32,
+    /// Admissions before this one.
+    pub(crate) arrival: u64,
+    pub(crate) announce_hits: bool,
+    prompt: Prompt,
+    source: Source,
+    max_tokens: u32,
+    /// Tokens answered.
+    pub(crate) outputs: u32,
+    /// Tokens whose keys and values exist.
+    pub(crate) computed: u32,
+    /// Blocks held, in order; the last one may be partly filled.
+    pub(crate) blocks: Vec<BlockId>,
+    /// Leading blocks that can be found under their names.
+    pub(crate) stored: usize,
+    /// Prompt tokens found in the cache when the request first entered the batch.
+    pub(crate) cached_tokens: Option<u32>,
+    /// Names of all complete blocks, prompt and answer; made when first needed.
+    names: Vec<EngineHash>,
+    /// Local hashes of complete blocks past the prompt's.
+    output_locals: Vec<LocalHash>,
+    /// Tokens after the last complete block.
+    open: Vec<Token>,
+    /// All answered tokens, where events are to carry them.
+    answered: Vec<Token>,
+}
+
+impl Sequence {
+    pub(crate) fn new(admission: Admission, arrival: u64, max_tokens: u32) -> Self {
+        let Admission {
+            id,
+            mut prompt,
+            answer,
+            priority,
+            announce_hits,
+            ..
+        } = admission;
+        let source = match answer {
+            Answer::Seeded { seed, vocabulary } => Source::Seeded(Rng::new(seed), vocabulary),
+            Answer::Given(tokens) => Source::Given(tokens),
+        };
+        let open = std::mem::take(&mut prompt.tail);
+        Self {
+            id,
+            priority,
+            arrival,
+            announce_hits,
+            prompt,
+            source,
+            max_tokens,
+            outputs: 0,
+            computed: 0,
+            blocks: Vec::new(),
+            stored: 0,
+            cached_tokens: None,
+            names: Vec::new(),
+            output_locals: Vec::new(),
+            open,
+            answered: Vec::new(),
+        }
+    }
+
+    /// Tokens known: the prompt and the answer so far.
+    pub(crate) fn known(&self) -> u32 {
+        self.prompt.len.saturating_add(self.outputs)
+    }
+
+    /// Tokens of the prompt.
+    pub(crate) fn prompt_len(&self) -> u32 {
+        self.prompt.len
+    }
+
+    /// Whether its next step computes one new token on top of everything.
+    pub(crate) fn decodes(&self) -> bool {
+        self.outputs > 0 && self.computed + 1 == self.known()
+    }
+
+    /// Names of all complete blocks.
+    pub(crate) fn names(&mut self) -> &[EngineHash] {
+        for at in self.names.len()..self.prompt.locals.len() {
+            let local = self.prompt.locals[at];
+            self.push_name(local);
+        }
+        &self.names
+    }
+
+    /// The local hash of block `at`.
+    pub(crate) fn local(&self, at: usize) -> Option<LocalHash> {
+        let outputs = || {
+            self.output_locals
+                .get(at.checked_sub(self.prompt.locals.len())?)
+        };
+        self.prompt.locals.get(at).or_else(outputs).copied()
+    }
+
+    fn push_name(&mut self, local: LocalHash) {
+        let parent = self.names.last().map(|name| SequenceHash(name.0));
+        let SequenceHash(name) = next_sequence_hash(parent, local);
+        self.names.push(EngineHash(name));
+    }
+
+    /// Draws the next token and says whether it is the last one.
+    pub(crate) fn answer(&mut self) -> (Token, Option<FinishReason>) {
+        let (token, end) = match &mut self.source {
+            Source::Seeded(rng, vocabulary) => (rng.below(u64::from(*vocabulary)) as Token, false),
+            Source::Given(tokens) => {
+                let at = self.outputs as usize;
+                (tokens.get(at).copied().unwrap_or(0), at + 1 >= tokens.len())
+            }
+        };
+        self.outputs += 1;
+        if self.prompt.tokens.is_some() {
+            self.answered.push(token);
+        }
+        self.open.push(token);
+        if self.open.len() >= self.prompt.block_size as usize {
+            self.close_block();
+        }
+        let full = self.outputs >= self.max_tokens;
+        let finish = full.then_some(FinishReason::Length);
+        (token, finish.or(end.then_some(FinishReason::Stop)))
+    }
+
+    fn close_block(&mut self) {
+        let mut local = Vec::with_capacity(1);
+        self.prompt.hasher.extend(&self.open, &mut local);
+        self.open.clear();
+        if let Some(local) = local.first().copied() {
+            self.names();
+            self.output_locals.push(local);
+            self.push_name(local);
+        }
+    }
+
+    /// Throws away what is computed; the tokens stay known.
+    pub(crate) fn reset(&mut self) {
+        self.computed = 0;
+        self.stored = 0;
+    }
+
+    /// The tokens of blocks `first..end`, if the prompt kept its tokens.
+    pub(crate) fn tokens(&self, first: usize, end: usize) -> Vec<Token> {
+        let Some(prompt) = &self.prompt.tokens else {
+            return Vec::new();
+        };
+        let size = self.prompt.block_size as usize;
+        let all = prompt.iter().chain(&self.answered);
+        all.skip(first * size)
+            .take((end - first) * size)
+            .copied()
+            .collect()
+    }
+}
