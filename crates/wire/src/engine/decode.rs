@@ -1,0 +1,496 @@
+//! Payload bytes to [`Batch`].
+//!
+//! Both shapes are read at once, event by event: arrays with the tag first (vLLM up to 0.23, SGLang up to
+//! 0.5.18) and maps with `type` (since then). Fields that we do not know, and elements past the last one
+//! that we know, are read past.
+
+use kvasir_types::{EngineHash, Token};
+
+use super::{Attention, Batch, BlockMedia, EVENTS_MAX, Medium, RawEvent, RawRemoved, RawStored};
+use crate::DecodeError;
+use crate::msgpack::{Int, Kind, Reader};
+
+type Result<T> = std::result::Result<T, DecodeError>;
+
+/// How Dynamo's frontends mark a salt among a block's extra keys.
+const SALT_PREFIX: &str = "dynamo-cache-salt:";
+/// Hex digits in a multimodal digest.
+const DIGEST_LEN: usize = 64;
+
+/// Fields of an event, whichever way they came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Field {
+    BlockHashes,
+    Parent,
+    Tokens,
+    BlockSize,
+    LoraId,
+    Medium,
+    LoraName,
+    Salt,
+    ExtraKeys,
+    BlockMedia,
+    Group,
+    SpecKind,
+    Locality,
+    Other,
+}
+
+/// Order of the positional form, after the tag. Append-only in all releases.
+const STORED_ORDER: [Field; 12] = [
+    Field::BlockHashes,
+    Field::Parent,
+    Field::Tokens,
+    Field::BlockSize,
+    Field::LoraId,
+    Field::Medium,
+    Field::LoraName,
+    Field::ExtraKeys,
+    Field::Group,
+    Field::SpecKind,
+    Field::Other,
+    Field::Locality,
+];
+const REMOVED_ORDER: [Field; 4] = [
+    Field::BlockHashes,
+    Field::Medium,
+    Field::Group,
+    Field::Locality,
+];
+
+fn field(name: &str) -> Field {
+    match name {
+        "block_hashes" => Field::BlockHashes,
+        "parent_block_hash" => Field::Parent,
+        "token_ids" => Field::Tokens,
+        "block_size" => Field::BlockSize,
+        "lora_id" => Field::LoraId,
+        "medium" => Field::Medium,
+        "lora_name" => Field::LoraName,
+        "cache_salt" => Field::Salt,
+        "extra_keys" => Field::ExtraKeys,
+        "block_mm_infos" => Field::BlockMedia,
+        "group_idx" => Field::Group,
+        "kv_cache_spec_kind" => Field::SpecKind,
+        "locality" => Field::Locality,
+        _ => Field::Other,
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tag {
+    Stored,
+    Removed,
+    Cleared,
+    Ignored,
+    Unknown,
+}
+
+fn tag(name: &str) -> Tag {
+    match name {
+        "BlockStored" => Tag::Stored,
+        "BlockRemoved" => Tag::Removed,
+        "AllBlocksCleared" => Tag::Cleared,
+        "Ignored" => Tag::Ignored,
+        _ => Tag::Unknown,
+    }
+}
+
+/// What an event has said so far.
+#[derive(Default)]
+struct Draft {
+    stored: RawStored,
+    has_hashes: bool,
+    has_tokens: bool,
+    has_block_size: bool,
+    /// Extra keys that are text and no digest: the adapter's name, the salt, or something unknown.
+    keys: Vec<(u32, std::ops::Range<usize>)>,
+}
+
+impl Batch {
+    /// Reads `payload` in place of what this buffer held. After an error the buffer is empty.
+    pub fn decode(&mut self, payload: &[u8]) -> Result<()> {
+        self.clear();
+        let read = self.read(payload);
+        if read.is_err() {
+            self.clear();
+        }
+        read
+    }
+
+    fn clear(&mut self) {
+        self.at = 0.0;
+        self.rank = None;
+        self.events.clear();
+        self.hashes.clear();
+        self.tokens.clear();
+        self.media.clear();
+        self.text.clear();
+    }
+
+    fn read(&mut self, payload: &[u8]) -> Result<()> {
+        let mut reader = Reader::new(payload);
+        let parts = reader.array()?;
+        if parts < 2 {
+            return Err(DecodeError::Missing { field: "events" });
+        }
+        self.at = reader.float()?;
+        let events = reader.array()?;
+        if events > EVENTS_MAX {
+            return Err(DecodeError::Range { field: "events" });
+        }
+        for _ in 0..events {
+            let event = self.event(&mut reader)?;
+            self.events.push(event);
+        }
+        if parts > 2 && !reader.nil()? {
+            self.rank = Some(reader.u32("data_parallel_rank")?);
+        }
+        for _ in 3..parts {
+            reader.skip()?;
+        }
+        reader.finish()
+    }
+
+    fn event(&mut self, reader: &mut Reader<'_>) -> Result<RawEvent> {
+        let mut draft = Draft::default();
+        let tag = match reader.peek()? {
+            Kind::Map => self.event_map(reader, &mut draft)?,
+            _ => self.event_array(reader, &mut draft)?,
+        };
+        match tag {
+            Tag::Stored => self.stored(draft).map(RawEvent::Stored),
+            Tag::Removed if !draft.has_hashes => Err(DecodeError::Missing {
+                field: "block_hashes",
+            }),
+            Tag::Removed => Ok(RawEvent::Removed(RawRemoved {
+                hashes: draft.stored.hashes,
+                medium: draft.stored.medium,
+                group: draft.stored.group,
+                remote: draft.stored.remote,
+            })),
+            Tag::Cleared => Ok(RawEvent::Cleared),
+            Tag::Ignored => Ok(RawEvent::Ignored),
+            Tag::Unknown => Ok(RawEvent::Unknown),
+        }
+    }
+
+    fn event_map(&mut self, reader: &mut Reader<'_>, draft: &mut Draft) -> Result<Tag> {
+        let pairs = reader.map()?;
+        let body = *reader;
+        let tag = find_tag(body, pairs)?;
+        for _ in 0..pairs {
+            let name = reader.str()?;
+            match tag {
+                Tag::Stored | Tag::Removed => self.value(reader, field(name), draft)?,
+                Tag::Cleared | Tag::Ignored | Tag::Unknown => reader.skip()?,
+            }
+        }
+        Ok(tag)
+    }
+
+    fn event_array(&mut self, reader: &mut Reader<'_>, draft: &mut Draft) -> Result<Tag> {
+        let len = reader.array()?;
+        if len == 0 {
+            return Err(DecodeError::Missing { field: "type" });
+        }
+        let tag = tag(reader.str()?);
+        let order: &[Field] = match tag {
+            Tag::Stored => &STORED_ORDER,
+            Tag::Removed => &REMOVED_ORDER,
+            Tag::Cleared | Tag::Ignored | Tag::Unknown => &[],
+        };
+        let mut order = order.iter().copied().peekable();
+        for _ in 1..len {
+            match (order.peek(), reader.peek()?) {
+                (None, _) => reader.skip()?,
+                // SGLang 0.5.18 may append named fields.
+                (Some(_), Kind::Map) => self.named(reader, draft)?,
+                // An older relay put multimodal objects in front of the group.
+                (Some(Field::Group), Kind::Array) if tag == Tag::Stored => {
+                    self.value(reader, Field::BlockMedia, draft)?;
+                }
+                (Some(&next), _) => {
+                    order.next();
+                    self.value(reader, next, draft)?;
+                }
+            }
+        }
+        Ok(tag)
+    }
+
+    fn named(&mut self, reader: &mut Reader<'_>, draft: &mut Draft) -> Result<()> {
+        for _ in 0..reader.map()? {
+            let field = field(reader.str()?);
+            self.value(reader, field, draft)?;
+        }
+        Ok(())
+    }
+
+    fn value(&mut self, reader: &mut Reader<'_>, field: Field, draft: &mut Draft) -> Result<()> {
+        let nil = reader.peek()? == Kind::Nil;
+        match field {
+            Field::BlockHashes => {
+                draft.stored.hashes = self.read_hashes(reader)?;
+                draft.has_hashes = true;
+            }
+            Field::Tokens => {
+                (draft.stored.tokens, draft.stored.pairs) = self.read_tokens(reader)?;
+                draft.has_tokens = true;
+            }
+            Field::BlockSize => {
+                draft.stored.block_size = reader.u32("block_size")?;
+                draft.has_block_size = true;
+            }
+            Field::Other => reader.skip()?,
+            _ if nil => reader.skip()?,
+            Field::Parent => draft.stored.parent = Some(read_hash(reader)?),
+            Field::LoraId => draft.stored.lora_id = optional_int(reader)?,
+            Field::Medium => draft.stored.medium = Medium::from_name(reader.str()?),
+            Field::LoraName => draft.stored.lora_name = Some(self.intern(reader.str()?)),
+            Field::Salt => draft.stored.salt = Some(self.intern_salt(reader.str()?)),
+            Field::ExtraKeys => self.read_extra_keys(reader, draft)?,
+            Field::BlockMedia => self.read_block_media(reader, draft)?,
+            Field::Group => draft.stored.group = Some(reader.u32("group_idx")?),
+            Field::SpecKind => draft.stored.attention = Attention::from_name(reader.str()?),
+            Field::Locality => {
+                draft.stored.remote = !reader.str()?.eq_ignore_ascii_case("local");
+            }
+        }
+        Ok(())
+    }
+
+    fn read_hashes(&mut self, reader: &mut Reader<'_>) -> Result<std::ops::Range<usize>> {
+        let start = self.hashes.len();
+        for _ in 0..reader.array()? {
+            self.hashes.push(read_hash(reader)?);
+        }
+        Ok(start..self.hashes.len())
+    }
+
+    /// Pairs `(a b) (b c) (c d)` become `a b c d`.
+    fn read_tokens(&mut self, reader: &mut Reader<'_>) -> Result<(std::ops::Range<usize>, bool)> {
+        let start = self.tokens.len();
+        let len = reader.array()?;
+        let pairs = len > 0 && reader.peek()? == Kind::Array;
+        let mut last: Option<Token> = None;
+        for _ in 0..len {
+            if pairs {
+                if reader.array()? != 2 {
+                    return Err(DecodeError::Range { field: "token_ids" });
+                }
+                self.tokens.push(reader.u32("token_ids")?);
+                last = Some(reader.u32("token_ids")?);
+            } else {
+                self.tokens.push(reader.u32("token_ids")?);
+            }
+        }
+        self.tokens.extend(last);
+        Ok((start..self.tokens.len(), pairs))
+    }
+
+    /// One entry per block: nil, or a list of text, numbers, bytes and `[digest, offset]` pairs.
+    fn read_extra_keys(&mut self, reader: &mut Reader<'_>, draft: &mut Draft) -> Result<()> {
+        let start = self.media.len();
+        let blocks = reader.array()?;
+        for block in 0..blocks {
+            if reader.nil()? {
+                continue;
+            }
+            let block = u32::try_from(block).map_err(|_| DecodeError::Range {
+                field: "extra_keys",
+            })?;
+            for _ in 0..reader.array()? {
+                self.read_extra_key(reader, block, draft)?;
+            }
+        }
+        extend_media(&mut draft.stored.media, start..self.media.len());
+        Ok(())
+    }
+
+    fn read_extra_key(
+        &mut self,
+        reader: &mut Reader<'_>,
+        block: u32,
+        draft: &mut Draft,
+    ) -> Result<()> {
+        let mut key = *reader;
+        reader.skip()?;
+        let mut pair = false;
+        if key.peek()? == Kind::Array {
+            pair = key.array()? > 0;
+            if !pair {
+                return Ok(());
+            }
+        }
+        match key.peek()? {
+            Kind::Str => {
+                let text = key.str()?;
+                match digest(text) {
+                    Some(hash) => self.media.push(BlockMedia { block, hash }),
+                    None if pair => self.media.push(BlockMedia {
+                        block,
+                        hash: fold(text.as_bytes()),
+                    }),
+                    None => {
+                        let range = self.intern(text);
+                        draft.keys.push((block, range));
+                    }
+                }
+            }
+            Kind::Nil => {}
+            Kind::Bin => self.media.push(BlockMedia {
+                block,
+                hash: fold(key.bin()?),
+            }),
+            Kind::Int => self.media.push(BlockMedia {
+                block,
+                hash: key.int()?.bits(),
+            }),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// One entry per block: nil, or `{mm_objects: [{mm_hash, offsets}]}`.
+    fn read_block_media(&mut self, reader: &mut Reader<'_>, draft: &mut Draft) -> Result<()> {
+        let start = self.media.len();
+        for block in 0..reader.array()? {
+            if reader.nil()? {
+                continue;
+            }
+            let block = u32::try_from(block).map_err(|_| DecodeError::Range {
+                field: "block_mm_infos",
+            })?;
+            for _ in 0..reader.map()? {
+                if reader.str()? != "mm_objects" {
+                    reader.skip()?;
+                    continue;
+                }
+                for _ in 0..reader.array()? {
+                    self.read_media_object(reader, block)?;
+                }
+            }
+        }
+        extend_media(&mut draft.stored.media, start..self.media.len());
+        Ok(())
+    }
+
+    fn read_media_object(&mut self, reader: &mut Reader<'_>, block: u32) -> Result<()> {
+        for _ in 0..reader.map()? {
+            if reader.str()? == "mm_hash" {
+                let hash = reader.int()?.bits();
+                self.media.push(BlockMedia { block, hash });
+            } else {
+                reader.skip()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn intern_salt(&mut self, text: &str) -> std::ops::Range<usize> {
+        self.intern(text.strip_prefix(SALT_PREFIX).unwrap_or(text))
+    }
+
+    /// Fills in what only the whole event tells: which text among the extra keys is the salt.
+    fn stored(&mut self, draft: Draft) -> Result<RawStored> {
+        let missing = [
+            (draft.has_hashes, "block_hashes"),
+            (draft.has_tokens, "token_ids"),
+            (draft.has_block_size, "block_size"),
+        ];
+        if let Some((_, field)) = missing.into_iter().find(|(has, _)| !has) {
+            return Err(DecodeError::Missing { field });
+        }
+        let mut raw = draft.stored;
+        let media_start = self.media.len();
+        for (block, key) in draft.keys {
+            let text = self.text(key.clone());
+            let name = raw.lora_name.clone().map(|name| self.text(name));
+            if name == Some(text) {
+                continue;
+            }
+            let salt = raw.salt.clone().map(|salt| self.text(salt));
+            let bare = text.strip_prefix(SALT_PREFIX).unwrap_or(text);
+            if salt == Some(bare) {
+                continue;
+            }
+            if block == 0 && raw.parent.is_none() && salt.is_none() {
+                raw.salt = Some(key.end - bare.len()..key.end);
+            } else {
+                let hash = fold(text.as_bytes());
+                self.media.push(BlockMedia { block, hash });
+            }
+        }
+        extend_media(&mut raw.media, media_start..self.media.len());
+        if let Some(media) = self.media.get_mut(raw.media.clone()) {
+            media.sort_by_key(|m| m.block);
+        }
+        Ok(raw)
+    }
+}
+
+/// The `type` of a map; almost always its first key.
+fn find_tag(mut body: Reader<'_>, pairs: usize) -> Result<Tag> {
+    for _ in 0..pairs {
+        if body.str()? == "type" {
+            return Ok(tag(body.str()?));
+        }
+        body.skip()?;
+    }
+    Err(DecodeError::Missing { field: "type" })
+}
+
+/// All media of one event lie side by side, since events are read one after the other.
+fn extend_media(into: &mut std::ops::Range<usize>, new: std::ops::Range<usize>) {
+    if new.start == new.end {
+        return;
+    }
+    let start = if into.end > into.start {
+        into.start
+    } else {
+        new.start
+    };
+    *into = start..new.end;
+}
+
+fn optional_int(reader: &mut Reader<'_>) -> Result<Option<u64>> {
+    if reader.peek()? == Kind::Int {
+        return reader.int().map(|id| Some(id.bits()));
+    }
+    reader.skip()?;
+    Ok(None)
+}
+
+/// A name is an integer of either sign or a digest, whose last 8 bytes are what engines send when
+/// they send integers.
+#[inline]
+fn read_hash(reader: &mut Reader<'_>) -> Result<EngineHash> {
+    if reader.peek()? == Kind::Bin {
+        let digest = reader.bin()?;
+        let tail = digest
+            .last_chunk::<8>()
+            .map(|tail| u64::from_be_bytes(*tail));
+        let short = || {
+            digest
+                .iter()
+                .fold(0, |name, byte| name << 8 | u64::from(*byte))
+        };
+        return Ok(EngineHash(tail.unwrap_or_else(short)));
+    }
+    reader.int().map(Int::bits).map(EngineHash)
+}
+
+/// A multimodal digest counts by its first 16 hex digits.
+fn digest(text: &str) -> Option<u64> {
+    let is_digest = text.len() == DIGEST_LEN && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let head = text.get(..16).filter(|_| is_digest)?;
+    u64::from_str_radix(head, 16).ok()
+}
+
+/// A key of unknown meaning makes its block unlike any text block (FNV-1a).
+fn fold(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}

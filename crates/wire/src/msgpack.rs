@@ -1,0 +1,496 @@
+//! MessagePack, as far as event dialects need it: a reader that never copies and never panics, a writer.
+//!
+//! Invariants: a reader never moves past its bytes; a length that the sender claims is never trusted for
+//! an allocation; skipping is iterative, so depth costs no stack. Why not a crate: docs/decisions/0060.
+
+use crate::DecodeError;
+
+/// Deepest nesting that is read into a tree. Events nest 6 levels deep.
+pub const DEPTH_MAX: usize = 32;
+
+type Result<T> = std::result::Result<T, DecodeError>;
+
+/// Reads values from the front of a slice.
+#[derive(Clone, Copy, Debug)]
+pub struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+/// An integer of either sign, as MessagePack writes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Int {
+    /// Zero or above.
+    Unsigned(u64),
+    /// Below zero.
+    Negative(i64),
+}
+
+impl Int {
+    /// The 64 bits, whatever their sign was: engines write one hash as signed or as unsigned.
+    #[must_use]
+    pub const fn bits(self) -> u64 {
+        match self {
+            Self::Unsigned(value) => value,
+            Self::Negative(value) => value as u64,
+        }
+    }
+}
+
+/// What kind of value comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// nil
+    Nil,
+    /// true or false
+    Bool,
+    /// Any integer.
+    Int,
+    /// Any float.
+    Float,
+    /// Text.
+    Str,
+    /// Bytes.
+    Bin,
+    /// A list.
+    Array,
+    /// Pairs.
+    Map,
+    /// An extension type, or the one marker that is never used.
+    Ext,
+}
+
+impl<'a> Reader<'a> {
+    /// Reads from the start of `bytes`.
+    #[must_use]
+    pub const fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    /// How many bytes have been read.
+    #[must_use]
+    pub const fn position(&self) -> usize {
+        self.at
+    }
+
+    /// Fails unless everything was read.
+    pub fn finish(&self) -> Result<()> {
+        match self.bytes.len() - self.at {
+            0 => Ok(()),
+            extra => Err(DecodeError::Trailing { extra }),
+        }
+    }
+
+    fn truncated(&self) -> DecodeError {
+        DecodeError::Truncated {
+            at: self.bytes.len(),
+        }
+    }
+
+    #[inline]
+    fn marker(&self) -> Result<u8> {
+        self.bytes
+            .get(self.at)
+            .copied()
+            .ok_or_else(|| self.truncated())
+    }
+
+    #[inline]
+    fn fixed<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let found = self.bytes.get(self.at..).and_then(<[u8]>::first_chunk::<N>);
+        let found = *found.ok_or_else(|| self.truncated())?;
+        self.at += N;
+        Ok(found)
+    }
+
+    fn raw(&mut self, len: usize) -> Result<&'a [u8]> {
+        let end = self.at.checked_add(len).ok_or_else(|| self.truncated())?;
+        let found = self.bytes.get(self.at..end);
+        let found = found.ok_or_else(|| self.truncated())?;
+        self.at = end;
+        Ok(found)
+    }
+
+    fn wrong(&self, expected: &'static str, found: u8) -> DecodeError {
+        DecodeError::Kind {
+            expected,
+            found,
+            at: self.at,
+        }
+    }
+
+    /// What the next value is, without reading it.
+    pub fn peek(&self) -> Result<Kind> {
+        Ok(match self.marker()? {
+            0x00..=0x7f | 0xcc..=0xd3 | 0xe0..=0xff => Kind::Int,
+            0x80..=0x8f | 0xde | 0xdf => Kind::Map,
+            0x90..=0x9f | 0xdc | 0xdd => Kind::Array,
+            0xa0..=0xbf | 0xd9..=0xdb => Kind::Str,
+            0xc0 => Kind::Nil,
+            0xc2 | 0xc3 => Kind::Bool,
+            0xc4..=0xc6 => Kind::Bin,
+            0xca | 0xcb => Kind::Float,
+            0xc1 | 0xc7..=0xc9 | 0xd4..=0xd8 => Kind::Ext,
+        })
+    }
+
+    /// Reads nil if it comes next.
+    pub fn nil(&mut self) -> Result<bool> {
+        let is = self.marker()? == 0xc0;
+        self.at += usize::from(is);
+        Ok(is)
+    }
+
+    /// Reads true or false.
+    pub fn bool(&mut self) -> Result<bool> {
+        match self.marker()? {
+            marker @ (0xc2 | 0xc3) => {
+                self.at += 1;
+                Ok(marker == 0xc3)
+            }
+            found => Err(self.wrong("a boolean", found)),
+        }
+    }
+
+    /// Reads an integer.
+    #[inline]
+    pub fn int(&mut self) -> Result<Int> {
+        let marker = self.marker()?;
+        self.at += 1;
+        Ok(match marker {
+            0x00..=0x7f => Int::Unsigned(u64::from(marker)),
+            0xcc => Int::Unsigned(u64::from(u8::from_be_bytes(self.fixed()?))),
+            0xcd => Int::Unsigned(u64::from(u16::from_be_bytes(self.fixed()?))),
+            0xce => Int::Unsigned(u64::from(u32::from_be_bytes(self.fixed()?))),
+            0xcf => Int::Unsigned(u64::from_be_bytes(self.fixed()?)),
+            0xe0..=0xff => signed(i64::from(marker as i8)),
+            0xd0 => signed(i64::from(i8::from_be_bytes(self.fixed()?))),
+            0xd1 => signed(i64::from(i16::from_be_bytes(self.fixed()?))),
+            0xd2 => signed(i64::from(i32::from_be_bytes(self.fixed()?))),
+            0xd3 => signed(i64::from_be_bytes(self.fixed()?)),
+            found => {
+                self.at -= 1;
+                return Err(self.wrong("an integer", found));
+            }
+        })
+    }
+
+    /// Reads an integer that is not negative and fits 32 bits.
+    #[inline]
+    pub fn u32(&mut self, field: &'static str) -> Result<u32> {
+        match self.int()? {
+            Int::Unsigned(value) => u32::try_from(value).map_err(|_| DecodeError::Range { field }),
+            Int::Negative(_) => Err(DecodeError::Range { field }),
+        }
+    }
+
+    /// Reads a float; integers are widened.
+    pub fn float(&mut self) -> Result<f64> {
+        match self.marker()? {
+            0xca => {
+                self.at += 1;
+                Ok(f64::from(f32::from_be_bytes(self.fixed()?)))
+            }
+            0xcb => {
+                self.at += 1;
+                Ok(f64::from_be_bytes(self.fixed()?))
+            }
+            _ => Ok(match self.int()? {
+                Int::Unsigned(value) => value as f64,
+                Int::Negative(value) => value as f64,
+            }),
+        }
+    }
+
+    fn length(&mut self, width: u8) -> Result<usize> {
+        Ok(match width {
+            1 => usize::from(u8::from_be_bytes(self.fixed()?)),
+            2 => usize::from(u16::from_be_bytes(self.fixed()?)),
+            _ => u32::from_be_bytes(self.fixed()?) as usize,
+        })
+    }
+
+    /// Reads text.
+    pub fn str(&mut self) -> Result<&'a str> {
+        let marker = self.marker()?;
+        let start = self.at;
+        self.at += 1;
+        let len = match marker {
+            0xa0..=0xbf => usize::from(marker & 0x1f),
+            0xd9 => self.length(1)?,
+            0xda => self.length(2)?,
+            0xdb => self.length(4)?,
+            found => {
+                self.at = start;
+                return Err(self.wrong("text", found));
+            }
+        };
+        let bytes = self.raw(len)?;
+        std::str::from_utf8(bytes).map_err(|_| DecodeError::Utf8 { at: start })
+    }
+
+    /// Reads bytes.
+    pub fn bin(&mut self) -> Result<&'a [u8]> {
+        let marker = self.marker()?;
+        self.at += 1;
+        let len = match marker {
+            0xc4 => self.length(1)?,
+            0xc5 => self.length(2)?,
+            0xc6 => self.length(4)?,
+            found => {
+                self.at -= 1;
+                return Err(self.wrong("bytes", found));
+            }
+        };
+        self.raw(len)
+    }
+
+    /// Reads the head of an array: how many values follow.
+    pub fn array(&mut self) -> Result<usize> {
+        let marker = self.marker()?;
+        self.at += 1;
+        match marker {
+            0x90..=0x9f => Ok(usize::from(marker & 0x0f)),
+            0xdc => self.length(2),
+            0xdd => self.length(4),
+            found => {
+                self.at -= 1;
+                Err(self.wrong("an array", found))
+            }
+        }
+    }
+
+    /// Reads the head of a map: how many pairs follow.
+    pub fn map(&mut self) -> Result<usize> {
+        let marker = self.marker()?;
+        self.at += 1;
+        match marker {
+            0x80..=0x8f => Ok(usize::from(marker & 0x0f)),
+            0xde => self.length(2),
+            0xdf => self.length(4),
+            found => {
+                self.at -= 1;
+                Err(self.wrong("a map", found))
+            }
+        }
+    }
+
+    /// Reads past the next value, whatever it is.
+    pub fn skip(&mut self) -> Result<()> {
+        let mut left = 1usize;
+        while left > 0 {
+            left -= 1;
+            match self.peek()? {
+                Kind::Nil | Kind::Bool => self.at += 1,
+                Kind::Int => drop(self.int()?),
+                Kind::Float => drop(self.float()?),
+                Kind::Bin => drop(self.bin()?),
+                Kind::Str => self.skip_str()?,
+                Kind::Array => left = left.saturating_add(self.array()?),
+                Kind::Map => left = left.saturating_add(self.map()?.saturating_mul(2)),
+                Kind::Ext => self.skip_ext()?,
+            }
+        }
+        Ok(())
+    }
+
+    fn skip_str(&mut self) -> Result<()> {
+        match self.str() {
+            Ok(_) | Err(DecodeError::Utf8 { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn skip_ext(&mut self) -> Result<()> {
+        let marker = self.marker()?;
+        self.at += 1;
+        let len = match marker {
+            0xd4..=0xd8 => 1usize << (marker - 0xd4),
+            0xc7 => self.length(1)?,
+            0xc8 => self.length(2)?,
+            0xc9 => self.length(4)?,
+            found => {
+                self.at -= 1;
+                return Err(self.wrong("a value", found));
+            }
+        };
+        self.raw(len.saturating_add(1)).map(drop)
+    }
+}
+
+const fn signed(value: i64) -> Int {
+    if value < 0 {
+        Int::Negative(value)
+    } else {
+        Int::Unsigned(value as u64)
+    }
+}
+
+/// Appends values to a buffer, each in its shortest form, as every engine's encoder does.
+#[derive(Debug)]
+pub struct Writer<'b> {
+    out: &'b mut Vec<u8>,
+}
+
+impl<'b> Writer<'b> {
+    /// Appends to `out`.
+    pub const fn new(out: &'b mut Vec<u8>) -> Self {
+        Self { out }
+    }
+
+    fn put(&mut self, marker: u8, rest: &[u8]) {
+        self.out.push(marker);
+        self.out.extend_from_slice(rest);
+    }
+
+    /// Writes nil.
+    pub fn nil(&mut self) {
+        self.out.push(0xc0);
+    }
+
+    /// Writes an integer that is not negative.
+    pub fn uint(&mut self, value: u64) {
+        match value {
+            0..=0x7f => self.out.push(value as u8),
+            0x80..=0xff => self.put(0xcc, &[value as u8]),
+            0x100..=0xffff => self.put(0xcd, &(value as u16).to_be_bytes()),
+            0x1_0000..=0xffff_ffff => self.put(0xce, &(value as u32).to_be_bytes()),
+            _ => self.put(0xcf, &value.to_be_bytes()),
+        }
+    }
+
+    /// Writes an integer of either sign.
+    pub fn sint(&mut self, value: i64) {
+        match value {
+            0.. => self.uint(value as u64),
+            -0x20..0 => self.out.push(value as u8),
+            -0x80..-0x20 => self.put(0xd0, &(value as i8).to_be_bytes()),
+            -0x8000..-0x80 => self.put(0xd1, &(value as i16).to_be_bytes()),
+            -0x8000_0000..-0x8000 => self.put(0xd2, &(value as i32).to_be_bytes()),
+            _ => self.put(0xd3, &value.to_be_bytes()),
+        }
+    }
+
+    /// Writes a float of 64 bits.
+    pub fn float(&mut self, value: f64) {
+        self.put(0xcb, &value.to_be_bytes());
+    }
+
+    /// Writes true or false.
+    pub fn bool(&mut self, value: bool) {
+        self.out.push(0xc2 + u8::from(value));
+    }
+
+    fn head(&mut self, len: usize, small: Option<(u8, usize)>, wide: [u8; 3]) {
+        match (len, small) {
+            (_, Some((base, max))) if len <= max => self.out.push(base | len as u8),
+            (0..=0xff, _) if wide[0] != 0 => self.put(wide[0], &[len as u8]),
+            (0..=0xffff, _) => self.put(wide[1], &(len as u16).to_be_bytes()),
+            _ => self.put(wide[2], &(len as u32).to_be_bytes()),
+        }
+    }
+
+    /// Writes text.
+    pub fn str(&mut self, text: &str) {
+        self.head(text.len(), Some((0xa0, 31)), [0xd9, 0xda, 0xdb]);
+        self.out.extend_from_slice(text.as_bytes());
+    }
+
+    /// Writes bytes.
+    pub fn bin(&mut self, bytes: &[u8]) {
+        self.head(bytes.len(), None, [0xc4, 0xc5, 0xc6]);
+        self.out.extend_from_slice(bytes);
+    }
+
+    /// Writes the head of an array of `len` values.
+    pub fn array(&mut self, len: usize) {
+        self.head(len, Some((0x90, 15)), [0, 0xdc, 0xdd]);
+    }
+
+    /// Writes the head of a map of `len` pairs.
+    pub fn map(&mut self, len: usize) {
+        self.head(len, Some((0x80, 15)), [0, 0xde, 0xdf]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(write: impl Fn(&mut Writer<'_>)) -> Vec<u8> {
+        let mut out = Vec::new();
+        write(&mut Writer::new(&mut out));
+        out
+    }
+
+    /// Each width's first and last value keeps its value and takes the shortest form.
+    #[test]
+    fn integers_keep_their_value_at_every_width() {
+        let lengths = [
+            (0, 1),
+            (0x7f, 1),
+            (0x80, 2),
+            (0xff, 2),
+            (0x100, 3),
+            (0xffff, 3),
+            (0x1_0000, 5),
+            (0xffff_ffff, 5),
+            (0x1_0000_0000, 9),
+            (u64::MAX, 9),
+        ];
+        for (value, len) in lengths {
+            let bytes = written(|w| w.uint(value));
+            assert_eq!(bytes.len(), len, "{value}");
+            assert_eq!(Reader::new(&bytes).int(), Ok(Int::Unsigned(value)));
+        }
+        for value in [
+            -1,
+            -32,
+            -33,
+            -128,
+            -129,
+            -32768,
+            -32769,
+            i64::from(i32::MIN),
+            i64::MIN,
+        ] {
+            let bytes = written(|w| w.sint(value));
+            assert_eq!(Reader::new(&bytes).int(), Ok(Int::Negative(value)));
+            assert_eq!(Reader::new(&bytes).int().unwrap().bits(), value as u64);
+        }
+    }
+
+    #[test]
+    fn skipping_ends_where_reading_ends() {
+        let bytes = written(|w| {
+            w.array(6);
+            w.map(1);
+            w.str("k");
+            w.array(2);
+            w.nil();
+            w.bool(true);
+            w.bin(&[0; 300]);
+            w.str(&"x".repeat(70_000));
+            w.float(1.5);
+            w.sint(-5);
+            w.uint(7);
+        });
+        let mut reader = Reader::new(&bytes);
+        reader.skip().unwrap();
+        reader.finish().unwrap();
+        for cut in [0, 1, 5, 200, bytes.len() - 1] {
+            let error = Reader::new(&bytes[..cut]).skip();
+            assert!(matches!(error, Err(DecodeError::Truncated { .. })), "{cut}");
+        }
+    }
+
+    /// A claimed length of 4 billion values is refused when the bytes end, not allocated.
+    #[test]
+    fn a_claimed_length_is_not_believed() {
+        for head in [0xdd, 0xdf, 0xdb, 0xc6, 0xc9] {
+            let bytes = [head, 0xff, 0xff, 0xff, 0xff, 0x00];
+            assert!(Reader::new(&bytes).skip().is_err());
+        }
+        assert!(Reader::new(&[0xc1]).skip().is_err());
+    }
+}

@@ -1,0 +1,217 @@
+//! What carries router events: the event plane's envelope, recovery questions and answers, load reports.
+
+use kvasir_types::WorkerRank;
+
+use super::{RouterEvent, map, missing};
+use crate::DecodeError;
+use crate::value::Value;
+
+/// First byte of an envelope on ZeroMQ.
+pub const ENVELOPE_VERSION: u8 = 1;
+/// Bytes before the envelope on ZeroMQ: version and length.
+const PREFIX_LEN: usize = 5;
+
+/// A message of the event plane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    /// Who sent it.
+    pub publisher: u64,
+    /// Consecutive per publisher, from 0.
+    pub sequence: u64,
+    /// When, in milliseconds of the publisher's Unix clock.
+    pub published_ms: u64,
+    /// What it is about, e.g. `kv-events`.
+    pub topic: String,
+    /// MessagePack of the topic's own kind.
+    pub payload: Vec<u8>,
+}
+
+impl Envelope {
+    /// Reads an envelope as NATS carries it.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let value = Value::from_msgpack(bytes)?;
+        let number = |field| value.get(field).and_then(Value::uint).ok_or(missing(field));
+        let topic = value.get("topic").and_then(Value::text);
+        let Some(Value::Bytes(payload)) = value.get("payload") else {
+            return Err(missing("payload"));
+        };
+        Ok(Self {
+            publisher: number("publisher_id")?,
+            sequence: number("sequence")?,
+            published_ms: number("published_at")?,
+            topic: topic.ok_or(missing("topic"))?.to_owned(),
+            payload: payload.clone(),
+        })
+    }
+
+    /// Reads the last part of a ZeroMQ message: version, length, envelope.
+    pub fn decode_prefixed(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let head = bytes.first_chunk::<PREFIX_LEN>();
+        let [version, length @ ..] = *head.ok_or(DecodeError::Truncated { at: bytes.len() })?;
+        if version != ENVELOPE_VERSION {
+            return Err(DecodeError::Version { found: version });
+        }
+        let body = bytes.get(PREFIX_LEN..).unwrap_or_default();
+        let length = u32::from_be_bytes(length) as usize;
+        match body.len().checked_sub(length) {
+            None => Err(DecodeError::Truncated { at: bytes.len() }),
+            Some(0) => Self::decode(body),
+            Some(extra) => Err(DecodeError::Trailing { extra }),
+        }
+    }
+
+    /// Appends the envelope as NATS carries it.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        map([
+            ("publisher_id", Value::Uint(self.publisher)),
+            ("sequence", Value::Uint(self.sequence)),
+            ("published_at", Value::Uint(self.published_ms)),
+            ("topic", Value::Text(self.topic.clone())),
+            ("payload", Value::Bytes(self.payload.clone())),
+        ])
+        .to_msgpack(out);
+    }
+
+    /// Appends the envelope as the last part of a ZeroMQ message.
+    pub fn encode_prefixed(&self, out: &mut Vec<u8>) {
+        let mut body = Vec::new();
+        self.encode(&mut body);
+        out.push(ENVELOPE_VERSION);
+        let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
+        out.extend_from_slice(&length.to_be_bytes());
+        out.extend_from_slice(&body);
+    }
+}
+
+/// What a router asks of a worker's own index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecoveryRequest {
+    /// Whose events.
+    pub rank: WorkerRank,
+    /// First id wanted; `None` for the whole state.
+    pub start: Option<u64>,
+}
+
+impl RecoveryRequest {
+    /// The question as a tree.
+    #[must_use]
+    pub fn to_value(&self) -> Value {
+        map([
+            ("worker_id", Value::Uint(self.rank.worker.0)),
+            ("dp_rank", Value::Uint(u64::from(self.rank.rank.0))),
+            ("start_event_id", self.start.map_or(Value::Nil, Value::Uint)),
+            ("end_event_id", Value::Nil),
+            ("supports_tree_dump_failed", Value::Bool(true)),
+            ("kind", Value::Text("recovery".to_owned())),
+        ])
+    }
+}
+
+/// What a worker's own index answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecoveryReply {
+    /// The events from the asked id to the newest.
+    Events {
+        /// In order.
+        events: Vec<RouterEvent>,
+        /// The newest id.
+        last: u64,
+    },
+    /// The whole state, under made-up ids: replaces what was known.
+    TreeDump {
+        /// Parents before children.
+        events: Vec<RouterEvent>,
+        /// The newest real id; 0 if there was none.
+        last: u64,
+    },
+    /// No dump could be made; go on with live events after this id.
+    TreeDumpFailed {
+        /// The newest real id.
+        last: u64,
+    },
+    /// The asked id does not exist yet: the publisher began again.
+    TooNew {
+        /// The newest id that it has.
+        newest: u64,
+    },
+    /// The question made no sense, or was put to the wrong worker.
+    Refused {
+        /// In the worker's words.
+        reason: String,
+    },
+}
+
+impl RecoveryReply {
+    /// Reads an answer.
+    pub fn from_value(value: &Value) -> Result<Self, DecodeError> {
+        let number =
+            |body: &Value, field| body.get(field).and_then(Value::uint).ok_or(missing(field));
+        let listed = |body: &Value| {
+            let events = body.get("events").ok_or(missing("events"))?;
+            let last = number(body, "last_event_id")?;
+            RouterEvent::list_from_value(events).map(|events| (events, last))
+        };
+        if let Some(body) = value.get("Events") {
+            return listed(body).map(|(events, last)| Self::Events { events, last });
+        }
+        if let Some(body) = value.get("TreeDump") {
+            return listed(body).map(|(events, last)| Self::TreeDump { events, last });
+        }
+        if let Some(body) = value.get("TreeDumpFailed") {
+            let last = number(body, "last_event_id")?;
+            return Ok(Self::TreeDumpFailed { last });
+        }
+        if let Some(body) = value.get("TooNew") {
+            let newest = number(body, "newest_available")?;
+            return Ok(Self::TooNew { newest });
+        }
+        if value.get("InvalidRange").is_some() {
+            let reason = "the asked range ends before it begins".to_owned();
+            return Ok(Self::Refused { reason });
+        }
+        let reason = value.get("Error").and_then(Value::text);
+        let reason = reason.ok_or(missing("Events"))?.to_owned();
+        Ok(Self::Refused { reason })
+    }
+}
+
+/// A worker's load report (`kv_metrics`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ActiveLoad {
+    /// Whose load.
+    pub rank: WorkerRank,
+    /// Blocks of running requests.
+    pub active_decode_blocks: Option<u64>,
+    /// Prompt tokens that wait or are being computed.
+    pub active_prefill_tokens: Option<u64>,
+    /// Blocks in use, cached ones included.
+    pub used_blocks: Option<u64>,
+}
+
+impl ActiveLoad {
+    /// Reads a report.
+    pub fn from_value(value: &Value) -> Result<Self, DecodeError> {
+        let number = |field| value.get(field).and_then(Value::uint);
+        let rank = number("dp_rank").unwrap_or(0);
+        let rank = u32::try_from(rank).map_err(|_| DecodeError::Range { field: "dp_rank" })?;
+        Ok(Self {
+            rank: WorkerRank::new(number("worker_id").ok_or(missing("worker_id"))?, rank),
+            active_decode_blocks: number("active_decode_blocks"),
+            active_prefill_tokens: number("active_prefill_tokens"),
+            used_blocks: number("kv_used_blocks"),
+        })
+    }
+
+    /// The report as a tree.
+    #[must_use]
+    pub fn to_value(&self) -> Value {
+        let number = |value: Option<u64>| value.map_or(Value::Nil, Value::Uint);
+        map([
+            ("worker_id", Value::Uint(self.rank.worker.0)),
+            ("dp_rank", Value::Uint(u64::from(self.rank.rank.0))),
+            ("active_decode_blocks", number(self.active_decode_blocks)),
+            ("active_prefill_tokens", number(self.active_prefill_tokens)),
+            ("kv_used_blocks", number(self.used_blocks)),
+        ])
+    }
+}
