@@ -1,0 +1,155 @@
+//! The options that are one of several names, as types.
+//!
+//! Answers: which names does a choice have, and what does each mean? One declaration gives the
+//! type, its names for the parser and the words for help.
+
+use crate::value::{Choice, Kind, Typed, Value};
+
+/// Declares an enum whose variants are the names of a choice.
+macro_rules! choices {
+    ($( $(#[doc = $doc:literal])+ $ty:ident { $( $variant:ident = $name:literal: $help:literal, )+ } )+) => {$(
+        $(#[doc = $doc])+
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $ty { $( #[doc = $help] $variant, )+ }
+
+        impl $ty {
+            /// The name as it is typed.
+            pub const fn name(self) -> &'static str {
+                match self { $( Self::$variant => $name, )+ }
+            }
+        }
+
+        impl Typed for $ty {
+            const KIND: Kind = Kind::Choice(&[ $( Choice { name: $name, help: $help }, )+ ]);
+            fn read(value: &Value) -> Option<Self> {
+                let Value::Choice(name) = value else { return None };
+                match *name { $( $name => Some(Self::$variant), )+ _ => None }
+            }
+        }
+    )+};
+}
+
+choices! {
+    /// How a worker is chosen. Option `router-mode`.
+    RouterMode {
+        RoundRobin = "round-robin": "each worker in turn",
+        Random = "random": "any worker, evenly",
+        Kv = "kv": "least uncached prompt work and decode load",
+        Direct = "direct": "the worker the request names",
+        PowerOfTwo = "power-of-two": "the less loaded of two drawn at random",
+        LeastLoaded = "least-loaded": "fewest requests under way",
+        DeviceAwareWeighted = "device-aware-weighted": "by kind of device, CPU encoders less often",
+    }
+
+    /// Order of the admission queue. Option `router-queue-policy`.
+    QueuePolicy {
+        Fcfs = "fcfs": "first come, first served: best tail",
+        Lcfs = "lcfs": "last come, first served: for experiments",
+        Wspt = "wspt": "short prompts first: best average",
+    }
+
+    /// Prompt length that `wspt` divides by. Option `router-queue-wspt-tokens`.
+    WsptTokens {
+        All = "all": "the whole prompt",
+        Uncached = "uncached": "what the best worker has not cached",
+    }
+
+    /// How long a booked prefill is expected to last. Option `router-prefill-load-model`.
+    PrefillLoadModel {
+        None = "none": "booked in full until the first token",
+        Aic = "aic": "decays by the AI configurator's estimate",
+        Learned = "learned": "decays by what this worker showed so far",
+    }
+
+    /// Kind of the cache shared by workers. Option `shared-cache-type`.
+    SharedCacheType {
+        None = "none": "no shared cache",
+        HiCache = "hicache": "SGLang's hierarchical cache",
+    }
+
+    /// Hash by which replicas compare active sequences. Option `router-tracking-hash`.
+    TrackingHash {
+        Public = "public-xxh3-v1": "the chain that everybody can compute",
+        Keyed = "keyed-xxh3-v1": "seeded from a secret key",
+    }
+
+    /// What to do with a request whose prefill worker fails. Option `router-prefill-failure`.
+    PrefillFailure {
+        Fallback = "fallback": "decode worker does the prefill too",
+        Fail = "fail": "the request fails",
+    }
+
+    /// Old admission switch. Option `admission-control`.
+    AdmissionControl {
+        TokenCapacity = "token-capacity": "removed",
+        None = "none": "removed",
+    }
+
+    /// Where workers are found. Option `discovery-backend`.
+    DiscoveryBackend {
+        Kubernetes = "kubernetes": "resources of the cluster",
+        Etcd = "etcd": "leased keys in etcd",
+        File = "file": "files in a shared directory",
+        Mem = "mem": "this process only",
+        Static = "static": "the workers named by --worker",
+    }
+
+    /// How requests reach token workers. Option `request-plane`.
+    RequestPlane {
+        Tcp = "tcp": "direct connections",
+        Nats = "nats": "through a NATS server",
+        Http = "http": "HTTP/2 posts",
+    }
+
+    /// How KV events and load reports arrive. Option `event-plane`.
+    EventPlane {
+        Nats = "nats": "through a NATS server",
+        Zmq = "zmq": "directly from each worker",
+    }
+
+    /// Byte format of a plane. Options `event-plane-codec`, `request-plane-codec`.
+    PlaneCodec {
+        Json = "json": "text",
+        Msgpack = "msgpack": "binary",
+    }
+
+    /// Field that carries reasoning text. Option `reasoning-field-name`.
+    ReasoningField {
+        ReasoningContent = "reasoning_content": "as most engines name it",
+        Reasoning = "reasoning": "as newer clients expect it",
+    }
+
+    /// Who turns chats into tokens. Option `dyn-chat-processor`.
+    ChatProcessor {
+        Dynamo = "dynamo": "Kvasir itself",
+        Vllm = "vllm": "vLLM's own",
+        Sglang = "sglang": "SGLang's own",
+    }
+
+    /// Tokenizer library. Option `tokenizer`.
+    TokenizerBackend {
+        Default = "default": "the reference library",
+        Fastokens = "fastokens": "the fastest that gives the same ids",
+    }
+
+    /// How strictly transfers stay in a domain. Option `kv-transfer-enforcement`.
+    TransferEnforcement {
+        Required = "required": "other domains are excluded",
+        Preferred = "preferred": "other domains cost more",
+    }
+
+    /// Shape of log lines. Option `log-format`.
+    LogFormat {
+        Text = "text": "for people",
+        Json = "json": "one object a line",
+    }
+
+    /// Command whose options `kvasir config` looks at. Option `for`.
+    ForCommand {
+        Frontend = "frontend": "kvasir frontend",
+        Demo = "demo": "kvasir demo",
+        Router = "router": "kvasir router",
+        Mocker = "mocker": "kvasir mocker",
+        Replay = "replay": "kvasir replay",
+    }
+}

@@ -1,0 +1,129 @@
+//! The commands of the one binary.
+//!
+//! Answers: which commands are there, and which options does each have? Whether a command's
+//! feature exists yet is a field here, as it is for options.
+//!
+//! Elsewhere: what a command does (`cli`).
+
+/// A command that runs something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Command {
+    /// The HTTP frontend with its router.
+    Frontend,
+    /// Frontend, mock workers and traffic in one process.
+    Demo,
+    /// A router without HTTP completions.
+    Router,
+    /// A mock engine.
+    Mocker,
+    /// Virtual-time simulation.
+    Replay,
+}
+
+impl Command {
+    /// All commands, in the order of help.
+    pub const ALL: &[Self] = &[
+        Self::Frontend,
+        Self::Demo,
+        Self::Router,
+        Self::Mocker,
+        Self::Replay,
+    ];
+
+    /// The word on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Frontend => "frontend",
+            Self::Demo => "demo",
+            Self::Router => "router",
+            Self::Mocker => "mocker",
+            Self::Replay => "replay",
+        }
+    }
+
+    /// One line for the list of commands.
+    pub const fn summary(self) -> &'static str {
+        match self {
+            Self::Frontend => "Serve the OpenAI API and route each request to the best worker",
+            Self::Demo => "Try it: frontend, mock workers and sample traffic in one process",
+            Self::Router => "Route for other services, without an HTTP API of its own",
+            Self::Mocker => "A mock engine that behaves as an inference server does",
+            Self::Replay => "Simulate a trace under several policies, in virtual time",
+        }
+    }
+
+    /// Whether this version has it.
+    pub const fn available(self) -> bool {
+        matches!(self, Self::Frontend | Self::Demo)
+    }
+
+    /// The command of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|command| command.name() == name)
+    }
+
+    pub(crate) const fn scope(self) -> Scope {
+        match self {
+            Self::Frontend => Scope::FRONTEND,
+            Self::Demo => Scope::DEMO,
+            Self::Router => Scope::ROUTER,
+            Self::Mocker => Scope::MOCKER,
+            Self::Replay => Scope::REPLAY,
+        }
+    }
+}
+
+/// A set of commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scope(u8);
+
+impl Scope {
+    /// `kvasir frontend`.
+    pub const FRONTEND: Self = Self(1);
+    /// `kvasir demo`.
+    pub const DEMO: Self = Self(1 << 1);
+    /// `kvasir router`.
+    pub const ROUTER: Self = Self(1 << 2);
+    /// `kvasir mocker`.
+    pub const MOCKER: Self = Self(1 << 3);
+    /// `kvasir replay`.
+    pub const REPLAY: Self = Self(1 << 4);
+    /// `kvasir config`, whose options are those of the command it looks at and a few of its own.
+    pub const CONFIG: Self = Self(1 << 5);
+    /// Commands that listen for HTTP clients.
+    pub const SERVE: Self = Self::FRONTEND.and(Self::DEMO);
+    /// Commands with a router in them.
+    pub const ROUTING: Self = Self::SERVE.and(Self::ROUTER).and(Self::REPLAY);
+    /// Every command that runs.
+    pub const ALL: Self = Self::ROUTING.and(Self::MOCKER);
+
+    /// Union of two sets.
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether the sets share a command.
+    pub const fn meets(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Whether the set is exactly `other`.
+    pub const fn is_only(self, other: Self) -> bool {
+        self.0 == other.0
+    }
+
+    /// Words of the commands in the set.
+    pub fn names(self) -> Vec<&'static str> {
+        let commands = Command::ALL
+            .iter()
+            .filter(|command| self.meets(command.scope()));
+        let config = self.meets(Self::CONFIG).then_some("config");
+        commands
+            .map(|command| command.name())
+            .chain(config)
+            .collect()
+    }
+}

@@ -1,0 +1,264 @@
+//! From a whole command line to what to do.
+//!
+//! Answers: run which command with which settings, print what, or refuse why? The order: command,
+//! flags, file, variables, merge, rules between options.
+//!
+//! Elsewhere: each of those steps; this module only puts them together.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::Path;
+
+use crate::args;
+use crate::command::{Command, Scope};
+use crate::environment::{self, Environment};
+use crate::error::{ConfigError, Problem, quoted};
+use crate::file;
+use crate::keys;
+use crate::nearest::nearest;
+use crate::notice::{self, Notice};
+use crate::settings::{Assignment, Settings};
+use crate::{help, rules, show};
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub enum Invocation {
+    /// Run a command.
+    Run(Box<Run>),
+    /// Print this to standard output and leave with code 0.
+    Print(String),
+}
+
+/// A command and all it needs to know.
+#[derive(Debug)]
+pub struct Run {
+    /// The command.
+    pub command: Command,
+    /// Its settings.
+    pub settings: Settings,
+    /// What to log as warnings, once logging is up.
+    pub notices: Vec<Notice>,
+}
+
+type ReadFile<'a> = &'a dyn Fn(&Path) -> io::Result<String>;
+
+/// Reads a whole command line, without the program's own name.
+///
+/// `read_file` reads the `--config` file, so that tests need none.
+///
+/// ```
+/// use kvasir_config::{Environment, Invocation, keys, parse};
+/// let env = Environment::from_iter([("DYN_HTTP_PORT", "9000")]);
+/// let args = ["frontend", "--worker", "http://a:8000"].map(Into::into);
+/// let Invocation::Run(run) = parse(args, &env, |_| Err(std::io::ErrorKind::NotFound.into()))?
+///     else { panic!("a command to run") };
+/// assert_eq!(run.settings.get(keys::HTTP_PORT), 9000);
+/// # Ok::<(), kvasir_config::ConfigError>(())
+/// ```
+pub fn parse(
+    args: impl IntoIterator<Item = OsString>,
+    env: &Environment,
+    read_file: impl Fn(&Path) -> io::Result<String>,
+) -> Result<Invocation, ConfigError> {
+    let words: Vec<String> = args
+        .into_iter()
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let Some((first, rest)) = words.split_first() else {
+        return Err(usage("no command is given; try: kvasir demo"));
+    };
+    match (first.as_str(), rest.first()) {
+        ("-h" | "--help", _) | ("help", None) => Ok(Invocation::Print(help::overview())),
+        ("help", Some(command)) => dispatch(command, &["--help".into()], env, &read_file),
+        ("-V" | "--version", _) => Ok(Invocation::Print(version())),
+        _ => dispatch(first, rest, env, &read_file),
+    }
+}
+
+fn dispatch(
+    word: &str,
+    rest: &[String],
+    env: &Environment,
+    read_file: ReadFile<'_>,
+) -> Result<Invocation, ConfigError> {
+    if word == "config" {
+        return config(rest, env, read_file);
+    }
+    match Command::named(word).filter(|command| command.available()) {
+        Some(command) => run(command, rest, env, read_file),
+        None => Err(usage(no_such_command(word))),
+    }
+}
+
+fn usage(message: impl Into<String>) -> ConfigError {
+    ConfigError::new(None, vec![Problem::usage(message)])
+}
+
+fn version() -> String {
+    format!("kvasir {}\n", env!("CARGO_PKG_VERSION"))
+}
+
+fn no_such_command(word: &str) -> String {
+    if let Some(command) = Command::named(word) {
+        return format!("kvasir {} is not in this version yet", command.name());
+    }
+    if word.starts_with('-') {
+        let word = quoted(word);
+        return format!("{word} stands before the command; write kvasir <command> first");
+    }
+    let available = Command::ALL.iter().filter(|command| command.available());
+    let names = available
+        .map(|command| command.name())
+        .chain(["config", "help"]);
+    let suggestion = nearest(word, names).map(|name| format!(". Did you mean `{name}`?"));
+    format!(
+        "no command is called {}{}",
+        quoted(word),
+        suggestion.unwrap_or_default()
+    )
+}
+
+fn run(
+    command: Command,
+    words: &[String],
+    env: &Environment,
+    read_file: ReadFile<'_>,
+) -> Result<Invocation, ConfigError> {
+    let scanned = args::scan(words, command.scope(), command.name());
+    if let Some(length) = scanned.help {
+        return Ok(Invocation::Print(help::command(command, length)));
+    }
+    if scanned.version {
+        return Ok(Invocation::Print(version()));
+    }
+    let mut problems = scanned.problems;
+    problems.extend(
+        scanned
+            .operands
+            .first()
+            .map(|word| stray(word, command.name())),
+    );
+    let loaded = load(command, &scanned.assignments, env, read_file, problems)?;
+    Ok(Invocation::Run(Box::new(loaded)))
+}
+
+fn stray(word: &str, command: &str) -> Problem {
+    Problem::usage(format!(
+        "kvasir {command} takes no argument {}; options begin with --",
+        quoted(word)
+    ))
+}
+
+/// `kvasir config show|check`: the options of another command, looked at and not run.
+fn config(
+    words: &[String],
+    env: &Environment,
+    read_file: ReadFile<'_>,
+) -> Result<Invocation, ConfigError> {
+    let target = target_of(words);
+    let scope = target.scope().and(Scope::CONFIG);
+    let scanned = args::scan(words, scope, "config");
+    if let Some(length) = scanned.help {
+        return Ok(Invocation::Print(help::config(length)));
+    }
+    let mut problems = scanned.problems;
+    let verb = scanned.operands.first().map(String::as_str);
+    if !matches!((verb, scanned.operands.len()), (Some("show" | "check"), 1)) {
+        let given = scanned.operands.join(" ");
+        problems.push(Problem::usage(match verb {
+            None => "kvasir config needs to know what to do: show or check".into(),
+            Some(_) => format!("kvasir config knows show and check, not {}", quoted(&given)),
+        }));
+    }
+    let loaded = load(target, &scanned.assignments, env, read_file, problems)?;
+    let Run {
+        settings, notices, ..
+    } = &loaded;
+    let changed = settings.get(keys::CHANGED);
+    Ok(Invocation::Print(match verb {
+        Some("check") => show::checked(settings, notices),
+        _ if settings.get(keys::JSON) => show::json(settings, notices, changed),
+        _ => show::text(settings, notices, changed),
+    }))
+}
+
+/// The command that `--for` names. A bad name is reported when the options are checked.
+fn target_of(words: &[String]) -> Command {
+    let scanned = args::scan(words, Scope::CONFIG, "config");
+    let named = scanned
+        .assignments
+        .iter()
+        .rev()
+        .find(|found| found.spec.name == "for");
+    let text = named.and_then(|found| found.texts.last());
+    text.and_then(|name| Command::named(name))
+        .unwrap_or(Command::Frontend)
+}
+
+/// Merges the sources, applies and checks the rules.
+fn load(
+    command: Command,
+    flags: &[Assignment],
+    env: &Environment,
+    read_file: ReadFile<'_>,
+    mut problems: Vec<Problem>,
+) -> Result<Run, ConfigError> {
+    let mut settings = Settings::defaults(command);
+    let mut notices = Vec::new();
+    let (variables, bad_variables) = environment::assignments(env, command.scope());
+    let file = config_file(flags, &variables, command, read_file);
+    // Lowest precedence first, so that later ones replace earlier ones; problems are told the
+    // other way round, nearest to the user first.
+    let mut told = Vec::new();
+    for assignment in file.assignments.iter().chain(&variables).chain(flags) {
+        told.extend(settings.assign(assignment).err());
+    }
+    problems.extend(told.into_iter().rev());
+    problems.extend(bad_variables);
+    problems.extend(file.problems);
+    notices.extend(file.notices);
+    if problems.is_empty() {
+        notices.extend(rules::apply(&mut settings));
+        problems = rules::check(&settings);
+    }
+    if !problems.is_empty() {
+        return Err(ConfigError::new(Some(command), problems));
+    }
+    notices.splice(0..0, notice::of_status(&settings));
+    notices.extend(environment::slips(env));
+    Ok(Run {
+        command,
+        settings,
+        notices,
+    })
+}
+
+/// Reads the file that flag or variable name, if any.
+fn config_file(
+    flags: &[Assignment],
+    variables: &[Assignment],
+    command: Command,
+    read_file: ReadFile<'_>,
+) -> file::FileContent {
+    let name = keys::CONFIG.name();
+    let named = |from: &[Assignment]| {
+        let found = from
+            .iter()
+            .rev()
+            .find(|assignment| assignment.spec.name == name)?;
+        found.texts.last().filter(|path| !path.is_empty()).cloned()
+    };
+    let Some(path) = named(flags).or_else(|| named(variables)) else {
+        return file::FileContent::default();
+    };
+    match read_file(Path::new(&path)) {
+        Ok(text) => file::read(&path, &text, command),
+        Err(error) => {
+            let message = format!("cannot read the --config file {}: {error}", quoted(&path));
+            file::FileContent {
+                problems: vec![Problem::File { message }],
+                ..Default::default()
+            }
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The forms that texts may have.
+//!
+//! Answers: is this a URL, an endpoint, a log filter…? Each form is a [`TextRule`] whose words
+//! complete the sentence "give …" in messages.
+
+use crate::disagg;
+use crate::value::TextRule;
+
+/// Base address of an engine server.
+pub(crate) const URL: TextRule = TextRule {
+    expects: "an address such as http://10.0.0.7:8000",
+    metavar: "URL",
+    accepts: is_http_url,
+};
+
+/// Address of a service, with any scheme.
+pub(crate) const ADDRESS: TextRule = TextRule {
+    expects: "an address such as nats://localhost:4222",
+    metavar: "URL",
+    accepts: |text| text.split(',').all(|part| has_scheme_and_host(part.trim())),
+};
+
+/// `namespace.component.endpoint`.
+pub(crate) const ENDPOINT: TextRule = TextRule {
+    expects: "three names joined by dots: namespace.component.endpoint",
+    metavar: "ENDPOINT",
+    accepts: is_endpoint,
+};
+
+/// Path of an HTTP route.
+pub(crate) const ROUTE: TextRule = TextRule {
+    expects: "a path that begins with /, such as /v1/chat/completions",
+    metavar: "ROUTE",
+    accepts: |text| {
+        text.starts_with('/') && !text.contains(|c: char| c.is_whitespace() || c == '?')
+    },
+};
+
+/// Log level, or a list of `target=level`.
+pub(crate) const LOG_FILTER: TextRule = TextRule {
+    expects: "error, warn, info, debug, trace or off, or a list such as info,kvasir_router=debug",
+    metavar: "LEVEL",
+    accepts: is_log_filter,
+};
+
+/// Host name or IP address to listen on.
+pub(crate) const HOST: TextRule = TextRule {
+    expects: "a host name or an IP address, without port",
+    metavar: "HOST",
+    accepts: is_host,
+};
+
+/// Prefix of metric names.
+pub(crate) const METRIC_PREFIX: TextRule = TextRule {
+    expects: "letters, digits and underscores that do not begin with a digit",
+    metavar: "PREFIX",
+    accepts: |text| {
+        text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+            && !text.starts_with(|c: char| c.is_ascii_digit())
+    },
+};
+
+/// Settings of conditional disaggregation.
+pub(crate) const CONDITIONAL_DISAGG: TextRule = TextRule {
+    expects: "a JSON object with any of policy (isl_bounding, prefill_load, isl_or_load), \
+              eff_isl_threshold (whole number), eff_isl_ratio_threshold (0 to 1), \
+              prefill_busy_threshold and decode_busy_threshold (numbers above 0)",
+    metavar: "JSON",
+    accepts: |text| disagg::ConditionalDisagg::from_json(text).is_some(),
+};
+
+/// Shares of accepted speculative tokens.
+pub(crate) const ACCEPT_RATES: TextRule = TextRule {
+    expects: "up to 5 numbers from 0 to 1, joined by commas",
+    metavar: "X,X,…",
+    accepts: |text| {
+        let rates: Vec<_> = text
+            .split(',')
+            .map(|part| part.trim().parse::<f64>())
+            .collect();
+        rates.len() <= 5
+            && rates
+                .iter()
+                .all(|r| r.as_ref().is_ok_and(|r| (0.0..=1.0).contains(r)))
+    },
+};
+
+fn has_scheme_and_host(text: &str) -> bool {
+    let Some((scheme, rest)) = text.split_once("://") else {
+        return false;
+    };
+    let authority = rest.split('/').next().unwrap_or_default();
+    !scheme.is_empty()
+        && scheme
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || c == '+')
+        && is_authority(authority)
+}
+
+fn is_http_url(text: &str) -> bool {
+    let scheme = text.split_once("://").map(|(scheme, _)| scheme);
+    matches!(scheme, Some("http" | "https"))
+        && has_scheme_and_host(text)
+        && !text.contains(['?', '#', '@'])
+}
+
+fn is_authority(text: &str) -> bool {
+    let host_port = text
+        .rsplit_once('@')
+        .map_or(text, |(_, host_port)| host_port);
+    // A bracket closes an IPv6 address; a colon inside it does not begin a port.
+    let port_at = match host_port.rfind(']') {
+        Some(close) => host_port
+            .get(close..)
+            .and_then(|tail| tail.find(':'))
+            .map(|i| close + i),
+        None => host_port.find(':'),
+    };
+    let (host, port) = match port_at {
+        Some(at) => (host_port.get(..at), host_port.get(at + 1..)),
+        None => (Some(host_port), None),
+    };
+    let port_ok = port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0));
+    port_ok && host.is_some_and(|host| is_host(host) || is_bracketed_ip(host))
+}
+
+fn is_bracketed_ip(host: &str) -> bool {
+    let inner = host
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'));
+    inner.is_some_and(|inner| inner.parse::<std::net::Ipv6Addr>().is_ok())
+}
+
+fn is_host(text: &str) -> bool {
+    if text.parse::<std::net::IpAddr>().is_ok() {
+        return true;
+    }
+    let word = |part: &str| {
+        !part.is_empty()
+            && part
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
+    };
+    text.len() <= 253 && text.split('.').all(word)
+}
+
+fn is_endpoint(text: &str) -> bool {
+    let path = text.strip_prefix("dyn://").unwrap_or(text);
+    let parts: Vec<_> = path.split('.').collect();
+    parts.len() == 3
+        && parts
+            .iter()
+            .all(|part| !part.is_empty() && !part.contains(|c: char| c.is_whitespace() || c == '/'))
+}
+
+fn is_log_filter(text: &str) -> bool {
+    let level = |word: &str| {
+        let word = word.trim().to_ascii_lowercase();
+        matches!(
+            word.as_str(),
+            "off" | "error" | "warn" | "info" | "debug" | "trace"
+        )
+    };
+    text.split(',').all(|part| match part.split_once('=') {
+        Some((target, word)) => !target.trim().is_empty() && level(word),
+        None => level(part),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn worker_addresses() {
+        for good in [
+            "http://a:8000",
+            "https://engine-1.example",
+            "http://10.0.0.7:1",
+            "http://[::1]:8000/base",
+            "http://a/",
+        ] {
+            assert!(is_http_url(good), "{good}");
+        }
+        for bad in [
+            "a:8000",
+            "ftp://a",
+            "http://",
+            "http://:80",
+            "http://a:",
+            "http://a:0",
+            "http://a:70000",
+            "http://a b",
+            "http://a?x",
+            "http://user@a",
+            "http://[::1",
+            "http://a:80:90",
+        ] {
+            assert!(!is_http_url(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn log_filters() {
+        for good in ["info", "WARN", "off", "info,kvasir_router=debug", "h2=off"] {
+            assert!(is_log_filter(good), "{good}");
+        }
+        for bad in [
+            "",
+            "loud",
+            "info,",
+            "=debug",
+            "kvasir_router=loud",
+            "kvasir_router",
+        ] {
+            assert!(!is_log_filter(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn endpoints_have_three_parts() {
+        assert!(is_endpoint("ns.router.generate"));
+        assert!(is_endpoint("dyn://ns.router.generate"));
+        for bad in ["ns.router", "a.b.c.d", "a..c", ".b.c", "a.b/x.c", "a. .c"] {
+            assert!(!is_endpoint(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Rows: terms of the cost formula, load tracking, the prefill-time model.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::choice::{PrefillLoadModel, TrackingHash};
+use crate::command::Scope;
+use crate::rule_text::ACCEPT_RATES;
+use crate::spec::{Group, options, var};
+
+options! { COST_ROWS, Group::Cost, Scope::ROUTING;
+
+    /// Share of a cached block that counts as saved; 0 ignores caches and runs no indexer.
+    ROUTER_KV_OVERLAP_SCORE_CREDIT: f64 = "router-kv-overlap-score-credit" =>
+        env(&[var("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT")]).default("1.0").floats(0.0, 1.0).common();
+
+    /// How fast the credit falls as a worker's load grows; 0 keeps it.
+    ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY: f64 = "router-kv-overlap-score-credit-decay" =>
+        env(&[var("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY")]).default("0");
+
+    /// Weight of prompt work against decode load.
+    ///
+    /// Raise it for lower time to first token, lower it for steadier decoding.
+    ROUTER_PREFILL_LOAD_SCALE: f64 = "router-prefill-load-scale" =>
+        env(&[var("DYN_ROUTER_PREFILL_LOAD_SCALE")]).default("1.0").common();
+
+    /// Old weight of cache overlap.
+    ///
+    /// Sets `--router-prefill-load-scale`; 0 also sets `--router-kv-overlap-score-credit` to 0.
+    /// Wins over those two.
+    ROUTER_KV_OVERLAP_SCORE_WEIGHT: Option<f64> = "router-kv-overlap-score-weight" =>
+        env(&[var("DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT"), var("DYN_OVERLAP_SCORE_WEIGHT")])
+        .aliases(&["kv-overlap-score-weight"]).effective()
+        .deprecated("use --router-prefill-load-scale and --router-kv-overlap-score-credit");
+
+    /// Cost of each request that decodes on a worker, beside its blocks.
+    ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT: f64 = "router-decode-active-request-weight" =>
+        env(&[var("DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT")]).default("0");
+
+    /// Worth of a block in host memory, against one on the device.
+    ROUTER_HOST_CACHE_HIT_WEIGHT: f64 = "router-host-cache-hit-weight" =>
+        env(&[var("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT")]).default("0.75").floats(0.0, 1.0);
+
+    /// Worth of a block on disk, against one on the device.
+    ROUTER_DISK_CACHE_HIT_WEIGHT: f64 = "router-disk-cache-hit-weight" =>
+        env(&[var("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT")]).default("0.25").floats(0.0, 1.0);
+
+    /// Spread over near-equal workers: 0 always takes the cheapest, larger is flatter.
+    ROUTER_TEMPERATURE: f64 = "router-temperature" =>
+        env(&[var("DYN_ROUTER_TEMPERATURE")]).default("0.0").common();
+}
+
+options! { TRACKING_ROWS, Group::Tracking, Scope::ROUTING;
+
+    /// Count the blocks of requests under way; off for a router of prefill workers.
+    ROUTER_TRACK_ACTIVE_BLOCKS: bool = "router-track-active-blocks" =>
+        env(&[var("DYN_ROUTER_TRACK_ACTIVE_BLOCKS")]).aliases(&["track-active-blocks"])
+        .default("true");
+
+    /// Count blocks of generated tokens too; needs active blocks.
+    ROUTER_TRACK_OUTPUT_BLOCKS: bool = "router-track-output-blocks" =>
+        env(&[var("DYN_ROUTER_TRACK_OUTPUT_BLOCKS")]).aliases(&["track-output-blocks"])
+        .default("false");
+
+    /// Count a block once when several requests of a worker share it.
+    ROUTER_ASSUME_KV_REUSE: bool = "router-assume-kv-reuse" =>
+        env(&[var("DYN_ROUTER_ASSUME_KV_REUSE")]).aliases(&["assume-kv-reuse"]).default("true");
+
+    /// Count prompt tokens that wait or are in prefill; off for a router of decode workers.
+    ROUTER_TRACK_PREFILL_TOKENS: bool = "router-track-prefill-tokens" =>
+        env(&[var("DYN_ROUTER_TRACK_PREFILL_TOKENS")]).aliases(&["track-prefill-tokens"])
+        .default("true");
+
+    /// How a booked prefill shrinks while it runs.
+    ROUTER_PREFILL_LOAD_MODEL: PrefillLoadModel = "router-prefill-load-model" =>
+        env(&[var("DYN_ROUTER_PREFILL_LOAD_MODEL")]).default("none").metavar("MODEL");
+
+    /// Free what a request has booked when nothing was heard of it for so long.
+    ROUTER_ACTIVE_REQUEST_EXPIRY_SECS: Duration = "router-active-request-expiry-secs" =>
+        env(&[var("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS")]).default("300")
+        .floats(0.001, 31_536_000.0).metavar("SECONDS");
+
+    /// Share the load view with other router replicas.
+    ROUTER_REPLICA_SYNC: bool = "router-replica-sync" =>
+        env(&[var("DYN_ROUTER_REPLICA_SYNC")]).default("false");
+
+    /// Hash by which replicas compare active sequences.
+    ROUTER_TRACKING_HASH: TrackingHash = "router-tracking-hash" =>
+        env(&[var("DYN_ROUTER_TRACKING_HASH")]).default("public-xxh3-v1");
+
+    /// File with the 32 bytes of the key of `keyed-xxh3-v1`.
+    ROUTER_TRACKING_KEY_FILE: Option<PathBuf> = "router-tracking-key-file" =>
+        env(&[var("DYN_ROUTER_TRACKING_KEY_FILE")]).metavar("FILE");
+
+    /// Name of that key, the same on all replicas.
+    ROUTER_TRACKING_KEY_ID: Option<String> = "router-tracking-key-id" =>
+        env(&[var("DYN_ROUTER_TRACKING_KEY_ID")]).metavar("NAME");
+}
+
+options! { AIC_ROWS, Group::Aic, Scope::ROUTING.and(Scope::MOCKER);
+
+    /// Engine the estimate is for; needed by `--router-prefill-load-model aic`.
+    AIC_BACKEND: Option<String> = "aic-backend" => env(&[var("DYN_AIC_BACKEND")]).metavar("NAME");
+
+    /// Hardware the estimate is for; needed by `aic`.
+    AIC_SYSTEM: Option<String> = "aic-system" => env(&[var("DYN_AIC_SYSTEM")]).metavar("NAME");
+
+    /// Model the estimate is for; needed by `aic`.
+    AIC_MODEL_PATH: Option<String> = "aic-model-path" =>
+        env(&[var("DYN_AIC_MODEL_PATH")]).metavar("PATH");
+
+    /// Version of that engine.
+    AIC_BACKEND_VERSION: Option<String> = "aic-backend-version" =>
+        env(&[var("DYN_AIC_BACKEND_VERSION")]).default_note("the backend's default")
+        .metavar("VERSION");
+
+    /// Tensor-parallel size.
+    AIC_TP_SIZE: u32 = "aic-tp-size" => env(&[var("DYN_AIC_TP_SIZE")]).default("1").ints(1, 65_536);
+
+    /// Tensor-parallel size of the experts.
+    AIC_MOE_TP_SIZE: Option<u32> = "aic-moe-tp-size" =>
+        env(&[var("DYN_AIC_MOE_TP_SIZE")]).ints(1, 65_536);
+
+    /// Expert-parallel size.
+    AIC_MOE_EP_SIZE: Option<u32> = "aic-moe-ep-size" =>
+        env(&[var("DYN_AIC_MOE_EP_SIZE")]).ints(1, 65_536);
+
+    /// Data-parallel size of attention.
+    AIC_ATTENTION_DP_SIZE: Option<u32> = "aic-attention-dp-size" =>
+        env(&[var("DYN_AIC_ATTENTION_DP_SIZE")]).ints(1, 65_536);
+
+    /// Speculative tokens a step.
+    AIC_NEXTN: Option<u32> = "aic-nextn" => env(&[var("DYN_AIC_NEXTN")]).ints(0, 5);
+
+    /// Share of speculative tokens accepted, by position.
+    AIC_NEXTN_ACCEPT_RATES: Option<String> = "aic-nextn-accept-rates" =>
+        env(&[var("DYN_AIC_NEXTN_ACCEPT_RATES")]).rule(&ACCEPT_RATES);
+}

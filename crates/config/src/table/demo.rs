@@ -1,0 +1,14 @@
+//! Rows: the demo's own switches.
+
+use crate::command::Scope;
+use crate::spec::{Group, options, var};
+
+options! { DEMO_ROWS, Group::Demo, Scope::DEMO;
+
+    /// Mock workers to start.
+    WORKERS: u32 = "workers" =>
+        env(&[var("KVASIR_DEMO_WORKERS")]).default("4").ints(1, 1024).common();
+
+    /// Send sample conversations and print a live summary.
+    TRAFFIC: bool = "traffic" => env(&[var("KVASIR_DEMO_TRAFFIC")]).default("false").common();
+}

@@ -1,0 +1,61 @@
+//! Rows: general switches, logs and metrics.
+
+use std::path::PathBuf;
+
+use crate::choice::{ForCommand, LogFormat};
+use crate::command::Scope;
+use crate::rule_text::{LOG_FILTER, METRIC_PREFIX};
+use crate::spec::{Group, options, var};
+
+options! { GENERAL_ROWS, Group::General, Scope::ALL.and(Scope::CONFIG);
+
+    /// Read options from this TOML file.
+    ///
+    /// Keys are the names of flags without the dashes, at the top level: `router-mode = "kv"`.
+    /// A key that is no option is refused. Variables and flags win over the file.
+    CONFIG: Option<PathBuf> = "config" =>
+        env(&[var("KVASIR_CONFIG")]).metavar("FILE").not_in_file().effective().common();
+
+    /// Command whose options to look at.
+    FOR: ForCommand = "for" =>
+        scope(Scope::CONFIG).default("frontend").metavar("COMMAND").flag_only().effective()
+        .common();
+
+    /// Print JSON instead of text.
+    JSON: bool = "json" => scope(Scope::CONFIG).default("false").flag_only().effective().common();
+
+    /// Show only what differs from the defaults.
+    CHANGED: bool = "changed" =>
+        scope(Scope::CONFIG).default("false").flag_only().effective().common();
+
+    /// Seed of all random choices: ties, temperature, mock engines, traffic.
+    ///
+    /// Unset draws one at start. The same seed and the same inputs give the same decisions.
+    SEED: Option<u64> = "seed" => scope(Scope::ALL).env(&[var("KVASIR_SEED")]);
+
+    /// Write the values in use and their origin to this file at start, as JSON.
+    DUMP_CONFIG_TO: Option<PathBuf> = "dump-config-to" =>
+        scope(Scope::SERVE.and(Scope::ROUTER)).env(&[var("DYN_DUMP_CONFIG_TO")]).metavar("FILE");
+}
+
+options! { OBSERVABILITY_ROWS, Group::Observability, Scope::ALL;
+
+    /// What to log: a level, or levels by module.
+    ///
+    /// For example `info,kvasir_router=debug` prints the cost line of every decision.
+    LOG_LEVEL: String = "log-level" =>
+        env(&[var("KVASIR_LOG"), var("DYN_LOG")]).default("info").rule(&LOG_FILTER).common();
+
+    /// How to write log lines.
+    LOG_FORMAT: LogFormat = "log-format" =>
+        env(&[var("KVASIR_LOG_FORMAT")]).default("text").common();
+
+    /// Prefix of the frontend's metric names.
+    METRICS_PREFIX: String = "metrics-prefix" =>
+        scope(Scope::SERVE).env(&[var("DYN_METRICS_PREFIX")]).default("dynamo_frontend")
+        .rule(&METRIC_PREFIX);
+
+    /// Port of the status server with its own `/metrics` and `/health`; unset opens none.
+    SYSTEM_PORT: Option<u16> = "system-port" =>
+        env(&[var("DYN_SYSTEM_PORT")]).ints(0, 65_535).metavar("PORT");
+}

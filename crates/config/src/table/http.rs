@@ -1,0 +1,112 @@
+//! Rows: listening, routes and limits of HTTP.
+
+use std::path::PathBuf;
+
+use crate::command::Scope;
+use crate::rule_text::{HOST, ROUTE};
+use crate::spec::{Group, negated_var, options, var};
+
+options! { HTTP_ROWS, Group::Http, Scope::SERVE;
+
+    /// Port to listen on; 0 takes any free one.
+    HTTP_PORT: u16 = "http-port" =>
+        env(&[var("DYN_HTTP_PORT")]).aliases(&["port"]).default("8000").metavar("PORT").common();
+
+    /// Address to listen on.
+    HTTP_HOST: String = "http-host" =>
+        env(&[var("DYN_HTTP_HOST")]).default("0.0.0.0").rule(&HOST).common();
+
+    /// Certificate for HTTPS; needs the key too.
+    TLS_CERT_PATH: Option<PathBuf> = "tls-cert-path" =>
+        env(&[var("DYN_TLS_CERT_PATH")]).metavar("FILE");
+
+    /// Key for HTTPS; needs the certificate too.
+    TLS_KEY_PATH: Option<PathBuf> = "tls-key-path" =>
+        env(&[var("DYN_TLS_KEY_PATH")]).metavar("FILE");
+
+    /// Largest request body, in MiB.
+    HTTP_BODY_LIMIT_MB: u64 = "http-body-limit-mb" =>
+        env(&[var("DYN_HTTP_BODY_LIMIT_MB")]).default("45").ints(1, 1 << 20);
+
+    /// Status code of a refusal for overload.
+    HTTP_OVERLOAD_STATUS_CODE: u16 = "http-overload-status-code" =>
+        env(&[var("DYN_HTTP_OVERLOAD_STATUS_CODE")]).default("503").ints(200, 999);
+
+    /// Send a comment on a silent stream so often, in milliseconds.
+    HTTP_SSE_KEEP_ALIVE_INTERVAL_MS: Option<u64> = "http-sse-keep-alive-interval-ms" =>
+        env(&[var("DYN_HTTP_SSE_KEEP_ALIVE_INTERVAL_MS")]).ints(1, 86_400_000).metavar("MS");
+
+    /// End a stream that the worker has left silent for so many seconds.
+    HTTP_BACKEND_STREAM_TIMEOUT_SECS: Option<u64> = "http-backend-stream-timeout-secs" =>
+        env(&[var("DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS")]).ints(1, 31_536_000).metavar("SECONDS");
+
+    /// Hold response headers back so long that an early engine error can still set the status.
+    HTTP_PRE_COMMIT_ERROR_PEEK_MS: Option<u64> = "http-pre-commit-error-peek-ms" =>
+        env(&[var("DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS")]).ints(1, 3_600_000).metavar("MS");
+
+    /// Leave out the routes that change settings, such as `/busy_threshold`.
+    DISABLE_FRONTEND_ADMIN_API: bool = "disable-frontend-admin-api" =>
+        env(&[var("DYN_DISABLE_FRONTEND_ADMIN_API")]).default("false");
+
+    /// Ignore `nvext`, routing headers and `extra_fields` of requests.
+    DISABLE_FRONTEND_NVEXT: bool = "disable-frontend-nvext" =>
+        env(&[var("DYN_DISABLE_FRONTEND_NVEXT"), negated_var("DYN_ENABLE_FRONTEND_NVEXT")])
+        .default("false");
+
+    /// Route of chat completions.
+    HTTP_SVC_CHAT_PATH: String = "http-svc-chat-path" =>
+        env(&[var("DYN_HTTP_SVC_CHAT_PATH"), var("DYN_HTTP_SVC_CHAT_PATH_ENV")])
+        .default("/v1/chat/completions").rule(&ROUTE);
+
+    /// Route of text completions.
+    HTTP_SVC_CMP_PATH: String = "http-svc-cmp-path" =>
+        env(&[var("DYN_HTTP_SVC_CMP_PATH"), var("DYN_HTTP_SVC_CMP_PATH_ENV")])
+        .default("/v1/completions").rule(&ROUTE);
+
+    /// Route of embeddings.
+    HTTP_SVC_EMB_PATH: String = "http-svc-emb-path" =>
+        env(&[var("DYN_HTTP_SVC_EMB_PATH"), var("DYN_HTTP_SVC_EMB_PATH_ENV")])
+        .default("/v1/embeddings").rule(&ROUTE);
+
+    /// Route of responses.
+    HTTP_SVC_RESPONSES_PATH: String = "http-svc-responses-path" =>
+        env(&[var("DYN_HTTP_SVC_RESPONSES_PATH"), var("DYN_HTTP_SVC_RESPONSES_PATH_ENV")])
+        .default("/v1/responses").rule(&ROUTE);
+
+    /// Route of the list of models.
+    HTTP_SVC_MODELS_PATH: String = "http-svc-models-path" =>
+        env(&[var("DYN_HTTP_SVC_MODELS_PATH"), var("DYN_HTTP_SVC_MODELS_PATH_ENV")])
+        .default("/v1/models").rule(&ROUTE);
+
+    /// Route of Anthropic messages.
+    HTTP_SVC_ANTHROPIC_PATH: String = "http-svc-anthropic-path" =>
+        env(&[var("DYN_HTTP_SVC_ANTHROPIC_PATH"), var("DYN_HTTP_SVC_ANTHROPIC_PATH_ENV")])
+        .default("/v1/messages").rule(&ROUTE);
+
+    /// Route of the health report.
+    HTTP_SVC_HEALTH_PATH: String = "http-svc-health-path" =>
+        env(&[var("DYN_HTTP_SVC_HEALTH_PATH"), var("DYN_HTTP_SVC_HEALTH_PATH_ENV")])
+        .default("/health").rule(&ROUTE);
+
+    /// Route of the liveness check.
+    HTTP_SVC_LIVE_PATH: String = "http-svc-live-path" =>
+        env(&[var("DYN_HTTP_SVC_LIVE_PATH"), var("DYN_HTTP_SVC_LIVE_PATH_ENV")]).default("/live")
+        .rule(&ROUTE);
+
+    /// Route of the metrics page.
+    HTTP_SVC_METRICS_PATH: String = "http-svc-metrics-path" =>
+        env(&[var("DYN_HTTP_SVC_METRICS_PATH"), var("DYN_HTTP_SVC_METRICS_PATH_ENV")])
+        .default("/metrics").rule(&ROUTE);
+
+    /// Serve KServe's gRPC protocol instead of HTTP.
+    KSERVE_GRPC_SERVER: bool = "kserve-grpc-server" =>
+        env(&[var("DYN_KSERVE_GRPC_SERVER")]).default("false");
+
+    /// Port of the metrics page beside gRPC.
+    GRPC_METRICS_PORT: u16 = "grpc-metrics-port" =>
+        env(&[var("DYN_GRPC_METRICS_PORT")]).default("8788").metavar("PORT");
+
+    /// A module that adds routes; give it once for each.
+    FRONTEND_ROUTE_EXTENSION: Vec<String> = "frontend-route-extension" =>
+        env(&[var("DYN_FRONTEND_ROUTE_EXTENSIONS")]).metavar("NAME");
+}

@@ -1,0 +1,58 @@
+//! Every option there is, one row each.
+//!
+//! Answers: what is the option of this name, flag, variable? Rows stand in the modules below, by
+//! group; [`all`] is their concatenation and nothing else holds a list.
+//!
+//! Invariants (kept by the tests of this crate): names, aliases and letters are unique; variables
+//! are unique; every default is a legal value of its row.
+
+pub(crate) mod cache;
+pub(crate) mod cost;
+pub(crate) mod demo;
+pub(crate) mod disagg;
+pub(crate) mod general;
+pub(crate) mod http;
+pub(crate) mod model;
+pub(crate) mod planes;
+pub(crate) mod queue;
+pub(crate) mod resilience;
+pub(crate) mod selection;
+pub(crate) mod standalone;
+
+use crate::spec::Spec;
+
+const TABLES: &[&[Spec]] = &[
+    general::GENERAL_ROWS,
+    demo::DEMO_ROWS,
+    selection::WORKERS_ROWS,
+    http::HTTP_ROWS,
+    selection::SELECTION_ROWS,
+    cost::COST_ROWS,
+    cost::TRACKING_ROWS,
+    queue::QUEUE_ROWS,
+    cache::CACHE_ROWS,
+    cost::AIC_ROWS,
+    disagg::DISAGG_ROWS,
+    model::MODEL_ROWS,
+    resilience::RESILIENCE_ROWS,
+    planes::PLANES_ROWS,
+    standalone::STANDALONE_ROWS,
+    general::OBSERVABILITY_ROWS,
+];
+
+/// All options, grouped, in the order of help and reference.
+pub fn all() -> impl Iterator<Item = &'static Spec> {
+    TABLES.iter().flat_map(|table| table.iter())
+}
+
+/// The option of that name or alias, as a flag without dashes or a key in a file.
+pub fn named(name: &str) -> Option<&'static Spec> {
+    all().find(|spec| spec.name == name || spec.aliases.contains(&name))
+}
+
+/// Variables that belong to engines: they change what engines announce, not what Kvasir does.
+pub const ENGINE_VARIABLES: &[(&str, &str)] = &[(
+    "PYTHONHASHSEED",
+    "Set it to 0 on engines that name blocks with Python's builtin hash: otherwise two replicas \
+     give one block two names.",
+)];

@@ -1,0 +1,67 @@
+//! Rows: models, tokenizers, details of responses.
+
+use crate::choice::{ChatProcessor, ReasoningField, TokenizerBackend};
+use crate::command::Scope;
+use crate::spec::{Group, options, var};
+
+options! { MODEL_ROWS, Group::Model, Scope::SERVE;
+
+    /// Name under which the model is served.
+    MODEL_NAME: Option<String> = "model-name" =>
+        scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_MODEL_NAME")])
+        .default_note("what the workers announce").metavar("NAME").common();
+
+    /// Directory with the model's tokenizer and templates.
+    MODEL_PATH: Option<String> = "model-path" =>
+        scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_MODEL_PATH")])
+        .default_note("what the workers announce").metavar("PATH").common();
+
+    /// Tokenizer library.
+    TOKENIZER: TokenizerBackend = "tokenizer" => env(&[var("DYN_TOKENIZER")]).default("default");
+
+    /// Use the default library where the chosen one cannot read a model's file.
+    TOKENIZER_FALLBACK: bool = "tokenizer-fallback" =>
+        env(&[var("DYN_TOKENIZER_FALLBACK")]).default("true");
+
+    /// Let a model bring its own code.
+    TRUST_REMOTE_CODE: bool = "trust-remote-code" =>
+        env(&[var("DYN_TRUST_REMOTE_CODE")]).default("false");
+
+    /// Who turns chats into tokens.
+    DYN_CHAT_PROCESSOR: ChatProcessor = "dyn-chat-processor" =>
+        env(&[var("DYN_CHAT_PROCESSOR")]).default("dynamo");
+
+    /// Processes that prepare requests; 0 prepares them in this one.
+    DYN_PREPROCESS_WORKERS: u32 = "dyn-preprocess-workers" =>
+        env(&[var("DYN_PREPROCESS_WORKERS")]).default("0");
+
+    /// Log where the time of each request goes.
+    DYN_DEBUG_PERF: bool = "dyn-debug-perf" => env(&[var("DYN_DEBUG_PERF")]).default("false");
+
+    /// Field of a response that carries reasoning.
+    REASONING_FIELD_NAME: ReasoningField = "reasoning-field-name" =>
+        env(&[var("DYN_REASONING_FIELD_NAME")]).default("reasoning_content");
+
+    /// Leave tools out of the prompt when `tool_choice` is `none`.
+    EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE: bool = "exclude-tools-when-tool-choice-none" =>
+        env(&[var("DYN_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE")]).default("true");
+
+    /// Serve the Anthropic API at `/v1/messages`.
+    ENABLE_ANTHROPIC_API: bool = "enable-anthropic-api" =>
+        env(&[var("DYN_ENABLE_ANTHROPIC_API")]).default("false");
+
+    /// Take the client's preamble out of Anthropic requests.
+    STRIP_ANTHROPIC_PREAMBLE: bool = "strip-anthropic-preamble" =>
+        env(&[var("DYN_STRIP_ANTHROPIC_PREAMBLE")]).default("false");
+
+    /// Send a stream event as soon as a tool call is complete.
+    ENABLE_STREAMING_TOOL_DISPATCH: bool = "enable-streaming-tool-dispatch" =>
+        env(&[var("DYN_ENABLE_STREAMING_TOOL_DISPATCH")]).default("false");
+
+    /// Send a stream event as soon as the reasoning is complete.
+    ENABLE_STREAMING_REASONING_DISPATCH: bool = "enable-streaming-reasoning-dispatch" =>
+        env(&[var("DYN_ENABLE_STREAMING_REASONING_DISPATCH")]).default("false");
+
+    /// Chat with the model on the terminal.
+    INTERACTIVE: bool = "interactive" => short('i').env(&[var("DYN_INTERACTIVE")]).default("false");
+}

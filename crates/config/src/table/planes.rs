@@ -1,0 +1,129 @@
+//! Rows: discovery, request plane, event plane.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::choice::{DiscoveryBackend, EventPlane, PlaneCodec, RequestPlane};
+use crate::command::Scope;
+use crate::rule_text::{ADDRESS, HOST};
+use crate::spec::{Group, options, var};
+
+const PLANES_SCOPE: Scope = Scope::FRONTEND.and(Scope::ROUTER).and(Scope::MOCKER);
+
+options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
+
+    /// Where workers are found.
+    DISCOVERY_BACKEND: DiscoveryBackend = "discovery-backend" =>
+        env(&[var("DYN_DISCOVERY_BACKEND")]).default("etcd")
+        .default_note("etcd; static with --worker").common();
+
+    /// Root directory of `file` discovery.
+    FILE_KV: Option<PathBuf> = "file-kv" =>
+        env(&[var("DYN_FILE_KV")]).default_note("dynamo_store_kv in the temporary directory")
+        .metavar("DIR");
+
+    /// How requests reach token workers.
+    REQUEST_PLANE: RequestPlane = "request-plane" =>
+        env(&[var("DYN_REQUEST_PLANE")]).default("tcp");
+
+    /// How KV events and load reports arrive.
+    EVENT_PLANE: EventPlane = "event-plane" =>
+        env(&[var("DYN_EVENT_PLANE")]).default("nats")
+        .default_note("nats with etcd or kubernetes discovery, else zmq");
+
+    /// Namespace in which to look for workers.
+    NAMESPACE: Option<String> = "namespace" =>
+        env(&[var("DYN_NAMESPACE")])
+        .default_note("all; the endpoint's own in the standalone router").metavar("NAME");
+
+    /// Look in all namespaces that begin so; wins over `--namespace`.
+    NAMESPACE_PREFIX: Option<String> = "namespace-prefix" =>
+        scope(Scope::FRONTEND).env(&[var("DYN_NAMESPACE_PREFIX")]).metavar("NAME");
+
+    /// Address of the NATS server; several joined by commas.
+    NATS_SERVER: String = "nats-server" =>
+        env(&[var("NATS_SERVER")]).default("nats://localhost:4222").rule(&ADDRESS);
+
+    /// Certificate authority of the NATS server.
+    NATS_TLS_CA_CERT_PATH: Option<PathBuf> = "nats-tls-ca-cert-path" =>
+        env(&[var("NATS_TLS_CA_CERT_PATH")]).metavar("FILE");
+
+    /// Do not check the NATS server's certificate.
+    NATS_TLS_INSECURE: bool = "nats-tls-insecure" =>
+        env(&[var("NATS_TLS_INSECURE")]).default("false");
+
+    /// Seconds that JetStream keeps messages.
+    NATS_STREAM_MAX_AGE: Duration = "nats-stream-max-age" =>
+        env(&[var("DYN_NATS_STREAM_MAX_AGE")]).default("3600").metavar("SECONDS");
+
+    /// Addresses of etcd; several joined by commas.
+    ETCD_ENDPOINTS: String = "etcd-endpoints" =>
+        env(&[var("ETCD_ENDPOINTS")]).default("http://localhost:2379").rule(&ADDRESS);
+
+    /// User name for etcd.
+    ETCD_AUTH_USERNAME: Option<String> = "etcd-auth-username" =>
+        env(&[var("ETCD_AUTH_USERNAME")]).metavar("NAME");
+
+    /// Password for etcd. Not a flag: other users of a machine can read command lines.
+    ETCD_AUTH_PASSWORD: Option<String> = "etcd-auth-password" =>
+        env(&[var("ETCD_AUTH_PASSWORD")]).secret();
+
+    /// Certificate authority of etcd.
+    ETCD_AUTH_CA: Option<PathBuf> = "etcd-auth-ca" => env(&[var("ETCD_AUTH_CA")]).metavar("FILE");
+
+    /// Client certificate for etcd; needs the key too.
+    ETCD_AUTH_CLIENT_CERT: Option<PathBuf> = "etcd-auth-client-cert" =>
+        env(&[var("ETCD_AUTH_CLIENT_CERT")]).metavar("FILE");
+
+    /// Key of that certificate.
+    ETCD_AUTH_CLIENT_KEY: Option<PathBuf> = "etcd-auth-client-key" =>
+        env(&[var("ETCD_AUTH_CLIENT_KEY")]).metavar("FILE");
+
+    /// Byte format of events.
+    EVENT_PLANE_CODEC: Option<PlaneCodec> = "event-plane-codec" =>
+        env(&[var("DYN_EVENT_PLANE_CODEC")]).default_note("json on NATS, msgpack on ZMQ");
+
+    /// Byte format of requests, announced by each endpoint.
+    REQUEST_PLANE_CODEC: PlaneCodec = "request-plane-codec" =>
+        env(&[var("DYN_REQUEST_PLANE_CODEC")]).default("msgpack");
+
+    /// Address on which answers of workers arrive.
+    TCP_RPC_HOST: Option<String> = "tcp-rpc-host" =>
+        env(&[var("DYN_TCP_RPC_HOST")]).default_note("found by itself").rule(&HOST);
+
+    /// Port on which answers of workers arrive; 0 takes any free one.
+    TCP_RPC_PORT: u16 = "tcp-rpc-port" =>
+        env(&[var("DYN_TCP_RPC_PORT")]).default("0").metavar("PORT");
+
+    /// Largest message on the request plane, in bytes.
+    TCP_MAX_MESSAGE_SIZE: u64 = "tcp-max-message-size" =>
+        env(&[var("DYN_TCP_MAX_MESSAGE_SIZE")]).default("33554432").ints(1024, 1 << 40);
+
+    /// Wait so long for a worker to take a request.
+    TCP_REQUEST_TIMEOUT: Duration = "tcp-request-timeout" =>
+        env(&[var("DYN_TCP_REQUEST_TIMEOUT")]).default("10").metavar("SECONDS");
+
+    /// Wait so long for a connection to a worker.
+    TCP_CONNECT_TIMEOUT: Duration = "tcp-connect-timeout" =>
+        env(&[var("DYN_TCP_CONNECT_TIMEOUT")]).default("3").metavar("SECONDS");
+
+    /// Connections to keep for each worker.
+    TCP_POOL_SIZE: u32 = "tcp-pool-size" =>
+        env(&[var("DYN_TCP_POOL_SIZE")]).default("50").ints(1, 65_536);
+
+    /// Messages to hold for each connection.
+    TCP_CHANNEL_BUFFER: u32 = "tcp-channel-buffer" =>
+        env(&[var("DYN_TCP_CHANNEL_BUFFER")]).default("100").ints(1, 1 << 20);
+
+    /// Certificate for the request plane; needs the key too.
+    TCP_TLS_CERT_PATH: Option<PathBuf> = "tcp-tls-cert-path" =>
+        env(&[var("DYN_TCP_TLS_CERT_PATH")]).metavar("FILE");
+
+    /// Key for the request plane; needs the certificate too.
+    TCP_TLS_KEY_PATH: Option<PathBuf> = "tcp-tls-key-path" =>
+        env(&[var("DYN_TCP_TLS_KEY_PATH")]).metavar("FILE");
+
+    /// Certificate authority for the request plane.
+    TCP_TLS_CA_CERT_PATH: Option<PathBuf> = "tcp-tls-ca-cert-path" =>
+        env(&[var("DYN_TCP_TLS_CA_CERT_PATH")]).metavar("FILE");
+}

@@ -1,0 +1,89 @@
+//! Rows: which workers there are, how one is chosen, when one counts as busy.
+
+use std::time::Duration;
+
+use crate::choice::{AdmissionControl, RouterMode};
+use crate::command::Scope;
+use crate::rule_text::URL;
+use crate::spec::{Group, options, var};
+
+options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
+
+    /// An engine server to route to; give it once for each.
+    ///
+    /// The server is used as it is: the body of a request reaches it unchanged. With at least one,
+    /// discovery is `static` and `--router-mode` is `kv` unless said otherwise.
+    WORKER: Vec<String> = "worker" => env(&[var("KVASIR_WORKERS")]).rule(&URL).common();
+
+    /// Wait at start until so many workers are there; 0 does not wait.
+    ROUTER_MIN_INITIAL_WORKERS: u32 = "router-min-initial-workers" =>
+        env(&[var("DYN_ROUTER_MIN_INITIAL_WORKERS")]).default("0");
+}
+
+options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
+
+    /// How to choose a worker.
+    ROUTER_MODE: RouterMode = "router-mode" =>
+        env(&[var("DYN_ROUTER_MODE")]).default("round-robin")
+        .default_note("round-robin; kv in the demo, with --worker and with --load-aware")
+        .metavar("MODE").common();
+
+    /// Route by load alone and ignore caches.
+    ///
+    /// Sets `kv` mode, credit 0, no KV events, no reuse, no indexer, no shared cache, no
+    /// prediction; tracks active blocks and prefill tokens. Wins over contrary options.
+    LOAD_AWARE: bool = "load-aware" =>
+        env(&[var("DYN_ROUTER_LOAD_AWARE")]).default("false").effective();
+
+    /// Tokens in a KV block; must be what the engines use.
+    KV_CACHE_BLOCK_SIZE: Option<u32> = "kv-cache-block-size" =>
+        env(&[var("DYN_KV_CACHE_BLOCK_SIZE")]).ints(1, u32::MAX as u64)
+        .default_note("what the model's workers announce").common();
+
+    /// A worker is busy above this share of its KV blocks in use.
+    ACTIVE_DECODE_BLOCKS_THRESHOLD: Option<f64> = "active-decode-blocks-threshold" =>
+        scope(Scope::SERVE).env(&[var("DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD")])
+        .aliases(&["busy-threshold"]).floats(0.0, 1.0);
+
+    /// A worker is busy above so many prompt tokens waiting or in prefill.
+    ACTIVE_PREFILL_TOKENS_THRESHOLD: Option<u64> = "active-prefill-tokens-threshold" =>
+        scope(Scope::SERVE).env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD")]);
+
+    /// The same as a multiple of the worker's batch limit; either one makes it busy.
+    ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC: Option<f64> = "active-prefill-tokens-threshold-frac" =>
+        scope(Scope::SERVE).env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC")]);
+
+    /// Keep a session on its worker until it has been silent for so many seconds.
+    ROUTER_SESSION_AFFINITY_TTL_SECS: Option<u64> = "router-session-affinity-ttl-secs" =>
+        scope(Scope::SERVE).env(&[var("DYN_ROUTER_SESSION_AFFINITY_TTL_SECS")]).ints(1, 31_536_000)
+        .metavar("SECONDS");
+
+    /// Weight of GPU encoders against CPU ones in `device-aware-weighted` mode.
+    ENCODER_CUDA_TO_CPU_RATIO: u32 = "encoder-cuda-to-cpu-ratio" =>
+        scope(Scope::SERVE).env(&[var("DYN_ENCODER_CUDA_TO_CPU_RATIO")]).default("8")
+        .ints(1, u32::MAX as u64);
+
+    /// Leave a worker out for so many seconds after a failure on it.
+    RUNTIME_INHIBITED_DURATION_SECS: Duration = "runtime-inhibited-duration-secs" =>
+        env(&[var("DYN_RUNTIME_INHIBITED_DURATION_SECS")]).default("5").metavar("SECONDS");
+
+    /// Route requests for LoRA adapters to workers that have them loaded.
+    LORA_ENABLED: bool = "lora-enabled" => env(&[var("DYN_LORA_ENABLED")]).default("false");
+
+    /// Selector for prefill workers.
+    ROUTER_PREFILL_POLICY: String = "router-prefill-policy" =>
+        env(&[var("DYN_ROUTER_PREFILL_POLICY")]).default("default").metavar("NAME");
+
+    /// Selector for decode workers.
+    ROUTER_DECODE_POLICY: String = "router-decode-policy" =>
+        env(&[var("DYN_ROUTER_DECODE_POLICY")]).default("default").metavar("NAME");
+
+    /// Selector for all workers where the two options above are not given.
+    ROUTER_WORKER_SELECTION_POLICY: String = "router-worker-selection-policy" =>
+        env(&[var("DYN_ROUTER_WORKER_SELECTION_POLICY")]).default("default").metavar("NAME");
+
+    /// Removed admission switch.
+    ADMISSION_CONTROL: Option<AdmissionControl> = "admission-control" =>
+        scope(Scope::SERVE).env(&[var("DYN_ADMISSION_CONTROL")])
+        .ignored("use the busy thresholds and the queue");
+}

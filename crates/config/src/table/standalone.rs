@@ -1,0 +1,18 @@
+//! Rows: the standalone router.
+
+use crate::command::Scope;
+use crate::rule_text;
+use crate::spec::{Group, options, var};
+
+options! { STANDALONE_ROWS, Group::Standalone, Scope::ROUTER;
+
+    /// Endpoint of the workers to route to, as `namespace.component.endpoint`. Required.
+    ENDPOINT: Option<String> = "endpoint" =>
+        env(&[var("DYN_ROUTER_ENDPOINT")]).default_note("required").rule(&rule_text::ENDPOINT)
+        .common();
+
+    /// Tokens in a KV block; not taken from the model here.
+    ROUTER_BLOCK_SIZE: u32 = "router-block-size" =>
+        env(&[var("DYN_ROUTER_BLOCK_SIZE")]).aliases(&["block-size"]).default("128")
+        .ints(1, u32::MAX as u64).common();
+}
