@@ -1,0 +1,431 @@
+//! `/v1/chat/completions` for token workers.
+//!
+//! Answers one question: what did the client ask, every field known and checked? Messages and tools stay the
+//! JSON text they were, for the chat template; their shape is checked here so that a template never meets a
+//! message without a role.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::nvext::Nvext;
+use crate::object::Object;
+use crate::options::{Options, invalid, range};
+use crate::strict::{Reader, Unknown, echo};
+use crate::{ApiError, JsonError, JsonText};
+
+/// Messages in one request.
+const MESSAGES_MAX: usize = 65_536;
+/// Tools in one request.
+const TOOLS_MAX: usize = 1536;
+/// Length of a function's name.
+const NAME_CHARS_MAX: usize = 96;
+
+/// A chat request whose every field has been checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChatRequest {
+    /// The model's name; never empty.
+    pub model: String,
+    /// A JSON list of at least one message, each an object with a known `role`.
+    pub messages: JsonText,
+    /// Functions that the model may call.
+    pub tools: Option<Tools>,
+    /// A JSON object of variables for the chat template.
+    pub template_kwargs: Option<JsonText>,
+    /// A JSON list of documents for the chat template.
+    pub documents: Option<JsonText>,
+    /// End the prompt with the opening of an answer; true unless the client says no.
+    pub add_generation_prompt: bool,
+    /// Continue the last message and not begin a new one.
+    pub continue_final_message: bool,
+    /// How hard to think, for templates that know it.
+    pub reasoning_effort: Option<String>,
+    /// What chat and completions share.
+    pub options: Options,
+    /// The extension object; empty when absent.
+    pub nvext: Nvext,
+}
+
+/// Functions that the model may call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tools {
+    /// A JSON list of `{"type":"function","function":{…}}`.
+    pub list: JsonText,
+    /// `auto`, `none`, `required`, or the name of one function.
+    pub choice: ToolChoice,
+}
+
+/// Whether and which function must be called.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// The model decides.
+    #[default]
+    Auto,
+    /// None may be called.
+    None,
+    /// Some function must be called.
+    Required,
+    /// This function must be called.
+    Named(String),
+}
+
+/// Fields of chat alone that are read past: nothing that we or a token worker do depends on them.
+const ACCEPTED_WITHOUT_EFFECT: &[&str] = &[
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "parallel_tool_calls",
+    "prediction",
+    "verbosity",
+    "web_search_options",
+];
+
+impl ChatRequest {
+    /// Reads and checks a body.
+    ///
+    /// # Errors
+    /// 400 with the field, what was expected, and where.
+    pub fn parse(body: &[u8], unknown: Unknown) -> Result<Self, ApiError> {
+        let object = Object::parse(body)?;
+        let mut body = Reader::new(&object)?;
+        let messages = Self::messages(&mut body)?;
+        let model: String = body.need("model")?;
+        let nvext = Nvext::take(&mut body)?;
+        let raw = Options::read(&mut body)?;
+        let limits = Limits::read(&mut body)?;
+        let (tools, choice) = (
+            body.list("tools")?,
+            body.take::<RawChoice<'_>>("tool_choice")?,
+        );
+        let tools_text = body.json("tools");
+        let request = Self {
+            template_kwargs: kwargs(&mut body)?,
+            documents: body.json("documents"),
+            add_generation_prompt: body.take("add_generation_prompt")?.unwrap_or(true),
+            continue_final_message: body.take("continue_final_message")?.unwrap_or(false),
+            reasoning_effort: body.take("reasoning_effort")?,
+            tools: check_tools(&body, tools, choice)?
+                .zip(tools_text)
+                .map(|(choice, list)| Tools { list, choice }),
+            options: raw.check(limits.max_tokens, limits.logprobs()?, limits.guided()?)?,
+            model: check_model(model)?,
+            messages,
+            nvext,
+        };
+        for ignored in ACCEPTED_WITHOUT_EFFECT {
+            body.raw(ignored);
+        }
+        check_modalities(&body.take::<Vec<String>>("modalities")?.unwrap_or_default())?;
+        body.finish(unknown)?;
+        Ok(request)
+    }
+
+    fn messages(body: &mut Reader<'_, '_>) -> Result<JsonText, ApiError> {
+        let list = body.list("messages")?;
+        let (Some(list), Some(text)) = (list, body.json("messages")) else {
+            return Err(body.missing("messages").into());
+        };
+        if list.is_empty() {
+            return invalid(
+                "The 'messages' field cannot be empty. At least one message is required.",
+            );
+        }
+        if list.len() > MESSAGES_MAX {
+            return invalid(format_args!(
+                "a request may have {MESSAGES_MAX} messages, got {}",
+                list.len()
+            ));
+        }
+        for (i, raw) in list.iter().enumerate() {
+            let message: Message<'_> = serde_json::from_str(raw.get())
+                .map_err(|e| body.within(&format!("messages[{i}]"), raw.get(), &e))?;
+            message.check(i)?;
+        }
+        Ok(text)
+    }
+}
+
+/// Fields whose meaning chat defines its own way.
+struct Limits<'a> {
+    max_tokens: Option<u32>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<u32>,
+    response_format: Option<ResponseFormat<'a>>,
+    response_text: Option<JsonText>,
+}
+
+impl<'a> Limits<'a> {
+    fn read(body: &mut Reader<'_, 'a>) -> Result<Self, JsonError> {
+        let old: Option<u32> = body.take("max_tokens")?;
+        let new: Option<u32> = body.take("max_completion_tokens")?;
+        Ok(Self {
+            max_tokens: new.or(old),
+            logprobs: body.take("logprobs")?,
+            top_logprobs: body.take("top_logprobs")?,
+            response_format: body.take("response_format")?,
+            response_text: body.json("response_format"),
+        })
+    }
+
+    fn logprobs(&self) -> Result<Option<u32>, ApiError> {
+        range("Top_logprobs", self.top_logprobs, 0..=20)?;
+        match (self.logprobs, self.top_logprobs) {
+            (Some(true), top) => Ok(Some(top.unwrap_or(0))),
+            (_, Some(1..)) => invalid("`top_logprobs` needs `logprobs` to be true"),
+            _ => Ok(None),
+        }
+    }
+
+    fn guided(&self) -> Result<Option<JsonText>, ApiError> {
+        let Some(format) = &self.response_format else {
+            return Ok(None);
+        };
+        match format.kind {
+            FormatKind::Text => return Ok(None),
+            FormatKind::JsonObject => {}
+            FormatKind::JsonSchema => {
+                let schema = format.json_schema.as_ref();
+                if schema.is_none_or(|s| s.name.as_deref().unwrap_or_default().is_empty()) {
+                    return invalid("`response_format.json_schema.name` cannot be empty");
+                }
+                if schema.is_none_or(|s| s.schema.is_none()) {
+                    return invalid(
+                        "`response_format.json_schema.schema` is required for type `json_schema`",
+                    );
+                }
+            }
+        }
+        Ok(self.response_text.clone())
+    }
+}
+
+#[derive(Deserialize)]
+struct ResponseFormat<'a> {
+    #[serde(rename = "type")]
+    kind: FormatKind,
+    #[serde(borrow, default)]
+    json_schema: Option<JsonSchema<'a>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum FormatKind {
+    Text,
+    JsonObject,
+    JsonSchema,
+}
+
+#[derive(Deserialize)]
+struct JsonSchema<'a> {
+    #[serde(borrow, default)]
+    name: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    schema: Option<&'a RawValue>,
+}
+
+/// The shape of a message; unknown fields of a message are the template's business.
+#[derive(Deserialize)]
+#[serde(expecting = "a message object")]
+struct Message<'a> {
+    role: Role,
+    #[serde(borrow, default)]
+    content: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    tool_calls: Option<Vec<ToolCall<'a>>>,
+}
+
+#[derive(Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+enum Role {
+    Developer,
+    System,
+    User,
+    Assistant,
+    Tool,
+    Function,
+}
+
+#[derive(Deserialize)]
+struct ToolCall<'a> {
+    #[serde(borrow)]
+    function: CalledFunction<'a>,
+}
+
+#[derive(Deserialize)]
+struct CalledFunction<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+}
+
+#[derive(Deserialize)]
+struct Part<'a> {
+    #[serde(borrow, rename = "type")]
+    kind: Cow<'a, str>,
+    #[serde(borrow, default)]
+    text: Option<&'a RawValue>,
+}
+
+impl Message<'_> {
+    fn check(&self, i: usize) -> Result<(), ApiError> {
+        for call in self.tool_calls.iter().flatten() {
+            check_name(&call.function.name)?;
+        }
+        let text = self.content.map_or("null", RawValue::get);
+        match text.as_bytes().first() {
+            Some(b'"') => Ok(()),
+            Some(b'[') => check_parts(i, text),
+            Some(b'n') if self.role == Role::Assistant => Ok(()),
+            Some(b'n') => invalid(format_args!("messages[{i}].content is required")),
+            _ => invalid(format_args!(
+                "messages[{i}].content must be a string or a list of parts"
+            )),
+        }
+    }
+}
+
+fn check_parts(i: usize, text: &str) -> Result<(), ApiError> {
+    let parts: Vec<Part<'_>> = match serde_json::from_str(text) {
+        Ok(parts) => parts,
+        Err(_) => {
+            return invalid(format_args!(
+                "messages[{i}].content must be a list of objects with a `type`"
+            ));
+        }
+    };
+    for part in parts {
+        match &*part.kind {
+            "text" | "refusal" | "thinking" => {
+                if part.kind == "text" && !part.text.is_some_and(|t| t.get().starts_with('"')) {
+                    return invalid(format_args!(
+                        "messages[{i}].content has a text part without `text`"
+                    ));
+                }
+            }
+            other => {
+                return invalid(format_args!(
+                    "messages[{i}].content has a part of type `{}`; workers of this model take text",
+                    echo(other)
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected `none`, `auto`, `required` or a named function"
+)]
+enum RawChoice<'a> {
+    Word(Cow<'a, str>),
+    Named {
+        #[serde(borrow)]
+        function: CalledFunction<'a>,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "a tool object")]
+struct Tool<'a> {
+    #[serde(borrow, rename = "type")]
+    kind: Cow<'a, str>,
+    #[serde(borrow)]
+    function: CalledFunction<'a>,
+}
+
+fn check_tools(
+    body: &Reader<'_, '_>,
+    tools: Option<Vec<&RawValue>>,
+    choice: Option<RawChoice<'_>>,
+) -> Result<Option<ToolChoice>, ApiError> {
+    let tools = tools.unwrap_or_default();
+    if tools.len() > TOOLS_MAX {
+        return invalid(format_args!(
+            "a request may have {TOOLS_MAX} tools, got {}",
+            tools.len()
+        ));
+    }
+    let mut names = Vec::with_capacity(tools.len());
+    for (i, raw) in tools.iter().enumerate() {
+        let tool: Tool<'_> = serde_json::from_str(raw.get())
+            .map_err(|e| body.within(&format!("tools[{i}]"), raw.get(), &e))?;
+        if tool.kind != "function" {
+            return invalid(format_args!("tools[{i}].type must be `function`"));
+        }
+        check_name(&tool.function.name)?;
+        names.push(tool.function.name.into_owned());
+    }
+    let choice = check_choice(choice, &names)?;
+    Ok((!tools.is_empty()).then_some(choice))
+}
+
+fn check_choice(choice: Option<RawChoice<'_>>, names: &[String]) -> Result<ToolChoice, ApiError> {
+    let choice = match choice {
+        None => return Ok(ToolChoice::Auto),
+        Some(RawChoice::Word(word)) => match &*word {
+            "auto" => return Ok(ToolChoice::Auto),
+            "none" => return Ok(ToolChoice::None),
+            "required" => ToolChoice::Required,
+            other => {
+                return invalid(format_args!(
+                    "tool_choice must be `none`, `auto`, `required` or a named function, got `{}`",
+                    echo(other)
+                ));
+            }
+        },
+        Some(RawChoice::Named { function }) => {
+            if !names.iter().any(|n| *n == function.name) {
+                return invalid(format_args!(
+                    "tool_choice names `{}`, which is not in `tools`",
+                    echo(&function.name)
+                ));
+            }
+            ToolChoice::Named(function.name.into_owned())
+        }
+    };
+    if names.is_empty() {
+        return invalid("tool_choice needs `tools`");
+    }
+    Ok(choice)
+}
+
+fn check_name(name: &str) -> Result<(), ApiError> {
+    if name.is_empty() || name.chars().count() > NAME_CHARS_MAX {
+        return invalid(format_args!(
+            "a function's name must have 1 to {NAME_CHARS_MAX} characters, got `{}`",
+            echo(name)
+        ));
+    }
+    Ok(())
+}
+
+pub(crate) fn check_model(model: String) -> Result<String, ApiError> {
+    if model.trim().is_empty() {
+        return invalid("Model cannot be empty");
+    }
+    Ok(model)
+}
+
+fn check_modalities(wanted: &[String]) -> Result<(), ApiError> {
+    match wanted.iter().find(|m| *m != "text") {
+        Some(other) => invalid(format_args!(
+            "modalities may hold `text` only, got `{}`",
+            echo(other)
+        )),
+        None => Ok(()),
+    }
+}
+
+/// `chat_template_kwargs`, or the peer's older name for it.
+fn kwargs(body: &mut Reader<'_, '_>) -> Result<Option<JsonText>, ApiError> {
+    let new = body.json("chat_template_kwargs");
+    let kwargs = body.json("chat_template_args").or(new);
+    if kwargs
+        .as_ref()
+        .is_some_and(|k| !k.as_str().starts_with('{'))
+    {
+        return invalid("chat_template_kwargs must be an object");
+    }
+    Ok(kwargs)
+}

@@ -1,0 +1,281 @@
+//! Error bodies.
+//!
+//! Answers one question: which status and which body tell the client what went wrong? The body is flat,
+//! `{"message","type","code","details"?}`; inside a stream it is an `error` frame whose `type` is a slug.
+//!
+//! Invariant: a message never carries an internal error chain; what a client cannot act on is
+//! "Internal server error".
+
+use std::borrow::Cow;
+
+use bytes::BytesMut;
+
+use crate::JsonError;
+use crate::json::{Fields, JsonText};
+
+/// Status of an overload answer unless the operator chose another.
+pub const DEFAULT_OVERLOAD_STATUS: u16 = 503;
+
+const PREFIX_BODY: &str = "Failed to deserialize the JSON body into the target type: ";
+
+/// An answer that says no. Status, texts and `code` are what clients of the peer already match on.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{status} {kind}: {message}")]
+pub struct ApiError {
+    /// HTTP status, and `code` in the body.
+    pub status: u16,
+    /// What happened and what to do, for the client's eyes.
+    pub message: Cow<'static, str>,
+    /// `type` in the body: the status's reason phrase, or a slug of the API.
+    pub kind: Cow<'static, str>,
+    /// Machine-readable addition.
+    pub details: Option<JsonText>,
+}
+
+impl ApiError {
+    /// An error whose `type` is the reason phrase of `status`.
+    #[must_use]
+    pub fn new(status: u16, message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            status,
+            message: message.into(),
+            kind: Cow::Borrowed(reason(status)),
+            details: None,
+        }
+    }
+
+    /// 400 with a text of ours.
+    #[must_use]
+    pub fn bad_request(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(400, message)
+    }
+
+    /// 400: JSON that does not parse or has a wrong shape.
+    #[must_use]
+    pub fn body(error: &JsonError) -> Self {
+        Self::new(400, format!("{PREFIX_BODY}{error}"))
+    }
+
+    /// 400: the shape is right and a value is not.
+    #[must_use]
+    pub fn validation(what: impl std::fmt::Display) -> Self {
+        Self::new(400, format!("Validation: {what}"))
+    }
+
+    /// 400: a pin names a worker or rank that is not there.
+    #[must_use]
+    pub fn invalid_pin() -> Self {
+        Self::new(400, "Invalid request")
+    }
+
+    /// 415: the content type is missing or not JSON.
+    #[must_use]
+    pub fn media_type() -> Self {
+        Self::new(415, "Expected request with Content-Type application/json")
+    }
+
+    /// 413: more than `limit_mb` megabytes.
+    #[must_use]
+    pub fn body_too_large(limit_mb: u64) -> Self {
+        Self::new(
+            413,
+            format!(
+                "Request body exceeds the limit of {limit_mb} MB set by DYN_HTTP_BODY_LIMIT_MB"
+            ),
+        )
+    }
+
+    /// 431: the headers are too large.
+    #[must_use]
+    pub fn headers_too_large() -> Self {
+        Self::new(431, "Request header fields too large")
+    }
+
+    /// 404: no route has this path.
+    #[must_use]
+    pub fn route_not_found(method: &str, path: &str) -> Self {
+        Self::new(404, format!("Route not found: {method} {path}"))
+    }
+
+    /// 404: nobody serves this model.
+    #[must_use]
+    pub fn model_not_found() -> Self {
+        Self::new(404, "Model not found")
+    }
+
+    /// 501: the API has it, we do not.
+    #[must_use]
+    pub fn not_implemented(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(501, message)
+    }
+
+    /// 503 (or the operator's `status`): every eligible worker is busy. The default keeps the mandatory body.
+    #[must_use]
+    pub fn overloaded(status: u16) -> Self {
+        Self {
+            status,
+            message: Cow::Borrowed(
+                "Service temporarily unavailable: All workers are busy, please retry later",
+            ),
+            kind: Cow::Borrowed("service_unavailable"),
+            details: None,
+        }
+    }
+
+    /// As [`ApiError::overloaded`], for the queue of one policy class.
+    #[must_use]
+    pub fn queue_full(status: u16, class: &str, limit_kind: &str, now: u64, limit: u64) -> Self {
+        let mut out = BytesMut::new();
+        let mut fields = Fields::open(&mut out);
+        fields.str("policy_class", class);
+        fields.str("limit_kind", limit_kind);
+        fields.int("current", now);
+        fields.int("limit", limit);
+        fields.close();
+        Self {
+            details: JsonText::new(&String::from_utf8_lossy(&out)),
+            ..Self::overloaded(status)
+        }
+    }
+
+    /// 503: no worker can be reached, or it died before its answer was whole.
+    #[must_use]
+    pub fn unavailable() -> Self {
+        Self::new(503, "Service temporarily unavailable")
+    }
+
+    /// 503: starting, or draining before the end.
+    #[must_use]
+    pub fn not_ready() -> Self {
+        Self::new(503, "Service is not ready")
+    }
+
+    /// 503: the model is registered but its set of workers is not complete.
+    #[must_use]
+    pub fn model_not_ready(model: &str) -> Self {
+        Self::new(
+            503,
+            format!("Model '{model}' is not ready: its set of workers is incomplete"),
+        )
+    }
+
+    /// 504: no sign from the worker in time.
+    #[must_use]
+    pub fn deadline() -> Self {
+        Self::new(504, "Request deadline exceeded")
+    }
+
+    /// 499: the client left.
+    #[must_use]
+    pub fn cancelled() -> Self {
+        Self::new(499, "Request cancelled")
+    }
+
+    /// 500: ours, or an engine's fault that the client cannot mend.
+    #[must_use]
+    pub fn internal() -> Self {
+        Self::new(500, "Internal server error")
+    }
+
+    /// 500: the worker refused for want of capacity and nobody else could take it.
+    #[must_use]
+    pub fn generation_failed() -> Self {
+        Self::new(500, "Failed to generate completions")
+    }
+
+    /// What the client sees of a worker's error: 4xx passes with its text, 503 and the overload status keep
+    /// their code without the text, anything else is 500 and says the worker's status.
+    #[must_use]
+    pub fn backend(status: u16, message: &str, overload_status: u16) -> Self {
+        match status {
+            499 => Self::cancelled(),
+            400..=498 => Self::new(status, message.to_owned()),
+            _ if status == overload_status => Self::overloaded(status),
+            503 => Self::unavailable(),
+            _ => Self {
+                details: JsonText::new(&format!("{{\"backend_status\":{status}}}")),
+                ..Self::internal()
+            },
+        }
+    }
+
+    /// Appends the body of an HTTP answer.
+    pub fn write(&self, out: &mut BytesMut) {
+        let mut fields = Fields::open(out);
+        fields.str("message", &self.message);
+        fields.str("type", &self.kind);
+        fields.int("code", self.status);
+        if let Some(details) = &self.details {
+            fields.raw("details", details.as_str());
+        }
+        fields.close();
+    }
+
+    /// The body of an HTTP answer.
+    ///
+    /// ```
+    /// # use kvasir_openai::ApiError;
+    /// assert_eq!(
+    ///     &ApiError::model_not_found().to_body()[..],
+    ///     br#"{"message":"Model not found","type":"Not Found","code":404}"#
+    /// );
+    /// ```
+    #[must_use]
+    pub fn to_body(&self) -> bytes::Bytes {
+        let mut out = BytesMut::with_capacity(128 + self.message.len());
+        self.write(&mut out);
+        out.freeze()
+    }
+
+    /// Appends the frame that ends a stream that has begun; `[DONE]` follows it.
+    pub fn write_frame(&self, out: &mut BytesMut) {
+        out.extend_from_slice(b"data: {\"error\":");
+        let mut fields = Fields::open(out);
+        fields.str("message", &self.message);
+        fields.str("type", slug(self.status));
+        fields.int("code", self.status);
+        fields.close();
+        out.extend_from_slice(b"}\n\n");
+    }
+}
+
+impl From<JsonError> for ApiError {
+    fn from(error: JsonError) -> Self {
+        Self::body(&error)
+    }
+}
+
+/// The `type` of an error frame.
+fn slug(status: u16) -> &'static str {
+    match status {
+        499 => "request_cancelled",
+        503 | 504 | 529 => "service_unavailable",
+        400..=498 => "invalid_request_error",
+        _ => "internal_server_error",
+    }
+}
+
+fn reason(status: u16) -> &'static str {
+    match status {
+        400 => "Bad Request",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        408 => "Request Timeout",
+        409 => "Conflict",
+        413 => "Payload Too Large",
+        415 => "Unsupported Media Type",
+        422 => "Unprocessable Entity",
+        429 => "Too Many Requests",
+        431 => "Request Header Fields Too Large",
+        499 => "Client Closed Request",
+        501 => "Not Implemented",
+        502 => "Bad Gateway",
+        503 => "Service Unavailable",
+        504 => "Gateway Timeout",
+        529 => "Overloaded",
+        other if (400..499).contains(&other) => "Client Error",
+        _ => "Internal Server Error",
+    }
+}

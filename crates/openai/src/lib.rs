@@ -1,0 +1,46 @@
+//! The OpenAI API as bytes.
+//!
+//! Answers one question: what does a client's body ask for, and what bytes answer it? Request bodies in two
+//! readings (strict for token workers, a scan for engines that judge for themselves), `nvext` and its header
+//! forms, answers whole and streamed, server-sent events, error bodies, the small admin bodies.
+//!
+//! Invariants: no input panics; a scanned body is never rebuilt, only cut at byte spans; a writer adds whole
+//! JSON documents or frames and nothing else; every list taken from a client has a named limit.
+//!
+//! Elsewhere: which worker answers (`router`), templates and tokens (`text`), sockets (`frontend`).
+
+mod admin;
+mod answer;
+mod chat;
+mod completion;
+mod error;
+mod json;
+mod logprobs;
+mod nvext;
+mod object;
+mod options;
+mod scan;
+mod sse;
+mod strict;
+mod usage;
+
+pub use admin::{
+    BusyError, BusyThreshold, BusyUpdate, Health, ModelInfo, busy_thresholds, live, models,
+    not_ready, shutting_down,
+};
+pub use answer::{AnswerHead, Choice, Endpoint, StreamWriter, write_unary};
+pub use chat::{ChatRequest, ToolChoice, Tools};
+pub use completion::{CompletionRequest, Prompt};
+pub use error::{ApiError, DEFAULT_OVERLOAD_STATUS};
+pub use json::{JsonText, write_json_str};
+pub use logprobs::{Logprob, TokenLogprob};
+pub use nvext::{
+    AgentHints, Extra, Nvext, ResponseNvext, RoutingConstraints, SessionAction, SessionControl,
+    SessionHeaders, Timing, WorkerIds, headers::HeaderHints,
+};
+pub use object::{Field, JsonError, Object, Span};
+pub use options::Options;
+pub use scan::{Edits, Scan};
+pub use sse::{Event, EventParser, SseError, write_annotation, write_comment, write_done};
+pub use strict::Unknown;
+pub use usage::{Usage, UsageChunk, find_usage};

@@ -1,0 +1,309 @@
+//! A body on its way to an engine that judges it itself.
+//!
+//! Answers two questions: what does the router need to know of it, and which bytes must change? Unknown
+//! fields, odd values and new features pass untouched; a field of the wrong type is as if it were absent.
+//!
+//! Invariant: outside the spans that an edit names, the bytes that go out are the bytes that came in.
+
+use std::borrow::Cow;
+
+use bytes::{Bytes, BytesMut};
+use serde::Deserialize;
+
+use crate::completion::{Prompt, prompts};
+use crate::object::{JsonError, Object, Span};
+
+/// What the router reads of a body that it does not judge.
+#[derive(Clone, Debug)]
+pub struct Scan<'a> {
+    object: Object<'a>,
+}
+
+impl<'a> Scan<'a> {
+    /// Reads the top level.
+    ///
+    /// # Errors
+    /// Not UTF-8, not JSON, or not an object: no engine could read it either.
+    pub fn parse(body: &'a [u8]) -> Result<Self, JsonError> {
+        Object::parse(body).map(|object| Self { object })
+    }
+
+    /// All fields.
+    #[must_use]
+    pub fn object(&self) -> &Object<'a> {
+        &self.object
+    }
+
+    /// The model's name.
+    #[must_use]
+    pub fn model(&self) -> Option<Cow<'a, str>> {
+        self.text("model")
+    }
+
+    /// Whether the answer is to be streamed.
+    #[must_use]
+    pub fn stream(&self) -> bool {
+        self.read("stream").unwrap_or(false)
+    }
+
+    /// Whether the client asked for usage at the end of its stream.
+    #[must_use]
+    pub fn include_usage(&self) -> bool {
+        self.stream_options()
+            .and_then(|o| read(o.get("include_usage")?.value))
+            .unwrap_or(false)
+    }
+
+    /// The `messages` as JSON text.
+    #[must_use]
+    pub fn messages(&self) -> Option<&'a str> {
+        self.raw("messages")
+    }
+
+    /// The `tools` as JSON text.
+    #[must_use]
+    pub fn tools(&self) -> Option<&'a str> {
+        self.raw("tools")
+    }
+
+    /// The `documents` as JSON text.
+    #[must_use]
+    pub fn documents(&self) -> Option<&'a str> {
+        self.raw("documents")
+    }
+
+    /// The variables for the chat template, as JSON text.
+    #[must_use]
+    pub fn template_kwargs(&self) -> Option<&'a str> {
+        self.raw("chat_template_kwargs")
+    }
+
+    /// The client's own template; prompts made with it cannot be predicted from the model's.
+    #[must_use]
+    pub fn chat_template(&self) -> Option<Cow<'a, str>> {
+        self.text("chat_template")
+    }
+
+    /// Whether the prompt ends with the opening of an answer.
+    #[must_use]
+    pub fn add_generation_prompt(&self) -> bool {
+        self.read("add_generation_prompt").unwrap_or(true)
+    }
+
+    /// Whether the last message is to be continued.
+    #[must_use]
+    pub fn continue_final_message(&self) -> bool {
+        self.read("continue_final_message").unwrap_or(false)
+    }
+
+    /// Whether the tokenizer adds its own special tokens; none when the client does not say.
+    #[must_use]
+    pub fn add_special_tokens(&self) -> Option<bool> {
+        self.read("add_special_tokens")
+    }
+
+    /// The prompts of a completion, if they have one of the forms of the API.
+    #[must_use]
+    pub fn prompts(&self) -> Option<Vec<Prompt>> {
+        prompts(self.raw("prompt")?)
+    }
+
+    /// Most tokens of the answer; the newer name wins.
+    #[must_use]
+    pub fn max_tokens(&self) -> Option<u32> {
+        self.read("max_completion_tokens")
+            .or_else(|| self.read("max_tokens"))
+    }
+
+    /// Choices per prompt.
+    #[must_use]
+    pub fn n(&self) -> u32 {
+        self.read("n").unwrap_or(1)
+    }
+
+    /// Cache namespace from the top level; empty is none.
+    #[must_use]
+    pub fn cache_salt(&self) -> Option<Cow<'a, str>> {
+        self.text("cache_salt").filter(|s| !s.is_empty())
+    }
+
+    /// Priority from the top level.
+    #[must_use]
+    pub fn priority(&self) -> Option<i32> {
+        self.read("priority")
+    }
+
+    /// The extension object as JSON text, for [`crate::Nvext::parse`].
+    #[must_use]
+    pub fn nvext(&self) -> Option<&'a str> {
+        self.raw("nvext")
+    }
+
+    /// The text of a field; `null` is absent.
+    #[must_use]
+    pub fn raw(&self, key: &str) -> Option<&'a str> {
+        let value = self.object.get(key)?.value;
+        (value != "null").then_some(value)
+    }
+
+    fn read<T: Deserialize<'a>>(&self, key: &str) -> Option<T> {
+        read(self.raw(key)?)
+    }
+
+    fn text(&self, key: &str) -> Option<Cow<'a, str>> {
+        let raw = self.raw(key)?;
+        let inner = raw.strip_prefix('"')?.strip_suffix('"')?;
+        if inner.contains('\\') {
+            return read::<String>(raw).map(Cow::Owned);
+        }
+        Some(Cow::Borrowed(inner))
+    }
+
+    fn stream_options(&self) -> Option<Object<'a>> {
+        Object::parse_str(self.raw("stream_options")?).ok()
+    }
+
+    /// Starts a list of changes.
+    #[must_use]
+    pub fn edit(&self) -> Edits<'_, 'a> {
+        Edits {
+            object: &self.object,
+            removed: vec![false; self.object.fields().len()],
+            replaced: Vec::new(),
+            added: Vec::new(),
+        }
+    }
+}
+
+fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
+    serde_json::from_str(text).ok()
+}
+
+/// Changes to a body, made all at once by [`Edits::apply`].
+#[derive(Clone, Debug)]
+pub struct Edits<'o, 'a> {
+    object: &'o Object<'a>,
+    removed: Vec<bool>,
+    replaced: Vec<(Span, String)>,
+    added: Vec<(&'static str, String)>,
+}
+
+impl Edits<'_, '_> {
+    /// Takes out every field named `key`, each with its comma.
+    pub fn remove(&mut self, key: &str) -> &mut Self {
+        for (gone, field) in self.removed.iter_mut().zip(self.object.fields()) {
+            *gone |= field.key == key;
+        }
+        self
+    }
+
+    /// Sets field `key` (a plain ASCII name) to the JSON text `value`: its last value is replaced, or it is
+    /// put in front. Set a field once.
+    pub fn set(&mut self, key: &'static str, value: &str) -> &mut Self {
+        match self.object.get(key) {
+            Some(field) => self.replaced.push((field.span.clone(), value.to_owned())),
+            None => self.added.push((key, value.to_owned())),
+        }
+        self
+    }
+
+    /// Asks the engine for usage at the end of the stream, keeping the client's other stream options.
+    pub fn ask_usage(&mut self) -> &mut Self {
+        const WHOLE: &str = "{\"include_usage\":true}";
+        let Some(field) = self.object.get("stream_options") else {
+            return self.set("stream_options", WHOLE);
+        };
+        let Ok(inner) = Object::parse_str(field.value) else {
+            return self.set("stream_options", WHOLE);
+        };
+        let base = field.span.start;
+        let (span, text) = match inner.get("include_usage") {
+            Some(asked) => (base + asked.span.start..base + asked.span.end, "true"),
+            None => {
+                let at = base + inner.opening();
+                let text = if inner.fields().is_empty() {
+                    "\"include_usage\":true"
+                } else {
+                    "\"include_usage\":true,"
+                };
+                (at..at, text)
+            }
+        };
+        self.replaced.push((span, text.to_owned()));
+        self
+    }
+
+    /// Whether the body goes out as it came.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.replaced.is_empty() && self.added.is_empty() && !self.removed.contains(&true)
+    }
+
+    /// The body to send: the same bytes when nothing changed, else one copy with the changes in it.
+    /// `body` is the buffer that was scanned.
+    #[must_use]
+    pub fn apply(&self, body: &Bytes) -> Bytes {
+        if self.is_empty() {
+            return body.clone();
+        }
+        let mut changes = self.cuts();
+        changes.extend(self.replaced.iter().cloned());
+        if !self.added.is_empty() {
+            let at = self.object.opening();
+            changes.push((at..at, self.insertion()));
+        }
+        changes.sort_by_key(|(span, _)| (span.start, span.end));
+        let grown: usize = changes.iter().map(|(_, text)| text.len()).sum();
+        let mut out = BytesMut::with_capacity(body.len() + grown);
+        let mut done = 0;
+        for (span, text) in &changes {
+            if span.start < done {
+                continue;
+            }
+            out.extend_from_slice(body.get(done..span.start).unwrap_or_default());
+            out.extend_from_slice(text.as_bytes());
+            done = span.end;
+        }
+        out.extend_from_slice(body.get(done..).unwrap_or_default());
+        out.freeze()
+    }
+
+    fn insertion(&self) -> String {
+        let mut text = String::new();
+        for (i, (key, value)) in self.added.iter().enumerate() {
+            let comma = if i > 0 { "," } else { "" };
+            text += &format!("{comma}\"{key}\":{value}");
+        }
+        if self.removed.contains(&false) {
+            text.push(',');
+        }
+        text
+    }
+
+    /// The spans that removed fields and their commas take, one for each run of removed fields.
+    fn cuts(&self) -> Vec<(Span, String)> {
+        let fields = self.object.fields();
+        let mut cuts = Vec::new();
+        let mut at = 0;
+        while at < fields.len() {
+            if !self.removed[at] {
+                at += 1;
+                continue;
+            }
+            let first = at;
+            while self.removed.get(at) == Some(&true) {
+                at += 1;
+            }
+            let span = match (first.checked_sub(1), fields.get(at)) {
+                (_, Some(next)) => fields[first].key_span.start..next.key_span.start,
+                (Some(before), None) => fields[before].span.end..fields[at - 1].span.end,
+                (None, None) => fields[first].key_span.start..fields[at - 1].span.end,
+            };
+            cuts.push((span, String::new()));
+        }
+        cuts
+    }
+}
+
+#[cfg(test)]
+mod tests;
