@@ -85,6 +85,8 @@ pub enum Answer {
     },
     /// These, and then the end.
     Given(Arc<[Token]>),
+    /// These over and over, until `max_tokens`: a model that is told to ignore its end.
+    Repeated(Arc<[Token]>),
 }
 
 /// One request.

@@ -136,7 +136,10 @@ impl Engine {
         if prompt.is_empty() {
             return Err(AdmitError::EmptyPrompt);
         }
-        let nothing = matches!(&admission.answer, Answer::Given(tokens) if tokens.is_empty());
+        let nothing = match &admission.answer {
+            Answer::Given(tokens) | Answer::Repeated(tokens) => tokens.is_empty(),
+            Answer::Seeded { .. } => false,
+        };
         if admission.max_tokens == 0 || nothing {
             return Err(AdmitError::NoTokens);
         }

@@ -1,5 +1,7 @@
 //! One request inside the engine: what is known of it, what is computed, what it holds.
 
+use std::sync::Arc;
+
 use kvasir_hash::next_sequence_hash;
 use kvasir_types::{EngineHash, FinishReason, LocalHash, RequestId, Rng, SequenceHash, Token};
 
@@ -10,7 +12,8 @@ use crate::{Admission, Answer, Prompt};
 #[derive(Clone, Debug)]
 enum Source {
     Seeded(Rng, u32),
-    Given(std::sync::Arc<[Token]>),
+    Given(Arc<[Token]>),
+    Repeated(Arc<[Token]>),
 }
 
 /// A request from its admission to its end.
@@ -57,6 +60,7 @@ impl Sequence {
         let source = match answer {
             Answer::Seeded { seed, vocabulary } => Source::Seeded(Rng::new(seed), vocabulary),
             Answer::Given(tokens) => Source::Given(tokens),
+            Answer::Repeated(tokens) => Source::Repeated(tokens),
         };
         let open = std::mem::take(&mut prompt.tail);
         Self {
@@ -125,6 +129,11 @@ impl Sequence {
             Source::Given(tokens) => {
                 let at = self.outputs as usize;
                 (tokens.get(at).copied().unwrap_or(0), at + 1 >= tokens.len())
+            }
+            Source::Repeated(tokens) => {
+                let at = (self.outputs as usize).checked_rem(tokens.len());
+                let token = at.and_then(|at| tokens.get(at)).copied();
+                (token.unwrap_or(0), false)
             }
         };
         self.outputs += 1;

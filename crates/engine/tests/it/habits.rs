@@ -36,7 +36,7 @@ fn check(engine: &mut Engine, expect: &Expect) {
             .collect();
         let events: Vec<String> = step.events.iter().map(|e| describe(&e.event)).collect();
         text += format!(
-            "{:>5.1} ms  prompt {:>2}  decode {}  thrown out {}  tokens for {}  {}",
+            "{:>4.1} ms  prompt {:>2}  decode {}  thrown out {}  tokens for {}  {}",
             step.duration.as_secs_f64() * 1e3,
             step.prefill_tokens,
             step.decodes,

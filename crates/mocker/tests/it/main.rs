@@ -1,0 +1,3 @@
+//! Mock workers on the request plane, on a paused clock.
+
+mod plane;
