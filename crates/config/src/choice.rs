@@ -7,7 +7,10 @@ use crate::value::{Choice, Kind, Typed, Value};
 
 /// Declares an enum whose variants are the names of a choice.
 macro_rules! choices {
-    ($( $(#[doc = $doc:literal])+ $ty:ident { $( $variant:ident = $name:literal: $help:literal, )+ } )+) => {$(
+    ($(
+        $(#[doc = $doc:literal])+
+        $ty:ident { $( $variant:ident = $name:literal: $help:literal, )+ }
+    )+) => {$(
         $(#[doc = $doc])+
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum $ty { $( #[doc = $help] $variant, )+ }

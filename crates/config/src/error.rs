@@ -8,7 +8,6 @@
 
 use std::fmt;
 
-use crate::command::Command;
 use crate::nearest::nearest;
 use crate::settings::Origin;
 use crate::spec::Spec;
@@ -21,13 +20,17 @@ const SHOWN_MAX: usize = 120;
 /// Everything that is wrong with an invocation.
 #[derive(Debug)]
 pub struct ConfigError {
-    command: Option<Command>,
+    help: String,
     problems: Vec<Problem>,
 }
 
 impl ConfigError {
-    pub(crate) fn new(command: Option<Command>, problems: Vec<Problem>) -> Self {
-        Self { command, problems }
+    /// `command` is where to read more: `kvasir` or `kvasir frontend`.
+    pub(crate) fn new(command: &str, problems: Vec<Problem>) -> Self {
+        Self {
+            help: format!("{command} --help"),
+            problems,
+        }
     }
 
     /// Exit code of the process: 2, the conventional one for wrong usage.
@@ -48,10 +51,7 @@ impl fmt::Display for ConfigError {
         for problem in &self.problems {
             writeln!(f, "error: {problem}")?;
         }
-        match self.command {
-            Some(command) => write!(f, "Every option: kvasir {} --help", command.name()),
-            None => write!(f, "Every command: kvasir --help"),
-        }
+        write!(f, "More: {}", self.help)
     }
 }
 
@@ -149,7 +149,7 @@ impl Problem {
         } else {
             quoted(text)
         };
-        let origin = origin.to_string();
+        let origin = origin.place(spec.name);
         Self::BadValue {
             option: spec.name,
             value,
@@ -168,14 +168,13 @@ impl Problem {
                 .filter(|spec| scope.0.is_none_or(|scope| spec.scope.meets(scope)))
                 .flat_map(|spec| std::iter::once(spec.name).chain(spec.aliases.iter().copied()))
         };
-        let found = nearest(bare, names())
-            .map(|name| format!("{dashes}{name}"))
-            .or_else(|| {
-                let name = nearest(negated?, names())?;
-                table::named(name)
-                    .filter(|spec| spec.is_switch())
-                    .map(|_| format!("{dashes}no-{name}"))
-            });
+        let no_form = negated
+            .and_then(|rest| nearest(rest, names()))
+            .filter(|name| table::named(name).is_some_and(Spec::is_switch));
+        let found = match no_form {
+            Some(name) => Some(format!("{dashes}no-{name}")),
+            None => nearest(bare, names()).map(|name| format!("{dashes}{name}")),
+        };
         Self::UnknownName {
             written: quoted(written),
             origin: origin.into(),

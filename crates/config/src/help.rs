@@ -19,7 +19,8 @@ const INDENT: usize = 10;
 /// The list of commands.
 pub(crate) fn overview() -> String {
     let mut out = String::from(
-        "kvasir: a KV-cache-aware router for LLM inference\n\nUsage: kvasir <command> [options]\n\nCommands:\n",
+        "kvasir: a KV-cache-aware router for LLM inference\n\n\
+         Usage: kvasir <command> [options]\n\nCommands:\n",
     );
     let row = |out: &mut String, name: &str, text: &str| {
         let _ = writeln!(out, "  {name:<10}{text}");
@@ -34,7 +35,8 @@ pub(crate) fn overview() -> String {
     );
     row(&mut out, "help", "Show this, or the help of a command");
     out.push_str(
-        "\nA first try:\n  kvasir demo --traffic\n  kvasir frontend --worker http://10.0.0.7:8000 --worker http://10.0.0.8:8000\n\n\
+        "\nA first try:\n  kvasir demo --traffic\n  \
+         kvasir frontend --worker http://10.0.0.7:8000 --worker http://10.0.0.8:8000\n\n\
          Options of a command: kvasir <command> -h (short) or --help (all)\n",
     );
     out
@@ -58,7 +60,8 @@ pub(crate) fn command(command: Command, length: HelpLength) -> String {
 /// Help of `kvasir config`.
 pub(crate) fn config(length: HelpLength) -> String {
     let head = "Show or check what a command would run with\n\n\
-                Usage: kvasir config show [--for COMMAND] [--changed] [--json] [options of COMMAND]\n       \
+                Usage: kvasir config show [--for COMMAND] [--changed] [--json] \
+                [options of COMMAND]\n       \
                 kvasir config check [--for COMMAND] [options of COMMAND]\n";
     page(head, Scope::CONFIG, length, "kvasir config")
 }
@@ -78,10 +81,14 @@ fn page(head: &str, scope: Scope, length: HelpLength, name: &str) -> String {
             continue;
         }
         let _ = writeln!(out, "\n{}:", group.title());
-        for spec in rows {
+        for (index, spec) in rows.into_iter().enumerate() {
             match length {
                 HelpLength::Short => short_row(&mut out, spec),
-                HelpLength::Full => full_row(&mut out, spec),
+                HelpLength::Full if index == 0 => full_row(&mut out, spec),
+                HelpLength::Full => {
+                    out.push('\n');
+                    full_row(&mut out, spec);
+                }
             }
         }
     }
@@ -111,7 +118,9 @@ pub(crate) fn usage(spec: &Spec) -> String {
         .unwrap_or_default();
     match (spec.sources.flag, spec.kind) {
         (false, _) => format!("({} in file or environment)", spec.name),
-        (true, Kind::Bool) if spec.default == Some("true") => format!("{short}--no-{}", spec.name),
+        (true, Kind::Bool) if spec.default == Some("true") => {
+            format!("{short}--[no-]{}", spec.name)
+        }
         (true, Kind::Bool) => format!("{short}--{}", spec.name),
         (true, _) => format!("{short}--{} {}", spec.name, spec.metavar),
     }

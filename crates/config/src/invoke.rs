@@ -91,7 +91,7 @@ fn dispatch(
 }
 
 fn usage(message: impl Into<String>) -> ConfigError {
-    ConfigError::new(None, vec![Problem::usage(message)])
+    ConfigError::new("kvasir", vec![Problem::usage(message)])
 }
 
 fn version() -> String {
@@ -138,8 +138,13 @@ fn run(
             .first()
             .map(|word| stray(word, command.name())),
     );
-    let loaded = load(command, &scanned.assignments, env, read_file, problems)?;
-    Ok(Invocation::Run(Box::new(loaded)))
+    match load(command, &scanned.assignments, env, read_file, problems) {
+        Ok(loaded) => Ok(Invocation::Run(Box::new(loaded))),
+        Err(problems) => Err(ConfigError::new(
+            &format!("kvasir {}", command.name()),
+            problems,
+        )),
+    }
 }
 
 fn stray(word: &str, command: &str) -> Problem {
@@ -170,7 +175,8 @@ fn config(
             Some(_) => format!("kvasir config knows show and check, not {}", quoted(&given)),
         }));
     }
-    let loaded = load(target, &scanned.assignments, env, read_file, problems)?;
+    let loaded = load(target, &scanned.assignments, env, read_file, problems)
+        .map_err(|problems| ConfigError::new("kvasir config", problems))?;
     let Run {
         settings, notices, ..
     } = &loaded;
@@ -202,7 +208,7 @@ fn load(
     env: &Environment,
     read_file: ReadFile<'_>,
     mut problems: Vec<Problem>,
-) -> Result<Run, ConfigError> {
+) -> Result<Run, Vec<Problem>> {
     let mut settings = Settings::defaults(command);
     let mut notices = Vec::new();
     let (variables, bad_variables) = environment::assignments(env, command.scope());
@@ -222,7 +228,7 @@ fn load(
         problems = rules::check(&settings);
     }
     if !problems.is_empty() {
-        return Err(ConfigError::new(Some(command), problems));
+        return Err(problems);
     }
     notices.splice(0..0, notice::of_status(&settings));
     notices.extend(environment::slips(env));

@@ -49,7 +49,7 @@ pub(crate) fn of_status(settings: &Settings) -> Vec<Notice> {
         .iter()
         .filter(|(_, setting)| setting.origin.is_user())
     {
-        let (name, origin) = (spec.name, &setting.origin);
+        let (name, origin) = (spec.name, setting.origin.place(spec.name));
         let mut say = |kind, text| {
             notices.push(Notice {
                 kind,
@@ -73,7 +73,8 @@ pub(crate) fn of_status(settings: &Settings) -> Vec<Notice> {
         }
         if spec.effect == Effect::NotYet {
             let text = format!(
-                "--{name} ({origin}) has no effect yet: this version accepts it and does not act on it"
+                "--{name} ({origin}) has no effect yet: this version accepts it and does not act \
+                 on it"
             );
             say(NoticeKind::NoEffectYet, text);
         }

@@ -44,7 +44,10 @@ pub fn parse_overrides(base: &Settings, policy: &str) -> Result<Settings, Config
     if problems.is_empty() {
         return Ok(settings);
     }
-    Err(ConfigError::new(Some(base.command()), problems))
+    Err(ConfigError::new(
+        &format!("kvasir {}", base.command().name()),
+        problems,
+    ))
 }
 
 fn assignment(part: &str, policy: &str, base: &Settings) -> Result<Assignment, Problem> {

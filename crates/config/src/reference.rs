@@ -16,21 +16,21 @@ const HEAD: &str = "\
 
 Generated from the option table in `crates/config/src/table` by `cargo xtask docs`; do not edit.
 
-An option has one name everywhere: `--router-mode kv` on the command line, `router-mode = \"kv\"` in the
-TOML file named by `--config`, and a variable such as `DYN_ROUTER_MODE=kv`. A flag wins over its
+An option has one name everywhere: `--router-mode kv` on the command line, `router-mode = \"kv\"` in
+the TOML file named by `--config`, and a variable such as `DYN_ROUTER_MODE=kv`. A flag wins over its
 variable, a variable over the file, the file over the default. `kvasir config show` prints every
 value with its origin.
 
-- Switches have a `--no-` form, and read `1`, `true`, `yes`, `on` and `0`, `false`, `no`, `off` or an
-  empty text in variables. Anything else is refused.
-- Where a value may be `none`, `none` or an empty text unset it. Elsewhere an empty variable counts as
-  not given.
+- Switches have a `--no-` form, and read `1`, `true`, `yes`, `on` and `0`, `false`, `no`, `off` or
+  an empty text in variables. Anything else is refused.
+- Where a value may be `none`, `none` or an empty text unset it. Elsewhere an empty variable counts
+  as not given.
 - In a file, keys stand at the top level. A key that is no option is refused; a key of another
   command is checked, and a notice says that it is not read.
 - A variable that no option has is left alone. One that differs from ours by a letter or two, and
   every unknown `KVASIR_` one, gets a warning.
-- A bad value, wherever it comes from, ends the start with exit code 2. Infinite and undefined numbers
-  are bad values.
+- A bad value, wherever it comes from, ends the start with exit code 2. Infinite and undefined
+  numbers are bad values.
 - *No effect yet* marks options whose feature is still to come: they are accepted, checked, and said
   to be without effect at start.
 ";

@@ -142,7 +142,7 @@ fn decide<T>(
                 key.name(),
                 value.text(),
                 old.value.text(),
-                old.origin
+                old.origin.place(key.name())
             )
         });
     if let Some(text) = contrary {

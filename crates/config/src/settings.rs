@@ -46,6 +46,14 @@ impl Origin {
         !matches!(self, Self::Default | Self::Rule(_))
     }
 
+    /// Where the value of `option` stands, for a message that has named the option already.
+    pub(crate) fn place(&self, option: &str) -> String {
+        match self {
+            Self::Flag(written) if written.strip_prefix("--") == Some(option) => "flag".into(),
+            other => other.to_string(),
+        }
+    }
+
     /// One word for JSON.
     pub fn kind(&self) -> &'static str {
         match self {

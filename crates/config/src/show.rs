@@ -15,10 +15,13 @@ use crate::value::Value;
 
 /// Stands for the value of a secret.
 const HIDDEN: &str = "(hidden)";
+/// Values longer than this push their origin to the right instead of widening the column.
+const VALUE_WIDTH_MAX: usize = 32;
 
 /// The table for people.
 pub(crate) fn text(settings: &Settings, notices: &[Notice], changed_only: bool) -> String {
     let mut out = format!("# kvasir {}\n", settings.command().name());
+    let widths = widths(settings, changed_only);
     let mut group: Option<Group> = None;
     for (spec, setting) in rows(settings, changed_only) {
         if group != Some(spec.group) {
@@ -26,7 +29,8 @@ pub(crate) fn text(settings: &Settings, notices: &[Notice], changed_only: bool) 
             let _ = writeln!(out, "\n# {}", spec.group.title());
         }
         let value = shown(spec, setting);
-        let _ = writeln!(out, "{:<38} {value:<24} {}", spec.name, setting.origin);
+        let (name, origin) = (spec.name, &setting.origin);
+        let _ = writeln!(out, "{name:<0$}  {value:<1$}  {origin}", widths.0, widths.1);
     }
     if !notices.is_empty() {
         out.push_str("\n# Notices\n");
@@ -35,6 +39,14 @@ pub(crate) fn text(settings: &Settings, notices: &[Notice], changed_only: bool) 
         let _ = writeln!(out, "{notice}");
     }
     out
+}
+
+/// Widths of the columns for names and values.
+fn widths(settings: &Settings, changed_only: bool) -> (usize, usize) {
+    rows(settings, changed_only).fold((0, 0), |(name, value), (spec, setting)| {
+        let length = shown(spec, setting).chars().count().min(VALUE_WIDTH_MAX);
+        (name.max(spec.name.len()), value.max(length))
+    })
 }
 
 /// The same as JSON.

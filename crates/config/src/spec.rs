@@ -433,9 +433,13 @@ macro_rules! options {
         $(#[doc = $doc:literal])+
         $key:ident: $ty:ty = $name:literal $(=> $($step:ident($($arg:expr),*)).+)?;
     )+) => {
-        $( $(#[doc = $doc])+ pub const $key: $crate::spec::Key<$ty> = $crate::spec::Key::new($name); )+
+        $(
+            $(#[doc = $doc])+
+            pub const $key: $crate::spec::Key<$ty> = $crate::spec::Key::new($name);
+        )+
         pub(crate) const $table: &[$crate::spec::Spec] = &[ $(
-            $crate::spec::Spec::new::<$ty>($name, $group, $scope, &[$($doc),+])$($(.$step($($arg),*))+)?
+            $crate::spec::Spec::new::<$ty>($name, $group, $scope, &[$($doc),+])
+                $($(.$step($($arg),*))+)?
         ),+ ];
     };
 }

@@ -17,7 +17,7 @@ options! { CACHE_ROWS, Group::Cache, Scope::ROUTING;
     /// Read events from JetStream; set it on workers too.
     ROUTER_DURABLE_KV_EVENTS: bool = "router-durable-kv-events" =>
         env(&[var("DYN_ROUTER_DURABLE_KV_EVENTS"), var("DYN_DURABLE_KV_EVENTS")]).default("false")
-        .deprecated("leave it out: workers keep their own events for replay");
+        .deprecated("leave it out, since workers keep their own events for replay");
 
     /// Forget the stored stream and snapshot at start; JetStream only.
     ROUTER_RESET_STATES: bool = "router-reset-states" =>

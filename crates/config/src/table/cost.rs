@@ -68,7 +68,7 @@ options! { TRACKING_ROWS, Group::Tracking, Scope::ROUTING;
 
     /// Count prompt tokens that wait or are in prefill; off for a router of decode workers.
     ROUTER_TRACK_PREFILL_TOKENS: bool = "router-track-prefill-tokens" =>
-        env(&[var("DYN_ROUTER_TRACK_PREFILL_TOKENS")]).aliases(&["track-prefill-tokens"])
+        env(&[var("DYN_ROUTER_TRACK_PREFILL_TOKENS")])
         .default("true");
 
     /// How a booked prefill shrinks while it runs.

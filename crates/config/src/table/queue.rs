@@ -9,7 +9,7 @@ use crate::spec::{Group, options, var};
 
 options! { QUEUE_ROWS, Group::Queue, Scope::ROUTING;
 
-    /// Hold requests back while every worker has more than so many batches of prompt tokens waiting.
+    /// Hold requests back while every worker has more than so many batches of prompt tokens.
     ///
     /// A multiple of the worker's `max_num_batched_tokens`. `none` never holds back.
     ROUTER_QUEUE_THRESHOLD: Option<f64> = "router-queue-threshold" =>
