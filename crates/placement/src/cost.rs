@@ -25,3 +25,146 @@ pub struct Terms {
     /// The sum.
     pub cost: f64,
 }
+
+/// The settings that a cost is made with: the router's, with what the request overrides.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Weights {
+    /// Tokens per block, at least 1.
+    pub block_size: u32,
+    /// Blocks of cost saved per block held in device memory.
+    pub overlap_score_credit: f64,
+    /// How fast that credit fades on ranks with more waiting prompt work than the least loaded.
+    pub overlap_score_credit_decay: f64,
+    /// Weight of the prefill term.
+    pub prefill_load_scale: f64,
+    /// Cost of each running request, in blocks.
+    pub decode_active_request_weight: f64,
+    /// Worth of a block in host memory.
+    pub host_cache_hit_weight: f64,
+    /// Worth of a block on disk or further away.
+    pub disk_cache_hit_weight: f64,
+    /// Worth of a block in the cache that all share.
+    pub shared_cache_multiplier: f64,
+    /// Whether prompt tokens count at all.
+    pub track_prefill_tokens: bool,
+    /// Generation only (conditional disaggregation): credits come off the decode term, but only while
+    /// prompt tokens do not count.
+    pub decode_stage: bool,
+}
+
+impl Default for Weights {
+    fn default() -> Self {
+        Self {
+            block_size: 16,
+            overlap_score_credit: 1.0,
+            overlap_score_credit_decay: 0.0,
+            prefill_load_scale: 1.0,
+            decode_active_request_weight: 0.0,
+            host_cache_hit_weight: 0.75,
+            disk_cache_hit_weight: 0.25,
+            shared_cache_multiplier: 0.0,
+            track_prefill_tokens: true,
+            decode_stage: false,
+        }
+    }
+}
+
+/// What is known of one candidate.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Facts {
+    /// Prompt tokens waiting there.
+    pub prefill_tokens: u64,
+    /// Least prompt tokens waiting on any eligible rank.
+    pub least_prefill_tokens: u64,
+    /// Blocks of this prompt in device memory.
+    pub device: f64,
+    /// Weighted worth of the blocks in lower tiers.
+    pub lower: f64,
+    /// Weighted worth of the blocks in the shared cache.
+    pub shared: f64,
+    /// Blocks running requests hold.
+    pub active_blocks: u64,
+    /// Tracked blocks of this prompt that are not active there yet.
+    pub new_blocks: u32,
+    /// Requests running there.
+    pub requests: u32,
+    /// Factor of the preferred taints; 1 without.
+    pub taint_factor: f64,
+}
+
+impl Weights {
+    /// The cost of a candidate for a prompt of `isl_tokens`, term by term.
+    ///
+    /// A rank with 320 tokens of prompt waiting, 4 blocks cached, 7 blocks active; a prompt of 160 tokens:
+    /// ```
+    /// # use kvasir_placement::{Facts, Weights};
+    /// let facts = Facts {
+    ///     prefill_tokens: 320,
+    ///     device: 4.0,
+    ///     active_blocks: 7,
+    ///     taint_factor: 1.0,
+    ///     ..Facts::default()
+    /// };
+    /// let terms = Weights::default().terms(160, &facts);
+    /// assert_eq!((terms.raw_prefill_blocks, terms.prefill_blocks, terms.cost), (30.0, 26.0, 33.0));
+    /// ```
+    #[must_use]
+    #[inline]
+    pub fn terms(&self, isl_tokens: u32, facts: &Facts) -> Terms {
+        let block = f64::from(self.block_size);
+        let raw = if self.track_prefill_tokens {
+            (facts.prefill_tokens as f64 + f64::from(isl_tokens)) / block
+        } else {
+            0.0
+        };
+        let credit = self.overlap_score_credit * self.decay(isl_tokens, facts);
+        let credit_blocks = credit * facts.device + facts.lower + facts.shared;
+        let prefill = (raw - credit_blocks).max(0.0);
+        let mut decode = facts.active_blocks as f64 + f64::from(facts.new_blocks);
+        if self.credits_decode() {
+            decode = (decode - credit_blocks).max(0.0);
+        }
+        let request_cost = self.decode_active_request_weight * f64::from(facts.requests);
+        let sum = self.prefill_load_scale * prefill + decode + request_cost;
+        Terms {
+            raw_prefill_blocks: raw,
+            credit_blocks,
+            prefill_blocks: prefill,
+            decode_blocks: decode,
+            request_cost,
+            taint_factor: facts.taint_factor,
+            cached_blocks: facts.device + facts.lower,
+            cost: sum * facts.taint_factor,
+        }
+    }
+
+    fn credits_decode(&self) -> bool {
+        self.decode_stage && !self.track_prefill_tokens && self.overlap_score_credit > 0.0
+    }
+
+    /// What is left of the device credit on a rank with more waiting prompt work than the least loaded.
+    #[inline]
+    fn decay(&self, isl_tokens: u32, facts: &Facts) -> f64 {
+        if self.overlap_score_credit_decay == 0.0 || !self.track_prefill_tokens {
+            return 1.0;
+        }
+        let more = facts
+            .prefill_tokens
+            .saturating_sub(facts.least_prefill_tokens) as f64;
+        let request_blocks = f64::from(isl_tokens.div_ceil(self.block_size));
+        let excess = more / f64::from(self.block_size) / request_blocks;
+        1.0 / (1.0 + self.overlap_score_credit_decay * excess)
+    }
+}
+
+/// What preferred taints with this sum of weights multiply a cost by: `exp(-tanh(sum))`, in `[1/e, e]`.
+#[must_use]
+pub fn taint_factor(weights: f64) -> f64 {
+    if weights.is_nan() {
+        return 1.0;
+    }
+    (-weights.tanh()).exp()
+}
+
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use kvasir_placement::{PolicyConfig, QueuePolicy};
+use kvasir_profile::Preset;
+
 /// How a worker is chosen (`router-mode`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
@@ -30,20 +33,6 @@ pub enum Mode {
     LeastLoaded,
     /// Processors and accelerators in proportion, then fewest in flight.
     DeviceAwareWeighted,
-}
-
-/// Order of the queue (`router-queue-policy`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum QueuePolicy {
-    /// First come, first served.
-    #[default]
-    Fcfs,
-    /// Last come, first served.
-    Lcfs,
-    /// Weight over prompt tokens: short prompts first.
-    Wspt,
-    /// Weight over prompt tokens that are cached nowhere eligible.
-    WsptUncached,
 }
 
 /// How booked prompt work is thought to shrink before its first token (`router-prefill-load-model`).
@@ -109,10 +98,14 @@ pub struct RouterConfig {
     pub router_track_prefill_tokens: bool,
     /// How booked prompt work shrinks.
     pub router_prefill_load_model: PrefillLoadModel,
+    /// The measured profile that `aic` predicts with; what the `aic-*` options name.
+    pub aic_profile: Option<Preset>,
     /// Park requests while every eligible rank has more than this many batches of prompt waiting.
     pub router_queue_threshold: Option<f64>,
     /// Order of the parked.
     pub router_queue_policy: QueuePolicy,
+    /// Policy classes; they replace the queue threshold and policy. The file is read by an edge.
+    pub router_policy_config: Option<PolicyConfig>,
     /// Refuse when this many are parked. Ours: the threshold itself never refuses.
     pub router_queue_max_requests: u32,
     /// Refuse a request parked for longer than this. Ours.
@@ -162,8 +155,10 @@ impl Default for RouterConfig {
             router_assume_kv_reuse: true,
             router_track_prefill_tokens: true,
             router_prefill_load_model: PrefillLoadModel::None,
+            aic_profile: None,
             router_queue_threshold: Some(16.0),
             router_queue_policy: QueuePolicy::Fcfs,
+            router_policy_config: None,
             router_queue_max_requests: 16_384,
             router_queue_max_wait_secs: 600.0,
             router_overlap_refresh_after_secs: 10.0,
@@ -241,7 +236,8 @@ impl RouterConfig {
             "router-prefill-load-model" => {
                 self.router_prefill_load_model = named(value, PrefillLoadModel::NAMES)?;
             }
-            "router-queue-policy" => self.router_queue_policy = named(value, QueuePolicy::NAMES)?,
+            "router-queue-policy" => self.router_queue_policy = named(value, QUEUE_POLICIES)?,
+            "aic-profile" => self.aic_profile = optional(value, preset)?,
             "load-aware" => {
                 if switch(value, true)? {
                     self.load_aware();
@@ -345,6 +341,12 @@ impl RouterConfig {
         }
     }
 
+    /// Whether decisions are recorded in an approximate or predicted index.
+    #[must_use]
+    pub fn records_decisions(&self) -> bool {
+        self.needs_index() && (!self.router_kv_events || self.router_predicted_ttl_secs.is_some())
+    }
+
     /// Whether an index is of any use: only in kv mode with a credit.
     #[must_use]
     pub fn needs_index(&self) -> bool {
@@ -401,14 +403,12 @@ impl PrefillLoadModel {
     ];
 }
 
-impl QueuePolicy {
-    const NAMES: Names<Self> = &[
-        ("fcfs", Self::Fcfs),
-        ("lcfs", Self::Lcfs),
-        ("wspt", Self::Wspt),
-        ("wspt-uncached", Self::WsptUncached),
-    ];
-}
+const QUEUE_POLICIES: Names<QueuePolicy> = &[
+    ("fcfs", QueuePolicy::Fcfs),
+    ("lcfs", QueuePolicy::Lcfs),
+    ("wspt", QueuePolicy::Wspt),
+    ("wspt-uncached", QueuePolicy::WsptUncached),
+];
 
 fn named<T: Copy>(value: &str, names: Names<T>) -> Result<T, Problem> {
     let wanted = value.replace('_', "-");
@@ -416,6 +416,10 @@ fn named<T: Copy>(value: &str, names: Names<T>) -> Result<T, Problem> {
     found
         .map(|(_, value)| *value)
         .ok_or(Problem::Expected("not one of its names"))
+}
+
+fn preset(value: &str) -> Result<Preset, Problem> {
+    Preset::find(value).ok_or(Problem::Expected("not an embedded profile"))
 }
 
 fn real(value: &str) -> Result<f64, Problem> {

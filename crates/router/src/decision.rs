@@ -10,7 +10,7 @@ use crate::{Mode, RouteError};
 
 /// One decision with everything that led to it. Bounded: the cheapest [`Decision::CANDIDATES_MAX`]
 /// candidates are kept, the winner always among them.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Decision {
     /// The request.
@@ -37,19 +37,11 @@ pub struct Decision {
     pub candidates: Vec<Candidate>,
     /// How many ranks were left out, and the first of them with the reason.
     pub excluded: Excluded,
-    /// Who won and why; `Err` if nobody did.
-    pub winner: Result<(WorkerRank, Reason), RouteErrorText>,
-}
-
-/// A refusal as the record keeps it.
-#[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(transparent))]
-pub struct RouteErrorText(pub String);
-
-impl From<&RouteError> for RouteErrorText {
-    fn from(error: &RouteError) -> Self {
-        Self(error.to_string())
-    }
+    /// Who won and why; `None` if nobody did.
+    pub winner: Option<(WorkerRank, Reason)>,
+    /// Why nobody did.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "as_message"))]
+    pub error: Option<RouteError>,
 }
 
 /// One rank that could have been chosen.
@@ -134,14 +126,14 @@ impl Decision {
     /// The winner's terms.
     #[must_use]
     pub fn chosen(&self) -> Option<&Candidate> {
-        let (rank, _) = self.winner.as_ref().ok()?;
-        self.candidates.iter().find(|c| c.rank == *rank)
+        let (rank, _) = self.winner?;
+        self.candidates.iter().find(|c| c.rank == rank)
     }
 
     /// The cheapest that was not chosen.
     #[must_use]
     pub fn runner_up(&self) -> Option<&Candidate> {
-        let winner = self.winner.as_ref().ok().map(|(rank, _)| *rank);
+        let winner = self.winner.map(|(rank, _)| rank);
         self.candidates.iter().find(|c| Some(c.rank) != winner)
     }
 
@@ -190,6 +182,14 @@ impl fmt::Display for Formula {
 #[cfg(feature = "serde")]
 fn as_text<S: serde::Serializer>(id: &RequestId, s: S) -> Result<S::Ok, S::Error> {
     s.collect_str(id)
+}
+
+#[cfg(feature = "serde")]
+fn as_message<S: serde::Serializer>(error: &Option<RouteError>, s: S) -> Result<S::Ok, S::Error> {
+    match error {
+        Some(error) => s.collect_str(error),
+        None => s.serialize_none(),
+    }
 }
 
 #[cfg(feature = "serde")]

@@ -26,12 +26,16 @@
 mod config;
 mod decision;
 mod error;
+mod filter;
 mod input;
 mod output;
 mod overlap;
+mod ring;
 mod router;
+mod session;
+mod settle;
 
-pub use config::{ConfigError, Mode, PrefillLoadModel, QueuePolicy, Role, RouterConfig};
+pub use config::{ConfigError, Mode, PrefillLoadModel, Role, RouterConfig};
 pub use decision::{Candidate, Decision, Excluded, Reason, Why};
 pub use error::{Fault, LimitKind, Retry, RouteError};
 pub use input::{
@@ -39,7 +43,9 @@ pub use input::{
     SessionEvent, ThresholdUpdate,
 };
 pub use kvasir_placement::{
-    Constraints, Device, Hints, Overlap, Overrides, Pin, RankOverlap, Terms, WorkerSpec,
+    Bucket, Constraints, Device, Fleet, Gate, Hints, Load, Overlap, Overrides, Pin, Policy,
+    PolicyClass, PolicyConfig, PolicyConfigError, QueuePolicy, QueueStats, RankOverlap, Terms,
+    Thresholds, WorkerSpec,
 };
 pub use output::{Observation, Output, Sent, SessionStep};
 pub use overlap::overlap_of;

@@ -1,9 +1,31 @@
-//! The state machine's door.
+//! The state machine: one input in, what is to be done out.
+//!
+//! This file holds the state and the order of things inside a step: first what time has brought about,
+//! then the input, then whoever may leave the queue because of them. The steps themselves are in the
+//! modules below, by what they are about.
 
-use kvasir_placement::{Overlap, WorkerSpec};
-use kvasir_types::{RequestId, SequenceHash, Time, WorkerId, WorkerRank};
+mod arrive;
+mod life;
+mod place;
+mod release;
+mod upkeep;
 
-use crate::{Arrival, Decision, Input, Output, RouteError, RouterConfig, Sent, SessionStep};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvasir_placement::{
+    Bits, DeviceAware, Fleet, Gate, LeastLoaded, Ledger, LinearCost, Load, Overlap, Policy,
+    PolicyClass, PowerOfTwo, PrefillModel, Prompt, Queue, QueueStats, Random, RankBusy, RoundRobin,
+    Scored, Scorer, Thresholds,
+};
+use kvasir_profile::StepTimes;
+use kvasir_types::{RequestId, Rng, SequenceHash, Time, WorkerId, WorkerRank};
+
+use crate::filter::Eligible;
+use crate::ring::Ring;
+use crate::session::Sessions;
+use crate::{Arrival, Decision, Input, Mode, Output, PrefillLoadModel, RouterConfig};
 
 /// What a rank would have to do if a prompt went there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,22 +40,123 @@ pub struct PotentialLoad {
     pub active_requests: u32,
 }
 
+/// A worker that a request must go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pinned {
+    rank: WorkerRank,
+    by_session: bool,
+}
+
+/// A request in the queue.
+#[derive(Clone, Debug)]
+struct Waiting {
+    arrival: Box<Arrival>,
+    pin: Option<Pinned>,
+    /// When its overlap was looked up.
+    looked_up: Time,
+    /// When a new lookup was asked for and has not been answered.
+    asked: Option<Time>,
+}
+
 /// The router as a value. See the [crate] for what it promises.
 #[derive(Debug)]
 pub struct Router {
     config: RouterConfig,
-    workers: Vec<WorkerSpec>,
-    turn: u64,
+    now: Time,
+    rng: Rng,
+    policy: Box<dyn Policy>,
+    fleet: Fleet,
+    ledger: Ledger,
+    model: PrefillModel,
+    queue: Queue<Waiting>,
+    sessions: Sessions,
+    ring: Ring,
+    thresholds: Thresholds,
+    /// Thresholds changed and no load has been seen since.
+    thresholds_new: bool,
+    /// By slot.
+    busy: Vec<RankBusy>,
+    busy_slots: Bits,
+    /// Hidden workers and until when; few.
+    hidden: Vec<(Time, WorkerId)>,
+    eligible: Eligible,
+    scorer: Scorer,
+    kept: Vec<Scored>,
+    /// When lookups were asked for, oldest first; at most one per waiting request.
+    asks: VecDeque<Time>,
+    /// What is booked where blocks are not tracked.
+    nothing: Arc<[SequenceHash]>,
+    /// Whether something happened that may let a held request go.
+    stirred: Stirred,
+    queue_checked: Time,
+}
+
+/// What may have opened since the queue was last looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stirred {
+    Nothing,
+    Slot(u32),
+    Anything,
 }
 
 impl Router {
+    /// How often the queue is looked at while nothing happens.
+    pub const RECHECK: Duration = Duration::from_secs(60);
+    /// The same while charges shrink with time.
+    pub const RECHECK_DECAYING: Duration = Duration::from_millis(100);
+    /// How long a lookup asked for with [`Output::Refresh`] is waited for before the old one is used.
+    pub const REFRESH_WAIT: Duration = Duration::from_secs(1);
+
     /// A router without workers.
     #[must_use]
     pub fn new(config: RouterConfig) -> Self {
+        let policy: Box<dyn Policy> = match config.router_mode {
+            // Direct mode never chooses: a request without a worker is refused before.
+            Mode::RoundRobin | Mode::Direct => Box::new(RoundRobin::default()),
+            Mode::Random => Box::new(Random),
+            Mode::Kv => Box::new(LinearCost {
+                order: config.router_queue_policy,
+            }),
+            Mode::PowerOfTwo => Box::new(PowerOfTwo),
+            Mode::LeastLoaded => Box::new(LeastLoaded),
+            Mode::DeviceAwareWeighted => Box::new(DeviceAware {
+                ratio: config.encoder_cuda_to_cpu_ratio,
+            }),
+        };
+        Self::with_policy(config, policy)
+    }
+
+    /// A router without workers that chooses by a policy of the caller's.
+    #[must_use]
+    pub fn with_policy(config: RouterConfig, policy: Box<dyn Policy>) -> Self {
+        let thresholds = Thresholds {
+            active_decode_blocks: config.active_decode_blocks_threshold,
+            active_prefill_tokens: config.active_prefill_tokens_threshold,
+            active_prefill_tokens_frac: config.active_prefill_tokens_threshold_frac,
+        };
         Self {
+            now: Time::ZERO,
+            rng: Rng::new(config.router_seed),
+            policy,
+            fleet: Fleet::default(),
+            ledger: Ledger::new(config.kv_cache_block_size),
+            model: model_of(&config),
+            queue: Queue::new(classes_of(&config)),
+            sessions: Sessions::new(config.router_max_sessions),
+            ring: Ring::new(config.router_decision_log),
+            thresholds,
+            thresholds_new: false,
+            busy: Vec::new(),
+            busy_slots: Bits::default(),
+            hidden: Vec::new(),
+            eligible: Eligible::default(),
+            scorer: Scorer::default(),
+            asks: VecDeque::new(),
+            nothing: Arc::from([]),
+            kept: Vec::new(),
+            stirred: Stirred::Nothing,
+            queue_checked: Time::ZERO,
             config,
-            workers: Vec::new(),
-            turn: 0,
         }
     }
 
@@ -46,29 +169,86 @@ impl Router {
     /// Takes one input and appends what is to be done. `now` must not go back; if it does, it counts as
     /// the latest time seen.
     pub fn step(&mut self, now: Time, input: Input, out: &mut Vec<Output>) {
-        let _ = now;
+        self.now = self.now.max(now);
+        self.run_due(out);
         match input {
-            Input::Joined(spec) | Input::Updated(spec) => {
-                self.leave(spec.id);
-                self.workers.push(spec);
-            }
-            Input::Left(worker) => self.leave(worker),
-            Input::Arrived(arrival) => out.push(self.arrive(&arrival)),
-            _ => {}
+            Input::Joined(spec) => self.join(spec, true, out),
+            Input::Updated(spec) => self.join(spec, false, out),
+            Input::Left(worker) => self.leave(worker, out),
+            Input::Arrived(arrival) => self.arrive(arrival, out),
+            Input::Refreshed { id, overlap } => self.refreshed(id, overlap),
+            Input::FirstToken { id } => self.first_token(id, out),
+            Input::Tokens { id, generated } => self.tokens(id, generated, out),
+            Input::Finished { id, on, outcome } => self.finish(id, on, outcome, out),
+            Input::Load(report) => self.load_report(&report, out),
+            Input::Thresholds(update) => self.set_thresholds(&update),
+            Input::Session(event) => self.session_event(event, out),
+            Input::Peer(event) => self.peer(&event, out),
+            Input::Tick => self.apply_new_thresholds(out),
         }
-    }
-
-    /// When the next `Tick` is due, if nothing happens before; `None` for never.
-    #[must_use]
-    pub fn next_deadline(&self) -> Option<Time> {
-        None
+        self.release(out);
     }
 
     /// The latest decision about a request, while the ring still holds it.
     #[must_use]
     pub fn explain(&self, id: RequestId) -> Option<&Decision> {
-        let _ = id;
-        None
+        self.ring.find(id)
+    }
+
+    /// The decisions kept, newest first.
+    pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
+        self.ring.iter()
+    }
+
+    /// A rank's booked load.
+    #[must_use]
+    pub fn load(&self, rank: WorkerRank) -> Option<Load> {
+        let slot = self.fleet.slot(rank)?;
+        Some(self.ledger.load(slot, self.now))
+    }
+
+    /// Who is a member, busy, hidden.
+    #[must_use]
+    pub fn fleet(&self) -> &Fleet {
+        &self.fleet
+    }
+
+    /// Requests waiting, in all and of the first class (the only one without policy classes).
+    #[must_use]
+    pub fn queued(&self) -> (usize, QueueStats) {
+        (self.queue.len(), self.queue.stats(0))
+    }
+
+    /// What waits in each policy class, by name.
+    pub fn queue_stats(&self) -> impl Iterator<Item = (&str, QueueStats)> {
+        let named = |at| self.queue.class(at).map(|c: &PolicyClass| c.name.as_str());
+        (0..)
+            .map_while(move |at| Some((named(at)?, at)))
+            .map(|(name, at)| (name, self.queue.stats(at)))
+    }
+
+    /// Sessions bound.
+    #[must_use]
+    pub fn sessions(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Requests booked.
+    #[must_use]
+    pub fn booked(&self) -> usize {
+        self.ledger.len()
+    }
+
+    /// Whether nothing is booked, nothing waits and nothing is left of what was.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.ledger.is_empty() && self.queue.is_empty()
+    }
+
+    /// The busy thresholds in force.
+    #[must_use]
+    pub fn thresholds(&self) -> Thresholds {
+        self.thresholds
     }
 
     /// What each rank would have to do if a prompt went there, one row per rank.
@@ -80,38 +260,80 @@ impl Router {
         sequence: &[SequenceHash],
         out: &mut Vec<PotentialLoad>,
     ) {
-        let _ = (now, isl_tokens, overlap, sequence);
+        self.now = self.now.max(now);
         out.clear();
+        let settled = crate::settle::settle(&self.config, &Default::default());
+        let prompt = Prompt {
+            isl_tokens,
+            overlap,
+            sequence: if self.tracks_blocks() { sequence } else { &[] },
+            shares: settled.shares,
+            preferred_taints: &[],
+        };
+        let (fleet, ledger, now) = (&self.fleet, &mut self.ledger, self.now);
+        let mut rows = Vec::new();
+        self.scorer.all(
+            now,
+            &settled.weights,
+            &prompt,
+            fleet.live(),
+            fleet,
+            ledger,
+            |slot, terms| rows.push((slot, terms)),
+        );
+        for (slot, terms) in rows {
+            let cached = cached_tokens(terms.cached_blocks, isl_tokens, &self.config);
+            let load = ledger.load(slot, now);
+            out.extend(fleet.rank(slot).map(|rank| PotentialLoad {
+                rank,
+                potential_prefill_tokens: load.prefill_tokens + u64::from(isl_tokens - cached),
+                potential_decode_blocks: terms.decode_blocks as u64,
+                active_requests: load.requests,
+            }));
+        }
     }
 
-    fn leave(&mut self, worker: WorkerId) {
-        self.workers.retain(|w| w.id != worker);
+    fn tracks_blocks(&self) -> bool {
+        self.config.router_track_active_blocks && self.config.router_role != crate::Role::Prefill
     }
 
-    fn arrive(&mut self, arrival: &Arrival) -> Output {
-        let id = arrival.id;
-        let ranks: Vec<WorkerRank> = self
-            .workers
-            .iter()
-            .flat_map(WorkerSpec::rank_iter)
-            .collect();
-        let turn = usize::try_from(self.turn).unwrap_or(0);
-        self.turn += 1;
-        match ranks.get(turn.checked_rem(ranks.len()).unwrap_or(0)) {
-            Some(&target) => Output::Send(Sent {
-                id,
-                target,
-                booked: !arrival.query_only,
-                record: false,
-                overlap_blocks: 0,
-                cached_tokens: 0,
-                queued: std::time::Duration::ZERO,
-                session: SessionStep::None,
-            }),
-            None => Output::Refuse {
-                id,
-                error: RouteError::NoEndpoints { known: 0, down: 0 },
-            },
+    fn stir(&mut self, slot: u32) {
+        self.stirred = match self.stirred {
+            Stirred::Nothing => Stirred::Slot(slot),
+            Stirred::Slot(same) if same == slot => Stirred::Slot(slot),
+            _ => Stirred::Anything,
+        };
+    }
+}
+
+/// Prompt tokens that a rank holding so many effective blocks need not compute.
+fn cached_tokens(cached_blocks: f64, isl_tokens: u32, config: &RouterConfig) -> u32 {
+    let tokens = (cached_blocks * f64::from(config.kv_cache_block_size)).round();
+    (tokens as u32).min(isl_tokens)
+}
+
+fn model_of(config: &RouterConfig) -> PrefillModel {
+    match config.router_prefill_load_model {
+        PrefillLoadModel::None => PrefillModel::None,
+        PrefillLoadModel::Learned => PrefillModel::Learned(Box::default()),
+        PrefillLoadModel::Aic => {
+            let measured = config.aic_profile.and_then(|preset| preset.profile().ok());
+            measured.map_or(PrefillModel::None, |profile| {
+                PrefillModel::Measured(StepTimes::Measured(profile))
+            })
+        }
+    }
+}
+
+fn classes_of(config: &RouterConfig) -> Vec<PolicyClass> {
+    match &config.router_policy_config {
+        Some(policy) if !policy.classes.is_empty() => policy.classes.clone(),
+        _ => {
+            let gate = Gate {
+                tokens: None,
+                batches: config.router_queue_threshold,
+            };
+            vec![PolicyClass::only(config.router_queue_policy, gate)]
         }
     }
 }

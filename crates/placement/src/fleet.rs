@@ -1,0 +1,298 @@
+//! Who is a member, and which of the members may be chosen.
+//!
+//! Each (worker, rank) has a *slot*, a small number that stays its own while it is a member and is used
+//! again later. The sets of live, hidden and busy slots, and the set that is left after taking the latter
+//! two away, are kept up to date as things change, never computed for a request.
+
+use kvasir_types::{DpRank, Time, WorkerId, WorkerRank};
+
+use crate::bits::Bits;
+use crate::map::FastMap;
+use crate::{Device, WorkerSpec};
+
+/// A worker that is there.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// What it said of itself.
+    pub spec: WorkerSpec,
+    slots: Vec<u32>,
+    /// Hidden until then.
+    down_until: Option<Time>,
+    busy: bool,
+}
+
+impl Member {
+    /// Its slots, lowest rank first.
+    #[must_use]
+    pub fn slots(&self) -> &[u32] {
+        &self.slots
+    }
+
+    /// Whether it is over its busy thresholds on all ranks.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.busy
+    }
+
+    /// Until when it is hidden.
+    #[must_use]
+    pub fn down_until(&self) -> Option<Time> {
+        self.down_until
+    }
+
+    /// Whether it has an adapter loaded.
+    #[must_use]
+    pub fn has_lora(&self, name: &str) -> bool {
+        self.spec.loras.iter().any(|lora| **lora == *name)
+    }
+}
+
+/// What the choice reads of a slot.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    rank: WorkerRank,
+    member: u32,
+    max_batched: u64,
+    cpu: bool,
+}
+
+/// The members.
+#[derive(Clone, Debug, Default)]
+pub struct Fleet {
+    members: Vec<Option<Member>>,
+    vacant_members: Vec<u32>,
+    places: Vec<Option<Place>>,
+    vacant_places: Vec<u32>,
+    by_id: FastMap<WorkerId, u32>,
+    live: Bits,
+    down: Bits,
+    busy: Bits,
+    up: Bits,
+    open: Bits,
+}
+
+impl Fleet {
+    /// How many slots there have ever been; slots are below this.
+    #[must_use]
+    pub fn slot_end(&self) -> u32 {
+        self.places.len() as u32
+    }
+
+    /// How many workers there are.
+    #[must_use]
+    pub fn workers(&self) -> u32 {
+        self.by_id.len() as u32
+    }
+
+    /// How many workers are hidden.
+    #[must_use]
+    pub fn hidden(&self) -> u32 {
+        let hidden = |m: &&Member| m.down_until.is_some();
+        self.members.iter().flatten().filter(hidden).count() as u32
+    }
+
+    /// Slots of all members.
+    #[must_use]
+    pub fn live(&self) -> &Bits {
+        &self.live
+    }
+
+    /// Slots of members that are not hidden.
+    #[must_use]
+    pub fn up(&self) -> &Bits {
+        &self.up
+    }
+
+    /// Slots of members that are neither hidden nor busy.
+    #[must_use]
+    pub fn open(&self) -> &Bits {
+        &self.open
+    }
+
+    /// Slots of busy members.
+    #[must_use]
+    pub fn busy(&self) -> &Bits {
+        &self.busy
+    }
+
+    /// The worker with this id.
+    #[must_use]
+    pub fn member(&self, id: WorkerId) -> Option<&Member> {
+        let at = *self.by_id.get(&id)?;
+        self.members.get(at as usize)?.as_ref()
+    }
+
+    /// The worker that a slot belongs to.
+    #[must_use]
+    pub fn member_of(&self, slot: u32) -> Option<&Member> {
+        let place = self.places.get(slot as usize)?.as_ref()?;
+        self.members.get(place.member as usize)?.as_ref()
+    }
+
+    /// The workers, in the order of their places in memory: the same for the same history.
+    pub fn members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().flatten()
+    }
+
+    /// The slot of a rank.
+    #[must_use]
+    pub fn slot(&self, rank: WorkerRank) -> Option<u32> {
+        let member = self.member(rank.worker)?;
+        let index = rank.rank.0.checked_sub(member.spec.first_rank.0)?;
+        member.slots.get(index as usize).copied()
+    }
+
+    /// The rank of a slot.
+    #[must_use]
+    pub fn rank(&self, slot: u32) -> Option<WorkerRank> {
+        self.places.get(slot as usize)?.as_ref().map(|p| p.rank)
+    }
+
+    /// Tokens that a slot computes per step.
+    #[must_use]
+    pub fn max_batched(&self, slot: u32) -> u64 {
+        let place = self.places.get(slot as usize).and_then(Option::as_ref);
+        place.map_or(WorkerSpec::UNKNOWN_BATCH, |p| p.max_batched)
+    }
+
+    /// Whether a slot computes on a plain processor.
+    #[must_use]
+    pub fn is_cpu(&self, slot: u32) -> bool {
+        let place = self.places.get(slot as usize).and_then(Option::as_ref);
+        place.is_some_and(|p| p.cpu)
+    }
+
+    /// Whether the worker of a slot carries a taint.
+    #[must_use]
+    pub fn carries(&self, slot: u32, taint: &str) -> bool {
+        let member = self.member_of(slot);
+        member.is_some_and(|m| m.spec.taints.iter().any(|t| **t == *taint))
+    }
+
+    /// Adds a worker, or replaces what is known of it. Ranks that it keeps keep their slots. `gone` is
+    /// called with each slot it no longer has, before that slot can be used again.
+    pub fn put(&mut self, spec: WorkerSpec, mut gone: impl FnMut(u32)) {
+        let at = match self.by_id.get(&spec.id) {
+            Some(&at) => at,
+            None => self.vacant_members.pop().unwrap_or_else(|| {
+                self.members.push(None);
+                self.members.len() as u32 - 1
+            }),
+        };
+        let old = self.members.get_mut(at as usize).and_then(Option::take);
+        let (down_until, busy) = old
+            .as_ref()
+            .map_or((None, false), |m| (m.down_until, m.busy));
+        let mut kept: Vec<(DpRank, u32)> = Vec::new();
+        for (rank, slot) in old.iter().flat_map(|m| m.spec.rank_iter().zip(&m.slots)) {
+            if spec.rank_iter().any(|r| r.rank == rank.rank) {
+                kept.push((rank.rank, *slot));
+            } else {
+                gone(*slot);
+                self.vacate(*slot);
+            }
+        }
+        let mut slots = Vec::with_capacity(spec.rank_count() as usize);
+        for rank in spec.rank_iter() {
+            let known = kept.iter().find(|(r, _)| *r == rank.rank);
+            let slot = known.map_or_else(|| self.new_place(), |(_, slot)| *slot);
+            self.places[slot as usize] = Some(Place {
+                rank,
+                member: at,
+                max_batched: spec
+                    .max_num_batched_tokens
+                    .unwrap_or(WorkerSpec::UNKNOWN_BATCH),
+                cpu: spec.device == Device::Cpu,
+            });
+            slots.push(slot);
+        }
+        self.by_id.insert(spec.id, at);
+        self.members[at as usize] = Some(Member {
+            spec,
+            slots,
+            down_until,
+            busy,
+        });
+        self.mark(at);
+    }
+
+    fn new_place(&mut self) -> u32 {
+        self.vacant_places.pop().unwrap_or_else(|| {
+            self.places.push(None);
+            self.places.len() as u32 - 1
+        })
+    }
+
+    fn vacate(&mut self, slot: u32) {
+        if let Some(place) = self.places.get_mut(slot as usize) {
+            *place = None;
+            self.vacant_places.push(slot);
+        }
+        for set in [
+            &mut self.live,
+            &mut self.down,
+            &mut self.busy,
+            &mut self.up,
+            &mut self.open,
+        ] {
+            set.set(slot, false);
+        }
+    }
+
+    /// Removes a worker. `gone` is called with each of its slots.
+    pub fn remove(&mut self, id: WorkerId, mut gone: impl FnMut(u32)) -> bool {
+        let Some(at) = self.by_id.remove(&id) else {
+            return false;
+        };
+        let member = self.members.get_mut(at as usize).and_then(Option::take);
+        for slot in member.iter().flat_map(|m| &m.slots) {
+            gone(*slot);
+            self.vacate(*slot);
+        }
+        self.vacant_members.push(at);
+        true
+    }
+
+    /// Hides a worker until then, or shows it again; says whether that changed anything.
+    pub fn set_down(&mut self, id: WorkerId, until: Option<Time>) -> bool {
+        let Some(&at) = self.by_id.get(&id) else {
+            return false;
+        };
+        let Some(member) = self.members.get_mut(at as usize).and_then(Option::as_mut) else {
+            return false;
+        };
+        let changed = member.down_until.is_some() != until.is_some();
+        member.down_until = until;
+        self.mark(at);
+        changed
+    }
+
+    /// Says whether a worker is busy; returns whether that changed anything.
+    pub fn set_busy(&mut self, id: WorkerId, busy: bool) -> bool {
+        let Some(&at) = self.by_id.get(&id) else {
+            return false;
+        };
+        let Some(member) = self.members.get_mut(at as usize).and_then(Option::as_mut) else {
+            return false;
+        };
+        let changed = member.busy != busy;
+        member.busy = busy;
+        self.mark(at);
+        changed
+    }
+
+    /// Brings the sets up to date for one worker.
+    fn mark(&mut self, at: u32) {
+        let Some(member) = self.members.get(at as usize).and_then(Option::as_ref) else {
+            return;
+        };
+        let (down, busy) = (member.down_until.is_some(), member.busy);
+        for &slot in &member.slots {
+            self.live.set(slot, true);
+            self.down.set(slot, down);
+            self.busy.set(slot, busy);
+            self.up.set(slot, !down);
+            self.open.set(slot, !down && !busy);
+        }
+    }
+}

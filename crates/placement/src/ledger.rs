@@ -1,0 +1,520 @@
+//! What each rank has been given to do and has not finished.
+//!
+//! Answers two questions: how many blocks do a rank's running requests hold, and how many prompt tokens
+//! does it still have to compute? Predicted from what was booked, corrected by first tokens and ends.
+//!
+//! What always holds: a block that several requests of a rank share counts once; what is booked is freed
+//! exactly once, so after any history in which every request ended all figures are 0; unknown ids are
+//! no-ops. Weights are whole millionths of a block, so that sums come back to 0 exactly.
+//!
+//! Elsewhere: which rank is which slot (`fleet`), when a rank counts as busy (`busy`).
+
+mod chains;
+mod list;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvasir_types::{RequestId, SequenceHash, Time};
+
+use crate::map::FastMap;
+use chains::{Chains, Shift};
+use list::{Link, Links, List, NONE};
+
+/// One whole block, in the unit of weights.
+const WHOLE: u64 = 1_000_000;
+
+const BY_SLOT: usize = 0;
+const BY_PREFILL: usize = 1;
+const BY_AGE: usize = 2;
+
+/// What to book for one request.
+#[derive(Clone, Debug)]
+pub struct Booking {
+    /// Chained hashes of the prompt's complete blocks; empty where blocks are not tracked.
+    pub sequence: Arc<[SequenceHash]>,
+    /// Whether equal blocks of other requests on the rank are the same blocks.
+    pub shares: bool,
+    /// Prompt tokens.
+    pub isl_tokens: u32,
+    /// Prompt tokens that the rank has to compute; 0 books none.
+    pub prefill_tokens: u32,
+    /// How long that is expected to take; `None` keeps the charge until the first token.
+    pub prefill_duration: Option<Duration>,
+    /// Tokens the client expects to be generated.
+    pub osl: Option<u32>,
+}
+
+/// A running request.
+#[derive(Clone, Debug)]
+struct Entry {
+    id: RequestId,
+    slot: u32,
+    links: [Link; 3],
+    /// Node of the chains, or `NONE` where the blocks are its own.
+    tail: u32,
+    /// Tracked prompt blocks.
+    blocks: u32,
+    /// Of those, blocks that no other request of the rank has.
+    exclusive: u32,
+    /// Weight of exclusive and output blocks, at most [`WHOLE`].
+    weight: u32,
+    output_blocks: u32,
+    /// Blocks of prompt and output when last looked at.
+    total_blocks: u32,
+    isl_tokens: u32,
+    generated: u32,
+    osl: Option<u32>,
+    /// Prompt tokens still charged.
+    prefill: u32,
+    prefill_duration: Option<Duration>,
+    booked_at: Time,
+    /// Last sign of life.
+    seen_at: Time,
+}
+
+/// One rank's work.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rank {
+    /// Distinct active prompt blocks.
+    blocks: u64,
+    /// Weight of output blocks.
+    output: u64,
+    /// Weight taken off exclusive prompt blocks.
+    discount: u64,
+    prefill: u64,
+    /// The oldest prompt not yet computed, copied here so that a read touches nothing else.
+    oldest: Oldest,
+    waiting: List,
+    running: List,
+    /// Prompt and output tokens of requests past their first token.
+    context: u64,
+}
+
+/// The prompt that a rank is thought to be working on.
+#[derive(Clone, Copy, Debug, Default)]
+struct Oldest {
+    tokens: u32,
+    /// 0 for not modelled.
+    duration_ns: u64,
+    modelled: bool,
+    since: Time,
+}
+
+/// A rank's load at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Blocks that running requests hold, rounded.
+    pub active_blocks: u64,
+    /// Prompt tokens still to compute.
+    pub prefill_tokens: u64,
+    /// Requests running.
+    pub requests: u32,
+    /// Of those, the ones still before their first token.
+    pub pending: u32,
+    /// Prompt and output tokens of the others.
+    pub context_tokens: u64,
+    /// When the oldest pending one became the oldest.
+    pub oldest_since: Option<Time>,
+}
+
+/// A prompt that was computed: what a learning predictor wants to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefilled {
+    /// Where.
+    pub slot: u32,
+    /// Prompt tokens computed.
+    pub tokens: u32,
+    /// Prompt tokens found in the cache.
+    pub cached: u32,
+    /// From when it was the oldest there until its first token; `None` if it never was.
+    pub took: Option<Duration>,
+}
+
+/// A booking that is no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Freed {
+    /// The request.
+    pub id: RequestId,
+    /// Where it was.
+    pub slot: u32,
+}
+
+/// The work of all ranks.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    block_size: u32,
+    ranks: Vec<Rank>,
+    entries: Entries,
+    vacant: Vec<u32>,
+    by_id: FastMap<RequestId, u32>,
+    by_age: List,
+    chains: Chains,
+    shifts: Vec<Shift>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Entries(Vec<Entry>);
+
+impl Links for Entries {
+    fn link(&mut self, at: u32, kind: usize) -> &mut Link {
+        &mut self.0[at as usize].links[kind]
+    }
+}
+
+impl Ledger {
+    /// An empty ledger for blocks of `block_size` tokens.
+    #[must_use]
+    pub fn new(block_size: u32) -> Self {
+        Self {
+            block_size: block_size.max(1),
+            ..Self::default()
+        }
+    }
+
+    /// Makes room for slots below `count`.
+    pub fn grow(&mut self, count: u32) {
+        if self.ranks.len() < count as usize {
+            self.ranks.resize(count as usize, Rank::default());
+        }
+    }
+
+    /// Requests booked.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Whether nothing is booked and nothing is left of what was.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+            && self.chains.nodes() == 0
+            && self.ranks.iter().all(|r| {
+                (r.blocks, r.output, r.discount, r.prefill, r.context) == (0, 0, 0, 0, 0)
+                    && r.running.len() == 0
+                    && r.waiting.len() == 0
+            })
+    }
+
+    /// The slot a request is booked on.
+    #[must_use]
+    pub fn slot_of(&self, id: RequestId) -> Option<u32> {
+        let at = *self.by_id.get(&id)?;
+        self.entries.0.get(at as usize).map(|e| e.slot)
+    }
+
+    /// When a request was booked.
+    #[must_use]
+    pub fn booked_at(&self, id: RequestId) -> Option<Time> {
+        let at = *self.by_id.get(&id)?;
+        self.entries.0.get(at as usize).map(|e| e.booked_at)
+    }
+
+    /// A rank's load at `now`.
+    #[must_use]
+    pub fn load(&self, slot: u32, now: Time) -> Load {
+        let Some(rank) = self.ranks.get(slot as usize) else {
+            return Load::default();
+        };
+        Load {
+            active_blocks: rank.active_blocks(),
+            prefill_tokens: rank.prefill_at(now),
+            requests: rank.running.len(),
+            pending: rank.waiting.len(),
+            context_tokens: rank.context,
+            oldest_since: rank.waiting.head().map(|_| rank.oldest.since),
+        }
+    }
+
+    /// The three figures that the cost reads: active blocks, prompt tokens, requests.
+    #[inline]
+    pub(crate) fn figures(&self, slot: u32, now: Time) -> (u64, u64, u32) {
+        match self.ranks.get(slot as usize) {
+            Some(rank) => (
+                rank.active_blocks(),
+                rank.prefill_at(now),
+                rank.running.len(),
+            ),
+            None => (0, 0, 0),
+        }
+    }
+
+    /// Prompt tokens that a rank still has to compute at `now`.
+    #[must_use]
+    pub fn prefill_tokens(&self, slot: u32, now: Time) -> u64 {
+        let rank = self.ranks.get(slot as usize);
+        rank.map_or(0, |rank| rank.prefill_at(now))
+    }
+
+    /// Requests running on a rank.
+    #[must_use]
+    pub fn requests(&self, slot: u32) -> u32 {
+        let rank = self.ranks.get(slot as usize);
+        rank.map_or(0, |rank| rank.running.len())
+    }
+
+    /// Calls `found(slot, depth)` with how many leading blocks of `sequence` are active there, deepest
+    /// first; `found` says whether the slot was new to it.
+    pub(crate) fn depths(
+        &mut self,
+        sequence: &[SequenceHash],
+        found: impl FnMut(u32, u32) -> bool,
+    ) {
+        self.chains.depths(sequence, found);
+    }
+
+    /// Books a request. A known id is left as it is and `false` returned.
+    pub fn book(&mut self, now: Time, id: RequestId, slot: u32, booking: &Booking) -> bool {
+        if self.by_id.contains_key(&id) || slot as usize >= self.ranks.len() {
+            return false;
+        }
+        let at = self.vacant.pop().unwrap_or(self.entries.0.len() as u32);
+        let blocks = booking.sequence.len() as u32;
+        let mut entry = Entry {
+            id,
+            slot,
+            links: [Link::default(); 3],
+            tail: NONE,
+            blocks,
+            exclusive: blocks,
+            weight: WHOLE as u32,
+            output_blocks: 0,
+            total_blocks: booking.isl_tokens.div_ceil(self.block_size),
+            isl_tokens: booking.isl_tokens,
+            generated: 0,
+            osl: booking.osl,
+            prefill: booking.prefill_tokens,
+            prefill_duration: booking.prefill_duration,
+            booked_at: now,
+            seen_at: now,
+        };
+        let mut active = blocks;
+        if booking.shares && blocks > 0 {
+            let sequence = &booking.sequence;
+            let (tail, change) = self.chains.acquire(sequence, slot, at, &mut self.shifts);
+            (entry.tail, entry.exclusive, active) = (tail, change.exclusive, change.blocks);
+        }
+        match self.entries.0.get_mut(at as usize) {
+            Some(place) => *place = entry,
+            None => self.entries.0.push(entry),
+        }
+        self.by_id.insert(id, at);
+        self.by_age.push_back(&mut self.entries, BY_AGE, at);
+        let rank = &mut self.ranks[slot as usize];
+        rank.blocks += u64::from(active);
+        rank.running.push_back(&mut self.entries, BY_SLOT, at);
+        if booking.prefill_tokens > 0 {
+            rank.prefill += u64::from(booking.prefill_tokens);
+            rank.waiting.push_back(&mut self.entries, BY_PREFILL, at);
+            if rank.waiting.len() == 1 {
+                rank.oldest = Oldest::of(&self.entries.0[at as usize], now);
+            }
+        } else {
+            rank.context += u64::from(booking.isl_tokens);
+        }
+        self.settle(slot);
+        true
+    }
+
+    /// Applies what a change of the chains did to the other prompts of the slot.
+    fn settle(&mut self, slot: u32) {
+        for (at, delta) in self.shifts.drain(..) {
+            let Some(entry) = self.entries.0.get_mut(at as usize) else {
+                continue;
+            };
+            let before = entry.discount();
+            entry.exclusive = u32::try_from(i64::from(entry.exclusive) + delta).unwrap_or(0);
+            let after = entry.discount();
+            let rank = &mut self.ranks[slot as usize];
+            rank.discount = rank.discount + after - before;
+        }
+    }
+
+    /// The first token came: the prompt is computed. Again, or for an unknown id, a no-op.
+    pub fn first_token(&mut self, now: Time, id: RequestId) -> Option<Prefilled> {
+        let at = *self.by_id.get(&id)?;
+        self.touch(now, at);
+        self.prefill_done(now, at)
+    }
+
+    fn prefill_done(&mut self, now: Time, at: u32) -> Option<Prefilled> {
+        let entry = self.entries.0.get_mut(at as usize)?;
+        let (slot, tokens) = (entry.slot, std::mem::take(&mut entry.prefill));
+        if tokens == 0 {
+            return None;
+        }
+        let cached = entry.isl_tokens.saturating_sub(tokens);
+        let context = u64::from(entry.isl_tokens) + u64::from(entry.generated);
+        let rank = &mut self.ranks[slot as usize];
+        let was_oldest = rank.waiting.head() == Some(at);
+        rank.prefill -= u64::from(tokens);
+        rank.context += context;
+        rank.waiting.remove(&mut self.entries, BY_PREFILL, at);
+        let took = was_oldest.then(|| now - rank.oldest.since);
+        if was_oldest {
+            rank.oldest = match rank.waiting.head() {
+                Some(next) => Oldest::of(&self.entries.0[next as usize], now),
+                None => Oldest::default(),
+            };
+        }
+        Some(Prefilled {
+            slot,
+            tokens,
+            cached,
+            took,
+        })
+    }
+
+    /// Tokens were generated, `generated` in all. With `track`, an item that raises the number of blocks
+    /// adds one output block, however many borders it crosses.
+    pub fn output(&mut self, now: Time, id: RequestId, generated: u32, track: bool) {
+        let Some(&at) = self.by_id.get(&id) else {
+            return;
+        };
+        self.touch(now, at);
+        let block_size = self.block_size;
+        let Some(entry) = self.entries.0.get_mut(at as usize) else {
+            return;
+        };
+        let rank = &mut self.ranks[entry.slot as usize];
+        let new = generated.saturating_sub(entry.generated);
+        entry.generated += new;
+        if entry.prefill == 0 {
+            rank.context += u64::from(new);
+        }
+        let total = entry
+            .isl_tokens
+            .saturating_add(entry.generated)
+            .div_ceil(block_size);
+        if !track || total <= entry.total_blocks {
+            return;
+        }
+        entry.total_blocks = total;
+        rank.output -= entry.output_weight();
+        rank.discount -= entry.discount();
+        entry.output_blocks += 1;
+        if let Some(osl) = entry.osl {
+            entry.weight = fraction_left(entry.generated, osl);
+        }
+        rank.output += entry.output_weight();
+        rank.discount += entry.discount();
+    }
+
+    fn touch(&mut self, now: Time, at: u32) {
+        self.by_age.remove(&mut self.entries, BY_AGE, at);
+        self.by_age.push_back(&mut self.entries, BY_AGE, at);
+        if let Some(entry) = self.entries.0.get_mut(at as usize) {
+            entry.seen_at = now;
+        }
+    }
+
+    /// Frees a request; ends its prefill too. An unknown id is a no-op.
+    pub fn free(&mut self, now: Time, id: RequestId) -> Option<Freed> {
+        let at = self.by_id.remove(&id)?;
+        self.prefill_done(now, at);
+        self.by_age.remove(&mut self.entries, BY_AGE, at);
+        let entry = self.entries.0.get_mut(at as usize)?;
+        let slot = entry.slot;
+        let rank = &mut self.ranks[slot as usize];
+        rank.context -= u64::from(entry.isl_tokens) + u64::from(entry.generated);
+        rank.output -= entry.output_weight();
+        rank.discount -= entry.discount();
+        let (tail, blocks) = (entry.tail, entry.blocks);
+        entry.exclusive = 0;
+        rank.running.remove(&mut self.entries, BY_SLOT, at);
+        let gone = if tail == NONE {
+            blocks
+        } else {
+            let shifts = &mut self.shifts;
+            self.chains.release(tail, slot, at, shifts).blocks
+        };
+        self.ranks[slot as usize].blocks -= u64::from(gone);
+        self.vacant.push(at);
+        self.settle(slot);
+        Some(Freed { id, slot })
+    }
+
+    /// Frees everything on a slot.
+    pub fn clear_slot(&mut self, now: Time, slot: u32, mut freed: impl FnMut(Freed)) {
+        while let Some(at) = self.ranks.get(slot as usize).and_then(|r| r.running.head()) {
+            let Some(id) = self.entries.0.get(at as usize).map(|e| e.id) else {
+                return;
+            };
+            let Some(gone) = self.free(now, id) else {
+                return;
+            };
+            freed(gone);
+        }
+    }
+
+    /// Frees the booking that has gone without a sign of life for longest, if that is at least `age`.
+    pub fn expire(&mut self, now: Time, age: Duration) -> Option<Freed> {
+        let id = self.stalest().filter(|(_, seen)| *seen + age <= now)?.0;
+        self.free(now, id)
+    }
+
+    /// The booking that has gone without a sign of life for longest, and since when.
+    #[must_use]
+    pub fn stalest(&self) -> Option<(RequestId, Time)> {
+        let at = self.by_age.head()?;
+        let entry = self.entries.0.get(at as usize)?;
+        Some((entry.id, entry.seen_at))
+    }
+}
+
+impl Rank {
+    fn active_blocks(&self) -> u64 {
+        (self.blocks * WHOLE + self.output - self.discount + WHOLE / 2) / WHOLE
+    }
+
+    /// Only the oldest prompt decays, from when it became the oldest.
+    #[inline]
+    fn prefill_at(&self, now: Time) -> u64 {
+        if self.oldest.modelled {
+            self.prefill - u64::from(self.oldest.tokens) + self.oldest.remaining(now)
+        } else {
+            self.prefill
+        }
+    }
+}
+
+impl Oldest {
+    fn of(entry: &Entry, since: Time) -> Self {
+        let duration = entry.prefill_duration;
+        Self {
+            tokens: entry.prefill,
+            duration_ns: duration.map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
+            modelled: duration.is_some(),
+            since,
+        }
+    }
+
+    fn remaining(&self, now: Time) -> u64 {
+        let elapsed = now.as_nanos().saturating_sub(self.since.as_nanos());
+        if elapsed >= self.duration_ns {
+            return 0;
+        }
+        let fraction = 1.0 - elapsed as f64 / self.duration_ns as f64;
+        (f64::from(self.tokens) * fraction).ceil() as u64
+    }
+}
+
+impl Entry {
+    fn output_weight(&self) -> u64 {
+        u64::from(self.output_blocks) * u64::from(self.weight)
+    }
+
+    fn discount(&self) -> u64 {
+        u64::from(self.exclusive) * (WHOLE - u64::from(self.weight))
+    }
+}
+
+/// What is left of a block's weight after `generated` of `osl` expected tokens, in millionths.
+fn fraction_left(generated: u32, osl: u32) -> u32 {
+    let osl = u64::from(osl.max(1));
+    let left = osl.saturating_sub(u64::from(generated));
+    (left * WHOLE / osl) as u32
+}

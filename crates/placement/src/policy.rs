@@ -1,0 +1,208 @@
+//! How a worker is chosen, as a value.
+//!
+//! A policy scores the candidates, says whether a rank is open for work now or the request should be held,
+//! orders the held ones, and takes feedback. The seeds' linear cost is one; the simple modes are others.
+//! What it sees of the fleet carries what a cost in seconds needs, too: requests pending and decoding, their
+//! context, when the oldest prompt became the oldest ([`Ledger::load`]), KV capacity ([`Fleet`]).
+
+mod simple;
+
+pub use simple::{DeviceAware, LeastLoaded, PowerOfTwo, Random, RoundRobin};
+
+use std::fmt;
+use std::time::Duration;
+
+use kvasir_types::{Rng, Time};
+
+use crate::{Bits, Fleet, Ledger, Prefilled, Prompt, Scored, Scorer, Weights, Won};
+
+/// The fleet at one moment, with the buffers to work in.
+#[derive(Debug)]
+pub struct View<'a> {
+    /// The moment.
+    pub now: Time,
+    /// Who is there.
+    pub fleet: &'a Fleet,
+    /// What they have to do.
+    pub ledger: &'a mut Ledger,
+    /// Buffers.
+    pub scorer: &'a mut Scorer,
+}
+
+/// A request as a policy sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// Its prompt.
+    pub prompt: Prompt<'a>,
+    /// The settings of the cost, with what the request overrides.
+    pub weights: Weights,
+    /// 0 takes the best.
+    pub temperature: f64,
+    /// When ranks are closed to it.
+    pub gate: Gate,
+}
+
+/// When a rank is closed to a request: above either figure of waiting prompt tokens. Both `None` never
+/// closes, and then nothing is ever held.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Gate {
+    /// Prompt tokens.
+    pub tokens: Option<u64>,
+    /// Batches of prompt tokens.
+    pub batches: Option<f64>,
+}
+
+impl Gate {
+    /// Whether it can close at all.
+    #[must_use]
+    pub fn is_set(&self) -> bool {
+        self.tokens.is_some() || self.batches.is_some()
+    }
+
+    /// Whether `waiting` prompt tokens on a rank with batches of `max_batched` are too many. Strict: as
+    /// many as the limit are not.
+    #[must_use]
+    pub fn closes(&self, waiting: u64, max_batched: u64) -> bool {
+        self.tokens.is_some_and(|limit| waiting > limit)
+            || self
+                .batches
+                .is_some_and(|limit| waiting as f64 > limit * max_batched as f64)
+    }
+}
+
+/// A request to be held, as its order sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hold {
+    /// When it arrived.
+    pub arrived: Time,
+    /// Seconds by which it jumps the queue.
+    pub priority_jump: f64,
+    /// Prompt tokens.
+    pub isl_tokens: u32,
+    /// Of those, the ones cached on no eligible rank.
+    pub uncached_tokens: u32,
+}
+
+/// What came of earlier choices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Feedback {
+    /// A prompt was computed.
+    Prefilled(Prefilled),
+    /// A request ended.
+    Ended {
+        /// Where.
+        slot: u32,
+        /// Tokens it generated.
+        output_tokens: u32,
+        /// From booking to end.
+        took: Duration,
+    },
+}
+
+/// How a worker is chosen.
+pub trait Policy: fmt::Debug + Send {
+    /// Chooses among `eligible` (not empty). `kept` receives the cheapest with their terms, the winner
+    /// among them, where the policy has a cost.
+    fn choose(
+        &mut self,
+        view: &mut View<'_>,
+        ask: &Ask<'_>,
+        eligible: &Bits,
+        rng: &mut Rng,
+        kept: &mut Vec<Scored>,
+    ) -> Option<(u32, Won)>;
+
+    /// Whether a rank takes this request now. A request for which no eligible rank does is held.
+    fn is_open(&self, view: &View<'_>, ask: &Ask<'_>, slot: u32) -> bool {
+        let _ = (view, ask, slot);
+        true
+    }
+
+    /// Where a held request stands: higher goes first.
+    fn urgency(&self, hold: &Hold) -> f64 {
+        QueuePolicy::Fcfs.urgency(hold)
+    }
+
+    /// Whether load and caches matter to it, so that blocks and prompt tokens are worth booking.
+    fn weighs_load(&self) -> bool {
+        false
+    }
+
+    /// What came of earlier choices.
+    fn observe(&mut self, feedback: &Feedback) {
+        let _ = feedback;
+    }
+}
+
+/// Order of the queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum QueuePolicy {
+    /// First come, first served.
+    #[default]
+    Fcfs,
+    /// Last come, first served.
+    Lcfs,
+    /// Weight over prompt tokens: short prompts first.
+    Wspt,
+    /// Weight over prompt tokens that are cached on no eligible rank.
+    WsptUncached,
+}
+
+impl QueuePolicy {
+    /// Where a held request stands: higher goes first.
+    #[must_use]
+    pub fn urgency(self, hold: &Hold) -> f64 {
+        let offset = hold.arrived.as_secs_f64();
+        match self {
+            Self::Fcfs => hold.priority_jump - offset,
+            Self::Lcfs => hold.priority_jump + offset,
+            Self::Wspt => (1.0 + hold.priority_jump) / f64::from(hold.isl_tokens.max(1)),
+            Self::WsptUncached => {
+                (1.0 + hold.priority_jump) / f64::from(hold.uncached_tokens.max(1))
+            }
+        }
+    }
+}
+
+/// The seeds' cost: uncached prompt work plus decode load, in blocks; lowest wins.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LinearCost {
+    /// Order of the held.
+    pub order: QueuePolicy,
+}
+
+impl Policy for LinearCost {
+    fn choose(
+        &mut self,
+        view: &mut View<'_>,
+        ask: &Ask<'_>,
+        eligible: &Bits,
+        rng: &mut Rng,
+        kept: &mut Vec<Scored>,
+    ) -> Option<(u32, Won)> {
+        view.scorer.choose(
+            view.now,
+            &ask.weights,
+            ask.temperature,
+            &ask.prompt,
+            eligible,
+            view.fleet,
+            view.ledger,
+            rng,
+            kept,
+        )
+    }
+
+    fn is_open(&self, view: &View<'_>, ask: &Ask<'_>, slot: u32) -> bool {
+        let waiting = view.ledger.prefill_tokens(slot, view.now);
+        !ask.gate.closes(waiting, view.fleet.max_batched(slot))
+    }
+
+    fn urgency(&self, hold: &Hold) -> f64 {
+        self.order.urgency(hold)
+    }
+
+    fn weighs_load(&self) -> bool {
+        true
+    }
+}

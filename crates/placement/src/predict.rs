@@ -1,0 +1,59 @@
+//! How long a prompt will take before its first token.
+//!
+//! Answers one question: for so many tokens to compute on top of so many cached ones on this worker, after
+//! how long may the charge be thought gone? `None` is always a possible answer and means that it does not
+//! shrink before the first token.
+
+mod learned;
+
+pub use learned::Learned;
+
+use std::time::Duration;
+
+use kvasir_profile::StepTimes;
+use kvasir_types::WorkerId;
+
+/// A source of predictions.
+#[derive(Clone, Debug, Default)]
+pub enum PrefillModel {
+    /// Predicts nothing.
+    #[default]
+    None,
+    /// Reads them off measurements of such an engine.
+    Measured(StepTimes),
+    /// Learns them from each worker's own first tokens.
+    Learned(Box<Learned>),
+}
+
+impl PrefillModel {
+    /// Time until the first token of a prompt with `new` tokens to compute on top of `cached` ones.
+    #[must_use]
+    pub fn predict(&self, worker: WorkerId, new: u32, cached: u32) -> Option<Duration> {
+        let millis = match self {
+            Self::None => return None,
+            Self::Measured(times) => times.prefill_ms(new, cached),
+            Self::Learned(learned) => learned.predict(worker, new, cached)? * 1000.0,
+        };
+        Duration::try_from_secs_f64(millis / 1000.0).ok()
+    }
+
+    /// Takes note of a prompt that took this long alone at the head of its worker's prompts.
+    pub fn learn(&mut self, worker: WorkerId, new: u32, cached: u32, took: Duration) {
+        if let Self::Learned(learned) = self {
+            learned.learn(worker, new, cached, took.as_secs_f64());
+        }
+    }
+
+    /// Forgets a worker.
+    pub fn forget(&mut self, worker: WorkerId) {
+        if let Self::Learned(learned) = self {
+            learned.forget(worker);
+        }
+    }
+
+    /// Whether charges shrink with time, so that a queue must be looked at while nothing happens.
+    #[must_use]
+    pub fn decays(&self) -> bool {
+        !matches!(self, Self::None)
+    }
+}

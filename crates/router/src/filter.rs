@@ -1,0 +1,176 @@
+//! Who may serve a request at all, before anybody is scored.
+//!
+//! The order is fixed and each way to end with nobody has its own error: allow-list, taints, rank bounds,
+//! adapter, earlier failures, then the busy set. A pin is direct dispatch and ignores fault marks.
+
+use kvasir_placement::{Bits, Fleet};
+use kvasir_types::WorkerRank;
+
+use crate::{Arrival, Excluded, Outcome, RouteError, Why};
+
+/// The ranks that a request may go to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Eligible {
+    /// Before the busy set is taken away; the queue asks these.
+    pub(crate) routable: Bits,
+    /// After it; the choice is among these.
+    pub(crate) candidates: Bits,
+    pinned: Option<u32>,
+}
+
+impl Eligible {
+    /// Works out both sets. On an error of the first stages both are empty.
+    pub(crate) fn fill(
+        &mut self,
+        fleet: &Fleet,
+        arrival: &Arrival,
+        pin: Option<WorkerRank>,
+    ) -> Result<(), RouteError> {
+        self.pinned = None;
+        match pin {
+            Some(rank) => self.fill_pinned(fleet, arrival, rank),
+            None => self.fill_free(fleet, arrival),
+        }
+    }
+
+    fn fill_pinned(
+        &mut self,
+        fleet: &Fleet,
+        arrival: &Arrival,
+        pin: WorkerRank,
+    ) -> Result<(), RouteError> {
+        self.routable.copy_from(&Bits::default());
+        self.candidates.copy_from(&Bits::default());
+        if !allowed(arrival, pin) {
+            return Err(RouteError::PinnedWorkerNotAllowed(pin.worker));
+        }
+        let unknown = RouteError::PinnedWorkerUnknown(pin.worker);
+        let member = fleet.member(pin.worker).ok_or(unknown.clone())?;
+        let slot = fleet.slot(pin).ok_or_else(|| {
+            let first = member.spec.first_rank.0;
+            RouteError::PinnedRankUnknown {
+                worker: pin.worker,
+                rank: pin.rank,
+                first,
+                end: first.saturating_add(member.spec.rank_count()),
+            }
+        })?;
+        if !tainted(fleet, arrival, slot) {
+            return Err(unknown);
+        }
+        if arrival.failed.contains(&pin.worker) {
+            return Err(after_failure(arrival));
+        }
+        self.routable.set(slot, true);
+        self.pinned = Some(slot);
+        if member.is_busy() {
+            return Err(RouteError::PinnedWorkerOverloaded(pin.worker));
+        }
+        self.candidates.set(slot, true);
+        Ok(())
+    }
+
+    fn fill_free(&mut self, fleet: &Fleet, arrival: &Arrival) -> Result<(), RouteError> {
+        let set = &mut self.routable;
+        set.copy_from(fleet.up());
+        let constraints = &arrival.constraints;
+        if constraints.allowed.is_some() {
+            set.retain(|slot| fleet.rank(slot).is_some_and(|rank| allowed(arrival, rank)));
+        }
+        if !constraints.required_taints.is_empty() {
+            set.retain(|slot| tainted(fleet, arrival, slot));
+        }
+        if let Some(lora) = &constraints.lora {
+            let has = |slot| fleet.member_of(slot).is_some_and(|m| m.has_lora(lora));
+            if set.iter().any(has) {
+                set.retain(has);
+            }
+        }
+        if set.is_empty() {
+            self.candidates.copy_from(set);
+            return Err(RouteError::NoEndpoints {
+                known: fleet.workers(),
+                down: fleet.hidden(),
+            });
+        }
+        if !arrival.failed.is_empty() {
+            set.retain(|slot| !failed(fleet, arrival, slot));
+        }
+        self.candidates.copy_from(set);
+        if set.is_empty() {
+            return Err(after_failure(arrival));
+        }
+        self.candidates.subtract(fleet.busy());
+        if self.candidates.is_empty() {
+            let workers = workers_of(fleet, set);
+            return Err(RouteError::AllEligibleWorkersOverloaded { workers });
+        }
+        Ok(())
+    }
+
+    /// The one rank that the request is bound to.
+    pub(crate) fn pinned(&self) -> Option<u32> {
+        self.pinned
+    }
+
+    /// Fills the record of who was left out and why.
+    pub(crate) fn excluded(&self, fleet: &Fleet, arrival: &Arrival, to: &mut Excluded) {
+        to.named.clear();
+        to.count = fleet.live().count() - self.candidates.count();
+        if to.count == 0 || self.pinned.is_some() {
+            return;
+        }
+        let out = fleet.live().iter().filter(|s| !self.candidates.has(*s));
+        for slot in out.take(Excluded::NAMED_MAX) {
+            if let Some(rank) = fleet.rank(slot) {
+                to.named.push((rank, why(fleet, arrival, slot)));
+            }
+        }
+    }
+}
+
+fn allowed(arrival: &Arrival, rank: WorkerRank) -> bool {
+    let list = arrival.constraints.allowed.as_ref();
+    list.is_none_or(|list| list.contains(&rank.worker))
+}
+
+fn tainted(fleet: &Fleet, arrival: &Arrival, slot: u32) -> bool {
+    let required = &arrival.constraints.required_taints;
+    required.iter().all(|taint| fleet.carries(slot, taint))
+}
+
+fn failed(fleet: &Fleet, arrival: &Arrival, slot: u32) -> bool {
+    let rank = fleet.rank(slot);
+    rank.is_some_and(|rank| arrival.failed.contains(&rank.worker))
+}
+
+fn after_failure(arrival: &Arrival) -> RouteError {
+    match arrival.last_failure {
+        Some(Outcome::Overloaded) => RouteError::FailedWorkersOverloaded,
+        _ => RouteError::FailedWorkersUnavailable,
+    }
+}
+
+fn workers_of(fleet: &Fleet, slots: &Bits) -> u32 {
+    let of = |m: &&kvasir_placement::Member| m.slots().iter().any(|s| slots.has(*s));
+    fleet.members().filter(of).count() as u32
+}
+
+/// The first filter that leaves a slot out, in their order.
+fn why(fleet: &Fleet, arrival: &Arrival, slot: u32) -> Why {
+    let rank = fleet.rank(slot).unwrap_or_default();
+    let busy = fleet.busy().has(slot);
+    if !allowed(arrival, rank) {
+        Why::NotAllowed
+    } else if !fleet.up().has(slot) {
+        Why::Down
+    } else if !tainted(fleet, arrival, slot) {
+        Why::Taint
+    } else if failed(fleet, arrival, slot) {
+        Why::Failed
+    } else if busy {
+        Why::Busy
+    } else {
+        Why::Lora
+    }
+}

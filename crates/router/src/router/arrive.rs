@@ -1,0 +1,268 @@
+//! A request wants a worker.
+
+use kvasir_placement::{Entry, Gate, Hold, QueueLimit};
+use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
+
+use super::{Pinned, Router, Stirred, Waiting, cached_tokens};
+use crate::{Arrival, LimitKind, Mode, Output, RouteError};
+
+impl Router {
+    pub(super) fn arrive(&mut self, arrival: Box<Arrival>, out: &mut Vec<Output>) {
+        let id = arrival.id;
+        let pin = match self
+            .check(&arrival, out)
+            .and_then(|()| self.resolve_pin(&arrival))
+        {
+            Ok(pin) => pin,
+            Err(error) => return self.refuse(&arrival, error, out),
+        };
+        if arrival.query_only || !self.policy.weighs_load() {
+            return self.place(&arrival, pin, None, out);
+        }
+        let (class, cached) = self.classify(&arrival, pin);
+        if !self.must_wait(&arrival, pin, class) {
+            return self.place(&arrival, pin, None, out);
+        }
+        if let Err(error) = self.room(class) {
+            return self.refuse(&arrival, error, out);
+        }
+        self.hold(arrival, pin, class, cached);
+        self.stirred = Stirred::Anything;
+        self.release(out);
+        if self.queue.contains(id) {
+            let depth = self.queue.len() as u32;
+            out.push(Output::Queued { id, depth });
+        }
+    }
+
+    /// What can be refused without looking at the fleet.
+    fn check(&mut self, arrival: &Arrival, out: &mut Vec<Output>) -> Result<(), RouteError> {
+        if arrival.isl_tokens == 0 {
+            return Err(RouteError::EmptyPrompt);
+        }
+        if let Err(bad) = arrival.overrides.check() {
+            return Err(RouteError::BadOverride {
+                name: bad.name,
+                value: bad.value,
+            });
+        }
+        if arrival.query_only {
+            return Ok(());
+        }
+        if self.queue.contains(arrival.id) {
+            return Err(RouteError::DuplicateRequest);
+        }
+        if let Some(slot) = self.ledger.slot_of(arrival.id) {
+            let rank = self.fleet.rank(slot).unwrap_or_default();
+            if !arrival.failed.contains(&rank.worker) {
+                return Err(RouteError::DuplicateRequest);
+            }
+            // The attempt there is known to have failed: its end has only not been told.
+            self.free(arrival.id, out);
+        }
+        Ok(())
+    }
+
+    /// The rank that the request or its session names.
+    fn resolve_pin(&mut self, arrival: &Arrival) -> Result<Option<Pinned>, RouteError> {
+        let Some(worker) = arrival.pin.worker else {
+            if self.config.router_mode == Mode::Direct {
+                return Err(RouteError::WorkerIdMissing);
+            }
+            if arrival.pin.rank.is_some() {
+                return Ok(None);
+            }
+            let bound = self.follow_session(arrival);
+            return Ok(bound.map(|rank| Pinned {
+                rank,
+                by_session: true,
+            }));
+        };
+        let rank = match arrival.pin.rank {
+            Some(rank) => WorkerRank { worker, rank },
+            None => self.fill_rank(arrival, worker)?,
+        };
+        Ok(Some(Pinned {
+            rank,
+            by_session: false,
+        }))
+    }
+
+    /// The rank of a worker that is named without one: its session's, or its only one. Never guessed.
+    fn fill_rank(&self, arrival: &Arrival, worker: WorkerId) -> Result<WorkerRank, RouteError> {
+        let session = arrival.session.as_ref();
+        let bound = session.and_then(|s| self.sessions.find(&s.id));
+        if let Some(bound) = bound.filter(|b| b.worker == worker && self.fleet.slot(*b).is_some()) {
+            return Ok(bound);
+        }
+        let allowed = arrival.constraints.allowed.as_ref();
+        if allowed.is_some_and(|list| !list.contains(&worker)) {
+            return Err(RouteError::PinnedWorkerNotAllowed(worker));
+        }
+        let member = self.fleet.member(worker);
+        let spec = &member.ok_or(RouteError::PinnedWorkerUnknown(worker))?.spec;
+        match spec.rank_count() {
+            1 => Ok(WorkerRank {
+                worker,
+                rank: spec.first_rank,
+            }),
+            ranks => Err(RouteError::PinnedRankMissing { worker, ranks }),
+        }
+    }
+
+    /// The class a request waits in, and how many of its tokens some eligible rank (or the one it is bound
+    /// to) holds.
+    fn classify(&mut self, arrival: &Arrival, pin: Option<Pinned>) -> (usize, u32) {
+        let config = &self.config;
+        let needs_cached = config.router_policy_config.is_some()
+            || config.router_queue_policy == kvasir_placement::QueuePolicy::WsptUncached;
+        let cached = if needs_cached {
+            self.best_cached(arrival, pin)
+        } else {
+            0
+        };
+        let class = match &self.config.router_policy_config {
+            Some(policy) => {
+                let uncached = u64::from(arrival.isl_tokens - cached);
+                policy.class_of(arrival.policy_class.as_deref(), uncached)
+            }
+            None => 0,
+        };
+        (class, cached)
+    }
+
+    fn best_cached(&mut self, arrival: &Arrival, pin: Option<Pinned>) -> u32 {
+        // An error here is the choice's to report; whoever is routable still counts.
+        let _ = self
+            .eligible
+            .fill(&self.fleet, arrival, pin.map(|p| p.rank));
+        let (host, disk) = (
+            self.config.router_host_cache_hit_weight,
+            self.config.router_disk_cache_hit_weight,
+        );
+        let mut best = 0.0f64;
+        for found in &arrival.overlap.ranks {
+            let slot = self.fleet.slot(found.rank);
+            if slot.is_some_and(|slot| self.eligible.routable.has(slot)) {
+                best = best.max(found.effective(host, disk));
+            }
+        }
+        cached_tokens(best, arrival.isl_tokens, &self.config)
+    }
+
+    /// Whether the request joins a backlog, or finds every rank it may go to closed. Nobody to go to is not
+    /// a reason to wait: the choice says what is wrong.
+    fn must_wait(&mut self, arrival: &Arrival, pin: Option<Pinned>, class: usize) -> bool {
+        let gate = self.queue.class(class).map(|c| c.gate).unwrap_or_default();
+        gate.is_set() && (self.queue.has_backlog(class) || !self.may_go(arrival, pin, gate))
+    }
+
+    /// Whether some eligible rank is open, or there is none at all. The busy set does not count here.
+    pub(super) fn may_go(&mut self, arrival: &Arrival, pin: Option<Pinned>, gate: Gate) -> bool {
+        let _ = self
+            .eligible
+            .fill(&self.fleet, arrival, pin.map(|p| p.rank));
+        if self.eligible.routable.is_empty() {
+            return true;
+        }
+        let settled = crate::settle::settle(&self.config, &arrival.overrides);
+        let ask = super::place::ask_of(arrival, &[], &settled, gate);
+        let view = kvasir_placement::View {
+            now: self.now,
+            fleet: &self.fleet,
+            ledger: &mut self.ledger,
+            scorer: &mut self.scorer,
+        };
+        let policy = &self.policy;
+        let mut slots = self.eligible.routable.iter();
+        slots.any(|slot| policy.is_open(&view, &ask, slot))
+    }
+
+    /// Whether the queue has room: our own bound on its length, then the class's.
+    fn room(&self, class: usize) -> Result<(), RouteError> {
+        let limit = self.config.router_queue_max_requests;
+        let (kind, current, limit) = if self.queue.len() >= limit as usize {
+            (
+                LimitKind::Requests,
+                self.queue.len() as u64,
+                u64::from(limit),
+            )
+        } else {
+            match self.queue.full(class, self.fleet.workers()) {
+                None => return Ok(()),
+                Some(full) => (kind_of(full.limit_kind), full.current, full.limit),
+            }
+        };
+        let name = self.queue.class(class).map(|c| c.name.clone());
+        Err(RouteError::QueueLimit {
+            policy_class: name.unwrap_or_default(),
+            limit_kind: kind,
+            current,
+            limit,
+        })
+    }
+
+    fn hold(&mut self, arrival: Box<Arrival>, pin: Option<Pinned>, class: usize, cached: u32) {
+        let hold = Hold {
+            arrived: self.now,
+            priority_jump: arrival.hints.priority_jump(),
+            isl_tokens: arrival.isl_tokens,
+            uncached_tokens: arrival.isl_tokens - cached,
+        };
+        let urgency = match (&self.config.router_policy_config, self.queue.class(class)) {
+            (Some(_), Some(class)) => class.queue_policy.urgency(&hold),
+            _ => self.policy.urgency(&hold),
+        };
+        let entry = Entry {
+            id: arrival.id,
+            class,
+            lane: pin.map(|p| p.rank),
+            strict_priority: arrival.hints.strict_priority,
+            urgency,
+            isl_tokens: arrival.isl_tokens,
+            cached_tokens: cached,
+            payload: Waiting {
+                arrival,
+                pin,
+                looked_up: self.now,
+                asked: None,
+            },
+        };
+        let entered = self.queue.push(self.now, entry);
+        debug_assert!(entered, "duplicates were refused before");
+    }
+
+    pub(super) fn refuse(&mut self, arrival: &Arrival, error: RouteError, out: &mut Vec<Output>) {
+        self.record_refusal(arrival, &error, None);
+        out.push(Output::Refuse {
+            id: arrival.id,
+            error,
+        });
+    }
+
+    /// A waiting request has waited too long.
+    pub(super) fn refuse_waiting(&mut self, id: RequestId, entered: Time, out: &mut Vec<Output>) {
+        let Some(entry) = self.queue.remove(id) else {
+            return;
+        };
+        let waited = self.now - entered;
+        let name = self.queue.class(entry.class).map(|c| c.name.clone());
+        let error = RouteError::QueueLimit {
+            policy_class: name.unwrap_or_default(),
+            limit_kind: LimitKind::WaitMs,
+            current: waited.as_millis() as u64,
+            limit: (self.config.router_queue_max_wait_secs * 1e3) as u64,
+        };
+        self.record_refusal(&entry.payload.arrival, &error, Some(entered));
+        out.push(Output::Refuse { id, error });
+        self.stirred = Stirred::Anything;
+    }
+}
+
+fn kind_of(limit: QueueLimit) -> LimitKind {
+    match limit {
+        QueueLimit::Requests => LimitKind::Requests,
+        QueueLimit::RawIslTokens => LimitKind::RawIslTokens,
+        QueueLimit::CachedTokens => LimitKind::CachedTokens,
+    }
+}

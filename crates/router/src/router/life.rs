@@ -1,0 +1,255 @@
+//! What becomes of a request once it is sent: first token, tokens, end; and what replicas say of theirs.
+
+use std::time::Duration;
+
+use kvasir_placement::{Booking, Feedback};
+use kvasir_types::{RequestId, WorkerRank};
+
+use super::{Router, Stirred};
+use crate::session::Kind;
+use crate::{
+    Arrival, Observation, Outcome, Output, PeerChange, PeerEvent, SessionAction, SessionEvent,
+    SessionStep,
+};
+
+impl Router {
+    pub(super) fn first_token(&mut self, id: RequestId, out: &mut Vec<Output>) {
+        self.session_dispatched(id, out);
+        if let Some(done) = self.ledger.first_token(self.now, id) {
+            if let (Some(took), Some(rank)) = (done.took, self.fleet.rank(done.slot)) {
+                self.model
+                    .learn(rank.worker, done.tokens, done.cached, took);
+            }
+            self.policy.observe(&Feedback::Prefilled(done));
+            self.load_changed(done.slot, out);
+            self.stir(done.slot);
+        }
+    }
+
+    pub(super) fn tokens(&mut self, id: RequestId, generated: u32, out: &mut Vec<Output>) {
+        let track = self.config.router_track_output_blocks && self.tracks_blocks();
+        self.ledger.output(self.now, id, generated, track);
+        if let Some(slot) = self.ledger.slot_of(id).filter(|_| track) {
+            self.load_changed(slot, out);
+        }
+    }
+
+    pub(super) fn finish(
+        &mut self,
+        id: RequestId,
+        on: Option<WorkerRank>,
+        outcome: Outcome,
+        out: &mut Vec<Output>,
+    ) {
+        if on.is_none() && self.queue.remove(id).is_some() {
+            self.stirred = Stirred::Anything;
+            return;
+        }
+        if let (Outcome::Unreachable, Some(rank)) = (outcome, on) {
+            self.hide(rank.worker, out);
+        }
+        let Some(slot) = self.ledger.slot_of(id) else {
+            return;
+        };
+        let here = self.fleet.rank(slot);
+        if on.is_some() && on != here {
+            return;
+        }
+        if let (Outcome::Unreachable, None, Some(rank)) = (outcome, on, here) {
+            self.hide(rank.worker, out);
+        }
+        if let Outcome::Completed { output_tokens } = outcome {
+            self.session_dispatched(id, out);
+            let took = self
+                .ledger
+                .booked_at(id)
+                .map_or(Duration::ZERO, |at| self.now - at);
+            self.policy.observe(&Feedback::Ended {
+                slot,
+                output_tokens,
+                took,
+            });
+        }
+        let failed = matches!(
+            outcome,
+            Outcome::Unreachable | Outcome::Overloaded | Outcome::Failed
+        );
+        self.sessions.release(self.now, id, failed);
+        self.free(id, out);
+    }
+
+    /// Frees a booking, whoever asks.
+    pub(super) fn free(&mut self, id: RequestId, out: &mut Vec<Output>) {
+        if let Some(freed) = self.ledger.free(self.now, id) {
+            self.load_changed(freed.slot, out);
+            self.stir(freed.slot);
+        }
+    }
+
+    pub(super) fn peer(&mut self, event: &PeerEvent, out: &mut Vec<Output>) {
+        match &event.change {
+            PeerChange::Add {
+                sequence,
+                prefill_tokens,
+                prefill_duration,
+                osl,
+            } => {
+                let Some(slot) = self.fleet.slot(event.target) else {
+                    return;
+                };
+                let booking = Booking {
+                    sequence: sequence.clone(),
+                    shares: true,
+                    isl_tokens: (sequence.len() as u32)
+                        .saturating_mul(self.config.kv_cache_block_size),
+                    prefill_tokens: *prefill_tokens,
+                    prefill_duration: *prefill_duration,
+                    osl: *osl,
+                };
+                if !self.ledger.book(self.now, event.id, slot, &booking) {
+                    out.push(Output::Observe(Observation::DuplicateBooking {
+                        id: event.id,
+                    }));
+                }
+                self.load_changed(slot, out);
+            }
+            PeerChange::PrefillCompleted => self.first_token(event.id, out),
+            PeerChange::Free => self.free(event.id, out),
+        }
+    }
+
+    /// The rank that a request's session is bound to, if it may be followed.
+    pub(super) fn follow_session(&mut self, arrival: &Arrival) -> Option<WorkerRank> {
+        let session = arrival.session.as_ref().filter(|s| self.serves(s.action))?;
+        let target = self.sessions.find(&session.id)?;
+        if self.fleet.slot(target).is_none() || arrival.failed.contains(&target.worker) {
+            self.sessions.unbind(&session.id);
+            return None;
+        }
+        let allowed = arrival.constraints.allowed.as_ref();
+        if allowed.is_some_and(|list| !list.contains(&target.worker)) {
+            return None;
+        }
+        if !arrival.query_only {
+            self.sessions.touch(self.now, &session.id);
+        }
+        Some(target)
+    }
+
+    /// Sessions are a matter of kv mode; the header form only with a time to live.
+    fn serves(&self, action: SessionAction) -> bool {
+        let header = action == SessionAction::Header;
+        self.policy.weighs_load()
+            && (!header || self.config.router_session_affinity_ttl_secs.is_some())
+    }
+
+    /// What a request that was just sent means for its session.
+    pub(super) fn bind_session(
+        &mut self,
+        arrival: &Arrival,
+        target: WorkerRank,
+        out: &mut Vec<Output>,
+    ) -> SessionStep {
+        let Some(session) = arrival.session.as_ref().filter(|s| self.serves(s.action)) else {
+            return SessionStep::None;
+        };
+        let id = &session.id;
+        match session.action {
+            SessionAction::Use => {}
+            SessionAction::Bind { timeout } => {
+                self.bind(id, target, Kind::Router, timeout, out);
+            }
+            SessionAction::Open { timeout } => {
+                if !(self.sessions.is_in_engine(id) && self.sessions.find(id) == Some(target)) {
+                    return SessionStep::Open {
+                        id: id.clone(),
+                        timeout,
+                    };
+                }
+            }
+            SessionAction::Close => {
+                self.sessions.unbind(id);
+                return SessionStep::Close { id: id.clone() };
+            }
+            SessionAction::Header => self.sessions.lease(arrival.id, id, target),
+        }
+        SessionStep::None
+    }
+
+    fn bind(
+        &mut self,
+        id: &std::sync::Arc<str>,
+        target: WorkerRank,
+        kind: Kind,
+        idle: Duration,
+        out: &mut Vec<Output>,
+    ) {
+        let evicted = self.sessions.bind(self.now, id, target, kind, idle);
+        self.say_evicted(evicted, out);
+        out.push(Output::Observe(Observation::SessionBound {
+            id: id.clone(),
+            target,
+        }));
+    }
+
+    fn say_evicted(&self, evicted: Option<crate::session::Ended>, out: &mut Vec<Output>) {
+        let Some(ended) = evicted else {
+            return;
+        };
+        if ended.in_engine {
+            out.push(Output::CloseSession {
+                id: ended.id.clone(),
+                target: ended.target,
+            });
+        }
+        out.push(Output::Observe(Observation::SessionEvicted {
+            id: ended.id,
+        }));
+    }
+
+    /// A request's dispatch succeeded: its header session is bound where it went.
+    fn session_dispatched(&mut self, id: RequestId, out: &mut Vec<Output>) {
+        let Some(ttl) = self.config.router_session_affinity_ttl_secs else {
+            return;
+        };
+        let idle = Duration::from_secs(ttl);
+        let (bound, evicted) = self.sessions.dispatched(self.now, id, idle);
+        self.say_evicted(evicted, out);
+        if let Some(session) = bound
+            && let Some(target) = self.sessions.find(&session)
+        {
+            let id = session;
+            out.push(Output::Observe(Observation::SessionBound { id, target }));
+        }
+    }
+
+    pub(super) fn session_event(&mut self, event: SessionEvent, out: &mut Vec<Output>) {
+        match event {
+            SessionEvent::Opened {
+                id,
+                target,
+                timeout,
+            } => {
+                if self.fleet.slot(target).is_some() {
+                    self.bind(&id, target, Kind::Engine, timeout, out);
+                }
+            }
+            SessionEvent::PeerBound { id, target } => {
+                let Some(ttl) = self.config.router_session_affinity_ttl_secs else {
+                    return;
+                };
+                let live = self
+                    .sessions
+                    .find(&id)
+                    .is_some_and(|b| self.fleet.slot(b).is_some());
+                if !live && self.fleet.slot(target).is_some() {
+                    let idle = Duration::from_secs(ttl);
+                    let evicted = self
+                        .sessions
+                        .bind(self.now, &id, target, Kind::Header, idle);
+                    self.say_evicted(evicted, out);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! The choice for one request, its booking and its record.
+
+use std::time::Duration;
+
+use kvasir_placement::{Ask, Booking, Gate, Prompt, Scored, Terms, View, Won};
+use kvasir_types::{SequenceHash, Time, WorkerRank};
+
+use super::{Pinned, Router, cached_tokens};
+use crate::settle::{Settled, settle};
+use crate::{Arrival, Candidate, Decision, Output, Reason, RouteError, Sent, SessionStep};
+
+/// A request as the policy sees it.
+pub(super) fn ask_of<'a>(
+    arrival: &'a Arrival,
+    sequence: &'a [SequenceHash],
+    settled: &Settled,
+    gate: Gate,
+) -> Ask<'a> {
+    Ask {
+        prompt: Prompt {
+            isl_tokens: arrival.isl_tokens,
+            overlap: &arrival.overlap,
+            sequence,
+            shares: settled.shares,
+            preferred_taints: &arrival.constraints.preferred_taints,
+        },
+        weights: settled.weights,
+        temperature: settled.temperature,
+        gate,
+    }
+}
+
+impl Router {
+    /// Chooses, books, records and sends, or says why not. `entered` is when the request began to wait.
+    pub(super) fn place(
+        &mut self,
+        arrival: &Arrival,
+        pin: Option<Pinned>,
+        entered: Option<Time>,
+        out: &mut Vec<Output>,
+    ) {
+        let settled = settle(&self.config, &arrival.overrides);
+        let filled = self
+            .eligible
+            .fill(&self.fleet, arrival, pin.map(|p| p.rank));
+        let chosen = filled.and_then(|()| self.choose(arrival, pin, &settled));
+        match chosen {
+            Ok((slot, reason)) => self.send(arrival, slot, reason, &settled, entered, out),
+            Err(error) => {
+                self.record_refusal(arrival, &error, entered);
+                let id = arrival.id;
+                out.push(Output::Refuse { id, error });
+            }
+        }
+    }
+
+    fn choose(
+        &mut self,
+        arrival: &Arrival,
+        pin: Option<Pinned>,
+        settled: &Settled,
+    ) -> Result<(u32, Reason), RouteError> {
+        let tracked = self.tracks_blocks();
+        let sequence: &[SequenceHash] = if tracked { &arrival.sequence } else { &[] };
+        let ask = ask_of(arrival, sequence, settled, Gate::default());
+        let mut view = View {
+            now: self.now,
+            fleet: &self.fleet,
+            ledger: &mut self.ledger,
+            scorer: &mut self.scorer,
+        };
+        self.kept.clear();
+        if let (Some(pin), Some(slot)) = (pin, self.eligible.pinned()) {
+            if self.policy.weighs_load() {
+                let terms = view.scorer.one(
+                    view.now,
+                    &ask.weights,
+                    &ask.prompt,
+                    slot,
+                    view.fleet,
+                    view.ledger,
+                );
+                self.kept.push(Scored { slot, terms });
+            }
+            let reason = match pin.by_session {
+                true => Reason::Session,
+                false => Reason::Pinned,
+            };
+            return Ok((slot, reason));
+        }
+        let candidates = &self.eligible.candidates;
+        let choice = self
+            .policy
+            .choose(&mut view, &ask, candidates, &mut self.rng, &mut self.kept);
+        let (slot, won) = choice.ok_or(RouteError::NoEndpoints {
+            known: self.fleet.workers(),
+            down: self.fleet.hidden(),
+        })?;
+        let reason = match won {
+            Won::Lowest => Reason::LowestCost,
+            Won::Tie { among } => Reason::Tie { among },
+            Won::Drawn { probability } => Reason::Sampled { probability },
+            Won::Rule => Reason::Rule,
+        };
+        Ok((slot, reason))
+    }
+
+    fn send(
+        &mut self,
+        arrival: &Arrival,
+        slot: u32,
+        reason: Reason,
+        settled: &Settled,
+        entered: Option<Time>,
+        out: &mut Vec<Output>,
+    ) {
+        let target = self.fleet.rank(slot).unwrap_or_default();
+        let terms = self.terms_of(slot);
+        let cached = cached_tokens(terms.cached_blocks, arrival.isl_tokens, &self.config);
+        self.record(arrival, settled, target, reason, entered);
+        let mut sent = Sent {
+            id: arrival.id,
+            target,
+            booked: false,
+            record: false,
+            overlap_blocks: terms.cached_blocks.round() as u32,
+            cached_tokens: cached,
+            queued: entered.map_or(Duration::ZERO, |at| self.now - at),
+            session: SessionStep::None,
+        };
+        if !arrival.query_only {
+            sent.booked = true;
+            sent.record = self.config.records_decisions();
+            self.book(arrival, slot, cached, settled);
+            sent.session = self.bind_session(arrival, target, out);
+            self.load_changed(slot, out);
+        }
+        out.push(Output::Send(sent));
+    }
+
+    fn terms_of(&self, slot: u32) -> Terms {
+        let found = self.kept.iter().find(|scored| scored.slot == slot);
+        found.map_or_else(Terms::default, |scored| scored.terms)
+    }
+
+    fn book(&mut self, arrival: &Arrival, slot: u32, cached: u32, settled: &Settled) {
+        let weighs = self.policy.weighs_load();
+        let prefill = match weighs && settled.weights.track_prefill_tokens {
+            true => arrival.isl_tokens - cached,
+            false => 0,
+        };
+        let predicted = match (prefill, self.fleet.rank(slot)) {
+            (1.., Some(rank)) => self.model.predict(rank.worker, prefill, cached),
+            _ => None,
+        };
+        let booking = Booking {
+            sequence: match weighs && self.tracks_blocks() {
+                true => arrival.sequence.clone(),
+                false => self.nothing.clone(),
+            },
+            shares: settled.shares,
+            isl_tokens: arrival.isl_tokens,
+            prefill_tokens: prefill,
+            prefill_duration: predicted,
+            osl: arrival.hints.osl,
+        };
+        let booked = self.ledger.book(self.now, arrival.id, slot, &booking);
+        debug_assert!(booked, "duplicates were refused before");
+    }
+
+    fn record(
+        &mut self,
+        arrival: &Arrival,
+        settled: &Settled,
+        target: WorkerRank,
+        reason: Reason,
+        entered: Option<Time>,
+    ) {
+        let Some(decision) = self.ring.record(arrival.id) else {
+            return;
+        };
+        begin(decision, arrival, entered, self.now, &self.config);
+        decision.prefill_load_scale = settled.weights.prefill_load_scale;
+        decision.temperature = settled.temperature;
+        decision.eligible = self.eligible.candidates.count();
+        decision.winner = Some((target, reason));
+        for scored in &self.kept {
+            let rank = self.fleet.rank(scored.slot).unwrap_or_default();
+            let terms = scored.terms;
+            decision.candidates.push(Candidate { rank, terms });
+        }
+        self.eligible
+            .excluded(&self.fleet, arrival, &mut decision.excluded);
+    }
+
+    pub(super) fn record_refusal(
+        &mut self,
+        arrival: &Arrival,
+        error: &RouteError,
+        entered: Option<Time>,
+    ) {
+        let Some(decision) = self.ring.record(arrival.id) else {
+            return;
+        };
+        begin(decision, arrival, entered, self.now, &self.config);
+        decision.error = Some(error.clone());
+        self.eligible
+            .excluded(&self.fleet, arrival, &mut decision.excluded);
+    }
+}
+
+/// Fills what every record has; keeps the memory of the one it replaces.
+fn begin(
+    decision: &mut Decision,
+    arrival: &Arrival,
+    entered: Option<Time>,
+    now: Time,
+    config: &crate::RouterConfig,
+) {
+    let mut candidates = std::mem::take(&mut decision.candidates);
+    let mut excluded = std::mem::take(&mut decision.excluded);
+    candidates.clear();
+    excluded.count = 0;
+    excluded.named.clear();
+    *decision = Decision {
+        id: arrival.id,
+        at: now,
+        queued: entered.map_or(Duration::ZERO, |at| now - at),
+        mode: config.router_mode,
+        isl_tokens: arrival.isl_tokens,
+        request_blocks: arrival
+            .isl_tokens
+            .div_ceil(config.kv_cache_block_size.max(1)),
+        candidates,
+        excluded,
+        ..Decision::default()
+    };
+}

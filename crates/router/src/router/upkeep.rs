@@ -1,0 +1,250 @@
+//! Membership, load reports, and what time alone brings about.
+
+use std::time::Duration;
+
+use kvasir_placement::{RankBusy, Reported, WorkerSpec};
+use kvasir_types::{Time, WorkerId};
+
+use super::{Router, Stirred};
+use crate::{LoadReport, Observation, Output, ThresholdUpdate};
+
+impl Router {
+    pub(super) fn join(&mut self, spec: WorkerSpec, back: bool, out: &mut Vec<Output>) {
+        let worker = spec.id;
+        let mut gone = Vec::new();
+        self.fleet.put(spec, |slot| gone.push(slot));
+        self.forget_slots(&gone);
+        let end = self.fleet.slot_end();
+        self.ledger.grow(end);
+        if self.busy.len() < end as usize {
+            self.busy.resize(end as usize, RankBusy::default());
+        }
+        if back {
+            self.show(worker, out);
+        }
+        self.check_all(out);
+        self.stirred = Stirred::Anything;
+    }
+
+    pub(super) fn leave(&mut self, worker: WorkerId, out: &mut Vec<Output>) {
+        let mut gone = Vec::new();
+        self.fleet.remove(worker, |slot| gone.push(slot));
+        self.forget_slots(&gone);
+        self.model.forget(worker);
+        self.hidden.retain(|(_, hidden)| *hidden != worker);
+        self.check_all(out);
+        self.stirred = Stirred::Anything;
+    }
+
+    fn forget_slots(&mut self, slots: &[u32]) {
+        for &slot in slots {
+            let (now, sessions) = (self.now, &mut self.sessions);
+            self.ledger
+                .clear_slot(now, slot, |freed| sessions.release(now, freed.id, true));
+            if let Some(rank) = self.busy.get_mut(slot as usize) {
+                *rank = RankBusy::default();
+            }
+            self.busy_slots.set(slot, false);
+        }
+    }
+
+    /// Hides a worker that could not be reached.
+    pub(super) fn hide(&mut self, worker: WorkerId, out: &mut Vec<Output>) {
+        let seconds = self.config.runtime_inhibited_duration_secs;
+        let span = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO);
+        if span.is_zero() || self.fleet.member(worker).is_none() {
+            return;
+        }
+        let until = self.now + span;
+        self.hidden.retain(|(_, hidden)| *hidden != worker);
+        self.hidden.push((until, worker));
+        if self.fleet.set_down(worker, Some(until)) {
+            out.push(Output::Observe(Observation::Down { worker, down: true }));
+        }
+        self.stirred = Stirred::Anything;
+    }
+
+    fn show(&mut self, worker: WorkerId, out: &mut Vec<Output>) {
+        self.hidden.retain(|(_, hidden)| *hidden != worker);
+        if self.fleet.set_down(worker, None) {
+            out.push(Output::Observe(Observation::Down {
+                worker,
+                down: false,
+            }));
+            self.stirred = Stirred::Anything;
+        }
+    }
+
+    pub(super) fn load_report(&mut self, report: &LoadReport, out: &mut Vec<Output>) {
+        let Some(slot) = self.fleet.slot(report.rank) else {
+            return;
+        };
+        if let Some(rank) = self.busy.get_mut(slot as usize) {
+            rank.reported.update(&Reported {
+                active_decode_blocks: report.active_decode_blocks,
+                active_prefill_tokens: report.active_prefill_tokens,
+                kv_used_blocks: report.kv_used_blocks,
+            });
+        }
+        self.load_changed(slot, out);
+        self.stir(slot);
+    }
+
+    /// New thresholds are kept and come into force with the next load.
+    pub(super) fn set_thresholds(&mut self, update: &ThresholdUpdate) {
+        let thresholds = &mut self.thresholds;
+        if let Some(value) = update.active_decode_blocks {
+            thresholds.active_decode_blocks = value;
+        }
+        if let Some(value) = update.active_prefill_tokens {
+            thresholds.active_prefill_tokens = value;
+        }
+        if let Some(value) = update.active_prefill_tokens_frac {
+            thresholds.active_prefill_tokens_frac = value;
+        }
+        self.thresholds_new = true;
+    }
+
+    /// A rank's load changed: brings its worker's place in the busy set up to date.
+    pub(super) fn load_changed(&mut self, slot: u32, out: &mut Vec<Output>) {
+        if self.thresholds_new {
+            self.apply_new_thresholds(out);
+        } else if self.thresholds.is_set() {
+            self.check_slot(slot);
+            self.check_worker_of(slot, out);
+        }
+    }
+
+    pub(super) fn apply_new_thresholds(&mut self, out: &mut Vec<Output>) {
+        if self.thresholds_new {
+            self.check_all(out);
+        }
+    }
+
+    fn check_all(&mut self, out: &mut Vec<Output>) {
+        let was_set = std::mem::take(&mut self.thresholds_new);
+        if !was_set && !self.thresholds.is_set() {
+            return;
+        }
+        for slot in 0..self.fleet.slot_end() {
+            self.check_slot(slot);
+        }
+        for slot in 0..self.fleet.slot_end() {
+            self.check_worker_of(slot, out);
+        }
+    }
+
+    fn check_slot(&mut self, slot: u32) {
+        let (Some(member), Some(rank)) =
+            (self.fleet.member_of(slot), self.busy.get_mut(slot as usize))
+        else {
+            return;
+        };
+        let booked = self.ledger.load(slot, self.now);
+        let total = member.spec.kv_total_blocks;
+        let batch = self.fleet.max_batched(slot);
+        let busy = rank.check(&self.thresholds, &booked, total, batch);
+        self.busy_slots.set(slot, busy);
+    }
+
+    /// A worker is busy only if all its ranks are.
+    fn check_worker_of(&mut self, slot: u32, out: &mut Vec<Output>) {
+        let Some(member) = self.fleet.member_of(slot) else {
+            return;
+        };
+        let worker = member.spec.id;
+        let busy = member.slots().iter().all(|s| self.busy_slots.has(*s));
+        if busy != member.is_busy() && self.fleet.set_busy(worker, busy) {
+            out.push(Output::Observe(Observation::Busy { worker, busy }));
+            self.stirred = Stirred::Anything;
+        }
+    }
+
+    /// When the next `Tick` is due, if nothing happens before; `None` for never.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Time> {
+        let expiry = self.ledger.stalest().map(|(_, seen)| seen + self.expiry());
+        let hidden = self.hidden.iter().map(|(until, _)| *until).min();
+        let session = self.sessions.next_due();
+        let too_long = self
+            .queue
+            .oldest()
+            .map(|(_, entered)| entered + self.wait_max());
+        let recheck = (!self.queue.is_empty()).then(|| self.queue_checked + self.recheck());
+        let asked = self.asks.front().map(|at| *at + Self::REFRESH_WAIT);
+        [expiry, hidden, session, too_long, recheck, asked]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    fn expiry(&self) -> Duration {
+        let seconds = self.config.router_active_request_expiry_secs;
+        let default = Duration::from_secs(300);
+        match Duration::try_from_secs_f64(seconds) {
+            Ok(span) if !span.is_zero() => span,
+            _ => default,
+        }
+    }
+
+    fn wait_max(&self) -> Duration {
+        let seconds = self.config.router_queue_max_wait_secs;
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+
+    fn recheck(&self) -> Duration {
+        if self.model.decays() {
+            Self::RECHECK_DECAYING
+        } else {
+            Self::RECHECK
+        }
+    }
+
+    /// Everything that is due by now.
+    pub(super) fn run_due(&mut self, out: &mut Vec<Output>) {
+        if self.next_deadline().is_none_or(|due| due > self.now) {
+            return;
+        }
+        while let Some(freed) = self.ledger.expire(self.now, self.expiry()) {
+            self.sessions.release(self.now, freed.id, false);
+            self.load_changed(freed.slot, out);
+            self.stirred = Stirred::Anything;
+            let target = self.fleet.rank(freed.slot).unwrap_or_default();
+            let id = freed.id;
+            out.push(Output::Observe(Observation::Expired { id, target }));
+        }
+        let now = self.now;
+        let shown: Vec<WorkerId> = self
+            .hidden
+            .iter()
+            .filter(|(until, _)| *until <= now)
+            .map(|(_, worker)| *worker)
+            .collect();
+        for worker in shown {
+            self.show(worker, out);
+        }
+        while let Some(ended) = self.sessions.expire(now) {
+            if ended.in_engine {
+                let (id, target) = (ended.id, ended.target);
+                out.push(Output::CloseSession { id, target });
+            }
+        }
+        while let Some((id, entered)) = self.queue.oldest() {
+            if entered + self.wait_max() > now {
+                break;
+            }
+            self.refuse_waiting(id, entered, out);
+        }
+        while self
+            .asks
+            .front()
+            .is_some_and(|at| *at + Self::REFRESH_WAIT <= now)
+        {
+            self.asks.pop_front();
+            self.stirred = Stirred::Anything;
+        }
+        if self.queue_checked + self.recheck() <= now {
+            self.stirred = Stirred::Anything;
+        }
+    }
+}
