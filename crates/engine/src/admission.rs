@@ -25,24 +25,28 @@ impl Prompt {
         let hasher = BlockHasher::new(block_size as usize, scope);
         let mut locals = Vec::new();
         hasher.extend(tokens, &mut locals);
-        Self::from_parts(hasher, block_size, tokens, locals.into())
+        let complete = locals.len().saturating_mul(block_size as usize);
+        let tail = tokens.get(complete..).unwrap_or_default().to_vec();
+        let len = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        Self::from_parts(hasher, block_size, len, locals.into(), tail)
     }
 
-    /// For a host that hashed `tokens` already, with `hasher` of `block_size`, into `locals`.
+    /// For a host that hashed the prompt already: `len` tokens, hashed with `hasher` in blocks of
+    /// `block_size` into `locals`, and the tokens after the last complete block.
     #[must_use]
     pub fn from_parts(
         hasher: BlockHasher,
         block_size: u32,
-        tokens: &[Token],
+        len: u32,
         locals: Arc<[LocalHash]>,
+        tail: Vec<Token>,
     ) -> Self {
-        let complete = locals.len().saturating_mul(block_size as usize);
         Self {
             hasher,
             block_size,
-            len: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+            len,
             locals,
-            tail: tokens.get(complete..).unwrap_or_default().to_vec(),
+            tail,
             tokens: None,
         }
     }

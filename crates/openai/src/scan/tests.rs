@@ -1,5 +1,3 @@
-//! Tests of the scanner: recorded and random bodies.
-
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 

@@ -1,5 +1,3 @@
-//! Tests of stream framing: any cut of the bytes gives the same events.
-
 use proptest::prelude::*;
 
 use super::*;

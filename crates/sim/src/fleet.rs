@@ -1,0 +1,126 @@
+//! What a trace meets: engines, routers, the ways between them, and what befalls them.
+
+use std::time::Duration;
+
+use kvasir_engine::EngineConfig;
+use kvasir_types::Time;
+
+/// How requests come.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pace {
+    /// At their times, played this many times faster.
+    Open {
+        /// 1 is as recorded.
+        speed: f64,
+    },
+    /// From so many clients, each of which sends its next request when it has the answer and thought.
+    Closed {
+        /// Clients.
+        clients: u32,
+        /// Between an answer and the next request.
+        think: Duration,
+    },
+}
+
+/// What befalls a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Its process dies: requests go elsewhere, its cache is gone.
+    Leaves {
+        /// When.
+        at: Time,
+        /// Who, from 0.
+        worker: u32,
+    },
+    /// It comes (back), with an empty cache.
+    Joins {
+        /// When.
+        at: Time,
+        /// Who; one that was never there is new.
+        worker: u32,
+    },
+}
+
+impl Change {
+    /// When.
+    #[must_use]
+    pub const fn at(&self) -> Time {
+        match self {
+            Self::Leaves { at, .. } | Self::Joins { at, .. } => *at,
+        }
+    }
+
+    pub(crate) const fn worker(&self) -> u32 {
+        match self {
+            Self::Leaves { worker, .. } | Self::Joins { worker, .. } => *worker,
+        }
+    }
+}
+
+/// What a good answer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slo {
+    /// The first token comes within this.
+    pub ttft: Duration,
+    /// Tokens of one answer follow each other, on average, within this.
+    pub itl: Duration,
+}
+
+impl Default for Slo {
+    fn default() -> Self {
+        Self {
+            ttft: Duration::from_secs(2),
+            itl: Duration::from_millis(25),
+        }
+    }
+}
+
+/// Everything but the traffic and the policy.
+#[derive(Clone, Debug)]
+pub struct Fleet {
+    /// Each rank.
+    pub engine: EngineConfig,
+    /// Workers at the start.
+    pub workers: u32,
+    /// Ranks of a worker.
+    pub ranks: u32,
+    /// Router replicas; requests are dealt to them in turn.
+    pub replicas: u32,
+    /// Replicas tell each other what they booked.
+    pub replica_sync: bool,
+    /// From a change of a cache, or a booking of another replica, to a router's knowing it.
+    pub event_latency: Duration,
+    /// Share of cache events that a replica never gets.
+    pub event_loss: f64,
+    /// Attempts at another worker after a failed one.
+    pub retries: u32,
+    /// What befalls workers.
+    pub changes: Vec<Change>,
+    /// How requests come.
+    pub pace: Pace,
+    /// What a good answer is.
+    pub slo: Slo,
+    /// What every draw follows from.
+    pub seed: u64,
+}
+
+impl Fleet {
+    /// `workers` of one rank, one router, a millisecond to learn of events, nothing lost.
+    #[must_use]
+    pub fn new(engine: EngineConfig, workers: u32) -> Self {
+        Self {
+            engine,
+            workers,
+            ranks: 1,
+            replicas: 1,
+            replica_sync: false,
+            event_latency: Duration::from_millis(1),
+            event_loss: 0.0,
+            retries: 2,
+            changes: Vec::new(),
+            pace: Pace::Open { speed: 1.0 },
+            slo: Slo::default(),
+            seed: 0,
+        }
+    }
+}

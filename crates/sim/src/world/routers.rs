@@ -1,0 +1,339 @@
+//! Router replicas, each with its own picture: what reaches them, and what they want done.
+
+use std::sync::Arc;
+
+use kvasir_engine::{Admission, AdmitError, Answer, CacheEvent, Prompt};
+use kvasir_index::{Index, Matches};
+use kvasir_router::{
+    Arrival, Input, LoadReport, Outcome, Output, Overlap, PeerChange, PeerEvent, Router, Sent,
+    WorkerSpec, overlap_of,
+};
+use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
+
+use super::queue::Event;
+use super::{State, World};
+use crate::Piece;
+use crate::prompt::VOCABULARY;
+
+/// A router with its own index.
+#[derive(Debug)]
+pub(super) struct Replica {
+    pub(super) router: Router,
+    index: Index,
+    found: Matches,
+    /// When its next tick is planned.
+    tick_at: Option<Time>,
+}
+
+pub(super) fn id(request: u32) -> RequestId {
+    RequestId(u128::from(request))
+}
+
+pub(super) fn request_of(id: RequestId) -> u32 {
+    id.0 as u32
+}
+
+impl World<'_> {
+    pub(super) fn add_routers(&mut self) {
+        for replica in 0..self.fleet.replicas {
+            let mut config = self.policy.router.clone();
+            config.kv_cache_block_size = self.fleet.engine.block_size;
+            config.router_seed ^= self.fleet.seed.rotate_left(8) ^ u64::from(replica);
+            self.replicas.push(Replica {
+                router: Router::new(config),
+                index: Index::with_options(&self.policy.index_options()),
+                found: Matches::new(),
+                tick_at: None,
+            });
+        }
+    }
+
+    pub(super) fn tell_all(&mut self, input: &Input) {
+        for replica in 0..self.replicas.len() {
+            self.inputs.push_back((replica, input.clone()));
+        }
+    }
+
+    /// A request is at the door: hash it, look it up, ask the router.
+    pub(super) fn arrive(&mut self, request: u32) {
+        let trace = &self.trace.requests[request as usize];
+        let carried = self.requests[request as usize].generated;
+        let more = (carried > 0).then_some(Piece {
+            seed: trace.answer_seed,
+            len: carried,
+        });
+        let hashed = self.hashery.hash(&trace.prompt, more);
+        let replica = request as usize % self.replicas.len();
+        let overlap = self.look_up(replica, &hashed.locals);
+        let slot = &mut self.requests[request as usize];
+        if slot.attempts == 0 {
+            slot.arrived = self.now;
+        }
+        (slot.state, slot.replica, slot.carried) = (State::Routing, replica, carried);
+        let arrival = Arrival {
+            overlap,
+            sequence: Arc::clone(&hashed.sequence),
+            failed: slot.failed.clone(),
+            last_failure: slot.failed.last().map(|_| Outcome::Unreachable),
+            ..Arrival::new(id(request), hashed.len)
+        };
+        slot.prompt = Some(Box::new(hashed));
+        self.inputs
+            .push_back((replica, Input::Arrived(Box::new(arrival))));
+    }
+
+    fn look_up(&mut self, replica: usize, locals: &[kvasir_types::LocalHash]) -> Overlap {
+        if !self.policy.uses_index() {
+            return Overlap::none();
+        }
+        let Replica { index, found, .. } = &mut self.replicas[replica];
+        index.expire(self.now);
+        index.find(locals, found);
+        overlap_of(found)
+    }
+
+    pub(super) fn obey(&mut self, replica: usize, output: Output) {
+        match output {
+            Output::Send(sent) => self.send(replica, &sent),
+            Output::Refuse { id, .. } => self.end(request_of(id), State::Refused),
+            Output::Refresh { id } => {
+                let prompt = self.requests[request_of(id) as usize].prompt.as_ref();
+                let locals = prompt.map(|p| Arc::clone(&p.locals));
+                let overlap = locals.map(|locals| self.look_up(replica, &locals));
+                self.inputs
+                    .push_back((replica, Input::Refreshed { id, overlap }));
+            }
+            Output::Queued { .. } => self.tally.queued += 1,
+            Output::CloseSession { .. } | Output::Observe(_) => {}
+        }
+    }
+
+    fn send(&mut self, replica: usize, sent: &Sent) {
+        let request = request_of(sent.id);
+        let trace = &self.trace.requests[request as usize];
+        let slot = &mut self.requests[request as usize];
+        let Some(hashed) = slot.prompt.take() else {
+            return; // ended while it waited
+        };
+        if sent.record {
+            let index = &self.replicas[replica].index;
+            index.record_routing(self.now, sent.target, &hashed.locals, &hashed.sequence);
+        }
+        self.tell_peers(replica, sent, &hashed.sequence, hashed.len);
+        let carried = self.requests[request as usize].carried;
+        let admission = Admission {
+            id: sent.id,
+            prompt: Prompt::from_parts(
+                self.hashery.hasher,
+                self.hashery.block_size,
+                hashed.len,
+                hashed.locals,
+                hashed.tail,
+            ),
+            answer: Answer::Seeded {
+                seed: trace.answer_seed.wrapping_add(u64::from(carried)),
+                vocabulary: VOCABULARY,
+            },
+            max_tokens: trace.output_tokens.saturating_sub(carried).max(1),
+            priority: trace.priority,
+            announce_hits: false,
+        };
+        match self.admit(sent.target, admission) {
+            Ok(host) => self.requests[request as usize].state = State::Running { host },
+            Err(error) => self.not_admitted(request, sent.target, &error),
+        }
+    }
+
+    fn not_admitted(&mut self, request: u32, target: WorkerRank, error: &AdmitError) {
+        let full = matches!(error, AdmitError::QueueFull(_));
+        let outcome = if full {
+            Outcome::Overloaded
+        } else {
+            Outcome::Failed
+        };
+        self.release(request, target, outcome);
+        if full {
+            self.retry(request, target.worker);
+        } else {
+            self.end(request, State::Rejected);
+        }
+    }
+
+    /// Tells the router, and its peers, that an attempt is over.
+    pub(super) fn release(&mut self, request: u32, on: WorkerRank, outcome: Outcome) {
+        let replica = self.requests[request as usize].replica;
+        let id = id(request);
+        self.inputs.push_back((
+            replica,
+            Input::Finished {
+                id,
+                on: Some(on),
+                outcome,
+            },
+        ));
+        self.peer(
+            replica,
+            &PeerEvent {
+                id,
+                target: on,
+                change: PeerChange::Free,
+            },
+        );
+    }
+
+    /// Comes again, unless it has come too often.
+    pub(super) fn retry(&mut self, request: u32, worker: WorkerId) {
+        let slot = &mut self.requests[request as usize];
+        slot.attempts += 1;
+        slot.failed.push(worker);
+        if slot.attempts > self.fleet.retries {
+            return self.end(request, State::Refused);
+        }
+        slot.state = State::Routing;
+        self.tally.retries += 1;
+        self.queue.push(self.now, Event::Arrive(request));
+    }
+
+    fn tell_peers(
+        &mut self,
+        replica: usize,
+        sent: &Sent,
+        sequence: &Arc<[kvasir_types::SequenceHash]>,
+        len: u32,
+    ) {
+        let change = PeerChange::Add {
+            sequence: Arc::clone(sequence),
+            prefill_tokens: len.saturating_sub(sent.cached_tokens),
+            prefill_duration: None,
+            osl: None,
+        };
+        self.peer(
+            replica,
+            &PeerEvent {
+                id: sent.id,
+                target: sent.target,
+                change,
+            },
+        );
+    }
+
+    pub(super) fn peer(&mut self, from: usize, event: &PeerEvent) {
+        if !self.fleet.replica_sync || self.replicas.len() < 2 {
+            return;
+        }
+        let at = self.now + self.fleet.event_latency;
+        for replica in (0..self.replicas.len()).filter(|r| *r != from) {
+            let event = Box::new(event.clone());
+            self.queue.push(at, Event::Peer { replica, event });
+        }
+    }
+
+    /// Cache events are on their way to every router.
+    pub(super) fn publish(&mut self, host: usize, events: Vec<CacheEvent>) {
+        let wanted = self.policy.uses_index() && self.policy.router.router_kv_events;
+        if events.is_empty() || !wanted {
+            return;
+        }
+        let events = Arc::new(events);
+        let life = self.hosts[host].life;
+        for replica in 0..self.replicas.len() {
+            let events = Arc::clone(&events);
+            if self.fleet.event_latency.is_zero() {
+                self.deliver(replica, host, life, &events);
+            } else {
+                let at = self.now + self.fleet.event_latency;
+                self.queue.push(
+                    at,
+                    Event::Deliver {
+                        replica,
+                        host,
+                        life,
+                        events,
+                    },
+                );
+            }
+        }
+    }
+
+    pub(super) fn deliver(
+        &mut self,
+        replica: usize,
+        host: usize,
+        life: u32,
+        events: &[CacheEvent],
+    ) {
+        let Some(rank) = self
+            .hosts
+            .get(host)
+            .filter(|h| h.life == life && h.is_alive())
+            .map(|h| h.rank)
+        else {
+            return; // its worker is gone, and with it everything it held
+        };
+        let index = &self.replicas[replica].index;
+        for CacheEvent { event, .. } in events {
+            if self.fleet.event_loss > 0.0 && self.losses.unit() < self.fleet.event_loss {
+                self.tally.events_lost += 1;
+            } else if index.apply(rank, event).is_err() {
+                self.tally.events_refused += 1;
+            }
+        }
+    }
+
+    pub(super) fn forget_worker(&mut self, worker: WorkerId) {
+        for replica in &self.replicas {
+            replica.index.remove_worker(worker);
+        }
+        self.tell_all(&Input::Left(worker));
+    }
+
+    pub(super) fn announce_worker(&mut self, worker: WorkerId) {
+        let spec = WorkerSpec {
+            ranks: self.fleet.ranks,
+            kv_total_blocks: Some(u64::from(self.fleet.engine.usable_blocks())),
+            max_num_batched_tokens: Some(u64::from(self.fleet.engine.max_num_batched_tokens)),
+            ..WorkerSpec::new(worker)
+        };
+        self.tell_all(&Input::Joined(spec));
+    }
+
+    /// A rank's load, for routers that look at it.
+    pub(super) fn report_load(&mut self, host: usize) {
+        let router = &self.policy.router;
+        let wanted = router.active_decode_blocks_threshold.is_some()
+            || router.active_prefill_tokens_threshold.is_some()
+            || router.active_prefill_tokens_threshold_frac.is_some();
+        if !wanted {
+            return;
+        }
+        let Some((rank, load)) = self.hosts[host].load() else {
+            return;
+        };
+        self.tell_all(&Input::Load(LoadReport {
+            rank,
+            active_decode_blocks: Some(u64::from(load.used_blocks)),
+            active_prefill_tokens: Some(load.pending_prefill_tokens),
+            kv_used_blocks: Some(u64::from(load.used_blocks)),
+        }));
+    }
+
+    pub(super) fn tick(&mut self, replica: usize) {
+        if self.replicas[replica].tick_at == Some(self.now) {
+            self.replicas[replica].tick_at = None;
+            self.inputs.push_back((replica, Input::Tick));
+        }
+    }
+
+    /// Plans a tick if the router wants one before the one that is planned.
+    pub(super) fn plan_tick(&mut self, replica: usize) {
+        let slot = &mut self.replicas[replica];
+        let Some(wanted) = slot.router.next_deadline() else {
+            return;
+        };
+        let at = wanted.max(self.now);
+        if slot.tick_at.is_none_or(|planned| at < planned) {
+            slot.tick_at = Some(at);
+            self.queue.push(at, Event::Tick(replica));
+        }
+    }
+}
