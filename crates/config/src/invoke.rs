@@ -195,7 +195,7 @@ fn target_of(words: &[String]) -> Command {
         .assignments
         .iter()
         .rev()
-        .find(|found| found.spec.name == "for");
+        .find(|found| found.spec.name == keys::FOR.name());
     let text = named.and_then(|found| found.texts.last());
     text.and_then(|name| Command::named(name))
         .unwrap_or(Command::Frontend)

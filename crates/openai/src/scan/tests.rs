@@ -1,3 +1,5 @@
+//! Tests of the scanner: recorded and random bodies.
+
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 

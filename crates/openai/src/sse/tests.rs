@@ -1,3 +1,5 @@
+//! Tests of stream framing: any cut of the bytes gives the same events.
+
 use proptest::prelude::*;
 
 use super::*;

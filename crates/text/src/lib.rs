@@ -1,0 +1,30 @@
+//! Text to tokens and back.
+//!
+//! Answers one question: which tokens does an engine see for this request, and which text do its tokens
+//! make? Tokenizers and chat templates from a model's folder (or the small built-in one), detokenizing as
+//! tokens come, and the cache that spares a long conversation from being tokenized again.
+//!
+//! Invariants: nothing is read from disk after loading; no clock is read (the time goes in with the request);
+//! streamed text joined is the text of all tokens; cached tokenization equals plain tokenization.
+//!
+//! Elsewhere: which fields of a body make the prompt (`openai`), what blocks the tokens form (`hash`).
+
+mod builtin;
+mod chat;
+mod decode;
+mod detokenizer;
+mod error;
+mod load;
+mod model;
+mod pyvalue;
+mod stop;
+mod strftime;
+mod template;
+mod tokenizer;
+
+pub use chat::{ChatInput, Dialect};
+pub use detokenizer::{DetokenizeOptions, Detokenizer, StopHit};
+pub use error::{LoadError, TextError};
+pub use model::{GenerationDefaults, TextModel};
+pub use template::ChatTemplate;
+pub use tokenizer::Tokenizer;

@@ -1,0 +1,268 @@
+//! Chat templates.
+//!
+//! Answers one question: which prompt does the model's own template make of a conversation? Templates are
+//! Jinja as the `transformers` library runs it: blocks trimmed, Python's methods and its way of printing,
+//! `raise_exception`, `strftime_now`, `tojson`.
+//!
+//! Invariants: a template is compiled once; rendering reads no clock and no file; what a template raises for the
+//! client is told apart from its own failures.
+
+use minijinja::value::Kwargs;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
+
+use crate::chat::{ChatInput, ContentStyle, bad, messages, tools};
+use crate::error::{LoadError, TextError};
+use crate::pyvalue::{self, JsonStyle};
+use crate::strftime;
+
+/// The name under which templates for requests with tools are kept.
+const TOOL_USE: &str = "tool_use";
+const DEFAULT: &str = "default";
+/// Deepest indentation that `tojson` makes.
+const INDENT_MAX: usize = 16;
+/// Marks the end of a message that is to be continued.
+const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+/// A model's template, compiled.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    style: ContentStyle,
+    specials: Vec<(String, Value)>,
+}
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ChatTemplate({:?})", self.style)
+    }
+}
+
+/// What a template said with `raise_exception`.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+impl ChatTemplate {
+    /// Compiles the templates of a model, by name; `specials` are its special tokens (`bos_token`, …).
+    ///
+    /// # Errors
+    /// A template that does not parse.
+    pub(crate) fn new(
+        templates: Vec<(String, String)>,
+        specials: Vec<(String, String)>,
+    ) -> Result<Self, LoadError> {
+        let mut environment = environment();
+        for (name, source) in templates {
+            let source = without_generation_marks(&source);
+            environment
+                .add_template_owned(name.clone(), source)
+                .map_err(|e| LoadError::Parse {
+                    path: format!("chat template `{name}`").into(),
+                    reason: describe(&e),
+                })?;
+        }
+        let specials = specials
+            .into_iter()
+            .map(|(key, token)| (key, Value::from(token)))
+            .collect();
+        let mut template = Self {
+            environment,
+            style: ContentStyle::Text,
+            specials,
+        };
+        template.style = template.detect_style();
+        Ok(template)
+    }
+
+    /// The prompt for a conversation.
+    ///
+    /// # Errors
+    /// The conversation is no JSON list of messages, the template refuses it, or it fails.
+    pub fn render(&self, input: &ChatInput<'_>) -> Result<String, TextError> {
+        let mut list = messages(input.messages, self.style)?;
+        if input.continue_final_message
+            && let Some(last) = list.last_mut()
+        {
+            last.append(CONTINUE_TAG);
+        }
+        let list: Value = list.into_iter().map(|m| m.into_value()).collect();
+        let context = self.context(input, list)?;
+        let rendered = self.render_with(input.tools.is_some(), context)?;
+        Ok(if input.continue_final_message {
+            cut_at_tag(rendered)
+        } else {
+            rendered
+        })
+    }
+
+    fn context(&self, input: &ChatInput<'_>, messages: Value) -> Result<Value, TextError> {
+        let mut vars = self.specials.clone();
+        let mut set = |key: &str, value: Value| vars.push((key.to_owned(), value));
+        set("messages", messages);
+        let prompt = input.add_generation_prompt && !input.continue_final_message;
+        set("add_generation_prompt", Value::from(prompt));
+        let tools = input.tools.map(|json| tools(json, input.dialect));
+        set("tools", tools.transpose()?.unwrap_or_else(none));
+        let documents = input.documents.map(serde_json::from_str::<Value>);
+        let documents = documents.transpose().map_err(|e| bad("documents", &e))?;
+        set("documents", documents.unwrap_or_else(none));
+        if let Some(effort) = input.reasoning_effort {
+            set("reasoning_effort", Value::from(effort));
+        }
+        let now = input.now_unix;
+        let strftime = move |pattern: String| strftime::format(now, &pattern);
+        set("strftime_now", Value::from_function(strftime));
+        if let Some(kwargs) = input.kwargs {
+            let kwargs: Value = serde_json::from_str(kwargs).map_err(|e| bad("kwargs", &e))?;
+            for key in kwargs.try_iter().into_iter().flatten() {
+                let value = kwargs.get_item(&key).unwrap_or_default();
+                vars.push((key.to_string(), value));
+            }
+        }
+        Ok(Value::from_pairs(vars))
+    }
+
+    fn render_with(&self, with_tools: bool, context: Value) -> Result<String, TextError> {
+        let tool_use = with_tools.then(|| self.environment.get_template(TOOL_USE).ok());
+        let template = match tool_use.flatten() {
+            Some(template) => template,
+            None => self
+                .environment
+                .get_template(DEFAULT)
+                .map_err(|_| TextError::NoTemplate)?,
+        };
+        template.render(context).map_err(|e| failure(&e))
+    }
+
+    /// Shows the template a message in parts. If the text comes out whole and nothing of the parts' own
+    /// structure does, the template reads parts.
+    fn detect_style(&self) -> ContentStyle {
+        const PROBE: &str = "kvasir-probe";
+        let messages =
+            format!(r#"[{{"role":"user","content":[{{"type":"text","text":"{PROBE}"}}]}}]"#);
+        let input = ChatInput::default();
+        let rendered = messages_as_parts(&messages)
+            .and_then(|list| self.context(&input, list))
+            .and_then(|context| self.render_with(false, context));
+        match rendered {
+            Ok(text) if text.contains(PROBE) && !text.contains("'text'") => ContentStyle::Parts,
+            _ => ContentStyle::Text,
+        }
+    }
+}
+
+fn messages_as_parts(json: &str) -> Result<Value, TextError> {
+    let list = messages(json, ContentStyle::Parts)?;
+    Ok(list.into_iter().map(|m| m.into_value()).collect())
+}
+
+fn none() -> Value {
+    Value::from(())
+}
+
+fn environment() -> Environment<'static> {
+    let mut env = Environment::new();
+    env.set_syntax(
+        minijinja::syntax::SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build()
+            .unwrap_or_default(),
+    );
+    env.set_auto_escape_callback(|_| AutoEscape::None);
+    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_formatter(|out, _, value| {
+        let mut text = String::new();
+        pyvalue::print(&mut text, value);
+        out.write_str(&text).map_err(Error::from)
+    });
+    env.add_filter("tojson", to_json);
+    env.add_function(
+        "raise_exception",
+        |message: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(message)))
+        },
+    );
+    env
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the form that filters have")]
+fn to_json(value: &Value, indent: Option<Value>, kwargs: Kwargs) -> Result<Value, Error> {
+    let given = match indent {
+        Some(indent) => Some(indent),
+        None => kwargs.get("indent")?,
+    };
+    let indent = given
+        .filter(|v| !v.is_none())
+        .map(usize::try_from)
+        .transpose()?;
+    let style = JsonStyle {
+        indent: indent.map(|i| i.min(INDENT_MAX)),
+        ascii: kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        sort_keys: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
+    let mut out = String::new();
+    pyvalue::json(&mut out, value, style, 0);
+    Ok(Value::from_safe_string(out))
+}
+
+/// The text before the mark; a template that trims contents has taken the mark's own space away.
+fn cut_at_tag(rendered: String) -> String {
+    let Some(at) = rendered.rfind(CONTINUE_TAG.trim_end()) else {
+        return rendered;
+    };
+    let head = &rendered[..at];
+    if rendered[at..].starts_with(CONTINUE_TAG) {
+        head.to_owned()
+    } else {
+        head.trim_end().to_owned()
+    }
+}
+
+/// `transformers` marks the model's own words with a block of its own; it prints nothing.
+fn without_generation_marks(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(open) = rest.find("{%") {
+        let Some(len) = rest[open..].find("%}") else {
+            break;
+        };
+        let end = open + len + 2;
+        let inner = rest[open + 2..end - 2].trim_matches(['-', '+', ' ', '\n', '\t']);
+        out.push_str(&rest[..open]);
+        if inner == "generation" || inner == "endgeneration" {
+            let tag = &rest[open..end];
+            let (left, right) = (tag.starts_with("{%-"), tag.ends_with("-%}"));
+            out.push_str(match (left, right) {
+                (true, true) => "{%- if false -%}{%- endif -%}",
+                (true, false) => "{%- if false %}{% endif %}",
+                (false, true) => "{% if false %}{% endif -%}",
+                (false, false) => "{% if false %}{% endif %}",
+            });
+        } else {
+            out.push_str(&rest[open..end]);
+        }
+        rest = &rest[end..];
+    }
+    out + rest
+}
+
+fn failure(error: &Error) -> TextError {
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        if let Some(Raised(message)) = inner.downcast_ref() {
+            return TextError::Refused(message.clone());
+        }
+        source = inner.source();
+    }
+    TextError::Template(describe(error))
+}
+
+fn describe(error: &Error) -> String {
+    match error.line() {
+        Some(line) => format!("{error} (template line {line})"),
+        None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

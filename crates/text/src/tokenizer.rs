@@ -1,0 +1,119 @@
+//! One tokenizer: text to ids, ids to bytes.
+//!
+//! Answers one question: which ids does this text have, exactly as the engine computes them? Behind it is the
+//! `tokenizers` library, which the engines use too.
+//!
+//! Invariants: no truncation and no padding, whatever the file says; the same text has the same ids on every
+//! thread; ids are checked before they index anything.
+
+use kvasir_types::Token;
+use tokenizers::Tokenizer as Reference;
+
+use crate::decode::Decoding;
+use crate::error::TextError;
+
+/// A loaded tokenizer; share it with an `Arc`.
+pub struct Tokenizer {
+    reference: Reference,
+    decoding: Decoding,
+    special: Vec<bool>,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tokenizer({} tokens)", self.special.len())
+    }
+}
+
+impl Tokenizer {
+    /// Reads the text of a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// What the library says is wrong with the file.
+    pub fn from_json(json: &[u8]) -> Result<Self, TextError> {
+        let mut reference = Reference::from_bytes(json).map_err(failed)?;
+        reference.with_truncation(None).map_err(failed)?;
+        reference.with_padding(None);
+        Ok(Self::from_reference(reference))
+    }
+
+    fn from_reference(reference: Reference) -> Self {
+        let size = vocabulary_size(&reference);
+        let added = reference.get_added_tokens_decoder();
+        let special = (0..size)
+            .map(|id| added.get(&id).is_some_and(|token| token.special))
+            .collect();
+        let decoding = Decoding::new(&reference, size);
+        Self {
+            reference,
+            decoding,
+            special,
+        }
+    }
+
+    /// The ids of `text`. `add_special` adds what the tokenizer puts around a text of its own accord, which
+    /// is wanted for plain prompts and not for rendered templates.
+    ///
+    /// # Errors
+    /// The library's own failure; no text is known to cause one.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, TextError> {
+        let encoding = self
+            .reference
+            .encode_fast(text, add_special)
+            .map_err(failed)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of all `ids` at once: what a stream must add up to.
+    ///
+    /// # Errors
+    /// The library's own failure.
+    pub fn decode(&self, ids: &[Token], skip_special: bool) -> Result<String, TextError> {
+        self.reference.decode(ids, skip_special).map_err(failed)
+    }
+
+    /// The id of a token written out, special tokens included.
+    #[must_use]
+    pub fn id_of(&self, token: &str) -> Option<Token> {
+        self.reference.token_to_id(token)
+    }
+
+    /// Whether `id` is a special token, which texts usually leave out.
+    #[must_use]
+    pub fn is_special(&self, id: Token) -> bool {
+        self.special.get(id as usize).copied().unwrap_or(false)
+    }
+
+    /// One more than the largest id.
+    #[must_use]
+    pub fn vocabulary_size(&self) -> u32 {
+        self.special.len() as u32
+    }
+
+    /// Checks ids that came from a client.
+    ///
+    /// # Errors
+    /// Names the first id that the model does not have.
+    pub fn check(&self, ids: &[Token]) -> Result<(), TextError> {
+        let size = self.vocabulary_size();
+        match ids.iter().find(|id| **id >= size) {
+            Some(&id) => Err(TextError::UnknownToken { id, size }),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn decoding(&self) -> &Decoding {
+        &self.decoding
+    }
+}
+
+/// One more than the largest id that has a token; ids may have holes.
+fn vocabulary_size(reference: &Reference) -> u32 {
+    let largest = reference.get_vocab(true).into_values().max();
+    largest.map_or(0, |id| id.saturating_add(1))
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the form that map_err wants")]
+fn failed(error: Box<dyn std::error::Error + Send + Sync>) -> TextError {
+    TextError::Tokenizer(error.to_string())
+}

@@ -1,0 +1,381 @@
+//! Everything a change must pass, in the order that fails soonest.
+//!
+//! Answers: does the tree pass, and where did the time go? All steps run even when one fails,
+//! except that nothing is tested which does not compile. The closing lines of the test runner are
+//! repeated at the end, so that the last screen tells the whole story.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::tidy;
+use crate::tree::Tree;
+
+/// How much to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// Everything.
+    Full,
+    /// What needs nothing but Rust.
+    Quick,
+}
+
+/// Outcome of one step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Passed,
+    Failed,
+    Skipped(&'static str),
+}
+
+struct Report {
+    steps: Vec<(&'static str, Outcome, Duration)>,
+    closing: Vec<String>,
+}
+
+impl Report {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "how long a step takes on the wall"
+    )]
+    fn step(
+        &mut self,
+        name: &'static str,
+        run: impl FnOnce(&mut Vec<String>) -> Outcome,
+    ) -> Outcome {
+        println!("\n=== {name}");
+        let start = Instant::now();
+        let outcome = run(&mut self.closing);
+        self.steps.push((name, outcome, start.elapsed()));
+        outcome
+    }
+
+    fn print(&self) -> bool {
+        println!("\n=== summary");
+        for (name, outcome, time) in &self.steps {
+            let (word, note) = match outcome {
+                Outcome::Passed => ("ok", ""),
+                Outcome::Failed => ("FAILED", ""),
+                Outcome::Skipped(reason) => ("skipped", *reason),
+            };
+            println!("{name:<12} {word:<8} {:>7.1} s  {note}", time.as_secs_f64());
+        }
+        for line in &self.closing {
+            println!("{line}");
+        }
+        let failed = self
+            .steps
+            .iter()
+            .filter(|(_, outcome, _)| *outcome == Outcome::Failed)
+            .count();
+        match failed {
+            0 => println!("ci: passed"),
+            count => println!("ci: {count} steps FAILED"),
+        }
+        failed == 0
+    }
+}
+
+/// Runs the steps; true when none failed.
+pub(crate) fn run(tree: &Tree, extent: Extent) -> bool {
+    let mut report = Report {
+        steps: Vec::new(),
+        closing: Vec::new(),
+    };
+    report.step("fmt", |_| cargo(tree, &["fmt", "--all", "--check"]));
+    report.step("tidy", |_| {
+        if tidy::run(tree) {
+            Outcome::Passed
+        } else {
+            Outcome::Failed
+        }
+    });
+    let clippy = [
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--",
+        "-D",
+        "warnings",
+    ];
+    let compiles = report.step("clippy", |_| cargo(tree, &clippy)) == Outcome::Passed;
+    if compiles {
+        report.step("tests", |closing| tests(tree, closing));
+        report.step("doc tests", |closing| {
+            told(
+                tree,
+                &["test", "--workspace", "--doc", "--quiet"],
+                closing,
+                "doc tests",
+            )
+        });
+        report.step("features", |_| features(tree, extent));
+        report.step("deny", |_| deny(tree));
+        report.step("end to end", |closing| end_to_end(tree, extent, closing));
+    }
+    report.print()
+}
+
+fn cargo(tree: &Tree, args: &[&str]) -> Outcome {
+    let status = Command::new(env!("CARGO"))
+        .args(args)
+        .current_dir(&tree.root)
+        .status();
+    outcome(status.is_ok_and(|status| status.success()))
+}
+
+fn outcome(passed: bool) -> Outcome {
+    if passed {
+        Outcome::Passed
+    } else {
+        Outcome::Failed
+    }
+}
+
+/// Unit and integration tests, by nextest where it is installed.
+fn tests(tree: &Tree, closing: &mut Vec<String>) -> Outcome {
+    let nextest = Command::new(env!("CARGO"))
+        .args(["nextest", "--version"])
+        .current_dir(&tree.root)
+        .output()
+        .is_ok_and(|output| output.status.success());
+    if nextest {
+        let args = [
+            "nextest",
+            "run",
+            "--workspace",
+            "--profile",
+            "ci",
+            "--no-fail-fast",
+        ];
+        return told(tree, &args, closing, "tests");
+    }
+    // Doc tests come in a step of their own, whichever runner there is.
+    let args = [
+        "test",
+        "--workspace",
+        "--lib",
+        "--bins",
+        "--tests",
+        "--no-fail-fast",
+    ];
+    told(tree, &args, closing, "tests")
+}
+
+/// Runs cargo, passes its output on, and keeps the runner's closing lines.
+fn told(tree: &Tree, args: &[&str], closing: &mut Vec<String>, step: &str) -> Outcome {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(args).current_dir(&tree.root);
+    tee(&mut command, closing, step)
+}
+
+fn tee(command: &mut Command, closing: &mut Vec<String>, step: &str) -> Outcome {
+    // The runner writes to either stream; one pipe keeps the lines in their order.
+    let piped = std::io::pipe().and_then(|(reader, writer)| {
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone()?)
+            .stderr(writer)
+            .spawn()?;
+        Ok((reader, child))
+    });
+    let (reader, mut child) = match piped {
+        Ok(started) => started,
+        Err(error) => {
+            eprintln!("cannot start {command:?}: {error}");
+            return Outcome::Failed;
+        }
+    };
+    // The command holds the writing end; without it the reader would wait for ever.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut sum = TestSum::default();
+    for line in BufReader::new(reader).lines().map_while(Result::ok) {
+        println!("{line}");
+        sum.read(&line);
+    }
+    closing.extend(sum.closing(step));
+    outcome(child.wait().is_ok_and(|status| status.success()))
+}
+
+/// What test runners say last.
+#[derive(Debug, Default)]
+struct TestSum {
+    /// nextest's or pytest's own closing line.
+    summary: Option<String>,
+    /// Passed and failed over all binaries of `cargo test`.
+    passed: u64,
+    failed: u64,
+    binaries: u64,
+}
+
+impl TestSum {
+    fn read(&mut self, line: &str) {
+        let plain = line.trim();
+        if plain.starts_with("Summary [") || is_pytest_summary(plain) {
+            self.summary = Some(plain.to_owned());
+        }
+        if let Some(rest) = plain.strip_prefix("test result: ") {
+            self.binaries += 1;
+            self.passed += count_before(rest, " passed");
+            self.failed += count_before(rest, " failed");
+        }
+    }
+
+    fn closing(&self, step: &str) -> Option<String> {
+        if let Some(summary) = &self.summary {
+            return Some(format!("{step}: {summary}"));
+        }
+        let Self {
+            passed,
+            failed,
+            binaries,
+            ..
+        } = self;
+        (*binaries > 0).then(|| {
+            format!("{step}: test result: {passed} passed; {failed} failed; {binaries} binaries")
+        })
+    }
+}
+
+fn is_pytest_summary(line: &str) -> bool {
+    line.starts_with("====") && (line.contains(" passed") || line.contains(" failed"))
+}
+
+/// The number that stands before a word.
+fn count_before(text: &str, word: &str) -> u64 {
+    let before = text.split_once(word).map_or("", |(before, _)| before);
+    before
+        .rsplit(|c: char| !c.is_ascii_digit())
+        .next()
+        .unwrap_or_default()
+        .parse()
+        .unwrap_or(0)
+}
+
+/// Each crate with features compiles with each alone, and with none.
+fn features(tree: &Tree, extent: Extent) -> Outcome {
+    if extent == Extent::Quick {
+        return Outcome::Skipped("with --quick");
+    }
+    let mut passed = true;
+    for (package, features) in crates_with_features(tree) {
+        let base = [
+            "check",
+            "--quiet",
+            "--package",
+            package.as_str(),
+            "--no-default-features",
+        ];
+        println!("{package}: none");
+        passed &= cargo(tree, &base) == Outcome::Passed;
+        for feature in features {
+            println!("{package}: {feature}");
+            let args: Vec<&str> = base
+                .iter()
+                .copied()
+                .chain(["--features", &feature])
+                .collect();
+            passed &= cargo(tree, &args) == Outcome::Passed;
+        }
+    }
+    outcome(passed)
+}
+
+/// Members and their features, as cargo knows them.
+fn crates_with_features(tree: &Tree) -> Vec<(String, Vec<String>)> {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "metadata",
+            "--format-version",
+            "1",
+            "--no-deps",
+            "--offline",
+        ])
+        .current_dir(&tree.root)
+        .output();
+    let metadata: serde_json::Value = output
+        .ok()
+        .and_then(|output| serde_json::from_slice(&output.stdout).ok())
+        .unwrap_or_default();
+    let packages = metadata["packages"].as_array().cloned().unwrap_or_default();
+    packages
+        .iter()
+        .filter_map(|package| {
+            let name = package["name"].as_str()?.to_owned();
+            let names = package["features"].as_object()?.keys();
+            let features: Vec<_> = names.filter(|name| *name != "default").cloned().collect();
+            (!features.is_empty()).then_some((name, features))
+        })
+        .collect()
+}
+
+/// Licences, versions and sources of dependencies, where cargo-deny is installed.
+fn deny(tree: &Tree) -> Outcome {
+    let present = Command::new(env!("CARGO"))
+        .args(["deny", "--version"])
+        .output()
+        .is_ok_and(|output| output.status.success());
+    if !present {
+        return Outcome::Skipped("cargo-deny is not installed");
+    }
+    cargo(
+        tree,
+        &["deny", "--offline", "check", "bans", "licenses", "sources"],
+    )
+}
+
+/// Tests in Python against the real binary, by the environment that `./test` makes.
+fn end_to_end(tree: &Tree, extent: Extent, closing: &mut Vec<String>) -> Outcome {
+    if extent == Extent::Quick {
+        return Outcome::Skipped("with --quick");
+    }
+    let any = tree
+        .names()
+        .any(|name| name.starts_with("tests/e2e/test_") && name.ends_with(".py"));
+    if !any {
+        return Outcome::Skipped("tests/e2e has no tests yet");
+    }
+    let python = tree.root.join(".venv/bin/python");
+    if !python.exists() {
+        eprintln!("no .venv; run ./test, which makes it");
+        return Outcome::Failed;
+    }
+    if cargo(tree, &["build", "--package", "kvasir-cli"]) == Outcome::Failed {
+        return Outcome::Failed;
+    }
+    let mut command = Command::new(python);
+    command
+        .args(["-m", "pytest", "-q", "tests/e2e"])
+        .current_dir(&tree.root);
+    tee(&mut command, closing, "end to end")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn closing(lines: &[&str]) -> Option<String> {
+        let mut sum = TestSum::default();
+        lines.iter().for_each(|line| sum.read(line));
+        sum.closing("tests")
+    }
+
+    #[test]
+    fn closing_lines_of_each_runner_are_kept() {
+        assert_eq!(closing(&["running 0 tests"]), None);
+        let nextest = "     Summary [   1.2s] 99 tests run: 99 passed, 0 skipped";
+        let kept = "tests: Summary [   1.2s] 99 tests run: 99 passed, 0 skipped";
+        assert_eq!(closing(&[nextest]).as_deref(), Some(kept));
+        let cargo = [
+            "test result: ok. 9 passed; 0 failed; 0 ignored; finished in 0.00s",
+            "test result: FAILED. 40 passed; 2 failed; 0 ignored; finished in 0.00s",
+        ];
+        let kept = "tests: test result: 49 passed; 2 failed; 2 binaries";
+        assert_eq!(closing(&cargo).as_deref(), Some(kept));
+        let pytest = "===== 12 passed in 3.04s =====";
+        assert_eq!(
+            closing(&[pytest]).as_deref(),
+            Some("tests: ===== 12 passed in 3.04s =====")
+        );
+    }
+}
