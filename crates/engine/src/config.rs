@@ -75,7 +75,7 @@ pub struct EngineConfig {
     pub preemption: Preemption,
     /// Who enters first.
     pub order: Order,
-    /// Waiting requests; one more is refused.
+    /// Waiting requests; one more is refused. Those thrown out of the batch wait beside them.
     pub max_waiting: u32,
     /// How long a step takes.
     pub times: StepTimes,
