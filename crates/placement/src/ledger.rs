@@ -494,11 +494,12 @@ impl Oldest {
 
     fn remaining(&self, now: Time) -> u64 {
         let elapsed = now.as_nanos().saturating_sub(self.since.as_nanos());
-        if elapsed >= self.duration_ns {
+        let left = self.duration_ns.saturating_sub(elapsed);
+        if left == 0 {
             return 0;
         }
-        let fraction = 1.0 - elapsed as f64 / self.duration_ns as f64;
-        (f64::from(self.tokens) * fraction).ceil() as u64
+        let tokens = u128::from(self.tokens) * u128::from(left);
+        tokens.div_ceil(u128::from(self.duration_ns)) as u64
     }
 }
 

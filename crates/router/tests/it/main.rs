@@ -5,9 +5,13 @@
     reason = "a test says by failing what it expected"
 )]
 
+mod busy;
 mod filters;
 mod kv;
 mod modes;
+mod queue;
+mod sessions;
+mod tracking;
 
 use std::sync::Arc;
 
@@ -109,6 +113,15 @@ impl Host {
             on: None,
             outcome: Outcome::Completed { output_tokens: 1 },
         })
+    }
+
+    /// Who was sent by the last input, in order.
+    fn released(&self) -> Vec<u128> {
+        let sent = self.out.iter().filter_map(|o| match o {
+            Output::Send(sent) => Some(sent.id.0),
+            _ => None,
+        });
+        sent.collect()
     }
 
     /// Prompt tokens and blocks booked on a worker's rank 0.
