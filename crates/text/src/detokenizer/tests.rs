@@ -1,3 +1,5 @@
+//! Tests of streamed text: any cut of the tokens gives the same bytes.
+
 use std::sync::{Arc, LazyLock};
 
 use proptest::prelude::*;

@@ -1,3 +1,5 @@
+//! Tests of stop strings at every place of a stream.
+
 use proptest::prelude::*;
 
 use super::*;

