@@ -318,9 +318,12 @@ impl Spec {
 
     /// Narrows a whole number to `min..=max`.
     pub(crate) const fn ints(mut self, min: u64, max: u64) -> Self {
+        let Kind::Int { max: type_max, .. } = self.kind else {
+            panic!("ints() is for whole numbers")
+        };
         assert!(
-            matches!(self.kind, Kind::Int { .. }),
-            "ints() is for whole numbers"
+            min <= max && max <= type_max,
+            "the range must fit the option's type"
         );
         self.kind = Kind::Int { min, max };
         self
@@ -328,9 +331,12 @@ impl Spec {
 
     /// Narrows a number to `min..=max`.
     pub(crate) const fn floats(mut self, min: f64, max: f64) -> Self {
+        let Kind::Float { max: type_max, .. } = self.kind else {
+            panic!("floats() is for numbers")
+        };
         assert!(
-            matches!(self.kind, Kind::Float { .. }),
-            "floats() is for numbers"
+            min <= max && max <= type_max,
+            "the range must fit the option's type"
         );
         self.kind = Kind::Float {
             min,
@@ -342,13 +348,12 @@ impl Spec {
 
     /// Narrows a number to above zero.
     pub(crate) const fn positive(mut self) -> Self {
-        assert!(
-            matches!(self.kind, Kind::Float { .. }),
-            "positive() is for numbers"
-        );
+        let Kind::Float { max, .. } = self.kind else {
+            panic!("positive() is for numbers")
+        };
         self.kind = Kind::Float {
             min: 0.0,
-            max: f64::INFINITY,
+            max,
             above_min: true,
         };
         self

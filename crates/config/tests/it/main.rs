@@ -6,6 +6,7 @@
     reason = "snapshots are passed as they are written"
 )]
 
+mod anything;
 mod messages;
 mod pages;
 mod rows;
