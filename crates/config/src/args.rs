@@ -98,9 +98,10 @@ impl Scanner<'_> {
             Some((name, text)) => (name, Some(text.to_owned())),
             None => (body, None),
         };
-        let positive = table::named(name).map(|spec| (spec, false));
+        let named = |name: &str| table::named_for(name, self.scope);
+        let positive = named(name).map(|spec| (spec, false));
         let negative = || {
-            let spec = table::named(name.strip_prefix("no-")?)?;
+            let spec = named(name.strip_prefix("no-")?)?;
             spec.is_switch().then_some((spec, true))
         };
         match positive.or_else(negative) {

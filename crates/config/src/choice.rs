@@ -147,6 +147,33 @@ choices! {
         Json = "json": "one object a line",
     }
 
+    /// Model and device of an engine. Option `engine`.
+    EnginePreset {
+        H200Llama8b = "h200-llama-8b": "Llama-3.1-8B on one H200",
+        H200Qwen32b = "h200-qwen-32b": "Qwen3-32B on one H200",
+        Polynomial = "polynomial": "the formula of Dynamo's mock engine, 16384 blocks",
+    }
+
+    /// Whose caching habits an engine has. Option `engine-type`.
+    EngineFamily {
+        Vllm = "vllm": "vLLM",
+        Sglang = "sglang": "SGLang",
+        Trtllm = "trtllm": "TensorRT-LLM",
+    }
+
+    /// Which request makes room. Option `preemption-mode`.
+    PreemptionMode {
+        Lifo = "lifo": "the one that came last",
+        Fifo = "fifo": "the one that came first",
+    }
+
+    /// How a trace is written. Option `trace-format`.
+    TraceFormat {
+        Auto = "auto": "as its first line looks",
+        Mooncake = "mooncake": "block ids, as published with Mooncake",
+        Plain = "plain": "tokens, text or hashes",
+    }
+
     /// Command whose options `kvasir config` looks at. Option `for`.
     ForCommand {
         Frontend = "frontend": "kvasir frontend",

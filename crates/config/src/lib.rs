@@ -51,6 +51,7 @@ pub mod keys {
     pub use crate::table::cost::*;
     pub use crate::table::demo::*;
     pub use crate::table::disagg::*;
+    pub use crate::table::engine::*;
     pub use crate::table::general::*;
     pub use crate::table::http::*;
     pub use crate::table::model::*;

@@ -85,6 +85,60 @@ pub(crate) const ACCEPT_RATES: TextRule = TextRule {
     },
 };
 
+/// Several numbers above 0.
+pub(crate) const NUMBERS: TextRule = TextRule {
+    expects: "numbers above 0, joined by commas",
+    metavar: "X,X,…",
+    accepts: |text| {
+        let positive = |part: &str| part.trim().parse::<f64>().is_ok_and(|n| n > 0.0 && n < 1e9);
+        text.split(',').all(positive)
+    },
+};
+
+/// A worker and a moment.
+pub(crate) const WORKER_AT: TextRule = TextRule {
+    expects: "a worker from 0 and seconds joined by @, such as 1@60",
+    metavar: "WORKER@SECONDS",
+    accepts: |text| {
+        let Some((worker, seconds)) = text.split_once('@') else {
+            return false;
+        };
+        worker.parse::<u16>().is_ok()
+            && seconds
+                .parse::<f64>()
+                .is_ok_and(|s| (0.0..1e9).contains(&s))
+    },
+};
+
+/// A fault of the mock server.
+pub(crate) const FAULT: TextRule = TextRule {
+    expects: "refuse, stall, slow=MS, die=TOKENS, cut=TOKENS or status=CODE, then :share=X or :count=N",
+    metavar: "FAULT",
+    accepts: |text| {
+        let mut parts = text.split(':');
+        let (name, number) = setting(parts.next().unwrap_or_default());
+        let kind = match name {
+            "refuse" | "stall" => number.is_none(),
+            "slow" | "die" | "cut" => number.is_some_and(|n| n >= 0.0),
+            "status" => number.is_some_and(|n| (400.0..600.0).contains(&n)),
+            _ => false,
+        };
+        kind && parts.all(|part| match setting(part) {
+            ("share", Some(share)) => (0.0..=1.0).contains(&share),
+            ("count", Some(count)) => count >= 1.0,
+            _ => false,
+        })
+    },
+};
+
+/// `name=number` or `name`.
+fn setting(text: &str) -> (&str, Option<f64>) {
+    match text.split_once('=') {
+        Some((name, number)) => (name, number.parse().ok()),
+        None => (text, None),
+    }
+}
+
 fn has_scheme_and_host(text: &str) -> bool {
     let Some((scheme, rest)) = text.split_once("://") else {
         return false;

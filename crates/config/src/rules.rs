@@ -37,6 +37,7 @@ fn dependent_defaults(settings: &mut Settings) {
     if matches!(settings.command(), Command::Demo) {
         settings.prefer(keys::ROUTER_MODE, kv.clone(), "kvasir demo");
     }
+    engine_defaults(settings);
     if !settings.get(keys::WORKER).is_empty() {
         settings.prefer(keys::ROUTER_MODE, kv, "--worker");
         let backend = Value::Choice(DiscoveryBackend::Static.name());
@@ -51,6 +52,17 @@ fn dependent_defaults(settings: &mut Settings) {
         settings.prefer(keys::EVENT_PLANE, zmq, "--discovery-backend");
     }
     selection_policy(settings);
+}
+
+/// What simulated engines have where nothing was given.
+fn engine_defaults(settings: &mut Settings) {
+    let (workers, cause) = match settings.command() {
+        Command::Replay => (8, "kvasir replay"),
+        Command::Mocker => (1, "kvasir mocker"),
+        Command::Frontend | Command::Demo | Command::Router => return,
+    };
+    settings.prefer(keys::WORKERS, Value::Int(workers), cause);
+    settings.prefer(keys::BLOCK_SIZE, Value::Int(16), cause);
 }
 
 /// The common selector stands in where the one for a role was not given.

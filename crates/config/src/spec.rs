@@ -51,6 +51,12 @@ pub enum Group {
     General,
     /// The demo's own switches.
     Demo,
+    /// What is replayed, and how.
+    Replay,
+    /// The mock server's own switches.
+    Mocker,
+    /// The engine model.
+    Engine,
     /// Which workers there are.
     Workers,
     /// Listening, paths, limits of HTTP.
@@ -86,6 +92,9 @@ impl Group {
     pub const ALL: &[Self] = &[
         Self::General,
         Self::Demo,
+        Self::Replay,
+        Self::Mocker,
+        Self::Engine,
         Self::Workers,
         Self::Http,
         Self::Selection,
@@ -107,6 +116,9 @@ impl Group {
         match self {
             Self::General => "General",
             Self::Demo => "Demo",
+            Self::Replay => "Replay",
+            Self::Mocker => "Mock server",
+            Self::Engine => "Engine model",
             Self::Workers => "Workers",
             Self::Http => "HTTP",
             Self::Selection => "Choosing a worker",

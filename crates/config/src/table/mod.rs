@@ -3,13 +3,14 @@
 //! Answers: what is the option of this name, flag, variable? Rows stand in the modules below, by
 //! group; [`all`] is their concatenation and nothing else holds a list.
 //!
-//! Invariants (kept by the tests of this crate): names, aliases and letters are unique; variables
-//! are unique; every default is a legal value of its row.
+//! Invariants (kept by the tests of this crate): names are unique, and so are aliases and letters
+//! within one command; variables are unique; every default is a legal value of its row.
 
 pub(crate) mod cache;
 pub(crate) mod cost;
 pub(crate) mod demo;
 pub(crate) mod disagg;
+pub(crate) mod engine;
 pub(crate) mod general;
 pub(crate) mod http;
 pub(crate) mod model;
@@ -19,11 +20,15 @@ pub(crate) mod resilience;
 pub(crate) mod selection;
 pub(crate) mod standalone;
 
+use crate::command::Scope;
 use crate::spec::Spec;
 
 const TABLES: &[&[Spec]] = &[
     general::GENERAL_ROWS,
     demo::DEMO_ROWS,
+    engine::REPLAY_ROWS,
+    engine::MOCKER_ROWS,
+    engine::ENGINE_ROWS,
     selection::WORKERS_ROWS,
     http::HTTP_ROWS,
     selection::SELECTION_ROWS,
@@ -48,6 +53,14 @@ pub fn all() -> impl Iterator<Item = &'static Spec> {
 /// The option of that name or alias, as a flag without dashes or a key in a file.
 pub fn named(name: &str) -> Option<&'static Spec> {
     all().find(|spec| spec.name == name || spec.aliases.contains(&name))
+}
+
+/// The option of that name or alias that a command of `scope` has; else the one of another command, so
+/// that a message can say whose it is.
+pub(crate) fn named_for(name: &str, scope: Scope) -> Option<&'static Spec> {
+    let is = |spec: &&Spec| spec.name == name || spec.aliases.contains(&name);
+    let own = all().find(|spec| is(spec) && spec.scope.meets(scope));
+    own.or_else(|| named(name))
 }
 
 /// Variables that belong to engines: they change what engines announce, not what Kvasir does.

@@ -8,7 +8,7 @@ options! { MODEL_ROWS, Group::Model, Scope::SERVE;
 
     /// Name under which the model is served.
     MODEL_NAME: Option<String> = "model-name" =>
-        scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_MODEL_NAME")])
+        scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_MODEL_NAME")]).aliases(&["served-model-name"])
         .default_note("what the workers announce").metavar("NAME").common();
 
     /// Directory with the model's tokenizer and templates.

@@ -42,16 +42,16 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
 
     /// A worker is busy above this share of its KV blocks in use.
     ACTIVE_DECODE_BLOCKS_THRESHOLD: Option<f64> = "active-decode-blocks-threshold" =>
-        scope(Scope::SERVE).env(&[var("DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD")])
+        scope(Scope::SERVE.and(Scope::REPLAY)).env(&[var("DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD")])
         .aliases(&["busy-threshold"]).floats(0.0, 1.0);
 
     /// A worker is busy above so many prompt tokens waiting or in prefill.
     ACTIVE_PREFILL_TOKENS_THRESHOLD: Option<u64> = "active-prefill-tokens-threshold" =>
-        scope(Scope::SERVE).env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD")]);
+        scope(Scope::SERVE.and(Scope::REPLAY)).env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD")]);
 
     /// The same as a multiple of the worker's batch limit; either one makes it busy.
     ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC: Option<f64> = "active-prefill-tokens-threshold-frac" =>
-        scope(Scope::SERVE).env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC")]);
+        scope(Scope::SERVE.and(Scope::REPLAY)).env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC")]);
 
     /// Keep a session on its worker until it has been silent for so many seconds.
     ROUTER_SESSION_AFFINITY_TTL_SECS: Option<u64> = "router-session-affinity-ttl-secs" =>

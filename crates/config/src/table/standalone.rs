@@ -12,7 +12,8 @@ options! { STANDALONE_ROWS, Group::Standalone, Scope::ROUTER;
         .common();
 
     /// Tokens in a KV block; not taken from the model here.
-    ROUTER_BLOCK_SIZE: u32 = "router-block-size" =>
-        env(&[var("DYN_ROUTER_BLOCK_SIZE")]).aliases(&["block-size"]).default("128")
-        .ints(1, u32::MAX as u64).common();
+    BLOCK_SIZE: u32 = "block-size" =>
+        scope(Scope::ROUTER.and(Scope::REPLAY).and(Scope::MOCKER))
+        .env(&[var("DYN_ROUTER_BLOCK_SIZE")]).aliases(&["router-block-size"]).default("128")
+        .default_note("128; 16 in replay and mocker").ints(1, 1 << 20).common();
 }

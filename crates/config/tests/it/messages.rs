@@ -64,7 +64,7 @@ fn misplaced_options_say_where_they_belong() {
         &[],
         None,
         expect![[r#"
-            error: --workers is not an option of kvasir frontend, but of kvasir demo
+            error: --workers is not an option of kvasir frontend, but of kvasir demo, kvasir mocker, kvasir replay
             error: --etcd-auth-password cannot be a flag, since other users can read command lines; set ETCD_AUTH_PASSWORD or `etcd-auth-password` in the --config file
             More: kvasir frontend --help"#]],
     );

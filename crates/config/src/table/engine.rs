@@ -1,0 +1,169 @@
+//! Rows: the engine model, replays of traffic, the mock server.
+
+use std::path::PathBuf;
+
+use crate::choice::{EngineFamily, EnginePreset, PreemptionMode, TraceFormat};
+use crate::command::Scope;
+use crate::rule_text::{FAULT, NUMBERS, WORKER_AT};
+use crate::spec::{Group, options, var};
+
+options! { ENGINE_ROWS, Group::Engine, Scope::REPLAY.and(Scope::MOCKER);
+
+    /// Model and device whose measured step times and cache size the engine has.
+    ENGINE: EnginePreset = "engine" =>
+        env(&[var("KVASIR_ENGINE")]).default("h200-llama-8b").common();
+
+    /// Whose caching habits the engine has.
+    ENGINE_TYPE: EngineFamily = "engine-type" =>
+        env(&[var("KVASIR_ENGINE_TYPE")]).default("vllm");
+
+    /// KV blocks of one rank.
+    NUM_BLOCKS: Option<u32> = "num-blocks" =>
+        env(&[var("KVASIR_NUM_BLOCKS")]).aliases(&["num-gpu-blocks-override"])
+        .ints(2, u32::MAX as u64).default_note("what fits beside the model's weights")
+        .common();
+
+    /// Requests in one batch.
+    MAX_NUM_SEQS: u32 = "max-num-seqs" =>
+        env(&[var("KVASIR_MAX_NUM_SEQS")]).default("256").ints(1, 1 << 20);
+
+    /// Tokens computed in one step.
+    MAX_NUM_BATCHED_TOKENS: u32 = "max-num-batched-tokens" =>
+        env(&[var("KVASIR_MAX_NUM_BATCHED_TOKENS")]).default("8192").ints(1, 1 << 24);
+
+    /// Longest request, prompt and answer together, in tokens.
+    MAX_MODEL_LEN: Option<u32> = "max-model-len" =>
+        env(&[var("KVASIR_MAX_MODEL_LEN")]).ints(2, 1 << 24)
+        .default_note("131072, or what the cache holds");
+
+    /// Share cached blocks between requests.
+    ENABLE_PREFIX_CACHING: bool = "enable-prefix-caching" =>
+        env(&[var("KVASIR_ENABLE_PREFIX_CACHING")]).default("true");
+
+    /// Compute long prompts in pieces.
+    ENABLE_CHUNKED_PREFILL: bool = "enable-chunked-prefill" =>
+        env(&[var("KVASIR_ENABLE_CHUNKED_PREFILL")]).default("true");
+
+    /// Most prompt tokens of one request in one step.
+    LONG_PREFILL_TOKEN_THRESHOLD: Option<u32> = "long-prefill-token-threshold" =>
+        env(&[var("KVASIR_LONG_PREFILL_TOKEN_THRESHOLD")]).ints(1, 1 << 24)
+        .default_note("no limit");
+
+    /// Which request makes room when the cache is full.
+    PREEMPTION_MODE: PreemptionMode = "preemption-mode" =>
+        env(&[var("KVASIR_PREEMPTION_MODE")]).default("lifo");
+
+    /// Steps take this many times less than measured.
+    SPEEDUP: f64 = "speedup" =>
+        env(&[var("KVASIR_SPEEDUP")]).aliases(&["speedup-ratio"]).default("1.0").positive().common();
+
+    /// Data-parallel ranks of each worker.
+    DATA_PARALLEL_SIZE: u32 = "data-parallel-size" =>
+        env(&[var("KVASIR_DATA_PARALLEL_SIZE")]).default("1").ints(1, 1024);
+}
+
+options! { REPLAY_ROWS, Group::Replay, Scope::REPLAY;
+
+    /// File of requests to replay, one JSON object a line; this or --workload.
+    TRACE: Option<PathBuf> = "trace" =>
+        env(&[var("KVASIR_TRACE")]).metavar("FILE").common();
+
+    /// How the trace is written.
+    TRACE_FORMAT: TraceFormat = "trace-format" =>
+        env(&[var("KVASIR_TRACE_FORMAT")]).default("auto");
+
+    /// Tokens that a block id of a Mooncake trace stands for.
+    TRACE_BLOCK_SIZE: u32 = "trace-block-size" =>
+        env(&[var("KVASIR_TRACE_BLOCK_SIZE")]).default("512").ints(1, 1 << 20);
+
+    /// Traffic without a trace: `tenants`, `chat`, `agents` or `documents`, with settings.
+    ///
+    /// For example `chat,sessions=200,turns=6,rate=3`.
+    WORKLOAD: Option<String> = "workload" =>
+        env(&[var("KVASIR_WORKLOAD")]).metavar("KIND[,SETTING=N]").common();
+
+    /// Spread requests of equal time until the next time of the trace.
+    ///
+    /// Published traces round their clocks; played as they are, they are bursts nobody sent.
+    SPREAD: bool = "spread" => env(&[var("KVASIR_SPREAD")]).default("true");
+
+    /// Replay only so many requests, from the start.
+    REQUESTS: Option<u64> = "requests" =>
+        env(&[var("KVASIR_REQUESTS")]).ints(1, u64::MAX).default_note("all");
+
+    /// A policy to try: a router mode, then options of the router. May be given several times.
+    ///
+    /// For example `kv,router-prefill-load-scale=16`. Without any: round-robin, random,
+    /// least-loaded and kv.
+    POLICY: Vec<String> = "policy" =>
+        env(&[var("KVASIR_POLICY")]).metavar("MODE[,OPTION=VALUE]").common();
+
+    /// Play the trace so many times faster; several between commas.
+    SPEED: String = "speed" =>
+        env(&[var("KVASIR_SPEED")]).default("1.0").rule(&NUMBERS).common();
+
+    /// Ignore the times: so many clients that wait for their answers; several between commas.
+    CLOSED_LOOP: Option<String> = "closed-loop" =>
+        env(&[var("KVASIR_CLOSED_LOOP")]).rule(&NUMBERS);
+
+    /// Time between an answer and a client's next request in a closed loop, in milliseconds.
+    THINK_MS: f64 = "think-ms" =>
+        env(&[var("KVASIR_THINK_MS")]).default("0").floats(0.0, 86_400_000.0).metavar("MS");
+
+    /// Runs of each policy, each with another seed.
+    SEEDS: u32 = "seeds" => env(&[var("KVASIR_SEEDS")]).default("1").ints(1, 1000);
+
+    /// Write all numbers to a file.
+    REPORT_JSON: Option<PathBuf> = "report-json" =>
+        env(&[var("KVASIR_REPORT_JSON")]).aliases(&["json"]).metavar("FILE").common();
+
+    /// Write a report with plots to a file that needs no network.
+    REPORT_HTML: Option<PathBuf> = "report-html" =>
+        env(&[var("KVASIR_REPORT_HTML")]).aliases(&["html"]).metavar("FILE").common();
+
+    /// Policy to compare the others with.
+    BASELINE: Option<String> = "baseline" =>
+        env(&[var("KVASIR_BASELINE")]).metavar("POLICY").default_note("the first");
+
+    /// A good answer's first token comes within so many milliseconds.
+    SLO_TTFT_MS: f64 = "slo-ttft-ms" =>
+        env(&[var("KVASIR_SLO_TTFT_MS")]).default("2000").positive().metavar("MS");
+
+    /// A good answer's tokens follow each other within so many milliseconds, on average.
+    SLO_ITL_MS: f64 = "slo-itl-ms" =>
+        env(&[var("KVASIR_SLO_ITL_MS")]).default("25").positive().metavar("MS");
+
+    /// Router replicas, each with its own picture.
+    REPLICAS: u32 = "replicas" =>
+        env(&[var("KVASIR_REPLICAS")]).default("1").ints(1, 256);
+
+    /// Time until a router knows of a change of a cache, in milliseconds.
+    EVENT_LATENCY_MS: f64 = "event-latency-ms" =>
+        env(&[var("KVASIR_EVENT_LATENCY_MS")]).default("1").floats(0.0, 86_400_000.0).metavar("MS");
+
+    /// Share of cache events that a router never gets.
+    EVENT_LOSS: f64 = "event-loss" =>
+        env(&[var("KVASIR_EVENT_LOSS")]).default("0").floats(0.0, 1.0);
+
+    /// A worker's process dies: `1@60` is worker 1 after 60 seconds. May be given several times.
+    WORKER_LEAVES: Vec<String> = "worker-leaves" =>
+        env(&[var("KVASIR_WORKER_LEAVES")]).rule(&WORKER_AT);
+
+    /// A worker comes, or comes back, with an empty cache. May be given several times.
+    WORKER_JOINS: Vec<String> = "worker-joins" =>
+        env(&[var("KVASIR_WORKER_JOINS")]).rule(&WORKER_AT);
+
+    /// Runs at a time.
+    JOBS: Option<u32> = "jobs" =>
+        env(&[var("KVASIR_JOBS")]).ints(1, 1024).default_note("one for each processor");
+}
+
+options! { MOCKER_ROWS, Group::Mocker, Scope::MOCKER;
+
+    /// A fault to begin with, as the control route takes it; may be given several times.
+    ///
+    /// `refuse`, `stall`, `slow=MS`, `die=TOKENS`, `cut=TOKENS` or `status=CODE`, each with
+    /// `:share=0.1` to strike only some requests and `:count=3` to strike so many.
+    FAULT_AT_START: Vec<String> = "fault-at-start" =>
+        env(&[var("KVASIR_FAULT_AT_START")]).aliases(&["fault"]).rule(&FAULT);
+}
