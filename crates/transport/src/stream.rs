@@ -4,10 +4,11 @@
 //! reader has not taken yet is kept as *one* item to which new tokens are appended: the memory held is
 //! bounded by the length of the answer, and a reader that was late catches up in one step.
 
+use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 
 use kvasir_types::{TokenItem, WorkerId};
-use tokio::sync::Notify;
 
 use crate::PlaneError;
 
@@ -17,8 +18,6 @@ pub fn token_stream(worker: WorkerId) -> (TokenSink, TokenStream) {
     let shared = Arc::new(Shared {
         worker,
         state: Mutex::default(),
-        readable: Notify::new(),
-        closed: Notify::new(),
     });
     (
         TokenSink {
@@ -32,10 +31,6 @@ pub fn token_stream(worker: WorkerId) -> (TokenSink, TokenStream) {
 struct Shared {
     worker: WorkerId,
     state: Mutex<State>,
-    /// Tells the reader of news; it has at most one waiter.
-    readable: Notify,
-    /// Tells the sender that nobody reads any more.
-    closed: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -46,6 +41,10 @@ struct State {
     end: Option<Result<(), PlaneError>>,
     /// The reader is gone.
     closed: bool,
+    /// The reader, where it waits for news.
+    reader: Option<Waker>,
+    /// The sender, where it waits for the reader to go.
+    sender: Option<Waker>,
 }
 
 impl Shared {
@@ -54,8 +53,18 @@ impl Shared {
     }
 
     fn end(&self, how: Result<(), PlaneError>) {
-        self.lock().end.get_or_insert(how);
-        self.readable.notify_one();
+        let mut state = self.lock();
+        state.end.get_or_insert(how);
+        wake(state, |state| &mut state.reader);
+    }
+}
+
+/// Wakes one side after the lock is given back, so that it does not wake into a held lock.
+fn wake(mut state: MutexGuard<'_, State>, side: impl Fn(&mut State) -> &mut Option<Waker>) {
+    let waker = side(&mut state).take();
+    drop(state);
+    if let Some(waker) = waker {
+        waker.wake();
     }
 }
 
@@ -87,8 +96,7 @@ impl TokenSink {
                 state.end = Some(Ok(()));
             }
         }
-        drop(state);
-        self.shared.readable.notify_one();
+        wake(state, |state| &mut state.reader);
         true
     }
 
@@ -105,9 +113,15 @@ impl TokenSink {
 
     /// Waits until the reader is gone.
     pub async fn closed(&self) {
-        while !self.is_closed() {
-            self.shared.closed.notified().await;
-        }
+        poll_fn(|cx| {
+            let mut state = self.shared.lock();
+            if state.closed {
+                return Poll::Ready(());
+            }
+            state.sender = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
     }
 }
 
@@ -128,36 +142,33 @@ impl TokenStream {
     /// Everything that came since the last call; `None` after the item that carried a finish reason.
     /// Safe to drop while waiting: nothing is lost.
     pub async fn next(&mut self) -> Option<Result<TokenItem, PlaneError>> {
-        loop {
-            if let Some(ready) = self.take() {
-                return ready;
-            }
-            self.shared.readable.notified().await;
-        }
+        poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// `None` if there is nothing yet, `Some(None)` at the end.
-    fn take(&self) -> Option<Option<Result<TokenItem, PlaneError>>> {
+    /// [`Self::next`], for callers that are polled themselves.
+    pub fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<TokenItem, PlaneError>>> {
         let mut state = self.shared.lock();
         if let Some(item) = state.pending.take() {
-            return Some(Some(Ok(item)));
+            return Poll::Ready(Some(Ok(item)));
         }
         match &mut state.end {
-            None => None,
-            Some(Ok(())) => Some(None),
-            Some(Err(error)) => {
-                let error = error.clone();
-                state.end = Some(Ok(()));
-                Some(Some(Err(error)))
+            None => {
+                state.reader = Some(cx.waker().clone());
+                Poll::Pending
             }
+            Some(end) => Poll::Ready(std::mem::replace(end, Ok(())).err().map(Err)),
         }
     }
 }
 
 impl Drop for TokenStream {
     fn drop(&mut self) {
-        self.shared.lock().closed = true;
-        self.shared.closed.notify_one();
+        let mut state = self.shared.lock();
+        state.closed = true;
+        wake(state, |state| &mut state.sender);
     }
 }
 
