@@ -10,4 +10,6 @@ mod metrics;
 
 pub use clock::Clock;
 pub use metric_table::{Metrics, SPECS};
-pub use metrics::{Buckets, Group, Identity, Kind, Spec, log_spaced, metrics_reference};
+pub use metrics::{
+    Buckets, Group, Identity, Kind, Spec, log_spaced, metrics_reference, observe_ms,
+};

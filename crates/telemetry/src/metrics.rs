@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
 
@@ -225,6 +226,13 @@ impl Series for HistogramVec {
         }
         Ok(series)
     }
+}
+
+/// Notes a span in a histogram of milliseconds that has no labels.
+pub fn observe_ms(histogram: &HistogramVec, span: Duration) {
+    histogram
+        .with_label_values::<&str>(&[])
+        .observe(span.as_secs_f64() * 1e3);
 }
 
 /// The reference page of all series, in Markdown, made from the table.

@@ -115,6 +115,22 @@ impl ResponseNvext {
         *self == Self::default()
     }
 
+    /// A JSON object's text with this put in as its last field; as it was if it is no object or there is
+    /// nothing to put in.
+    #[must_use]
+    pub fn put_into(&self, object: &[u8]) -> BytesMut {
+        let mut out = BytesMut::with_capacity(object.len() + 256);
+        match object.trim_ascii_end().strip_suffix(b"}") {
+            Some(open) if !self.is_empty() && open.trim_ascii() != b"{" => {
+                out.extend_from_slice(open);
+                self.write_field(&mut out);
+                out.extend_from_slice(b"}");
+            }
+            _ => out.extend_from_slice(object),
+        }
+        out
+    }
+
     /// Appends `,"nvext":{…}`, or nothing.
     pub(crate) fn write_field(&self, out: &mut BytesMut) {
         if self.is_empty() {
@@ -172,5 +188,33 @@ impl Timing {
             self.kv_transfer_estimated_latency_ms,
         );
         fields.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_put_into_an_object_and_into_nothing_else() {
+        let nvext = ResponseNvext {
+            worker_id: Some(WorkerIds::aggregated(7, 0)),
+            ..ResponseNvext::default()
+        };
+        let put = |object: &str| String::from_utf8(nvext.put_into(object.as_bytes()).to_vec());
+        let whole = put("{\"a\":{\"b\":1}} \n").unwrap();
+        assert!(
+            whole.starts_with("{\"a\":{\"b\":1},\"nvext\":{\"worker_id\":{"),
+            "{whole}"
+        );
+        assert!(
+            serde_json::from_str::<serde_json::Value>(&whole).is_ok(),
+            "{whole}"
+        );
+        for other in ["[1]", "{}", "", "[DONE]"] {
+            assert_eq!(put(other).unwrap(), other);
+        }
+        let nothing = ResponseNvext::default().put_into(b"{\"a\":1}");
+        assert_eq!(&nothing[..], b"{\"a\":1}");
     }
 }

@@ -1,0 +1,261 @@
+//! The application behind the listener: what is served, under which settings, and where requests go.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::BytesMut;
+use http::{HeaderValue, Request, StatusCode};
+use hyper::body::Incoming;
+use kvasir_openai::{ApiError, Endpoint, Health, ModelInfo};
+use kvasir_telemetry::{Clock, Metrics};
+use kvasir_transport::Tasks;
+use kvasir_types::RequestId;
+
+use crate::generate;
+use crate::ids::RequestIds;
+use crate::in_flight::InFlight;
+use crate::models::{Models, ServedModel};
+use crate::reply::{self, Reply};
+use crate::routes::{NoRoute, Paths, Route};
+use crate::watch::Totals;
+
+/// Settings of the HTTP side.
+#[derive(Clone, Debug)]
+pub struct AppOptions {
+    /// Largest body, in MiB (`DYN_HTTP_BODY_LIMIT_MB`).
+    pub body_limit_mb: u64,
+    /// Status of an overload answer (`DYN_HTTP_OVERLOAD_STATUS_CODE`).
+    pub overload_status: u16,
+    /// Attempts after the first, before the first token (`--retry-limit`).
+    pub retry_limit: u32,
+    /// Whether requests may carry extensions (`DYN_DISABLE_FRONTEND_NVEXT`).
+    pub nvext_enabled: bool,
+    /// Where the routes are.
+    pub paths: Paths,
+}
+
+impl Default for AppOptions {
+    fn default() -> Self {
+        Self {
+            body_limit_mb: 45,
+            overload_status: kvasir_openai::DEFAULT_OVERLOAD_STATUS,
+            retry_limit: 2,
+            nvext_enabled: true,
+            paths: Paths::default(),
+        }
+    }
+}
+
+/// The application.
+pub struct App {
+    options: AppOptions,
+    models: Models,
+    metrics: Metrics,
+    clock: Clock,
+    tasks: Tasks,
+    in_flight: InFlight,
+    draining: AtomicBool,
+    ids: RequestIds,
+}
+
+impl App {
+    /// An application that serves no model yet.
+    #[must_use]
+    pub fn new(options: AppOptions, metrics: Metrics, clock: Clock, tasks: Tasks) -> Arc<Self> {
+        metrics
+            .build_info
+            .with_label_values(&[env!("CARGO_PKG_VERSION")])
+            .set(1.0);
+        Arc::new(Self {
+            options,
+            models: Models::default(),
+            metrics,
+            clock,
+            tasks,
+            in_flight: InFlight::default(),
+            draining: AtomicBool::new(false),
+            ids: RequestIds::new(),
+        })
+    }
+
+    /// Its settings.
+    #[must_use]
+    pub fn options(&self) -> &AppOptions {
+        &self.options
+    }
+
+    /// What it serves.
+    #[must_use]
+    pub fn models(&self) -> &Models {
+        &self.models
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// The time.
+    #[must_use]
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// Where it spawns.
+    #[must_use]
+    pub fn tasks(&self) -> &Tasks {
+        &self.tasks
+    }
+
+    /// Requests under way.
+    #[must_use]
+    pub fn in_flight(&self) -> &InFlight {
+        &self.in_flight
+    }
+
+    /// Refuses new work from now on.
+    pub fn start_draining(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether new work is refused.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn new_request_id(&self) -> RequestId {
+        self.ids.next()
+    }
+
+    /// Answers one HTTP request.
+    pub async fn handle(self: &Arc<Self>, request: Request<Incoming>) -> Reply {
+        let (method, path) = (request.method(), request.uri().path());
+        let route = match self.options.paths.find(method, path) {
+            Ok(route) => route,
+            Err(NoRoute::Method(allowed)) => return reply::method_not_allowed(allowed),
+            Err(NoRoute::NotFound) => {
+                return reply::error(&ApiError::route_not_found(method.as_str(), path));
+            }
+        };
+        match route {
+            Route::Chat => generate::handle(self, Endpoint::Chat, request).await,
+            Route::Completions => generate::handle(self, Endpoint::Completions, request).await,
+            Route::Models => self.list_models(),
+            Route::Model(id) => self.one_model(&id),
+            Route::ModelReady(id) => self.model_ready(&id),
+            Route::Health => self.health(),
+            Route::Live => self.live(),
+            Route::Metrics => self.metrics_page(),
+        }
+    }
+
+    fn list_models(&self) -> Reply {
+        if self.is_draining() {
+            return reply::error(&ApiError::not_ready());
+        }
+        let ready = self.models.all().into_iter().filter(|m| m.is_ready());
+        let list: Vec<ModelInfo> = ready.map(|m| info(&m)).collect();
+        reply::json(StatusCode::OK, kvasir_openai::models(&list))
+    }
+
+    fn one_model(&self, id: &str) -> Reply {
+        match self.models.get(id) {
+            None => reply::error(&ApiError::model_not_found()),
+            Some(model) => {
+                let mut out = BytesMut::new();
+                info(&model).write(&mut out);
+                reply::json(StatusCode::OK, out.freeze())
+            }
+        }
+    }
+
+    fn model_ready(&self, id: &str) -> Reply {
+        let Some(model) = self.models.get(id) else {
+            return reply::error(&ApiError::model_not_found());
+        };
+        let ready = model.is_ready();
+        let body = serde_json::json!({ "model": &*model.name, "ready": ready, "namespaces": {} });
+        let status = if ready {
+            StatusCode::OK
+        } else {
+            StatusCode::SERVICE_UNAVAILABLE
+        };
+        reply::json(status, body.to_string())
+    }
+
+    fn health(&self) -> Reply {
+        if self.is_draining() {
+            return reply::json(
+                StatusCode::SERVICE_UNAVAILABLE,
+                kvasir_openai::not_ready("draining"),
+            );
+        }
+        let mut health = Health::default();
+        for model in self.models.all() {
+            model.describe(&mut health);
+        }
+        reply::json(StatusCode::OK, health.to_body())
+    }
+
+    fn live(&self) -> Reply {
+        if self.is_draining() {
+            let body = kvasir_openai::shutting_down();
+            return reply::json(StatusCode::SERVICE_UNAVAILABLE, body);
+        }
+        reply::json(StatusCode::OK, kvasir_openai::live())
+    }
+
+    fn metrics_page(&self) -> Reply {
+        for model in self.models.all() {
+            model.measure(&self.metrics, self.clock.now());
+        }
+        let mut page = String::new();
+        if let Err(error) = self.metrics.render(&mut page) {
+            tracing::error!(%error, "metrics could not be rendered");
+            return reply::error(&ApiError::internal());
+        }
+        let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+        reply::whole(StatusCode::OK, text, page.into())
+    }
+
+    /// Notes what the last answer of a worker was like: its prompt and its latencies.
+    pub(crate) fn remember_worker(&self, totals: &Totals, latencies: Option<(f64, f64)>) {
+        let (worker, rank) = (
+            totals.target.worker.to_string(),
+            totals.target.rank.to_string(),
+        );
+        let labels = [&*worker, &*rank, "decode"];
+        let Some((first, between)) = latencies else {
+            return;
+        };
+        let metrics = &self.metrics;
+        metrics
+            .router_requests_total
+            .with_label_values::<&str>(&[])
+            .inc();
+        metrics
+            .worker_last_time_to_first_token_seconds
+            .with_label_values(&labels)
+            .set(first);
+        metrics
+            .worker_last_inter_token_latency_seconds
+            .with_label_values(&labels)
+            .set(between);
+        let tokens = f64::from(totals.prompt_tokens);
+        metrics
+            .worker_last_input_sequence_tokens
+            .with_label_values(&labels)
+            .set(tokens);
+    }
+}
+
+fn info(model: &ServedModel) -> ModelInfo {
+    ModelInfo {
+        id: model.name.to_string(),
+        created: model.created,
+        context_window: model.context_length.into(),
+        max_output_tokens: None,
+    }
+}

@@ -1,0 +1,131 @@
+//! Reading a request's body: JSON, and no longer than allowed.
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use http::header::CONTENT_TYPE;
+use http_body::Body;
+use http_body_util::BodyExt;
+use kvasir_openai::ApiError;
+
+/// What a declared length may reserve before any byte has come.
+const RESERVE_MAX: u64 = 1 << 20;
+/// A mebibyte, the unit of the body limit.
+const MIB: u64 = 1 << 20;
+
+/// Fails unless the request says that it brings JSON.
+pub(crate) fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let value = headers
+        .get(CONTENT_TYPE)
+        .and_then(|v| v.to_str().ok())
+        .unwrap_or_default();
+    let essence = value
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_ascii_lowercase();
+    let json = essence == "application/json"
+        || essence.starts_with("application/") && essence.ends_with("+json");
+    if json {
+        Ok(())
+    } else {
+        Err(ApiError::media_type())
+    }
+}
+
+/// Reads a body of at most `limit_mb` MiB.
+pub(crate) async fn read<B>(mut body: B, limit_mb: u64) -> Result<Bytes, ApiError>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let limit = limit_mb.saturating_mul(MIB);
+    let hint = body.size_hint();
+    if hint.lower() > limit {
+        return Err(ApiError::body_too_large(limit_mb));
+    }
+    let mut whole: Option<Bytes> = None;
+    let mut joined = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        // A broken upload: the client is gone, nobody reads this answer.
+        let frame = frame.map_err(|_| ApiError::cancelled())?;
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        let had = whole.as_ref().map_or(joined.len(), Bytes::len) as u64;
+        if had + data.len() as u64 > limit {
+            return Err(ApiError::body_too_large(limit_mb));
+        }
+        if joined.is_empty() && whole.is_none() {
+            whole = Some(data);
+        } else {
+            if let Some(first) = whole.take() {
+                joined.reserve(hint.lower().min(RESERVE_MAX) as usize);
+                joined.extend_from_slice(&first);
+            }
+            joined.extend_from_slice(&data);
+        }
+    }
+    Ok(whole.unwrap_or_else(|| joined.freeze()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::convert::Infallible;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use http_body::Frame;
+
+    use super::*;
+
+    /// A body in pieces of the given sizes, of which nothing is declared.
+    struct Pieces(VecDeque<usize>);
+
+    impl Body for Pieces {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            let piece = self
+                .0
+                .pop_front()
+                .map(|n| Ok(Frame::data(Bytes::from(vec![b'x'; n]))));
+            Poll::Ready(piece)
+        }
+    }
+
+    async fn read_pieces(sizes: &[usize]) -> Result<usize, u16> {
+        let body = Pieces(sizes.iter().copied().collect());
+        read(body, 1).await.map(|b| b.len()).map_err(|e| e.status)
+    }
+
+    #[tokio::test]
+    async fn the_limit_is_exact_however_the_body_is_cut() {
+        let limit = MIB as usize;
+        assert_eq!(read_pieces(&[]).await, Ok(0));
+        assert_eq!(read_pieces(&[limit]).await, Ok(limit));
+        assert_eq!(read_pieces(&[1, limit - 2, 1]).await, Ok(limit));
+        assert_eq!(read_pieces(&[limit + 1]).await, Err(413));
+        assert_eq!(read_pieces(&[limit, 1]).await, Err(413));
+        assert_eq!(read_pieces(&[1, limit - 1, 1]).await, Err(413));
+    }
+
+    #[test]
+    fn only_json_is_taken() {
+        let check = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(CONTENT_TYPE, value.parse().unwrap());
+            check_content_type(&headers).is_ok()
+        };
+        assert!(check("application/json"));
+        assert!(check("Application/JSON; charset=utf-8"));
+        assert!(check("application/vnd.api+json"));
+        assert!(!check("text/plain"));
+        assert!(!check("text/json+json"));
+        assert!(check_content_type(&HeaderMap::new()).is_err());
+    }
+}

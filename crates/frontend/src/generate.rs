@@ -1,0 +1,312 @@
+//! The two endpoints that generate: from an HTTP request to its answer.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use http::request::Parts;
+use http::{Request, StatusCode};
+use hyper::body::Incoming;
+use kvasir_openai::{
+    AnswerHead, ApiError, ChatRequest, CompletionRequest, Endpoint, HeaderHints, Nvext, Options,
+    Prompt, ResponseNvext, Scan, StreamWriter, Unknown, WorkerIds, write_done, write_unary,
+};
+use kvasir_text::TextModel;
+use kvasir_types::RequestId;
+
+use crate::answer::{Answer, StreamedAnswer};
+use crate::job::Job;
+use crate::models::{Backend, ServedModel};
+use crate::prompt::Prompts;
+use crate::reply::{self, ByteSource, Cut, Reply};
+use crate::watch::{Totals, Watch};
+use crate::{App, ask, body, lane, prompt, proxy};
+
+/// Texts longer than this are tokenized on a thread of their own, so that others are not held up.
+const INLINE_TEXT_BYTES: usize = 32 * 1024;
+
+/// A body that was read and checked.
+enum Parsed {
+    Chat(Box<ChatRequest>),
+    Completion(Box<CompletionRequest>),
+}
+
+/// A request whose body has been read.
+pub(crate) struct Asked {
+    /// Its id.
+    pub(crate) id: RequestId,
+    /// Where it came in.
+    pub(crate) endpoint: Endpoint,
+    /// Its head.
+    pub(crate) parts: Parts,
+    /// Its body.
+    pub(crate) body: Bytes,
+}
+
+/// Answers a request to `endpoint`.
+pub(crate) async fn handle(
+    app: &Arc<App>,
+    endpoint: Endpoint,
+    request: Request<Incoming>,
+) -> Reply {
+    let id = app.new_request_id();
+    let ticket = app.in_flight().enter();
+    let (parts, incoming) = request.into_parts();
+    let outcome = match read(app, &parts, incoming).await {
+        Ok(body) => {
+            by_worker_kind(
+                app,
+                &Asked {
+                    id,
+                    endpoint,
+                    parts,
+                    body,
+                },
+            )
+            .await
+        }
+        Err(error) => Err(unparsed(app, id, endpoint, error)),
+    };
+    let mut reply = outcome.unwrap_or_else(|error| reply::error(&error));
+    reply.body_mut().hold(ticket);
+    reply
+}
+
+async fn read(app: &App, parts: &Parts, incoming: Incoming) -> Result<Bytes, ApiError> {
+    if app.is_draining() {
+        return Err(ApiError::not_ready());
+    }
+    body::check_content_type(&parts.headers)?;
+    body::read(incoming, app.options().body_limit_mb).await
+}
+
+/// Counts a request that failed before its model was known.
+fn unparsed(app: &App, id: RequestId, endpoint: Endpoint, error: ApiError) -> ApiError {
+    Watch::start(app.metrics(), app.clock(), id, None, endpoint, false).fail(error)
+}
+
+/// An engine behind HTTP judges the body itself; for a token worker we do.
+async fn by_worker_kind(app: &Arc<App>, asked: &Asked) -> Result<Reply, ApiError> {
+    let body = &asked.body;
+    let scanned = Scan::parse(body).ok();
+    let model = scanned
+        .as_ref()
+        .and_then(Scan::model)
+        .and_then(|name| app.models().get(&name));
+    if let (Some(scan), Some(model)) = (&scanned, &model)
+        && let Backend::OpenAi { workers, .. } = &model.backend
+    {
+        return proxy::handle(app, asked, scan, model, workers).await;
+    }
+    let parsed = match asked.endpoint {
+        Endpoint::Chat => ChatRequest::parse(body, Unknown::Refuse).map(|r| Parsed::Chat(r.into())),
+        Endpoint::Completions => {
+            CompletionRequest::parse(body, Unknown::Refuse).map(|r| Parsed::Completion(r.into()))
+        }
+    };
+    match parsed {
+        Ok(parsed) => run(app, asked, parsed, model).await,
+        Err(error) => Err(unparsed(app, asked.id, asked.endpoint, error)),
+    }
+}
+
+async fn run(
+    app: &Arc<App>,
+    asked: &Asked,
+    parsed: Parsed,
+    model: Option<Arc<ServedModel>>,
+) -> Result<Reply, ApiError> {
+    let label = model.as_ref().map(|m| &m.name);
+    let stream = parsed.options().stream;
+    let watch = Watch::start(
+        app.metrics(),
+        app.clock(),
+        asked.id,
+        label,
+        asked.endpoint,
+        stream,
+    );
+    let job = match prepare(app, asked, parsed, model).await {
+        Ok(job) => job,
+        Err(error) => return Err(watch.fail(error)),
+    };
+    if job.nvext.query_only() {
+        return match query(app, &job).await {
+            Ok(reply) => {
+                watch.succeed(&Totals::default());
+                Ok(reply)
+            }
+            Err(error) => Err(watch.fail(error)),
+        };
+    }
+    let lanes = match start_lanes(app, &job).await {
+        Ok(lanes) => lanes,
+        Err(error) => return Err(watch.fail(error)),
+    };
+    let answer = Answer::new(Arc::clone(app), job, lanes, watch);
+    if stream {
+        return Ok(reply::events(Box::new(StreamedAnswer::new(answer))));
+    }
+    Ok(reply::json(StatusCode::OK, answer.collect().await?))
+}
+
+async fn prepare(
+    app: &App,
+    asked: &Asked,
+    parsed: Parsed,
+    model: Option<Arc<ServedModel>>,
+) -> Result<Job, ApiError> {
+    let model = model.ok_or_else(ApiError::model_not_found)?;
+    let Backend::Tokens { plane, text } = &model.backend else {
+        return Err(ApiError::internal());
+    };
+    let (plane, text) = (Arc::clone(plane), Arc::clone(text));
+    let headers = if app.options().nvext_enabled {
+        HeaderHints::read(ask::header_pairs(&asked.parts.headers))
+    } else {
+        HeaderHints::default()
+    };
+    let (mut nvext, options) = parsed.extension(app.options().nvext_enabled);
+    headers.apply(&mut nvext);
+    let start = app.clock().now();
+    let prompts = tokenize(app, &text, parsed, &mut nvext).await?;
+    let took = app.clock().now() - start;
+    let latency = app
+        .metrics()
+        .tokenizer_latency_ms
+        .with_label_values(&["tokenize"]);
+    latency.observe(took.as_secs_f64() * 1e3);
+    let job = Job {
+        id: asked.id,
+        endpoint: asked.endpoint,
+        model,
+        plane,
+        text,
+        options,
+        nvext,
+        headers,
+        prompts,
+    };
+    job.check_length()?;
+    Ok(job)
+}
+
+/// Hands every choice to a worker; if one cannot be, the others are given up.
+async fn start_lanes(app: &App, job: &Job) -> Result<Vec<lane::Lane>, ApiError> {
+    let mut lanes = Vec::new();
+    for index in 0..job.choices() {
+        let id = if index == 0 {
+            job.id
+        } else {
+            app.new_request_id()
+        };
+        let Some(prompt) = job.prompt_of(index) else {
+            break;
+        };
+        lanes.push(lane::start(app, job, id, prompt).await?);
+    }
+    Ok(lanes)
+}
+
+/// The prompts as tokens.
+async fn tokenize(
+    app: &App,
+    text: &Arc<TextModel>,
+    parsed: Parsed,
+    nvext: &mut Nvext,
+) -> Result<Prompts, ApiError> {
+    if let Some(tokens) = nvext.token_data.take() {
+        return prompt::of_tokens(text, tokens);
+    }
+    let now = app.clock().unix_secs(app.clock().now());
+    if parsed.text_bytes() <= INLINE_TEXT_BYTES {
+        return parsed.tokenize(text, now);
+    }
+    let text = Arc::clone(text);
+    let work = move || parsed.tokenize(&text, now);
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|_| Err(ApiError::internal()))
+}
+
+impl Parsed {
+    /// How to draw, stop and deliver.
+    fn options(&self) -> &Options {
+        match self {
+            Self::Chat(chat) => &chat.options,
+            Self::Completion(request) => &request.options,
+        }
+    }
+
+    /// How much text there is to tokenize, about.
+    fn text_bytes(&self) -> usize {
+        match self {
+            Self::Chat(chat) => chat.messages.as_str().len(),
+            Self::Completion(request) => request.prompts.iter().map(text_bytes).sum(),
+        }
+    }
+
+    fn tokenize(self, text: &TextModel, now_unix: u64) -> Result<Prompts, ApiError> {
+        match self {
+            Self::Chat(chat) => prompt::of_chat(text, &chat, now_unix),
+            Self::Completion(request) => prompt::of_completion(text, *request),
+        }
+    }
+
+    /// What the client says to the router, and how to draw.
+    fn extension(&self, enabled: bool) -> (Nvext, Options) {
+        let (nvext, options) = match self {
+            Self::Chat(chat) => (&chat.nvext, &chat.options),
+            Self::Completion(request) => (&request.nvext, &request.options),
+        };
+        (
+            if enabled {
+                nvext.clone()
+            } else {
+                Nvext::default()
+            },
+            options.clone(),
+        )
+    }
+}
+
+fn text_bytes(prompt: &Prompt) -> usize {
+    match prompt {
+        Prompt::Text(text) => text.len(),
+        Prompt::Tokens(_) => 0,
+    }
+}
+
+/// Answers where a request would go, without running it.
+async fn query(app: &App, job: &Job) -> Result<Reply, ApiError> {
+    let prompt = job.prompt_of(0).ok_or_else(ApiError::internal)?;
+    let target = lane::query(app, job, prompt).await?;
+    let nvext = ResponseNvext {
+        worker_id: Some(WorkerIds::aggregated(target.worker.0, target.rank.0)),
+        token_ids: Some(prompt.to_vec()),
+        ..ResponseNvext::default()
+    };
+    let head = AnswerHead {
+        endpoint: job.endpoint,
+        id: job.id,
+        model: &job.model.name,
+        created: app.clock().unix_secs(app.clock().now()),
+    };
+    let mut out = BytesMut::new();
+    if job.options.stream {
+        StreamWriter::new(&head, 1).query(&mut out, &nvext);
+        write_done(&mut out);
+        return Ok(reply::events(Box::new(Once(Some(out.freeze())))));
+    }
+    write_unary(&mut out, &head, &[], None, &nvext);
+    Ok(reply::json(StatusCode::OK, out.freeze()))
+}
+
+/// A stream whose whole content is known.
+struct Once(Option<Bytes>);
+
+impl ByteSource for Once {
+    fn poll_bytes(&mut self, _: &mut Context<'_>) -> Poll<Option<Result<Bytes, Cut>>> {
+        Poll::Ready(self.0.take().map(Ok))
+    }
+}

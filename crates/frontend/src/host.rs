@@ -1,0 +1,307 @@
+//! The router's host: runs the brain on the caller's thread and hands its outputs to those who wait.
+//!
+//! What always holds: `step` is called under one short lock and never across an await; a request that was
+//! sent is represented by one [`Booking`], whose end, whichever way it comes, frees it exactly once; a
+//! caller that stops waiting is taken out of the queue.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kvasir_index::{Index, Matches};
+use kvasir_router::{
+    Arrival, Input, Observation, Outcome, Output, Overlap, PotentialLoad, RouteError, Router,
+    RouterConfig, Sent, overlap_of,
+};
+use kvasir_telemetry::Clock;
+use kvasir_transport::Tasks;
+use kvasir_types::{LocalHash, RequestId, Time, WorkerRank};
+use tokio::sync::{Notify, oneshot};
+
+/// The timer wakes at least this often, to let routing decisions in the index expire.
+const EXPIRY_EVERY: Duration = Duration::from_secs(1);
+
+/// One model's router, its index, and who waits for it.
+#[derive(Debug)]
+pub struct RouterHost {
+    inner: Mutex<Inner>,
+    index: Arc<Index>,
+    clock: Clock,
+    /// The brain may want to be ticked earlier than the timer thinks.
+    rescheduled: Notify,
+}
+
+#[derive(Debug)]
+struct Inner {
+    router: Router,
+    waiting: HashMap<RequestId, Waiter>,
+    /// Reused by every step.
+    outputs: Vec<Output>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    verdict: oneshot::Sender<Result<Sent, RouteError>>,
+    prompt: Arc<[LocalHash]>,
+}
+
+impl RouterHost {
+    /// A host for a router of `config`, with its timer running in `tasks`.
+    pub fn start(
+        config: RouterConfig,
+        index: Arc<Index>,
+        clock: Clock,
+        tasks: &Tasks,
+    ) -> Arc<Self> {
+        let inner = Inner {
+            router: Router::new(config),
+            waiting: HashMap::new(),
+            outputs: Vec::new(),
+        };
+        let host = Arc::new(Self {
+            inner: Mutex::new(inner),
+            index,
+            clock,
+            rescheduled: Notify::new(),
+        });
+        tasks.spawn(Arc::clone(&host).keep_time());
+        host
+    }
+
+    /// The index that this router asks.
+    #[must_use]
+    pub fn index(&self) -> &Arc<Index> {
+        &self.index
+    }
+
+    /// Chooses a worker for `arrival` and books it; waits while the router holds the request back.
+    /// `prompt` is what was looked up, for a refresh while it waits. Dropping the future takes it out.
+    pub async fn route(
+        self: &Arc<Self>,
+        arrival: Arrival,
+        prompt: &Arc<[LocalHash]>,
+    ) -> Result<Booking, RouteError> {
+        let id = arrival.id;
+        let (verdict, answer) = oneshot::channel();
+        let waiter = Waiter {
+            verdict,
+            prompt: Arc::clone(prompt),
+        };
+        self.step_with(Input::Arrived(Box::new(arrival)), Some((id, waiter)));
+        let mut guard = Waiting {
+            host: self,
+            id,
+            done: false,
+        };
+        let sent = answer.await.unwrap_or(Err(RouteError::DuplicateRequest));
+        guard.done = true;
+        let sent = sent?;
+        Ok(Booking {
+            host: Arc::clone(self),
+            sent,
+            finished: false,
+        })
+    }
+
+    /// Tells the router of anything else that happened.
+    pub fn tell(&self, input: Input) {
+        self.step_with(input, None);
+    }
+
+    /// Asks the router something, between two steps.
+    pub fn ask<T>(&self, question: impl FnOnce(&Router) -> T) -> T {
+        question(&self.lock().router)
+    }
+
+    /// How loaded each rank is now.
+    pub fn loads(&self, now: Time, out: &mut Vec<PotentialLoad>) {
+        self.lock()
+            .router
+            .potential_loads(now, 0, &Overlap::none(), &[], out);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn step_with(&self, input: Input, waiter: Option<(RequestId, Waiter)>) {
+        let mut inner = self.lock();
+        let deadline = inner.router.next_deadline();
+        if let Some((id, waiter)) = waiter {
+            // A second request under one id: the router refuses it, the first one's waiter stays.
+            inner.waiting.entry(id).or_insert(waiter);
+        }
+        let mut refresh = Vec::new();
+        inner.step(&self.clock, input, &mut refresh);
+        let rescheduled = inner.router.next_deadline() != deadline;
+        drop(inner);
+        if rescheduled {
+            self.rescheduled.notify_one();
+        }
+        for (id, prompt) in refresh {
+            let mut matches = Matches::new();
+            self.index.find(&prompt, &mut matches);
+            self.step_with(
+                Input::Refreshed {
+                    id,
+                    overlap: Some(overlap_of(&matches)),
+                },
+                None,
+            );
+        }
+    }
+
+    async fn keep_time(self: Arc<Self>) {
+        loop {
+            let deadline = self.lock().router.next_deadline();
+            let now = self.clock.now();
+            self.index.expire(now);
+            let wait = deadline
+                .map_or(EXPIRY_EVERY, |deadline| deadline - now)
+                .min(EXPIRY_EVERY);
+            tokio::select! {
+                () = tokio::time::sleep(wait) => self.tell(Input::Tick),
+                () = self.rescheduled.notified() => {}
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// One step, and those that follow from it: a verdict that nobody takes is a request that ended.
+    fn step(
+        &mut self,
+        clock: &Clock,
+        input: Input,
+        refresh: &mut Vec<(RequestId, Arc<[LocalHash]>)>,
+    ) {
+        let mut inputs = vec![input];
+        while let Some(input) = inputs.pop() {
+            let mut outputs = std::mem::take(&mut self.outputs);
+            self.router.step(clock.now(), input, &mut outputs);
+            for output in outputs.drain(..) {
+                match output {
+                    Output::Send(sent) => inputs.extend(self.deliver(sent)),
+                    Output::Refuse { id, error } => {
+                        if let Some(waiter) = self.waiting.remove(&id) {
+                            let _ = waiter.verdict.send(Err(error));
+                        }
+                    }
+                    Output::Refresh { id } => {
+                        let waiter = self.waiting.get(&id);
+                        refresh.extend(waiter.map(|waiter| (id, Arc::clone(&waiter.prompt))));
+                    }
+                    Output::Queued { id, depth } => tracing::debug!(%id, depth, "request waits"),
+                    Output::CloseSession { .. } => {}
+                    Output::Observe(observation) => observe(&observation),
+                }
+            }
+            self.outputs = outputs;
+        }
+    }
+
+    /// Gives a booking to the one who waits for it; if nobody does, it is to be freed.
+    fn deliver(&mut self, sent: Sent) -> Option<Input> {
+        if let Some(formula) = self.router.explain(sent.id).and_then(|d| d.formula()) {
+            tracing::info!(request = %sent.id, "{formula}");
+        }
+        let (id, target) = (sent.id, sent.target);
+        let taken = self
+            .waiting
+            .remove(&id)
+            .is_some_and(|w| w.verdict.send(Ok(sent)).is_ok());
+        let ended = Input::Finished {
+            id,
+            on: Some(target),
+            outcome: Outcome::Cancelled,
+        };
+        (!taken).then_some(ended)
+    }
+}
+
+fn observe(observation: &Observation) {
+    match observation {
+        Observation::Busy { worker, busy: true } => tracing::info!(%worker, "worker is busy"),
+        Observation::Busy { worker, .. } => tracing::info!(%worker, "worker is free again"),
+        Observation::Down { worker, down: true } => tracing::warn!(%worker, "worker is set aside"),
+        Observation::Down { worker, .. } => tracing::info!(%worker, "worker is back"),
+        Observation::Expired { id, target } => {
+            tracing::warn!(%id, %target, "booking expired: nothing was heard of it for too long");
+        }
+        other => tracing::debug!(?other, "router"),
+    }
+}
+
+/// A request that waits for its worker.
+struct Waiting<'h> {
+    host: &'h RouterHost,
+    id: RequestId,
+    done: bool,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            let outcome = Outcome::Cancelled;
+            self.host.tell(Input::Finished {
+                id: self.id,
+                on: None,
+                outcome,
+            });
+            self.host.lock().waiting.remove(&self.id);
+        }
+    }
+}
+
+/// A request's place on a worker. Dropped without an end, it counts as cancelled.
+#[derive(Debug)]
+pub struct Booking {
+    host: Arc<RouterHost>,
+    sent: Sent,
+    finished: bool,
+}
+
+impl Booking {
+    /// Where the request goes.
+    #[must_use]
+    pub fn target(&self) -> WorkerRank {
+        self.sent.target
+    }
+
+    /// What the router decided.
+    #[must_use]
+    pub fn sent(&self) -> &Sent {
+        &self.sent
+    }
+
+    /// The first tokens came.
+    pub fn first_token(&self) {
+        self.host.tell(Input::FirstToken { id: self.sent.id });
+    }
+
+    /// `generated` tokens came until now.
+    pub fn tokens(&self, generated: u32) {
+        self.host.tell(Input::Tokens {
+            id: self.sent.id,
+            generated,
+        });
+    }
+
+    /// The attempt ended.
+    pub fn finish(mut self, outcome: Outcome) {
+        self.end(outcome);
+    }
+
+    fn end(&mut self, outcome: Outcome) {
+        if !std::mem::replace(&mut self.finished, true) {
+            let (id, on) = (self.sent.id, Some(self.sent.target));
+            self.host.tell(Input::Finished { id, on, outcome });
+        }
+    }
+}
+
+impl Drop for Booking {
+    fn drop(&mut self) {
+        self.end(Outcome::Cancelled);
+    }
+}

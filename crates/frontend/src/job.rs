@@ -1,0 +1,94 @@
+//! Everything that one HTTP request asks for, whichever endpoint it came through.
+
+use std::sync::Arc;
+
+use kvasir_openai::{ApiError, Endpoint, HeaderHints, Nvext, Options};
+use kvasir_text::TextModel;
+use kvasir_transport::RequestPlane;
+use kvasir_types::{RequestId, Sampling, Token};
+
+use crate::models::ServedModel;
+use crate::prompt::Prompts;
+
+/// A request whose prompts are tokens.
+pub(crate) struct Job {
+    /// The request.
+    pub(crate) id: RequestId,
+    /// The model it named.
+    pub(crate) model: Arc<ServedModel>,
+    /// How the model's workers are reached.
+    pub(crate) plane: Arc<dyn RequestPlane>,
+    /// The model's template and tokenizer.
+    pub(crate) text: Arc<TextModel>,
+    /// Where it came in.
+    pub(crate) endpoint: Endpoint,
+    /// How to draw, stop and deliver.
+    pub(crate) options: Options,
+    /// What it says to the router.
+    pub(crate) nvext: Nvext,
+    /// The same in headers.
+    pub(crate) headers: HeaderHints,
+    /// What is asked.
+    pub(crate) prompts: Prompts,
+}
+
+impl Job {
+    /// How many answers it wants: `n` for each prompt.
+    pub(crate) fn choices(&self) -> u32 {
+        let prompts = u32::try_from(self.prompts.tokens.len()).unwrap_or(u32::MAX);
+        prompts.saturating_mul(self.options.n)
+    }
+
+    /// The prompt of choice `index`.
+    pub(crate) fn prompt_of(&self, index: u32) -> Option<&Arc<[Token]>> {
+        self.prompts.tokens.get(self.prompt_number(index))
+    }
+
+    /// The text that choice `index` begins with.
+    pub(crate) fn echo_of(&self, index: u32) -> &str {
+        self.prompts
+            .echo
+            .get(self.prompt_number(index))
+            .map_or("", String::as_str)
+    }
+
+    fn prompt_number(&self, index: u32) -> usize {
+        (index / self.options.n.max(1)) as usize
+    }
+
+    /// The cache namespace, header and extension before the body's own field.
+    pub(crate) fn salt(&self) -> Option<&str> {
+        self.nvext
+            .cache_salt
+            .as_deref()
+            .or(self.options.cache_salt.as_deref())
+    }
+
+    /// When an answer to a prompt of this length stops, and how it is drawn.
+    pub(crate) fn sampling(&self, prompt_tokens: usize) -> Sampling {
+        let prompt = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
+        let mut sampling = self
+            .options
+            .sampling(self.model.context_length.saturating_sub(prompt));
+        if self.nvext.greedy {
+            sampling.temperature = 0.0;
+        }
+        if !sampling.ignore_eos {
+            sampling.stop_tokens.extend_from_slice(self.text.eos());
+        }
+        sampling
+    }
+
+    /// Fails if a prompt leaves no room for an answer.
+    pub(crate) fn check_length(&self) -> Result<(), ApiError> {
+        let context = self.model.context_length as usize;
+        match self.prompts.tokens.iter().map(|p| p.len()).max() {
+            Some(longest) if longest >= context => Err(ApiError::validation(format_args!(
+                "This model's maximum context length is {context} tokens, the prompt has {longest}; \
+                 shorten it by at least {} tokens",
+                longest - context + 1
+            ))),
+            _ => Ok(()),
+        }
+    }
+}

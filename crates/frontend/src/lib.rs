@@ -1,0 +1,40 @@
+//! The OpenAI door.
+//!
+//! Answers one question: how does an HTTP request become an answer from the right worker? Listeners, the
+//! pipeline from body to stream, the router's host, the intake of cache events. What a body means is known by
+//! `openai`, what a prompt is in tokens by `text`, which worker is right by `router`.
+//!
+//! Invariants: nothing booked outlives its request; no request waits for a cache event; a client that leaves
+//! ends its work at the worker; while draining nothing new begins and nothing that runs is cut before its time.
+
+mod answer;
+mod app;
+mod ask;
+mod body;
+mod events;
+mod generate;
+mod host;
+mod ids;
+mod in_flight;
+mod job;
+mod lane;
+mod models;
+mod place;
+mod prompt;
+mod proxy;
+mod relay;
+mod reply;
+mod routes;
+mod server;
+mod upstream;
+mod watch;
+
+pub use app::{App, AppOptions};
+pub use events::EventPool;
+pub use host::{Booking, RouterHost};
+pub use in_flight::{InFlight, Ticket};
+pub use models::{Backend, Models, ServedModel};
+pub use reply::{ByteSource, Cut, Reply, ReplyBody};
+pub use routes::Paths;
+pub use server::Server;
+pub use upstream::{AddressError, Fleet, MakeModel, NewModel, Upstreams, WorkerAddress};

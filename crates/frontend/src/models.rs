@@ -1,0 +1,211 @@
+//! Which models are served, by whom, and how a prompt of each becomes tokens.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use kvasir_openai::Health;
+use kvasir_router::{Input, WorkerSpec};
+use kvasir_telemetry::Metrics;
+use kvasir_text::TextModel;
+use kvasir_transport::RequestPlane;
+use kvasir_types::{Time, WorkerId};
+use serde_json::value::RawValue;
+
+use crate::events::EventPool;
+use crate::host::RouterHost;
+use crate::upstream::Upstreams;
+
+/// The name of a static fleet's endpoint, as Dynamo's users know it.
+const ENDPOINT: &str = "dyn://dynamo.backend.generate";
+
+/// How a model's workers are reached, and what that needs to know of its text.
+pub enum Backend {
+    /// Tokens in, tokens out.
+    Tokens {
+        /// The way to them.
+        plane: Arc<dyn RequestPlane>,
+        /// Template and tokenizer.
+        text: Arc<TextModel>,
+    },
+    /// Unmodified engines behind HTTP.
+    OpenAi {
+        /// The way to them.
+        workers: Upstreams,
+        /// Template and tokenizer, to know what is cached; without it equal text stands in.
+        text: Option<Arc<TextModel>>,
+    },
+}
+
+/// One served model: its router, its index, its workers.
+pub struct ServedModel {
+    /// The name that clients use.
+    pub name: Arc<str>,
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// Longest sequence, prompt and answer together.
+    pub context_length: u32,
+    /// When it was first served, in seconds since 1970.
+    pub created: u64,
+    /// Its router.
+    pub host: Arc<RouterHost>,
+    /// How its workers are reached.
+    pub backend: Backend,
+    /// Where its workers' cache events go.
+    pub events: EventPool,
+    /// Who its workers are.
+    pub workers: RwLock<BTreeMap<WorkerId, WorkerSpec>>,
+}
+
+impl ServedModel {
+    /// A worker is there, or its facts changed.
+    pub fn join(&self, spec: WorkerSpec, metrics: &Metrics) {
+        let id = spec.id.to_string();
+        for rank in spec.rank_iter() {
+            let rank = rank.rank.to_string();
+            metrics
+                .router_worker_registered
+                .with_label_values(&[&*id, &rank, "decode"])
+                .set(1.0);
+        }
+        metrics
+            .model_ready
+            .with_label_values(&[&*self.name])
+            .set(1.0);
+        let mut workers = self.workers.write().unwrap_or_else(PoisonError::into_inner);
+        let known = workers.insert(spec.id, spec.clone()).is_some();
+        drop(workers);
+        tracing::info!(worker = %spec.id, model = %self.name, "worker joined");
+        self.host.tell(if known {
+            Input::Updated(spec)
+        } else {
+            Input::Joined(spec)
+        });
+    }
+
+    /// A worker is gone: its bookings and its cache picture go with it.
+    pub fn leave(&self, worker: WorkerId, metrics: &Metrics) {
+        let mut workers = self.workers.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(spec) = workers.remove(&worker) else {
+            return;
+        };
+        let none_left = workers.is_empty();
+        drop(workers);
+        let id = worker.to_string();
+        for rank in spec.rank_iter() {
+            let rank = rank.rank.to_string();
+            for gauge in [
+                &metrics.router_worker_registered,
+                &metrics.worker_active_decode_blocks,
+                &metrics.worker_active_prefill_tokens,
+                &metrics.worker_last_time_to_first_token_seconds,
+                &metrics.worker_last_input_sequence_tokens,
+                &metrics.worker_last_inter_token_latency_seconds,
+            ] {
+                let _ = gauge.remove_label_values(&[&*id, &rank, "decode"]);
+            }
+        }
+        if none_left {
+            metrics
+                .model_ready
+                .with_label_values(&[&*self.name])
+                .set(0.0);
+        }
+        tracing::info!(%worker, model = %self.name, "worker left");
+        self.host.tell(Input::Left(worker));
+        self.events.worker_gone(worker);
+    }
+
+    /// Its template and tokenizer, where they are known.
+    #[must_use]
+    pub fn text(&self) -> Option<&Arc<TextModel>> {
+        match &self.backend {
+            Backend::Tokens { text, .. } => Some(text),
+            Backend::OpenAi { text, .. } => text.as_ref(),
+        }
+    }
+
+    /// Adds its workers to the health page.
+    pub(crate) fn describe(&self, health: &mut Health) {
+        let workers = self.workers.read().unwrap_or_else(PoisonError::into_inner);
+        if !workers.is_empty() {
+            health.endpoints.push(ENDPOINT.into());
+        }
+        for id in workers.keys() {
+            let instance = serde_json::json!({
+                "component": "backend",
+                "endpoint": "generate",
+                "namespace": "dynamo",
+                "instance_id": id.0,
+                "transport": { "memory": &*self.name },
+            });
+            health
+                .instances
+                .extend(RawValue::from_string(instance.to_string()).ok());
+        }
+    }
+
+    /// Brings the gauges of its workers up to date.
+    pub(crate) fn measure(&self, metrics: &Metrics, now: Time) {
+        let mut loads = Vec::new();
+        self.host.loads(now, &mut loads);
+        for load in &loads {
+            let (worker, rank) = (load.rank.worker.to_string(), load.rank.rank.to_string());
+            let labels = [&*worker, &*rank, "decode"];
+            let blocks = load.potential_decode_blocks as f64;
+            metrics
+                .worker_active_decode_blocks
+                .with_label_values(&labels)
+                .set(blocks);
+            let tokens = load.potential_prefill_tokens as f64;
+            metrics
+                .worker_active_prefill_tokens
+                .with_label_values(&labels)
+                .set(tokens);
+        }
+    }
+
+    /// Whether anybody serves it.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        !self
+            .workers
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_empty()
+    }
+}
+
+/// The served models by name.
+#[derive(Default)]
+pub struct Models {
+    by_name: RwLock<BTreeMap<Arc<str>, Arc<ServedModel>>>,
+}
+
+impl Models {
+    /// Serves one more; a model of the same name is replaced.
+    pub fn insert(&self, model: Arc<ServedModel>) {
+        let mut by_name = self.by_name.write().unwrap_or_else(PoisonError::into_inner);
+        by_name.insert(Arc::clone(&model.name), model);
+    }
+
+    /// The model of this name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<Arc<ServedModel>> {
+        self.by_name
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(name)
+            .cloned()
+    }
+
+    /// All of them, by name.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<ServedModel>> {
+        self.by_name
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .cloned()
+            .collect()
+    }
+}

@@ -1,0 +1,146 @@
+//! Which fields of a body make the prompt, and which tokens that prompt is.
+
+use std::sync::Arc;
+
+use kvasir_openai::{ApiError, ChatRequest, CompletionRequest, Options, Prompt, Scan};
+use kvasir_text::{ChatInput, DetokenizeOptions, Detokenizer, Dialect, TextError, TextModel};
+use kvasir_types::Token;
+
+/// The prompts of one request as tokens.
+#[derive(Debug, Default)]
+pub(crate) struct Prompts {
+    /// At least one, none empty.
+    pub(crate) tokens: Vec<Arc<[Token]>>,
+    /// The text that each answer is to begin with; empty unless the client wants an echo.
+    pub(crate) echo: Vec<String>,
+}
+
+/// The prompt of a conversation for a token worker.
+pub(crate) fn of_chat(
+    text: &TextModel,
+    chat: &ChatRequest,
+    now_unix: u64,
+) -> Result<Prompts, ApiError> {
+    let input = ChatInput {
+        messages: chat.messages.as_str(),
+        tools: chat.tools.as_ref().map(|tools| tools.list.as_str()),
+        documents: chat.documents.as_ref().map(|d| d.as_str()),
+        kwargs: chat.template_kwargs.as_ref().map(|k| k.as_str()),
+        reasoning_effort: chat.reasoning_effort.as_deref(),
+        add_generation_prompt: chat.add_generation_prompt,
+        continue_final_message: chat.continue_final_message,
+        now_unix: i64::try_from(now_unix).unwrap_or(i64::MAX),
+        dialect: Dialect::Schema,
+    };
+    let rendered = text.render(&input).map_err(client_error)?;
+    let tokens = text.encode_chat(&rendered).map_err(client_error)?;
+    one_prompt(tokens)
+}
+
+/// The prompts of a completion for a token worker.
+pub(crate) fn of_completion(
+    text: &TextModel,
+    request: CompletionRequest,
+) -> Result<Prompts, ApiError> {
+    let mut prompts = Prompts::default();
+    for prompt in request.prompts {
+        if request.echo {
+            prompts.echo.push(match &prompt {
+                Prompt::Text(prompt) => prompt.clone(),
+                Prompt::Tokens(ids) => text.tokenizer().decode(ids, false).map_err(client_error)?,
+            });
+        }
+        let tokens = match prompt {
+            Prompt::Text(prompt) => text.encode_prompt(&prompt).map_err(client_error)?,
+            Prompt::Tokens(ids) => {
+                text.tokenizer().check(&ids).map_err(client_error)?;
+                ids
+            }
+        };
+        prompts.tokens.push(non_empty(tokens)?.into());
+    }
+    Ok(prompts)
+}
+
+/// A prompt that came as tokens.
+pub(crate) fn of_tokens(text: &TextModel, tokens: Vec<Token>) -> Result<Prompts, ApiError> {
+    text.tokenizer().check(&tokens).map_err(client_error)?;
+    one_prompt(tokens)
+}
+
+fn one_prompt(tokens: Vec<Token>) -> Result<Prompts, ApiError> {
+    Ok(Prompts {
+        tokens: vec![non_empty(tokens)?.into()],
+        echo: Vec::new(),
+    })
+}
+
+fn non_empty(tokens: Vec<Token>) -> Result<Vec<Token>, ApiError> {
+    if tokens.is_empty() {
+        return Err(ApiError::validation("Prompt cannot be empty"));
+    }
+    Ok(tokens)
+}
+
+/// What the client is told when its prompt does not become tokens.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the shape that map_err takes"
+)]
+fn client_error(error: TextError) -> ApiError {
+    if error.is_client_fault() {
+        return ApiError::bad_request(error.to_string());
+    }
+    tracing::error!(%error, "a prompt could not be tokenized");
+    ApiError::internal()
+}
+
+/// The tokens that an engine will see for a body that it judges itself; `None` where we cannot know.
+pub(crate) fn of_scan(
+    text: &TextModel,
+    scan: &Scan<'_>,
+    chat: bool,
+    now_unix: u64,
+) -> Option<Vec<Token>> {
+    if !chat {
+        return match scan.prompts()?.into_iter().next()? {
+            Prompt::Tokens(tokens) => Some(tokens),
+            Prompt::Text(prompt) => text.encode_prompt(&prompt).ok(),
+        };
+    }
+    if scan.chat_template().is_some() {
+        return None;
+    }
+    let input = ChatInput {
+        messages: scan.messages()?,
+        tools: scan.tools(),
+        documents: scan.documents(),
+        kwargs: scan.template_kwargs(),
+        reasoning_effort: None,
+        add_generation_prompt: scan.add_generation_prompt(),
+        continue_final_message: scan.continue_final_message(),
+        now_unix: i64::try_from(now_unix).unwrap_or(i64::MAX),
+        dialect: Dialect::Schema,
+    };
+    text.encode_chat(&text.render(&input).ok()?).ok()
+}
+
+/// What turns the tokens of one answer into text.
+pub(crate) fn detokenizer(text: &TextModel, options: &Options) -> Detokenizer {
+    let hidden = text
+        .eos()
+        .iter()
+        .chain(&options.stop_token_ids)
+        .copied()
+        .collect();
+    Detokenizer::new(
+        Arc::clone(text.tokenizer()),
+        DetokenizeOptions {
+            skip_special: options.skip_special_tokens,
+            stop: options.stop.clone(),
+            keep_stop: options.include_stop_str,
+            min_tokens: options.min_tokens,
+            hidden,
+        },
+    )
+}

@@ -1,0 +1,190 @@
+//! Which handler a path and a method name.
+
+use http::Method;
+
+/// Paths of the routes that users may move (`DYN_HTTP_SVC_*_PATH`).
+#[derive(Clone, Debug)]
+pub struct Paths {
+    /// Chat completions.
+    pub chat: String,
+    /// Text completions.
+    pub completions: String,
+    /// The list of models; one model is below it.
+    pub models: String,
+    /// Readiness.
+    pub health: String,
+    /// Liveness.
+    pub live: String,
+    /// Prometheus.
+    pub metrics: String,
+}
+
+impl Default for Paths {
+    fn default() -> Self {
+        Self {
+            chat: "/v1/chat/completions".into(),
+            completions: "/v1/completions".into(),
+            models: "/v1/models".into(),
+            health: "/health".into(),
+            live: "/live".into(),
+            metrics: "/metrics".into(),
+        }
+    }
+}
+
+/// What a request asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// A chat completion.
+    Chat,
+    /// A text completion.
+    Completions,
+    /// The list of models.
+    Models,
+    /// One model; its id may contain slashes.
+    Model(String),
+    /// Whether one model can answer.
+    ModelReady(String),
+    /// Readiness.
+    Health,
+    /// Liveness.
+    Live,
+    /// Prometheus.
+    Metrics,
+}
+
+/// Why there is no route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoRoute {
+    /// No such path.
+    NotFound,
+    /// The path is there for other methods.
+    Method(&'static str),
+}
+
+impl Paths {
+    /// Finds the route.
+    pub fn find(&self, method: &Method, path: &str) -> Result<Route, NoRoute> {
+        let (route, allowed) = self.by_path(path).ok_or(NoRoute::NotFound)?;
+        let fits = match allowed {
+            "POST" => method == Method::POST,
+            _ => method == Method::GET || method == Method::HEAD,
+        };
+        if fits {
+            Ok(route)
+        } else {
+            Err(NoRoute::Method(allowed))
+        }
+    }
+
+    fn by_path(&self, path: &str) -> Option<(Route, &'static str)> {
+        let posts = [
+            (&self.chat, Route::Chat),
+            (&self.completions, Route::Completions),
+        ];
+        let gets = [
+            (&self.models, Route::Models),
+            (&self.health, Route::Health),
+            (&self.live, Route::Live),
+            (&self.metrics, Route::Metrics),
+        ];
+        if let Some((_, route)) = posts.into_iter().find(|(p, _)| *p == path) {
+            return Some((route, "POST"));
+        }
+        if let Some((_, route)) = gets.into_iter().find(|(p, _)| *p == path) {
+            return Some((route, "GET,HEAD"));
+        }
+        let id = path
+            .strip_prefix(&*self.models)?
+            .strip_prefix('/')
+            .filter(|id| !id.is_empty())?;
+        let id = percent_decode(id);
+        let route = match id.strip_suffix("/ready").filter(|id| !id.is_empty()) {
+            Some(id) => Route::ModelReady(id.to_owned()),
+            None => Route::Model(id),
+        };
+        Some((route, "GET,HEAD"))
+    }
+}
+
+/// Undoes percent-encoding; what is not valid stays as it is.
+fn percent_decode(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut i = 0;
+    while let Some(&byte) = bytes.get(i) {
+        let hex = |at: usize| bytes.get(at).and_then(|b| char::from(*b).to_digit(16));
+        match (byte, hex(i + 1), hex(i + 2)) {
+            (b'%', Some(high), Some(low)) => {
+                out.push((high * 16 + low) as u8);
+                i += 3;
+            }
+            _ => {
+                out.push(byte);
+                i += 1;
+            }
+        }
+    }
+    String::from_utf8(out).unwrap_or_else(|_| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn find(method: &str, path: &str) -> Result<Route, NoRoute> {
+        Paths::default().find(&method.parse().unwrap(), path)
+    }
+
+    #[test]
+    fn paths_and_methods_choose_the_route() {
+        assert_eq!(find("POST", "/v1/chat/completions"), Ok(Route::Chat));
+        assert_eq!(
+            find("GET", "/v1/chat/completions"),
+            Err(NoRoute::Method("POST"))
+        );
+        assert_eq!(find("HEAD", "/health"), Ok(Route::Health));
+        assert_eq!(find("POST", "/metrics"), Err(NoRoute::Method("GET,HEAD")));
+        assert_eq!(find("GET", "/v1/models"), Ok(Route::Models));
+        assert_eq!(find("GET", "/v1/models/"), Err(NoRoute::NotFound));
+        assert_eq!(find("GET", "/v1/modelsx"), Err(NoRoute::NotFound));
+        assert_eq!(find("GET", "/nope"), Err(NoRoute::NotFound));
+    }
+
+    #[test]
+    fn a_model_id_may_contain_slashes_and_escapes() {
+        assert_eq!(
+            find("GET", "/v1/models/org/name"),
+            Ok(Route::Model("org/name".into()))
+        );
+        assert_eq!(
+            find("GET", "/v1/models/org%2Fname"),
+            Ok(Route::Model("org/name".into()))
+        );
+        assert_eq!(
+            find("GET", "/v1/models/a/b/ready"),
+            Ok(Route::ModelReady("a/b".into()))
+        );
+        assert_eq!(
+            find("GET", "/v1/models/ready"),
+            Ok(Route::Model("ready".into()))
+        );
+        assert_eq!(
+            find("GET", "/v1/models/%zz%ff"),
+            Ok(Route::Model("%zz%ff".into()))
+        );
+    }
+
+    #[test]
+    fn moved_paths_leave_their_old_place() {
+        let paths = Paths {
+            chat: "/chat".into(),
+            ..Paths::default()
+        };
+        assert_eq!(paths.find(&Method::POST, "/chat"), Ok(Route::Chat));
+        assert_eq!(
+            paths.find(&Method::POST, "/v1/chat/completions"),
+            Err(NoRoute::NotFound)
+        );
+    }
+}

@@ -1,0 +1,17 @@
+//! OpenAI workers: unmodified engine servers reached over HTTP.
+//!
+//! Answers one question: how does a request reach the engine at this address, and how do its bytes come back?
+//! Connections are kept and shared, bounded per worker. What the bytes mean is known elsewhere.
+//!
+//! Invariants: a connection serves one request at a time; it goes back to the pool only when an answer was read
+//! to its end, and is closed otherwise, so that the engine sees that nobody waits.
+
+mod address;
+mod facts;
+mod fleet;
+mod pool;
+
+pub use address::{AddressError, WorkerAddress};
+pub use fleet::{Fleet, MakeModel, NewModel};
+pub use pool::Upstreams;
+pub(crate) use pool::{Pool, UpstreamBody, UpstreamError};

@@ -1,0 +1,277 @@
+//! What an engine server tells about itself, read from its answers.
+//!
+//! Every reader takes bytes from outside: what is missing or odd is simply not known.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+/// Rows of an engine's own lists that are read; the rest is ignored.
+const ROWS_MAX: usize = 4096;
+
+/// What is known about an engine server.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Facts {
+    /// Its version, as it says.
+    pub(crate) version: Option<String>,
+    /// Models that it serves.
+    pub(crate) models: Vec<EngineModel>,
+    /// Tokens in a block.
+    pub(crate) block_size: Option<u32>,
+    /// KV blocks of one rank.
+    pub(crate) kv_blocks: Option<u64>,
+    /// Data-parallel ranks.
+    pub(crate) ranks: Option<u32>,
+    /// Whether it caches prefixes.
+    pub(crate) prefix_caching: Option<bool>,
+    /// Where each rank publishes its cache events.
+    pub(crate) events: BTreeMap<u32, EventSource>,
+}
+
+/// A model that an engine serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EngineModel {
+    pub(crate) name: String,
+    /// Longest prompt and answer together.
+    pub(crate) max_model_len: Option<u32>,
+}
+
+/// Where a rank publishes its cache events; a `*` stands for the engine's own host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EventSource {
+    pub(crate) events: String,
+    pub(crate) replay: Option<String>,
+    pub(crate) topic: String,
+}
+
+/// How busy one rank says it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct RankLoad {
+    pub(crate) running: u64,
+    pub(crate) waiting: u64,
+    /// Share of the KV blocks that running requests hold.
+    pub(crate) kv_usage: Option<f64>,
+}
+
+#[derive(Deserialize)]
+struct ModelList {
+    data: Vec<ModelRow>,
+}
+
+#[derive(Deserialize)]
+struct ModelRow {
+    id: String,
+    #[serde(default)]
+    max_model_len: Option<u32>,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: String,
+}
+
+#[derive(Deserialize)]
+struct EventRow {
+    #[serde(default)]
+    enable_kv_cache_events: bool,
+    #[serde(default)]
+    publisher: Option<String>,
+    #[serde(default)]
+    endpoint: Option<String>,
+    #[serde(default)]
+    replay_endpoint: Option<String>,
+    #[serde(default)]
+    topic: Option<String>,
+}
+
+impl Facts {
+    /// Reads `/v1/models`.
+    pub(crate) fn read_models(&mut self, body: &[u8]) {
+        let Ok(list) = serde_json::from_slice::<ModelList>(body) else {
+            return;
+        };
+        let rows = list.data.into_iter().take(ROWS_MAX);
+        self.models = rows
+            .map(|row| EngineModel {
+                name: row.id,
+                max_model_len: row.max_model_len,
+            })
+            .collect();
+    }
+
+    /// Reads `/version`.
+    pub(crate) fn read_version(&mut self, body: &[u8]) {
+        self.version = serde_json::from_slice::<Version>(body)
+            .ok()
+            .map(|v| v.version);
+    }
+
+    /// Reads vLLM's list of event sources.
+    pub(crate) fn read_event_sources(&mut self, body: &[u8]) {
+        let Ok(rows) = serde_json::from_slice::<BTreeMap<u32, EventRow>>(body) else {
+            return;
+        };
+        for (rank, row) in rows.into_iter().take(ROWS_MAX) {
+            let zmq = row.publisher.as_deref() == Some("zmq") && row.enable_kv_cache_events;
+            if let Some(events) = row.endpoint.filter(|_| zmq) {
+                let (replay, topic) = (row.replay_endpoint, row.topic.unwrap_or_default());
+                self.events.insert(
+                    rank,
+                    EventSource {
+                        events,
+                        replay,
+                        topic,
+                    },
+                );
+            }
+        }
+    }
+
+    /// Reads `/metrics`: the cache's shape.
+    pub(crate) fn read_metrics(&mut self, page: &str) {
+        for sample in samples(page).filter(|s| s.name == "vllm:cache_config_info") {
+            self.block_size = sample.number("block_size").or(self.block_size);
+            self.kv_blocks = sample.number("num_gpu_blocks").or(self.kv_blocks);
+            self.prefix_caching = sample.label("enable_prefix_caching").map(|v| v == "True");
+            let rank: u32 = sample.number("engine").unwrap_or(0);
+            self.ranks = self.ranks.max(Some(rank.saturating_add(1)));
+        }
+    }
+}
+
+/// Reads `/metrics`: how busy each rank is.
+pub(crate) fn read_load(page: &str) -> BTreeMap<u32, RankLoad> {
+    let mut ranks: BTreeMap<u32, RankLoad> = BTreeMap::new();
+    for sample in samples(page) {
+        let rank = || sample.number("engine").unwrap_or(0);
+        match sample.name {
+            "vllm:num_requests_running" => {
+                ranks.entry(rank()).or_default().running += sample.value as u64;
+            }
+            "vllm:num_requests_waiting" => {
+                ranks.entry(rank()).or_default().waiting += sample.value as u64;
+            }
+            "vllm:kv_cache_usage_perc" => {
+                ranks.entry(rank()).or_default().kv_usage = Some(sample.value.clamp(0.0, 1.0));
+            }
+            _ => {}
+        }
+    }
+    ranks
+}
+
+/// One line of a Prometheus page.
+struct Sample<'p> {
+    name: &'p str,
+    labels: &'p str,
+    value: f64,
+}
+
+impl<'p> Sample<'p> {
+    /// A label's value, where it holds no escapes.
+    fn label(&self, name: &str) -> Option<&'p str> {
+        let mut rest = self.labels;
+        while let Some((key, after)) = rest.split_once("=\"") {
+            let (value, after) = after.split_once('"')?;
+            if key.trim_start_matches([',', ' ']) == name {
+                return Some(value);
+            }
+            rest = after;
+        }
+        None
+    }
+
+    fn number<T: std::str::FromStr>(&self, name: &str) -> Option<T> {
+        self.label(name)?.parse().ok()
+    }
+}
+
+fn samples(page: &str) -> impl Iterator<Item = Sample<'_>> {
+    page.lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let value = value.parse::<f64>().ok().filter(|v| v.is_finite())?;
+            match series.split_once('{') {
+                None => Some(Sample {
+                    name: series,
+                    labels: "",
+                    value,
+                }),
+                Some((name, labels)) => Some(Sample {
+                    name,
+                    labels: labels.strip_suffix('}')?,
+                    value,
+                }),
+            }
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    macro_rules! recorded {
+        ($name:literal) => {
+            include_bytes!(concat!("../../../../testdata/vllm-facts/", $name))
+        };
+    }
+
+    #[test]
+    fn a_real_vllm_is_understood() {
+        let mut facts = Facts::default();
+        facts.read_models(recorded!("models.json"));
+        facts.read_version(recorded!("version.json"));
+        facts.read_event_sources(recorded!("kv_event_sources.json"));
+        facts.read_metrics(std::str::from_utf8(recorded!("metrics.txt")).unwrap());
+        let source = EventSource {
+            events: "tcp://*:5557".into(),
+            replay: Some("tcp://*:5558".into()),
+            topic: "kv-events".into(),
+        };
+        assert_eq!(
+            facts,
+            Facts {
+                version: Some("0.32.0".into()),
+                models: vec![EngineModel {
+                    name: "tiny-qwen".into(),
+                    max_model_len: Some(2048)
+                }],
+                block_size: Some(32),
+                kv_blocks: Some(150),
+                ranks: Some(1),
+                prefix_caching: Some(true),
+                events: BTreeMap::from([(0, source)]),
+            }
+        );
+    }
+
+    #[test]
+    fn load_under_load() {
+        let page = std::str::from_utf8(recorded!("metrics_under_load.txt")).unwrap();
+        let load = read_load(page);
+        assert_eq!((load[&0].running, load[&0].waiting), (8, 4));
+        assert!(load[&0].kv_usage.unwrap() > 0.0);
+    }
+
+    #[test]
+    fn rubbish_is_not_known_and_not_a_panic() {
+        let mut facts = Facts::default();
+        for rubbish in [&b""[..], b"{}", b"[1]", b"{\"data\":[{}]}", b"\xff\xff"] {
+            facts.read_models(rubbish);
+            facts.read_version(rubbish);
+            facts.read_event_sources(rubbish);
+        }
+        for page in [
+            "",
+            "x",
+            "a{b 1",
+            "a{=\"} 1",
+            "vllm:cache_config_info{block_size=\"x\"} NaN",
+        ] {
+            facts.read_metrics(page);
+            read_load(page);
+        }
+        assert_eq!(facts, Facts::default());
+    }
+}
