@@ -1,2 +1,63 @@
-//! The one binary.
-fn main() {}
+//! The one binary: finds the command and runs it. Nothing here that a second binary would need.
+
+mod demo;
+mod serve;
+mod wiring;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use kvasir_config::{Command, Environment, Invocation, Run, keys};
+use kvasir_telemetry::log;
+
+/// The code of a command line, variable or file that is wrong.
+const BAD_CONFIG: u8 = 2;
+
+fn main() -> ExitCode {
+    let args = std::env::args_os().skip(1);
+    let read_file = |path: &std::path::Path| std::fs::read_to_string(path);
+    match kvasir_config::parse(args, &Environment::from_process(), read_file) {
+        Ok(Invocation::Print(text)) => print(&text),
+        Ok(Invocation::Run(run)) => start(&run),
+        Err(error) => complain(&error, BAD_CONFIG),
+    }
+}
+
+fn start(run: &Run) -> ExitCode {
+    let filter: String = run.settings.get(keys::LOG_LEVEL);
+    if let Err(error) = log::init(&filter, wiring::log_format(&run.settings)) {
+        return complain(&format!("error: --log-level: {error}"), BAD_CONFIG);
+    }
+    for notice in &run.notices {
+        tracing::warn!("{notice}");
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => return complain(&format!("error: the runtime did not start: {error}"), 1),
+    };
+    let outcome = runtime.block_on(async {
+        match run.command {
+            Command::Demo => demo::run(&run.settings).await,
+            _ => serve::run(&run.settings).await,
+        }
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => complain(&format!("error: {error}"), 1),
+    }
+}
+
+/// Writes to standard output; a reader that went away is no error.
+fn print(text: &str) -> ExitCode {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    ExitCode::SUCCESS
+}
+
+fn complain(message: &dyn std::fmt::Display, code: u8) -> ExitCode {
+    let message = message.to_string();
+    let _ = writeln!(std::io::stderr(), "{}", message.trim_end());
+    ExitCode::from(code)
+}

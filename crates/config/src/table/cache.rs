@@ -12,7 +12,7 @@ options! { CACHE_ROWS, Group::Cache, Scope::ROUTING;
     /// Learn caches from the events of engines; off predicts them from requests.
     ROUTER_KV_EVENTS: bool = "router-kv-events" =>
         env(&[var("DYN_ROUTER_USE_KV_EVENTS"), var("DYN_USE_KV_EVENTS")]).aliases(&["kv-events"])
-        .default("true").common();
+        .default("true").common().effective();
 
     /// Read events from JetStream; set it on workers too.
     ROUTER_DURABLE_KV_EVENTS: bool = "router-durable-kv-events" =>
@@ -29,25 +29,25 @@ options! { CACHE_ROWS, Group::Cache, Scope::ROUTING;
 
     /// How long a predicted block is believed; only without events.
     ROUTER_TTL_SECS: Duration = "router-ttl-secs" =>
-        env(&[var("DYN_ROUTER_TTL_SECS")]).default("120.0").metavar("SECONDS");
+        env(&[var("DYN_ROUTER_TTL_SECS")]).default("120.0").metavar("SECONDS").effective();
 
     /// Predicted blocks to keep before pruning; only without events.
     ROUTER_MAX_TREE_SIZE: u64 = "router-max-tree-size" =>
-        env(&[var("DYN_ROUTER_MAX_TREE_SIZE")]).default("1048576").ints(1, u64::MAX);
+        env(&[var("DYN_ROUTER_MAX_TREE_SIZE")]).default("1048576").ints(1, u64::MAX).effective();
 
     /// Share of that size to prune down to; only without events.
     ROUTER_PRUNE_TARGET_RATIO: f64 = "router-prune-target-ratio" =>
-        env(&[var("DYN_ROUTER_PRUNE_TARGET_RATIO")]).default("0.8").floats(0.0, 1.0);
+        env(&[var("DYN_ROUTER_PRUNE_TARGET_RATIO")]).default("0.8").floats(0.0, 1.0).effective();
 
     /// Threads that apply events to the index.
     ROUTER_EVENT_THREADS: u32 = "router-event-threads" =>
-        env(&[var("DYN_ROUTER_EVENT_THREADS")]).default("4").ints(1, 1024);
+        env(&[var("DYN_ROUTER_EVENT_THREADS")]).default("4").ints(1, 1024).effective();
 
     /// Believe for so long that a request's prompt will be cached where it was sent.
     ///
     /// Helps bursts of requests with one prefix, which arrive before the first event. Needs events.
     ROUTER_PREDICTED_TTL_SECS: Option<Duration> = "router-predicted-ttl-secs" =>
-        env(&[var("DYN_ROUTER_PREDICTED_TTL_SECS")]).metavar("SECONDS");
+        env(&[var("DYN_ROUTER_PREDICTED_TTL_SECS")]).metavar("SECONDS").effective();
 
     /// Memory the index may use; beyond it the blocks longest unused are forgotten.
     INDEX_MAX_BYTES: Bytes = "index-max-bytes" =>

@@ -31,7 +31,7 @@ options! { GENERAL_ROWS, Group::General, Scope::ALL.and(Scope::CONFIG);
     /// Seed of all random choices: ties, temperature, mock engines, traffic.
     ///
     /// Unset draws one at start. The same seed and the same inputs give the same decisions.
-    SEED: Option<u64> = "seed" => scope(Scope::ALL).env(&[var("KVASIR_SEED")]);
+    SEED: Option<u64> = "seed" => scope(Scope::ALL).env(&[var("KVASIR_SEED")]).effective();
 
     /// Write the values in use and their origin to this file at start, as JSON.
     DUMP_CONFIG_TO: Option<PathBuf> = "dump-config-to" =>
@@ -44,16 +44,16 @@ options! { OBSERVABILITY_ROWS, Group::Observability, Scope::ALL;
     ///
     /// For example `info,kvasir_router=debug` prints the cost line of every decision.
     LOG_LEVEL: String = "log-level" =>
-        env(&[var("KVASIR_LOG"), var("DYN_LOG")]).default("info").rule(&LOG_FILTER).common();
+        env(&[var("KVASIR_LOG"), var("DYN_LOG")]).default("info").rule(&LOG_FILTER).common().effective();
 
     /// How to write log lines.
     LOG_FORMAT: LogFormat = "log-format" =>
-        env(&[var("KVASIR_LOG_FORMAT")]).default("text").common();
+        env(&[var("KVASIR_LOG_FORMAT")]).default("text").common().effective();
 
     /// Prefix of the frontend's metric names.
     METRICS_PREFIX: String = "metrics-prefix" =>
         scope(Scope::SERVE).env(&[var("DYN_METRICS_PREFIX")]).default("dynamo_frontend")
-        .rule(&METRIC_PREFIX);
+        .rule(&METRIC_PREFIX).effective();
 
     /// Port of the status server with its own `/metrics` and `/health`; unset opens none.
     SYSTEM_PORT: Option<u16> = "system-port" =>

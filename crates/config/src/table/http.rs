@@ -10,11 +10,11 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
 
     /// Port to listen on; 0 takes any free one.
     HTTP_PORT: u16 = "http-port" =>
-        scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_HTTP_PORT")]).aliases(&["port"]).default("8000").metavar("PORT").common();
+        scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_HTTP_PORT")]).aliases(&["port"]).default("8000").metavar("PORT").common().effective();
 
     /// Address to listen on.
     HTTP_HOST: String = "http-host" =>
-        scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_HTTP_HOST")]).default("0.0.0.0").rule(&HOST).common();
+        scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_HTTP_HOST")]).default("0.0.0.0").rule(&HOST).common().effective();
 
     /// Certificate for HTTPS; needs the key too.
     TLS_CERT_PATH: Option<PathBuf> = "tls-cert-path" =>
@@ -26,11 +26,11 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
 
     /// Largest request body, in MiB.
     HTTP_BODY_LIMIT_MB: u64 = "http-body-limit-mb" =>
-        env(&[var("DYN_HTTP_BODY_LIMIT_MB")]).default("45").ints(1, 1 << 20);
+        env(&[var("DYN_HTTP_BODY_LIMIT_MB")]).default("45").ints(1, 1 << 20).effective();
 
     /// Status code of a refusal for overload.
     HTTP_OVERLOAD_STATUS_CODE: u16 = "http-overload-status-code" =>
-        env(&[var("DYN_HTTP_OVERLOAD_STATUS_CODE")]).default("503").ints(200, 999);
+        env(&[var("DYN_HTTP_OVERLOAD_STATUS_CODE")]).default("503").ints(200, 999).effective();
 
     /// Send a comment on a silent stream so often, in milliseconds.
     HTTP_SSE_KEEP_ALIVE_INTERVAL_MS: Option<u64> = "http-sse-keep-alive-interval-ms" =>
@@ -51,17 +51,17 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     /// Ignore `nvext`, routing headers and `extra_fields` of requests.
     DISABLE_FRONTEND_NVEXT: bool = "disable-frontend-nvext" =>
         env(&[var("DYN_DISABLE_FRONTEND_NVEXT"), negated_var("DYN_ENABLE_FRONTEND_NVEXT")])
-        .default("false");
+        .default("false").effective();
 
     /// Route of chat completions.
     HTTP_SVC_CHAT_PATH: String = "http-svc-chat-path" =>
         env(&[var("DYN_HTTP_SVC_CHAT_PATH"), var("DYN_HTTP_SVC_CHAT_PATH_ENV")])
-        .default("/v1/chat/completions").rule(&ROUTE);
+        .default("/v1/chat/completions").rule(&ROUTE).effective();
 
     /// Route of text completions.
     HTTP_SVC_CMP_PATH: String = "http-svc-cmp-path" =>
         env(&[var("DYN_HTTP_SVC_CMP_PATH"), var("DYN_HTTP_SVC_CMP_PATH_ENV")])
-        .default("/v1/completions").rule(&ROUTE);
+        .default("/v1/completions").rule(&ROUTE).effective();
 
     /// Route of embeddings.
     HTTP_SVC_EMB_PATH: String = "http-svc-emb-path" =>
@@ -76,7 +76,7 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     /// Route of the list of models.
     HTTP_SVC_MODELS_PATH: String = "http-svc-models-path" =>
         env(&[var("DYN_HTTP_SVC_MODELS_PATH"), var("DYN_HTTP_SVC_MODELS_PATH_ENV")])
-        .default("/v1/models").rule(&ROUTE);
+        .default("/v1/models").rule(&ROUTE).effective();
 
     /// Route of Anthropic messages.
     HTTP_SVC_ANTHROPIC_PATH: String = "http-svc-anthropic-path" =>
@@ -86,17 +86,17 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     /// Route of the health report.
     HTTP_SVC_HEALTH_PATH: String = "http-svc-health-path" =>
         env(&[var("DYN_HTTP_SVC_HEALTH_PATH"), var("DYN_HTTP_SVC_HEALTH_PATH_ENV")])
-        .default("/health").rule(&ROUTE);
+        .default("/health").rule(&ROUTE).effective();
 
     /// Route of the liveness check.
     HTTP_SVC_LIVE_PATH: String = "http-svc-live-path" =>
         env(&[var("DYN_HTTP_SVC_LIVE_PATH"), var("DYN_HTTP_SVC_LIVE_PATH_ENV")]).default("/live")
-        .rule(&ROUTE);
+        .rule(&ROUTE).effective();
 
     /// Route of the metrics page.
     HTTP_SVC_METRICS_PATH: String = "http-svc-metrics-path" =>
         env(&[var("DYN_HTTP_SVC_METRICS_PATH"), var("DYN_HTTP_SVC_METRICS_PATH_ENV")])
-        .default("/metrics").rule(&ROUTE);
+        .default("/metrics").rule(&ROUTE).effective();
 
     /// Serve KServe's gRPC protocol instead of HTTP.
     KSERVE_GRPC_SERVER: bool = "kserve-grpc-server" =>

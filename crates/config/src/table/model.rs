@@ -9,12 +9,12 @@ options! { MODEL_ROWS, Group::Model, Scope::SERVE;
     /// Name under which the model is served.
     MODEL_NAME: Option<String> = "model-name" =>
         scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_MODEL_NAME")]).aliases(&["served-model-name"])
-        .default_note("what the workers announce").metavar("NAME").common();
+        .default_note("what the workers announce").metavar("NAME").common().effective();
 
     /// Directory with the model's tokenizer and templates.
     MODEL_PATH: Option<String> = "model-path" =>
         scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_MODEL_PATH")])
-        .default_note("what the workers announce").metavar("PATH").common();
+        .default_note("what the workers announce").metavar("PATH").common().effective();
 
     /// Tokenizer library.
     TOKENIZER: TokenizerBackend = "tokenizer" => env(&[var("DYN_TOKENIZER")]).default("default");

@@ -13,23 +13,23 @@ options! { QUEUE_ROWS, Group::Queue, Scope::ROUTING;
     ///
     /// A multiple of the worker's `max_num_batched_tokens`. `none` never holds back.
     ROUTER_QUEUE_THRESHOLD: Option<f64> = "router-queue-threshold" =>
-        env(&[var("DYN_ROUTER_QUEUE_THRESHOLD")]).default("16.0").positive().common();
+        env(&[var("DYN_ROUTER_QUEUE_THRESHOLD")]).default("16.0").positive().common().effective();
 
     /// Who leaves the queue first.
     ROUTER_QUEUE_POLICY: QueuePolicy = "router-queue-policy" =>
-        env(&[var("DYN_ROUTER_QUEUE_POLICY")]).default("fcfs").metavar("POLICY");
+        env(&[var("DYN_ROUTER_QUEUE_POLICY")]).default("fcfs").metavar("POLICY").effective();
 
     /// Prompt length that `wspt` orders by.
     ROUTER_QUEUE_WSPT_TOKENS: WsptTokens = "router-queue-wspt-tokens" =>
-        env(&[var("KVASIR_ROUTER_QUEUE_WSPT_TOKENS")]).default("all");
+        env(&[var("KVASIR_ROUTER_QUEUE_WSPT_TOKENS")]).default("all").effective();
 
     /// Requests the queue may hold; more are refused as overload.
     ROUTER_QUEUE_MAX_LENGTH: u32 = "router-queue-max-length" =>
-        env(&[var("KVASIR_ROUTER_QUEUE_MAX_LENGTH")]).default("16384").ints(1, u32::MAX as u64);
+        env(&[var("KVASIR_ROUTER_QUEUE_MAX_LENGTH")]).default("16384").ints(1, u32::MAX as u64).effective();
 
     /// Refuse a request as overload when it has waited so long; `none` waits for ever.
     ROUTER_QUEUE_MAX_WAIT_SECS: Option<Duration> = "router-queue-max-wait-secs" =>
-        env(&[var("KVASIR_ROUTER_QUEUE_MAX_WAIT_SECS")]).default("600").metavar("SECONDS");
+        env(&[var("KVASIR_ROUTER_QUEUE_MAX_WAIT_SECS")]).default("600").metavar("SECONDS").effective();
 
     /// YAML file with policy classes and their shares.
     ROUTER_POLICY_CONFIG: Option<PathBuf> = "router-policy-config" =>
@@ -37,5 +37,5 @@ options! { QUEUE_ROWS, Group::Queue, Scope::ROUTING;
 
     /// Look caches up again for a request that waited so long; 0 never.
     ROUTER_OVERLAP_REFRESH_AFTER_SECS: Duration = "router-overlap-refresh-after-secs" =>
-        env(&[var("DYN_ROUTER_OVERLAP_REFRESH_AFTER_SECS")]).default("10").metavar("SECONDS");
+        env(&[var("DYN_ROUTER_OVERLAP_REFRESH_AFTER_SECS")]).default("10").metavar("SECONDS").effective();
 }

@@ -9,7 +9,7 @@ options! { RESILIENCE_ROWS, Group::Resilience, Scope::SERVE;
 
     /// Other workers to try when one fails before the first byte of an answer.
     RETRY_LIMIT: u32 = "retry-limit" =>
-        env(&[var("KVASIR_RETRY_LIMIT")]).default("2").ints(0, 1000);
+        env(&[var("KVASIR_RETRY_LIMIT")]).default("2").ints(0, 1000).effective();
 
     /// Times a stream may be continued on another worker after it has begun.
     MIGRATION_LIMIT: u32 = "migration-limit" => env(&[var("DYN_MIGRATION_LIMIT")]).default("0");
@@ -22,7 +22,7 @@ options! { RESILIENCE_ROWS, Group::Resilience, Scope::SERVE;
     ///
     /// A second signal ends at once.
     HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS: Duration = "http-graceful-shutdown-timeout-secs" =>
-        env(&[var("DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS")]).default("300").metavar("SECONDS");
+        env(&[var("DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS")]).default("300").metavar("SECONDS").effective();
 
     /// Go on taking requests for so long after the signal, until callers have noticed.
     GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS: Duration = "graceful-shutdown-grace-period-secs" =>

@@ -13,7 +13,7 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
     ///
     /// The server is used as it is: the body of a request reaches it unchanged. With at least one,
     /// discovery is `static` and `--router-mode` is `kv` unless said otherwise.
-    WORKER: Vec<String> = "worker" => env(&[var("KVASIR_WORKERS")]).rule(&URL).common();
+    WORKER: Vec<String> = "worker" => env(&[var("KVASIR_WORKERS")]).rule(&URL).common().effective();
 
     /// Wait at start until so many workers are there; 0 does not wait.
     ROUTER_MIN_INITIAL_WORKERS: u32 = "router-min-initial-workers" =>
@@ -26,7 +26,7 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
     ROUTER_MODE: RouterMode = "router-mode" =>
         env(&[var("DYN_ROUTER_MODE")]).default("round-robin")
         .default_note("round-robin; kv in the demo, with --worker and with --load-aware")
-        .metavar("MODE").common();
+        .metavar("MODE").common().effective();
 
     /// Route by load alone and ignore caches.
     ///
@@ -38,34 +38,34 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
     /// Tokens in a KV block; must be what the engines use.
     KV_CACHE_BLOCK_SIZE: Option<u32> = "kv-cache-block-size" =>
         env(&[var("DYN_KV_CACHE_BLOCK_SIZE")]).ints(1, u32::MAX as u64)
-        .default_note("what the model's workers announce").common();
+        .default_note("what the model's workers announce").common().effective();
 
     /// A worker is busy above this share of its KV blocks in use.
     ACTIVE_DECODE_BLOCKS_THRESHOLD: Option<f64> = "active-decode-blocks-threshold" =>
         scope(Scope::SERVE.and(Scope::REPLAY)).env(&[var("DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD")])
-        .aliases(&["busy-threshold"]).floats(0.0, 1.0);
+        .aliases(&["busy-threshold"]).floats(0.0, 1.0).effective();
 
     /// A worker is busy above so many prompt tokens waiting or in prefill.
     ACTIVE_PREFILL_TOKENS_THRESHOLD: Option<u64> = "active-prefill-tokens-threshold" =>
-        scope(Scope::SERVE.and(Scope::REPLAY)).env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD")]);
+        scope(Scope::SERVE.and(Scope::REPLAY)).env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD")]).effective();
 
     /// The same as a multiple of the worker's batch limit; either one makes it busy.
     ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC: Option<f64> = "active-prefill-tokens-threshold-frac" =>
-        scope(Scope::SERVE.and(Scope::REPLAY)).env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC")]);
+        scope(Scope::SERVE.and(Scope::REPLAY)).env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC")]).effective();
 
     /// Keep a session on its worker until it has been silent for so many seconds.
     ROUTER_SESSION_AFFINITY_TTL_SECS: Option<u64> = "router-session-affinity-ttl-secs" =>
         scope(Scope::SERVE).env(&[var("DYN_ROUTER_SESSION_AFFINITY_TTL_SECS")]).ints(1, 31_536_000)
-        .metavar("SECONDS");
+        .metavar("SECONDS").effective();
 
     /// Weight of GPU encoders against CPU ones in `device-aware-weighted` mode.
     ENCODER_CUDA_TO_CPU_RATIO: u32 = "encoder-cuda-to-cpu-ratio" =>
         scope(Scope::SERVE).env(&[var("DYN_ENCODER_CUDA_TO_CPU_RATIO")]).default("8")
-        .ints(1, u32::MAX as u64);
+        .ints(1, u32::MAX as u64).effective();
 
     /// Leave a worker out for so many seconds after a failure on it.
     RUNTIME_INHIBITED_DURATION_SECS: Duration = "runtime-inhibited-duration-secs" =>
-        env(&[var("DYN_RUNTIME_INHIBITED_DURATION_SECS")]).default("5").metavar("SECONDS");
+        env(&[var("DYN_RUNTIME_INHIBITED_DURATION_SECS")]).default("5").metavar("SECONDS").effective();
 
     /// Route requests for LoRA adapters to workers that have them loaded.
     LORA_ENABLED: bool = "lora-enabled" => env(&[var("DYN_LORA_ENABLED")]).default("false");

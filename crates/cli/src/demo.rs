@@ -1,0 +1,203 @@
+//! `kvasir demo`: frontend, mock workers and sample traffic in one process, for a first look.
+//!
+//! Everything is the real thing but the model: requests go through HTTP, template, tokenizer, index and router
+//! to mock engines with real block pools, whose cache events flow back into the index.
+
+mod answers;
+mod summary;
+mod traffic;
+
+use std::io::{IsTerminal, Write};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use kvasir_config::{Settings, keys};
+use kvasir_engine::{CacheEvent, EngineConfig, Load};
+use kvasir_frontend::{App, Backend, EventPool, RouterHost, ServedModel};
+use kvasir_index::Index;
+use kvasir_mocker::{Observer, TokenWorker, WorkerOptions};
+use kvasir_router::{Input, LoadReport, WorkerSpec};
+use kvasir_telemetry::Clock;
+use kvasir_text::TextModel;
+use kvasir_transport::MemoryPlane;
+use kvasir_types::{WorkerId, WorkerRank};
+
+use crate::serve;
+use crate::wiring::{self, Failure};
+use summary::Summary;
+use traffic::Traffic;
+
+/// The model's name unless `--model-name` gives another.
+const MODEL: &str = "kvasir-demo";
+/// Tokens in a block unless `--kv-cache-block-size` says otherwise.
+const BLOCK_SIZE: u32 = 16;
+/// Tokens of cache in each mock worker: small, so that eviction can be seen.
+const CACHE_TOKENS: u32 = 32_768;
+/// Longest prompt and answer.
+const CONTEXT_LENGTH: u32 = 8192;
+/// How often the summary is shown on a terminal, and where nobody watches.
+const SUMMARY_EVERY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
+
+/// Runs the demo until a signal.
+pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
+    let app = serve::app(settings, Clock::new())?;
+    let model = start_model(&app, settings)?;
+    let server = serve::listen(&app, settings).await?;
+    greet(server.address(), &model.name, settings.get(keys::WORKERS));
+    if settings.get(keys::TRAFFIC) {
+        let summary = Arc::new(Mutex::new(Summary::default()));
+        let address = loopback(server.address());
+        let traffic = Traffic::new(
+            address,
+            Arc::clone(&model.name),
+            Arc::clone(&app),
+            Arc::clone(&summary),
+        );
+        traffic.start(settings.get(keys::SEED).unwrap_or(0));
+        app.tasks().spawn(show(app.tasks().clone(), summary));
+    }
+    serve::until_signal(server, settings).await
+}
+
+/// Serves the demo's model with its mock workers.
+fn start_model(app: &Arc<App>, settings: &Settings) -> Result<Arc<ServedModel>, Failure> {
+    let block_size = settings
+        .get(keys::KV_CACHE_BLOCK_SIZE)
+        .unwrap_or(BLOCK_SIZE);
+    let name: Arc<str> = settings
+        .get(keys::MODEL_NAME)
+        .unwrap_or_else(|| MODEL.into())
+        .into();
+    let text = Arc::new(TextModel::builtin()?);
+    let index = Arc::new(Index::with_options(&wiring::index_options(settings)));
+    let threads = settings.get(keys::ROUTER_EVENT_THREADS) as usize;
+    let events = EventPool::start(Arc::clone(&name), &index, app.metrics(), threads)?;
+    let config = wiring::router_config(settings, block_size);
+    let plane = MemoryPlane::new();
+    let model = Arc::new(ServedModel {
+        name,
+        block_size,
+        context_length: CONTEXT_LENGTH,
+        created: app.clock().unix_secs(app.clock().now()),
+        host: RouterHost::start(config, index, app.clock(), app.tasks()),
+        backend: Backend::Tokens {
+            plane: Arc::new(plane.clone()),
+            text: Arc::clone(&text),
+        },
+        events,
+        workers: Default::default(),
+    });
+    app.models().insert(Arc::clone(&model));
+    let options = WorkerOptions {
+        engine: EngineConfig {
+            block_size,
+            num_blocks: CACHE_TOKENS / block_size.max(1),
+            max_model_len: CONTEXT_LENGTH,
+            ..EngineConfig::default()
+        },
+        ranks: 1,
+        answer: answers::in_words(&text)?,
+    };
+    for id in 1..=u64::from(settings.get(keys::WORKERS)) {
+        start_worker(app, &model, &plane, WorkerId(id), options.clone())?;
+    }
+    Ok(model)
+}
+
+fn start_worker(
+    app: &App,
+    model: &Arc<ServedModel>,
+    plane: &MemoryPlane,
+    id: WorkerId,
+    options: WorkerOptions,
+) -> Result<(), Failure> {
+    let spec = WorkerSpec {
+        kv_total_blocks: Some(options.engine.num_blocks.into()),
+        max_num_batched_tokens: Some(options.engine.max_num_batched_tokens.into()),
+        ..WorkerSpec::new(id)
+    };
+    let observer: Arc<dyn Observer> = Arc::new(Reporter {
+        model: Arc::clone(model),
+    });
+    TokenWorker::spawn(app.tasks(), plane, id, options, &observer)
+        .map_err(|error| format!("a mock worker cannot start: {error}"))?;
+    model.join(spec, app.metrics());
+    Ok(())
+}
+
+/// Carries what a mock engine says to the index and the router.
+struct Reporter {
+    model: Arc<ServedModel>,
+}
+
+impl Observer for Reporter {
+    fn cache_event(&self, rank: WorkerRank, _: u64, event: &CacheEvent) {
+        self.model.events.push(rank, event.event.clone());
+    }
+
+    fn load(&self, rank: WorkerRank, load: &Load) {
+        self.model.host.tell(Input::Load(LoadReport {
+            rank,
+            kv_used_blocks: Some(load.used_blocks.into()),
+            ..LoadReport::default()
+        }));
+    }
+}
+
+/// The address that a client on this machine uses.
+fn loopback(address: SocketAddr) -> SocketAddr {
+    let ip = match address {
+        SocketAddr::V4(v4) if v4.ip().is_unspecified() => std::net::Ipv4Addr::LOCALHOST.into(),
+        SocketAddr::V6(v6) if v6.ip().is_unspecified() => std::net::Ipv6Addr::LOCALHOST.into(),
+        other => other.ip(),
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+fn greet(address: SocketAddr, model: &str, workers: u32) {
+    let address = loopback(address);
+    let text = format!(
+        r#"
+Kvasir demo: model {model} on {workers} mock workers at http://{address}
+
+Ask something, then the same again: the second time its prefix is cached and it goes to the same worker.
+
+  curl -s http://{address}/v1/chat/completions -H 'content-type: application/json' -d '{{
+    "model": "{model}", "messages": [{{"role": "user", "content": "When does my parcel leave if I bring it at noon?"}}],
+    "nvext": {{"extra_fields": ["worker_id", "timing"]}}}}'
+
+  add "stream": true for server-sent events · http://{address}/metrics for Prometheus
+  kvasir demo --traffic for a live load · kvasir demo --help for every setting · Ctrl-C to stop
+
+"#
+    );
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+/// Shows the summary again and again: in place on a terminal, one below the other elsewhere.
+async fn show(tasks: kvasir_transport::Tasks, summary: Arc<Mutex<Summary>>) {
+    let terminal = std::io::stdout().is_terminal();
+    let every = SUMMARY_EVERY[usize::from(!terminal)];
+    let mut lines_up = 0;
+    loop {
+        let done = tokio::select! {
+            () = tokio::time::sleep(every) => false,
+            () = tasks.draining() => true,
+        };
+        let table = summary
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .table();
+        let mut out = std::io::stdout();
+        if terminal && lines_up > 0 {
+            let _ = write!(out, "\x1b[{lines_up}A\x1b[J");
+        }
+        let _ = out.write_all(table.as_bytes());
+        let _ = out.flush();
+        lines_up = table.lines().count();
+        if done {
+            return;
+        }
+    }
+}

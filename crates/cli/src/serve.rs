@@ -1,0 +1,116 @@
+//! Serving until a signal: what `frontend` and `demo` have in common.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use kvasir_config::{Settings, keys};
+use kvasir_frontend::{
+    App, Backend, EventPool, Fleet, MakeModel, NewModel, RouterHost, ServedModel, Server, Upstreams,
+};
+use kvasir_index::Index;
+use kvasir_telemetry::{Clock, Metrics};
+use kvasir_text::TextModel;
+use kvasir_transport::Tasks;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::wiring::{self, Failure};
+
+/// The application with the settings of its HTTP side.
+pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure> {
+    let identity = wiring::identity(settings, u64::from(std::process::id()));
+    let metrics = Metrics::new(&identity).map_err(|error| {
+        format!(
+            "--metrics-prefix {}: not a metric name ({error})",
+            identity.frontend_prefix
+        )
+    })?;
+    Ok(App::new(
+        wiring::app_options(settings),
+        metrics,
+        clock,
+        Tasks::new(),
+    ))
+}
+
+/// Listens on the configured address; an error names it.
+pub(crate) async fn listen(app: &Arc<App>, settings: &Settings) -> Result<Server, Failure> {
+    let address = wiring::listen_address(settings)?;
+    let server = Server::start(Arc::clone(app), address)
+        .await
+        .map_err(|error| {
+            format!("cannot listen on {address}: {error}; choose another port with --http-port")
+        })?;
+    Ok(server)
+}
+
+/// Waits for SIGINT or SIGTERM, then drains; a second signal ends at once.
+pub(crate) async fn until_signal(server: Server, settings: &Settings) -> Result<(), Failure> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut next = async || {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    };
+    next().await;
+    let patience = settings.get(keys::HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS);
+    tracing::info!(
+        patience_secs = patience.as_secs(),
+        "draining; a second signal ends at once"
+    );
+    tokio::select! {
+        cut = server.shut_down(patience) => {
+            if cut > 0 {
+                return Err(format!("{cut} requests were still running when patience ended").into());
+            }
+        }
+        () = next() => return Err("ended by a second signal".into()),
+    }
+    Ok(())
+}
+
+/// `kvasir frontend`.
+pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
+    let app = app(settings, Clock::new())?;
+    let addresses = wiring::workers(settings)?;
+    let fleet = Fleet::new(Arc::clone(&app), model_maker(&app, settings)?);
+    for address in addresses {
+        fleet.watch(address);
+    }
+    let server = listen(&app, settings).await?;
+    tracing::info!(address = %server.address(), "listening");
+    until_signal(server, settings).await
+}
+
+/// How a model of OpenAI workers is served: one router and one index for all that serve it.
+fn model_maker(app: &Arc<App>, settings: &Settings) -> Result<Arc<MakeModel>, Failure> {
+    let text = match settings.get(keys::MODEL_PATH) {
+        Some(folder) => Some(Arc::new(TextModel::load(Path::new(&folder))?)),
+        None => None,
+    };
+    let (app, settings) = (Arc::clone(app), settings.clone());
+    Ok(Arc::new(move |new: &NewModel| {
+        let index = Arc::new(Index::with_options(&wiring::index_options(&settings)));
+        let threads = settings.get(keys::ROUTER_EVENT_THREADS) as usize;
+        let events = EventPool::start(Arc::clone(&new.name), &index, app.metrics(), threads)
+            .map_err(|error| format!("event threads: {error}"))?;
+        let block_size = settings
+            .get(keys::KV_CACHE_BLOCK_SIZE)
+            .unwrap_or(new.block_size);
+        let config = wiring::router_config(&settings, block_size);
+        Ok(Arc::new(ServedModel {
+            name: Arc::clone(&new.name),
+            block_size,
+            context_length: new.context_length,
+            created: app.clock().unix_secs(app.clock().now()),
+            host: RouterHost::start(config, index, app.clock(), app.tasks()),
+            backend: Backend::OpenAi {
+                workers: Upstreams::default(),
+                text: text.clone(),
+            },
+            events,
+            workers: Default::default(),
+        }))
+    }))
+}

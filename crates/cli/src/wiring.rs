@@ -1,0 +1,161 @@
+//! From checked options to what each part takes. The only place that knows both.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use kvasir_config::{LogFormat, Settings, keys};
+use kvasir_frontend::{AppOptions, Paths, WorkerAddress};
+use kvasir_index::{Approximate, IndexOptions};
+use kvasir_router::{Mode, PrefillLoadModel, QueuePolicy, RouterConfig};
+use kvasir_telemetry::{Identity, log};
+
+/// Anything that stops a command, in words for its user.
+pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// How log lines look.
+pub(crate) fn log_format(settings: &Settings) -> log::Format {
+    match settings.get(keys::LOG_FORMAT) {
+        LogFormat::Text => log::Format::Text,
+        LogFormat::Json => log::Format::Json,
+    }
+}
+
+/// Where to listen; an error names the option.
+pub(crate) fn listen_address(settings: &Settings) -> Result<SocketAddr, Failure> {
+    let (host, port) = (settings.get(keys::HTTP_HOST), settings.get(keys::HTTP_PORT));
+    let found = (host.as_str(), port).to_socket_addrs();
+    match found.map(|mut addresses| addresses.next()) {
+        Ok(Some(address)) => Ok(address),
+        Ok(None) => Err(format!("--http-host {host} has no address").into()),
+        Err(error) => Err(format!("--http-host {host} has no address: {error}").into()),
+    }
+}
+
+/// The workers that `--worker` names; an error names the option and the value.
+pub(crate) fn workers(settings: &Settings) -> Result<Vec<WorkerAddress>, Failure> {
+    let parse = |text: &String| {
+        WorkerAddress::parse(text).map_err(|error| format!("--worker {text}: {error}").into())
+    };
+    settings.get(keys::WORKER).iter().map(parse).collect()
+}
+
+/// The HTTP side.
+pub(crate) fn app_options(settings: &Settings) -> AppOptions {
+    AppOptions {
+        body_limit_mb: settings.get(keys::HTTP_BODY_LIMIT_MB),
+        overload_status: settings.get(keys::HTTP_OVERLOAD_STATUS_CODE),
+        retry_limit: settings.get(keys::RETRY_LIMIT),
+        nvext_enabled: !settings.get(keys::DISABLE_FRONTEND_NVEXT),
+        paths: Paths {
+            chat: settings.get(keys::HTTP_SVC_CHAT_PATH),
+            completions: settings.get(keys::HTTP_SVC_CMP_PATH),
+            models: settings.get(keys::HTTP_SVC_MODELS_PATH),
+            health: settings.get(keys::HTTP_SVC_HEALTH_PATH),
+            live: settings.get(keys::HTTP_SVC_LIVE_PATH),
+            metrics: settings.get(keys::HTTP_SVC_METRICS_PATH),
+        },
+    }
+}
+
+/// Who exports metrics.
+pub(crate) fn identity(settings: &Settings, router_id: u64) -> Identity {
+    Identity {
+        frontend_prefix: settings.get(keys::METRICS_PREFIX),
+        namespace: settings
+            .get(keys::NAMESPACE)
+            .unwrap_or_else(|| "dynamo".into()),
+        router_id,
+        ..Identity::default()
+    }
+}
+
+/// What the index remembers.
+pub(crate) fn index_options(settings: &Settings) -> IndexOptions {
+    let approximate = |ttl| Approximate {
+        ttl,
+        max_blocks: usize::try_from(settings.get(keys::ROUTER_MAX_TREE_SIZE)).unwrap_or(usize::MAX),
+        prune_target_ratio: settings.get(keys::ROUTER_PRUNE_TARGET_RATIO),
+    };
+    let events = settings.get(keys::ROUTER_KV_EVENTS);
+    IndexOptions {
+        approximate: (!events).then(|| approximate(settings.get(keys::ROUTER_TTL_SECS))),
+        predicted_ttl: settings.get(keys::ROUTER_PREDICTED_TTL_SECS),
+        ..IndexOptions::default()
+    }
+}
+
+/// How workers are chosen, for blocks of `block_size` tokens.
+pub(crate) fn router_config(settings: &Settings, block_size: u32) -> RouterConfig {
+    let defaults = RouterConfig::default();
+    let secs = |span: Duration| span.as_secs_f64();
+    RouterConfig {
+        kv_cache_block_size: block_size,
+        router_mode: mode(settings),
+        router_kv_overlap_score_credit: settings.get(keys::ROUTER_KV_OVERLAP_SCORE_CREDIT),
+        router_kv_overlap_score_credit_decay: settings
+            .get(keys::ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY),
+        router_prefill_load_scale: settings.get(keys::ROUTER_PREFILL_LOAD_SCALE),
+        router_decode_active_request_weight: settings
+            .get(keys::ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT),
+        router_host_cache_hit_weight: settings.get(keys::ROUTER_HOST_CACHE_HIT_WEIGHT),
+        router_disk_cache_hit_weight: settings.get(keys::ROUTER_DISK_CACHE_HIT_WEIGHT),
+        router_temperature: settings.get(keys::ROUTER_TEMPERATURE),
+        router_kv_events: settings.get(keys::ROUTER_KV_EVENTS),
+        router_predicted_ttl_secs: settings.get(keys::ROUTER_PREDICTED_TTL_SECS).map(secs),
+        router_track_active_blocks: settings.get(keys::ROUTER_TRACK_ACTIVE_BLOCKS),
+        router_track_output_blocks: settings.get(keys::ROUTER_TRACK_OUTPUT_BLOCKS),
+        router_assume_kv_reuse: settings.get(keys::ROUTER_ASSUME_KV_REUSE),
+        router_track_prefill_tokens: settings.get(keys::ROUTER_TRACK_PREFILL_TOKENS),
+        router_prefill_load_model: match settings.get(keys::ROUTER_PREFILL_LOAD_MODEL) {
+            kvasir_config::PrefillLoadModel::None => PrefillLoadModel::None,
+            kvasir_config::PrefillLoadModel::Aic => PrefillLoadModel::Aic,
+            kvasir_config::PrefillLoadModel::Learned => PrefillLoadModel::Learned,
+        },
+        router_queue_threshold: settings.get(keys::ROUTER_QUEUE_THRESHOLD),
+        router_queue_policy: queue_policy(settings),
+        router_queue_max_requests: settings.get(keys::ROUTER_QUEUE_MAX_LENGTH),
+        router_queue_max_wait_secs: settings
+            .get(keys::ROUTER_QUEUE_MAX_WAIT_SECS)
+            .map_or(defaults.router_queue_max_wait_secs, secs),
+        router_overlap_refresh_after_secs: secs(
+            settings.get(keys::ROUTER_OVERLAP_REFRESH_AFTER_SECS),
+        ),
+        router_active_request_expiry_secs: secs(
+            settings.get(keys::ROUTER_ACTIVE_REQUEST_EXPIRY_SECS),
+        ),
+        active_decode_blocks_threshold: settings.get(keys::ACTIVE_DECODE_BLOCKS_THRESHOLD),
+        active_prefill_tokens_threshold: settings.get(keys::ACTIVE_PREFILL_TOKENS_THRESHOLD),
+        active_prefill_tokens_threshold_frac: settings
+            .get(keys::ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC),
+        router_session_affinity_ttl_secs: settings.get(keys::ROUTER_SESSION_AFFINITY_TTL_SECS),
+        encoder_cuda_to_cpu_ratio: settings.get(keys::ENCODER_CUDA_TO_CPU_RATIO),
+        runtime_inhibited_duration_secs: secs(settings.get(keys::RUNTIME_INHIBITED_DURATION_SECS)),
+        router_seed: settings.get(keys::SEED).unwrap_or(defaults.router_seed),
+        ..defaults
+    }
+}
+
+fn mode(settings: &Settings) -> Mode {
+    match settings.get(keys::ROUTER_MODE) {
+        kvasir_config::RouterMode::RoundRobin => Mode::RoundRobin,
+        kvasir_config::RouterMode::Random => Mode::Random,
+        kvasir_config::RouterMode::Kv => Mode::Kv,
+        kvasir_config::RouterMode::Direct => Mode::Direct,
+        kvasir_config::RouterMode::PowerOfTwo => Mode::PowerOfTwo,
+        kvasir_config::RouterMode::LeastLoaded => Mode::LeastLoaded,
+        kvasir_config::RouterMode::DeviceAwareWeighted => Mode::DeviceAwareWeighted,
+    }
+}
+
+fn queue_policy(settings: &Settings) -> QueuePolicy {
+    use kvasir_config::{QueuePolicy as Asked, WsptTokens};
+    match (
+        settings.get(keys::ROUTER_QUEUE_POLICY),
+        settings.get(keys::ROUTER_QUEUE_WSPT_TOKENS),
+    ) {
+        (Asked::Fcfs, _) => QueuePolicy::Fcfs,
+        (Asked::Lcfs, _) => QueuePolicy::Lcfs,
+        (Asked::Wspt, WsptTokens::All) => QueuePolicy::Wspt,
+        (Asked::Wspt, WsptTokens::Uncached) => QueuePolicy::WsptUncached,
+    }
+}
