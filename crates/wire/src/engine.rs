@@ -9,6 +9,7 @@
 mod decode;
 mod encode;
 
+pub use decode::peek_time;
 pub use encode::{Dialect, encode_batch};
 
 use std::ops::Range;

@@ -430,6 +430,14 @@ impl Batch {
     }
 }
 
+/// When the engine made a batch, without decoding the rest.
+#[must_use]
+pub fn peek_time(payload: &[u8]) -> Option<f64> {
+    let mut reader = Reader::new(payload);
+    reader.array().ok()?;
+    reader.float().ok()
+}
+
 /// The `type` of a map; almost always its first key.
 fn find_tag(mut body: Reader<'_>, pairs: usize) -> Result<Tag> {
     for _ in 0..pairs {

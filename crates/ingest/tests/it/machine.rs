@@ -1,0 +1,401 @@
+//! One test per way in which a stream goes wrong: noticed at the first message that shows it, named, mended.
+
+use std::time::Duration;
+
+use kvasir_index::Index;
+use kvasir_ingest::{Cause, Ingest, IngestOptions, Input, Notice, Resync};
+use kvasir_types::{DpRank, WorkerId};
+use kvasir_wire::engine::Event;
+use kvasir_wire::frame::Frame;
+use kvasir_wire::{DecodeError, Skip};
+
+use crate::sim::{BLOCK, Engine, Worker};
+
+fn worker(buffer_steps: usize) -> (Index, Worker) {
+    let engine = Engine::new(3, 1000, buffer_steps);
+    let mut worker = Worker::new(1, engine, IngestOptions::new(BLOCK));
+    let index = Index::new();
+    worker.input(&index, Input::Connected);
+    worker.settle(&index);
+    worker.notices.clear();
+    (index, worker)
+}
+
+fn steps(worker: &mut Worker, index: &Index, count: usize) {
+    for _ in 0..count {
+        let frame = worker.engine.step();
+        worker.input(index, Input::Live(frame));
+    }
+}
+
+#[test]
+fn a_good_stream_needs_nothing() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 50);
+    worker.compare(&index, true, "good stream");
+    assert_eq!(worker.notices, []);
+    let status = worker.ingest.status();
+    assert!(status.exact && status.connected && status.recovering.is_none());
+    assert_eq!(status.counts.batches, 50);
+}
+
+#[test]
+fn a_lost_message_is_noticed_at_the_next_one_and_asked_for() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 5);
+    worker.engine.step();
+    worker.engine.step();
+    steps(&mut worker, &index, 1);
+    assert_eq!(
+        worker.notices,
+        [Notice::Gap {
+            expected: 5,
+            found: 7
+        }]
+    );
+    assert_eq!(worker.ingest.status().recovering, Some(Cause::Gap));
+    // Live messages go on during the recovery and are not lost.
+    steps(&mut worker, &index, 3);
+    assert!(worker.ingest.status().held_bytes > 0);
+    worker.settle(&index);
+    worker.compare(&index, true, "after the gap");
+    let status = worker.ingest.status();
+    assert!(status.exact);
+    assert_eq!((status.counts.missed, status.held_bytes), (2, 0));
+}
+
+#[test]
+fn a_repeated_message_changes_nothing() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 5);
+    let frame = worker.engine.step();
+    worker.input(&index, Input::Live(frame.clone()));
+    worker.input(&index, Input::Live(frame));
+    let first = worker.engine.log[0].clone();
+    worker.input(&index, Input::Live(first));
+    assert_eq!(worker.ingest.status().counts.duplicates, 2);
+    assert_eq!(worker.notices, []);
+    worker.compare(&index, true, "after duplicates");
+}
+
+#[test]
+fn messages_that_overtake_each_other_are_put_in_order() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 5);
+    let (early, late) = (worker.engine.step(), worker.engine.step());
+    worker.input(&index, Input::Live(late));
+    worker.input(&index, Input::Live(early));
+    worker.settle(&index);
+    worker.compare(&index, true, "after overtaking");
+    assert!(worker.ingest.status().exact);
+}
+
+/// The engine's process was replaced behind the same address. It had as many batches as the old one, so
+/// the numbers alone look right; the last batch that we know is asked for and is another one.
+#[test]
+fn a_restart_is_noticed_even_where_the_numbers_go_on() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 5);
+    worker.engine.restart();
+    for _ in 0..5 {
+        worker.engine.step();
+    }
+    worker.input(&index, Input::Disconnected);
+    worker.input(&index, Input::Connected);
+    worker.settle(&index);
+    assert_eq!(worker.notices.first(), Some(&Notice::Restarted));
+    worker.compare(&index, true, "after the restart");
+    steps(&mut worker, &index, 5);
+    worker.compare(&index, true, "and on");
+    assert!(worker.ingest.status().exact);
+}
+
+#[test]
+fn a_restart_into_an_empty_engine_empties_the_rank_at_once() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 5);
+    worker.engine.restart();
+    worker.input(&index, Input::Disconnected);
+    worker.input(&index, Input::Connected);
+    worker.settle(&index);
+    worker.compare(&index, true, "nothing was sent yet");
+    assert!(worker.notices.contains(&Notice::Restarted));
+}
+
+#[test]
+fn a_sequence_that_begins_again_is_noticed_at_its_first_message() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 5);
+    worker.engine.restart();
+    steps(&mut worker, &index, 1);
+    assert_eq!(worker.notices, [Notice::Restarted]);
+    worker.compare(&index, true, "first message of the new life");
+    assert_eq!(worker.ingest.status().counts.restarts, 1);
+}
+
+#[test]
+fn a_replay_that_no_longer_reaches_back_empties_the_rank() {
+    let (index, mut worker) = worker(4);
+    steps(&mut worker, &index, 5);
+    for _ in 0..10 {
+        worker.engine.step();
+    }
+    steps(&mut worker, &index, 1);
+    worker.settle(&index);
+    let short = Notice::ReplayTooShort {
+        asked: 4,
+        first: 12,
+    };
+    assert!(worker.notices.contains(&short), "{:?}", worker.notices);
+    assert!(!worker.ingest.status().exact);
+    worker.compare(&index, false, "only what the buffer tells");
+    // An announced clear makes the picture exact again.
+    let frame = worker.engine.clear();
+    worker.input(&index, Input::Live(frame));
+    steps(&mut worker, &index, 3);
+    assert!(worker.ingest.status().exact);
+    worker.compare(&index, true, "after the clear");
+}
+
+#[test]
+fn a_dead_replay_socket_is_given_up_and_asked_again_later() {
+    let (index, mut worker) = worker(100);
+    worker.replay_up = false;
+    steps(&mut worker, &index, 5);
+    worker.engine.step();
+    steps(&mut worker, &index, 1);
+    worker.settle(&index);
+    assert_eq!(
+        worker.notices.last(),
+        Some(&Notice::RecoveryFailed { cause: Cause::Gap })
+    );
+    worker.compare(&index, false, "emptied and relearned");
+    let status = worker.ingest.status();
+    assert!(!status.exact && status.recovering.is_none());
+
+    worker.replay_up = true;
+    worker.now = worker.ingest.next_deadline().unwrap();
+    worker.input(&index, Input::Tick);
+    worker.settle(&index);
+    worker.compare(&index, true, "the engine was asked again");
+    assert!(worker.ingest.status().exact);
+}
+
+/// A lost *last* message shows in no later one; the routine comparison finds it.
+#[test]
+fn a_lost_last_message_is_found_by_the_routine_comparison() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 5);
+    let prompt = vec![0, 1, 2, 0, 1, 2, 0];
+    worker.engine.run(prompt.clone());
+    assert!(worker.shown(&index, &prompt) < 7);
+    worker.now = worker.ingest.next_deadline().unwrap();
+    worker.input(&index, Input::Tick);
+    worker.settle(&index);
+    assert_eq!(worker.shown(&index, &prompt), 7);
+    let recovered = Notice::Recovered {
+        cause: Cause::Verify,
+        messages: 1,
+    };
+    assert_eq!(worker.notices, [recovered]);
+}
+
+/// What the engine never said cannot be replayed; being told to forget, the machine forgets.
+#[test]
+fn a_silent_clear_is_mended_by_forgetting() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 5);
+    worker.engine.clear_silently();
+    worker.input(&index, Input::Resync(Resync::Replay));
+    worker.settle(&index);
+    let prompt = worker.engine.prompts[0].clone();
+    assert!(
+        worker.shown(&index, &prompt) > 0,
+        "the replay tells the same story"
+    );
+    worker.input(&index, Input::Resync(Resync::Forget));
+    worker.compare(&index, true, "forgotten");
+}
+
+/// While a replay is collected to replace a rank, lookups see the old picture; then the new one.
+#[test]
+fn a_resynchronisation_replaces_the_rank_at_its_end() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 5);
+    worker.input(&index, Input::Resync(Resync::Replay));
+    while worker.answers.len() > 1 {
+        let answer = worker.answers.pop_front().unwrap();
+        worker.input(&index, answer);
+        worker.compare(&index, true, "still the old picture");
+    }
+    worker.settle(&index);
+    worker.compare(&index, true, "the new picture");
+    assert!(worker.ingest.status().exact);
+}
+
+#[test]
+fn another_block_size_is_named_once_and_nothing_is_learned() {
+    let (index, mut worker) = worker(100);
+    worker.engine.block_size = 8;
+    steps(&mut worker, &index, 5);
+    let skip = Skip::BlockSize { engine: 8 };
+    assert_eq!(worker.notices, [Notice::Skipped(skip)]);
+    assert_eq!(worker.ingest.status().counts.block_size_differs, 5);
+    for prompt in &worker.engine.prompts {
+        assert_eq!(worker.shown(&index, prompt), 0);
+    }
+}
+
+#[test]
+fn a_message_damaged_on_its_way_is_asked_for_again() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 5);
+    let mut frame = worker.engine.step();
+    frame.payload.truncate(frame.payload.len() - 3);
+    worker.input(&index, Input::Live(frame));
+    assert!(matches!(
+        worker.notices[..],
+        [Notice::Refused(DecodeError::Truncated { .. })]
+    ));
+    worker.settle(&index);
+    worker.compare(&index, true, "after the damage");
+    assert!(worker.ingest.status().exact);
+}
+
+/// If the engine itself sends it, it is asked for once and not for every message.
+#[test]
+fn an_engine_that_sends_garbage_is_not_asked_for_ever() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 5);
+    for _ in 0..10 {
+        let mut frame = worker.engine.publish(&[Event::Cleared]);
+        frame.payload = bytes::Bytes::from_static(b"\xc1");
+        *worker.engine.log.back_mut().unwrap() = frame.clone();
+        worker.input(&index, Input::Live(frame));
+        worker.settle(&index);
+    }
+    let status = worker.ingest.status();
+    assert!(!status.exact);
+    assert_eq!(
+        status.counts.recoveries, 2,
+        "joining, and the first refusal"
+    );
+    assert_eq!(status.counts.refused, 11);
+    steps(&mut worker, &index, 2);
+    assert_eq!(worker.ingest.status().cursor.unwrap().sequence, 16);
+}
+
+/// Without a replay socket a late subscriber learns what it can; children of unknown blocks wait.
+#[test]
+fn without_replay_children_wait_for_their_parents() {
+    let engine = Engine::new(5, 1000, 100);
+    let mut options = IngestOptions::new(BLOCK);
+    options.replay = false;
+    let mut worker = Worker::new(1, engine, options);
+    let index = Index::new();
+    worker.engine.run(vec![0, 1]);
+    let child = worker.engine.run(vec![0, 1, 2, 2]);
+    worker.input(&index, Input::Connected);
+    worker.input(&index, Input::Live(child));
+    let status = worker.ingest.status();
+    assert_eq!((status.exact, status.orphan_blocks), (false, 2));
+    assert_eq!(worker.shown(&index, &[0, 1, 2, 2]), 0);
+    // One child goes meanwhile.
+    let gone = worker.engine.evict_leaf();
+    worker.input(&index, Input::Live(gone));
+    // The engine refills the parents: their children are found again.
+    let payload = worker.engine.log[0].payload.clone();
+    let again = Frame {
+        sequence: 3,
+        payload,
+    };
+    worker.input(&index, Input::Live(again));
+    assert_eq!(worker.shown(&index, &[0, 1, 2, 2]), 3);
+    assert_eq!(worker.ingest.status().counts.orphans_placed, 2);
+    assert_eq!(worker.ingest.status().orphan_blocks, 0);
+}
+
+#[test]
+fn without_replay_a_gap_empties_the_rank() {
+    let engine = Engine::new(5, 1000, 100);
+    let mut options = IngestOptions::new(BLOCK);
+    options.replay = false;
+    let mut worker = Worker::new(1, engine, options);
+    let index = Index::new();
+    worker.input(&index, Input::Connected);
+    steps(&mut worker, &index, 5);
+    worker.engine.step();
+    steps(&mut worker, &index, 1);
+    assert!(worker.notices.contains(&Notice::GapWithoutReplay));
+    worker.compare(&index, false, "no false hit");
+    assert!(!worker.ingest.status().exact);
+}
+
+/// The bound on kept live messages holds, and what was dropped is asked for again.
+#[test]
+fn live_messages_kept_during_a_recovery_are_bounded() {
+    let engine = Engine::new(5, 1000, 10_000);
+    let mut options = IngestOptions::new(BLOCK);
+    options.held_bytes_max = 1000;
+    let mut worker = Worker::new(1, engine, options);
+    let index = Index::new();
+    worker.input(&index, Input::Connected);
+    let answers = std::mem::take(&mut worker.answers);
+    for _ in 0..200 {
+        let frame = worker.engine.step();
+        worker.input(&index, Input::Live(frame));
+        assert!(worker.ingest.status().held_bytes <= 1000);
+    }
+    assert!(worker.notices.contains(&Notice::HeldDropped));
+    worker.answers = answers;
+    worker.settle(&index);
+    worker.compare(&index, true, "after the flood");
+    assert!(worker.ingest.status().exact);
+}
+
+/// A cursor that was kept over our own restart is compared with the engine's stream on connecting.
+#[test]
+fn a_kept_picture_is_taken_up_where_it_was_left() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 5);
+    let cursor = worker.ingest.status().cursor;
+    for _ in 0..3 {
+        worker.engine.step();
+    }
+    worker.ingest = Ingest::resume(WorkerId(1), DpRank(0), IngestOptions::new(BLOCK), cursor);
+    worker.input(&index, Input::Connected);
+    worker.settle(&index);
+    worker.compare(&index, true, "what was missed was replayed");
+    let messages = 3;
+    let recovered = Notice::Recovered {
+        cause: Cause::Reconnect,
+        messages,
+    };
+    assert_eq!(worker.notices, [recovered]);
+
+    worker.engine.restart();
+    worker.engine.step();
+    let cursor = worker.ingest.status().cursor;
+    worker.ingest = Ingest::resume(WorkerId(1), DpRank(0), IngestOptions::new(BLOCK), cursor);
+    worker.input(&index, Input::Connected);
+    worker.settle(&index);
+    worker.compare(&index, true, "the engine began again meanwhile");
+}
+
+#[test]
+fn answers_of_an_abandoned_attempt_are_not_taken() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 5);
+    worker.engine.step();
+    steps(&mut worker, &index, 1);
+    let old: Vec<Input> = worker.answers.drain(..).collect();
+    worker.now += Duration::from_secs(6);
+    worker.input(&index, Input::Tick);
+    let before = worker.ingest.status().counts.batches;
+    for answer in old {
+        worker.input(&index, answer);
+    }
+    assert_eq!(worker.ingest.status().counts.batches, before);
+    worker.settle(&index);
+    worker.compare(&index, true, "second attempt");
+}

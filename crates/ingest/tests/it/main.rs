@@ -1,0 +1,8 @@
+//! Recorded sessions, one test per way in which a stream goes wrong, and many ways at once by seed.
+
+#![expect(clippy::unwrap_used, reason = "a helper that fails is a failed test")]
+
+mod captures;
+mod faults;
+mod machine;
+mod sim;
