@@ -9,22 +9,29 @@
 //!
 //! Elsewhere: which fields of a body make the prompt (`openai`), what blocks the tokens form (`hash`).
 
+mod approximate;
 mod builtin;
 mod chat;
+mod cuts;
 mod decode;
 mod detokenizer;
 mod error;
+#[cfg(feature = "fast")]
+mod fast;
 mod load;
 mod model;
+mod prefix;
 mod pyvalue;
 mod stop;
 mod strftime;
 mod template;
 mod tokenizer;
 
+pub use approximate::approximate_tokens;
 pub use chat::{ChatInput, Dialect};
 pub use detokenizer::{DetokenizeOptions, Detokenizer, StopHit};
 pub use error::{LoadError, TextError};
-pub use model::{GenerationDefaults, TextModel};
+pub use model::{DEFAULT_CACHE_BYTES, GenerationDefaults, TextModel};
+pub use prefix::CacheStats;
 pub use template::ChatTemplate;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{EncoderStatus, Tokenizer};

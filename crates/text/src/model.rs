@@ -8,10 +8,19 @@ use std::sync::Arc;
 use kvasir_types::Token;
 
 use crate::chat::ChatInput;
+use crate::cuts::CutRules;
 use crate::error::{LoadError, TextError};
 use crate::load::Files;
+use crate::prefix::{CacheStats, PrefixCache};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
+
+/// Bytes of text that a token stands for, about; sizes buffers.
+const BYTES_PER_TOKEN: usize = 4;
+/// About a quarter of a millisecond of tokenizing with the reference library.
+const LONG_BYTES: usize = 512;
+/// The same with the quick one, nothing cached.
+const LONG_BYTES_FAST: usize = 40 << 10;
 
 /// Everything that turns a model's requests into tokens and its tokens into text.
 #[derive(Debug)]
@@ -21,7 +30,33 @@ pub struct TextModel {
     eos: Vec<Token>,
     context_length: Option<u32>,
     defaults: GenerationDefaults,
+    cache: Option<PrefixCache>,
+    frame: Option<Frame>,
 }
+
+/// What the tokenizer puts around a plain prompt.
+#[derive(Debug)]
+struct Frame {
+    before: Vec<Token>,
+    after: Vec<Token>,
+}
+
+impl Frame {
+    /// Finds it by tokenizing a letter with and without; none if that is not how the tokenizer works.
+    fn of(tokenizer: &Tokenizer) -> Option<Self> {
+        let bare = tokenizer.encode("a", false).ok()?;
+        let framed = tokenizer.encode("a", true).ok()?;
+        let extra = framed.len().checked_sub(bare.len())?;
+        let at = (0..=extra).find(|at| framed[*at..].starts_with(&bare))?;
+        Some(Self {
+            before: framed[..at].to_vec(),
+            after: framed[at + bare.len()..].to_vec(),
+        })
+    }
+}
+
+/// Bytes of memory for tokenized text, unless the caller says otherwise: about eight million tokens.
+pub const DEFAULT_CACHE_BYTES: usize = 64 << 20;
 
 /// Sampling values that the model's makers recommend; a request's own values beat them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -43,7 +78,15 @@ impl TextModel {
     /// # Errors
     /// `tokenizer.json` is missing, or a file that is there is not usable.
     pub fn load(folder: &Path) -> Result<Self, LoadError> {
-        Self::from_files(&Files::read(folder)?)
+        Self::load_with(folder, DEFAULT_CACHE_BYTES)
+    }
+
+    /// As [`TextModel::load`], with this much memory for tokenized text; 0 keeps none.
+    ///
+    /// # Errors
+    /// As [`TextModel::load`].
+    pub fn load_with(folder: &Path, cache_bytes: usize) -> Result<Self, LoadError> {
+        Self::from_files(&Files::read(folder)?, cache_bytes)
     }
 
     /// The small tokenizer that the demo carries: byte-level BPE of about 4,000 tokens with a ChatML-like
@@ -52,10 +95,10 @@ impl TextModel {
     /// # Errors
     /// None in a build whose tests passed.
     pub fn builtin() -> Result<Self, LoadError> {
-        Self::from_files(&crate::builtin::files())
+        Self::from_files(&crate::builtin::files(), DEFAULT_CACHE_BYTES)
     }
 
-    pub(crate) fn from_files(files: &Files) -> Result<Self, LoadError> {
+    fn from_files(files: &Files, cache_bytes: usize) -> Result<Self, LoadError> {
         let path = files.folder.join("tokenizer.json");
         let tokenizer = Tokenizer::from_json(&files.tokenizer).map_err(|e| LoadError::Parse {
             path,
@@ -70,7 +113,10 @@ impl TextModel {
         eos.extend(config.eos_token.and_then(|token| tokenizer.id_of(&token)));
         eos.sort_unstable();
         eos.dedup();
+        let rules = CutRules::of(&files.tokenizer).filter(|_| cache_bytes > 0);
         Ok(Self {
+            cache: rules.map(|rules| PrefixCache::new(rules, cache_bytes)),
+            frame: Frame::of(&tokenizer),
             tokenizer: Arc::new(tokenizer),
             template,
             eos,
@@ -105,7 +151,7 @@ impl TextModel {
     /// # Errors
     /// The tokenizer's own failure.
     pub fn encode_chat(&self, rendered: &str) -> Result<Vec<Token>, TextError> {
-        self.tokenizer.encode(rendered, false)
+        self.encode(rendered, false)
     }
 
     /// The tokens of a plain prompt, with what the tokenizer puts around a text.
@@ -113,7 +159,42 @@ impl TextModel {
     /// # Errors
     /// The tokenizer's own failure.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<Token>, TextError> {
-        self.tokenizer.encode(text, true)
+        self.encode(text, true)
+    }
+
+    /// The tokens of `text`; what was tokenized before is not tokenized again.
+    ///
+    /// # Errors
+    /// The tokenizer's own failure.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, TextError> {
+        let frame = self.frame.as_ref().filter(|_| add_special);
+        let (Some(cache), true) = (&self.cache, frame.is_some() == add_special) else {
+            return self.tokenizer.encode(text, add_special);
+        };
+        let mut ids = Vec::with_capacity(text.len() / BYTES_PER_TOKEN + 8);
+        ids.extend(frame.iter().flat_map(|f| &f.before));
+        let tokenizer = &self.tokenizer;
+        cache.encode(text, |piece| tokenizer.encode(piece, false), &mut ids)?;
+        ids.extend(frame.iter().flat_map(|f| &f.after));
+        Ok(ids)
+    }
+
+    /// Whether tokenizing this many bytes can take more than about a quarter of a millisecond, which is too
+    /// long for a thread that serves others too.
+    #[must_use]
+    pub fn is_long(&self, bytes: usize) -> bool {
+        bytes
+            > if self.tokenizer.status().fast {
+                LONG_BYTES_FAST
+            } else {
+                LONG_BYTES
+            }
+    }
+
+    /// What the cache of tokenized text has done; none if this tokenizer's texts cannot be cut.
+    #[must_use]
+    pub fn cache_stats(&self) -> Option<CacheStats> {
+        self.cache.as_ref().map(PrefixCache::stats)
     }
 
     /// Tokens that end an answer, in ascending order.

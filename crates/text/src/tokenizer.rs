@@ -1,7 +1,7 @@
 //! One tokenizer: text to ids, ids to bytes.
 //!
 //! Answers one question: which ids does this text have, exactly as the engine computes them? Behind it is the
-//! `tokenizers` library, which the engines use too.
+//! `tokenizers` library, which the engines use too, and with feature `fast` a quicker one under its watch.
 //!
 //! Invariants: no truncation and no padding, whatever the file says; the same text has the same ids on every
 //! thread; ids are checked before they index anything.
@@ -17,6 +17,21 @@ pub struct Tokenizer {
     reference: Reference,
     decoding: Decoding,
     special: Vec<bool>,
+    #[cfg(feature = "fast")]
+    fast: Result<crate::fast::Fast, String>,
+}
+
+/// Which library tokenizes, and what the checks found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncoderStatus {
+    /// The quick library is in use.
+    pub fast: bool,
+    /// Why not, if it is not.
+    pub reason: Option<String>,
+    /// Texts tokenized by both libraries since loading.
+    pub checks: u64,
+    /// Of those, texts with different tokens; the first one ends the use of the quick library.
+    pub differences: u64,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -31,6 +46,24 @@ impl Tokenizer {
     /// # Errors
     /// What the library says is wrong with the file.
     pub fn from_json(json: &[u8]) -> Result<Self, TextError> {
+        #[cfg_attr(
+            not(feature = "fast"),
+            expect(unused_mut, reason = "the feature adds to it")
+        )]
+        let mut tokenizer = Self::reference_only(json)?;
+        #[cfg(feature = "fast")]
+        {
+            tokenizer.fast =
+                crate::fast::Fast::load(json, |text| tokenizer.encode_reference(text, false));
+        }
+        Ok(tokenizer)
+    }
+
+    /// As [`Tokenizer::from_json`], never using the quick library.
+    ///
+    /// # Errors
+    /// What the library says is wrong with the file.
+    pub fn reference_only(json: &[u8]) -> Result<Self, TextError> {
         let mut reference = Reference::from_bytes(json).map_err(failed)?;
         reference.with_truncation(None).map_err(failed)?;
         reference.with_padding(None);
@@ -48,6 +81,31 @@ impl Tokenizer {
             reference,
             decoding,
             special,
+            #[cfg(feature = "fast")]
+            fast: Err("not asked for".to_owned()),
+        }
+    }
+
+    /// Which library tokenizes, and what the checks found.
+    #[must_use]
+    pub fn status(&self) -> EncoderStatus {
+        #[cfg(feature = "fast")]
+        let (fast, reason, (checks, differences)) = match &self.fast {
+            Ok(fast) if fast.is_trusted() => (true, None, fast.checks()),
+            Ok(fast) => (false, Some("it differed in use".to_owned()), fast.checks()),
+            Err(reason) => (false, Some(reason.clone()), (0, 0)),
+        };
+        #[cfg(not(feature = "fast"))]
+        let (fast, reason, (checks, differences)) = (
+            false,
+            Some("built without feature `fast`".to_owned()),
+            (0, 0),
+        );
+        EncoderStatus {
+            fast,
+            reason,
+            checks,
+            differences,
         }
     }
 
@@ -57,6 +115,15 @@ impl Tokenizer {
     /// # Errors
     /// The library's own failure; no text is known to cause one.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, TextError> {
+        #[cfg(feature = "fast")]
+        if let Ok(fast) = &self.fast {
+            let reference = || self.encode_reference(text, add_special);
+            return fast.encode(text, add_special, reference);
+        }
+        self.encode_reference(text, add_special)
+    }
+
+    fn encode_reference(&self, text: &str, add_special: bool) -> Result<Vec<Token>, TextError> {
         let encoding = self
             .reference
             .encode_fast(text, add_special)

@@ -1,9 +1,11 @@
 //! Token parity with real servers, over the prompts that they recorded.
 
-use kvasir_text::ChatInput;
+use kvasir_text::{ChatInput, Tokenizer};
+use proptest::prelude::Strategy as _;
+use proptest::strategy::ValueTree as _;
 use serde_json::Value;
 
-use crate::qwen;
+use crate::{qwen, qwen_folder};
 
 fn testdata(path: &str) -> String {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata");
@@ -99,4 +101,42 @@ fn answers_count_the_prompt_as_we_do() {
         }
     }
     assert!(compared > 20, "{compared}");
+}
+
+/// Conversations that grow and change, through the cache and (where built in) the quick library: always the
+/// reference library's tokens.
+#[test]
+fn edited_conversations_have_the_reference_tokens() {
+    let (Some(model), Some(folder)) = (qwen(), qwen_folder()) else {
+        return;
+    };
+    let json = std::fs::read(folder.join("tokenizer.json")).unwrap();
+    let reference = Tokenizer::reference_only(&json).unwrap();
+    let words = "[a-zA-Z]{1,9}|[0-9]{1,5}|\\PC{1,4}|<\\|im_(start|end)\\|>|[ \n]{1,3}|'s|e\u{301}";
+    let piece = proptest::collection::vec(words, 200..800).prop_map(|w| w.join(" "));
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let mut text = String::new();
+    for round in 0..12 {
+        let added = piece.new_tree(&mut runner).unwrap().current();
+        text.push_str(&added);
+        if round % 4 == 3 {
+            let middle = (0..=text.len() / 2)
+                .rev()
+                .find(|at| text.is_char_boundary(*at));
+            text.insert_str(middle.unwrap(), "an edit in the middle ");
+        }
+        for special in [false, true] {
+            let got = model.encode(&text, special).unwrap();
+            assert_eq!(
+                got,
+                reference.encode(&text, special).unwrap(),
+                "round {round}"
+            );
+        }
+    }
+    let stats = model.cache_stats().unwrap();
+    assert!(stats.hit_bytes > stats.miss_bytes, "{stats:?}");
+    let status = model.tokenizer().status();
+    eprintln!("{stats:?} {status:?}");
+    assert_eq!(status.differences, 0);
 }

@@ -1,0 +1,218 @@
+//! A long conversation pays only for what is new.
+//!
+//! Answers one question: which tokens does a text have, if most of it was tokenized before? The text is cut at
+//! safe places about 2 KiB apart; what lies between two cuts has the same tokens in every text, so pieces are
+//! kept by content. The tail after the last cut is always tokenized afresh.
+//!
+//! Invariants: the tokens are those of plain tokenization (a hit compares the text, not only its hash); memory stays
+//! under the budget; no lock is held while tokenizing.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvasir_types::Token;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::cuts::CutRules;
+use crate::error::TextError;
+
+/// Bytes after which the next safe cut is taken. 1 to 8 KiB measure alike.
+const STEP_BYTES: usize = 2048;
+/// A piece without a safe cut for this long is tokenized and not kept.
+const PIECE_BYTES_MAX: usize = 64 << 10;
+/// What a kept piece costs beside its text and tokens: map entry, slot, two allocations.
+const PIECE_OVERHEAD: usize = 112;
+/// Locks, so that threads rarely wait for each other.
+const SHARDS: usize = 16;
+
+/// Tokenized pieces, by content.
+#[derive(Debug)]
+pub(crate) struct PrefixCache {
+    rules: CutRules,
+    step: usize,
+    shards: Vec<Mutex<Shard>>,
+    shard_budget: usize,
+    hit_bytes: AtomicU64,
+    miss_bytes: AtomicU64,
+}
+
+/// What a prefix cache has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheStats {
+    /// Bytes of text whose tokens were found.
+    pub hit_bytes: u64,
+    /// Bytes of text that were tokenized.
+    pub miss_bytes: u64,
+    /// Bytes of memory in use.
+    pub used_bytes: u64,
+    /// Most bytes of memory.
+    pub budget_bytes: u64,
+}
+
+/// One lock's worth of pieces. Evicts by the clock rule: a piece used since the hand last passed stays.
+#[derive(Debug, Default)]
+struct Shard {
+    by_hash: HashMap<u64, usize>,
+    slots: Vec<Slot>,
+    hand: usize,
+    used: usize,
+}
+
+#[derive(Debug)]
+struct Slot {
+    hash: u64,
+    text: Box<str>,
+    ids: Box<[Token]>,
+    recent: bool,
+}
+
+impl Slot {
+    fn cost(&self) -> usize {
+        cost(&self.text, &self.ids)
+    }
+}
+
+fn cost(text: &str, ids: &[Token]) -> usize {
+    text.len() + size_of_val(ids) + PIECE_OVERHEAD
+}
+
+impl PrefixCache {
+    pub(crate) fn new(rules: CutRules, budget_bytes: usize) -> Self {
+        Self::with_step(rules, budget_bytes, STEP_BYTES)
+    }
+
+    fn with_step(rules: CutRules, budget_bytes: usize, step: usize) -> Self {
+        Self {
+            rules,
+            step,
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shard_budget: budget_bytes / SHARDS,
+            hit_bytes: AtomicU64::new(0),
+            miss_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Appends the tokens of `text`, tokenizing what is not kept with `encode`.
+    pub(crate) fn encode(
+        &self,
+        text: &str,
+        encode: impl Fn(&str) -> Result<Vec<Token>, TextError>,
+        out: &mut Vec<Token>,
+    ) -> Result<(), TextError> {
+        let (mut hits, mut from) = (0, 0);
+        while let Some(at) = self.rules.next(text, from + self.step) {
+            let piece = &text[from..at];
+            from = at;
+            if piece.len() > PIECE_BYTES_MAX {
+                out.extend(encode(piece)?);
+                continue;
+            }
+            let hash = xxh3_64(piece.as_bytes());
+            if self.look_up(hash, piece, out) {
+                hits += piece.len();
+            } else {
+                let ids = encode(piece)?;
+                out.extend_from_slice(&ids);
+                self.keep(hash, piece, ids);
+            }
+        }
+        out.extend(encode(&text[from..])?);
+        self.hit_bytes.fetch_add(hits as u64, Ordering::Relaxed);
+        let missed = (text.len() - hits) as u64;
+        self.miss_bytes.fetch_add(missed, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(crate) fn stats(&self) -> CacheStats {
+        let used = self.shards.iter().map(|s| lock(s).used as u64).sum();
+        CacheStats {
+            hit_bytes: self.hit_bytes.load(Ordering::Relaxed),
+            miss_bytes: self.miss_bytes.load(Ordering::Relaxed),
+            used_bytes: used,
+            budget_bytes: (self.shard_budget * SHARDS) as u64,
+        }
+    }
+
+    fn shard(&self, hash: u64) -> &Mutex<Shard> {
+        &self.shards[(hash >> 60) as usize % SHARDS]
+    }
+
+    fn look_up(&self, hash: u64, piece: &str, out: &mut Vec<Token>) -> bool {
+        let mut shard = lock(self.shard(hash));
+        let Some(&at) = shard.by_hash.get(&hash) else {
+            return false;
+        };
+        let Some(slot) = shard.slots.get_mut(at).filter(|s| *s.text == *piece) else {
+            return false;
+        };
+        slot.recent = true;
+        out.extend_from_slice(&slot.ids);
+        true
+    }
+
+    fn keep(&self, hash: u64, piece: &str, ids: Vec<Token>) {
+        let slot = Slot {
+            hash,
+            text: piece.into(),
+            ids: ids.into_boxed_slice(),
+            recent: false,
+        };
+        lock(self.shard(hash)).insert(slot, self.shard_budget);
+    }
+}
+
+impl Shard {
+    fn insert(&mut self, slot: Slot, budget: usize) {
+        if slot.cost() > budget {
+            return;
+        }
+        if let Some(&at) = self.by_hash.get(&slot.hash) {
+            self.remove(at);
+        }
+        self.used += slot.cost();
+        self.by_hash.insert(slot.hash, self.slots.len());
+        self.slots.push(slot);
+        while self.used > budget {
+            self.evict();
+        }
+    }
+
+    /// The hand goes round, takes the mark from recent pieces and stops at one without. The newest piece has
+    /// the last slot, so it goes only when nothing else is left.
+    fn evict(&mut self) {
+        if self.hand + 1 >= self.slots.len() {
+            self.hand = 0;
+        }
+        match self.slots.get_mut(self.hand) {
+            Some(slot) if slot.recent => {
+                slot.recent = false;
+                self.hand += 1;
+            }
+            Some(_) => self.remove(self.hand),
+            None => self.used = 0,
+        }
+    }
+
+    fn remove(&mut self, at: usize) {
+        if at >= self.slots.len() {
+            return;
+        }
+        let gone = self.slots.swap_remove(at);
+        self.used = self.used.saturating_sub(gone.cost());
+        self.by_hash.remove(&gone.hash);
+        if let Some(moved) = self.slots.get(at) {
+            self.by_hash.insert(moved.hash, at);
+        }
+    }
+}
+
+/// A panic elsewhere leaves at worst a piece less.
+fn lock(shard: &Mutex<Shard>) -> std::sync::MutexGuard<'_, Shard> {
+    shard
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;
