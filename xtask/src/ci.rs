@@ -5,6 +5,7 @@
 //! repeated at the end, so that the last screen tells the whole story.
 
 use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -346,8 +347,18 @@ fn end_to_end(tree: &Tree, extent: Extent, closing: &mut Vec<String>) -> Outcome
     let mut command = Command::new(python);
     command
         .args(["-m", "pytest", "-q", "tests/e2e"])
+        .env("KVASIR_BIN", target_dir(tree).join("debug/kvasir"))
         .current_dir(&tree.root);
     tee(&mut command, closing, "end to end")
+}
+
+/// Where cargo puts what it builds.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "cargo's own variable, not an option of ours"
+)]
+fn target_dir(tree: &Tree) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| tree.root.join("target"), PathBuf::from)
 }
 
 #[cfg(test)]

@@ -1,0 +1,84 @@
+"""Starts the real binary on a free port and stops it; every test talks to it as a user's program would."""
+
+import os
+import queue
+import re
+import signal
+import subprocess
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+
+START_SECONDS = 30
+
+
+class Kvasir:
+    """A running `kvasir`, with what it wrote."""
+
+    def __init__(self, *args, env=None):
+        self.process = subprocess.Popen(
+            [os.environ["KVASIR_BIN"], *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**{k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "KVASIR_"))}, **(env or {})},
+        )
+        self.lines = []
+        self._news = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.lines.append(line)
+            self._news.put(line)
+        self._news.put(None)
+
+    def wait_for(self, pattern, seconds=START_SECONDS):
+        """The match of the first line from now on that fits; fails with all output if none comes."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            try:
+                line = self._news.get(timeout=left)
+            except queue.Empty:
+                break
+            if line is None:
+                break
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"no line with {pattern!r} in:\n{''.join(self.lines)}")
+
+    def log(self):
+        return "".join(self.lines)
+
+    def stop(self, seconds=20):
+        """Asks it to end, as an operator would; its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"it did not end:\n{self.log()}")
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """A demo with four workers; `demo.url` is where it listens."""
+    kvasir = Kvasir("demo", "--http-host", "127.0.0.1", "--http-port", "0")
+    kvasir.url = kvasir.wait_for(r"at (http://127\.0\.0\.1:\d+)").group(1)
+    yield kvasir
+    assert kvasir.stop() == 0, kvasir.log()
+
+
+@pytest.fixture(scope="module")
+def client(demo):
+    return openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def http(demo):
+    with httpx.Client(base_url=demo.url, timeout=30) as http:
+        yield http
