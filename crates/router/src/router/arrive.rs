@@ -233,7 +233,7 @@ impl Router {
     }
 
     pub(super) fn refuse(&mut self, arrival: &Arrival, error: RouteError, out: &mut Vec<Output>) {
-        self.record_refusal(arrival, &error, None);
+        self.record_refusal(arrival, &error, None, false);
         out.push(Output::Refuse {
             id: arrival.id,
             error,
@@ -253,7 +253,7 @@ impl Router {
             current: waited.as_millis() as u64,
             limit: (self.config.router_queue_max_wait_secs * 1e3) as u64,
         };
-        self.record_refusal(&entry.payload.arrival, &error, Some(entered));
+        self.record_refusal(&entry.payload.arrival, &error, Some(entered), false);
         out.push(Output::Refuse { id, error });
         self.stirred = Stirred::Anything;
     }

@@ -47,7 +47,7 @@ impl Router {
         match chosen {
             Ok((slot, reason)) => self.send(arrival, slot, reason, &settled, entered, out),
             Err(error) => {
-                self.record_refusal(arrival, &error, entered);
+                self.record_refusal(arrival, &error, entered, true);
                 let id = arrival.id;
                 out.push(Output::Refuse { id, error });
             }
@@ -193,19 +193,23 @@ impl Router {
             .excluded(&self.fleet, arrival, &mut decision.excluded);
     }
 
+    /// `filtered` says whether the filters were run for this very request.
     pub(super) fn record_refusal(
         &mut self,
         arrival: &Arrival,
         error: &RouteError,
         entered: Option<Time>,
+        filtered: bool,
     ) {
         let Some(decision) = self.ring.record(arrival.id) else {
             return;
         };
         begin(decision, arrival, entered, self.now, &self.config);
         decision.error = Some(error.clone());
-        self.eligible
-            .excluded(&self.fleet, arrival, &mut decision.excluded);
+        if filtered {
+            self.eligible
+                .excluded(&self.fleet, arrival, &mut decision.excluded);
+        }
     }
 }
 

@@ -7,12 +7,15 @@
 
 mod busy;
 mod filters;
+mod history;
 mod kv;
+mod model;
 mod modes;
 mod queue;
 mod sessions;
 mod tracking;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvasir_router::{
