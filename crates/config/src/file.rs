@@ -56,7 +56,9 @@ pub(crate) fn read(path: &str, text: &str, command: Command) -> FileContent {
 }
 
 fn entry(out: &mut FileContent, key: &str, value: &DeValue<'_>, origin: Origin, command: Command) {
-    let Some(spec) = table::named(key).filter(|spec| !spec.scope.is_only(Scope::CONFIG)) else {
+    let Some(spec) =
+        table::named_for(key, command.scope()).filter(|spec| !spec.scope.is_only(Scope::CONFIG))
+    else {
         out.problems.push(unknown_key(key, value, &origin));
         return;
     };

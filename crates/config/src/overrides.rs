@@ -59,7 +59,7 @@ fn assignment(part: &str, policy: &str, base: &Settings) -> Result<Assignment, P
         origin: origin.clone(),
     };
     let scope = base.command().scope();
-    let named = |name: &str| table::named(name).filter(|spec| spec.scope.meets(scope));
+    let named = |name: &str| table::named_for(name, scope).filter(|spec| spec.scope.meets(scope));
     if let Some((name, text)) = part.split_once('=') {
         let bare = name.trim().trim_start_matches('-');
         if let Some(spec) = named(bare) {
