@@ -1,3 +1,5 @@
+//! Tests of cuts: encoding the pieces gives the tokens of the whole, on hostile text too.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Tests of the fast tokenizer against the reference one.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Tests of the prefix cache: cached and plain encoding agree, within the budget.
+
 use std::cell::Cell;
 use std::sync::LazyLock;
 
