@@ -7,7 +7,7 @@ mod wiring;
 use std::io::Write;
 use std::process::ExitCode;
 
-use kvasir_config::{Command, Environment, Invocation, Run, keys};
+use kvasir_config::{Command, Environment, Invocation, Run, Settings, keys};
 use kvasir_telemetry::log;
 
 /// The code of a command line, variable or file that is wrong.
@@ -31,6 +31,9 @@ fn start(run: &Run) -> ExitCode {
     for notice in &run.notices {
         tracing::warn!("{notice}");
     }
+    if run.command == Command::Replay {
+        return replay(&run.settings);
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -47,6 +50,19 @@ fn start(run: &Run) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => complain(&format!("error: {error}"), 1),
+    }
+}
+
+/// Simulates, with routers wired as the server's are.
+fn replay(settings: &Settings) -> ExitCode {
+    let router = |of: &Settings, block_size| {
+        let router = wiring::router_config(of, block_size);
+        (router, wiring::index_options(of))
+    };
+    match kvasir_replay::run(settings, &router) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error @ kvasir_replay::ReplayError::Policy(_)) => complain(&error, error.exit_code()),
+        Err(error) => complain(&format!("error: {error}"), error.exit_code()),
     }
 }
 

@@ -25,7 +25,7 @@ mod world;
 pub use fleet::{Change, Fleet, Pace, Slo};
 pub use generate::{Workload, WorkloadError};
 pub use ideal::ideal_hit_share;
-pub use policy::{Policy, PolicyError};
+pub use policy::Policy;
 pub use prompt::{Piece, PromptSource};
 pub use report::{Counts, RunReport};
 pub use series::Series;

@@ -11,151 +11,155 @@ options! { ENGINE_ROWS, Group::Engine, Scope::REPLAY.and(Scope::MOCKER);
 
     /// Model and device whose measured step times and cache size the engine has.
     ENGINE: EnginePreset = "engine" =>
-        env(&[var("KVASIR_ENGINE")]).default("h200-llama-8b").common();
+        env(&[var("KVASIR_ENGINE")]).default("h200-llama-8b").common().effective();
 
     /// Whose caching habits the engine has.
     ENGINE_TYPE: EngineFamily = "engine-type" =>
-        env(&[var("KVASIR_ENGINE_TYPE")]).default("vllm");
+        env(&[var("KVASIR_ENGINE_TYPE")]).default("vllm").effective();
 
     /// KV blocks of one rank.
     NUM_BLOCKS: Option<u32> = "num-blocks" =>
         env(&[var("KVASIR_NUM_BLOCKS")]).aliases(&["num-gpu-blocks-override"])
         .ints(2, u32::MAX as u64).default_note("what fits beside the model's weights")
-        .common();
+        .common().effective();
 
     /// Requests in one batch.
     MAX_NUM_SEQS: u32 = "max-num-seqs" =>
-        env(&[var("KVASIR_MAX_NUM_SEQS")]).default("256").ints(1, 1 << 20);
+        env(&[var("KVASIR_MAX_NUM_SEQS")]).default("256").ints(1, 1 << 20).effective();
 
     /// Tokens computed in one step.
     MAX_NUM_BATCHED_TOKENS: u32 = "max-num-batched-tokens" =>
-        env(&[var("KVASIR_MAX_NUM_BATCHED_TOKENS")]).default("8192").ints(1, 1 << 24);
+        env(&[var("KVASIR_MAX_NUM_BATCHED_TOKENS")]).default("8192").ints(1, 1 << 24).effective();
 
     /// Longest request, prompt and answer together, in tokens.
     MAX_MODEL_LEN: Option<u32> = "max-model-len" =>
         env(&[var("KVASIR_MAX_MODEL_LEN")]).ints(2, 1 << 24)
-        .default_note("131072, or what the cache holds");
+        .default_note("131072, or what the cache holds").effective();
 
     /// Share cached blocks between requests.
     ENABLE_PREFIX_CACHING: bool = "enable-prefix-caching" =>
-        env(&[var("KVASIR_ENABLE_PREFIX_CACHING")]).default("true");
+        env(&[var("KVASIR_ENABLE_PREFIX_CACHING")]).default("true").effective();
 
     /// Compute long prompts in pieces.
     ENABLE_CHUNKED_PREFILL: bool = "enable-chunked-prefill" =>
-        env(&[var("KVASIR_ENABLE_CHUNKED_PREFILL")]).default("true");
+        env(&[var("KVASIR_ENABLE_CHUNKED_PREFILL")]).default("true").effective();
 
     /// Most prompt tokens of one request in one step.
     LONG_PREFILL_TOKEN_THRESHOLD: Option<u32> = "long-prefill-token-threshold" =>
         env(&[var("KVASIR_LONG_PREFILL_TOKEN_THRESHOLD")]).ints(1, 1 << 24)
-        .default_note("no limit");
+        .default_note("no limit").effective();
 
     /// Which request makes room when the cache is full.
     PREEMPTION_MODE: PreemptionMode = "preemption-mode" =>
-        env(&[var("KVASIR_PREEMPTION_MODE")]).default("lifo");
+        env(&[var("KVASIR_PREEMPTION_MODE")]).default("lifo").effective();
 
     /// Steps take this many times less than measured.
     SPEEDUP: f64 = "speedup" =>
-        env(&[var("KVASIR_SPEEDUP")]).aliases(&["speedup-ratio"]).default("1.0").positive().common();
+        env(&[var("KVASIR_SPEEDUP")]).aliases(&["speedup-ratio"]).default("1.0").positive().common().effective();
 
     /// Data-parallel ranks of each worker.
     DATA_PARALLEL_SIZE: u32 = "data-parallel-size" =>
-        env(&[var("KVASIR_DATA_PARALLEL_SIZE")]).default("1").ints(1, 1024);
+        env(&[var("KVASIR_DATA_PARALLEL_SIZE")]).default("1").ints(1, 1024).effective();
 }
 
 options! { REPLAY_ROWS, Group::Replay, Scope::REPLAY;
 
     /// File of requests to replay, one JSON object a line; this or --workload.
     TRACE: Option<PathBuf> = "trace" =>
-        env(&[var("KVASIR_TRACE")]).metavar("FILE").common();
+        env(&[var("KVASIR_TRACE")]).metavar("FILE").common().effective();
 
     /// How the trace is written.
     TRACE_FORMAT: TraceFormat = "trace-format" =>
-        env(&[var("KVASIR_TRACE_FORMAT")]).default("auto");
+        env(&[var("KVASIR_TRACE_FORMAT")]).default("auto").effective();
 
     /// Tokens that a block id of a Mooncake trace stands for.
     TRACE_BLOCK_SIZE: u32 = "trace-block-size" =>
-        env(&[var("KVASIR_TRACE_BLOCK_SIZE")]).default("512").ints(1, 1 << 20);
+        env(&[var("KVASIR_TRACE_BLOCK_SIZE")]).default("512").ints(1, 1 << 20).effective();
 
     /// Traffic without a trace: `tenants`, `chat`, `agents` or `documents`, with settings.
     ///
     /// For example `chat,sessions=200,turns=6,rate=3`.
     WORKLOAD: Option<String> = "workload" =>
-        env(&[var("KVASIR_WORKLOAD")]).metavar("KIND[,SETTING=N]").common();
+        env(&[var("KVASIR_WORKLOAD")]).metavar("KIND[,SETTING=N]").common().effective();
 
     /// Spread requests of equal time until the next time of the trace.
     ///
     /// Published traces round their clocks; played as they are, they are bursts nobody sent.
-    SPREAD: bool = "spread" => env(&[var("KVASIR_SPREAD")]).default("true");
+    SPREAD: bool = "spread" => env(&[var("KVASIR_SPREAD")]).default("true").effective();
 
     /// Replay only so many requests, from the start.
     REQUESTS: Option<u64> = "requests" =>
-        env(&[var("KVASIR_REQUESTS")]).ints(1, u64::MAX).default_note("all");
+        env(&[var("KVASIR_REQUESTS")]).ints(1, u64::MAX).default_note("all").effective();
 
     /// A policy to try: a router mode, then options of the router. May be given several times.
     ///
     /// For example `kv,router-prefill-load-scale=16`. Without any: round-robin, random,
     /// least-loaded and kv.
     POLICY: Vec<String> = "policy" =>
-        env(&[var("KVASIR_POLICY")]).metavar("MODE[,OPTION=VALUE]").common();
+        env(&[var("KVASIR_POLICY")]).metavar("MODE[,OPTION=VALUE]").common().effective();
 
     /// Play the trace so many times faster; several between commas.
     SPEED: String = "speed" =>
-        env(&[var("KVASIR_SPEED")]).default("1.0").rule(&NUMBERS).common();
+        env(&[var("KVASIR_SPEED")]).default("1.0").rule(&NUMBERS).common().effective();
 
     /// Ignore the times: so many clients that wait for their answers; several between commas.
     CLOSED_LOOP: Option<String> = "closed-loop" =>
-        env(&[var("KVASIR_CLOSED_LOOP")]).rule(&NUMBERS);
+        env(&[var("KVASIR_CLOSED_LOOP")]).rule(&NUMBERS).effective();
 
     /// Time between an answer and a client's next request in a closed loop, in milliseconds.
     THINK_MS: f64 = "think-ms" =>
-        env(&[var("KVASIR_THINK_MS")]).default("0").floats(0.0, 86_400_000.0).metavar("MS");
+        env(&[var("KVASIR_THINK_MS")]).default("0").floats(0.0, 86_400_000.0).metavar("MS").effective();
 
     /// Runs of each policy, each with another seed.
-    SEEDS: u32 = "seeds" => env(&[var("KVASIR_SEEDS")]).default("1").ints(1, 1000);
+    SEEDS: u32 = "seeds" => env(&[var("KVASIR_SEEDS")]).default("1").ints(1, 1000).effective();
 
     /// Write all numbers to a file.
     REPORT_JSON: Option<PathBuf> = "report-json" =>
-        env(&[var("KVASIR_REPORT_JSON")]).aliases(&["json"]).metavar("FILE").common();
+        env(&[var("KVASIR_REPORT_JSON")]).aliases(&["json"]).metavar("FILE").common().effective();
 
     /// Write a report with plots to a file that needs no network.
     REPORT_HTML: Option<PathBuf> = "report-html" =>
-        env(&[var("KVASIR_REPORT_HTML")]).aliases(&["html"]).metavar("FILE").common();
+        env(&[var("KVASIR_REPORT_HTML")]).aliases(&["html"]).metavar("FILE").common().effective();
 
     /// Policy to compare the others with.
     BASELINE: Option<String> = "baseline" =>
-        env(&[var("KVASIR_BASELINE")]).metavar("POLICY").default_note("the first");
+        env(&[var("KVASIR_BASELINE")]).metavar("POLICY").default_note("the first").effective();
 
     /// A good answer's first token comes within so many milliseconds.
     SLO_TTFT_MS: f64 = "slo-ttft-ms" =>
-        env(&[var("KVASIR_SLO_TTFT_MS")]).default("2000").positive().metavar("MS");
+        env(&[var("KVASIR_SLO_TTFT_MS")]).default("2000").positive().metavar("MS").effective();
 
     /// A good answer's tokens follow each other within so many milliseconds, on average.
     SLO_ITL_MS: f64 = "slo-itl-ms" =>
-        env(&[var("KVASIR_SLO_ITL_MS")]).default("25").positive().metavar("MS");
+        env(&[var("KVASIR_SLO_ITL_MS")]).default("25").positive().metavar("MS").effective();
 
     /// Router replicas, each with its own picture.
     REPLICAS: u32 = "replicas" =>
-        env(&[var("KVASIR_REPLICAS")]).default("1").ints(1, 256);
+        env(&[var("KVASIR_REPLICAS")]).default("1").ints(1, 256).effective();
+
+    /// Replicas tell each other what they booked.
+    REPLICA_SYNC: bool = "replica-sync" =>
+        env(&[var("KVASIR_REPLICA_SYNC")]).default("false").effective();
 
     /// Time until a router knows of a change of a cache, in milliseconds.
     EVENT_LATENCY_MS: f64 = "event-latency-ms" =>
-        env(&[var("KVASIR_EVENT_LATENCY_MS")]).default("1").floats(0.0, 86_400_000.0).metavar("MS");
+        env(&[var("KVASIR_EVENT_LATENCY_MS")]).default("1").floats(0.0, 86_400_000.0).metavar("MS").effective();
 
     /// Share of cache events that a router never gets.
     EVENT_LOSS: f64 = "event-loss" =>
-        env(&[var("KVASIR_EVENT_LOSS")]).default("0").floats(0.0, 1.0);
+        env(&[var("KVASIR_EVENT_LOSS")]).default("0").floats(0.0, 1.0).effective();
 
     /// A worker's process dies: `1@60` is worker 1 after 60 seconds. May be given several times.
     WORKER_LEAVES: Vec<String> = "worker-leaves" =>
-        env(&[var("KVASIR_WORKER_LEAVES")]).rule(&WORKER_AT);
+        env(&[var("KVASIR_WORKER_LEAVES")]).rule(&WORKER_AT).effective();
 
     /// A worker comes, or comes back, with an empty cache. May be given several times.
     WORKER_JOINS: Vec<String> = "worker-joins" =>
-        env(&[var("KVASIR_WORKER_JOINS")]).rule(&WORKER_AT);
+        env(&[var("KVASIR_WORKER_JOINS")]).rule(&WORKER_AT).effective();
 
     /// Runs at a time.
     JOBS: Option<u32> = "jobs" =>
-        env(&[var("KVASIR_JOBS")]).ints(1, 1024).default_note("one for each processor");
+        env(&[var("KVASIR_JOBS")]).ints(1, 1024).default_note("one for each processor").effective();
 }
 
 options! { MOCKER_ROWS, Group::Mocker, Scope::MOCKER;

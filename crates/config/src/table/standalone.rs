@@ -15,5 +15,5 @@ options! { STANDALONE_ROWS, Group::Standalone, Scope::ROUTER;
     BLOCK_SIZE: u32 = "block-size" =>
         scope(Scope::ROUTER.and(Scope::REPLAY).and(Scope::MOCKER))
         .env(&[var("DYN_ROUTER_BLOCK_SIZE")]).aliases(&["router-block-size"]).default("128")
-        .default_note("128; 16 in replay and mocker").ints(1, 1 << 20).common();
+        .default_note("128; 16 in replay and mocker").ints(1, 1 << 20).effective().common();
 }

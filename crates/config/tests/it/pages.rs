@@ -21,22 +21,23 @@ fn overview() {
     check(
         "--help",
         expect![[r#"
-        kvasir: a KV-cache-aware router for LLM inference
+            kvasir: a KV-cache-aware router for LLM inference
 
-        Usage: kvasir <command> [options]
+            Usage: kvasir <command> [options]
 
-        Commands:
-          frontend  Serve the OpenAI API and route each request to the best worker
-          demo      Try it: frontend, mock workers and sample traffic in one process
-          config    Show every option with its value and origin, or check them
-          help      Show this, or the help of a command
+            Commands:
+              frontend  Serve the OpenAI API and route each request to the best worker
+              demo      Try it: frontend, mock workers and sample traffic in one process
+              replay    Simulate a trace under several policies, in virtual time
+              config    Show every option with its value and origin, or check them
+              help      Show this, or the help of a command
 
-        A first try:
-          kvasir demo --traffic
-          kvasir frontend --worker http://10.0.0.7:8000 --worker http://10.0.0.8:8000
+            A first try:
+              kvasir demo --traffic
+              kvasir frontend --worker http://10.0.0.7:8000 --worker http://10.0.0.8:8000
 
-        Options of a command: kvasir <command> -h (short) or --help (all)
-    "#]],
+            Options of a command: kvasir <command> -h (short) or --help (all)
+        "#]],
     );
     assert_eq!(printed("help", &[], None), printed("-h", &[], None));
 }

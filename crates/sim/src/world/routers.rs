@@ -41,7 +41,7 @@ impl World<'_> {
             config.router_seed ^= self.fleet.seed.rotate_left(8) ^ u64::from(replica);
             self.replicas.push(Replica {
                 router: Router::new(config),
-                index: Index::with_options(&self.policy.index_options()),
+                index: Index::with_options(&self.policy.index),
                 found: Matches::new(),
                 tick_at: None,
             });

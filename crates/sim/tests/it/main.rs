@@ -3,8 +3,12 @@
 mod runs;
 mod traces;
 
+use std::time::Duration;
+
 use kvasir_engine::EngineConfig;
+use kvasir_index::{Approximate, IndexOptions};
 use kvasir_profile::Preset;
+use kvasir_router::RouterConfig;
 use kvasir_sim::{Fleet, Policy, RunReport, Trace, Workload, simulate};
 
 /// Llama-8B engines with a cache small enough to evict.
@@ -25,12 +29,33 @@ fn workload(text: &str) -> Trace {
     }
 }
 
-fn play(trace: &Trace, fleet: &Fleet, policy: &str) -> RunReport {
-    let policy = match Policy::parse(policy) {
-        Ok(policy) => policy,
-        Err(error) => panic!("{error}"),
+/// A router mode, then options of the router.
+fn policy(text: &str) -> Policy {
+    let mut router = RouterConfig::default();
+    for part in text.split(',') {
+        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        let set = router
+            .set("router-mode", part)
+            .or_else(|_| router.set(name, value));
+        if let Err(error) = set {
+            panic!("{error}");
+        }
+    }
+    let seconds = router.router_predicted_ttl_secs;
+    let index = IndexOptions {
+        approximate: (!router.router_kv_events).then(Approximate::default),
+        predicted_ttl: seconds.map(Duration::from_secs_f64),
+        ..IndexOptions::default()
     };
-    match simulate(trace, fleet, &policy, &mut |_| {}) {
+    Policy {
+        name: text.to_owned(),
+        router,
+        index,
+    }
+}
+
+fn play(trace: &Trace, fleet: &Fleet, text: &str) -> RunReport {
+    match simulate(trace, fleet, &policy(text), &mut |_| {}) {
         Ok(report) => report,
         Err(error) => panic!("{error}"),
     }

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use expect_test::expect;
 use kvasir_sim::{
-    Change, Counts, Fleet, Pace, Policy, Progress, RunReport, SimError, Trace, Workload,
-    ideal_hit_share, simulate,
+    Change, Counts, Fleet, Pace, Progress, RunReport, SimError, Trace, Workload, ideal_hit_share,
+    simulate,
 };
 use kvasir_types::Time;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-use crate::{fleet, play, workload};
+use crate::{fleet, play, policy, workload};
 
 fn all_completed(report: &RunReport) {
     let expected = Counts {
@@ -235,7 +235,7 @@ fn ranks_serve() {
 fn senseless_fleets_are_refused() {
     let trace = workload("tenants,requests=2");
     let refuse = |fleet: Fleet| {
-        let policy = Policy::parse("kv").unwrap();
+        let policy = policy("kv");
         simulate(&trace, &fleet, &policy, &mut |_| {}).unwrap_err()
     };
     assert_eq!(refuse(fleet(0)), SimError::Zero("workers"));
@@ -264,7 +264,7 @@ fn progress_reaches_the_end() {
         total: 0,
         now: Time::ZERO,
     };
-    let policy = Policy::parse("round-robin").unwrap();
+    let policy = policy("round-robin");
     let mut see = |p: Progress| {
         assert!(p.done >= last.done && p.now >= last.now);
         last = p;

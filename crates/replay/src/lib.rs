@@ -1,0 +1,54 @@
+//! `kvasir replay`: several policies on one trace, compared.
+//!
+//! Answers one question: which settings are best for this traffic? Options become a [`Plan`], its runs are
+//! simulated beside each other, and what came out is a table, a JSON file and a page of plots.
+//!
+//! Invariants: the numbers are the same whatever the number of threads, wall time aside; the table, the
+//! JSON and the page show the same numbers; nothing is written before all runs are over.
+//!
+//! Elsewhere: the simulation (`kvasir-sim`), names and ranges of options (`kvasir-config`).
+
+mod compare;
+mod html;
+mod json;
+mod plan;
+mod progress;
+mod runs;
+mod svg;
+mod table;
+
+pub use compare::{Column, Comparison, Level, Row};
+pub use html::page;
+pub use json::document;
+pub use plan::{Plan, ReplayError, RouterWiring};
+pub use runs::{Finished, run_all};
+pub use table::table;
+
+use std::io::{IsTerminal, Write};
+
+use kvasir_config::Settings;
+
+/// Does what the settings ask for: writes the table to standard output, the reports to their files, and
+/// draws progress on standard error if that is a terminal.
+pub fn run(settings: &Settings, wiring: &RouterWiring<'_>) -> Result<(), ReplayError> {
+    let plan = Plan::from_settings(settings, wiring)?;
+    let terminal = std::io::stderr().is_terminal();
+    let finished = run_all(&plan, terminal)?;
+    let comparison = Comparison::new(&plan, &finished);
+    if let Some(path) = &plan.json {
+        write_file(path, &document(&plan, &finished))?;
+    }
+    if let Some(path) = &plan.html {
+        write_file(path, &page(&plan, &comparison, &finished))?;
+    }
+    // A reader that went away is no error of ours.
+    let _ = std::io::stdout().write_all(table(&comparison).as_bytes());
+    Ok(())
+}
+
+fn write_file(path: &std::path::Path, text: &str) -> Result<(), ReplayError> {
+    std::fs::write(path, text).map_err(|cause| ReplayError::Write {
+        path: path.into(),
+        cause,
+    })
+}

@@ -1,0 +1,349 @@
+//! What is to be simulated: from checked options to traces, fleets and policies.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kvasir_config::{
+    ConfigError, EngineFamily, EnginePreset, PreemptionMode, Settings, TraceFormat, keys,
+    parse_overrides,
+};
+use kvasir_engine::{EngineConfig, Flavor, Preemption};
+use kvasir_index::IndexOptions;
+use kvasir_profile::Preset;
+use kvasir_router::RouterConfig;
+use kvasir_sim::{
+    Change, Fleet, Pace, Policy, SimError, Slo, Trace, TraceError, TraceOptions, Workload,
+    WorkloadError, ideal_hit_share,
+};
+use kvasir_types::Time;
+
+/// Policies that are compared when none is named.
+const USUAL_POLICIES: [&str; 4] = ["round-robin", "random", "least-loaded", "kv"];
+/// Longest request where nothing was said and the cache is large enough.
+const MODEL_LEN: u32 = 131_072;
+
+/// How settings become a router's and its index's, for blocks of so many tokens; the server's own way.
+pub type RouterWiring<'a> = dyn Fn(&Settings, u32) -> (RouterConfig, IndexOptions) + 'a;
+
+/// Everything that will be run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// One trace for each seed.
+    pub traces: Vec<Trace>,
+    /// The seeds.
+    pub seeds: Vec<u64>,
+    /// How requests come, one level of load each.
+    pub paces: Vec<Pace>,
+    /// What is compared.
+    pub policies: Vec<Policy>,
+    /// Which of them the others are compared with.
+    pub baseline: usize,
+    /// Everything else; pace and seed are those of each run.
+    pub fleet: Fleet,
+    /// What the engine is called.
+    pub engine_name: String,
+    /// The best hit share there could be.
+    pub ideal_hit_share: f64,
+    /// Runs at a time.
+    pub jobs: usize,
+    /// Where the JSON goes.
+    pub json: Option<PathBuf>,
+    /// Where the page goes.
+    pub html: Option<PathBuf>,
+}
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplayError {
+    /// Options that contradict each other, or lack one.
+    #[error("{0}")]
+    Options(String),
+    /// A policy that is none.
+    #[error("{0}")]
+    Policy(ConfigError),
+    /// A file that cannot be read.
+    #[error("--trace {path}: {cause}", path = path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// A trace that cannot be used.
+    #[error("--trace {path}: {cause}", path = path.display())]
+    Trace {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong, and in which line.
+        cause: TraceError,
+    },
+    /// A workload that is none.
+    #[error("--workload: {0}")]
+    Workload(#[from] WorkloadError),
+    /// What cannot be simulated.
+    #[error("{0}")]
+    Simulation(#[from] SimError),
+    /// A report that cannot be written.
+    #[error("{path}: {cause}", path = path.display())]
+    Write {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        cause: std::io::Error,
+    },
+}
+
+impl ReplayError {
+    /// 2 if what was asked cannot be, 1 if doing it failed.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Write { .. } => 1,
+            _ => 2,
+        }
+    }
+}
+
+impl Plan {
+    /// What `settings` ask for.
+    pub fn from_settings(
+        settings: &Settings,
+        wiring: &RouterWiring<'_>,
+    ) -> Result<Self, ReplayError> {
+        let (engine, engine_name) = engine(settings)?;
+        let block_size = engine.block_size;
+        let first = settings.get(keys::SEED).unwrap_or(0);
+        let seeds: Vec<u64> = (0..u64::from(settings.get(keys::SEEDS)))
+            .map(|n| first.wrapping_add(n))
+            .collect();
+        let traces = traces(settings, &seeds)?;
+        let policies = policies(settings, block_size, wiring)?;
+        let ideal = traces
+            .first()
+            .map_or(0.0, |trace| ideal_hit_share(trace, block_size));
+        Ok(Self {
+            baseline: baseline(settings, &policies)?,
+            policies,
+            ideal_hit_share: ideal,
+            traces,
+            seeds,
+            paces: paces(settings),
+            fleet: fleet(settings, engine)?,
+            engine_name,
+            jobs: jobs(settings),
+            json: settings.get(keys::REPORT_JSON),
+            html: settings.get(keys::REPORT_HTML),
+        })
+    }
+}
+
+/// The engine that `settings` ask for, and what it is called.
+pub(crate) fn engine(settings: &Settings) -> Result<(EngineConfig, String), ReplayError> {
+    let block_size = settings.get(keys::BLOCK_SIZE);
+    let asked = settings.get(keys::ENGINE);
+    let preset = match asked {
+        EnginePreset::H200Llama8b => Some(Preset::H200Llama8b),
+        EnginePreset::H200Qwen32b => Some(Preset::H200Qwen32b),
+        EnginePreset::Polynomial => None,
+    };
+    let base = match preset {
+        Some(preset) => EngineConfig::preset(preset, block_size).map_err(SimError::from)?,
+        None => EngineConfig {
+            block_size,
+            ..EngineConfig::default()
+        },
+    };
+    let mut engine = EngineConfig {
+        flavor: match settings.get(keys::ENGINE_TYPE) {
+            EngineFamily::Vllm => Flavor::Vllm,
+            EngineFamily::Sglang => Flavor::Sglang,
+            EngineFamily::Trtllm => Flavor::TensorRtLlm,
+        },
+        num_blocks: settings.get(keys::NUM_BLOCKS).unwrap_or(base.num_blocks),
+        max_num_seqs: settings.get(keys::MAX_NUM_SEQS),
+        max_num_batched_tokens: settings.get(keys::MAX_NUM_BATCHED_TOKENS),
+        chunked_prefill: settings.get(keys::ENABLE_CHUNKED_PREFILL),
+        long_prefill_tokens: settings.get(keys::LONG_PREFILL_TOKEN_THRESHOLD),
+        prefix_caching: settings.get(keys::ENABLE_PREFIX_CACHING),
+        preemption: match settings.get(keys::PREEMPTION_MODE) {
+            PreemptionMode::Lifo => Preemption::Lifo,
+            PreemptionMode::Fifo => Preemption::Fifo,
+        },
+        speedup: settings.get(keys::SPEEDUP),
+        ..base
+    };
+    let holds = u64::from(engine.usable_blocks()) * u64::from(block_size);
+    let longest = u32::try_from(holds).unwrap_or(u32::MAX).min(MODEL_LEN);
+    engine.max_model_len = settings.get(keys::MAX_MODEL_LEN).unwrap_or(longest);
+    engine.check().map_err(SimError::from)?;
+    Ok((engine, asked.name().to_owned()))
+}
+
+fn traces(settings: &Settings, seeds: &[u64]) -> Result<Vec<Trace>, ReplayError> {
+    let limit = settings
+        .get(keys::REQUESTS)
+        .map_or(usize::MAX, |n| n as usize);
+    let spread = settings.get(keys::SPREAD);
+    let one = |seed: u64, base: &Trace| {
+        let mut trace = base.clone();
+        if spread {
+            trace.spread(seed);
+        }
+        trace.truncate(limit);
+        trace
+    };
+    match (settings.get(keys::TRACE), settings.get(keys::WORKLOAD)) {
+        (Some(path), None) => {
+            let base = read_trace(settings, &path)?;
+            Ok(seeds.iter().map(|seed| one(*seed, &base)).collect())
+        }
+        (None, Some(text)) => {
+            let workload = Workload::parse(&text)?;
+            let made = |seed: &u64| {
+                let mut trace = workload.trace(*seed);
+                trace.name = text.clone();
+                trace.truncate(limit);
+                trace
+            };
+            Ok(seeds.iter().map(made).collect())
+        }
+        (None, None) => Err(ReplayError::Options(
+            "what shall be replayed? Give --trace FILE, or --workload such as chat".to_owned(),
+        )),
+        (Some(_), Some(_)) => Err(ReplayError::Options(
+            "--trace and --workload are both given; give one of them".to_owned(),
+        )),
+    }
+}
+
+fn read_trace(settings: &Settings, path: &Path) -> Result<Trace, ReplayError> {
+    let text = std::fs::read_to_string(path).map_err(|cause| ReplayError::Read {
+        path: path.into(),
+        cause,
+    })?;
+    let options = TraceOptions {
+        format: match settings.get(keys::TRACE_FORMAT) {
+            TraceFormat::Auto => None,
+            TraceFormat::Mooncake => Some(kvasir_sim::TraceFormat::Mooncake),
+            TraceFormat::Plain => Some(kvasir_sim::TraceFormat::Plain),
+        },
+        trace_block_size: settings.get(keys::TRACE_BLOCK_SIZE),
+        seed: 0,
+    };
+    let name = path
+        .file_name()
+        .map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+    Trace::read(&name, &text, &options).map_err(|cause| ReplayError::Trace {
+        path: path.into(),
+        cause,
+    })
+}
+
+fn policies(
+    settings: &Settings,
+    block_size: u32,
+    wiring: &RouterWiring<'_>,
+) -> Result<Vec<Policy>, ReplayError> {
+    let mut names = settings.get(keys::POLICY);
+    if names.is_empty() {
+        names = USUAL_POLICIES.map(str::to_owned).to_vec();
+    }
+    let mut policies: Vec<Policy> = Vec::new();
+    for name in names {
+        let own = parse_overrides(settings, &name).map_err(ReplayError::Policy)?;
+        let (router, index) = wiring(&own, block_size);
+        if policies.iter().all(|policy| policy.name != name) {
+            policies.push(Policy {
+                name,
+                router,
+                index,
+            });
+        }
+    }
+    Ok(policies)
+}
+
+fn baseline(settings: &Settings, policies: &[Policy]) -> Result<usize, ReplayError> {
+    let Some(name) = settings.get(keys::BASELINE) else {
+        return Ok(0);
+    };
+    policies
+        .iter()
+        .position(|policy| policy.name == name)
+        .ok_or_else(|| {
+            let known: Vec<&str> = policies.iter().map(|policy| policy.name.as_str()).collect();
+            let known = known.join("`, `");
+            ReplayError::Options(format!(
+                "--baseline {name} is no policy of this run: `{known}`"
+            ))
+        })
+}
+
+/// Numbers between commas; the option's rule has seen to their form.
+fn numbers(text: &str) -> impl Iterator<Item = f64> {
+    text.split(',').filter_map(|part| part.trim().parse().ok())
+}
+
+fn paces(settings: &Settings) -> Vec<Pace> {
+    let millis = settings.get(keys::THINK_MS);
+    let think = Duration::from_nanos((millis * 1e6) as u64);
+    match settings.get(keys::CLOSED_LOOP) {
+        Some(clients) => numbers(&clients)
+            .map(|clients| Pace::Closed {
+                clients: clients as u32,
+                think,
+            })
+            .collect(),
+        None => {
+            let speeds = settings.get(keys::SPEED);
+            numbers(&speeds).map(|speed| Pace::Open { speed }).collect()
+        }
+    }
+}
+
+fn fleet(settings: &Settings, engine: EngineConfig) -> Result<Fleet, ReplayError> {
+    let millis = |ms: f64| Duration::from_nanos((ms * 1e6) as u64);
+    let workers = settings.get(keys::WORKERS);
+    let mut changes = Vec::new();
+    for text in settings.get(keys::WORKER_LEAVES) {
+        let (worker, at) = worker_at(&text);
+        if worker >= workers {
+            let last = workers.saturating_sub(1);
+            return Err(ReplayError::Options(format!(
+                "--worker-leaves {text}: there is no worker {worker}; they are 0 to {last}"
+            )));
+        }
+        changes.push(Change::Leaves { at, worker });
+    }
+    for text in settings.get(keys::WORKER_JOINS) {
+        let (worker, at) = worker_at(&text);
+        changes.push(Change::Joins { at, worker });
+    }
+    Ok(Fleet {
+        ranks: settings.get(keys::DATA_PARALLEL_SIZE),
+        replicas: settings.get(keys::REPLICAS),
+        replica_sync: settings.get(keys::REPLICA_SYNC),
+        event_latency: millis(settings.get(keys::EVENT_LATENCY_MS)),
+        event_loss: settings.get(keys::EVENT_LOSS),
+        retries: settings.get(keys::RETRY_LIMIT),
+        changes,
+        slo: Slo {
+            ttft: millis(settings.get(keys::SLO_TTFT_MS)),
+            itl: millis(settings.get(keys::SLO_ITL_MS)),
+        },
+        ..Fleet::new(engine, workers)
+    })
+}
+
+/// `worker@seconds`; the option's rule has seen to the form.
+fn worker_at(text: &str) -> (u32, Time) {
+    let (worker, seconds) = text.split_once('@').unwrap_or((text, "0"));
+    let at = Time::from_secs_f64(seconds.parse().unwrap_or(0.0));
+    (worker.parse().unwrap_or(0), at)
+}
+
+fn jobs(settings: &Settings) -> usize {
+    let all = || std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    settings.get(keys::JOBS).map_or_else(all, |n| n as usize)
+}
