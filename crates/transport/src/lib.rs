@@ -8,11 +8,18 @@
 //! answer's own length); dropping the reading end cancels the request; a sending end that vanishes is
 //! seen as a disconnection, never as a quiet end.
 
+mod events;
 mod memory;
 mod plane;
 mod stream;
 mod tasks;
+#[cfg(feature = "zmq")]
+pub mod zmq;
 
+pub use events::{
+    EventSource, MemoryPublisher, MemorySource, ReplayAsk, SourceEvent, SourceFault, memory_source,
+    next_event,
+};
 pub use memory::{Call, Intake, MemoryPlane};
 pub use plane::{Fault, PlaneError, RequestPlane, Retry, SendFuture};
 pub use stream::{TokenSink, TokenStream, token_stream};

@@ -1,0 +1,7 @@
+//! Event sockets over real loopback connections.
+
+#![cfg(feature = "zmq")]
+#![expect(clippy::unwrap_used, reason = "a helper that fails is a failed test")]
+
+mod libzmq;
+mod zmq;
