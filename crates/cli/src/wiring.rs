@@ -113,10 +113,8 @@ pub(crate) fn router_config(settings: &Settings, block_size: u32) -> RouterConfi
         },
         router_queue_threshold: settings.get(keys::ROUTER_QUEUE_THRESHOLD),
         router_queue_policy: queue_policy(settings),
-        router_queue_max_requests: settings.get(keys::ROUTER_QUEUE_MAX_LENGTH),
-        router_queue_max_wait_secs: settings
-            .get(keys::ROUTER_QUEUE_MAX_WAIT_SECS)
-            .map_or(defaults.router_queue_max_wait_secs, secs),
+        router_queue_max_requests: settings.get(keys::ROUTER_QUEUE_MAX_REQUESTS),
+        router_queue_max_wait_secs: secs(settings.get(keys::ROUTER_QUEUE_MAX_WAIT_SECS)),
         router_overlap_refresh_after_secs: secs(
             settings.get(keys::ROUTER_OVERLAP_REFRESH_AFTER_SECS),
         ),
@@ -128,8 +126,10 @@ pub(crate) fn router_config(settings: &Settings, block_size: u32) -> RouterConfi
         active_prefill_tokens_threshold_frac: settings
             .get(keys::ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC),
         router_session_affinity_ttl_secs: settings.get(keys::ROUTER_SESSION_AFFINITY_TTL_SECS),
+        router_max_sessions: settings.get(keys::ROUTER_MAX_SESSIONS),
         encoder_cuda_to_cpu_ratio: settings.get(keys::ENCODER_CUDA_TO_CPU_RATIO),
         runtime_inhibited_duration_secs: secs(settings.get(keys::RUNTIME_INHIBITED_DURATION_SECS)),
+        router_decision_log: settings.get(keys::ROUTER_DECISION_LOG),
         router_seed: settings.get(keys::SEED).unwrap_or(defaults.router_seed),
         ..defaults
     }
@@ -148,14 +148,58 @@ fn mode(settings: &Settings) -> Mode {
 }
 
 fn queue_policy(settings: &Settings) -> QueuePolicy {
-    use kvasir_config::{QueuePolicy as Asked, WsptTokens};
-    match (
-        settings.get(keys::ROUTER_QUEUE_POLICY),
-        settings.get(keys::ROUTER_QUEUE_WSPT_TOKENS),
-    ) {
-        (Asked::Fcfs, _) => QueuePolicy::Fcfs,
-        (Asked::Lcfs, _) => QueuePolicy::Lcfs,
-        (Asked::Wspt, WsptTokens::All) => QueuePolicy::Wspt,
-        (Asked::Wspt, WsptTokens::Uncached) => QueuePolicy::WsptUncached,
+    use kvasir_config::QueuePolicy as Asked;
+    match settings.get(keys::ROUTER_QUEUE_POLICY) {
+        Asked::Fcfs => QueuePolicy::Fcfs,
+        Asked::Lcfs => QueuePolicy::Lcfs,
+        Asked::Wspt => QueuePolicy::Wspt,
+        Asked::WsptUncached => QueuePolicy::WsptUncached,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_config::Command;
+
+    use super::*;
+
+    /// The option table and the router's own defaults are two lists; this keeps them one.
+    #[test]
+    fn defaults_of_table_and_router_are_the_same() {
+        let defaults = RouterConfig::default();
+        let settings = Settings::defaults(Command::Frontend);
+        assert_eq!(
+            router_config(&settings, defaults.kv_cache_block_size),
+            defaults
+        );
+    }
+
+    /// What the table lets through, the router takes under the same name; it may take more.
+    #[test]
+    fn the_router_takes_what_the_table_lets_through() {
+        let mut known = 0;
+        let mut refused = Vec::new();
+        for spec in kvasir_config::options() {
+            let mut config = RouterConfig::default();
+            let Some(text) = spec.default else { continue };
+            match config.set(spec.name, text) {
+                Ok(()) => known += 1,
+                Err(kvasir_router::ConfigError::Unknown(_)) => continue,
+                Err(error) => panic!("{error}"),
+            }
+            assert_eq!(config, RouterConfig::default(), "{}", spec.name);
+            for value in [
+                "-1", "0", "0.5", "1", "1.5", "NaN", "inf", "kv", "true", "none",
+            ] {
+                let by_table = kvasir_config::parse_value(&spec.kind, value).is_some()
+                    || spec.nullable && value == "none";
+                let by_router = config.clone().set(spec.name, value).is_ok();
+                if by_table && !by_router {
+                    refused.push((spec.name, value));
+                }
+            }
+        }
+        assert_eq!(refused, []);
+        assert!(known > 25, "{known}");
     }
 }

@@ -49,12 +49,7 @@ choices! {
         Fcfs = "fcfs": "first come, first served: best tail",
         Lcfs = "lcfs": "last come, first served: for experiments",
         Wspt = "wspt": "short prompts first: best average",
-    }
-
-    /// Prompt length that `wspt` divides by. Option `router-queue-wspt-tokens`.
-    WsptTokens {
-        All = "all": "the whole prompt",
-        Uncached = "uncached": "what the best worker has not cached",
+        WsptUncached = "wspt-uncached": "the same by what the best worker has not cached",
     }
 
     /// How long a booked prefill is expected to last. Option `router-prefill-load-model`.

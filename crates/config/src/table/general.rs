@@ -50,6 +50,11 @@ options! { OBSERVABILITY_ROWS, Group::Observability, Scope::ALL;
     LOG_FORMAT: LogFormat = "log-format" =>
         env(&[var("KVASIR_LOG_FORMAT")]).default("text").common().effective();
 
+    /// Decisions to remember, so that one can ask why a request went where it went.
+    ROUTER_DECISION_LOG: u32 = "router-decision-log" =>
+        scope(Scope::ROUTING).env(&[var("KVASIR_ROUTER_DECISION_LOG")]).default("4096")
+        .ints(0, 1 << 24).effective();
+
     /// Prefix of the frontend's metric names.
     METRICS_PREFIX: String = "metrics-prefix" =>
         scope(Scope::SERVE).env(&[var("DYN_METRICS_PREFIX")]).default("dynamo_frontend")

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::choice::{QueuePolicy, WsptTokens};
+use crate::choice::QueuePolicy;
 use crate::command::Scope;
 use crate::spec::{Group, options, var};
 
@@ -19,16 +19,12 @@ options! { QUEUE_ROWS, Group::Queue, Scope::ROUTING;
     ROUTER_QUEUE_POLICY: QueuePolicy = "router-queue-policy" =>
         env(&[var("DYN_ROUTER_QUEUE_POLICY")]).default("fcfs").metavar("POLICY").effective();
 
-    /// Prompt length that `wspt` orders by.
-    ROUTER_QUEUE_WSPT_TOKENS: WsptTokens = "router-queue-wspt-tokens" =>
-        env(&[var("KVASIR_ROUTER_QUEUE_WSPT_TOKENS")]).default("all").effective();
-
     /// Requests the queue may hold; more are refused as overload.
-    ROUTER_QUEUE_MAX_LENGTH: u32 = "router-queue-max-length" =>
-        env(&[var("KVASIR_ROUTER_QUEUE_MAX_LENGTH")]).default("16384").ints(1, u32::MAX as u64).effective();
+    ROUTER_QUEUE_MAX_REQUESTS: u32 = "router-queue-max-requests" =>
+        env(&[var("KVASIR_ROUTER_QUEUE_MAX_REQUESTS")]).default("16384").ints(1, u32::MAX as u64).effective();
 
-    /// Refuse a request as overload when it has waited so long; `none` waits for ever.
-    ROUTER_QUEUE_MAX_WAIT_SECS: Option<Duration> = "router-queue-max-wait-secs" =>
+    /// Refuse a request as overload when it has waited so long.
+    ROUTER_QUEUE_MAX_WAIT_SECS: Duration = "router-queue-max-wait-secs" =>
         env(&[var("KVASIR_ROUTER_QUEUE_MAX_WAIT_SECS")]).default("600").metavar("SECONDS").effective();
 
     /// YAML file with policy classes and their shares.

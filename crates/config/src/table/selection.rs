@@ -58,6 +58,11 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
         scope(Scope::SERVE).env(&[var("DYN_ROUTER_SESSION_AFFINITY_TTL_SECS")]).ints(1, 31_536_000)
         .metavar("SECONDS").effective();
 
+    /// Sessions to remember; beyond it the one unused for longest is forgotten.
+    ROUTER_MAX_SESSIONS: u32 = "router-max-sessions" =>
+        env(&[var("KVASIR_ROUTER_MAX_SESSIONS")]).default("100000").ints(1, u32::MAX as u64)
+        .effective();
+
     /// Weight of GPU encoders against CPU ones in `device-aware-weighted` mode.
     ENCODER_CUDA_TO_CPU_RATIO: u32 = "encoder-cuda-to-cpu-ratio" =>
         scope(Scope::SERVE).env(&[var("DYN_ENCODER_CUDA_TO_CPU_RATIO")]).default("8")

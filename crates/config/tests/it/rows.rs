@@ -330,7 +330,7 @@ fn an_empty_variable_of_any_other_option_counts_as_not_given() {
         .iter()
         .filter(|row| !row.is_switch() && !row.default.is_null())
     {
-        if row.name == "router-queue-threshold" || row.name == "router-queue-max-wait-secs" {
+        if row.name == "router-queue-threshold" {
             continue;
         }
         let shown = row.shown(&[], &[(row.variables[0], "")], None);
