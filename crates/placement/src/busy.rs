@@ -89,13 +89,15 @@ impl RankBusy {
         decode || over || over_frac
     }
 
-    /// Trips when either signal is over; holds until both are below.
+    /// Trips when either signal is over; holds until both are below. Nothing at all is below any limit, so
+    /// that an idle rank is never busy for ever.
     fn decode_over(&self, limit: f64, booked_blocks: u64) -> bool {
         let published = self.reported.active_decode_blocks.unwrap_or(0);
         let held = booked_blocks.max(published) as f64;
         let used = self.reported.kv_used_blocks.map(|used| used as f64);
         let tripped = held > limit || used.is_some_and(|used| used > limit);
-        let below = held < limit && used.is_none_or(|used| used < limit);
+        let under = |blocks: f64| blocks < limit || blocks == 0.0;
+        let below = under(held) && used.is_none_or(under);
         tripped || self.decode_latched && !below
     }
 }
@@ -135,6 +137,20 @@ mod tests {
             Some(1),
             1
         ));
+    }
+
+    #[test]
+    fn an_idle_rank_is_free_again_even_at_a_limit_of_nothing() {
+        let nothing = Thresholds {
+            active_decode_blocks: Some(0.0),
+            ..DECODE
+        };
+        let mut rank = RankBusy::default();
+        rank.reported.update(&used(3));
+        assert!(rank.check(&nothing, &booked(0, 0), Some(100), 1));
+        rank.reported.update(&used(0));
+        assert!(rank.check(&nothing, &booked(1, 0), Some(100), 1));
+        assert!(!rank.check(&nothing, &booked(0, 0), Some(100), 1));
     }
 
     #[test]
