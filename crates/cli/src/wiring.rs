@@ -45,6 +45,7 @@ pub(crate) fn app_options(settings: &Settings) -> AppOptions {
         body_limit_mb: settings.get(keys::HTTP_BODY_LIMIT_MB),
         overload_status: settings.get(keys::HTTP_OVERLOAD_STATUS_CODE),
         retry_limit: settings.get(keys::RETRY_LIMIT),
+        admin_enabled: !settings.get(keys::DISABLE_FRONTEND_ADMIN_API),
         nvext_enabled: !settings.get(keys::DISABLE_FRONTEND_NVEXT),
         paths: Paths {
             chat: settings.get(keys::HTTP_SVC_CHAT_PATH),

@@ -11,13 +11,13 @@ use kvasir_telemetry::{Clock, Metrics};
 use kvasir_transport::Tasks;
 use kvasir_types::RequestId;
 
-use crate::generate;
 use crate::ids::RequestIds;
 use crate::in_flight::InFlight;
 use crate::models::{Models, ServedModel};
 use crate::reply::{self, Reply};
 use crate::routes::{NoRoute, Paths, Route};
 use crate::watch::Totals;
+use crate::{admin, generate};
 
 /// Settings of the HTTP side.
 #[derive(Clone, Debug)]
@@ -30,6 +30,8 @@ pub struct AppOptions {
     pub retry_limit: u32,
     /// Whether requests may carry extensions (`DYN_DISABLE_FRONTEND_NVEXT`).
     pub nvext_enabled: bool,
+    /// Whether operators' routes are there (`DYN_DISABLE_FRONTEND_ADMIN_API`).
+    pub admin_enabled: bool,
     /// Where the routes are.
     pub paths: Paths,
 }
@@ -41,6 +43,7 @@ impl Default for AppOptions {
             overload_status: kvasir_openai::DEFAULT_OVERLOAD_STATUS,
             retry_limit: 2,
             nvext_enabled: true,
+            admin_enabled: true,
             paths: Paths::default(),
         }
     }
@@ -133,6 +136,9 @@ impl App {
     pub async fn handle(self: &Arc<Self>, request: Request<Incoming>) -> Reply {
         let (method, path) = (request.method(), request.uri().path());
         let route = match self.options.paths.find(method, path) {
+            Ok(route) if route.is_admin() && !self.options.admin_enabled => {
+                return reply::error(&ApiError::route_not_found(method.as_str(), path));
+            }
             Ok(route) => route,
             Err(NoRoute::Method(allowed)) => return reply::method_not_allowed(allowed),
             Err(NoRoute::NotFound) => {
@@ -148,6 +154,10 @@ impl App {
             Route::Health => self.health(),
             Route::Live => self.live(),
             Route::Metrics => self.metrics_page(),
+            Route::BusyThreshold => admin::busy_threshold(self, request).await,
+            Route::Workers => admin::workers(self),
+            Route::Decisions => admin::decisions(self),
+            Route::Decision(id) => admin::decision(self, &id),
         }
     }
 
@@ -176,7 +186,18 @@ impl App {
             return reply::error(&ApiError::model_not_found());
         };
         let ready = model.is_ready();
-        let body = serde_json::json!({ "model": &*model.name, "ready": ready, "namespaces": {} });
+        let present: &[&str] = if ready { &["aggregated"] } else { &[] };
+        let missing: &[&str] = if ready { &[] } else { &["aggregated"] };
+        let body = serde_json::json!({
+            "model": &*model.name,
+            "ready": ready,
+            "namespaces": { "dynamo": {
+                "ready": ready,
+                "worker_types": { "aggregated": { "workers": model.specs().len(), "needs": [] } },
+                "present": present,
+                "missing_worker_types": missing,
+            } },
+        });
         let status = if ready {
             StatusCode::OK
         } else {

@@ -7,6 +7,7 @@
 //! Invariants: nothing booked outlives its request; no request waits for a cache event; a client that leaves
 //! ends its work at the worker; while draining nothing new begins and nothing that runs is cut before its time.
 
+mod admin;
 mod answer;
 mod app;
 mod ask;

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use kvasir_openai::Health;
 use kvasir_router::{Input, WorkerSpec};
-use kvasir_telemetry::Metrics;
+use kvasir_telemetry::{GaugeVec, Metrics};
 use kvasir_text::TextModel;
 use kvasir_transport::RequestPlane;
 use kvasir_types::{Time, WorkerId};
@@ -67,10 +67,7 @@ impl ServedModel {
                 .with_label_values(&[&*id, &rank, "decode"])
                 .set(1.0);
         }
-        metrics
-            .model_ready
-            .with_label_values(&[&*self.name])
-            .set(1.0);
+        self.describe_to(metrics, &spec);
         let mut workers = self.workers.write().unwrap_or_else(PoisonError::into_inner);
         let known = workers.insert(spec.id, spec.clone()).is_some();
         drop(workers);
@@ -80,6 +77,31 @@ impl ServedModel {
         } else {
             Input::Joined(spec)
         });
+    }
+
+    /// Sets the gauges of the model from what a worker of it says; the first one's word stays.
+    fn describe_to(&self, metrics: &Metrics, spec: &WorkerSpec) {
+        let model = [&*self.name];
+        metrics.model_ready.with_label_values(&model).set(1.0);
+        metrics
+            .model_kv_cache_block_size
+            .with_label_values(&model)
+            .set(self.block_size.into());
+        metrics
+            .model_context_length
+            .with_label_values(&model)
+            .set(self.context_length.into());
+        let first = |gauge: &GaugeVec, value: Option<u64>| {
+            let gauge = gauge.with_label_values(&model);
+            if gauge.get() == 0.0 {
+                gauge.set(value.unwrap_or(0) as f64);
+            }
+        };
+        first(&metrics.model_total_kv_blocks, spec.kv_total_blocks);
+        first(
+            &metrics.model_max_num_batched_tokens,
+            spec.max_num_batched_tokens,
+        );
     }
 
     /// A worker is gone: its bookings and its cache picture go with it.
@@ -115,6 +137,24 @@ impl ServedModel {
         self.events.worker_gone(worker);
     }
 
+    /// Its workers, by id.
+    pub(crate) fn specs(&self) -> Vec<WorkerSpec> {
+        self.workers
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .cloned()
+            .collect()
+    }
+
+    /// Where a worker is, if it is reached over HTTP.
+    pub(crate) fn url_of(&self, worker: WorkerId) -> Option<String> {
+        match &self.backend {
+            Backend::Tokens { .. } => None,
+            Backend::OpenAi { workers, .. } => Some(workers.get(worker)?.address().to_string()),
+        }
+    }
+
     /// Its template and tokenizer, where they are known.
     #[must_use]
     pub fn text(&self) -> Option<&Arc<TextModel>> {
@@ -144,8 +184,25 @@ impl ServedModel {
         }
     }
 
-    /// Brings the gauges of its workers up to date.
+    /// Brings the gauges of its workers and of its queue up to date.
     pub(crate) fn measure(&self, metrics: &Metrics, now: Time) {
+        self.host.ask(|router| {
+            for (class, waiting) in router.queue_stats() {
+                let labels = [&*self.name, "decode", class];
+                let set = |gauge: &GaugeVec, value: u64| {
+                    gauge.with_label_values(&labels).set(value as f64);
+                };
+                set(&metrics.router_queue_pending_requests, waiting.requests);
+                set(
+                    &metrics.router_queue_pending_isl_tokens,
+                    waiting.raw_isl_tokens,
+                );
+                set(
+                    &metrics.router_queue_pending_cached_tokens,
+                    waiting.cached_tokens,
+                );
+            }
+        });
         let mut loads = Vec::new();
         self.host.loads(now, &mut loads);
         for load in &loads {

@@ -51,6 +51,25 @@ pub enum Route {
     Live,
     /// Prometheus.
     Metrics,
+    /// When workers count as busy.
+    BusyThreshold,
+    /// Who serves what.
+    Workers,
+    /// The latest decisions.
+    Decisions,
+    /// Why one request went where it went.
+    Decision(String),
+}
+
+impl Route {
+    /// Whether it is for operators alone.
+    #[must_use]
+    pub fn is_admin(&self) -> bool {
+        matches!(
+            self,
+            Self::BusyThreshold | Self::Workers | Self::Decisions | Self::Decision(_)
+        )
+    }
 }
 
 /// Why there is no route.
@@ -68,6 +87,7 @@ impl Paths {
         let (route, allowed) = self.by_path(path).ok_or(NoRoute::NotFound)?;
         let fits = match allowed {
             "POST" => method == Method::POST,
+            "GET,POST" => method == Method::GET || method == Method::POST,
             _ => method == Method::GET || method == Method::HEAD,
         };
         if fits {
@@ -93,6 +113,15 @@ impl Paths {
         }
         if let Some((_, route)) = gets.into_iter().find(|(p, _)| *p == path) {
             return Some((route, "GET,HEAD"));
+        }
+        match path {
+            "/busy_threshold" => return Some((Route::BusyThreshold, "GET,POST")),
+            "/workers" => return Some((Route::Workers, "GET,HEAD")),
+            "/decisions" => return Some((Route::Decisions, "GET,HEAD")),
+            _ => {}
+        }
+        if let Some(id) = path.strip_prefix("/decisions/") {
+            return Some((Route::Decision(id.to_owned()), "GET,HEAD"));
         }
         let id = path
             .strip_prefix(&*self.models)?

@@ -46,7 +46,7 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
 
     /// Leave out the routes that change settings, such as `/busy_threshold`.
     DISABLE_FRONTEND_ADMIN_API: bool = "disable-frontend-admin-api" =>
-        env(&[var("DYN_DISABLE_FRONTEND_ADMIN_API")]).default("false");
+        env(&[var("DYN_DISABLE_FRONTEND_ADMIN_API")]).default("false").effective();
 
     /// Ignore `nvext`, routing headers and `extra_fields` of requests.
     DISABLE_FRONTEND_NVEXT: bool = "disable-frontend-nvext" =>

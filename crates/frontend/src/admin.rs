@@ -1,0 +1,179 @@
+//! Answers to operators: thresholds, workers, decisions.
+//!
+//! Everything here reads the router between two steps, or tells it something; nothing is decided here.
+
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Method, Request, StatusCode};
+use hyper::body::Incoming;
+use kvasir_openai::{ApiError, BusyError, BusyThreshold, BusyUpdate, busy_thresholds};
+use kvasir_router::{Decision, Input, ThresholdUpdate};
+use kvasir_types::RequestId;
+use serde_json::{Value, json};
+
+use crate::models::ServedModel;
+use crate::reply::{self, Reply};
+use crate::{App, body};
+
+/// Decisions in one answer.
+const DECISIONS_MAX: usize = 100;
+
+/// `GET` and `POST /busy_threshold`.
+pub(crate) async fn busy_threshold(app: &App, request: Request<Incoming>) -> Reply {
+    if request.method() != Method::POST {
+        let list: Vec<BusyThreshold> = app.models().all().iter().map(|m| thresholds(m)).collect();
+        return reply::json(StatusCode::OK, busy_thresholds(&list));
+    }
+    let (parts, incoming) = request.into_parts();
+    if let Err(error) = body::check_content_type(&parts.headers) {
+        return reply::error(&error);
+    }
+    let body = match body::read(incoming, app.options().body_limit_mb).await {
+        Ok(body) => body,
+        Err(error) => return reply::error(&error),
+    };
+    match BusyUpdate::parse(&body).and_then(|update| set_thresholds(app, &update)) {
+        Ok(row) => {
+            let mut out = BytesMut::new();
+            row.write(&mut out);
+            reply::json(StatusCode::OK, out.freeze())
+        }
+        Err(error) => busy_error(&error),
+    }
+}
+
+/// Reads, or takes over what the update names. An unknown model can be asked about, not changed.
+fn set_thresholds(app: &App, update: &BusyUpdate) -> Result<BusyThreshold, BusyError> {
+    let Some(model) = app.models().get(&update.model) else {
+        if update.is_read() {
+            return Ok(BusyThreshold {
+                model: update.model.clone(),
+                ..BusyThreshold::default()
+            });
+        }
+        return Err(BusyError::unknown_model(&update.model));
+    };
+    if !update.is_read() {
+        model.host.tell(Input::Thresholds(ThresholdUpdate {
+            active_decode_blocks: update.decode_blocks.map(Some),
+            active_prefill_tokens: update.prefill_tokens.map(Some),
+            active_prefill_tokens_frac: update.prefill_tokens_frac.map(Some),
+        }));
+        tracing::info!(model = %model.name, ?update, "busy thresholds changed");
+    }
+    Ok(thresholds(&model))
+}
+
+fn thresholds(model: &ServedModel) -> BusyThreshold {
+    let now = model.host.ask(|router| router.thresholds());
+    BusyThreshold {
+        model: model.name.to_string(),
+        decode_blocks: now.active_decode_blocks,
+        prefill_tokens: now.active_prefill_tokens,
+        prefill_tokens_frac: now.active_prefill_tokens_frac,
+    }
+}
+
+fn busy_error(error: &BusyError) -> Reply {
+    let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::BAD_REQUEST);
+    let mut reply = reply::json(status, error.to_body());
+    if error.plain {
+        reply.headers_mut().insert(
+            CONTENT_TYPE,
+            HeaderValue::from_static("text/plain; charset=utf-8"),
+        );
+    }
+    reply
+}
+
+/// `GET /workers`: who serves what, and how busy the router thinks they are.
+pub(crate) fn workers(app: &App) -> Reply {
+    let rows: Vec<Value> = app.models().all().iter().flat_map(worker_rows).collect();
+    reply::json(StatusCode::OK, json!({ "workers": rows }).to_string())
+}
+
+fn worker_rows(model: &Arc<ServedModel>) -> Vec<Value> {
+    let specs = model.specs();
+    model.host.ask(|router| {
+        let row = |spec: &kvasir_router::WorkerSpec| {
+            let ranks: Vec<Value> = spec
+                .rank_iter()
+                .map(|rank| {
+                    let load = router.load(rank).unwrap_or_default();
+                    json!({
+                        "dp_rank": rank.rank.0,
+                        "active_requests": load.requests,
+                        "active_decode_blocks": load.active_blocks,
+                        "active_prefill_tokens": load.prefill_tokens,
+                    })
+                })
+                .collect();
+            let member = router.fleet().member(spec.id);
+            json!({
+                "worker_id": spec.id.0,
+                "model": &*model.name,
+                "url": model.url_of(spec.id),
+                "kv_total_blocks": spec.kv_total_blocks,
+                "max_num_batched_tokens": spec.max_num_batched_tokens,
+                "busy": member.is_some_and(|member| member.is_busy()),
+                "down": member.is_some_and(|member| member.down_until().is_some()),
+                "ranks": ranks,
+            })
+        };
+        specs.iter().map(row).collect()
+    })
+}
+
+/// `GET /decisions`: the latest, newest first.
+pub(crate) fn decisions(app: &App) -> Reply {
+    let mut rows: Vec<(kvasir_types::Time, Value)> = Vec::new();
+    for model in app.models().all() {
+        model.host.ask(|router| {
+            let newest = router.decisions().take(DECISIONS_MAX);
+            rows.extend(newest.map(|decision| (decision.at, decision_row(app, &model, decision))));
+        });
+    }
+    rows.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+    rows.truncate(DECISIONS_MAX);
+    let rows: Vec<Value> = rows.into_iter().map(|(_, row)| row).collect();
+    reply::json(StatusCode::OK, json!({ "decisions": rows }).to_string())
+}
+
+/// `GET /decisions/{id}`: why a request went where it went. The id may have its `chatcmpl-` still on.
+pub(crate) fn decision(app: &App, id: &str) -> Reply {
+    let bare = id
+        .strip_prefix("chatcmpl-")
+        .or_else(|| id.strip_prefix("cmpl-"))
+        .unwrap_or(id);
+    let Some(request) = RequestId::parse(bare) else {
+        return reply::error(&ApiError::bad_request("a request id is a UUID"));
+    };
+    for model in app.models().all() {
+        let row = model.host.ask(|router| {
+            router
+                .explain(request)
+                .map(|d| decision_row(app, &model, d))
+        });
+        if let Some(row) = row {
+            return reply::json(StatusCode::OK, row.to_string());
+        }
+    }
+    let text = "no decision about this request is remembered; the latest ones are kept";
+    reply::error(&ApiError::new(404, text))
+}
+
+fn decision_row(app: &App, model: &ServedModel, decision: &Decision) -> Value {
+    let mut row = serde_json::to_value(decision).unwrap_or_default();
+    if let Some(fields) = row.as_object_mut() {
+        fields.insert("model".into(), Value::from(&*model.name));
+        fields.insert(
+            "at_unix_ms".into(),
+            Value::from(app.clock().unix_millis(decision.at)),
+        );
+        let formulas: Vec<String> = decision.formulas().map(|f| f.to_string()).collect();
+        fields.insert("formulas".into(), Value::from(formulas));
+    }
+    row
+}
