@@ -1,7 +1,11 @@
 //! Event sockets over real loopback connections.
 
 #![cfg(feature = "zmq")]
-#![expect(clippy::unwrap_used, reason = "a helper that fails is a failed test")]
+#![expect(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "a helper that fails is a failed test"
+)]
 
 mod libzmq;
 mod zmq;

@@ -1,0 +1,104 @@
+//! The last answers of one worker, and what they say together.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use kvasir_types::Time;
+
+use crate::evidence::{Doubt, TrustOptions, Verdict};
+
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    at: Time,
+    verdict: Verdict,
+    weight: u32,
+    wrong: u32,
+}
+
+/// A bounded, sliding list of samples.
+#[derive(Clone, Debug)]
+pub(crate) struct Window {
+    samples: VecDeque<Sample>,
+    max: usize,
+}
+
+impl Window {
+    pub(crate) fn new(max: usize) -> Self {
+        Self {
+            samples: VecDeque::new(),
+            max: max.max(1),
+        }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.samples.clear();
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.samples.len()
+    }
+
+    pub(crate) fn expire(&mut self, now: Time, age_max: Duration) {
+        while self.samples.front().is_some_and(|s| now - s.at > age_max) {
+            self.samples.pop_front();
+        }
+    }
+
+    pub(crate) fn push(&mut self, at: Time, verdict: Verdict, weight: u32, wrong: u32) {
+        if self.samples.len() == self.max {
+            self.samples.pop_front();
+        }
+        self.samples.push_back(Sample {
+            at,
+            verdict,
+            weight,
+            wrong,
+        });
+    }
+
+    pub(crate) fn error(&self) -> Option<f64> {
+        let sum = |f: fn(&Sample) -> u32| self.samples.iter().map(|s| u64::from(f(s))).sum::<u64>();
+        let weight = sum(|s| s.weight);
+        (weight > 0).then(|| sum(|s| s.wrong.min(s.weight)) as f64 / weight as f64)
+    }
+
+    /// Whether the last `count` samples were right.
+    pub(crate) fn all_right_lately(&self, count: usize) -> bool {
+        self.samples.len() >= count
+            && self
+                .samples
+                .iter()
+                .rev()
+                .take(count)
+                .all(|s| s.verdict == Verdict::Right)
+    }
+
+    /// The likeliest cause, if enough is wrong.
+    pub(crate) fn doubt(&self, options: &TrustOptions) -> Option<Doubt> {
+        let count = |doubt: Doubt| {
+            self.samples
+                .iter()
+                .filter(|s| s.verdict == Verdict::Wrong(doubt))
+                .count()
+        };
+        let share = |doubts: &[Doubt]| {
+            let wrong = |s: &&Sample| matches!(s.verdict, Verdict::Wrong(d) if doubts.contains(&d));
+            let weight = |s: &Sample| u64::from(s.weight);
+            let all: u64 = self.samples.iter().map(weight).sum();
+            let wrong: u64 = self.samples.iter().filter(wrong).map(weight).sum();
+            wrong as f64 / all.max(1) as f64
+        };
+        let over = [
+            Doubt::EventsLate,
+            Doubt::SilentEviction,
+            Doubt::Tokenization,
+        ];
+        let many =
+            |doubts: &[Doubt]| doubts.iter().map(|d| count(*d)).sum::<usize>() >= options.wrong_min;
+        if many(&over) && share(&over) > options.wrong_share_max {
+            return over.into_iter().max_by_key(|d| count(*d));
+        }
+        let under = [Doubt::EventsMissing];
+        (many(&under) && share(&under) > options.under_share_max).then_some(Doubt::EventsMissing)
+    }
+}
