@@ -1,11 +1,27 @@
-//! The index as its users see it.
+//! The index as its users see it: ranks and events in, matches out.
+//!
+//! One lock orders writers; an event holds it for a few microseconds, the removal of a rank for slices of
+//! [`CLEAR_SLICE`] runs. Lookups take no lock (see `view` for what they see meanwhile).
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvasir_types::{KvEvent, LocalHash, SequenceHash, Time, WorkerId, WorkerRank};
+use kvasir_types::{KvEvent, LocalHash, SequenceHash, Tier, Time, WorkerId, WorkerRank};
+use sdd::Guard;
 
-use crate::oracle::{Oracle, RoutingOracle};
-use crate::{ApplyError, Approximate, IndexOptions, Matches};
+use crate::ranks::{RankTable, Ranks};
+use crate::routing::Routing;
+use crate::tree::{Again, Holder, Tree};
+use crate::view::View;
+use crate::{ApplyError, Approximate, IndexOptions, Matches, Stats};
+
+/// Events after which a writer frees what no reader can see any more.
+const RECLAIM_EVERY: u32 = 32;
+
+/// Runs taken from a rank before other writers get a turn.
+const CLEAR_SLICE: usize = 256;
+
+/// What is left of the byte budget after entries were dropped because of it, in percent.
+const BUDGET_TARGET_PERCENT: u64 = 90;
 
 /// The index that the router asks. Every method may be called on any thread at any time.
 ///
@@ -26,9 +42,35 @@ use crate::{ApplyError, Approximate, IndexOptions, Matches};
 /// ```
 #[derive(Debug)]
 pub struct Index {
-    events: RwLock<Oracle>,
+    ranks: RankTable,
+    events: Arc<View>,
+    routing: Option<Arc<View>>,
+    max_bytes: u64,
+    pub(crate) writer: Mutex<Writer>,
+}
+
+/// Everything that changes, in the hands of one writer at a time.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    pub(crate) ranks: Ranks,
+    pub(crate) events: Tree,
     /// What routing decisions taught: all there is in an approximate index, a side index otherwise.
-    routing: Option<RwLock<RoutingOracle>>,
+    pub(crate) routing: Option<Routing>,
+    evicted: u64,
+    /// Counts events.
+    events_applied: u32,
+}
+
+impl Writer {
+    /// Now and then frees what no reader can see any more, so that readers need not.
+    #[inline]
+    fn reclaim(&mut self) {
+        self.events_applied = self.events_applied.wrapping_add(1);
+        if self.events_applied.is_multiple_of(RECLAIM_EVERY) {
+            Guard::new().accelerate();
+            drop(Guard::new());
+        }
+    }
 }
 
 impl Default for Index {
@@ -51,19 +93,58 @@ impl Index {
             ttl,
             ..Approximate::default()
         });
+        let events = Tree::new();
+        let routing = options.approximate.or(predicted).map(Routing::new);
         Self {
-            events: RwLock::default(),
-            routing: options
-                .approximate
-                .or(predicted)
-                .map(|o| RwLock::new(RoutingOracle::new(o))),
+            ranks: RankTable::new(),
+            events: Arc::clone(&events.view),
+            routing: routing.as_ref().map(|r| Arc::clone(&r.tree.view)),
+            max_bytes: options.max_bytes,
+            writer: Mutex::new(Writer {
+                ranks: Ranks::default(),
+                events,
+                routing,
+                evicted: 0,
+                events_applied: 0,
+            }),
         }
     }
 
     /// Applies one event of one rank. Events of a rank must come in the order in which it sent them;
     /// threads may apply events of different ranks at once.
     pub fn apply(&self, rank: WorkerRank, event: &KvEvent) -> Result<(), ApplyError> {
-        write(&self.events).apply(rank, event)
+        let mut writer = self.write();
+        writer.reclaim();
+        match event {
+            KvEvent::Stored {
+                tier,
+                parent,
+                blocks,
+            } => {
+                let known = writer.ranks.get(rank);
+                if let (None, Some(parent)) = (known, parent) {
+                    // A rank that holds nothing has no parent; it gets no slot for asking.
+                    return writer.events.refuse(*parent, blocks);
+                }
+                let slot = writer.ranks.slot(rank, &self.ranks);
+                let stored =
+                    writer
+                        .events
+                        .store(holder(slot, *tier), *parent, blocks, Again::Counts);
+                self.keep_budget(&mut writer);
+                stored
+            }
+            KvEvent::Removed { tier, blocks } => match (writer.ranks.get(rank), blocks.first()) {
+                (Some(slot), _) => writer.events.remove(holder(slot, *tier), blocks),
+                (None, Some(first)) => Err(ApplyError::BlockNotFound(*first)),
+                (None, None) => Ok(()),
+            },
+            KvEvent::Cleared { tier } => {
+                drop(writer);
+                self.clear(rank, *tier);
+                Ok(())
+            }
+        }
     }
 
     /// Learns that a prompt was sent to a rank: its blocks will be cached there. `sequence` names the
@@ -75,56 +156,146 @@ impl Index {
         locals: &[LocalHash],
         sequence: &[SequenceHash],
     ) {
-        if let Some(routing) = &self.routing {
-            write(routing).record(now, rank, locals, sequence);
+        if self.routing.is_none() {
+            return;
+        }
+        let writer = &mut *self.write();
+        let slot = writer.ranks.slot(rank, &self.ranks);
+        if let Some(routing) = &mut writer.routing {
+            routing.record(now, slot, locals, sequence);
+            routing.prune(writer.ranks.by_slot());
         }
     }
 
-    /// Forgets what routing decisions taught and `now` is too old to believe.
+    /// Forgets what routing decisions taught and is too old at `now` to be believed.
     pub fn expire(&self, now: Time) {
-        if let Some(routing) = &self.routing {
-            write(routing).expire(now);
+        if self.routing.is_some()
+            && let Some(routing) = &mut self.write().routing
+        {
+            routing.expire(now);
         }
+    }
+
+    /// When [`Index::expire`] may have something to do next; `None` if nothing waits.
+    #[must_use]
+    pub fn next_expiry(&self) -> Option<Time> {
+        self.routing.as_ref()?;
+        self.write().routing.as_ref()?.next_expiry()
     }
 
     /// Forgets everything that one rank held.
     pub fn remove_rank(&self, rank: WorkerRank) {
-        write(&self.events).remove_rank(rank);
-        if let Some(routing) = &self.routing {
-            write(routing).remove_rank(rank);
-        }
+        self.clear(rank, None);
+        self.write().ranks.remove(rank);
     }
 
     /// Forgets everything that any rank of a worker held.
     pub fn remove_worker(&self, worker: WorkerId) {
-        write(&self.events).remove_worker(worker);
-        if let Some(routing) = &self.routing {
-            write(routing).remove_worker(worker);
+        let ranks = self.write().ranks.of_worker(worker);
+        for rank in ranks {
+            self.remove_rank(rank);
+        }
+    }
+
+    fn clear(&self, rank: WorkerRank, tier: Option<Tier>) {
+        for t in [Tier::Device, Tier::HostPinned, Tier::Disk, Tier::External] {
+            if tier.is_some_and(|only| only != t) {
+                continue;
+            }
+            loop {
+                let mut writer = self.write();
+                let Some(slot) = writer.ranks.get(rank) else {
+                    return;
+                };
+                if !writer.events.clear(holder(slot, t), CLEAR_SLICE) {
+                    break;
+                }
+            }
+        }
+        if tier.is_none() && self.routing.is_some() {
+            let writer = &mut *self.write();
+            if let (Some(slot), Some(routing)) = (writer.ranks.get(rank), &mut writer.routing) {
+                routing.remove_slot(slot);
+            }
         }
     }
 
     /// Fills `out` with how many leading blocks of `prompt` each rank holds. Of what events and routing
     /// decisions say about a rank's device memory the larger counts.
     pub fn find(&self, prompt: &[LocalHash], out: &mut Matches) {
-        read(&self.events).find(prompt, out);
-        if let Some(routing) = &self.routing {
-            let mut side = Matches::new();
-            read(routing).find(prompt, &mut side);
-            out.raise_device(&side);
-        }
+        self.look_up(prompt, false, out);
     }
 
     /// As [`Index::find`], but may stop as soon as only one rank is left that holds all blocks so far:
     /// that one is then listed with a lower bound of what it holds. For callers that need only the winner.
     pub fn find_winner(&self, prompt: &[LocalHash], out: &mut Matches) {
-        self.find(prompt, out);
+        self.look_up(prompt, true, out);
+    }
+
+    #[inline]
+    fn look_up(&self, prompt: &[LocalHash], winner: bool, out: &mut Matches) {
+        loop {
+            let reused = self.ranks.reused();
+            out.look_up(
+                &self.events,
+                self.routing.as_deref(),
+                &self.ranks,
+                prompt,
+                winner,
+            );
+            if self.ranks.reused() == reused {
+                return;
+            }
+        }
+    }
+
+    /// How much there is, and what was dropped.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let writer = self.write();
+        let routing = writer.routing.as_ref();
+        let routed = routing.map(|r| &r.tree);
+        Stats {
+            blocks: writer.events.blocks() + routed.map_or(0, Tree::blocks),
+            entries: writer.events.entries() + routed.map_or(0, Tree::entries),
+            runs: writer.events.runs() + routed.map_or(0, Tree::runs),
+            bytes: (writer.events.bytes() + routing.map_or(0, Routing::bytes)) as u64,
+            evicted: writer.evicted,
+            pruned: routing.map_or(0, |r| r.pruned),
+        }
+    }
+
+    /// Drops the least useful entries if the index is larger than it may be.
+    #[inline]
+    fn keep_budget(&self, writer: &mut Writer) {
+        if self.max_bytes > 0 && writer.events.bytes() as u64 > self.max_bytes {
+            let target = self.max_bytes * BUDGET_TARGET_PERCENT / 100;
+            writer.evicted += writer.events.evict(target as usize);
+        }
+    }
+
+    pub(crate) fn write(&self) -> MutexGuard<'_, Writer> {
+        // A writer that panicked has a bug; what it left may be wrong, and refusing to route would be worse.
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Panics if the structure contradicts itself. For tests.
+    #[cfg(any(test, feature = "oracle"))]
+    pub fn check_invariants(&self) {
+        let writer = self.write();
+        writer.events.check();
+        if let Some(routing) = &writer.routing {
+            routing.tree.check();
+        }
     }
 }
 
-fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    lock.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
-    lock.write().unwrap_or_else(PoisonError::into_inner)
+pub(crate) fn holder(slot: u32, tier: Tier) -> Holder {
+    let tier = match tier {
+        Tier::Device => 0,
+        Tier::HostPinned => 1,
+        Tier::Disk => 2,
+        Tier::External => 3,
+    };
+    Holder { slot, tier }
 }

@@ -12,16 +12,30 @@
 //! Elsewhere: hashing (`kvasir-hash`), load and cost (`kvasir-placement`), what silence or a lost event
 //! means and events that came before their parents (the event ingest).
 
+mod edges;
 mod error;
 mod index;
 mod matches;
+mod mix;
+mod names;
 mod options;
+#[cfg(any(test, feature = "oracle"))]
 mod oracle;
+mod owners;
+mod ranks;
+mod routing;
+mod run;
 mod shared_ranges;
+mod stats;
+mod sync;
+mod tree;
+mod view;
 
 pub use error::ApplyError;
 pub use index::Index;
 pub use matches::{Match, Matches};
 pub use options::{Approximate, IndexOptions};
-pub use oracle::{Oracle, RoutingOracle};
+#[cfg(any(test, feature = "oracle"))]
+pub use oracle::{Oracle, RoutingOracle, follow_events, follow_routing};
 pub use shared_ranges::SharedRanges;
+pub use stats::Stats;

@@ -2,6 +2,10 @@
 //!
 //! It is slow on purpose: nothing here is shared between ranks, compressed or kept beside its definition.
 
+mod history;
+
+pub use history::{follow_events, follow_routing};
+
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
 

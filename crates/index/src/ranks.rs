@@ -1,0 +1,98 @@
+//! Ranks as small numbers: which slot stands for which rank.
+//!
+//! A rank keeps its slot until it is removed; only then is the slot given to another one. A lookup that
+//! overlapped such a change could put one rank's blocks on another's account: it notices and asks again.
+
+use std::sync::Arc;
+
+use kvasir_types::{WorkerId, WorkerRank};
+use sdd::{AtomicShared, Guard, Shared, Tag};
+
+use crate::mix::IdMap;
+use crate::sync::{AtomicU64, Ordering};
+
+/// The readers' side.
+#[derive(Debug)]
+pub(crate) struct RankTable {
+    ranks: AtomicShared<Arc<[WorkerRank]>>,
+    /// Counts slots that were given to another rank.
+    reused: AtomicU64,
+}
+
+impl RankTable {
+    pub(crate) fn new() -> Self {
+        Self {
+            ranks: AtomicShared::new(Arc::new([])),
+            reused: AtomicU64::new(0),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn reused(&self) -> u64 {
+        self.reused.load(Ordering::Acquire)
+    }
+
+    /// The ranks by slot.
+    #[inline]
+    pub(crate) fn get<'g>(&self, guard: &'g Guard) -> Option<&'g Arc<[WorkerRank]>> {
+        self.ranks.load(Ordering::Acquire, guard).as_ref()
+    }
+}
+
+/// The writer's side.
+#[derive(Debug, Default)]
+pub(crate) struct Ranks {
+    slots: IdMap<WorkerRank, u32>,
+    by_slot: Vec<WorkerRank>,
+    free: Vec<u32>,
+}
+
+impl Ranks {
+    pub(crate) fn get(&self, rank: WorkerRank) -> Option<u32> {
+        self.slots.get(&rank).copied()
+    }
+
+    pub(crate) fn by_slot(&self) -> &[WorkerRank] {
+        &self.by_slot
+    }
+
+    pub(crate) fn of_worker(&self, worker: WorkerId) -> Vec<WorkerRank> {
+        let all = self.slots.keys().copied();
+        all.filter(|rank| rank.worker == worker).collect()
+    }
+
+    /// The slot of a rank, new if need be.
+    #[inline]
+    pub(crate) fn slot(&mut self, rank: WorkerRank, table: &RankTable) -> u32 {
+        match self.slots.get(&rank) {
+            Some(slot) => *slot,
+            None => self.add(rank, table),
+        }
+    }
+
+    #[cold]
+    fn add(&mut self, rank: WorkerRank, table: &RankTable) -> u32 {
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.by_slot[slot as usize] = rank;
+                table.reused.fetch_add(1, Ordering::AcqRel);
+                slot
+            }
+            None => {
+                self.by_slot.push(rank);
+                self.by_slot.len() as u32 - 1
+            }
+        };
+        self.slots.insert(rank, slot);
+        let new = (Some(Shared::new(self.by_slot.as_slice().into())), Tag::None);
+        drop(table.ranks.swap(new, Ordering::AcqRel));
+        slot
+    }
+
+    /// Frees the slot of a rank that holds nothing any more.
+    pub(crate) fn remove(&mut self, rank: WorkerRank) {
+        if let Some(slot) = self.slots.remove(&rank) {
+            self.free.push(slot);
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! Blocks that appeared.
+//!
+//! The usual store meets blocks that its rank does not hold yet, under their own names, and then blocks
+//! that nobody holds: runs are extended and made as a whole. Everything else, a block announced again, a
+//! second name, a name that moves, goes block by block.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use kvasir_types::{EngineHash, StoredBlock};
+
+use super::{Holder, Node, ROOT, Tree};
+use crate::ApplyError;
+use crate::names::{Place, RUN_MAX};
+use crate::run::{Run, TAIL_MAX};
+
+/// Whether a block that is announced again counts again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Again {
+    /// An engine stored another copy.
+    Counts,
+    /// A routing decision only confirms what is believed.
+    Confirms,
+}
+
+/// A point between two blocks: after `pos` blocks of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Point {
+    run: u32,
+    pos: u32,
+}
+
+/// Blocks of an event that are in the tree: `len` of them from `at` on.
+#[derive(Clone, Copy, Debug)]
+struct Stretch {
+    at: Point,
+    len: u32,
+}
+
+impl Tree {
+    /// Adds consecutive blocks after `parent` to what a holder holds.
+    pub(crate) fn store(
+        &mut self,
+        h: Holder,
+        parent: Option<EngineHash>,
+        blocks: &[StoredBlock],
+        again: Again,
+    ) -> Result<(), ApplyError> {
+        self.clock += 1;
+        let found = match parent {
+            None => Some(Point { run: ROOT, pos: 0 }),
+            Some(name) => self.held_in_any_tier(h, name.0).map(|place| Point {
+                run: place.run,
+                pos: place.pos + 1,
+            }),
+        };
+        let (Some(mut at), true) = (found, blocks.len() <= RUN_MAX) else {
+            check_distinct(parent, blocks)?;
+            let at =
+                found.ok_or_else(|| ApplyError::ParentBlockNotFound(parent.unwrap_or_default()))?;
+            return self.store_long(h, at, blocks, again);
+        };
+        let mut checked = false;
+        self.store_at(h, &mut at, blocks, again, &mut || {
+            if !std::mem::replace(&mut checked, true) {
+                check_distinct(parent, blocks)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Refuses an event of a rank that holds nothing.
+    pub(crate) fn refuse(
+        &self,
+        parent: EngineHash,
+        blocks: &[StoredBlock],
+    ) -> Result<(), ApplyError> {
+        check_distinct(Some(parent), blocks)?;
+        Err(ApplyError::ParentBlockNotFound(parent))
+    }
+
+    fn store_long(
+        &mut self,
+        h: Holder,
+        mut at: Point,
+        blocks: &[StoredBlock],
+        again: Again,
+    ) -> Result<(), ApplyError> {
+        for piece in blocks.chunks(RUN_MAX) {
+            self.store_at(h, &mut at, piece, again, &mut || Ok(()))?;
+        }
+        Ok(())
+    }
+
+    /// Stores at most [`RUN_MAX`] blocks from `at` on and moves `at` behind them. Calls `check` before it
+    /// changes anything, unless it knows that all names differ.
+    fn store_at(
+        &mut self,
+        h: Holder,
+        at: &mut Point,
+        blocks: &[StoredBlock],
+        again: Again,
+        check: &mut dyn FnMut() -> Result<(), ApplyError>,
+    ) -> Result<(), ApplyError> {
+        let mut known: Vec<Stretch> = Vec::new();
+        let mut plain = self
+            .holdings
+            .get(h.slot as usize)
+            .is_none_or(|t| t[h.tier].odd == 0);
+        let mut end = *at;
+        let mut rest = blocks;
+        while let Some(stretch) = self.stretch(end, rest) {
+            let (names, later) = rest.split_at(stretch.len as usize);
+            plain &= self.is_plain(h, stretch, names, again);
+            known.push(stretch);
+            end = Point {
+                run: stretch.at.run,
+                pos: stretch.at.pos + stretch.len,
+            };
+            rest = later;
+        }
+        let made = if plain { self.make(h, end, rest) } else { None };
+        let Some(made) = made else {
+            check()?;
+            return self.store_singly(h, at, blocks, again);
+        };
+        for stretch in known {
+            end = self.extend_plain(h, stretch);
+        }
+        *at = match made {
+            Made::Nothing => end,
+            Made::Grown(len) => self.grow(h, end.run, &rest[..len]),
+            Made::Run(id) => self.attach(h, end, id, rest),
+        };
+        Ok(())
+    }
+
+    /// The blocks from `at` on that are in the tree and have the first of the given contents.
+    fn stretch(&self, at: Point, blocks: &[StoredBlock]) -> Option<Stretch> {
+        let local = blocks.first()?.local.0;
+        let at = if at.pos < self.len(at.run) {
+            at
+        } else {
+            let run = self.child(at.run, local)?;
+            Point { run, pos: 0 }
+        };
+        let node = self.node(at.run);
+        let pos = at.pos as usize;
+        let same = (pos..node.names.len())
+            .zip(blocks)
+            .take_while(|(pos, b)| node.run.local(*pos) == b.local.0)
+            .count();
+        (same > 0).then_some(Stretch {
+            at,
+            len: same as u32,
+        })
+    }
+
+    /// Whether a holder that has nothing odd can simply be made to hold these blocks under these names.
+    fn is_plain(&self, h: Holder, s: Stretch, blocks: &[StoredBlock], again: Again) -> bool {
+        let node = self.node(s.at.run);
+        let own = &node.names[s.at.pos as usize..];
+        node.clean
+            && own.iter().zip(blocks).all(|(name, b)| *name == b.engine.0)
+            && (again == Again::Confirms || self.extent(s.at.run, h) <= s.at.pos)
+    }
+
+    /// Makes a holder hold a stretch; returns the point after it.
+    fn extend_plain(&mut self, h: Holder, s: Stretch) -> Point {
+        let Point { mut run, mut pos } = s.at;
+        let extent = self.extent(run, h);
+        if extent < pos {
+            (run, pos) = (self.split(run, pos), 0);
+        }
+        let end = pos + s.len;
+        if self.extent(run, h) < end {
+            self.set_extent(run, h, end);
+        }
+        self.node_mut(run).touched = self.clock;
+        Point { run, pos: end }
+    }
+
+    /// Claims the names of blocks that are not in the tree yet. Nothing a reader sees changes. `None` if a
+    /// name is taken: then nothing changed at all.
+    fn make(&mut self, h: Holder, end: Point, blocks: &[StoredBlock]) -> Option<Made> {
+        if blocks.is_empty() {
+            return Some(Made::Nothing);
+        }
+        let node = self.node(end.run);
+        let room = RUN_MAX - node.names.len();
+        let grows = end.run != ROOT
+            && blocks.len() <= room
+            && end.pos as usize == node.names.len()
+            && node.children.is_empty()
+            && node.run.is_sole(h.tier, h.slot);
+        let id = if grows {
+            end.run
+        } else {
+            let id = self.reserve();
+            self.nodes[id as usize] = Some(Node::new(Run::new(0, 0, 0, Arc::new([])), ROOT));
+            id
+        };
+        let names = &mut self.node_mut(id).names;
+        let from = names.len();
+        if names.capacity() - from < blocks.len() {
+            let spare = if grows && blocks.len() < TAIL_MAX {
+                TAIL_MAX
+            } else {
+                0
+            };
+            names.reserve_exact(blocks.len() + spare);
+        }
+        names.extend(blocks.iter().map(|b| b.engine.0));
+        let (nodes, place) = (
+            &self.nodes,
+            Place {
+                run: id,
+                pos: from as u32,
+            },
+        );
+        let claimed = blocks.iter().map(|b| b.engine.0);
+        if self
+            .names
+            .claim(claimed, place, |p, name| Self::is_called(nodes, p, name))
+        {
+            return Some(if grows {
+                Made::Grown(blocks.len())
+            } else {
+                Made::Run(id)
+            });
+        }
+        self.node_mut(id).names.truncate(from);
+        if !grows {
+            self.unreserve(id);
+        }
+        None
+    }
+
+    /// Adds blocks, whose names are claimed, to the end of a leaf that only this holder holds.
+    fn grow(&mut self, h: Holder, id: u32, blocks: &[StoredBlock]) -> Point {
+        let clock = self.clock;
+        let node = self.node_mut(id);
+        let (len, added) = (node.run.len(), blocks.len() as u32);
+        node.touched = clock;
+        let fresh = len == node.written;
+        if !(fresh && node.run.push(blocks.iter().map(|b| b.local.0))) {
+            self.grow_copy(id, blocks, fresh);
+        }
+        let node = self.node_mut(id);
+        node.written = len + added;
+        self.blocks += blocks.len();
+        self.count(h, id, len, len + added);
+        self.account(id);
+        Point {
+            run: id,
+            pos: len + added,
+        }
+    }
+
+    /// As [`Tree::grow`], by publishing a run with more room.
+    fn grow_copy(&mut self, id: u32, blocks: &[StoredBlock], fresh: bool) {
+        let old = self.node(id).run.clone();
+        let locals = blocks.iter().map(|b| b.local.0);
+        let mut draft = old.draft();
+        if !(fresh
+            && blocks.len() <= TAIL_MAX / 4
+            && draft.open_tail()
+            && draft.push(locals.clone()))
+        {
+            let len = old.len() as usize;
+            let mut all = Vec::with_capacity(len + blocks.len());
+            old.copy(0, len, &mut all);
+            all.extend(locals);
+            draft = old.draft_with(all.into());
+        }
+        if !fresh {
+            draft.end = self.new_end();
+            // The end has a new identity; what stood at the old one is gone, so no edge refers to it.
+            debug_assert!(self.node(id).children.is_empty());
+        }
+        self.publish(id, draft);
+    }
+
+    /// Hangs a new run, whose names are claimed, after `at`.
+    fn attach(&mut self, h: Holder, at: Point, id: u32, blocks: &[StoredBlock]) -> Point {
+        if at.pos < self.len(at.run) {
+            self.split(at.run, at.pos);
+        }
+        self.make_room_for_edge();
+        let end = self.new_end();
+        let parent = &self.node(at.run).run;
+        let (follows, start) = (parent.end, parent.start + self.len(at.run));
+        let locals: Arc<[u64]> = blocks.iter().map(|b| b.local.0).collect();
+        let first = locals[0];
+        let mut run = Run::new(end, follows, start, locals);
+        run.owners_mut(h.tier).full.insert(h.slot);
+        let len = blocks.len() as u32;
+        let clock = self.clock;
+        let node = self.node_mut(id);
+        (node.written, node.touched) = (len, clock);
+        self.runs += 1;
+        self.blocks += blocks.len();
+        self.publish(id, run);
+        self.link(follows, first, id);
+        self.adopt(at.run, id);
+        if at.run != ROOT {
+            self.account(at.run);
+        }
+        self.count(h, id, 0, len);
+        Point { run: id, pos: len }
+    }
+
+    /// Stores block by block: any name for any block. The caller knows that the names differ.
+    fn store_singly(
+        &mut self,
+        h: Holder,
+        at: &mut Point,
+        blocks: &[StoredBlock],
+        again: Again,
+    ) -> Result<(), ApplyError> {
+        for block in blocks {
+            let place = match self.stretch(*at, std::slice::from_ref(block)) {
+                Some(s) => Place {
+                    run: s.at.run,
+                    pos: s.at.pos,
+                },
+                None => self.make_single(h, *at, block),
+            };
+            let place = self.hold(h, place, block.engine.0, again);
+            self.trim(place.run);
+            *at = Point {
+                run: place.run,
+                pos: place.pos + 1,
+            };
+        }
+        Ok(())
+    }
+
+    /// Makes a block that nobody holds yet; it is named unless its name is taken.
+    fn make_single(&mut self, h: Holder, at: Point, block: &StoredBlock) -> Place {
+        let id = self.reserve();
+        let name = block.engine.0;
+        let mut node = Node::new(Run::new(0, 0, 0, Arc::new([])), ROOT);
+        node.names = vec![name];
+        self.nodes[id as usize] = Some(node);
+        let (place, nodes) = (Place { run: id, pos: 0 }, &self.nodes);
+        let taken = self.names.insert(name, place, |p| {
+            p != place && Self::is_called(nodes, p, name)
+        });
+        self.node_mut(id).clean = taken.is_ok();
+        self.attach(h, at, id, std::slice::from_ref(block));
+        // Held only once `hold` says so; until then nothing may trim it away.
+        self.pinned = id;
+        self.set_extent(id, h, 0);
+        place
+    }
+}
+
+/// What [`Tree::make`] prepared.
+enum Made {
+    Nothing,
+    /// So many blocks at the end of an existing run.
+    Grown(usize),
+    /// A run of its own.
+    Run(u32),
+}
+
+/// No name twice among a parent and its blocks.
+fn check_distinct(parent: Option<EngineHash>, blocks: &[StoredBlock]) -> Result<(), ApplyError> {
+    let mut seen: HashSet<EngineHash> = parent.into_iter().collect();
+    match blocks.iter().find(|b| !seen.insert(b.engine)) {
+        Some(twice) => Err(ApplyError::InvalidBlockSequence(twice.engine)),
+        None => Ok(()),
+    }
+}

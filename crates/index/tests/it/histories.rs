@@ -1,0 +1,35 @@
+//! Random histories: after every step the index answers as the oracle does.
+
+use kvasir_index::{follow_events, follow_routing};
+use kvasir_types::Rng;
+use proptest::prelude::*;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn events(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        follow_events(&bytes);
+    }
+
+    #[test]
+    fn routing_decisions(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        follow_routing(&bytes);
+    }
+}
+
+fn random_bytes(rng: &mut Rng, len: u64) -> Vec<u8> {
+    (0..len).map(|_| rng.next_u64() as u8).collect()
+}
+
+/// What a fuzzer does, from a seed and bounded: longer histories than the property tests shrink well.
+#[test]
+fn long_histories_by_seed() {
+    for seed in 0..60 {
+        let mut rng = Rng::new(seed);
+        let len = 200 + rng.below(6_000);
+        let bytes = random_bytes(&mut rng, len);
+        follow_events(&bytes);
+        follow_routing(&bytes);
+    }
+}

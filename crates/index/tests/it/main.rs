@@ -1,0 +1,3 @@
+//! The index against the oracle, real engines' recordings, several threads.
+
+mod histories;
