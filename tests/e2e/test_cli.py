@@ -49,3 +49,18 @@ def test_config_check(tmp_path):
     file.write_text("router_mode = 'kv'\n")
     told = kvasir("config", "check", "--config", str(file))
     assert told.returncode == 2 and "Did you mean `router-mode`?" in told.stderr
+
+
+def test_the_settings_in_use_can_be_kept(tmp_path):
+    """A start that fails for another reason has written them by then."""
+    kept = tmp_path / "settings.json"
+    told = kvasir(
+        "frontend", "--dump-config-to", str(kept), "--model-path", str(tmp_path), "--worker", "http://127.0.0.1:9",
+        "--http-host", "192.0.2.1", ETCD_AUTH_PASSWORD="hush",
+    )
+    assert told.returncode == 1, told.stderr
+    options = json.loads(kept.read_text())["options"]
+    assert options["worker"]["value"] == ["http://127.0.0.1:9"]
+    assert options["etcd-auth-password"]["value"] == "(hidden)"
+    told = kvasir("frontend", "--dump-config-to", str(tmp_path / "no" / "folder.json"))
+    assert told.returncode == 1 and "--dump-config-to" in told.stderr

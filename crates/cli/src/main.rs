@@ -31,6 +31,9 @@ fn start(run: &Run) -> ExitCode {
     for notice in &run.notices {
         tracing::warn!("{notice}");
     }
+    if let Err(error) = dump(&run.settings) {
+        return complain(&error, 1);
+    }
     if run.command == Command::Replay {
         return replay(&run.settings);
     }
@@ -51,6 +54,15 @@ fn start(run: &Run) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => complain(&format!("error: {error}"), 1),
     }
+}
+
+/// Writes the settings to the file of `--dump-config-to`.
+fn dump(settings: &Settings) -> Result<(), String> {
+    let Some(path) = settings.get(keys::DUMP_CONFIG_TO) else {
+        return Ok(());
+    };
+    std::fs::write(&path, settings.to_json())
+        .map_err(|error| format!("error: --dump-config-to {}: {error}", path.display()))
 }
 
 /// Simulates, with routers wired as the server's are.

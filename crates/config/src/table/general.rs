@@ -35,7 +35,8 @@ options! { GENERAL_ROWS, Group::General, Scope::ALL.and(Scope::CONFIG);
 
     /// Write the values in use and their origin to this file at start, as JSON.
     DUMP_CONFIG_TO: Option<PathBuf> = "dump-config-to" =>
-        scope(Scope::SERVE.and(Scope::ROUTER)).env(&[var("DYN_DUMP_CONFIG_TO")]).metavar("FILE");
+        scope(Scope::SERVE.and(Scope::ROUTER)).env(&[var("DYN_DUMP_CONFIG_TO")]).metavar("FILE")
+        .effective();
 }
 
 options! { OBSERVABILITY_ROWS, Group::Observability, Scope::ALL;
