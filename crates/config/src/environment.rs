@@ -84,7 +84,7 @@ pub(crate) fn assignments(env: &Environment, scope: Scope) -> (Vec<Assignment>, 
             continue;
         }
         let texts = if spec.repeated {
-            split_list(text)
+            split_list(text, spec.comma_separated)
         } else {
             vec![text.to_owned()]
         };
@@ -98,9 +98,9 @@ pub(crate) fn assignments(env: &Environment, scope: Scope) -> (Vec<Assignment>, 
     (found, problems)
 }
 
-/// Several values in one variable: commas, spaces or new lines stand between them.
-fn split_list(text: &str) -> Vec<String> {
-    let separator = |c: char| c == ',' || c.is_whitespace();
+/// Several values in one variable: spaces or new lines stand between them, and mostly commas too.
+fn split_list(text: &str, commas: bool) -> Vec<String> {
+    let separator = |c: char| (commas && c == ',') || c.is_whitespace();
     text.split(separator)
         .filter(|part| !part.is_empty())
         .map(str::to_owned)

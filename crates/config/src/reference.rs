@@ -25,6 +25,8 @@ value with its origin.
   an empty text in variables. Anything else is refused.
 - Where a value may be `none`, `none` or an empty text unset it. Elsewhere an empty variable counts
   as not given.
+- An option that may be given several times takes a list in a file, and in a variable several
+  values with spaces between them (or commas, where values have none).
 - In a file, keys stand at the top level. A key that is no option is refused; a key of another
   command is checked, and a notice says that it is not read.
 - A variable that no option has is left alone. One that differs from ours by a letter or two, and

@@ -189,6 +189,8 @@ pub struct Spec {
     pub nullable: bool,
     /// Whether the flag may be given several times, each adding one value.
     pub repeated: bool,
+    /// Whether commas also part the values of a repeatable option's variable; spaces always do.
+    pub comma_separated: bool,
     /// Default as one would type it; `None` is unset, or an empty list.
     pub default: Option<&'static str>,
     /// What to print for the default where it depends on other options.
@@ -226,6 +228,7 @@ impl Spec {
             kind: T::KIND,
             nullable: T::NULLABLE,
             repeated: T::REPEATED,
+            comma_separated: true,
             default: None,
             default_note: None,
             metavar: T::KIND.metavar(),
@@ -418,6 +421,13 @@ impl Spec {
     pub(crate) const fn secret(mut self) -> Self {
         self.secret = true;
         self.sources.flag = false;
+        self
+    }
+
+    /// Its values hold commas, so only spaces part them in a variable.
+    pub(crate) const fn space_separated(mut self) -> Self {
+        assert!(self.repeated, "space_separated() is for repeatable options");
+        self.comma_separated = false;
         self
     }
 

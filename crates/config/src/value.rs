@@ -239,7 +239,7 @@ impl Value {
             Self::Text(text) => text.clone(),
             Self::Choice(name) => (*name).into(),
             Self::List(items) if items.is_empty() => "none".into(),
-            Self::List(items) => items.join(","),
+            Self::List(items) => items.join(" "),
         }
     }
 }

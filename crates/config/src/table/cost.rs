@@ -12,7 +12,8 @@ options! { COST_ROWS, Group::Cost, Scope::ROUTING;
 
     /// Share of a cached block that counts as saved; 0 ignores caches and runs no indexer.
     ROUTER_KV_OVERLAP_SCORE_CREDIT: f64 = "router-kv-overlap-score-credit" =>
-        env(&[var("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT")]).default("1.0").floats(0.0, 1.0).common().effective();
+        env(&[var("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT")]).default("1.0").floats(0.0, 1.0).common()
+        .effective();
 
     /// How fast the credit falls as a worker's load grows; 0 keeps it.
     ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY: f64 = "router-kv-overlap-score-credit-decay" =>
@@ -39,11 +40,13 @@ options! { COST_ROWS, Group::Cost, Scope::ROUTING;
 
     /// Worth of a block in host memory, against one on the device.
     ROUTER_HOST_CACHE_HIT_WEIGHT: f64 = "router-host-cache-hit-weight" =>
-        env(&[var("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT")]).default("0.75").floats(0.0, 1.0).effective();
+        env(&[var("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT")]).default("0.75").floats(0.0, 1.0)
+        .effective();
 
     /// Worth of a block on disk, against one on the device.
     ROUTER_DISK_CACHE_HIT_WEIGHT: f64 = "router-disk-cache-hit-weight" =>
-        env(&[var("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT")]).default("0.25").floats(0.0, 1.0).effective();
+        env(&[var("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT")]).default("0.25").floats(0.0, 1.0)
+        .effective();
 
     /// Spread over near-equal workers: 0 always takes the cheapest, larger is flatter.
     ROUTER_TEMPERATURE: f64 = "router-temperature" =>
@@ -64,7 +67,8 @@ options! { TRACKING_ROWS, Group::Tracking, Scope::ROUTING;
 
     /// Count a block once when several requests of a worker share it.
     ROUTER_ASSUME_KV_REUSE: bool = "router-assume-kv-reuse" =>
-        env(&[var("DYN_ROUTER_ASSUME_KV_REUSE")]).aliases(&["assume-kv-reuse"]).default("true").effective();
+        env(&[var("DYN_ROUTER_ASSUME_KV_REUSE")]).aliases(&["assume-kv-reuse"]).default("true")
+        .effective();
 
     /// Count prompt tokens that wait or are in prefill; off for a router of decode workers.
     ROUTER_TRACK_PREFILL_TOKENS: bool = "router-track-prefill-tokens" =>

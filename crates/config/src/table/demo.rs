@@ -7,9 +7,11 @@ options! { DEMO_ROWS, Group::Demo, Scope::DEMO;
 
     /// Mock workers to start.
     WORKERS: u32 = "workers" =>
-        scope(Scope::DEMO.and(Scope::REPLAY).and(Scope::MOCKER))
-        .env(&[var("KVASIR_DEMO_WORKERS")]).default("4").default_note("4; 8 in replay, 1 in mocker").ints(1, 1024).common().effective();
+        scope(Scope::DEMO.and(Scope::REPLAY).and(Scope::MOCKER)).env(&[var("KVASIR_DEMO_WORKERS")])
+        .default("4").default_note("4; 8 in replay, 1 in mocker").ints(1, 1024).common()
+        .effective();
 
     /// Send sample conversations and print a live summary.
-    TRAFFIC: bool = "traffic" => env(&[var("KVASIR_DEMO_TRAFFIC")]).default("false").common().effective();
+    TRAFFIC: bool = "traffic" =>
+        env(&[var("KVASIR_DEMO_TRAFFIC")]).default("false").common().effective();
 }

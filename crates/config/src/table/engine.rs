@@ -55,7 +55,8 @@ options! { ENGINE_ROWS, Group::Engine, Scope::REPLAY.and(Scope::MOCKER);
 
     /// Steps take this many times less than measured.
     SPEEDUP: f64 = "speedup" =>
-        env(&[var("KVASIR_SPEEDUP")]).aliases(&["speedup-ratio"]).default("1.0").positive().common().effective();
+        env(&[var("KVASIR_SPEEDUP")]).aliases(&["speedup-ratio"]).default("1.0").positive().common()
+        .effective();
 
     /// Data-parallel ranks of each worker.
     DATA_PARALLEL_SIZE: u32 = "data-parallel-size" =>
@@ -96,7 +97,8 @@ options! { REPLAY_ROWS, Group::Replay, Scope::REPLAY;
     /// For example `kv,router-prefill-load-scale=16`. Without any: round-robin, random,
     /// least-loaded and kv.
     POLICY: Vec<String> = "policy" =>
-        env(&[var("KVASIR_POLICY")]).metavar("MODE[,OPTION=VALUE]").common().effective();
+        env(&[var("KVASIR_POLICY")]).space_separated().metavar("MODE[,OPTION=VALUE]").common()
+        .effective();
 
     /// Play the trace so many times faster; several between commas.
     SPEED: String = "speed" =>
@@ -108,7 +110,8 @@ options! { REPLAY_ROWS, Group::Replay, Scope::REPLAY;
 
     /// Time between an answer and a client's next request in a closed loop, in milliseconds.
     THINK_MS: f64 = "think-ms" =>
-        env(&[var("KVASIR_THINK_MS")]).default("0").floats(0.0, 86_400_000.0).metavar("MS").effective();
+        env(&[var("KVASIR_THINK_MS")]).default("0").floats(0.0, 86_400_000.0).metavar("MS")
+        .effective();
 
     /// Runs of each policy, each with another seed.
     SEEDS: u32 = "seeds" => env(&[var("KVASIR_SEEDS")]).default("1").ints(1, 1000).effective();
@@ -143,7 +146,8 @@ options! { REPLAY_ROWS, Group::Replay, Scope::REPLAY;
 
     /// Time until a router knows of a change of a cache, in milliseconds.
     EVENT_LATENCY_MS: f64 = "event-latency-ms" =>
-        env(&[var("KVASIR_EVENT_LATENCY_MS")]).default("1").floats(0.0, 86_400_000.0).metavar("MS").effective();
+        env(&[var("KVASIR_EVENT_LATENCY_MS")]).default("1").floats(0.0, 86_400_000.0).metavar("MS")
+        .effective();
 
     /// Share of cache events that a router never gets.
     EVENT_LOSS: f64 = "event-loss" =>

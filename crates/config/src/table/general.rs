@@ -45,7 +45,8 @@ options! { OBSERVABILITY_ROWS, Group::Observability, Scope::ALL;
     ///
     /// For example `info,kvasir_router=debug` prints the cost line of every decision.
     LOG_LEVEL: String = "log-level" =>
-        env(&[var("KVASIR_LOG"), var("DYN_LOG")]).default("info").rule(&LOG_FILTER).common().effective();
+        env(&[var("KVASIR_LOG"), var("DYN_LOG")]).default("info").rule(&LOG_FILTER).common()
+        .effective();
 
     /// How to write log lines.
     LOG_FORMAT: LogFormat = "log-format" =>

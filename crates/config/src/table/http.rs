@@ -10,11 +10,13 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
 
     /// Port to listen on; 0 takes any free one.
     HTTP_PORT: u16 = "http-port" =>
-        scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_HTTP_PORT")]).aliases(&["port"]).default("8000").metavar("PORT").common().effective();
+        scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_HTTP_PORT")]).aliases(&["port"])
+        .default("8000").metavar("PORT").common().effective();
 
     /// Address to listen on.
     HTTP_HOST: String = "http-host" =>
-        scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_HTTP_HOST")]).default("0.0.0.0").rule(&HOST).common().effective();
+        scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_HTTP_HOST")]).default("0.0.0.0")
+        .rule(&HOST).common().effective();
 
     /// Certificate for HTTPS; needs the key too.
     TLS_CERT_PATH: Option<PathBuf> = "tls-cert-path" =>

@@ -55,8 +55,8 @@ pub fn named(name: &str) -> Option<&'static Spec> {
     all().find(|spec| spec.name == name || spec.aliases.contains(&name))
 }
 
-/// The option of that name or alias that a command of `scope` has; else the one of another command, so
-/// that a message can say whose it is.
+/// The option of that name or alias that a command of `scope` has; else the one of another
+/// command, so that a message can say whose it is.
 pub(crate) fn named_for(name: &str, scope: Scope) -> Option<&'static Spec> {
     let is = |spec: &&Spec| spec.name == name || spec.aliases.contains(&name);
     let own = all().find(|spec| is(spec) && spec.scope.meets(scope));

@@ -34,7 +34,8 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
     /// Namespace in which to look for workers.
     NAMESPACE: Option<String> = "namespace" =>
         env(&[var("DYN_NAMESPACE")])
-        .default_note("all; the endpoint's own in the standalone router").metavar("NAME").effective();
+        .default_note("all; the endpoint's own in the standalone router").metavar("NAME")
+        .effective();
 
     /// Look in all namespaces that begin so; wins over `--namespace`.
     NAMESPACE_PREFIX: Option<String> = "namespace-prefix" =>

@@ -21,11 +21,13 @@ options! { QUEUE_ROWS, Group::Queue, Scope::ROUTING;
 
     /// Requests the queue may hold; more are refused as overload.
     ROUTER_QUEUE_MAX_REQUESTS: u32 = "router-queue-max-requests" =>
-        env(&[var("KVASIR_ROUTER_QUEUE_MAX_REQUESTS")]).default("16384").ints(1, u32::MAX as u64).effective();
+        env(&[var("KVASIR_ROUTER_QUEUE_MAX_REQUESTS")]).default("16384").ints(1, u32::MAX as u64)
+        .effective();
 
     /// Refuse a request as overload when it has waited so long.
     ROUTER_QUEUE_MAX_WAIT_SECS: Duration = "router-queue-max-wait-secs" =>
-        env(&[var("KVASIR_ROUTER_QUEUE_MAX_WAIT_SECS")]).default("600").metavar("SECONDS").effective();
+        env(&[var("KVASIR_ROUTER_QUEUE_MAX_WAIT_SECS")]).default("600").metavar("SECONDS")
+        .effective();
 
     /// YAML file with policy classes and their shares.
     ROUTER_POLICY_CONFIG: Option<PathBuf> = "router-policy-config" =>
@@ -33,5 +35,6 @@ options! { QUEUE_ROWS, Group::Queue, Scope::ROUTING;
 
     /// Look caches up again for a request that waited so long; 0 never.
     ROUTER_OVERLAP_REFRESH_AFTER_SECS: Duration = "router-overlap-refresh-after-secs" =>
-        env(&[var("DYN_ROUTER_OVERLAP_REFRESH_AFTER_SECS")]).default("10").metavar("SECONDS").effective();
+        env(&[var("DYN_ROUTER_OVERLAP_REFRESH_AFTER_SECS")]).default("10").metavar("SECONDS")
+        .effective();
 }

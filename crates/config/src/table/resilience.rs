@@ -22,7 +22,8 @@ options! { RESILIENCE_ROWS, Group::Resilience, Scope::SERVE;
     ///
     /// A second signal ends at once.
     HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS: Duration = "http-graceful-shutdown-timeout-secs" =>
-        env(&[var("DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS")]).default("300").metavar("SECONDS").effective();
+        env(&[var("DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS")]).default("300").metavar("SECONDS")
+        .effective();
 
     /// Go on taking requests for so long after the signal, until callers have noticed.
     GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS: Duration = "graceful-shutdown-grace-period-secs" =>

@@ -47,11 +47,13 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
 
     /// A worker is busy above so many prompt tokens waiting or in prefill.
     ACTIVE_PREFILL_TOKENS_THRESHOLD: Option<u64> = "active-prefill-tokens-threshold" =>
-        scope(Scope::SERVE.and(Scope::REPLAY)).env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD")]).effective();
+        scope(Scope::SERVE.and(Scope::REPLAY)).env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD")])
+        .effective();
 
     /// The same as a multiple of the worker's batch limit; either one makes it busy.
     ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC: Option<f64> = "active-prefill-tokens-threshold-frac" =>
-        scope(Scope::SERVE.and(Scope::REPLAY)).env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC")]).effective();
+        scope(Scope::SERVE.and(Scope::REPLAY))
+        .env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC")]).effective();
 
     /// Keep a session on its worker until it has been silent for so many seconds.
     ROUTER_SESSION_AFFINITY_TTL_SECS: Option<u64> = "router-session-affinity-ttl-secs" =>
@@ -70,7 +72,8 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
 
     /// Leave a worker out for so many seconds after a failure on it.
     RUNTIME_INHIBITED_DURATION_SECS: Duration = "runtime-inhibited-duration-secs" =>
-        env(&[var("DYN_RUNTIME_INHIBITED_DURATION_SECS")]).default("5").metavar("SECONDS").effective();
+        env(&[var("DYN_RUNTIME_INHIBITED_DURATION_SECS")]).default("5").metavar("SECONDS")
+        .effective();
 
     /// Route requests for LoRA adapters to workers that have them loaded.
     LORA_ENABLED: bool = "lora-enabled" => env(&[var("DYN_LORA_ENABLED")]).default("false");

@@ -127,7 +127,7 @@ fn config_show() {
         config                          k.toml                       flag --config
 
         # Workers
-        worker                          http://a:8000,http://b:8000  k.toml:3
+        worker                          http://a:8000 http://b:8000  k.toml:3
 
         # HTTP
         http-port                       9000                         variable DYN_HTTP_PORT

@@ -39,6 +39,23 @@ fn variables_hold_several_workers() {
     );
 }
 
+/// Policies have commas in them, so that only spaces part them in a variable.
+#[test]
+fn variables_hold_several_policies() {
+    let policies = "kv,router-temperature=0.5 random";
+    let page = printed(
+        "config show --for replay --json",
+        &[("KVASIR_POLICY", policies)],
+        None,
+    );
+    let page: serde_json::Value = serde_json::from_str(&page).expect("JSON");
+    let value = &page["options"]["policy"]["value"];
+    assert_eq!(
+        value,
+        &serde_json::json!(["kv,router-temperature=0.5", "random"])
+    );
+}
+
 #[test]
 fn demo_routes_by_kv_and_takes_any_frontend_option() {
     let demo = run("demo --workers 2 --router-temperature 0.5", &[]).settings;
