@@ -111,16 +111,17 @@ pub(crate) fn of_scan(
     if scan.chat_template().is_some() {
         return None;
     }
+    let effort = scan.reasoning_effort();
     let input = ChatInput {
         messages: scan.messages()?,
         tools: scan.tools(),
         documents: scan.documents(),
         kwargs: scan.template_kwargs(),
-        reasoning_effort: None,
+        reasoning_effort: effort.as_deref(),
         add_generation_prompt: scan.add_generation_prompt(),
         continue_final_message: scan.continue_final_message(),
         now_unix: i64::try_from(now_unix).unwrap_or(i64::MAX),
-        dialect: Dialect::Schema,
+        dialect: Dialect::Vllm,
     };
     text.encode_chat(&text.render(&input).ok()?).ok()
 }

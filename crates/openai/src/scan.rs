@@ -84,6 +84,12 @@ impl<'a> Scan<'a> {
         self.text("chat_template")
     }
 
+    /// How hard to think, for templates that know it.
+    #[must_use]
+    pub fn reasoning_effort(&self) -> Option<Cow<'a, str>> {
+        self.text("reasoning_effort")
+    }
+
     /// Whether the prompt ends with the opening of an answer.
     #[must_use]
     pub fn add_generation_prompt(&self) -> bool {

@@ -38,9 +38,12 @@ pub struct ChatInput<'a> {
 /// What an engine does to a request before its template sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dialect {
-    /// Tools pass through the API's schema, which orders known fields and fills in `null`s: vLLM and Dynamo.
+    /// Tools pass through the API's schema, which orders known fields and fills in `null`s: Dynamo, and our own
+    /// token workers.
     #[default]
     Schema,
+    /// As `Schema`, and a template that reads parts never sees a string: vLLM.
+    Vllm,
     /// Tools as they were sent.
     Verbatim,
 }
@@ -50,8 +53,10 @@ pub enum Dialect {
 pub(crate) enum ContentStyle {
     /// As one string; text parts are joined with newlines.
     Text,
-    /// As a list of parts.
+    /// As a string or as a list of parts.
     Parts,
+    /// As a list of parts; strings become one part.
+    PartsOnly,
 }
 
 /// Reads messages and makes their contents what `style` wants.
@@ -104,7 +109,8 @@ impl Message {
             }
         }
         if !seen {
-            let empty = Content::Text(String::new());
+            let mut empty = Content::None;
+            empty.normalise(style);
             self.fields.push(("content".into(), Field::Content(empty)));
         }
     }
@@ -148,10 +154,15 @@ impl Field {
 impl Content {
     fn normalise(&mut self, style: ContentStyle) {
         *self = match (std::mem::replace(self, Self::None), style) {
+            (Self::None, ContentStyle::PartsOnly) => Self::Parts(Vec::new()),
             (Self::None, _) => Self::Text(String::new()),
             (Self::Parts(parts), ContentStyle::Text) => {
                 let texts: Vec<String> = parts.iter().filter_map(part_text).collect();
                 Self::Text(texts.join("\n"))
+            }
+            (Self::Text(text), ContentStyle::PartsOnly) => {
+                let part = Value::from_pairs([("type", "text".to_owned()), ("text", text)]);
+                Self::Parts(vec![part])
             }
             (as_it_is, _) => as_it_is,
         };

@@ -7,10 +7,12 @@
 //! Invariants: a template is compiled once; rendering reads no clock and no file; what a template raises for the
 //! client is told apart from its own failures.
 
+mod python;
+
 use minijinja::value::Kwargs;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 
-use crate::chat::{ChatInput, ContentStyle, bad, messages, tools};
+use crate::chat::{ChatInput, ContentStyle, Dialect, bad, messages, tools};
 use crate::error::{LoadError, TextError};
 use crate::pyvalue::{self, JsonStyle};
 use crate::strftime;
@@ -78,7 +80,11 @@ impl ChatTemplate {
     /// # Errors
     /// The conversation is no JSON list of messages, the template refuses it, or it fails.
     pub fn render(&self, input: &ChatInput<'_>) -> Result<String, TextError> {
-        let mut list = messages(input.messages, self.style)?;
+        let style = match (self.style, input.dialect) {
+            (ContentStyle::Parts, Dialect::Vllm) => ContentStyle::PartsOnly,
+            (style, _) => style,
+        };
+        let mut list = messages(input.messages, style)?;
         if input.continue_final_message
             && let Some(last) = list.last_mut()
         {
@@ -169,7 +175,7 @@ fn environment() -> Environment<'static> {
             .unwrap_or_default(),
     );
     env.set_auto_escape_callback(|_| AutoEscape::None);
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_unknown_method_callback(python::method);
     env.set_formatter(|out, _, value| {
         if let Some(text) = value.as_str() {
             return out.write_str(text).map_err(Error::from);
@@ -179,6 +185,10 @@ fn environment() -> Environment<'static> {
         out.write_str(&text).map_err(Error::from)
     });
     env.add_filter("tojson", to_json);
+    env.add_filter("length", python::length);
+    env.add_filter("count", python::length);
+    env.add_test("iterable", python::is_iterable);
+    env.add_test("sequence", python::is_sequence);
     env.add_function(
         "raise_exception",
         |message: String| -> Result<Value, Error> {

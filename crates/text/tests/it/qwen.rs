@@ -1,6 +1,6 @@
 //! Token parity with real servers, over the prompts that they recorded.
 
-use kvasir_text::{ChatInput, Tokenizer};
+use kvasir_text::{ChatInput, Dialect, Tokenizer};
 use proptest::prelude::Strategy as _;
 use proptest::strategy::ValueTree as _;
 use serde_json::Value;
@@ -26,6 +26,7 @@ fn tokens_of(body: &Value) -> Option<Vec<u32>> {
         messages: &messages,
         tools: tools.as_deref(),
         add_generation_prompt: true,
+        dialect: Dialect::Vllm,
         ..ChatInput::default()
     };
     let text = model.render(&input).unwrap();
