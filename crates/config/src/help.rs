@@ -185,12 +185,18 @@ fn facts(spec: &Spec) -> Vec<String> {
 
 /// What a reader should know about an option's state, if anything.
 pub(crate) fn status(spec: &Spec) -> Option<String> {
-    match (spec.effect, spec.deprecated) {
-        (Effect::Never, note) => Some(format!("Ignored: {}.", note.unwrap_or("it was removed"))),
-        (Effect::NotYet, Some(note)) => Some(format!("Deprecated: {note}. No effect yet.")),
-        (Effect::Now, Some(note)) => Some(format!("Deprecated: {note}.")),
-        (Effect::NotYet, None) => Some("No effect yet.".into()),
-        (Effect::Now, None) => None,
+    let replaced = spec.deprecated.map(|note| match spec.effect {
+        Effect::Never => format!("Ignored: {note}."),
+        _ => format!("Deprecated: {note}."),
+    });
+    let missing = match spec.effect {
+        Effect::Now | Effect::Never => None,
+        Effect::Partly(note) => Some(format!("Partly: {note}.")),
+        Effect::NotYet => Some("No effect yet.".to_owned()),
+    };
+    match (replaced, missing) {
+        (Some(replaced), Some(missing)) => Some(format!("{replaced} {missing}")),
+        (replaced, missing) => replaced.or(missing),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::spec::Effect;
 /// Why something is said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoticeKind {
-    /// The option's feature is not built yet.
+    /// The option's feature is not built yet, or only in part.
     NoEffectYet,
     /// The option still works and will go.
     Deprecated,
@@ -58,25 +58,35 @@ pub(crate) fn of_status(settings: &Settings) -> Vec<Notice> {
             })
         };
         match (spec.effect, spec.deprecated) {
-            (Effect::Never, note) => say(
-                NoticeKind::Ignored,
-                format!(
-                    "--{name} ({origin}) is ignored: {}",
-                    note.unwrap_or("it was removed")
-                ),
-            ),
-            (_, Some(note)) => say(
-                NoticeKind::Deprecated,
-                format!("--{name} ({origin}) is deprecated: {note}"),
-            ),
-            (Effect::Now | Effect::NotYet, None) => {}
+            (_, None) => {}
+            (Effect::Never, Some(note)) => {
+                say(
+                    NoticeKind::Ignored,
+                    format!("--{name} ({origin}) is ignored: {note}"),
+                );
+            }
+            (_, Some(note)) => {
+                say(
+                    NoticeKind::Deprecated,
+                    format!("--{name} ({origin}) is deprecated: {note}"),
+                );
+            }
         }
-        if spec.effect == Effect::NotYet {
-            let text = format!(
-                "--{name} ({origin}) has no effect yet: this version accepts it and does not act \
-                 on it"
-            );
-            say(NoticeKind::NoEffectYet, text);
+        match spec.effect {
+            Effect::Now | Effect::Never => {}
+            Effect::Partly(note) => {
+                say(
+                    NoticeKind::NoEffectYet,
+                    format!("--{name} ({origin}) works in part: {note}"),
+                );
+            }
+            Effect::NotYet => {
+                let text = format!(
+                    "--{name} ({origin}) has no effect yet: this version accepts it and does not \
+                     act on it"
+                );
+                say(NoticeKind::NoEffectYet, text);
+            }
         }
     }
     notices

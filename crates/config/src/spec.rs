@@ -142,6 +142,8 @@ impl Group {
 pub enum Effect {
     /// It does what its text says. Tidy checks that some crate reads it.
     Now,
+    /// Part of what its text says; what is missing is said in help and at start.
+    Partly(&'static str),
     /// Accepted and checked; its feature is not built yet. Said at start when a user sets it.
     NotYet,
     /// Accepted so that old command lines work; it will never do anything.
@@ -385,6 +387,12 @@ impl Spec {
     /// The feature is there. Tidy then wants a reader outside of this crate's table.
     pub(crate) const fn effective(mut self) -> Self {
         self.effect = Effect::Now;
+        self
+    }
+
+    /// Part of the feature is there; `note` says which, as a sentence without its full stop.
+    pub(crate) const fn partly(mut self, note: &'static str) -> Self {
+        self.effect = Effect::Partly(note);
         self
     }
 

@@ -60,13 +60,13 @@ fn complaint(spec: &Spec, readers: &Readers, tree: &Tree) -> Option<Finding> {
     let key = spec.name.to_uppercase().replace('-', "_");
     let outside = readers.outside.get(&key);
     let text = match (spec.effect, outside, readers.inside.get(&key)) {
-        (Effect::Now, None, None) => format!(
+        (Effect::Now | Effect::Partly(_), None, None) => format!(
             "--{} is marked effective, but no crate reads keys::{key}; read it or drop .effective()",
             spec.name
         ),
         (Effect::NotYet, Some(reader), _) => format!(
-            "--{} is marked as without effect, but {reader} reads it; add .effective() and run \
-             cargo xtask docs",
+            "--{} is marked as without effect, but {reader} reads it; add .effective(), or \
+             .partly(\"…\"), and run cargo xtask docs",
             spec.name
         ),
         _ => return None,

@@ -77,7 +77,8 @@ options! { TRACKING_ROWS, Group::Tracking, Scope::ROUTING;
 
     /// How a booked prefill shrinks while it runs.
     ROUTER_PREFILL_LOAD_MODEL: PrefillLoadModel = "router-prefill-load-model" =>
-        env(&[var("DYN_ROUTER_PREFILL_LOAD_MODEL")]).default("none").metavar("MODEL").effective();
+        env(&[var("DYN_ROUTER_PREFILL_LOAD_MODEL")]).default("none").metavar("MODEL")
+        .partly("`aic` acts as `none`, until its estimates can be read");
 
     /// Free what a request has booked when nothing was heard of it for so long.
     ROUTER_ACTIVE_REQUEST_EXPIRY_SECS: Duration = "router-active-request-expiry-secs" =>

@@ -14,7 +14,7 @@ options! { MODEL_ROWS, Group::Model, Scope::SERVE;
 
     /// Directory with the model's tokenizer and templates.
     MODEL_PATH: Option<String> = "model-path" =>
-        scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_MODEL_PATH")])
+        scope(Scope::FRONTEND.and(Scope::MOCKER)).env(&[var("DYN_MODEL_PATH")])
         .default_note("what the workers announce").metavar("PATH").common().effective();
 
     /// Tokenizer library.

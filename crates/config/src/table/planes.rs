@@ -35,7 +35,8 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
     NAMESPACE: Option<String> = "namespace" =>
         env(&[var("DYN_NAMESPACE")])
         .default_note("all; the endpoint's own in the standalone router").metavar("NAME")
-        .effective();
+
+        .partly("it labels metrics, and does not choose workers yet");
 
     /// Look in all namespaces that begin so; wins over `--namespace`.
     NAMESPACE_PREFIX: Option<String> = "namespace-prefix" =>
