@@ -83,6 +83,9 @@ pub struct Overrides {
 impl Overrides {
     /// The first value that no setting could have, by name.
     pub fn check(&self) -> Result<(), BadOverride> {
+        if *self == Self::default() {
+            return Ok(());
+        }
         let numbers = [
             ("overlap_score_credit", self.overlap_score_credit),
             ("prefill_load_scale", self.prefill_load_scale),

@@ -31,6 +31,18 @@ impl Bits {
         *word != before
     }
 
+    /// Calls `each` with what is in the set, lowest first; the quickest way through it.
+    #[inline]
+    pub fn for_each(&self, mut each: impl FnMut(u32)) {
+        for (i, &word) in self.words.iter().enumerate() {
+            let mut rest = word;
+            while rest != 0 {
+                each(i as u32 * 64 + rest.trailing_zeros());
+                rest &= rest - 1;
+            }
+        }
+    }
+
     /// Whether nothing is in the set.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -44,13 +44,12 @@ impl Lowest {
 
     #[inline]
     pub(crate) fn offer(&mut self, cost: f64, slot: u32, rng: &mut Rng) {
+        if cost > self.cost {
+            return;
+        }
         if cost < self.cost || self.ties == 0 {
-            *self = Self {
-                cost,
-                slot,
-                ties: 1,
-            };
-        } else if cost == self.cost {
+            (self.cost, self.slot, self.ties) = (cost, slot, 1);
+        } else {
             self.ties += 1;
             if rng.below(u64::from(self.ties)) == 0 {
                 self.slot = slot;

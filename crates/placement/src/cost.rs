@@ -73,9 +73,9 @@ impl Default for Weights {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Facts {
     /// Prompt tokens waiting there.
-    pub prefill_tokens: u64,
+    pub prefill_tokens: f64,
     /// Least prompt tokens waiting on any eligible rank.
-    pub least_prefill_tokens: u64,
+    pub least_prefill_tokens: f64,
     /// Blocks of this prompt in device memory.
     pub device: f64,
     /// Weighted worth of the blocks in lower tiers.
@@ -83,11 +83,11 @@ pub struct Facts {
     /// Weighted worth of the blocks in the shared cache.
     pub shared: f64,
     /// Blocks running requests hold.
-    pub active_blocks: u64,
+    pub active_blocks: f64,
     /// Tracked blocks of this prompt that are not active there yet.
-    pub new_blocks: u32,
+    pub new_blocks: f64,
     /// Requests running there.
-    pub requests: u32,
+    pub requests: f64,
     /// Factor of the preferred taints; 1 without.
     pub taint_factor: f64,
 }
@@ -99,9 +99,9 @@ impl Weights {
     /// ```
     /// # use kvasir_placement::{Facts, Weights};
     /// let facts = Facts {
-    ///     prefill_tokens: 320,
+    ///     prefill_tokens: 320.0,
     ///     device: 4.0,
-    ///     active_blocks: 7,
+    ///     active_blocks: 7.0,
     ///     taint_factor: 1.0,
     ///     ..Facts::default()
     /// };
@@ -109,22 +109,22 @@ impl Weights {
     /// assert_eq!((terms.raw_prefill_blocks, terms.prefill_blocks, terms.cost), (30.0, 26.0, 33.0));
     /// ```
     #[must_use]
-    #[inline]
+    #[inline(always)] // In the loop over candidates only the sum is used, and the rest falls away.
     pub fn terms(&self, isl_tokens: u32, facts: &Facts) -> Terms {
         let block = f64::from(self.block_size);
         let raw = if self.track_prefill_tokens {
-            (facts.prefill_tokens as f64 + f64::from(isl_tokens)) / block
+            (facts.prefill_tokens + f64::from(isl_tokens)) / block
         } else {
             0.0
         };
         let credit = self.overlap_score_credit * self.decay(isl_tokens, facts);
         let credit_blocks = credit * facts.device + facts.lower + facts.shared;
         let prefill = (raw - credit_blocks).max(0.0);
-        let mut decode = facts.active_blocks as f64 + f64::from(facts.new_blocks);
+        let mut decode = facts.active_blocks + facts.new_blocks;
         if self.credits_decode() {
             decode = (decode - credit_blocks).max(0.0);
         }
-        let request_cost = self.decode_active_request_weight * f64::from(facts.requests);
+        let request_cost = self.decode_active_request_weight * facts.requests;
         let sum = self.prefill_load_scale * prefill + decode + request_cost;
         Terms {
             raw_prefill_blocks: raw,
@@ -138,6 +138,26 @@ impl Weights {
         }
     }
 
+    /// Whether the cost has only its usual terms: no fading credit, no credit on decode.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.overlap_score_credit_decay == 0.0 && !self.credits_decode()
+    }
+
+    /// The cost alone where [`Weights::is_plain`] and no taint is preferred: the same operations in the same
+    /// order as [`Weights::terms`], and nothing else.
+    #[inline(always)]
+    pub(crate) fn plain_cost(&self, isl_tokens: f64, facts: &Facts) -> f64 {
+        let raw = match self.track_prefill_tokens {
+            true => (facts.prefill_tokens + isl_tokens) / f64::from(self.block_size),
+            false => 0.0,
+        };
+        let credit_blocks = self.overlap_score_credit * facts.device + facts.lower + facts.shared;
+        let prefill = (raw - credit_blocks).max(0.0);
+        let decode = facts.active_blocks + facts.new_blocks;
+        let request_cost = self.decode_active_request_weight * facts.requests;
+        self.prefill_load_scale * prefill + decode + request_cost
+    }
+
     fn credits_decode(&self) -> bool {
         self.decode_stage && !self.track_prefill_tokens && self.overlap_score_credit > 0.0
     }
@@ -148,9 +168,7 @@ impl Weights {
         if self.overlap_score_credit_decay == 0.0 || !self.track_prefill_tokens {
             return 1.0;
         }
-        let more = facts
-            .prefill_tokens
-            .saturating_sub(facts.least_prefill_tokens) as f64;
+        let more = facts.prefill_tokens - facts.least_prefill_tokens;
         let request_blocks = f64::from(isl_tokens.div_ceil(self.block_size));
         let excess = more / f64::from(self.block_size) / request_blocks;
         1.0 / (1.0 + self.overlap_score_credit_decay * excess)

@@ -56,6 +56,14 @@ struct Place {
     cpu: bool,
 }
 
+/// Where a worker is kept, with its slot at hand where it has only one.
+#[derive(Clone, Copy, Debug)]
+struct Home {
+    member: u32,
+    only_rank: DpRank,
+    only_slot: Option<u32>,
+}
+
 /// The members.
 #[derive(Clone, Debug, Default)]
 pub struct Fleet {
@@ -63,7 +71,7 @@ pub struct Fleet {
     vacant_members: Vec<u32>,
     places: Vec<Option<Place>>,
     vacant_places: Vec<u32>,
-    by_id: FastMap<WorkerId, u32>,
+    by_id: FastMap<WorkerId, Home>,
     live: Bits,
     down: Bits,
     busy: Bits,
@@ -118,8 +126,8 @@ impl Fleet {
     /// The worker with this id.
     #[must_use]
     pub fn member(&self, id: WorkerId) -> Option<&Member> {
-        let at = *self.by_id.get(&id)?;
-        self.members.get(at as usize)?.as_ref()
+        let home = self.by_id.get(&id)?;
+        self.members.get(home.member as usize)?.as_ref()
     }
 
     /// The worker that a slot belongs to.
@@ -137,7 +145,11 @@ impl Fleet {
     /// The slot of a rank.
     #[must_use]
     pub fn slot(&self, rank: WorkerRank) -> Option<u32> {
-        let member = self.member(rank.worker)?;
+        let home = self.by_id.get(&rank.worker)?;
+        if home.only_slot.is_some() {
+            return home.only_slot.filter(|_| rank.rank == home.only_rank);
+        }
+        let member = self.members.get(home.member as usize)?.as_ref()?;
         let index = rank.rank.0.checked_sub(member.spec.first_rank.0)?;
         member.slots.get(index as usize).copied()
     }
@@ -173,7 +185,7 @@ impl Fleet {
     /// called with each slot it no longer has, before that slot can be used again.
     pub fn put(&mut self, spec: WorkerSpec, mut gone: impl FnMut(u32)) {
         let at = match self.by_id.get(&spec.id) {
-            Some(&at) => at,
+            Some(home) => home.member,
             None => self.vacant_members.pop().unwrap_or_else(|| {
                 self.members.push(None);
                 self.members.len() as u32 - 1
@@ -206,7 +218,12 @@ impl Fleet {
             });
             slots.push(slot);
         }
-        self.by_id.insert(spec.id, at);
+        let home = Home {
+            member: at,
+            only_rank: spec.first_rank,
+            only_slot: slots.first().copied().filter(|_| slots.len() == 1),
+        };
+        self.by_id.insert(spec.id, home);
         self.members[at as usize] = Some(Member {
             spec,
             slots,
@@ -241,7 +258,7 @@ impl Fleet {
 
     /// Removes a worker. `gone` is called with each of its slots.
     pub fn remove(&mut self, id: WorkerId, mut gone: impl FnMut(u32)) -> bool {
-        let Some(at) = self.by_id.remove(&id) else {
+        let Some(Home { member: at, .. }) = self.by_id.remove(&id) else {
             return false;
         };
         let member = self.members.get_mut(at as usize).and_then(Option::take);
@@ -255,7 +272,7 @@ impl Fleet {
 
     /// Hides a worker until then, or shows it again; says whether that changed anything.
     pub fn set_down(&mut self, id: WorkerId, until: Option<Time>) -> bool {
-        let Some(&at) = self.by_id.get(&id) else {
+        let Some(&Home { member: at, .. }) = self.by_id.get(&id) else {
             return false;
         };
         let Some(member) = self.members.get_mut(at as usize).and_then(Option::as_mut) else {
@@ -269,7 +286,7 @@ impl Fleet {
 
     /// Says whether a worker is busy; returns whether that changed anything.
     pub fn set_busy(&mut self, id: WorkerId, busy: bool) -> bool {
-        let Some(&at) = self.by_id.get(&id) else {
+        let Some(&Home { member: at, .. }) = self.by_id.get(&id) else {
             return false;
         };
         let Some(member) = self.members.get_mut(at as usize).and_then(Option::as_mut) else {

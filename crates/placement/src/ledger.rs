@@ -120,6 +120,17 @@ pub struct Load {
     pub oldest_since: Option<Time>,
 }
 
+/// What the cost reads of a rank, as the cost computes: whole numbers, exact in floating point.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Figures {
+    pub(crate) active_blocks: f64,
+    /// Before any decay.
+    pub(crate) prefill_tokens: f64,
+    pub(crate) requests: f64,
+    /// Whether the prompt tokens shrink with time, so that [`Ledger::prefill_tokens`] must be asked.
+    pub(crate) decays: bool,
+}
+
 /// A prompt that was computed: what a learning predictor wants to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefilled {
@@ -147,6 +158,9 @@ pub struct Freed {
 pub struct Ledger {
     block_size: u32,
     ranks: Vec<Rank>,
+    figures: Vec<Figures>,
+    /// Ranks whose figures decay.
+    modelled: u32,
     entries: Entries,
     vacant: Vec<u32>,
     by_id: FastMap<RequestId, u32>,
@@ -178,6 +192,7 @@ impl Ledger {
     pub fn grow(&mut self, count: u32) {
         if self.ranks.len() < count as usize {
             self.ranks.resize(count as usize, Rank::default());
+            self.figures.resize(count as usize, Figures::default());
         }
     }
 
@@ -229,16 +244,28 @@ impl Ledger {
         }
     }
 
-    /// The three figures that the cost reads: active blocks, prompt tokens, requests.
-    #[inline]
-    pub(crate) fn figures(&self, slot: u32, now: Time) -> (u64, u64, u32) {
-        match self.ranks.get(slot as usize) {
-            Some(rank) => (
-                rank.active_blocks(),
-                rank.prefill_at(now),
-                rank.running.len(),
-            ),
-            None => (0, 0, 0),
+    /// What the cost reads of each slot, close together.
+    pub(crate) fn figures(&self) -> &[Figures] {
+        &self.figures
+    }
+
+    /// Whether any rank's prompt tokens shrink with time.
+    pub(crate) fn decays(&self) -> bool {
+        self.modelled > 0
+    }
+
+    /// Brings a slot's figures up to date after its rank changed.
+    fn refresh(&mut self, slot: u32) {
+        let at = slot as usize;
+        if let (Some(rank), Some(figures)) = (self.ranks.get(at), self.figures.get_mut(at)) {
+            self.modelled =
+                self.modelled + u32::from(rank.oldest.modelled) - u32::from(figures.decays);
+            *figures = Figures {
+                active_blocks: rank.active_blocks() as f64,
+                prefill_tokens: rank.prefill as f64,
+                requests: f64::from(rank.running.len()),
+                decays: rank.oldest.modelled,
+            };
         }
     }
 
@@ -319,7 +346,7 @@ impl Ledger {
         true
     }
 
-    /// Applies what a change of the chains did to the other prompts of the slot.
+    /// Applies what a change of the chains did to the other prompts of the slot; then its figures stand.
     fn settle(&mut self, slot: u32) {
         for (at, delta) in self.shifts.drain(..) {
             let Some(entry) = self.entries.0.get_mut(at as usize) else {
@@ -331,6 +358,7 @@ impl Ledger {
             let rank = &mut self.ranks[slot as usize];
             rank.discount = rank.discount + after - before;
         }
+        self.refresh(slot);
     }
 
     /// The first token came: the prompt is computed. Again, or for an unknown id, a no-op.
@@ -360,6 +388,7 @@ impl Ledger {
                 None => Oldest::default(),
             };
         }
+        self.refresh(slot);
         Some(Prefilled {
             slot,
             tokens,
@@ -401,6 +430,8 @@ impl Ledger {
         }
         rank.output += entry.output_weight();
         rank.discount += entry.discount();
+        let slot = entry.slot;
+        self.refresh(slot);
     }
 
     fn touch(&mut self, now: Time, at: u32) {

@@ -38,5 +38,5 @@ pub use policy::{
 };
 pub use predict::{Learned, PrefillModel};
 pub use queue::{Entry, Full, Queue, QueueLimit, QueueStats};
-pub use score::{KEPT, Prompt, Scored, Scorer};
+pub use score::{Candidate, KEPT, Prompt, Scene, Scorer};
 pub use worker::{Device, WorkerSpec};

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use kvasir_types::{Rng, Time};
 
-use crate::{Bits, Fleet, Ledger, Prefilled, Prompt, Scored, Scorer, Weights, Won};
+use crate::{Bits, Candidate, Fleet, Ledger, Prefilled, Prompt, Scene, Scorer, Weights, Won};
 
 /// The fleet at one moment, with the buffers to work in.
 #[derive(Debug)]
@@ -109,7 +109,7 @@ pub trait Policy: fmt::Debug + Send {
         ask: &Ask<'_>,
         eligible: &Bits,
         rng: &mut Rng,
-        kept: &mut Vec<Scored>,
+        kept: &mut Vec<Candidate>,
     ) -> Option<(u32, Won)>;
 
     /// Whether a rank takes this request now. A request for which no eligible rank does is held.
@@ -178,19 +178,16 @@ impl Policy for LinearCost {
         ask: &Ask<'_>,
         eligible: &Bits,
         rng: &mut Rng,
-        kept: &mut Vec<Scored>,
+        kept: &mut Vec<Candidate>,
     ) -> Option<(u32, Won)> {
-        view.scorer.choose(
-            view.now,
-            &ask.weights,
-            ask.temperature,
-            &ask.prompt,
-            eligible,
-            view.fleet,
-            view.ledger,
-            rng,
-            kept,
-        )
+        let scene = Scene {
+            now: view.now,
+            weights: &ask.weights,
+            prompt: &ask.prompt,
+            fleet: view.fleet,
+        };
+        view.scorer
+            .choose(&scene, ask.temperature, eligible, view.ledger, rng, kept)
     }
 
     fn is_open(&self, view: &View<'_>, ask: &Ask<'_>, slot: u32) -> bool {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use kvasir_placement::Terms;
+use kvasir_placement::Candidate;
 use kvasir_types::{RequestId, Time, WorkerRank};
 
 use crate::{Mode, RouteError};
@@ -42,16 +42,6 @@ pub struct Decision {
     /// Why nobody did.
     #[cfg_attr(feature = "serde", serde(serialize_with = "as_message"))]
     pub error: Option<RouteError>,
-}
-
-/// One rank that could have been chosen.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-pub struct Candidate {
-    /// The rank.
-    pub rank: WorkerRank,
-    /// Its cost, term by term.
-    pub terms: Terms,
 }
 
 /// Why the winner won.
@@ -121,7 +111,7 @@ impl Excluded {
 
 impl Decision {
     /// How many candidates are kept with their terms.
-    pub const CANDIDATES_MAX: usize = 8;
+    pub const CANDIDATES_MAX: usize = kvasir_placement::KEPT;
 
     /// The winner's terms.
     #[must_use]

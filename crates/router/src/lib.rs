@@ -36,16 +36,16 @@ mod session;
 mod settle;
 
 pub use config::{ConfigError, Mode, PrefillLoadModel, Role, RouterConfig};
-pub use decision::{Candidate, Decision, Excluded, Reason, Why};
+pub use decision::{Decision, Excluded, Reason, Why};
 pub use error::{Fault, LimitKind, Retry, RouteError};
 pub use input::{
     Arrival, Input, LoadReport, Outcome, PeerChange, PeerEvent, SessionAction, SessionAsk,
     SessionEvent, ThresholdUpdate,
 };
 pub use kvasir_placement::{
-    Bucket, Constraints, Device, Fleet, Gate, Hints, Load, Overlap, Overrides, Pin, Policy,
-    PolicyClass, PolicyConfig, PolicyConfigError, QueuePolicy, QueueStats, RankOverlap, Terms,
-    Thresholds, WorkerSpec,
+    Bucket, Candidate, Constraints, Device, Fleet, Gate, Hints, Load, Overlap, Overrides, Pin,
+    Policy, PolicyClass, PolicyConfig, PolicyConfigError, QueuePolicy, QueueStats, RankOverlap,
+    Terms, Thresholds, WorkerSpec,
 };
 pub use output::{Observation, Output, Sent, SessionStep};
 pub use overlap::overlap_of;

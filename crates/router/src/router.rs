@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_placement::{
-    Bits, DeviceAware, Fleet, Gate, LeastLoaded, Ledger, LinearCost, Load, Overlap, Policy,
-    PolicyClass, PowerOfTwo, PrefillModel, Prompt, Queue, QueueStats, Random, RankBusy, RoundRobin,
-    Scored, Scorer, Thresholds,
+    Bits, Candidate, DeviceAware, Fleet, Gate, LeastLoaded, Ledger, LinearCost, Load, Overlap,
+    Policy, PolicyClass, PowerOfTwo, PrefillModel, Prompt, Queue, QueueStats, Random, RankBusy,
+    RoundRobin, Scene, Scorer, Thresholds,
 };
 use kvasir_profile::StepTimes;
 use kvasir_types::{RequestId, Rng, SequenceHash, Time, WorkerId, WorkerRank};
@@ -81,7 +81,7 @@ pub struct Router {
     hidden: Vec<(Time, WorkerId)>,
     eligible: Eligible,
     scorer: Scorer,
-    kept: Vec<Scored>,
+    kept: Vec<Candidate>,
     /// When lookups were asked for, oldest first; at most one per waiting request.
     asks: VecDeque<Time>,
     /// What is booked where blocks are not tracked.
@@ -272,15 +272,16 @@ impl Router {
         };
         let (fleet, ledger, now) = (&self.fleet, &mut self.ledger, self.now);
         let mut rows = Vec::new();
-        self.scorer.all(
+        let scene = Scene {
             now,
-            &settled.weights,
-            &prompt,
-            fleet.live(),
+            weights: &settled.weights,
+            prompt: &prompt,
             fleet,
-            ledger,
-            |slot, terms| rows.push((slot, terms)),
-        );
+        };
+        self.scorer
+            .all(&scene, fleet.live(), ledger, |slot, terms| {
+                rows.push((slot, terms))
+            });
         for (slot, terms) in rows {
             let cached = cached_tokens(terms.cached_blocks, isl_tokens, &self.config);
             let load = ledger.load(slot, now);

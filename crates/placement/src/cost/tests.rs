@@ -17,7 +17,7 @@ fn cost(weights: &Weights, isl_tokens: u32, facts: Facts) -> f64 {
 /// The seeds' example: 10 blocks of prompt; (overlap, decode) per worker.
 #[test]
 fn worked_examples_a_and_b() {
-    let workers = [(2.0, 10), (5.0, 5), (8.0, 9)];
+    let workers = [(2.0, 10.0), (5.0, 5.0), (8.0, 9.0)];
     let table = |scale, credit| {
         let weights = Weights {
             prefill_load_scale: scale,
@@ -44,9 +44,9 @@ fn worked_example_c_active_prefill() {
     let terms = Weights::default().terms(
         160,
         &Facts {
-            prefill_tokens: 320,
+            prefill_tokens: 320.0,
             device: 4.0,
-            active_blocks: 7,
+            active_blocks: 7.0,
             ..facts()
         },
     );
@@ -65,7 +65,7 @@ fn the_prompt_is_not_rounded_to_blocks() {
 fn worked_example_e_credits_never_go_below_zero_nor_into_decode() {
     let held = |device| Facts {
         device,
-        active_blocks: 5,
+        active_blocks: 5.0,
         ..facts()
     };
     for (device, expected) in [(2.0, 6.0), (3.0, 5.0), (4.0, 5.0)] {
@@ -111,9 +111,9 @@ fn without_prefill_tracking_there_is_no_prefill_term() {
         ..Weights::default()
     };
     let loaded = Facts {
-        prefill_tokens: 1600,
-        active_blocks: 3,
-        new_blocks: 2,
+        prefill_tokens: 1600.0,
+        active_blocks: 3.0,
+        new_blocks: 2.0,
         ..facts()
     };
     assert_eq!(cost(&weights, 160, loaded), 5.0);
@@ -126,7 +126,7 @@ fn a_running_request_costs_its_weight() {
         ..Weights::default()
     };
     let running = Facts {
-        requests: 4,
+        requests: 4.0,
         ..facts()
     };
     assert_eq!(cost(&weights, 16, running), 11.0);
@@ -145,8 +145,8 @@ fn the_credit_fades_with_prompt_work_beyond_the_least_loaded() {
             };
             let held = Facts {
                 device: 10.0,
-                prefill_tokens: 1000 + waiting,
-                least_prefill_tokens: 1000,
+                prefill_tokens: 1000.0 + f64::from(waiting),
+                least_prefill_tokens: 1000.0,
                 ..facts()
             };
             let credit = weights.terms(160, &held).credit_blocks;
@@ -173,7 +173,7 @@ fn the_credit_fades_with_prompt_work_beyond_the_least_loaded() {
     };
     let held = Facts {
         device: 10.0,
-        prefill_tokens: 320,
+        prefill_tokens: 320.0,
         ..facts()
     };
     assert_eq!(untracked.terms(160, &held).credit_blocks, 10.0);
@@ -189,8 +189,8 @@ fn the_decode_stage_takes_credits_off_decode() {
     };
     let held = |device| Facts {
         device,
-        active_blocks: 6,
-        requests: 1,
+        active_blocks: 6.0,
+        requests: 1.0,
         ..facts()
     };
     assert_eq!(cost(&stage, 160, held(4.0)), 2.0);
@@ -235,8 +235,8 @@ fn taints_multiply_the_whole_sum_within_e() {
         ..Weights::default()
     };
     let liked = Facts {
-        active_blocks: 2,
-        requests: 1,
+        active_blocks: 2.0,
+        requests: 1.0,
         taint_factor: 0.5,
         ..facts()
     };
@@ -257,7 +257,7 @@ fn crossover_of_overlap_and_decode_load() {
         for busy in edge - 1..=edge + 1 {
             let warm = Facts {
                 device: 8.0,
-                active_blocks: busy,
+                active_blocks: busy as f64,
                 ..facts()
             };
             let (warm, cold) = (cost(&weights, 160, warm), cost(&weights, 160, facts()));

@@ -4,7 +4,7 @@ use kvasir_types::Rng;
 
 use super::{Ask, Policy, View};
 use crate::choice::Lowest;
-use crate::{Bits, Scored, Won};
+use crate::{Bits, Candidate, Won};
 
 /// Each free rank in turn: a counter modulo the number of free ranks.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,7 +19,7 @@ impl Policy for RoundRobin {
         _: &Ask<'_>,
         eligible: &Bits,
         _: &mut Rng,
-        _: &mut Vec<Scored>,
+        _: &mut Vec<Candidate>,
     ) -> Option<(u32, Won)> {
         let place = self.turn.checked_rem(u64::from(eligible.count()))?;
         self.turn = self.turn.wrapping_add(1);
@@ -38,7 +38,7 @@ impl Policy for Random {
         _: &Ask<'_>,
         eligible: &Bits,
         rng: &mut Rng,
-        _: &mut Vec<Scored>,
+        _: &mut Vec<Candidate>,
     ) -> Option<(u32, Won)> {
         let place = rng.below(u64::from(eligible.count()));
         Some((eligible.nth(place as u32)?, Won::Rule))
@@ -56,7 +56,7 @@ impl Policy for PowerOfTwo {
         _: &Ask<'_>,
         eligible: &Bits,
         rng: &mut Rng,
-        _: &mut Vec<Scored>,
+        _: &mut Vec<Candidate>,
     ) -> Option<(u32, Won)> {
         let count = eligible.count();
         let first = rng.below(u64::from(count)) as u32;
@@ -82,7 +82,7 @@ impl Policy for LeastLoaded {
         _: &Ask<'_>,
         eligible: &Bits,
         rng: &mut Rng,
-        _: &mut Vec<Scored>,
+        _: &mut Vec<Candidate>,
     ) -> Option<(u32, Won)> {
         least(view, eligible.iter(), rng)
     }
@@ -113,7 +113,7 @@ impl Policy for DeviceAware {
         ask: &Ask<'_>,
         eligible: &Bits,
         rng: &mut Rng,
-        _: &mut Vec<Scored>,
+        _: &mut Vec<Candidate>,
     ) -> Option<(u32, Won)> {
         let (mut processors, mut accelerators) = ((0u64, 0u64), (0u64, 0u64));
         for slot in eligible.iter() {

@@ -33,21 +33,24 @@ impl World {
         &mut self,
         weights: &Weights,
         prompt: &Prompt<'_>,
-    ) -> (Option<(u32, Won)>, Vec<Scored>) {
+    ) -> (Option<(u32, Won)>, Vec<Candidate>) {
         let mut kept = Vec::new();
         let eligible = self.fleet.open().clone();
-        let won = self.scorer.choose(
-            Time::ZERO,
+        let scene = Scene {
+            now: Time::ZERO,
             weights,
-            0.0,
             prompt,
+            fleet: &self.fleet,
+        };
+        let won = self.scorer.choose(
+            &scene,
+            0.0,
             &eligible,
-            &self.fleet,
             &mut self.ledger,
             &mut self.rng,
             &mut kept,
         );
-        kept.sort_by_key(|scored| scored.slot);
+        kept.sort_by_key(|found| found.rank);
         (won, kept)
     }
 
@@ -174,8 +177,8 @@ fn the_record_keeps_the_cheapest_and_always_the_winner() {
     let (won, kept) = many.score(&Weights::default(), &prompt(100, &held, &[]));
     assert_eq!(won, Some((39, Won::Lowest)));
     assert_eq!(
-        kept.iter().map(|k| k.slot).collect::<Vec<_>>(),
-        (32..40).collect::<Vec<_>>()
+        kept.iter().map(|k| k.rank.worker.0).collect::<Vec<_>>(),
+        (33..41).collect::<Vec<_>>()
     );
     let none = Overlap::none();
     for _ in 0..20 {
@@ -183,7 +186,7 @@ fn the_record_keeps_the_cheapest_and_always_the_winner() {
         let (slot, _) = won.unwrap();
         assert_eq!(kept.len(), KEPT);
         assert!(
-            kept.iter().any(|k| k.slot == slot),
+            kept.iter().any(|k| k.rank.worker.0 == u64::from(slot) + 1),
             "a tie among 40 may draw any"
         );
     }

@@ -16,12 +16,13 @@ impl Router {
             Ok(pin) => pin,
             Err(error) => return self.refuse(&arrival, error, out),
         };
+        let filled = self.fill(&arrival, pin);
         if arrival.query_only || !self.policy.weighs_load() {
-            return self.place(&arrival, pin, None, out);
+            return self.place_filled(&arrival, pin, filled, None, out);
         }
-        let (class, cached) = self.classify(&arrival, pin);
-        if !self.must_wait(&arrival, pin, class) {
-            return self.place(&arrival, pin, None, out);
+        let (class, cached) = self.classify(&arrival);
+        if !self.must_wait(&arrival, class) {
+            return self.place_filled(&arrival, pin, filled, None, out);
         }
         if let Err(error) = self.room(class) {
             return self.refuse(&arrival, error, out);
@@ -112,12 +113,12 @@ impl Router {
 
     /// The class a request waits in, and how many of its tokens some eligible rank (or the one it is bound
     /// to) holds.
-    fn classify(&mut self, arrival: &Arrival, pin: Option<Pinned>) -> (usize, u32) {
+    fn classify(&self, arrival: &Arrival) -> (usize, u32) {
         let config = &self.config;
         let needs_cached = config.router_policy_config.is_some()
             || config.router_queue_policy == kvasir_placement::QueuePolicy::WsptUncached;
         let cached = if needs_cached {
-            self.best_cached(arrival, pin)
+            self.best_cached(arrival)
         } else {
             0
         };
@@ -131,11 +132,7 @@ impl Router {
         (class, cached)
     }
 
-    fn best_cached(&mut self, arrival: &Arrival, pin: Option<Pinned>) -> u32 {
-        // An error here is the choice's to report; whoever is routable still counts.
-        let _ = self
-            .eligible
-            .fill(&self.fleet, arrival, pin.map(|p| p.rank));
+    fn best_cached(&self, arrival: &Arrival) -> u32 {
         let (host, disk) = (
             self.config.router_host_cache_hit_weight,
             self.config.router_disk_cache_hit_weight,
@@ -152,16 +149,31 @@ impl Router {
 
     /// Whether the request joins a backlog, or finds every rank it may go to closed. Nobody to go to is not
     /// a reason to wait: the choice says what is wrong.
-    fn must_wait(&mut self, arrival: &Arrival, pin: Option<Pinned>, class: usize) -> bool {
+    fn must_wait(&mut self, arrival: &Arrival, class: usize) -> bool {
         let gate = self.queue.class(class).map(|c| c.gate).unwrap_or_default();
-        gate.is_set() && (self.queue.has_backlog(class) || !self.may_go(arrival, pin, gate))
+        gate.is_set() && (self.queue.has_backlog(class) || !self.is_open(arrival, gate))
     }
 
-    /// Whether some eligible rank is open, or there is none at all. The busy set does not count here.
+    /// Works out who is eligible.
+    pub(super) fn fill(
+        &mut self,
+        arrival: &Arrival,
+        pin: Option<Pinned>,
+    ) -> Result<(), RouteError> {
+        let rank = pin.map(|p| p.rank);
+        self.eligible.fill(&self.fleet, arrival, rank)
+    }
+
+    /// Whether a waiting request may go now.
     pub(super) fn may_go(&mut self, arrival: &Arrival, pin: Option<Pinned>, gate: Gate) -> bool {
-        let _ = self
-            .eligible
-            .fill(&self.fleet, arrival, pin.map(|p| p.rank));
+        // An error is the choice's to report: whoever is routable counts.
+        let _ = self.fill(arrival, pin);
+        self.is_open(arrival, gate)
+    }
+
+    /// Whether some rank of those worked out is open, or there is none at all. The busy set does not count
+    /// here.
+    fn is_open(&mut self, arrival: &Arrival, gate: Gate) -> bool {
         if self.eligible.routable.is_empty() {
             return true;
         }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use kvasir_placement::{Ask, Booking, Gate, Prompt, Scored, Terms, View, Won};
+use kvasir_placement::{Ask, Booking, Candidate, Gate, Prompt, Scene, Terms, View, Won};
 use kvasir_types::{SequenceHash, Time, WorkerRank};
 
 use super::{Pinned, Router, cached_tokens};
 use crate::settle::{Settled, settle};
-use crate::{Arrival, Candidate, Decision, Output, Reason, RouteError, Sent, SessionStep};
+use crate::{Arrival, Decision, Output, Reason, RouteError, Sent, SessionStep};
 
 /// A request as the policy sees it.
 pub(super) fn ask_of<'a>(
@@ -39,10 +39,20 @@ impl Router {
         entered: Option<Time>,
         out: &mut Vec<Output>,
     ) {
+        let filled = self.fill(arrival, pin);
+        self.place_filled(arrival, pin, filled, entered, out);
+    }
+
+    /// The same, given who is eligible.
+    pub(super) fn place_filled(
+        &mut self,
+        arrival: &Arrival,
+        pin: Option<Pinned>,
+        filled: Result<(), RouteError>,
+        entered: Option<Time>,
+        out: &mut Vec<Output>,
+    ) {
         let settled = settle(&self.config, &arrival.overrides);
-        let filled = self
-            .eligible
-            .fill(&self.fleet, arrival, pin.map(|p| p.rank));
         let chosen = filled.and_then(|()| self.choose(arrival, pin, &settled));
         match chosen {
             Ok((slot, reason)) => self.send(arrival, slot, reason, &settled, entered, out),
@@ -72,15 +82,15 @@ impl Router {
         self.kept.clear();
         if let (Some(pin), Some(slot)) = (pin, self.eligible.pinned()) {
             if self.policy.weighs_load() {
-                let terms = view.scorer.one(
-                    view.now,
-                    &ask.weights,
-                    &ask.prompt,
-                    slot,
-                    view.fleet,
-                    view.ledger,
-                );
-                self.kept.push(Scored { slot, terms });
+                let scene = Scene {
+                    now: view.now,
+                    weights: &ask.weights,
+                    prompt: &ask.prompt,
+                    fleet: view.fleet,
+                };
+                let terms = view.scorer.one(&scene, slot, view.ledger);
+                let rank = pin.rank;
+                self.kept.push(Candidate { rank, terms });
             }
             let reason = match pin.by_session {
                 true => Reason::Session,
@@ -115,7 +125,7 @@ impl Router {
         out: &mut Vec<Output>,
     ) {
         let target = self.fleet.rank(slot).unwrap_or_default();
-        let terms = self.terms_of(slot);
+        let terms = self.terms_of(target);
         let cached = cached_tokens(terms.cached_blocks, arrival.isl_tokens, &self.config);
         self.record(arrival, settled, target, reason, entered);
         let mut sent = Sent {
@@ -138,9 +148,9 @@ impl Router {
         out.push(Output::Send(sent));
     }
 
-    fn terms_of(&self, slot: u32) -> Terms {
-        let found = self.kept.iter().find(|scored| scored.slot == slot);
-        found.map_or_else(Terms::default, |scored| scored.terms)
+    fn terms_of(&self, rank: WorkerRank) -> Terms {
+        let found = self.kept.iter().find(|found| found.rank == rank);
+        found.map_or_else(Terms::default, |found| found.terms)
     }
 
     fn book(&mut self, arrival: &Arrival, slot: u32, cached: u32, settled: &Settled) {
@@ -184,11 +194,7 @@ impl Router {
         decision.temperature = settled.temperature;
         decision.eligible = self.eligible.candidates.count();
         decision.winner = Some((target, reason));
-        for scored in &self.kept {
-            let rank = self.fleet.rank(scored.slot).unwrap_or_default();
-            let terms = scored.terms;
-            decision.candidates.push(Candidate { rank, terms });
-        }
+        std::mem::swap(&mut decision.candidates, &mut self.kept);
         self.eligible
             .excluded(&self.fleet, arrival, &mut decision.excluded);
     }
