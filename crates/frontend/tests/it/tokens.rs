@@ -1,0 +1,358 @@
+//! Token workers that fail in every way: what the client sees, and what is left booked.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kvasir_frontend::{App, AppOptions, Backend, EventPool, RouterHost, ServedModel, Server};
+use kvasir_index::Index;
+use kvasir_router::{Mode, RouterConfig, WorkerSpec};
+use kvasir_telemetry::{Clock, Identity, Metrics};
+use kvasir_text::TextModel;
+use kvasir_transport::{Call, MemoryPlane, PlaneError, Tasks};
+use kvasir_types::{FinishReason, Token, TokenItem, WorkerId};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// Longest that any step of a test may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a worker does with a request.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    /// Answers with this many tokens.
+    Answer(u32),
+    /// Vanishes after this many tokens.
+    DieAfter(u32),
+    /// Says that it is full.
+    Full,
+    /// Says that the request cannot be.
+    Reject,
+    /// Its engine fails.
+    Fail,
+    /// Sends one token and then nothing, until the client leaves.
+    Stall,
+}
+
+struct Fixture {
+    server: Server,
+    model: Arc<ServedModel>,
+    /// Requests that each worker got, by id from 1.
+    got: Arc<Vec<AtomicUsize>>,
+    /// Requests that were cancelled while a worker stalled.
+    cancelled: Arc<AtomicUsize>,
+    /// The text of the answers' tokens.
+    words: Arc<Mutex<Vec<Token>>>,
+}
+
+impl Fixture {
+    /// A server with one worker per act; with `mode` `RoundRobin` worker 1 is asked first.
+    async fn start(acts: &[Act], mode: Mode) -> Self {
+        let clock = Clock::new();
+        let metrics = Metrics::new(&Identity::default()).unwrap();
+        let app = App::new(AppOptions::default(), metrics, clock, Tasks::new());
+        let text = Arc::new(TextModel::builtin().unwrap());
+        let words = text
+            .encode_chat("one two three four five six seven eight")
+            .unwrap();
+        let index = Arc::new(Index::new());
+        let name: Arc<str> = "m".into();
+        let plane = MemoryPlane::new();
+        let config = RouterConfig {
+            router_mode: mode,
+            ..RouterConfig::default()
+        };
+        let model = Arc::new(ServedModel {
+            events: EventPool::start(Arc::clone(&name), &index, app.metrics(), 1).unwrap(),
+            name,
+            block_size: 16,
+            context_length: 4096,
+            created: 0,
+            host: RouterHost::start(config, index, clock, app.tasks()),
+            backend: Backend::Tokens {
+                plane: Arc::new(plane.clone()),
+                text,
+            },
+            workers: Default::default(),
+        });
+        app.models().insert(Arc::clone(&model));
+        let fixture = Self {
+            server: Server::start(Arc::clone(&app), ([127, 0, 0, 1], 0).into())
+                .await
+                .unwrap(),
+            model,
+            got: Arc::new((0..=acts.len()).map(|_| AtomicUsize::new(0)).collect()),
+            cancelled: Arc::default(),
+            words: Arc::new(Mutex::new(words)),
+        };
+        for (id, act) in (1..).zip(acts) {
+            fixture.add_worker(&app, &plane, id, *act);
+        }
+        fixture
+    }
+
+    fn add_worker(&self, app: &Arc<App>, plane: &MemoryPlane, id: u64, act: Act) {
+        let mut intake = plane.join(WorkerId(id));
+        let (got, cancelled) = (Arc::clone(&self.got), Arc::clone(&self.cancelled));
+        let words = self.words.lock().unwrap().clone();
+        app.tasks().spawn(async move {
+            while let Some(call) = intake.next().await {
+                got[id as usize].fetch_add(1, Ordering::SeqCst);
+                play(act, call, &words, &cancelled).await;
+            }
+        });
+        self.model
+            .join(WorkerSpec::new(WorkerId(id)), app.metrics());
+    }
+
+    fn asked(&self) -> Vec<usize> {
+        self.got
+            .iter()
+            .skip(1)
+            .map(|n| n.load(Ordering::SeqCst))
+            .collect()
+    }
+
+    /// Nothing is booked and nothing waits; news may take a moment to arrive.
+    async fn assert_idle(&self) {
+        let idle = async {
+            while !self.model.host.ask(|router| router.is_idle()) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, idle)
+            .await
+            .expect("something stays booked");
+    }
+
+    async fn post(&self, body: &Value) -> (u16, String) {
+        let mut stream = self.connect(body).await;
+        let mut all = Vec::new();
+        let read = stream.read_to_end(&mut all);
+        tokio::time::timeout(PATIENCE, read)
+            .await
+            .expect("no end")
+            .unwrap();
+        let text = String::from_utf8(all).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        (
+            head.split(' ').nth(1).unwrap().parse().unwrap(),
+            body.to_owned(),
+        )
+    }
+
+    async fn connect(&self, body: &Value) -> TcpStream {
+        let mut stream = TcpStream::connect(self.server.address()).await.unwrap();
+        let body = body.to_string();
+        let request = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stream
+    }
+}
+
+async fn play(act: Act, call: Call, words: &[Token], cancelled: &AtomicUsize) {
+    let item = |at: u32, last: bool| TokenItem {
+        tokens: vec![words[at as usize % words.len()]],
+        cached_tokens: (at == 0).then_some(0),
+        finish: last.then_some(FinishReason::Stop),
+    };
+    let worker = WorkerId(0);
+    match act {
+        Act::Answer(count) => {
+            for at in 0..count {
+                call.reply.push(item(at, at + 1 == count));
+            }
+        }
+        Act::DieAfter(count) => {
+            for at in 0..count {
+                call.reply.push(item(at, false));
+                // Let the reader take it before the end comes.
+                tokio::task::yield_now().await;
+            }
+        }
+        Act::Full => call.reply.fail(PlaneError::Overloaded(worker)),
+        Act::Reject => call
+            .reply
+            .fail(PlaneError::Rejected("top_k is too large".into())),
+        Act::Fail => call.reply.fail(PlaneError::Engine("out of memory".into())),
+        Act::Stall => {
+            call.reply.push(item(0, false));
+            call.reply.closed().await;
+            cancelled.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+fn ask(stream: bool) -> Value {
+    serde_json::json!({
+        "model": "m", "stream": stream, "messages": [{"role": "user", "content": "count, please"}],
+    })
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_before_its_first_token_is_replaced() {
+    for stream in [false, true] {
+        let fixture = Fixture::start(&[Act::DieAfter(0), Act::Answer(4)], Mode::RoundRobin).await;
+        for _ in 0..2 {
+            let (status, body) = fixture.post(&ask(stream)).await;
+            assert_eq!(status, 200, "{body}");
+            assert!(body.contains("\"stop\""), "{body}");
+        }
+        assert!(
+            fixture.asked()[0] >= 1 && fixture.asked()[1] == 2,
+            "{:?}",
+            fixture.asked()
+        );
+        fixture.assert_idle().await;
+    }
+}
+
+#[tokio::test]
+async fn a_full_worker_is_passed_over_and_a_full_fleet_is_an_overload() {
+    let fixture = Fixture::start(&[Act::Full, Act::Answer(3)], Mode::RoundRobin).await;
+    assert_eq!(fixture.post(&ask(false)).await.0, 200);
+    let fixture = Fixture::start(&[Act::Full, Act::Full], Mode::RoundRobin).await;
+    let (status, body) = fixture.post(&ask(true)).await;
+    assert_eq!(status, 503);
+    assert!(
+        body.contains("All workers are busy, please retry later"),
+        "{body}"
+    );
+    fixture.assert_idle().await;
+}
+
+#[tokio::test]
+async fn a_refusal_is_the_clients_and_is_not_tried_elsewhere() {
+    let fixture = Fixture::start(&[Act::Reject, Act::Reject], Mode::RoundRobin).await;
+    let (status, body) = fixture.post(&ask(false)).await;
+    assert_eq!(status, 400);
+    assert!(body.contains("top_k is too large"), "{body}");
+    assert_eq!(fixture.asked().iter().sum::<usize>(), 1);
+    fixture.assert_idle().await;
+}
+
+#[tokio::test]
+async fn an_engines_failure_tells_nothing_of_its_inside() {
+    let fixture = Fixture::start(&[Act::Fail], Mode::RoundRobin).await;
+    let (status, body) = fixture.post(&ask(false)).await;
+    assert_eq!(status, 500);
+    assert!(!body.contains("memory"), "{body}");
+    fixture.assert_idle().await;
+}
+
+#[tokio::test]
+async fn dead_workers_all_round_is_unavailable() {
+    let fixture = Fixture::start(&[Act::DieAfter(0), Act::DieAfter(0)], Mode::RoundRobin).await;
+    let (status, body) = fixture.post(&ask(true)).await;
+    assert_eq!(status, 503);
+    assert!(body.contains("Service temporarily unavailable"), "{body}");
+    fixture.assert_idle().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_mid_stream_ends_it_with_an_error_frame() {
+    let fixture = Fixture::start(&[Act::DieAfter(3)], Mode::RoundRobin).await;
+    let (status, body) = fixture.post(&ask(true)).await;
+    assert_eq!(status, 200);
+    assert!(body.contains("data: {\"error\":{"), "{body}");
+    assert!(body.contains("data: [DONE]\n\n"), "{body}");
+    assert!(!body.contains("\"finish_reason\":\"stop\""), "{body}");
+    fixture.assert_idle().await;
+
+    let fixture = Fixture::start(&[Act::DieAfter(3)], Mode::RoundRobin).await;
+    let (status, _) = fixture.post(&ask(false)).await;
+    assert_eq!(status, 503, "half an answer must not look whole");
+    fixture.assert_idle().await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_cancels_the_worker_and_frees_its_place() {
+    for stream in [true, false] {
+        let fixture = Fixture::start(&[Act::Stall], Mode::Kv).await;
+        let connection = fixture.connect(&ask(stream)).await;
+        let asked = async {
+            while fixture.asked() != [1] {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, asked).await.unwrap();
+        assert!(!fixture.model.host.ask(|router| router.is_idle()));
+        drop(connection);
+        fixture.assert_idle().await;
+        let cancelled = async {
+            while fixture.cancelled.load(Ordering::SeqCst) == 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, cancelled)
+            .await
+            .expect("the worker goes on for nobody");
+    }
+}
+
+#[tokio::test]
+async fn several_choices_share_a_fate() {
+    let fixture = Fixture::start(&[Act::Answer(4), Act::Answer(4)], Mode::RoundRobin).await;
+    let mut body = ask(true);
+    body["n"] = 4.into();
+    let (status, text) = fixture.post(&body).await;
+    assert_eq!(status, 200);
+    for index in 0..4 {
+        assert!(
+            text.contains(&format!("{{\"index\":{index},\"delta\":{{}}")),
+            "{text}"
+        );
+    }
+    assert_eq!(fixture.asked(), [2, 2]);
+    fixture.assert_idle().await;
+
+    let fixture = Fixture::start(&[Act::Answer(4), Act::DieAfter(2)], Mode::RoundRobin).await;
+    let mut body = ask(false);
+    body["n"] = 2.into();
+    assert_eq!(fixture.post(&body).await.0, 503);
+    fixture.assert_idle().await;
+}
+
+#[tokio::test]
+async fn a_drain_finishes_what_runs_and_refuses_what_comes() {
+    let fixture = Fixture::start(&[Act::Stall], Mode::RoundRobin).await;
+    let running = fixture.connect(&ask(true)).await;
+    let started = async {
+        while fixture.asked() != [1] {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, started).await.unwrap();
+    let address = fixture.server.address();
+    let model = Arc::clone(&fixture.model);
+    let shut_down = fixture.server.shut_down(PATIENCE);
+    tokio::pin!(shut_down);
+    // While it drains new work is refused, and health says why.
+    let health = tokio::select! {
+        text = health_while_draining(address) => text,
+        _ = &mut shut_down => panic!("it did not wait for the running stream"),
+    };
+    assert!(health.starts_with("HTTP/1.1 503"), "{health}");
+    drop(running);
+    assert_eq!(shut_down.await, 0, "a request was cut off");
+    assert!(model.host.ask(|router| router.is_idle()));
+}
+
+async fn health_while_draining(address: SocketAddr) -> String {
+    loop {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = "GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.unwrap();
+        if text.contains("draining") {
+            return text;
+        }
+    }
+}
