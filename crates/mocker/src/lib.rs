@@ -9,8 +9,10 @@
 //!
 //! Elsewhere: what an engine does in a step (`kvasir-engine`), which worker gets a request (the router).
 
+mod events;
 mod rank;
 mod worker;
 
+pub use events::{EventOptions, EventSockets, Fault};
 pub use rank::{Observer, Status};
 pub use worker::{AnswerFn, TokenWorker, Worker, WorkerOptions, seeded_answer};

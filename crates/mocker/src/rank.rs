@@ -9,7 +9,7 @@ use kvasir_engine::{
     Admission, AdmitError, CacheEvent, Counters, Engine, EngineConfig, Load, Step,
 };
 use kvasir_transport::{PlaneError, TokenSink};
-use kvasir_types::{RequestId, TokenItem, WorkerRank};
+use kvasir_types::{RequestId, TokenItem, TokenRequest, WorkerRank};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -24,6 +24,14 @@ const LAG_MAX: Duration = Duration::from_millis(100);
 pub trait Observer: Send + Sync + 'static {
     /// One change of a rank's cache; `id` counts from 0 and restarts with the engine.
     fn cache_event(&self, rank: WorkerRank, id: u64, event: &CacheEvent);
+    /// The step that the last cache events came from is over.
+    fn step_ended(&self, rank: WorkerRank) {
+        let _ = rank;
+    }
+    /// A request was handed to a rank.
+    fn admitted(&self, rank: WorkerRank, request: &TokenRequest) {
+        let _ = (rank, request);
+    }
     /// A rank's load has changed.
     fn load(&self, rank: WorkerRank, load: &Load);
     /// A rank began anew with an empty cache and without a word to anybody, as a restarted process does.
@@ -182,6 +190,9 @@ impl Rank {
         for event in &self.step.events {
             self.observer.cache_event(self.name, self.next_event, event);
             self.next_event += 1;
+        }
+        if !self.step.events.is_empty() {
+            self.observer.step_ended(self.name);
         }
         for output in &self.step.outputs {
             let Some(sink) = self.live.get(&output.id) else {

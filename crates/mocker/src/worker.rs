@@ -51,6 +51,7 @@ pub struct Worker {
     id: WorkerId,
     ranks: Arc<[RankHandle]>,
     options: Arc<WorkerOptions>,
+    observer: Arc<dyn Observer>,
 }
 
 impl fmt::Debug for Worker {
@@ -82,6 +83,7 @@ impl Worker {
             id,
             ranks: ranks.into(),
             options: Arc::new(options),
+            observer: Arc::clone(observer),
         })
     }
 
@@ -112,6 +114,11 @@ impl Worker {
             );
             return sink.fail(PlaneError::Rejected(error));
         };
+        let name = WorkerRank {
+            worker: self.id,
+            rank: request.rank,
+        };
+        self.observer.admitted(name, request);
         let command = Command::Admit(Box::new(self.admission(request)), sink);
         match rank.commands.try_send(command) {
             Ok(()) => {}

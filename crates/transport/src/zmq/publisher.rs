@@ -83,17 +83,22 @@ impl ZmqPublisher {
     /// Sends a message to whoever subscribed to its first part. Returns how many subscribers' queues
     /// were full and missed it.
     pub fn publish(&self, parts: &[Bytes]) -> usize {
-        let mut encoded = BytesMut::new();
-        put_message(parts, &mut encoded);
-        let message = Outgoing {
-            topic: parts.first().cloned().unwrap_or_default(),
-            encoded: encoded.freeze(),
-        };
-        let mut peers = lock(&self.peers);
-        let send = |queue: &&mpsc::Sender<Outgoing>| queue.try_send(message.clone()).is_err();
-        let missed = peers.queues.values().filter(send).count();
-        peers.dropped += missed as u64;
-        missed
+        send(&self.peers, parts)
+    }
+
+    /// The same, to be called later; does nothing once the socket is closed.
+    pub fn later(&self, parts: Vec<Bytes>) -> impl FnOnce() + Send + 'static {
+        let peers = Arc::downgrade(&self.peers);
+        move || {
+            if let Some(peers) = peers.upgrade() {
+                send(&peers, &parts);
+            }
+        }
+    }
+
+    /// Closes every connection, as the end of a process does; subscribers may come back.
+    pub fn disconnect_all(&self) {
+        lock(&self.peers).queues.clear();
     }
 
     /// Subscribers whose subscription stands.
@@ -107,6 +112,20 @@ impl ZmqPublisher {
     pub fn dropped(&self) -> u64 {
         lock(&self.peers).dropped
     }
+}
+
+fn send(peers: &Shared, parts: &[Bytes]) -> usize {
+    let mut encoded = BytesMut::new();
+    put_message(parts, &mut encoded);
+    let message = Outgoing {
+        topic: parts.first().cloned().unwrap_or_default(),
+        encoded: encoded.freeze(),
+    };
+    let mut peers = lock(peers);
+    let send = |queue: &&mpsc::Sender<Outgoing>| queue.try_send(message.clone()).is_err();
+    let missed = peers.queues.values().filter(send).count();
+    peers.dropped += missed as u64;
+    missed
 }
 
 async fn accept(
@@ -188,7 +207,11 @@ async fn relay(
         let item = tokio::select! {
             biased;
             item = reader.next() => item?,
-            Some(message) = queue.recv() => {
+            message = queue.recv() => {
+                // Taken out of the list: the socket was told to let everybody go.
+                let Some(message) = message else {
+                    return Ok(());
+                };
                 if topics.iter().any(|topic| message.topic.starts_with(topic)) {
                     writer.encoded(&message.encoded).await?;
                 }
