@@ -1,4 +1,4 @@
-//! Why an event was refused.
+//! Why an event or a snapshot was refused.
 
 use kvasir_types::EngineHash;
 
@@ -15,4 +15,22 @@ pub enum ApplyError {
     /// The rest of the removal was applied: this is the first name that was not known.
     #[error("block {0} is not held by this rank")]
     BlockNotFound(EngineHash),
+}
+
+/// Why a snapshot was not taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RestoreError {
+    /// It does not begin as ours do.
+    #[error("these bytes are no index snapshot")]
+    NoSnapshot,
+    /// Another release wrote it; rebuild the index from the engines instead.
+    #[error("a snapshot of version {0} cannot be read by this release")]
+    Version(u16),
+    /// Its checksum or its content is wrong; rebuild the index from the engines instead.
+    #[error("the snapshot is damaged")]
+    Corrupt,
+    /// The index holds something already; restore into a new one.
+    #[error("a snapshot can only be restored into an empty index")]
+    NotEmpty,
 }

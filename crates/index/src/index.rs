@@ -279,6 +279,10 @@ impl Index {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(crate) fn rank_table(&self) -> &RankTable {
+        &self.ranks
+    }
+
     /// Panics if the structure contradicts itself. For tests.
     #[cfg(any(test, feature = "oracle"))]
     pub fn check_invariants(&self) {

@@ -26,12 +26,13 @@ mod ranks;
 mod routing;
 mod run;
 mod shared_ranges;
+mod snapshot;
 mod stats;
 mod sync;
 mod tree;
 mod view;
 
-pub use error::ApplyError;
+pub use error::{ApplyError, RestoreError};
 pub use index::Index;
 pub use matches::{Match, Matches};
 pub use options::{Approximate, IndexOptions};

@@ -56,6 +56,12 @@ impl Ranks {
         &self.by_slot
     }
 
+    pub(crate) fn sorted(&self) -> Vec<WorkerRank> {
+        let mut all: Vec<_> = self.slots.keys().copied().collect();
+        all.sort_unstable();
+        all
+    }
+
     pub(crate) fn of_worker(&self, worker: WorkerId) -> Vec<WorkerRank> {
         let all = self.slots.keys().copied();
         all.filter(|rank| rank.worker == worker).collect()

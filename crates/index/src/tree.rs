@@ -13,11 +13,15 @@
 
 #[cfg(any(test, feature = "oracle"))]
 mod check;
+mod dump;
 mod evict;
 mod odd;
+mod pack;
 mod remove;
 mod store;
 
+pub(crate) use dump::Dumped;
+pub(crate) use pack::Packed;
 pub(crate) use store::Again;
 
 use std::cmp::Reverse;

@@ -172,6 +172,7 @@ pub fn follow_events(bytes: &[u8]) {
             check_winner(&index, &prompt, &matches.0);
         }
     }
+    check_copies(&index, &oracle, &mut source);
     for worker in 0..WORKERS {
         index.remove_worker(WorkerId(worker.into()));
     }
@@ -182,6 +183,37 @@ pub fn follow_events(bytes: &[u8]) {
         "{} > {floor}",
         index.stats().bytes
     );
+}
+
+/// What was dumped or written down and made again answers alike, and goes on alike.
+fn check_copies(index: &Index, oracle: &Oracle, source: &mut Source<'_>) {
+    let (replayed, restored) = (Index::new(), Index::new());
+    for (rank, event) in index.dump() {
+        assert_eq!(replayed.apply(rank, &event), Ok(()), "{event:?} of a dump");
+    }
+    assert_eq!(restored.restore(&index.snapshot()), Ok(()));
+    for copy in [&replayed, &restored] {
+        copy.check_invariants();
+        let mut oracle = oracle.clone();
+        let mut matches = (Matches::new(), Matches::new());
+        // A fixed history of its own, so that it is long enough for every copy.
+        let bytes: Vec<u8> = (0..120u64).map(|i| mix(i ^ source.prompts) as u8).collect();
+        let mut later = Source::new(&bytes);
+        while !later.is_over() {
+            assert_eq!(copy.stats().entries as usize, oracle.entries());
+            let prompt = later.prompt();
+            oracle.find(&prompt, &mut matches.0);
+            copy.find(&prompt, &mut matches.1);
+            assert_eq!(matches.1.sorted(), matches.0.sorted(), "{prompt:?}");
+            let rank = later.rank();
+            let event = event(&mut later, rank);
+            assert_eq!(
+                copy.apply(rank, &event),
+                oracle.apply(rank, &event),
+                "{event:?}"
+            );
+        }
+    }
 }
 
 /// The best of a lookup that may stop early is one of the best, and nothing is said to be deeper than it is.

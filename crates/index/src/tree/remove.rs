@@ -207,7 +207,7 @@ impl Tree {
     }
 
     /// The block that a holder holds under this name, if `named` is the block with that name.
-    fn held_as(&self, h: Holder, name: u64, named: Option<Place>) -> Option<Place> {
+    pub(super) fn held_as(&self, h: Holder, name: u64, named: Option<Place>) -> Option<Place> {
         let odd = self.holdings.get(h.slot as usize)?[h.tier].odd > 0;
         if odd && let Some(place) = self.odd.place(h, name) {
             return Some(place);

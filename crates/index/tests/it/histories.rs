@@ -5,7 +5,7 @@ use kvasir_types::Rng;
 use proptest::prelude::*;
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn events(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
@@ -25,9 +25,22 @@ fn random_bytes(rng: &mut Rng, len: u64) -> Vec<u8> {
 /// What a fuzzer does, from a seed and bounded: longer histories than the property tests shrink well.
 #[test]
 fn long_histories_by_seed() {
-    for seed in 0..60 {
+    for seed in 0..150 {
         let mut rng = Rng::new(seed);
-        let len = 200 + rng.below(6_000);
+        let len = 200 + rng.below(4_000);
+        let bytes = random_bytes(&mut rng, len);
+        follow_events(&bytes);
+        follow_routing(&bytes);
+    }
+}
+
+/// An hour's worth of the same for whoever changes the tree: `cargo test -p kvasir-index -- --ignored`.
+#[test]
+#[ignore = "takes minutes"]
+fn very_many_histories_by_seed() {
+    for seed in 1_000..21_000 {
+        let mut rng = Rng::new(seed);
+        let len = 100 + rng.below(3_000);
         let bytes = random_bytes(&mut rng, len);
         follow_events(&bytes);
         follow_routing(&bytes);

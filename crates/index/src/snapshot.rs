@@ -1,0 +1,210 @@
+//! An index written down: as events for anybody, and in a compact form of our own.
+//!
+//! The compact form is little-endian throughout: `KVIX`, a version (u16), then the ranks, then the runs,
+//! parents before children, then XXH3-64 of everything before it. It holds what events said; what routing
+//! decisions taught is not kept.
+
+use kvasir_types::{KvEvent, Tier, WorkerRank};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::index::Writer;
+use crate::tree::{Dumped, Holder, Packed};
+use crate::{Index, RestoreError};
+
+const MAGIC: [u8; 4] = *b"KVIX";
+const VERSION: u16 = 1;
+const CHECKSUM: usize = 8;
+const TIERS: [Tier; 4] = [Tier::Device, Tier::HostPinned, Tier::Disk, Tier::External];
+
+impl Index {
+    /// Everything as events, per rank in the order in which they are to be applied. Weakly consistent only
+    /// between ranks: one rank's events are of one moment.
+    #[must_use]
+    pub fn dump(&self) -> Vec<(WorkerRank, KvEvent)> {
+        let ranks: Vec<WorkerRank> = self.write().ranks.sorted();
+        ranks
+            .into_iter()
+            .flat_map(|rank| self.dump_rank(rank))
+            .collect()
+    }
+
+    /// One rank's part of [`Index::dump`].
+    #[must_use]
+    pub fn dump_rank(&self, rank: WorkerRank) -> Vec<(WorkerRank, KvEvent)> {
+        let writer = self.write();
+        let Some(slot) = writer.ranks.get(rank) else {
+            return Vec::new();
+        };
+        let tiers = TIERS.iter().enumerate();
+        tiers
+            .flat_map(|(t, &tier)| {
+                let dumped = writer.events.dump(Holder { slot, tier: t });
+                dumped
+                    .into_iter()
+                    .map(move |event| (rank, kv_event(tier, event)))
+            })
+            .collect()
+    }
+
+    /// The compact form.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<u8> {
+        let writer = self.write();
+        let mut out = Vec::with_capacity(64 + writer.events.blocks() * 17);
+        out.extend(MAGIC);
+        out.extend(VERSION.to_le_bytes());
+        let ranks = writer.ranks.by_slot();
+        out.extend((ranks.len() as u32).to_le_bytes());
+        for rank in ranks {
+            out.extend(rank.worker.0.to_le_bytes());
+            out.extend(rank.rank.0.to_le_bytes());
+        }
+        out.extend((writer.events.runs() as u32).to_le_bytes());
+        writer.events.pack(|run| write_run(&mut out, run));
+        out.extend(xxh3_64(&out).to_le_bytes());
+        out
+    }
+
+    /// Takes over what [`Index::snapshot`] wrote down. The index must hold nothing from events; on an error
+    /// it holds nothing afterwards.
+    pub fn restore(&self, bytes: &[u8]) -> Result<(), RestoreError> {
+        let mut writer = self.write();
+        if writer.events.blocks() > 0 {
+            return Err(RestoreError::NotEmpty);
+        }
+        let body = checked(bytes)?;
+        let restored = self.read(&mut Reader(body), &mut writer);
+        drop(writer);
+        if restored.is_none() {
+            let ranks = self.write().ranks.sorted();
+            ranks.into_iter().for_each(|rank| self.remove_rank(rank));
+        }
+        restored.ok_or(RestoreError::Corrupt)
+    }
+
+    fn read(&self, reader: &mut Reader<'_>, writer: &mut Writer) -> Option<()> {
+        let count = reader.u32()?;
+        let mut slots = Vec::new();
+        for _ in 0..count {
+            let rank = WorkerRank::new(reader.u64()?, reader.u32()?);
+            slots.push(writer.ranks.slot(rank, self.rank_table()));
+        }
+        let (mut ids, mut run) = (vec![0], Packed::default());
+        for _ in 0..reader.u32()? {
+            read_run(reader, &slots, &mut run)?;
+            writer.events.unpack(&run, &mut ids).then_some(())?;
+        }
+        (reader.0.is_empty() && writer.events.is_trim()).then_some(())
+    }
+}
+
+fn kv_event(tier: Tier, event: Dumped) -> KvEvent {
+    match event {
+        Dumped::Stored(parent, blocks) => KvEvent::Stored {
+            tier,
+            parent,
+            blocks,
+        },
+        Dumped::Removed(blocks) => KvEvent::Removed { tier, blocks },
+    }
+}
+
+/// What lies between version and checksum.
+fn checked(bytes: &[u8]) -> Result<&[u8], RestoreError> {
+    let rest = bytes.strip_prefix(&MAGIC).ok_or(RestoreError::NoSnapshot)?;
+    let (version, rest) = rest.split_first_chunk().ok_or(RestoreError::NoSnapshot)?;
+    let version = u16::from_le_bytes(*version);
+    if version != VERSION {
+        return Err(RestoreError::Version(version));
+    }
+    let (body, sum) = rest
+        .split_last_chunk::<CHECKSUM>()
+        .ok_or(RestoreError::Corrupt)?;
+    let covered = &bytes[..bytes.len() - CHECKSUM];
+    if xxh3_64(covered) != u64::from_le_bytes(*sum) {
+        return Err(RestoreError::Corrupt);
+    }
+    Ok(body)
+}
+
+fn write_run(out: &mut Vec<u8>, run: &Packed) {
+    out.extend(run.parent.to_le_bytes());
+    out.extend((run.names.len() as u16).to_le_bytes());
+    out.extend((run.owners.len() as u32).to_le_bytes());
+    out.extend((run.odd.len() as u32).to_le_bytes());
+    out.extend(run.locals.iter().flat_map(|l| l.to_le_bytes()));
+    out.extend(run.names.iter().flat_map(|n| n.to_le_bytes()));
+    for &(slot, tier, extent) in &run.owners {
+        out.extend(slot.to_le_bytes());
+        out.extend([tier as u8]);
+        out.extend((extent as u16).to_le_bytes());
+    }
+    for &(slot, tier, pos, name, count) in &run.odd {
+        out.extend(slot.to_le_bytes());
+        out.extend([tier as u8]);
+        out.extend((pos as u16).to_le_bytes());
+        out.extend(name.to_le_bytes());
+        out.extend(count.to_le_bytes());
+    }
+}
+
+fn read_run(reader: &mut Reader<'_>, slots: &[u32], run: &mut Packed) -> Option<()> {
+    run.parent = reader.u32()?;
+    let len = usize::from(reader.u16()?);
+    let (owners, odd) = (reader.u32()?, reader.u32()?);
+    reader.words(len, &mut run.locals)?;
+    reader.words(len, &mut run.names)?;
+    run.owners.clear();
+    for _ in 0..owners {
+        let slot = *slots.get(reader.u32()? as usize)?;
+        let owner = (slot, usize::from(reader.u8()?), u32::from(reader.u16()?));
+        run.owners.push(owner);
+    }
+    let mut owned: Vec<_> = run.owners.iter().map(|o| (o.0, o.1)).collect();
+    owned.sort_unstable();
+    owned.windows(2).all(|two| two[0] != two[1]).then_some(())?;
+    run.odd.clear();
+    for _ in 0..odd {
+        let slot = *slots.get(reader.u32()? as usize)?;
+        let (tier, pos) = (usize::from(reader.u8()?), u32::from(reader.u16()?));
+        run.odd
+            .push((slot, tier, pos, reader.u64()?, reader.u32()?));
+    }
+    Some(())
+}
+
+/// Bytes still to be read.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*head)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        self.take::<1>().map(|b| b[0])
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.take().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    fn words(&mut self, count: usize, out: &mut Vec<u64>) -> Option<()> {
+        let (head, rest) = self.0.split_at_checked(count * 8)?;
+        let (words, _) = head.as_chunks();
+        out.clear();
+        out.extend(words.iter().map(|w| u64::from_le_bytes(*w)));
+        self.0 = rest;
+        Some(())
+    }
+}

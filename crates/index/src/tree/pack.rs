@@ -1,0 +1,129 @@
+//! A tree as runs, to be written down and made again.
+
+use std::sync::Arc;
+
+use super::{Holder, Node, ROOT, Tree};
+use crate::names::{Place, RUN_MAX};
+use crate::run::Run;
+
+/// A run by itself. Runs are numbered from 1 in the order in which they are packed; 0 is the root.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Packed {
+    pub(crate) parent: u32,
+    pub(crate) locals: Vec<u64>,
+    pub(crate) names: Vec<u64>,
+    /// (slot, tier, extent).
+    pub(crate) owners: Vec<(u32, usize, u32)>,
+    /// (slot, tier, position, name, count).
+    pub(crate) odd: Vec<(u32, usize, u32, u64, u32)>,
+}
+
+impl Tree {
+    /// Hands every run to `write`, parents before children.
+    pub(crate) fn pack(&self, mut write: impl FnMut(&Packed)) {
+        let mut number = vec![0u32; self.nodes.len()];
+        let mut open: Vec<u32> = self.node(ROOT).children.clone();
+        let (mut count, mut packed) = (0, Packed::default());
+        while let Some(id) = open.pop() {
+            count += 1;
+            number[id as usize] = count;
+            let node = self.node(id);
+            open.extend(&node.children);
+            packed.parent = number[node.parent as usize];
+            packed.locals.clear();
+            node.run.copy(0, node.names.len(), &mut packed.locals);
+            packed.names.clone_from(&node.names);
+            packed.owners.clear();
+            let owners = node.run.each_owner();
+            packed
+                .owners
+                .extend(owners.map(|(tier, slot, extent)| (slot, tier, extent)));
+            packed.odd.clear();
+            for (h, name, place) in self.odd.in_run(id) {
+                let count = self.odd.count(h, place, name);
+                packed.odd.push((h.slot, h.tier, place.pos, name, count));
+            }
+            write(&packed);
+        }
+    }
+
+    /// Adds a run as it was packed; `ids` are those of the runs before it, the root first. Says whether it
+    /// fits: what was written down may be damaged in ways that a checksum does not show.
+    pub(crate) fn unpack(&mut self, packed: &Packed, ids: &mut Vec<u32>) -> bool {
+        let len = packed.names.len();
+        let (Some(&parent), true) = (
+            ids.get(packed.parent as usize),
+            (1..=RUN_MAX).contains(&len) && packed.locals.len() == len,
+        ) else {
+            return false;
+        };
+        let first = packed.locals[0];
+        let held =
+            |&(_, tier, extent): &(u32, usize, u32)| tier < 4 && (1..=len as u32).contains(&extent);
+        if self.child(parent, first).is_some() || !packed.owners.iter().all(held) {
+            return false;
+        }
+        let id = self.new_run(parent, packed);
+        ids.push(id);
+        for &(slot, tier, extent) in &packed.owners {
+            self.count(Holder { slot, tier }, id, 0, extent);
+        }
+        packed.odd.iter().all(|&(slot, tier, pos, name, count)| {
+            let (h, place) = (Holder { slot, tier }, Place { run: id, pos });
+            let fits = tier < 4 && count > 0 && pos < self.extent(id, h);
+            let fits = fits && self.odd.place(h, name).is_none();
+            if fits {
+                let grown = self.odd.set(h, place, name, count);
+                let holding = self.holding(h);
+                holding.odd = holding.odd.saturating_add_signed(grown);
+            }
+            fits
+        })
+    }
+
+    fn new_run(&mut self, parent: u32, packed: &Packed) -> u32 {
+        self.make_room_for_edge();
+        let (id, end) = (self.reserve(), self.new_end());
+        let above = self.node(parent);
+        let (follows, start) = (above.run.end, above.run.start + above.names.len() as u32);
+        let len = packed.names.len() as u32;
+        let mut run = Run::new(end, follows, start, Arc::from(packed.locals.as_slice()));
+        for &(slot, tier, extent) in &packed.owners {
+            run.owners_mut(tier).set(slot, extent, len);
+        }
+        let mut node = Node::new(Run::new(0, 0, 0, Arc::new([])), parent);
+        node.names.clone_from(&packed.names);
+        node.written = len;
+        self.nodes[id as usize] = Some(node);
+        let (nodes, place) = (&self.nodes, Place { run: id, pos: 0 });
+        let names = packed.names.iter().copied();
+        let clean = self
+            .names
+            .claim(names, place, |p, name| Self::is_called(nodes, p, name));
+        if !clean {
+            for (pos, &name) in (0u32..).zip(&packed.names) {
+                let (nodes, place) = (&self.nodes, Place { run: id, pos });
+                let other = |p| p != place && Self::is_called(nodes, p, name);
+                let _taken_by_another = self.names.insert(name, place, other);
+            }
+        }
+        self.node_mut(id).clean = clean;
+        self.runs += 1;
+        self.blocks += packed.names.len();
+        self.publish(id, run);
+        self.link(follows, packed.locals[0], id);
+        self.adopt(parent, id);
+        if parent != ROOT {
+            self.account(parent);
+        }
+        id
+    }
+
+    /// Whether every leaf is held to its end, as it is between calls.
+    pub(crate) fn is_trim(&self) -> bool {
+        let leaves = self.nodes.iter().flatten().skip(1);
+        leaves
+            .filter(|n| n.children.is_empty())
+            .all(|n| n.run.reach() == n.names.len() as u32)
+    }
+}

@@ -1,0 +1,171 @@
+//! Long chains, the byte budget, memory that comes back, damaged snapshots.
+
+use kvasir_index::{ApplyError, Index, IndexOptions, Matches, RestoreError};
+use kvasir_types::{EngineHash, KvEvent, LocalHash, Rng, StoredBlock, Tier, WorkerId, WorkerRank};
+
+fn chain(seed: u64, len: u64) -> Vec<StoredBlock> {
+    let block = |i| StoredBlock {
+        engine: EngineHash(Rng::new(seed << 32 | i).next_u64()),
+        local: LocalHash(Rng::new(seed << 32 | i | 1 << 63).next_u64()),
+    };
+    (0..len).map(block).collect()
+}
+
+fn stored(parent: Option<EngineHash>, blocks: &[StoredBlock]) -> KvEvent {
+    KvEvent::Stored {
+        tier: Tier::Device,
+        parent,
+        blocks: blocks.to_vec(),
+    }
+}
+
+fn removed(blocks: impl IntoIterator<Item = StoredBlock>) -> KvEvent {
+    KvEvent::Removed {
+        tier: Tier::Device,
+        blocks: blocks.into_iter().map(|b| b.engine).collect(),
+    }
+}
+
+fn depth(index: &Index, rank: WorkerRank, blocks: &[StoredBlock]) -> u32 {
+    let prompt: Vec<LocalHash> = blocks.iter().map(|b| b.local).collect();
+    let mut found = Matches::new();
+    index.find(&prompt, &mut found);
+    found.get(rank).map_or(0, |m| m.device)
+}
+
+/// One event of 65,536 blocks; then gaps from the front on, filled again; then all goes.
+#[test]
+fn a_chain_of_65_536_blocks() {
+    let (index, rank, blocks) = (Index::new(), WorkerRank::new(1, 0), chain(1, 65_536));
+    let floor = index.stats().bytes;
+    index.apply(rank, &stored(None, &blocks)).unwrap();
+    assert_eq!(depth(&index, rank, &blocks), 65_536);
+    for at in [0, 1, 2, 999, 1_023, 1_024, 40_000, 65_534] {
+        index.apply(rank, &removed([blocks[at]])).unwrap();
+        assert_eq!(depth(&index, rank, &blocks), at as u32);
+        let parent = at.checked_sub(1).map(|p| blocks[p].engine);
+        index
+            .apply(rank, &stored(parent, &blocks[at..=at]))
+            .unwrap();
+        assert_eq!(depth(&index, rank, &blocks), 65_536);
+        index.check_invariants();
+    }
+    for block in blocks.iter().take(3_000) {
+        index.apply(rank, &removed([*block])).unwrap();
+    }
+    assert_eq!(depth(&index, rank, &blocks), 0);
+    index.check_invariants();
+    index.remove_rank(rank);
+    assert_eq!(index.stats().blocks, 0);
+    assert!(index.stats().bytes <= floor + floor / 100);
+}
+
+/// A block that is its own ancestor refuses the whole event, wherever it stands in a long one.
+#[test]
+fn a_repeated_name_changes_nothing() {
+    let (index, rank) = (Index::new(), WorkerRank::new(1, 0));
+    for len in [2, 40, 1_024, 3_000] {
+        let mut blocks = chain(len, len);
+        let (first, last) = (blocks[0].engine, len as usize - 1);
+        blocks[last].engine = first;
+        let refused = index.apply(rank, &stored(None, &blocks));
+        assert_eq!(refused, Err(ApplyError::InvalidBlockSequence(first)));
+        assert_eq!(index.stats().blocks, 0);
+        index.check_invariants();
+    }
+}
+
+/// Past the budget the chains that were stored longest ago go; the newest are kept; all is counted.
+#[test]
+fn the_byte_budget_holds() {
+    let max_bytes = 400_000;
+    let index = Index::with_options(&IndexOptions {
+        max_bytes,
+        ..IndexOptions::default()
+    });
+    let rank = WorkerRank::new(1, 0);
+    for seed in 0..200 {
+        index.apply(rank, &stored(None, &chain(seed, 300))).unwrap();
+        assert!(index.stats().bytes <= max_bytes, "after {seed}");
+        assert_eq!(depth(&index, rank, &chain(seed, 300)), 300, "the newest");
+        index.check_invariants();
+    }
+    let stats = index.stats();
+    assert_eq!(stats.evicted + stats.entries, 200 * 300);
+    assert!(stats.evicted > 0);
+    assert_eq!(depth(&index, rank, &chain(0, 300)), 0, "the oldest");
+    let gone = index.apply(rank, &removed(chain(0, 300).into_iter().take(1)));
+    assert!(matches!(gone, Err(ApplyError::BlockNotFound(_))));
+}
+
+/// Filled and emptied in several ways, the index is as small as a new one.
+#[test]
+fn memory_comes_back() {
+    let index = Index::new();
+    let floor = index.stats().bytes;
+    let ranks: Vec<WorkerRank> = (0..20).map(|w| WorkerRank::new(w, 0)).collect();
+    for round in 0..3 {
+        for (i, rank) in (0..).zip(&ranks) {
+            for seed in 0..20 {
+                let blocks = chain(seed * (i % 3 + 1), 200);
+                let _refused_where_names_repeat = index.apply(*rank, &stored(None, &blocks));
+            }
+        }
+        assert!(index.stats().bytes > floor * 10);
+        for rank in &ranks {
+            match round {
+                0 => index.remove_rank(*rank),
+                1 => index.remove_worker(rank.worker),
+                _ => index
+                    .apply(*rank, &KvEvent::Cleared { tier: None })
+                    .unwrap(),
+            }
+        }
+        assert_eq!(index.stats().blocks, 0);
+        let bytes = index.stats().bytes;
+        assert!(bytes <= floor + floor / 100, "{bytes} after {floor}");
+        index.check_invariants();
+    }
+}
+
+/// Any single damaged byte is noticed; any content behind a right checksum is refused or makes a sound tree.
+#[test]
+fn damaged_snapshots_are_refused() {
+    let index = Index::new();
+    for worker in 0..3 {
+        let blocks = chain(7, 40 + 10 * worker);
+        index
+            .apply(WorkerRank::new(worker, 0), &stored(None, &blocks))
+            .unwrap();
+    }
+    index
+        .apply(WorkerRank::new(0, 0), &stored(None, &chain(7, 3)))
+        .unwrap();
+    index
+        .apply(WorkerRank::new(1, 0), &removed([chain(7, 9)[8]]))
+        .unwrap();
+    let good = index.snapshot();
+    let restored = Index::new();
+    assert_eq!(restored.restore(&good), Ok(()));
+    assert_eq!(restored.restore(&good), Err(RestoreError::NotEmpty));
+    assert_eq!(restored.snapshot().len(), good.len());
+    for at in 0..good.len() {
+        let mut bad = good.clone();
+        bad[at] ^= 0x40;
+        assert!(Index::new().restore(&bad).is_err(), "byte {at}");
+        assert!(Index::new().restore(&good[..at]).is_err(), "cut at {at}");
+        let body = bad.len() - 8;
+        let sum = xxhash_rust::xxh3::xxh3_64(&bad[..body]);
+        bad[body..].copy_from_slice(&sum.to_le_bytes());
+        let target = Index::new();
+        if target.restore(&bad).is_err() {
+            assert_eq!(target.stats().blocks, 0);
+        }
+        target.remove_worker(WorkerId(0));
+        (0..3).for_each(|w| target.remove_worker(WorkerId(w)));
+    }
+    let mut newer = good;
+    newer[4] = 9;
+    assert_eq!(Index::new().restore(&newer), Err(RestoreError::Version(9)));
+    assert_eq!(Index::new().restore(b"{}"), Err(RestoreError::NoSnapshot));
+}
