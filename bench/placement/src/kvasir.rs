@@ -7,7 +7,7 @@ use kvasir_router::{
 };
 use kvasir_types::{RequestId, SequenceHash, Time, WorkerId, WorkerRank};
 
-use crate::{Ask, BLOCK, Scheduler};
+use crate::{Ask, BLOCK, RING, Scheduler};
 
 pub(crate) struct Kvasir {
     router: Router,
@@ -36,6 +36,7 @@ impl Scheduler for Kvasir {
         let config = RouterConfig {
             router_mode: Mode::Kv,
             kv_cache_block_size: BLOCK,
+            router_decision_log: RING,
             ..RouterConfig::default()
         };
         let mut kvasir = Self {

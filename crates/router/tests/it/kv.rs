@@ -93,3 +93,129 @@ fn ties_are_drawn_and_the_record_says_so() {
     }
     assert_eq!(seen.len(), 4, "64 draws among 4 equal workers reach all");
 }
+
+/// A policy of the caller's own: always the highest rank, held while anything runs there.
+#[derive(Debug, Default)]
+struct Last {
+    prefilled: u32,
+    ended: Vec<u32>,
+}
+
+impl kvasir_router::Policy for Last {
+    fn choose(
+        &mut self,
+        _: &mut kvasir_placement::View<'_>,
+        _: &kvasir_placement::Ask<'_>,
+        eligible: &kvasir_placement::Bits,
+        _: &mut kvasir_types::Rng,
+        _: &mut Vec<kvasir_router::Candidate>,
+    ) -> Option<(u32, kvasir_placement::Won)> {
+        let last = eligible.iter().last()?;
+        Some((last, kvasir_placement::Won::Rule))
+    }
+
+    fn is_open(
+        &self,
+        view: &kvasir_placement::View<'_>,
+        _: &kvasir_placement::Ask<'_>,
+        slot: u32,
+    ) -> bool {
+        view.ledger.requests(slot) == 0
+    }
+
+    fn urgency(&self, hold: &kvasir_placement::Hold) -> f64 {
+        f64::from(hold.isl_tokens)
+    }
+
+    fn weighs_load(&self) -> bool {
+        true
+    }
+
+    fn observe(&mut self, feedback: &kvasir_placement::Feedback) {
+        match feedback {
+            kvasir_placement::Feedback::Prefilled(_) => self.prefilled += 1,
+            kvasir_placement::Feedback::Ended { output_tokens, .. } => {
+                self.ended.push(*output_tokens);
+                assert!(self.prefilled as usize >= self.ended.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_policy_of_ones_own_chooses_holds_orders_and_hears() {
+    let config = RouterConfig {
+        router_mode: Mode::Kv,
+        ..RouterConfig::default()
+    };
+    let mut host = Host {
+        router: Router::with_policy(config, Box::new(Last::default())),
+        now: Time::ZERO,
+        out: Vec::new(),
+    }
+    .workers(1);
+    assert_eq!(host.worker(Arrival::new(RequestId(1), 16)), 1);
+    for (id, tokens) in [(2, 10), (3, 30)] {
+        host.arrive(Arrival::new(RequestId(id), tokens));
+    }
+    assert_eq!(host.router.queued().0, 2, "held because the policy says so");
+    for (end, next) in [(1, [3]), (3, [2])] {
+        host.first_token(end);
+        host.finish(end);
+        assert_eq!(host.released(), next, "the longest prompt goes first");
+    }
+}
+
+/// The record of one decision with every part of it, as `why` prints it.
+#[test]
+fn the_record_is_compact_and_complete() {
+    let mut host = Host::kv(|_| {}).workers(20);
+    let mut asked = prompt(1, &words(1, 10));
+    asked.overlap = held(&[(7, 10)]);
+    asked.constraints.allowed = Some((1..=15).map(WorkerId).collect());
+    host.sent(asked);
+    let decision = host.router.explain(RequestId(1)).unwrap();
+    assert_eq!((decision.eligible, decision.excluded.count), (15, 5));
+    assert_eq!(
+        decision.candidates.len(),
+        kvasir_router::Decision::CANDIDATES_MAX
+    );
+    assert_eq!(decision.chosen().unwrap().rank.worker, WorkerId(7));
+    assert_ne!(decision.runner_up().unwrap().rank.worker, WorkerId(7));
+    assert_eq!((decision.isl_tokens, decision.request_blocks), (160, 10));
+    let bytes = size_of_val(decision)
+        + size_of_val(&decision.candidates[..])
+        + size_of_val(&decision.excluded.named[..]);
+    assert!(bytes <= 1280, "{bytes} bytes");
+    let mut refused = prompt(2, &words(1, 10));
+    refused.constraints.allowed = Some(vec![]);
+    host.refused(refused);
+    let decision = host.router.explain(RequestId(2)).unwrap();
+    assert_eq!(decision.winner, None);
+    assert!(matches!(
+        decision.error,
+        Some(RouteError::NoEndpoints { .. })
+    ));
+}
+
+/// More ties than are kept: the winner is in the record whichever was drawn.
+#[test]
+fn the_winner_is_always_in_the_record() {
+    let mut host = Host::kv(|_| {}).workers(30);
+    for id in 0..50 {
+        let target = host.sent(Arrival::new(RequestId(id), 16)).target;
+        let decision = host.router.explain(RequestId(id)).unwrap();
+        assert_eq!(decision.chosen().unwrap().rank, target);
+        host.finish(id);
+    }
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn the_record_is_serialisable() {
+    let mut host = Host::kv(|_| {}).workers(1);
+    host.sent(prompt(1, &words(1, 2)));
+    let decision = host.router.explain(RequestId(1)).unwrap();
+    let text = serde_json::to_string(decision).unwrap();
+    expect![[r#"{"id":"00000000-0000-0000-0000-000000000001","at":0,"queued":{"secs":0,"nanos":0},"mode":"kv","isl_tokens":32,"request_blocks":2,"prefill_load_scale":1.0,"temperature":0.0,"eligible":1,"candidates":[{"rank":{"worker":1,"rank":0},"terms":{"raw_prefill_blocks":2.0,"credit_blocks":0.0,"prefill_blocks":2.0,"decode_blocks":2.0,"request_cost":0.0,"taint_factor":1.0,"cached_blocks":0.0,"cost":4.0}}],"excluded":{"count":0,"named":[]},"winner":[{"worker":1,"rank":0},"lowest_cost"],"error":null}"#]].assert_eq(&text);
+}

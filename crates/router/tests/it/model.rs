@@ -604,7 +604,8 @@ impl Model {
                         let limit = share * total as f64;
                         let used = state.used.unwrap_or(0) as f64;
                         let over = held as f64 > limit || used > limit;
-                        let below = (held as f64) < limit && used < limit;
+                        let under = |blocks: f64| blocks == 0.0 || blocks < limit;
+                        let below = under(held as f64) && under(used);
                         over || state.latched && !below
                     }
                     _ => false,
