@@ -1,6 +1,7 @@
 //! The one binary: finds the command and runs it. Nothing here that a second binary would need.
 
 mod demo;
+mod mocker;
 mod serve;
 mod wiring;
 
@@ -47,6 +48,7 @@ fn start(run: &Run) -> ExitCode {
     let outcome = runtime.block_on(async {
         match run.command {
             Command::Demo => demo::run(&run.settings).await,
+            Command::Mocker => mocker::run(&run.settings).await,
             _ => serve::run(&run.settings).await,
         }
     });

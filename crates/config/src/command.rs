@@ -54,7 +54,7 @@ impl Command {
 
     /// Whether this version has it.
     pub const fn available(self) -> bool {
-        matches!(self, Self::Frontend | Self::Demo | Self::Replay)
+        !matches!(self, Self::Router)
     }
 
     /// The command of that name.

@@ -1,7 +1,8 @@
 //! The engine model in real time.
 //!
 //! Answers one question: how does a mock engine look from outside? As a token worker on the request plane
-//! ([`TokenWorker`]), with cache events and load reports handed to an [`Observer`].
+//! ([`TokenWorker`]), and as a vLLM server with faults on command ([`MockServer`]); cache events and load
+//! reports are handed to an [`Observer`].
 //!
 //! Invariants: every request that reaches a worker is answered exactly once, by its tokens and a finish
 //! reason, by an error, or (a killed worker) by a disconnection; a client that leaves frees its place
@@ -10,9 +11,13 @@
 //! Elsewhere: what an engine does in a step (`kvasir-engine`), which worker gets a request (the router).
 
 mod events;
+mod http;
 mod rank;
 mod worker;
 
 pub use events::{EventOptions, EventSockets, Fault};
+pub use http::{
+    HttpFault, HttpFaultError, HttpFaultKind, MockServer, MockServerOptions, answers_in_words,
+};
 pub use rank::{Observer, Status};
 pub use worker::{AnswerFn, TokenWorker, Worker, WorkerOptions, seeded_answer};

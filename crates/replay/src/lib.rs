@@ -20,7 +20,7 @@ mod table;
 pub use compare::{Column, Comparison, Level, Row};
 pub use html::page;
 pub use json::document;
-pub use plan::{Plan, ReplayError, RouterWiring};
+pub use plan::{Plan, ReplayError, RouterWiring, engine_config};
 pub use runs::{Finished, run_all};
 pub use table::table;
 

@@ -111,7 +111,7 @@ impl Plan {
         settings: &Settings,
         wiring: &RouterWiring<'_>,
     ) -> Result<Self, ReplayError> {
-        let (engine, engine_name) = engine(settings)?;
+        let (engine, engine_name) = engine_config(settings)?;
         let block_size = engine.block_size;
         let first = settings.get(keys::SEED).unwrap_or(0);
         let seeds: Vec<u64> = (0..u64::from(settings.get(keys::SEEDS)))
@@ -138,8 +138,8 @@ impl Plan {
     }
 }
 
-/// The engine that `settings` ask for, and what it is called.
-pub(crate) fn engine(settings: &Settings) -> Result<(EngineConfig, String), ReplayError> {
+/// The engine that `settings` ask for, and what it is called; the mock server has it too.
+pub fn engine_config(settings: &Settings) -> Result<(EngineConfig, String), ReplayError> {
     let block_size = settings.get(keys::BLOCK_SIZE);
     let asked = settings.get(keys::ENGINE);
     let preset = match asked {

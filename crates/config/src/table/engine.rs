@@ -173,5 +173,5 @@ options! { MOCKER_ROWS, Group::Mocker, Scope::MOCKER;
     /// `refuse`, `stall`, `slow=MS`, `die=TOKENS`, `cut=TOKENS` or `status=CODE`, each with
     /// `:share=0.1` to strike only some requests and `:count=3` to strike so many.
     FAULT_AT_START: Vec<String> = "fault-at-start" =>
-        env(&[var("KVASIR_FAULT_AT_START")]).aliases(&["fault"]).rule(&FAULT);
+        env(&[var("KVASIR_FAULT_AT_START")]).aliases(&["fault"]).rule(&FAULT).effective();
 }

@@ -32,6 +32,7 @@ fn overview() {
             Commands:
               frontend  Serve the OpenAI API and route each request to the best worker
               demo      Try it: frontend, mock workers and sample traffic in one process
+              mocker    A mock engine that behaves as an inference server does
               replay    Simulate a trace under several policies, in virtual time
               config    Show every option with its value and origin, or check them
               help      Show this, or the help of a command

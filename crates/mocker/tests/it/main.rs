@@ -1,4 +1,8 @@
-//! Mock workers on the request plane, on a paused clock; and their event sockets, on the real one.
+//! Mock workers on the request plane, on a paused clock; their event sockets and mock servers, on the real
+//! one.
 
+mod client;
 mod events;
+mod faults;
 mod plane;
+mod vllm;

@@ -1,0 +1,130 @@
+//! `kvasir mocker`: mock engines that answer as vLLM servers do, one port each.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use kvasir_config::{Settings, keys};
+use kvasir_mocker::{
+    HttpFault, MockServer, MockServerOptions, Observer, Worker, WorkerOptions, answers_in_words,
+};
+use kvasir_text::TextModel;
+use kvasir_transport::Tasks;
+use kvasir_types::WorkerId;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::wiring::{self, Failure};
+
+/// The model's name where nothing gives one.
+const MODEL: &str = "kvasir-mock";
+
+/// Serves until a signal.
+pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
+    let tasks = Tasks::new();
+    let (options, worker) = options(settings)?;
+    let first = wiring::listen_address(settings)?;
+    let observer: Arc<dyn Observer> = Arc::new(());
+    let mut servers = Vec::new();
+    for at in 0..settings.get(keys::WORKERS) {
+        let id = WorkerId(u64::from(at));
+        let worker = Worker::spawn(&tasks, id, worker.clone(), &observer)?;
+        let seed = options.seed.wrapping_add(u64::from(at));
+        let options = MockServerOptions {
+            seed,
+            ..options.clone()
+        };
+        let address = nth(first, at)?;
+        let server = MockServer::start(&tasks, address, worker, options)
+            .await
+            .map_err(|error| {
+                format!("cannot listen on {address}: {error}; choose another port with --http-port")
+            })?;
+        let line = format!(
+            "{} on http://{}\n",
+            settings_name(settings),
+            server.address()
+        );
+        let _ = std::io::stdout().write_all(line.as_bytes());
+        servers.push(server);
+    }
+    signalled().await?;
+    drop(servers);
+    let patience = settings.get(keys::HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS);
+    tokio::select! {
+        _ = tasks.shut_down(patience) => {}
+        _ = signalled() => {}
+    }
+    Ok(())
+}
+
+/// Waits for SIGINT or SIGTERM.
+async fn signalled() -> Result<(), Failure> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    Ok(())
+}
+
+/// What all servers have in common.
+fn options(settings: &Settings) -> Result<(MockServerOptions, WorkerOptions), Failure> {
+    let (mut engine, _) = kvasir_replay::engine_config(settings)?;
+    let path = settings.get(keys::MODEL_PATH);
+    let text = match &path {
+        Some(path) => TextModel::load(path.as_ref())
+            .map_err(|error| format!("--model-path {path}: {error}"))?,
+        None => TextModel::builtin()?,
+    };
+    if let Some(longest) = text.context_length()
+        && settings.get(keys::MAX_MODEL_LEN).is_none()
+    {
+        engine.max_model_len = engine.max_model_len.min(longest);
+    }
+    let faults = settings.get(keys::FAULT_AT_START);
+    let faults: Result<Vec<HttpFault>, _> = faults.iter().map(|text| text.parse()).collect();
+    let worker = WorkerOptions {
+        engine,
+        ranks: settings.get(keys::DATA_PARALLEL_SIZE),
+        answer: answers_in_words(&text)?,
+    };
+    let server = MockServerOptions {
+        model: settings_name(settings).into(),
+        root: path.unwrap_or_else(|| MODEL.to_owned()),
+        text: Arc::new(text),
+        faults: faults?,
+        seed: settings.get(keys::SEED).unwrap_or(0),
+    };
+    Ok((server, worker))
+}
+
+/// The served name: as given, or that of the model's folder.
+fn settings_name(settings: &Settings) -> String {
+    let folder = || {
+        let path = settings.get(keys::MODEL_PATH)?;
+        let name = std::path::Path::new(&path).file_name()?;
+        Some(name.to_string_lossy().into_owned())
+    };
+    settings
+        .get(keys::MODEL_NAME)
+        .or_else(folder)
+        .unwrap_or_else(|| MODEL.to_owned())
+}
+
+/// The address of the server number `at`: ports follow each other, unless each takes a free one.
+fn nth(first: SocketAddr, at: u32) -> Result<SocketAddr, Failure> {
+    let mut address = first;
+    if first.port() != 0 {
+        let port = u32::from(first.port()) + at;
+        let port = u16::try_from(port).map_err(|_| {
+            format!(
+                "--workers {} from port {} need ports above 65535",
+                at + 1,
+                first.port()
+            )
+        })?;
+        address.set_port(port);
+    }
+    Ok(address)
+}

@@ -1,0 +1,94 @@
+//! `/mock/…`: faults on command, a restart, and what the engine is doing.
+
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use super::body::{Reply, json as reply};
+use super::fault::HttpFault;
+use super::server::Mock;
+
+/// Answers a control request; `None` for a path or method that is none.
+pub(crate) async fn answer(mock: &Mock, method: &Method, path: &str, body: &[u8]) -> Option<Reply> {
+    match (method, path) {
+        (&Method::GET, "/mock/faults") => Some(faults(mock)),
+        (&Method::POST, "/mock/faults") => Some(add(mock, body)),
+        (&Method::DELETE, "/mock/faults") => {
+            mock.faults.clear();
+            Some(faults(mock))
+        }
+        (&Method::POST, "/mock/restart") => {
+            mock.worker.restart().await;
+            Some(reply(StatusCode::OK, "{\"success\":true}"))
+        }
+        (&Method::GET, "/mock/status") => Some(status(mock)),
+        _ => None,
+    }
+}
+
+fn faults(mock: &Mock) -> Reply {
+    let list: Vec<String> = mock
+        .faults
+        .list()
+        .iter()
+        .map(HttpFault::to_string)
+        .collect();
+    reply(StatusCode::OK, json!({ "faults": list }).to_string())
+}
+
+/// Takes `{"fault": "…"}` or `{"faults": ["…", …]}`; all of them or none.
+fn add(mock: &Mock, body: &[u8]) -> Reply {
+    let bad = |message: String| {
+        reply(
+            StatusCode::BAD_REQUEST,
+            json!({ "error": { "message": message } }).to_string(),
+        )
+    };
+    let value: Value = match serde_json::from_slice(body) {
+        Ok(value) => value,
+        Err(error) => return bad(format!("not JSON: {error}")),
+    };
+    let one = value.get("fault").into_iter();
+    let many = value
+        .get("faults")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten();
+    let mut all: Vec<HttpFault> = Vec::new();
+    for fault in one.chain(many) {
+        match fault.as_str().unwrap_or_default().parse() {
+            Ok(fault) => all.push(fault),
+            Err(error) => return bad(format!("{error}")),
+        }
+    }
+    if all.is_empty() {
+        return bad("give {\"fault\": \"slow=50\"} or {\"faults\": [..]}".to_owned());
+    }
+    if !all.into_iter().all(|fault| mock.faults.add(fault)) {
+        return bad(
+            "there are too many faults; take some back with DELETE /mock/faults".to_owned(),
+        );
+    }
+    faults(mock)
+}
+
+fn status(mock: &Mock) -> Reply {
+    let rank = |s: crate::Status| {
+        json!({
+            "running": s.load.running,
+            "waiting": s.load.waiting,
+            "used_blocks": s.load.used_blocks,
+            "cached_blocks": s.load.cached_blocks,
+            "total_blocks": s.load.total_blocks,
+            "steps": s.counters.steps,
+            "admitted": s.counters.admitted,
+            "finished": s.counters.finished,
+            "cancelled": s.counters.cancelled,
+            "preemptions": s.counters.preemptions,
+        })
+    };
+    let ranks: Vec<Value> = mock.worker.status().map(rank).collect();
+    reply(
+        StatusCode::OK,
+        json!({ "worker": mock.worker.id().0, "ranks": ranks }).to_string(),
+    )
+}

@@ -1,0 +1,259 @@
+//! From a request for answers to its answer, whole or streamed, struck by faults or not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
+use kvasir_transport::{PlaneError, token_stream};
+use kvasir_types::TokenRequest;
+
+use super::answer::{Head, Usage, Whole, framed};
+use super::ask::Ask;
+use super::body::{BrokenOff, Pieces, Reply, json, stream};
+use super::choice::{Choice, Piece, next_of};
+use super::error::Refusal;
+use super::fault::HttpFaultKind;
+use super::server::{Hangup, Mock};
+
+/// Half an event has this long to leave the socket's buffer before the connection is cut.
+const BEFORE_CUT: Duration = Duration::from_millis(20);
+
+/// Answers a request, as the fault that strikes it allows.
+pub(crate) async fn answer(
+    mock: &Arc<Mock>,
+    headers: &HeaderMap,
+    body: &[u8],
+    chat: bool,
+) -> Result<Reply, Hangup> {
+    let fault = mock.faults.strike();
+    match fault {
+        Some(HttpFaultKind::Refuse) => return Err(Hangup),
+        Some(HttpFaultKind::Stall) => std::future::pending::<()>().await,
+        Some(HttpFaultKind::Status(status)) => {
+            let refusal = Refusal::server(status, "The mock engine fails, as it was told to.");
+            return Ok(refusal.reply());
+        }
+        Some(HttpFaultKind::Slow(_) | HttpFaultKind::Die(_) | HttpFaultKind::Cut(_)) | None => {}
+    }
+    let ask = match Ask::read(mock, headers, body, chat) {
+        Ok(ask) => ask,
+        Err(refusal) => return Ok(refusal.reply()),
+    };
+    let job = Job::start(Arc::clone(mock), ask, headers, fault);
+    if job.ask.stream {
+        return Ok(job.stream());
+    }
+    job.whole().await
+}
+
+/// A request under way.
+struct Job {
+    mock: Arc<Mock>,
+    ask: Ask,
+    head: Head,
+    choices: Vec<Choice>,
+    fault: Option<HttpFaultKind>,
+}
+
+impl Job {
+    fn start(mock: Arc<Mock>, ask: Ask, headers: &HeaderMap, fault: Option<HttpFaultKind>) -> Self {
+        let prefix = if ask.chat { "chatcmpl" } else { "cmpl" };
+        let given = headers.get("x-request-id").and_then(|v| v.to_str().ok());
+        let name = given.map_or_else(|| mock.next_name(), str::to_owned);
+        let head = Head {
+            chat: ask.chat,
+            id: format!("{prefix}-{name}"),
+            created: mock.unix_secs(),
+            model: mock.model.to_string(),
+        };
+        let choices = (0..ask.prompts.len())
+            .map(|at| begin(&mock, &ask, at))
+            .collect();
+        Self {
+            mock,
+            ask,
+            head,
+            choices,
+            fault,
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        let prompt = self.ask.prompts.iter().map(|p| p.len() as u64).sum::<u64>();
+        Usage {
+            prompt,
+            completion: self.choices.iter().map(|c| u64::from(c.generated)).sum(),
+            cached: self.choices.iter().map(|c| u64::from(c.cached)).sum(),
+        }
+    }
+
+    /// Tokens after which the connection is cut.
+    fn breaks_after(&self) -> Option<u64> {
+        match self.fault {
+            Some(HttpFaultKind::Die(tokens) | HttpFaultKind::Cut(tokens)) => Some(tokens.into()),
+            _ => None,
+        }
+    }
+
+    fn delay(&self) -> Duration {
+        match self.fault {
+            Some(HttpFaultKind::Slow(delay)) => delay,
+            _ => Duration::ZERO,
+        }
+    }
+
+    async fn whole(mut self) -> Result<Reply, Hangup> {
+        let mut done = vec![Whole::default(); self.choices.len()];
+        while let Some((at, piece)) = next_of(&mut self.choices).await {
+            let piece = match piece {
+                Ok(piece) => piece,
+                Err(error) => return failed(&error),
+            };
+            self.mock.stats.saw(&mut self.choices[at], &piece);
+            done[at].text += &piece.text;
+            done[at].tokens.extend(piece.tokens);
+            done[at].end = piece.end.or(done[at].end.take());
+        }
+        tokio::time::sleep(self.delay()).await;
+        let prompt = self
+            .ask
+            .prompts
+            .first()
+            .filter(|_| self.ask.return_token_ids);
+        let document = self
+            .head
+            .document(&done, self.usage(), prompt.map(|p| &**p));
+        match self.fault {
+            Some(HttpFaultKind::Die(_)) => Err(Hangup),
+            Some(HttpFaultKind::Cut(_)) => Ok(half(&self.mock, document)),
+            _ => Ok(json(StatusCode::OK, document)),
+        }
+    }
+
+    fn stream(self) -> Reply {
+        let (pieces, reply) = stream();
+        let tasks = self.mock.tasks.clone();
+        tasks.spawn(async move {
+            let gone = pieces.clone();
+            tokio::select! {
+                () = gone.closed() => {} // the client left: dropping the choices cancels them
+                outcome = self.feed(&pieces) => {
+                    if outcome.is_err() {
+                        let _ = pieces.send(Err(BrokenOff)).await;
+                    }
+                }
+            }
+        });
+        reply
+    }
+
+    /// Sends events until the end, or until the fault.
+    async fn feed(mut self, pieces: &Pieces) -> Result<(), BrokenOff> {
+        if self.ask.chat {
+            for at in 0..self.choices.len() {
+                let prompt = self
+                    .ask
+                    .prompts
+                    .get(at)
+                    .filter(|_| self.ask.return_token_ids);
+                let usage = self.ask.continuous_usage.then(|| self.usage());
+                let event = self.head.role_event(at, prompt.map(|p| &**p), usage);
+                self.send(pieces, event).await?;
+            }
+        }
+        while let Some((at, piece)) = next_of(&mut self.choices).await {
+            let event = match piece {
+                Ok(piece) => self.event(at, &piece),
+                Err(PlaneError::Disconnected(_) | PlaneError::Gone(_)) => return Err(BrokenOff),
+                Err(error) => framed(&refusal(&error).json()),
+            };
+            let generated: u64 = self.choices.iter().map(|c| u64::from(c.generated)).sum();
+            if self.breaks_after().is_some_and(|limit| generated > limit) {
+                return self.break_off(pieces, event).await;
+            }
+            self.send(pieces, event).await?;
+        }
+        if self.ask.include_usage {
+            let event = self.head.usage_event(self.usage());
+            self.send(pieces, event).await?;
+        }
+        self.send(pieces, "data: [DONE]\n\n".to_owned()).await
+    }
+
+    fn event(&mut self, at: usize, piece: &Piece) -> String {
+        self.mock.stats.saw(&mut self.choices[at], piece);
+        let usage = self.ask.continuous_usage.then(|| self.usage());
+        self.head.piece_event(
+            self.choices[at].index,
+            piece,
+            self.ask.return_token_ids,
+            usage,
+        )
+    }
+
+    async fn send(&self, pieces: &Pieces, event: String) -> Result<(), BrokenOff> {
+        if !self.delay().is_zero() {
+            tokio::time::sleep(self.delay()).await;
+        }
+        pieces
+            .send(Ok(Bytes::from(event)))
+            .await
+            .map_err(|_| BrokenOff)
+    }
+
+    async fn break_off(&self, pieces: &Pieces, mut event: String) -> Result<(), BrokenOff> {
+        if let Some(HttpFaultKind::Cut(_)) = self.fault {
+            event.truncate(event.floor_char_boundary(event.len() / 2));
+            self.send(pieces, event).await?;
+            tokio::time::sleep(BEFORE_CUT).await;
+        }
+        Err(BrokenOff)
+    }
+}
+
+fn begin(mock: &Mock, ask: &Ask, index: usize) -> Choice {
+    let (sink, tokens) = token_stream(mock.worker.id());
+    let request = TokenRequest {
+        id: mock.next_id(),
+        model: Arc::clone(&mock.model),
+        tokens: ask.prompts[index].clone(),
+        sampling: ask.sampling.clone(),
+        rank: ask.rank,
+        priority: ask.priority,
+        lora: None,
+        salt: ask.salt.clone(),
+    };
+    mock.worker.submit(&request, sink);
+    Choice::new(index, tokens, ask.detokenizer(mock), ask.stop.clone())
+}
+
+fn refusal(error: &PlaneError) -> Refusal {
+    match error {
+        PlaneError::Rejected(message) => Refusal::bad(message.clone(), None),
+        PlaneError::Overloaded(_) => Refusal::server(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "The engine's queue is full.",
+        ),
+        other => Refusal::server(StatusCode::INTERNAL_SERVER_ERROR, &other.to_string()),
+    }
+}
+
+fn failed(error: &PlaneError) -> Result<Reply, Hangup> {
+    match error {
+        PlaneError::Disconnected(_) | PlaneError::Gone(_) => Err(Hangup),
+        other => Ok(refusal(other).reply()),
+    }
+}
+
+/// Half a document, then nothing.
+fn half(mock: &Mock, mut document: String) -> Reply {
+    document.truncate(document.floor_char_boundary(document.len() / 2));
+    let (pieces, reply) = stream();
+    mock.tasks.spawn(async move {
+        let _ = pieces.send(Ok(Bytes::from(document))).await;
+        tokio::time::sleep(BEFORE_CUT).await;
+        let _ = pieces.send(Err(BrokenOff)).await;
+    });
+    reply
+}

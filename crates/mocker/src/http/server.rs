@@ -1,0 +1,190 @@
+//! Listening, and what all requests of one server share.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use kvasir_telemetry::Clock;
+use kvasir_text::TextModel;
+use kvasir_transport::Tasks;
+use kvasir_types::{DpRank, RequestId, Rng};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::ask::Fields;
+use super::error::Refusal;
+use super::fault::{Faults, HttpFault};
+use super::metrics::Stats;
+use super::routes::route;
+use crate::Worker;
+
+/// Connections at once; the next ones wait in the kernel's backlog.
+const CONNECTIONS_MAX: usize = 16_384;
+/// A client has this long to send its headers.
+const HEADERS_PATIENCE: Duration = Duration::from_secs(30);
+/// Pause after `accept` failed for want of descriptors or memory.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
+
+/// The connection is closed without an answer.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the mock engine hangs up, as it was told to")]
+pub(crate) struct Hangup;
+
+/// A server to be.
+#[derive(Clone, Debug)]
+pub struct MockServerOptions {
+    /// The name under which the model is served.
+    pub model: Arc<str>,
+    /// What `/v1/models` says the model comes from.
+    pub root: String,
+    /// Tokenizer and template.
+    pub text: Arc<TextModel>,
+    /// Faults to begin with.
+    pub faults: Vec<HttpFault>,
+    /// What names and shares of struck requests follow from.
+    pub seed: u64,
+}
+
+/// What all requests of one server share.
+#[derive(Debug)]
+pub(crate) struct Mock {
+    pub(crate) worker: Worker,
+    pub(crate) model: Arc<str>,
+    pub(crate) root: String,
+    pub(crate) text: Arc<TextModel>,
+    pub(crate) faults: Faults,
+    pub(crate) stats: Stats,
+    pub(crate) tasks: Tasks,
+    clock: Clock,
+    seed: u64,
+    requests: AtomicU64,
+}
+
+impl Mock {
+    pub(crate) fn unix_secs(&self) -> u64 {
+        self.clock.unix_secs(self.clock.now())
+    }
+
+    pub(crate) fn max_model_len(&self) -> u32 {
+        self.worker.options().engine.max_model_len
+    }
+
+    /// A request's id inside the engine.
+    pub(crate) fn next_id(&self) -> RequestId {
+        let n = self.requests.fetch_add(1, Ordering::Relaxed);
+        RequestId(u128::from(self.seed) << 64 | u128::from(n))
+    }
+
+    /// A request's name outside.
+    pub(crate) fn next_name(&self) -> String {
+        let n = self.requests.fetch_add(1, Ordering::Relaxed);
+        format!(
+            "{:016x}",
+            Rng::new(self.seed ^ n.rotate_left(17)).next_u64()
+        )
+    }
+
+    /// Requests without a wish go to the ranks in turn.
+    pub(crate) fn next_rank(&self) -> DpRank {
+        let ranks = u64::from(self.worker.options().ranks.max(1));
+        DpRank((self.requests.load(Ordering::Relaxed) % ranks) as u32)
+    }
+
+    /// Refuses another model's name; no name is this model's.
+    pub(crate) fn check_model(&self, fields: &Fields) -> Result<(), Refusal> {
+        match fields.get("model").and_then(|m| m.as_str()) {
+            Some(asked) if asked != &*self.model => Err(Refusal::unknown_model(asked, &self.model)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A mock engine that listens.
+#[derive(Debug)]
+pub struct MockServer {
+    address: SocketAddr,
+    mock: Arc<Mock>,
+}
+
+impl MockServer {
+    /// Listens on `address` and answers with `worker`; port 0 takes a free one. Ends when `tasks` drain.
+    pub async fn start(
+        tasks: &Tasks,
+        address: SocketAddr,
+        worker: Worker,
+        options: MockServerOptions,
+    ) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        let address = listener.local_addr()?;
+        let mock = Arc::new(Mock {
+            worker,
+            model: options.model,
+            root: options.root,
+            text: options.text,
+            faults: Faults::new(options.faults, options.seed),
+            stats: Stats::default(),
+            tasks: tasks.clone(),
+            clock: Clock::new(),
+            seed: options.seed,
+            requests: AtomicU64::new(0),
+        });
+        tasks.spawn(accept(tasks.clone(), listener, Arc::clone(&mock)));
+        Ok(Self { address, mock })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The engine behind it.
+    #[must_use]
+    pub fn worker(&self) -> &Worker {
+        &self.mock.worker
+    }
+}
+
+async fn accept(tasks: Tasks, listener: TcpListener, mock: Arc<Mock>) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+            return;
+        };
+        let accepted = tokio::select! {
+            () = tasks.draining() => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                tasks.spawn(serve(tasks.clone(), stream, Arc::clone(&mock), place));
+            }
+            Err(_) => tokio::time::sleep(ACCEPT_BACKOFF).await,
+        }
+    }
+}
+
+async fn serve(tasks: Tasks, stream: TcpStream, mock: Arc<Mock>, _place: OwnedSemaphorePermit) {
+    let _ = stream.set_nodelay(true);
+    let service =
+        service_fn(move |request: http::Request<Incoming>| route(Arc::clone(&mock), request));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADERS_PATIENCE)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    // How a connection ends is the client's affair, or a fault that was asked for.
+    let _ = tokio::select! {
+        outcome = connection.as_mut() => outcome,
+        () = tasks.draining() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+}
