@@ -36,6 +36,9 @@ const ALLOWED: &[&str] = &[
     "zmij",
 ];
 
+/// The platform that dependencies are looked at for.
+const PLATFORM: &str = "x86_64-unknown-linux-gnu";
+
 /// What a pure crate must not name, and what to do instead.
 const AMBIENT: &[(&str, &str)] = &[
     ("std::time::Instant", "take `now: Time`"),
@@ -117,7 +120,7 @@ fn names(code: &str, call: &str) -> bool {
     })
 }
 
-/// Dependencies of pure crates, over the whole closure, as cargo resolves them.
+/// What the program is made of, as cargo resolves it: pure crates stay pure, nothing comes twice.
 pub(crate) fn dependencies(tree: &Tree) -> Vec<Finding> {
     let output = Command::new(env!("CARGO"))
         .args([
@@ -126,6 +129,8 @@ pub(crate) fn dependencies(tree: &Tree) -> Vec<Finding> {
             "1",
             "--all-features",
             "--offline",
+            "--filter-platform",
+            PLATFORM,
         ])
         .current_dir(&tree.root)
         .output();
@@ -148,7 +153,12 @@ pub(crate) fn dependencies(tree: &Tree) -> Vec<Finding> {
         }
     };
     match metadata {
-        Ok(metadata) => impure(&Graph::of(&metadata)),
+        Ok(metadata) => {
+            let graph = Graph::of(&metadata);
+            let mut found = impure(&graph);
+            found.extend(twice(&graph, tree.text("deny.toml").unwrap_or_default()));
+            found
+        }
         Err(error) => vec![Finding::new(
             "Cargo.toml",
             0,
@@ -160,6 +170,7 @@ pub(crate) fn dependencies(tree: &Tree) -> Vec<Finding> {
 #[derive(Debug, Default)]
 struct Package {
     name: String,
+    version: String,
     /// In this workspace.
     local: bool,
     pure: bool,
@@ -182,6 +193,7 @@ impl Graph {
                 .flat_map(|target| array(&target["kind"]));
             let made = Package {
                 name: text(&package["name"]),
+                version: text(&package["version"]),
                 local: package["source"].is_null(),
                 pure: package["metadata"]["style"]["pure"] == true,
                 proc_macro: kinds.into_iter().any(|kind| kind == "proc-macro"),
@@ -251,6 +263,49 @@ fn impure(graph: &Graph) -> Vec<Finding> {
     found
 }
 
+/// Crates of which the program holds two versions without a reason in `deny.toml`.
+fn twice(graph: &Graph, deny: &str) -> Vec<Finding> {
+    let members = graph
+        .0
+        .iter()
+        .filter(|(_, package)| package.local)
+        .map(|(id, _)| id.as_str());
+    let mut open: Vec<&str> = members.collect();
+    let mut seen: BTreeSet<&str> = open.iter().copied().collect();
+    let mut versions: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    while let Some(package) = open.pop().and_then(|id| graph.0.get(id)) {
+        if package.proc_macro {
+            continue;
+        }
+        versions
+            .entry(&package.name)
+            .or_default()
+            .insert(&package.version);
+        open.extend(
+            package
+                .needs
+                .iter()
+                .map(String::as_str)
+                .filter(|need| seen.insert(need)),
+        );
+    }
+    let unexplained = |(name, versions): &(&str, BTreeSet<&str>)| {
+        versions.len() > 1 && !deny.contains(&format!("crate = \"{name}@"))
+    };
+    versions
+        .into_iter()
+        .filter(unexplained)
+        .map(|(name, versions)| {
+            let versions: Vec<_> = versions.into_iter().collect();
+            let text = format!(
+                "{name} comes in versions {}; bring them together, or give a reason under skip",
+                versions.join(" and ")
+            );
+            Finding::new("deny.toml", 0, text)
+        })
+        .collect()
+}
+
 fn manifest_of(package: &str) -> String {
     format!(
         "crates/{}/Cargo.toml",
@@ -295,6 +350,42 @@ mod tests { use std::fs; }
             "id": name, "name": name, "source": source, "targets": [{"kind": [kind]}],
             "metadata": {"style": {"pure": pure}},
         })
+    }
+
+    /// Two versions that the program holds are found; one behind a macro, or with a reason, is not.
+    #[test]
+    fn a_crate_that_comes_twice_needs_a_reason() {
+        let versioned = |id: &str, name: &str, version: &str, kind: &str| {
+            let mut made = package(name, &json!("registry"), false, kind);
+            made["id"] = id.into();
+            made["version"] = version.into();
+            made
+        };
+        let metadata = json!({
+            "packages": [
+                package("kvasir-cli", &Json::Null, false, "lib"),
+                versioned("a1", "a", "1.0.0", "lib"),
+                versioned("a2", "a", "2.0.0", "lib"),
+                versioned("m", "m", "1.0.0", "proc-macro"),
+                versioned("s1", "s", "1.0.0", "lib"),
+                versioned("s2", "s", "2.0.0", "lib"),
+            ],
+            "resolve": {"nodes": [
+                node("kvasir-cli", &[("a1", Json::Null), ("m", Json::Null), ("s1", Json::Null)]),
+                node("a1", &[("a2", Json::Null)]),
+                node("m", &[("s2", Json::Null)]),
+            ]},
+        });
+        let graph = Graph::of(&metadata);
+        let found = twice(&graph, "");
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(
+            found[0]
+                .text
+                .starts_with("a comes in versions 1.0.0 and 2.0.0"),
+            "{found:?}"
+        );
+        assert_eq!(twice(&graph, "{ crate = \"a@1\", reason = \"x\" }"), []);
     }
 
     fn node(id: &str, needs: &[(&str, Json)]) -> Json {
