@@ -74,7 +74,10 @@ pub(crate) async fn until_signal(server: Server, settings: &Settings) -> Result<
 pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let app = app(settings, Clock::new())?;
     let addresses = wiring::workers(settings)?;
-    let fleet = Fleet::new(Arc::clone(&app), model_maker(&app, settings)?);
+    let mut fleet = Fleet::new(Arc::clone(&app), model_maker(&app, settings)?);
+    if !settings.get(keys::ROUTER_KV_EVENTS) {
+        fleet = fleet.without_events();
+    }
     for address in addresses {
         fleet.watch(address);
     }

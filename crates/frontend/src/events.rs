@@ -128,24 +128,35 @@ impl Writer {
         {
             self.index.remove_rank(rank);
         }
-        let outcome = self.index.apply(rank, event);
-        let kind = match event {
-            KvEvent::Stored { .. } => "stored",
-            KvEvent::Removed { .. } => "removed",
-            KvEvent::Cleared { .. } => "cleared",
-        };
-        let status = match &outcome {
-            Ok(_) => "ok",
-            Err(ApplyError::ParentBlockNotFound(_)) => "parent_block_not_found",
-            Err(ApplyError::BlockNotFound(_)) => "block_not_found",
-            Err(_) => "invalid_block",
-        };
-        if let Err(error) = outcome {
-            tracing::debug!(%rank, %error, "cache event not applied");
-        }
-        self.metrics
-            .kv_cache_events_applied
-            .with_label_values(&[kind, status])
-            .inc();
+        let _ = apply_counted(&self.index, &self.metrics, rank, event);
     }
+}
+
+/// Applies one event and counts what became of it.
+pub(crate) fn apply_counted(
+    index: &Index,
+    metrics: &Metrics,
+    rank: WorkerRank,
+    event: &KvEvent,
+) -> Result<(), ApplyError> {
+    let outcome = index.apply(rank, event);
+    let kind = match event {
+        KvEvent::Stored { .. } => "stored",
+        KvEvent::Removed { .. } => "removed",
+        KvEvent::Cleared { .. } => "cleared",
+    };
+    let status = match &outcome {
+        Ok(_) => "ok",
+        Err(ApplyError::ParentBlockNotFound(_)) => "parent_block_not_found",
+        Err(ApplyError::BlockNotFound(_)) => "block_not_found",
+        Err(_) => "invalid_block",
+    };
+    if let Err(error) = &outcome {
+        tracing::debug!(%rank, %error, "cache event not applied");
+    }
+    metrics
+        .kv_cache_events_applied
+        .with_label_values(&[kind, status])
+        .inc();
+    outcome
 }

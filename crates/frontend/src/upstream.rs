@@ -9,6 +9,7 @@
 mod address;
 mod facts;
 mod fleet;
+mod listen;
 mod pool;
 
 pub use address::{AddressError, WorkerAddress};

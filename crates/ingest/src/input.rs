@@ -1,5 +1,6 @@
 //! What goes into the machine and what comes out.
 
+use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -185,4 +186,49 @@ pub enum Notice {
     },
     /// A recovery took so long that live messages had to be dropped.
     HeldDropped,
+}
+
+impl fmt::Display for Notice {
+    /// What happened and what was done about it, for a log line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gap { expected, found } => {
+                let missing = found - expected;
+                write!(f, "{missing} event messages are missing before number {found}")
+            }
+            Self::Restarted => f.write_str("the engine was restarted: its cache picture starts anew"),
+            Self::ReplayTooShort { asked, first } => write!(
+                f,
+                "the engine's replay buffer begins at {first}, {asked} was asked for: older blocks are \
+                 not known (a larger buffer_steps in its kv-events-config would help)"
+            ),
+            Self::Recovered { cause, messages } => {
+                write!(f, "caught up by {messages} replayed messages (cause: {cause:?})")
+            }
+            Self::RecoveryFailed { cause } => write!(
+                f,
+                "the replay socket does not answer (cause: {cause:?}): going on without the past; \
+                 check the replay address"
+            ),
+            Self::GapWithoutReplay => f.write_str(
+                "event messages are missing and no replay socket is known: the cache picture starts \
+                 anew (set replay_endpoint in the engine's kv-events-config)",
+            ),
+            Self::Cleared { .. } => f.write_str("the engine cleared its cache"),
+            Self::Refused(error) => write!(f, "an event message cannot be read: {error}"),
+            Self::Skipped(Skip::BlockSize { engine }) => write!(
+                f,
+                "the engine's blocks have {engine} tokens, not as many as expected: its events cannot \
+                 be used (set block-size={engine} for this worker)"
+            ),
+            Self::Skipped(skip) => write!(f, "some events do not count: {skip:?}"),
+            Self::Pairs => f.write_str("tokens come as pairs, as with Eagle-style speculation"),
+            Self::Orphans { .. } => {
+                f.write_str("a block follows one that was never announced: something was missed")
+            }
+            Self::HeldDropped => {
+                f.write_str("live messages were dropped during a long replay; they are asked for again")
+            }
+        }
+    }
 }

@@ -14,6 +14,7 @@ use kvasir_ingest::{Cache, Ingest, Input, Notice, Output, Resync, Status};
 use kvasir_transport::{EventSource, SourceEvent, SourceFault, Tasks, next_event};
 use kvasir_types::Time;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Questions that wait for the machine. One is enough; more say the same.
@@ -50,7 +51,8 @@ pub struct Snapshot {
 pub struct Intake {
     resyncs: mpsc::Sender<Resync>,
     snapshot: watch::Receiver<Snapshot>,
-    _stop: DropGuard,
+    stop: DropGuard,
+    task: JoinHandle<Option<()>>,
 }
 
 impl Intake {
@@ -84,17 +86,26 @@ impl Intake {
             fault: None,
             out: Vec::new(),
         };
-        tasks.spawn(stream.run(asked, stop.clone()));
+        let task = tasks.spawn(stream.run(asked, stop.clone()));
         Self {
             resyncs,
             snapshot,
-            _stop: stop.drop_guard(),
+            stop: stop.drop_guard(),
+            task,
         }
     }
 
     /// Has a wrong picture mended.
     pub fn resync(&self, how: Resync) {
         let _ = self.resyncs.try_send(how);
+    }
+
+    /// Ends the stream. When the handle is done, its ranks are forgotten and another stream of the same
+    /// ranks may begin.
+    #[must_use]
+    pub fn stop(self) -> JoinHandle<Option<()>> {
+        drop(self.stop);
+        self.task
     }
 
     /// How the stream stands.

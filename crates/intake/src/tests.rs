@@ -100,7 +100,7 @@ async fn a_stream_is_followed_mended_and_forgotten() {
     assert!(holds(&index, 20) && holds(&index, 30));
     assert!(intake.snapshot().status.exact);
 
-    drop(intake);
-    assert_eq!(tasks.shut_down(Duration::from_secs(1)).await, 0);
+    intake.stop().await.unwrap();
     assert!(!holds(&index, 10));
+    assert_eq!(tasks.shut_down(Duration::from_secs(1)).await, 0);
 }

@@ -15,6 +15,7 @@ use kvasir_router::{Input, LoadReport, WorkerSpec};
 use kvasir_types::{DpRank, WorkerId, WorkerRank};
 
 use super::facts::{EngineModel, Facts, read_load};
+use super::listen::{Ears, sources};
 use super::{Pool, UpstreamError, WorkerAddress};
 use crate::App;
 use crate::models::{Backend, ServedModel};
@@ -53,13 +54,28 @@ pub type MakeModel = dyn Fn(&NewModel) -> Result<Arc<ServedModel>, String> + Sen
 pub struct Fleet {
     app: Arc<App>,
     make_model: Arc<MakeModel>,
+    /// Whether workers' cache events are listened to.
+    events: bool,
 }
 
 impl Fleet {
     /// A fleet without workers.
     #[must_use]
     pub fn new(app: Arc<App>, make_model: Arc<MakeModel>) -> Self {
-        Self { app, make_model }
+        Self {
+            app,
+            make_model,
+            events: true,
+        }
+    }
+
+    /// The same, without listening to cache events (`--no-router-kv-events`).
+    #[must_use]
+    pub fn without_events(self) -> Self {
+        Self {
+            events: false,
+            ..self
+        }
     }
 
     /// Watches one more worker.
@@ -70,6 +86,7 @@ impl Fleet {
             pool,
             fleet: self.clone(),
             serves: BTreeMap::new(),
+            ears: Ears::default(),
             failures: 0,
         };
         let tasks = self.app.tasks().clone();
@@ -106,6 +123,8 @@ struct Watcher {
     fleet: Fleet,
     /// What the worker is a member of, and as what.
     serves: BTreeMap<Arc<str>, (Arc<ServedModel>, WorkerSpec)>,
+    /// Who listens to its cache events.
+    ears: Ears,
     failures: u32,
 }
 
@@ -115,6 +134,7 @@ impl Watcher {
             match self.probe().await {
                 Ok(facts) => {
                     self.failures = 0;
+                    self.ears.settle().await;
                     self.join(&facts);
                 }
                 Err(error) => self.failed(&error),
@@ -192,6 +212,11 @@ impl Watcher {
             max_num_batched_tokens: address.max_num_batched_tokens,
             ..WorkerSpec::new(self.id)
         };
+        if self.fleet.events {
+            let sources = sources(address, facts, spec.ranks);
+            self.ears
+                .attend(&self.fleet.app, &served, self.id, &sources);
+        }
         if self
             .serves
             .get(&new.name)
@@ -210,6 +235,7 @@ impl Watcher {
             if !gone(name) {
                 return true;
             }
+            self.ears.turn_away(name);
             model.leave(id, metrics);
             if let Backend::OpenAi { workers, .. } = &model.backend {
                 workers.remove(id);
