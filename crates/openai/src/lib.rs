@@ -43,4 +43,4 @@ pub use options::Options;
 pub use scan::{Edits, Scan};
 pub use sse::{Event, EventParser, SseError, write_annotation, write_comment, write_done};
 pub use strict::Unknown;
-pub use usage::{Usage, UsageChunk, find_usage};
+pub use usage::{Usage, UsageChunk, find_usage, without_usage};

@@ -3,12 +3,14 @@
 //! Answers two questions: how are they written, and what did an engine report in its own answer? The
 //! cached share that an engine reports is what the router compares its prediction with.
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::answer::Endpoint;
 use crate::json::Fields;
+use crate::scan::Scan;
+use crate::sse::Event;
 
 /// Tokens in and out of one request, over all its choices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,4 +99,36 @@ pub fn find_usage(json: &[u8]) -> Option<UsageChunk> {
         },
         only_usage: chunk.choices.is_none_or(|c| c.is_empty()),
     })
+}
+
+/// The bytes of a chunk without its usage, for a client that did not ask for what we did. None when the event
+/// passes as it is: it has no usage, or a `null` one, or is not JSON. A chunk that is usage alone
+/// ([`UsageChunk::only_usage`]) is to be dropped whole instead.
+///
+/// ```
+/// # use kvasir_openai::{Event, without_usage};
+/// let raw = "data: {\"choices\":[{\"text\":\"a\"}],\"usage\":{\"prompt_tokens\":7}}\n\n";
+/// let event = Event { raw: raw.into() };
+/// assert_eq!(without_usage(&event).unwrap(), "data: {\"choices\":[{\"text\":\"a\"}]}\n\n");
+/// ```
+#[must_use]
+pub fn without_usage(event: &Event) -> Option<Bytes> {
+    let data = event.data()?;
+    find_usage(&data)?;
+    let data = Bytes::copy_from_slice(&data);
+    let scan = Scan::parse(&data).ok()?;
+    let json = scan.edit().remove("usage").apply(&data);
+    let mut out = BytesMut::with_capacity(json.len() + 64);
+    if let Some(name) = event.name() {
+        out.extend_from_slice(b"event: ");
+        out.extend_from_slice(name.as_bytes());
+        out.extend_from_slice(b"\n");
+    }
+    for line in json.split(|b| matches!(b, b'\n' | b'\r')) {
+        out.extend_from_slice(b"data: ");
+        out.extend_from_slice(line);
+        out.extend_from_slice(b"\n");
+    }
+    out.extend_from_slice(b"\n");
+    Some(out.freeze())
 }

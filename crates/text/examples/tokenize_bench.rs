@@ -5,6 +5,8 @@
 //! run: the reference library with and without the cache, the quick one with and without it. Tokens are compared with
 //! the reference's first. Reports median, 90th percentile and maximum: a mean hides the cold turn.
 //!
+//! A second table: what one request costs from its body to its tokens, repeated (so that text is cached).
+//!
 //! `cargo run --release -p kvasir-text --features fast --example tokenize_bench -- FOLDER`, where FOLDER holds a
 //! `tokenizer.json` with a chat template.
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
@@ -14,6 +16,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use kvasir_openai::Scan;
 use kvasir_text::{ChatInput, TextModel, Tokenizer};
 
 const TURNS: usize = 16;
@@ -86,7 +89,63 @@ fn main() -> Result<(), Box<dyn Error>> {
         row.print();
     }
     println!("{:?}", cached.cache_stats());
+    one_request(&cached, &text)
+}
+
+/// Median times over 200 repetitions of one body.
+fn one_request(model: &TextModel, corpus: &str) -> Result<(), Box<dyn Error>> {
+    let words = [
+        "alpha", "river", "stone", "cloud", "paper", "green", "seven",
+    ];
+    let words: Vec<&str> = (0..4000)
+        .map(|i| words[(i * 5 + i / 3) % words.len()])
+        .collect();
+    let bodies = [
+        ("short", "Say hello to the harbour.".to_owned()),
+        ("4,000 words", words.join(" ")),
+        ("12 kB of code", corpus[..floor(corpus, 12_000)].to_owned()),
+    ];
+    println!("| µs a request | body bytes | tokens | scan | scan and render | tokenize, cached |");
+    println!("| --- | --- | --- | --- | --- | --- |");
+    for (name, content) in bodies {
+        let body = serde_json::json!({
+            "model": "m", "stream": true, "max_tokens": 16,
+            "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}],
+        });
+        let body = body.to_string();
+        let render = || {
+            let scan = Scan::parse(body.as_bytes())?;
+            let messages = scan.messages().ok_or("messages")?;
+            let input = ChatInput {
+                messages,
+                add_generation_prompt: true,
+                ..ChatInput::default()
+            };
+            Ok::<String, Box<dyn Error>>(model.render(&input)?)
+        };
+        let prompt = render()?;
+        let tokens = model.encode_chat(&prompt)?.len();
+        let times = [
+            median(|| Scan::parse(body.as_bytes()).is_ok_and(|scan| scan.stream())),
+            median(|| render().is_ok()),
+            median(|| model.encode_chat(&prompt).is_ok()),
+        ];
+        let [scan, render, encode] = times.map(|t| t.as_nanos() as f64 / 1000.0);
+        println!(
+            "| {name} | {} | {tokens} | {scan:.1} | {render:.1} | {encode:.1} |",
+            body.len()
+        );
+    }
     Ok(())
+}
+
+fn median(mut work: impl FnMut() -> bool) -> Duration {
+    let mut row = Row::new("");
+    for _ in 0..200 {
+        assert!(row.time(&mut work), "it worked before");
+    }
+    row.times.sort_unstable();
+    row.times[100]
 }
 
 /// How many messages make about `START_TOKENS` tokens.

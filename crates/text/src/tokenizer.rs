@@ -12,6 +12,9 @@ use tokenizers::Tokenizer as Reference;
 use crate::decode::Decoding;
 use crate::error::TextError;
 
+/// Largest id of a token; real vocabularies are under a million, and tables are made for every id.
+const VOCABULARY_MAX: u32 = 1 << 24;
+
 /// A loaded tokenizer; share it with an `Arc`.
 pub struct Tokenizer {
     reference: Reference,
@@ -64,14 +67,19 @@ impl Tokenizer {
     /// # Errors
     /// What the library says is wrong with the file.
     pub fn reference_only(json: &[u8]) -> Result<Self, TextError> {
-        let mut reference = Reference::from_bytes(json).map_err(failed)?;
+        let mut reference = read(json)?;
         reference.with_truncation(None).map_err(failed)?;
         reference.with_padding(None);
-        Ok(Self::from_reference(reference))
+        let size = vocabulary_size(&reference);
+        if size > VOCABULARY_MAX {
+            return Err(TextError::Tokenizer(format!(
+                "token ids up to {size}; the limit is {VOCABULARY_MAX}"
+            )));
+        }
+        Ok(Self::from_reference(reference, size))
     }
 
-    fn from_reference(reference: Reference) -> Self {
-        let size = vocabulary_size(&reference);
+    fn from_reference(reference: Reference, size: u32) -> Self {
         let added = reference.get_added_tokens_decoder();
         let special = (0..size)
             .map(|id| added.get(&id).is_some_and(|token| token.special))
@@ -174,6 +182,14 @@ impl Tokenizer {
     }
 }
 
+/// Reads the file. The library panics on some that are broken: those are refused like the others.
+fn read(json: &[u8]) -> Result<Reference, TextError> {
+    serde_json::from_slice::<serde::de::IgnoredAny>(json).map_err(|e| failed(e.into()))?;
+    std::panic::catch_unwind(|| Reference::from_bytes(json))
+        .map_err(|_| TextError::Tokenizer("the library panicked on this file".into()))?
+        .map_err(failed)
+}
+
 /// One more than the largest id that has a token; ids may have holes.
 fn vocabulary_size(reference: &Reference) -> u32 {
     let largest = reference.get_vocab(true).into_values().max();
@@ -183,4 +199,23 @@ fn vocabulary_size(reference: &Reference) -> u32 {
 #[expect(clippy::needless_pass_by_value, reason = "the form that map_err wants")]
 fn failed(error: Box<dyn std::error::Error + Send + Sync>) -> TextError {
     TextError::Tokenizer(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file with one enormous id is refused before tables are made for it.
+    #[test]
+    fn the_largest_id_is_bounded() {
+        let with = |id: u32| {
+            let json = format!(
+                r#"{{"version":"1.0","added_tokens":[],"model":{{"type":"WordLevel","unk_token":"a","vocab":{{"a":{id}}}}}}}"#
+            );
+            Tokenizer::reference_only(json.as_bytes()).map(|t| t.vocabulary_size())
+        };
+        assert_eq!(with(VOCABULARY_MAX - 1), Ok(VOCABULARY_MAX));
+        assert!(with(VOCABULARY_MAX).is_err());
+        assert!(with(u32::MAX).is_err());
+    }
 }

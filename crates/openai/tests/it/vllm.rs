@@ -1,7 +1,7 @@
 //! Against a real vLLM: its bodies scan, its streams parse at every cut, its usage is found.
 
 use bytes::Bytes;
-use kvasir_openai::{EventParser, Prompt, Scan, find_usage};
+use kvasir_openai::{EventParser, Prompt, Scan, find_usage, without_usage};
 
 use crate::{case, cases};
 
@@ -81,4 +81,29 @@ fn streams_parse_at_every_cut() {
     let (events, usage, alone, done) = counts.unwrap();
     assert_eq!((alone, done), (1, 1));
     assert_eq!(usage, events - 1);
+}
+
+/// Usage on every chunk, taken out again: the chunks are those of a stream that was not asked for it.
+#[test]
+fn usage_can_be_taken_out() {
+    let mut parser = EventParser::new(1 << 16);
+    parser.push(Bytes::from(case("vllm-http", "chat_stream_usage").answer));
+    let mut taken = 0;
+    while let Some(event) = parser.next_event().unwrap() {
+        let found = event.data().and_then(|d| find_usage(&d));
+        let without = without_usage(&event);
+        assert_eq!(without.is_some(), found.is_some());
+        let Some(without) = without else {
+            continue;
+        };
+        let data = |raw: &Bytes| -> serde_json::Value {
+            let event = kvasir_openai::Event { raw: raw.clone() };
+            serde_json::from_slice(&event.data().unwrap()).unwrap()
+        };
+        let mut want = data(&event.raw);
+        want.as_object_mut().unwrap().remove("usage");
+        assert_eq!(data(&without), want);
+        taken += 1;
+    }
+    assert!(taken > 5, "{taken}");
 }

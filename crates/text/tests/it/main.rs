@@ -3,6 +3,7 @@
 #![expect(clippy::print_stderr, reason = "a skipped test says so")]
 
 mod builtin;
+mod noise;
 mod qwen;
 
 use std::path::PathBuf;
