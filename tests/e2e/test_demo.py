@@ -262,3 +262,23 @@ def test_bad_values_and_unknown_names_end_with_2():
     ]:
         run = subprocess.run([os.environ["KVASIR_BIN"], *args], capture_output=True, text=True, timeout=20)
         assert run.returncode == 2 and all(word in run.stderr for word in words), run.stderr
+
+
+def test_policy_classes_and_profiles_are_read_at_start(tmp_path):
+    good = tmp_path / "policy.yaml"
+    good.write_text("classes: [{name: every, policy_family: default, cache_bucket: all, quantum: 4096}]\n")
+    kvasir = Kvasir("demo", "--http-host", "127.0.0.1", "--http-port", "0", "--router-policy-config", str(good))
+    url = kvasir.wait_for(r"at (http://127\.0\.0\.1:\d+)").group(1)
+    assert 'policy_class="every"' in httpx.get(f"{url}/metrics").text
+    assert kvasir.stop() == 0
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("classes: [{name: all, quantum: 0}]\n")
+    aic = ["--router-prefill-load-model", "aic", "--aic-backend", "vllm", "--aic-model-path", "some/model"]
+    for args, words in [
+        (["--router-policy-config", str(bad)], ["--router-policy-config", "quantum"]),
+        (["--router-policy-config", str(tmp_path / "none")], ["--router-policy-config", "none"]),
+        ([*aic, "--aic-system", "b300"], ["--aic-system b300", "h200-llama-8b", "h200-qwen-32b"]),
+    ]:
+        command = [os.environ["KVASIR_BIN"], "demo", "--http-port", "0", *args]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        assert run.returncode == 2 and all(word in run.stderr for word in words), run.stderr

@@ -24,7 +24,7 @@ use kvasir_transport::MemoryPlane;
 use kvasir_types::{WorkerId, WorkerRank};
 
 use crate::serve;
-use crate::wiring::{self, Failure};
+use crate::wiring::{self, Failure, RouterSetup};
 use summary::Summary;
 use traffic::Traffic;
 
@@ -73,7 +73,7 @@ fn start_model(app: &Arc<App>, settings: &Settings) -> Result<Arc<ServedModel>, 
     let index = Arc::new(Index::with_options(&wiring::index_options(settings)));
     let threads = settings.get(keys::ROUTER_EVENT_THREADS) as usize;
     let events = EventPool::start(Arc::clone(&name), &index, app.metrics(), threads)?;
-    let config = wiring::router_config(settings, block_size);
+    let config = RouterSetup::read(settings)?.config(&name, block_size);
     let plane = MemoryPlane::new();
     let model = Arc::new(ServedModel {
         name,

@@ -2,6 +2,7 @@
 
 mod demo;
 mod mocker;
+mod policy_file;
 mod serve;
 mod wiring;
 
@@ -54,7 +55,14 @@ fn start(run: &Run) -> ExitCode {
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => complain(&format!("error: {error}"), 1),
+        Err(error) => {
+            let code = if error.is::<wiring::BadConfig>() {
+                BAD_CONFIG
+            } else {
+                1
+            };
+            complain(&format!("error: {error}"), code)
+        }
     }
 }
 
@@ -70,8 +78,8 @@ fn dump(settings: &Settings) -> Result<(), String> {
 /// Simulates, with routers wired as the server's are.
 fn replay(settings: &Settings) -> ExitCode {
     let router = |of: &Settings, block_size| {
-        let router = wiring::router_config(of, block_size);
-        (router, wiring::index_options(of))
+        let setup = wiring::RouterSetup::read(of).map_err(|error| error.to_string())?;
+        Ok((setup.config("", block_size), wiring::index_options(of)))
     };
     match kvasir_replay::run(settings, &router) {
         Ok(()) => ExitCode::SUCCESS,

@@ -13,7 +13,7 @@ use kvasir_text::TextModel;
 use kvasir_transport::Tasks;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::wiring::{self, Failure};
+use crate::wiring::{self, Failure, RouterSetup};
 
 /// The application with the settings of its HTTP side.
 pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure> {
@@ -92,6 +92,7 @@ fn model_maker(app: &Arc<App>, settings: &Settings) -> Result<Arc<MakeModel>, Fa
         Some(folder) => Some(Arc::new(TextModel::load(Path::new(&folder))?)),
         None => None,
     };
+    let setup = RouterSetup::read(settings)?;
     let (app, settings) = (Arc::clone(app), settings.clone());
     Ok(Arc::new(move |new: &NewModel| {
         let index = Arc::new(Index::with_options(&wiring::index_options(&settings)));
@@ -101,7 +102,7 @@ fn model_maker(app: &Arc<App>, settings: &Settings) -> Result<Arc<MakeModel>, Fa
         let block_size = settings
             .get(keys::KV_CACHE_BLOCK_SIZE)
             .unwrap_or(new.block_size);
-        let config = wiring::router_config(&settings, block_size);
+        let config = setup.config(&new.name, block_size);
         Ok(Arc::new(ServedModel {
             name: Arc::clone(&new.name),
             block_size,

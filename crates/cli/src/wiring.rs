@@ -6,8 +6,23 @@ use std::time::Duration;
 use kvasir_config::{LogFormat, Settings, keys};
 use kvasir_frontend::{AppOptions, Paths, WorkerAddress};
 use kvasir_index::{Approximate, IndexOptions};
+use kvasir_profile::Preset;
 use kvasir_router::{Mode, PrefillLoadModel, QueuePolicy, RouterConfig};
 use kvasir_telemetry::{Identity, log};
+
+use crate::policy_file::PolicyFile;
+
+/// Options that cannot be followed, found only when their files or names were looked at. Exit code 2.
+#[derive(Debug)]
+pub(crate) struct BadConfig(pub(crate) String);
+
+impl std::fmt::Display for BadConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BadConfig {}
 
 /// Anything that stops a command, in words for its user.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -34,7 +49,8 @@ pub(crate) fn listen_address(settings: &Settings) -> Result<SocketAddr, Failure>
 /// The workers that `--worker` names; an error names the option and the value.
 pub(crate) fn workers(settings: &Settings) -> Result<Vec<WorkerAddress>, Failure> {
     let parse = |text: &String| {
-        WorkerAddress::parse(text).map_err(|error| format!("--worker {text}: {error}").into())
+        WorkerAddress::parse(text)
+            .map_err(|error| BadConfig(format!("--worker {text}: {error}")).into())
     };
     settings.get(keys::WORKER).iter().map(parse).collect()
 }
@@ -81,12 +97,69 @@ pub(crate) fn index_options(settings: &Settings) -> IndexOptions {
     IndexOptions {
         approximate: (!events).then(|| approximate(settings.get(keys::ROUTER_TTL_SECS))),
         predicted_ttl: settings.get(keys::ROUTER_PREDICTED_TTL_SECS),
-        ..IndexOptions::default()
+        max_bytes: settings.get(keys::INDEX_MAX_BYTES).0,
     }
 }
 
-/// How workers are chosen, for blocks of `block_size` tokens.
-pub(crate) fn router_config(settings: &Settings, block_size: u32) -> RouterConfig {
+/// What a router needs beside its options: files read and profiles found once, at the start.
+#[derive(Clone, Debug)]
+pub(crate) struct RouterSetup {
+    settings: Settings,
+    policy_file: Option<PolicyFile>,
+    aic_profile: Option<Preset>,
+}
+
+impl RouterSetup {
+    /// Reads what the options name; an error names the option and its value.
+    pub(crate) fn read(settings: &Settings) -> Result<Self, Failure> {
+        let policy_file = match settings.get(keys::ROUTER_POLICY_CONFIG) {
+            None => None,
+            Some(path) => Some(PolicyFile::read(&path).map_err(|error| {
+                BadConfig(format!(
+                    "--router-policy-config {}: {error}",
+                    path.display()
+                ))
+            })?),
+        };
+        let aic = settings.get(keys::ROUTER_PREFILL_LOAD_MODEL);
+        let aic_profile = match aic {
+            kvasir_config::PrefillLoadModel::Aic => Some(aic_profile(settings)?),
+            _ => None,
+        };
+        Ok(Self {
+            settings: settings.clone(),
+            policy_file,
+            aic_profile,
+        })
+    }
+
+    /// How workers of `model` are chosen, for blocks of `block_size` tokens.
+    pub(crate) fn config(&self, model: &str, block_size: u32) -> RouterConfig {
+        RouterConfig {
+            router_policy_config: self.policy_file.as_ref().map(|file| file.of_model(model)),
+            aic_profile: self.aic_profile,
+            ..router_config(&self.settings, block_size)
+        }
+    }
+}
+
+/// The measured profile that the `aic-*` options name.
+fn aic_profile(settings: &Settings) -> Result<Preset, BadConfig> {
+    let system = settings.get(keys::AIC_SYSTEM).unwrap_or_default();
+    let model = settings.get(keys::AIC_MODEL_PATH).unwrap_or_default();
+    // Names of presets are made of words that every spelling of the machine and the model has.
+    let asked = format!("{system} {model}").to_lowercase();
+    let fits = |preset: &Preset| preset.name().split('-').all(|word| asked.contains(word));
+    Preset::ALL.into_iter().find(fits).ok_or_else(|| {
+        let known: Vec<&str> = Preset::ALL.iter().map(|preset| preset.name()).collect();
+        BadConfig(format!(
+            "--aic-system {system} --aic-model-path {model}: no measured profile; there are {}",
+            known.join(", ")
+        ))
+    })
+}
+
+fn router_config(settings: &Settings, block_size: u32) -> RouterConfig {
     let defaults = RouterConfig::default();
     let secs = |span: Duration| span.as_secs_f64();
     RouterConfig {

@@ -64,15 +64,19 @@ pub struct PolicyConfig {
 }
 
 /// What is wrong with a set of classes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyConfigError {
     /// There is none.
+    #[error("there are no classes")]
     NoClasses,
     /// Two have this name.
+    #[error("two classes are called {0}")]
     DuplicateName(String),
     /// The first bucket's floor is not 0, or this one's is not above the one before.
+    #[error("bucket {0}: the first min_tokens must be 0, each other one above the one before")]
     BucketOrder(String),
     /// This family and bucket have no class, or more than one.
+    #[error("family {family}, bucket {bucket}: exactly one class must serve it, {found} do")]
     NotExactlyOne {
         /// The family.
         family: String,
@@ -82,8 +86,10 @@ pub enum PolicyConfigError {
         found: usize,
     },
     /// A class serves a bucket that is not listed.
+    #[error("bucket {0} is not in uncached_isl_buckets")]
     UnknownBucket(String),
     /// No class serves the default family.
+    #[error("no class serves the default family {0}")]
     UnknownDefaultFamily(String),
 }
 

@@ -22,8 +22,10 @@ const USUAL_POLICIES: [&str; 4] = ["round-robin", "random", "least-loaded", "kv"
 /// Longest request where nothing was said and the cache is large enough.
 const MODEL_LEN: u32 = 131_072;
 
-/// How settings become a router's and its index's, for blocks of so many tokens; the server's own way.
-pub type RouterWiring<'a> = dyn Fn(&Settings, u32) -> (RouterConfig, IndexOptions) + 'a;
+/// How settings become a router's and its index's, for blocks of so many tokens; the server's own way. An
+/// error names the option that cannot be followed.
+pub type RouterWiring<'a> =
+    dyn Fn(&Settings, u32) -> Result<(RouterConfig, IndexOptions), String> + 'a;
 
 /// Everything that will be run.
 #[derive(Clone, Debug)]
@@ -252,7 +254,7 @@ fn policies(
     let mut policies: Vec<Policy> = Vec::new();
     for name in names {
         let own = parse_overrides(settings, &name).map_err(ReplayError::Policy)?;
-        let (router, index) = wiring(&own, block_size);
+        let (router, index) = wiring(&own, block_size).map_err(ReplayError::Options)?;
         if policies.iter().all(|policy| policy.name != name) {
             policies.push(Policy {
                 name,

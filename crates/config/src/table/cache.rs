@@ -51,7 +51,7 @@ options! { CACHE_ROWS, Group::Cache, Scope::ROUTING;
 
     /// Memory the index may use; beyond it the blocks longest unused are forgotten.
     INDEX_MAX_BYTES: Bytes = "index-max-bytes" =>
-        env(&[var("KVASIR_INDEX_MAX_BYTES")]).default("4GiB");
+        env(&[var("KVASIR_INDEX_MAX_BYTES")]).default("4GiB").effective();
 
     /// Ask a router that serves its index instead of keeping one here.
     USE_REMOTE_INDEXER: bool = "use-remote-indexer" =>

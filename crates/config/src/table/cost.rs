@@ -108,11 +108,11 @@ options! { AIC_ROWS, Group::Aic, Scope::ROUTING.and(Scope::MOCKER);
     AIC_BACKEND: Option<String> = "aic-backend" => env(&[var("DYN_AIC_BACKEND")]).metavar("NAME");
 
     /// Hardware the estimate is for; needed by `aic`.
-    AIC_SYSTEM: Option<String> = "aic-system" => env(&[var("DYN_AIC_SYSTEM")]).metavar("NAME");
+    AIC_SYSTEM: Option<String> = "aic-system" => env(&[var("DYN_AIC_SYSTEM")]).metavar("NAME").effective();
 
     /// Model the estimate is for; needed by `aic`.
     AIC_MODEL_PATH: Option<String> = "aic-model-path" =>
-        env(&[var("DYN_AIC_MODEL_PATH")]).metavar("PATH");
+        env(&[var("DYN_AIC_MODEL_PATH")]).metavar("PATH").effective();
 
     /// Version of that engine.
     AIC_BACKEND_VERSION: Option<String> = "aic-backend-version" =>

@@ -31,7 +31,7 @@ options! { QUEUE_ROWS, Group::Queue, Scope::ROUTING;
 
     /// YAML file with policy classes and their shares.
     ROUTER_POLICY_CONFIG: Option<PathBuf> = "router-policy-config" =>
-        env(&[var("DYN_ROUTER_POLICY_CONFIG")]).metavar("FILE");
+        env(&[var("DYN_ROUTER_POLICY_CONFIG")]).metavar("FILE").effective();
 
     /// Look caches up again for a request that waited so long; 0 never.
     ROUTER_OVERLAP_REFRESH_AFTER_SECS: Duration = "router-overlap-refresh-after-secs" =>

@@ -8,7 +8,7 @@ use kvasir_router::RouterConfig;
 use serde_json::Value;
 
 /// The few settings that these tests vary.
-fn wiring(settings: &Settings, block_size: u32) -> (RouterConfig, IndexOptions) {
+fn wiring(settings: &Settings, block_size: u32) -> Result<(RouterConfig, IndexOptions), String> {
     let mut router = RouterConfig {
         kv_cache_block_size: block_size,
         ..RouterConfig::default()
@@ -18,13 +18,11 @@ fn wiring(settings: &Settings, block_size: u32) -> (RouterConfig, IndexOptions) 
     router.router_prefill_load_scale = settings.get(keys::ROUTER_PREFILL_LOAD_SCALE);
     router.router_kv_events = settings.get(keys::ROUTER_KV_EVENTS);
     let approximate = (!router.router_kv_events).then(Approximate::default);
-    (
-        router,
-        IndexOptions {
-            approximate,
-            ..IndexOptions::default()
-        },
-    )
+    let index = IndexOptions {
+        approximate,
+        ..IndexOptions::default()
+    };
+    Ok((router, index))
 }
 
 fn plan(words: &[&str]) -> Result<Plan, ReplayError> {
