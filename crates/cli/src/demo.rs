@@ -86,6 +86,8 @@ fn start_model(app: &Arc<App>, settings: &Settings) -> Result<Arc<ServedModel>, 
             text: Arc::clone(&text),
         },
         events,
+        predict_heard: true,
+        heard: Default::default(),
         workers: Default::default(),
     });
     app.models().insert(Arc::clone(&model));

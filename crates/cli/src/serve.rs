@@ -95,14 +95,22 @@ fn model_maker(app: &Arc<App>, settings: &Settings) -> Result<Arc<MakeModel>, Fa
     let setup = RouterSetup::read(settings)?;
     let (app, settings) = (Arc::clone(app), settings.clone());
     Ok(Arc::new(move |new: &NewModel| {
-        let index = Arc::new(Index::with_options(&wiring::index_options(&settings)));
-        let threads = settings.get(keys::ROUTER_EVENT_THREADS) as usize;
-        let events = EventPool::start(Arc::clone(&new.name), &index, app.metrics(), threads)
-            .map_err(|error| format!("event threads: {error}"))?;
+        let mut index_options = wiring::index_options(&settings);
         let block_size = settings
             .get(keys::KV_CACHE_BLOCK_SIZE)
             .unwrap_or(new.block_size);
-        let config = setup.config(&new.name, block_size);
+        let mut config = setup.config(&new.name, block_size);
+        let predict_heard = config.records_decisions();
+        if !predict_heard && config.needs_index() {
+            // A worker that publishes no events is predicted, for as long as an approximate index would.
+            let ttl = settings.get(keys::ROUTER_TTL_SECS);
+            index_options.predicted_ttl = Some(ttl);
+            config.router_predicted_ttl_secs = Some(ttl.as_secs_f64());
+        }
+        let index = Arc::new(Index::with_options(&index_options));
+        let threads = settings.get(keys::ROUTER_EVENT_THREADS) as usize;
+        let events = EventPool::start(Arc::clone(&new.name), &index, app.metrics(), threads)
+            .map_err(|error| format!("event threads: {error}"))?;
         Ok(Arc::new(ServedModel {
             name: Arc::clone(&new.name),
             block_size,
@@ -114,6 +122,8 @@ fn model_maker(app: &Arc<App>, settings: &Settings) -> Result<Arc<MakeModel>, Fa
                 text: text.clone(),
             },
             events,
+            predict_heard,
+            heard: Default::default(),
             workers: Default::default(),
         }))
     }))

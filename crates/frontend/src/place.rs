@@ -81,7 +81,7 @@ pub(crate) async fn book(
     let found = clock.now();
     let booking = model.host.route(arrival, &blocks.locals).await?;
     let end = clock.now();
-    if booking.sent().record {
+    if booking.sent().record && model.predicts(booking.target().worker) {
         index.record_routing(end, booking.target(), &blocks.locals, &blocks.sequence);
     }
     observe_ms(&metrics.overhead_indexer_find_matches_ms, found - start);

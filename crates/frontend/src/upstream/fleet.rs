@@ -214,6 +214,7 @@ impl Watcher {
         };
         if self.fleet.events {
             let sources = sources(address, facts, spec.ranks);
+            served.set_heard(self.id, !sources.is_empty());
             self.ears
                 .attend(&self.fleet.app, &served, self.id, &sources);
         }

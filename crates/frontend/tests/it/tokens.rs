@@ -75,6 +75,8 @@ impl Fixture {
                 plane: Arc::new(plane.clone()),
                 text,
             },
+            predict_heard: true,
+            heard: Default::default(),
             workers: Default::default(),
         });
         app.models().insert(Arc::clone(&model));
