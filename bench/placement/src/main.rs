@@ -19,7 +19,7 @@ use std::time::Instant;
 
 /// Tokens per block.
 const BLOCK: u32 = 16;
-/// Active requests per worker.
+/// Active requests per worker, unless the last argument says otherwise.
 const ACTIVE: u64 = 200;
 /// Blocks of each of those.
 const ACTIVE_BLOCKS: u64 = 64;
@@ -74,14 +74,14 @@ fn sequence(group: u64, own: u64, blocks: u64) -> Vec<u64> {
         .collect()
 }
 
-fn fleet<S: Scheduler>(workers: u64) -> S {
+fn fleet<S: Scheduler>(workers: u64, active: u64) -> S {
     let mut scheduler = S::new(workers);
     for worker in 0..workers {
-        for i in 0..ACTIVE {
-            let id = 1_000_000_000 + worker * ACTIVE + i;
+        for i in 0..active {
+            let id = 1_000_000_000 + worker * active + i;
             let group = (worker % 8 + 8 * (i % 4)) % GROUPS;
             let sequence = sequence(group, id, ACTIVE_BLOCKS);
-            scheduler.seed(id, worker, &sequence, i < ACTIVE * 9 / 10);
+            scheduler.seed(id, worker, &sequence, i < active * 9 / 10);
         }
     }
     scheduler
@@ -119,8 +119,8 @@ fn measured_end<S: Scheduler>(scheduler: &mut S, id: u64) {
 }
 
 /// Decides and ends `count` requests; the times of both parts in nanoseconds, sorted.
-fn run<S: Scheduler>(workers: u64, blocks: u64, count: u64) -> (Vec<u64>, Vec<u64>) {
-    let mut scheduler: S = fleet(workers);
+fn run<S: Scheduler>(workers: u64, blocks: u64, count: u64, active: u64) -> (Vec<u64>, Vec<u64>) {
+    let mut scheduler: S = fleet(workers, active);
     for id in 1..=WARM_UP {
         let prepared = scheduler.prepare(&ask(id, workers, blocks));
         scheduler.decide(prepared);
@@ -142,9 +142,9 @@ fn run<S: Scheduler>(workers: u64, blocks: u64, count: u64) -> (Vec<u64>, Vec<u6
 }
 
 /// Both routers say the same of every worker, and each choice costs the least.
-fn check(workers: u64, blocks: u64) {
-    let mut ours: kvasir::Kvasir = fleet(workers);
-    let mut theirs: peer::Peer = fleet(workers);
+fn check(workers: u64, blocks: u64, active: u64) {
+    let mut ours: kvasir::Kvasir = fleet(workers, active);
+    let mut theirs: peer::Peer = fleet(workers, active);
     for id in 1..=20 {
         let ask = ask(id, workers, blocks);
         let (a, b) = (ours.loads(&ask), theirs.loads(&ask));
@@ -183,8 +183,8 @@ fn check(workers: u64, blocks: u64) {
     println!("checked: {workers} workers, prompts of {blocks} blocks, 20 decisions each");
 }
 
-fn report<S: Scheduler>(name: &str, workers: u64, blocks: u64, count: u64) {
-    let (decide, end) = run::<S>(workers, blocks, count);
+fn report<S: Scheduler>(name: &str, workers: u64, blocks: u64, count: u64, active: u64) {
+    let (decide, end) = run::<S>(workers, blocks, count, active);
     let at =
         |list: &[u64], share: f64| list[((list.len() - 1) as f64 * share) as usize] as f64 / 1e3;
     println!(
@@ -201,10 +201,13 @@ fn main() {
     let number =
         |at: usize, default: u64| args.get(at).and_then(|a| a.parse().ok()).unwrap_or(default);
     let (workers, blocks, count) = (number(2, 64), number(3, 64), number(4, 200));
+    let active = number(5, ACTIVE);
     match args.get(1).map(String::as_str) {
-        Some("check") => check(workers, blocks),
-        Some("kvasir") => report::<kvasir::Kvasir>("kvasir", workers, blocks, count),
-        Some("peer") => report::<peer::Peer>("peer", workers, blocks, count),
-        _ => println!("placement-bench check|kvasir|peer [workers] [blocks] [decisions]"),
+        Some("check") => check(workers, blocks, active),
+        Some("kvasir") => report::<kvasir::Kvasir>("kvasir", workers, blocks, count, active),
+        Some("peer") => report::<peer::Peer>("peer", workers, blocks, count, active),
+        _ => println!(
+            "placement-bench check|kvasir|peer [workers] [blocks] [decisions] [active per worker]"
+        ),
     }
 }
