@@ -17,6 +17,8 @@ mod error;
 mod index;
 mod matches;
 mod mix;
+#[cfg(all(test, loom))]
+mod model;
 mod names;
 mod options;
 #[cfg(any(test, feature = "oracle"))]

@@ -226,6 +226,8 @@ struct Part {
     full: usize,
     /// `used` below which to shrink.
     sparse: usize,
+    /// What of a print is not the number of its home. There are a power of two of buckets.
+    shift: u32,
 }
 
 impl Part {
@@ -234,11 +236,12 @@ impl Part {
         used: 0,
         full: 0,
         sparse: 0,
+        shift: PRINT_BITS,
     };
 
     #[inline]
     fn home(&self, print: u64) -> usize {
-        ((print * self.buckets.len() as u64) >> PRINT_BITS) as usize
+        (print >> self.shift) as usize
     }
 
     #[inline]
@@ -312,7 +315,7 @@ impl Part {
             return Err(taken);
         }
         if self.used == self.full {
-            self.resize(self.buckets.len() * 2 + 1);
+            self.resize((self.buckets.len() * 2).max(1));
         }
         self.used += 1;
         self.put(self.home(key.print), key.tag, place.pack(key.print));
@@ -364,7 +367,7 @@ impl Part {
         take_out(&mut self.buckets[at], i);
         self.used -= 1;
         if self.used < self.sparse {
-            self.resize(self.used * 3 / WIDE);
+            self.resize(self.buckets.len() / 2);
         }
     }
 
@@ -378,7 +381,8 @@ impl Part {
         let old = std::mem::replace(&mut self.buckets, vec![[0; WORDS]; buckets]);
         // Two places in five stay free, so that few entries pass a bucket.
         self.full = buckets * WIDE * 3 / 5;
-        self.sparse = (self.full / 3).max(1).min(self.full);
+        self.sparse = (self.full / 4).max(1).min(self.full);
+        self.shift = PRINT_BITS - buckets.max(1).ilog2();
         for bucket in &old {
             let mut left = bucket[0] & HIGH;
             while left != 0 {

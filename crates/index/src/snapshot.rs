@@ -130,10 +130,16 @@ fn checked(bytes: &[u8]) -> Result<&[u8], RestoreError> {
 fn write_run(out: &mut Vec<u8>, run: &Packed) {
     out.extend(run.parent.to_le_bytes());
     out.extend((run.names.len() as u16).to_le_bytes());
+    out.extend((run.unnamed.len() as u16).to_le_bytes());
     out.extend((run.owners.len() as u32).to_le_bytes());
     out.extend((run.odd.len() as u32).to_le_bytes());
     out.extend(run.locals.iter().flat_map(|l| l.to_le_bytes()));
     out.extend(run.names.iter().flat_map(|n| n.to_le_bytes()));
+    out.extend(
+        run.unnamed
+            .iter()
+            .flat_map(|pos| (*pos as u16).to_le_bytes()),
+    );
     for &(slot, tier, extent) in &run.owners {
         out.extend(slot.to_le_bytes());
         out.extend([tier as u8]);
@@ -151,9 +157,14 @@ fn write_run(out: &mut Vec<u8>, run: &Packed) {
 fn read_run(reader: &mut Reader<'_>, slots: &[u32], run: &mut Packed) -> Option<()> {
     run.parent = reader.u32()?;
     let len = usize::from(reader.u16()?);
+    let unnamed = reader.u16()?;
     let (owners, odd) = (reader.u32()?, reader.u32()?);
     reader.words(len, &mut run.locals)?;
     reader.words(len, &mut run.names)?;
+    run.unnamed.clear();
+    for _ in 0..unnamed {
+        run.unnamed.push(u32::from(reader.u16()?));
+    }
     run.owners.clear();
     for _ in 0..owners {
         let slot = *slots.get(reader.u32()? as usize)?;

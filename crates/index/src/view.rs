@@ -184,13 +184,12 @@ impl<'g> Step<'g> {
         let local = prompt.get(depth)?.0;
         loop {
             let directory = self.directory?;
-            let found = directory.edges.find(self.end, local, |slot| {
+            let load = |slot: u32| {
                 let chunk = directory.chunks.get(slot as usize / CHUNK)?;
                 let run = chunk[slot as usize % CHUNK].load(Ordering::Acquire, self.guard);
-                let run: &Run = Ptr::as_ref(&run)?;
-                let fits = run.follows == self.end && run.start as usize == depth;
-                (fits && run.first() == local).then_some(run)
-            });
+                Ptr::as_ref(&run)
+            };
+            let found = follow(&directory.edges, load, self.end, local, depth);
             if let Some(run) = found {
                 self.end = run.end;
                 return found;
@@ -207,6 +206,22 @@ impl<'g> Step<'g> {
                 .as_ref();
         }
     }
+}
+
+/// The run that goes on from `end` at `depth` with the block `local`, if `load` shows one.
+#[inline]
+pub(crate) fn follow<'a>(
+    edges: &Edges,
+    load: impl Fn(u32) -> Option<&'a Run>,
+    end: u64,
+    local: u64,
+    depth: usize,
+) -> Option<&'a Run> {
+    edges.find(end, local, |slot| {
+        let run = load(slot)?;
+        let fits = run.follows == end && run.start as usize == depth;
+        (fits && run.first() == local).then_some(run)
+    })
 }
 
 /// Passes the first run, of which `matched` blocks are the prompt's.

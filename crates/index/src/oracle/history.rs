@@ -192,7 +192,7 @@ fn check_copies(index: &Index, oracle: &Oracle, source: &mut Source<'_>) {
         assert_eq!(replayed.apply(rank, &event), Ok(()), "{event:?} of a dump");
     }
     assert_eq!(restored.restore(&index.snapshot()), Ok(()));
-    for copy in [&replayed, &restored] {
+    for (how, copy) in [("replayed", &replayed), ("restored", &restored)] {
         copy.check_invariants();
         let mut oracle = oracle.clone();
         let mut matches = (Matches::new(), Matches::new());
@@ -210,7 +210,7 @@ fn check_copies(index: &Index, oracle: &Oracle, source: &mut Source<'_>) {
             assert_eq!(
                 copy.apply(rank, &event),
                 oracle.apply(rank, &event),
-                "{event:?}"
+                "{how}: {event:?}"
             );
         }
     }

@@ -100,7 +100,7 @@ impl Tree {
             return EngineHash(listed.map_or(name, |(listed, _)| listed));
         }
         if self.named(name) != Some(place) {
-            name = mix(name ^ u64::from(place.run) << 32 ^ u64::from(place.pos));
+            name = mix(mix(name) ^ (u64::from(place.run) << 32 | u64::from(place.pos)));
         }
         while self.held_in_any_tier(h, name).is_some() {
             name = mix(name);

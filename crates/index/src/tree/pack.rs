@@ -12,6 +12,8 @@ pub(crate) struct Packed {
     pub(crate) parent: u32,
     pub(crate) locals: Vec<u64>,
     pub(crate) names: Vec<u64>,
+    /// Positions of blocks whose name is another block's.
+    pub(crate) unnamed: Vec<u32>,
     /// (slot, tier, extent).
     pub(crate) owners: Vec<(u32, usize, u32)>,
     /// (slot, tier, position, name, count).
@@ -33,6 +35,13 @@ impl Tree {
             packed.locals.clear();
             node.run.copy(0, node.names.len(), &mut packed.locals);
             packed.names.clone_from(&node.names);
+            packed.unnamed.clear();
+            if !node.clean {
+                let places = (0u32..).zip(&node.names);
+                let unnamed =
+                    places.filter(|(pos, n)| self.named(**n) != Some(Place { run: id, pos: *pos }));
+                packed.unnamed.extend(unnamed.map(|(pos, _)| pos));
+            }
             packed.owners.clear();
             let owners = node.run.each_owner();
             packed
@@ -63,7 +72,9 @@ impl Tree {
         if self.child(parent, first).is_some() || !packed.owners.iter().all(held) {
             return false;
         }
-        let id = self.new_run(parent, packed);
+        let Some(id) = self.new_run(parent, packed) else {
+            return false;
+        };
         ids.push(id);
         for &(slot, tier, extent) in &packed.owners {
             self.count(Holder { slot, tier }, id, 0, extent);
@@ -81,7 +92,8 @@ impl Tree {
         })
     }
 
-    fn new_run(&mut self, parent: u32, packed: &Packed) -> u32 {
+    /// `None` if a name is another block's against what was packed.
+    fn new_run(&mut self, parent: u32, packed: &Packed) -> Option<u32> {
         self.make_room_for_edge();
         let (id, end) = (self.reserve(), self.new_end());
         let above = self.node(parent);
@@ -93,21 +105,12 @@ impl Tree {
         }
         let mut node = Node::new(Run::new(0, 0, 0, Arc::new([])), parent);
         node.names.clone_from(&packed.names);
-        node.written = len;
+        (node.written, node.clean) = (len, packed.unnamed.is_empty());
         self.nodes[id as usize] = Some(node);
-        let (nodes, place) = (&self.nodes, Place { run: id, pos: 0 });
-        let names = packed.names.iter().copied();
-        let clean = self
-            .names
-            .claim(names, place, |p, name| Self::is_called(nodes, p, name));
-        if !clean {
-            for (pos, &name) in (0u32..).zip(&packed.names) {
-                let (nodes, place) = (&self.nodes, Place { run: id, pos });
-                let other = |p| p != place && Self::is_called(nodes, p, name);
-                let _taken_by_another = self.names.insert(name, place, other);
-            }
+        if !self.claim_packed(id, packed) {
+            self.unreserve(id);
+            return None;
         }
-        self.node_mut(id).clean = clean;
         self.runs += 1;
         self.blocks += packed.names.len();
         self.publish(id, run);
@@ -116,7 +119,32 @@ impl Tree {
         if parent != ROOT {
             self.account(parent);
         }
-        id
+        Some(id)
+    }
+
+    fn claim_packed(&mut self, id: u32, packed: &Packed) -> bool {
+        let nodes = &self.nodes;
+        if packed.unnamed.is_empty() {
+            let (names, first) = (packed.names.iter().copied(), Place { run: id, pos: 0 });
+            return self
+                .names
+                .claim(names, first, |p, name| Self::is_called(nodes, p, name));
+        }
+        for (pos, &name) in (0u32..).zip(&packed.names) {
+            let place = Place { run: id, pos };
+            let named = !packed.unnamed.contains(&pos);
+            if named
+                && self
+                    .names
+                    .insert(name, place, |p| Self::is_called(nodes, p, name))
+                    .is_err()
+            {
+                let claimed = packed.names.iter().copied().take(pos as usize);
+                self.names.forget(claimed, Place { run: id, pos: 0 });
+                return false;
+            }
+        }
+        true
     }
 
     /// Whether every leaf is held to its end, as it is between calls.

@@ -54,7 +54,12 @@ impl Tree {
                 pos: place.pos + 1,
             }),
         };
-        let (Some(mut at), true) = (found, blocks.len() <= RUN_MAX) else {
+        // A parent under an odd name is the one name that `names` does not know.
+        let odd_parent = found.is_some_and(|at| {
+            let (node, name) = (self.node(at.run), parent.map_or(0, |p| p.0));
+            at.run != ROOT && !(node.clean && node.names[at.pos as usize - 1] == name)
+        });
+        let (Some(mut at), true) = (found, blocks.len() <= RUN_MAX && !odd_parent) else {
             check_distinct(parent, blocks)?;
             let at =
                 found.ok_or_else(|| ApplyError::ParentBlockNotFound(parent.unwrap_or_default()))?;
