@@ -94,16 +94,18 @@ impl Tree {
     /// A holder's name for a block. For one that it does not hold a name that it has for no other block, if
     /// it can be the block's own.
     fn name_for(&self, h: Holder, place: Place) -> EngineHash {
-        let mut name = self.node(place.run).names[place.pos as usize];
+        let own = self.node(place.run).names[place.pos as usize];
         if place.pos < self.extent(place.run, h) {
             let listed = self.odd.names(h, place).next();
-            return EngineHash(listed.map_or(name, |(listed, _)| listed));
+            return EngineHash(listed.map_or(own, |(listed, _)| listed));
         }
-        if self.named(name) != Some(place) {
+        let mut name = own;
+        // Of no other block, whether held by the rank or not: all gaps of a dump have different names.
+        while self.named(name).is_some_and(|p| p != place || name != own)
+            || self.named(name).is_none() && name == own
+            || self.held_in_any_tier(h, name).is_some()
+        {
             name = mix(mix(name) ^ (u64::from(place.run) << 32 | u64::from(place.pos)));
-        }
-        while self.held_in_any_tier(h, name).is_some() {
-            name = mix(name);
         }
         EngineHash(name)
     }
