@@ -9,9 +9,10 @@
 
 mod log;
 
-pub use log::Fault;
+pub use log::{Fault, FaultError};
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -88,6 +89,15 @@ pub struct EventSockets {
     tasks: Tasks,
 }
 
+impl fmt::Debug for EventSockets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ranks = self.ranks.len();
+        f.debug_struct("EventSockets")
+            .field("ranks", &ranks)
+            .finish_non_exhaustive()
+    }
+}
+
 #[derive(Default)]
 struct Scopes {
     known: HashMap<RequestId, Scope>,
@@ -135,6 +145,18 @@ impl EventSockets {
         let sockets = self.ranks.get(rank as usize)?;
         let replay = sockets.replay.as_ref().map(ZmqReplayServer::address);
         Some((sockets.publisher.address(), replay))
+    }
+
+    /// First part of every message.
+    #[must_use]
+    pub fn topic(&self) -> &[u8] {
+        &self.topic
+    }
+
+    /// Ranks that have sockets.
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        self.ranks.len() as u32
     }
 
     /// Subscribers of a rank.

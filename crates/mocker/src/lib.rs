@@ -15,7 +15,7 @@ mod http;
 mod rank;
 mod worker;
 
-pub use events::{EventOptions, EventSockets, Fault};
+pub use events::{EventOptions, EventSockets, Fault, FaultError};
 pub use http::{
     HttpFault, HttpFaultError, HttpFaultKind, MockServer, MockServerOptions, answers_in_words,
 };

@@ -1,6 +1,7 @@
 //! One rank's batches: encoded, numbered, kept for replay, and bent where a fault says so.
 
 use std::collections::VecDeque;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -34,6 +35,35 @@ pub enum Fault {
     ForgetReplay(usize),
     /// Events claim another block size from now on; 0 ends it.
     BlockSize(u32),
+}
+
+/// Why a text is no [`Fault`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is no event fault; there are drop=COUNT, duplicate, reorder, delay=MS, restart-sequence, \
+     silent-clear, forget-replay=KEEP and block-size=TOKENS"
+)]
+pub struct FaultError(String);
+
+impl FromStr for Fault {
+    type Err = FaultError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (name, value) = text.split_once('=').unwrap_or((text, ""));
+        let error = || FaultError(text.to_owned());
+        let number = || value.parse::<u32>().map_err(|_| error());
+        Ok(match name {
+            "drop" => Self::Drop(number()?),
+            "duplicate" => Self::Duplicate,
+            "reorder" => Self::Reorder,
+            "delay" => Self::Delay(1, Duration::from_millis(u64::from(number()?))),
+            "restart-sequence" => Self::RestartSequence,
+            "silent-clear" => Self::SilentClear,
+            "forget-replay" => Self::ForgetReplay(number()? as usize),
+            "block-size" => Self::BlockSize(number()?),
+            _ => return Err(error()),
+        })
+    }
 }
 
 /// Under what a request's blocks are shared.

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::body::{Reply, json as reply};
 use super::fault::HttpFault;
 use super::server::Mock;
+use crate::Fault;
 
 /// Answers a control request; `None` for a path or method that is none.
 pub(crate) async fn answer(mock: &Mock, method: &Method, path: &str, body: &[u8]) -> Option<Reply> {
@@ -16,6 +17,7 @@ pub(crate) async fn answer(mock: &Mock, method: &Method, path: &str, body: &[u8]
             mock.faults.clear();
             Some(faults(mock))
         }
+        (&Method::POST, "/mock/event_faults") => Some(event_fault(mock, body)),
         (&Method::POST, "/mock/restart") => {
             mock.worker.restart().await;
             Some(reply(StatusCode::OK, "{\"success\":true}"))
@@ -69,6 +71,29 @@ fn add(mock: &Mock, body: &[u8]) -> Reply {
         );
     }
     faults(mock)
+}
+
+/// Takes `{"fault": "drop=3"}` for the event sockets.
+fn event_fault(mock: &Mock, body: &[u8]) -> Reply {
+    let bad = |message: String| {
+        let text = json!({ "error": { "message": message } }).to_string();
+        reply(StatusCode::BAD_REQUEST, text)
+    };
+    let Some(events) = mock.events() else {
+        return bad("this engine has no event sockets; start it with --events".to_owned());
+    };
+    let value: Value = serde_json::from_slice(body).unwrap_or_default();
+    let fault = value
+        .get("fault")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    match fault.parse::<Fault>() {
+        Ok(fault) => {
+            events.inject(fault);
+            reply(StatusCode::OK, "{\"success\":true}")
+        }
+        Err(error) => bad(error.to_string()),
+    }
 }
 
 fn status(mock: &Mock) -> Reply {

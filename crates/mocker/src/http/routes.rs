@@ -16,7 +16,7 @@ use super::server::{Hangup, Mock};
 use super::{control, generate, metrics};
 
 /// Paths and the one method each has.
-const ROUTES: [(&str, Method); 11] = [
+const ROUTES: [(&str, Method); 12] = [
     ("/v1/chat/completions", Method::POST),
     ("/v1/completions", Method::POST),
     ("/tokenize", Method::POST),
@@ -28,6 +28,7 @@ const ROUTES: [(&str, Method); 11] = [
     ("/version", Method::GET),
     ("/load", Method::GET),
     ("/metrics", Method::GET),
+    ("/kv_event_sources", Method::GET),
 ];
 
 /// Answers any request.
@@ -75,6 +76,7 @@ async fn small(
             ok(format!("{{\"server_load\":{load}}}"))
         }
         "/metrics" => body::metrics(metrics::page(mock)),
+        "/kv_event_sources" => ok(event_sources(mock).to_string()),
         "/tokenize" => tokenize(mock, headers, body).map_or_else(|r| r.reply(), ok),
         "/detokenize" => detokenize(mock, headers, body).map_or_else(|r| r.reply(), ok),
         "/reset_prefix_cache" => {
@@ -86,6 +88,26 @@ async fn small(
             None => body::json(StatusCode::NOT_FOUND, "{\"detail\":\"Not Found\"}"),
         },
     }
+}
+
+/// Where each rank publishes, as vLLM lists it.
+fn event_sources(mock: &Mock) -> Value {
+    let Some(events) = mock.events() else {
+        return json!({});
+    };
+    let source = |rank: u32| {
+        let (at, replay) = events.addresses(rank)?;
+        let row = json!({
+            "enable_kv_cache_events": true,
+            "publisher": "zmq",
+            "endpoint": format!("tcp://{at}"),
+            "replay_endpoint": replay.map(|at| format!("tcp://{at}")),
+            "topic": String::from_utf8_lossy(events.topic()),
+        });
+        Some((rank.to_string(), row))
+    };
+    let sources = (0..events.ranks()).filter_map(source);
+    Value::Object(sources.collect())
 }
 
 fn wrong_method(allowed: &Method) -> Reply {

@@ -2,8 +2,8 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hyper::body::Incoming;
@@ -22,7 +22,7 @@ use super::error::Refusal;
 use super::fault::{Faults, HttpFault};
 use super::metrics::Stats;
 use super::routes::route;
-use crate::Worker;
+use crate::{EventSockets, Worker};
 
 /// Connections at once; the next ones wait in the kernel's backlog.
 const CONNECTIONS_MAX: usize = 16_384;
@@ -64,9 +64,15 @@ pub(crate) struct Mock {
     clock: Clock,
     seed: u64,
     requests: AtomicU64,
+    events: OnceLock<Arc<EventSockets>>,
 }
 
 impl Mock {
+    /// The engine's event sockets, if it has some.
+    pub(crate) fn events(&self) -> Option<&EventSockets> {
+        self.events.get().map(|events| &**events)
+    }
+
     pub(crate) fn unix_secs(&self) -> u64 {
         self.clock.unix_secs(self.clock.now())
     }
@@ -133,9 +139,15 @@ impl MockServer {
             clock: Clock::new(),
             seed: options.seed,
             requests: AtomicU64::new(0),
+            events: OnceLock::new(),
         });
         tasks.spawn(accept(tasks.clone(), listener, Arc::clone(&mock)));
         Ok(Self { address, mock })
+    }
+
+    /// Tells clients of the engine's event sockets, as vLLM does; takes event faults for them.
+    pub fn announce_events(&self, events: Arc<EventSockets>) {
+        let _ = self.mock.events.set(events);
     }
 
     /// Where it listens.
