@@ -79,7 +79,9 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
         fleet = fleet.without_events();
     }
     for address in addresses {
-        fleet.watch(address);
+        if !fleet.watch(address.clone()) {
+            tracing::warn!(worker = %address, "--worker names it twice");
+        }
     }
     let server = listen(&app, settings).await?;
     tracing::info!(address = %server.address(), "listening");

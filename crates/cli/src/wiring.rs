@@ -4,7 +4,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use kvasir_config::{LogFormat, Settings, keys};
-use kvasir_frontend::{AppOptions, Paths, WorkerAddress};
+use kvasir_frontend::{AppOptions, Limits, Paths, WorkerAddress};
 use kvasir_index::{Approximate, IndexOptions};
 use kvasir_profile::Preset;
 use kvasir_router::{Mode, PrefillLoadModel, QueuePolicy, RouterConfig};
@@ -71,6 +71,22 @@ pub(crate) fn app_options(settings: &Settings) -> AppOptions {
             live: settings.get(keys::HTTP_SVC_LIVE_PATH),
             metrics: settings.get(keys::HTTP_SVC_METRICS_PATH),
         },
+        limits: limits(settings),
+    }
+}
+
+fn limits(settings: &Settings) -> Limits {
+    Limits {
+        first_byte: settings.get(keys::HTTP_FIRST_BYTE_TIMEOUT_SECS),
+        stream_silence: settings
+            .get(keys::HTTP_BACKEND_STREAM_TIMEOUT_SECS)
+            .map(Duration::from_secs),
+        keep_alive: settings
+            .get(keys::HTTP_SSE_KEEP_ALIVE_INTERVAL_MS)
+            .map(Duration::from_millis),
+        connections_max: settings.get(keys::HTTP_CONNECTIONS_MAX) as usize,
+        header_bytes_max: settings.get(keys::HTTP_HEADER_LIMIT_KB) as usize * 1024,
+        client_stall: settings.get(keys::HTTP_CLIENT_TIMEOUT_SECS),
     }
 }
 

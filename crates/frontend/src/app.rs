@@ -13,11 +13,12 @@ use kvasir_types::RequestId;
 
 use crate::ids::RequestIds;
 use crate::in_flight::InFlight;
+use crate::limits::Limits;
 use crate::models::{Models, ServedModel};
 use crate::reply::{self, Reply};
 use crate::routes::{NoRoute, Paths, Route};
 use crate::watch::Totals;
-use crate::{admin, generate};
+use crate::{admin, generate, proxy};
 
 /// Settings of the HTTP side.
 #[derive(Clone, Debug)]
@@ -34,6 +35,8 @@ pub struct AppOptions {
     pub admin_enabled: bool,
     /// Where the routes are.
     pub paths: Paths,
+    /// How long and how much is borne.
+    pub limits: Limits,
 }
 
 impl Default for AppOptions {
@@ -45,6 +48,7 @@ impl Default for AppOptions {
             nvext_enabled: true,
             admin_enabled: true,
             paths: Paths::default(),
+            limits: Limits::default(),
         }
     }
 }
@@ -148,6 +152,7 @@ impl App {
         match route {
             Route::Chat => generate::handle(self, Endpoint::Chat, request).await,
             Route::Completions => generate::handle(self, Endpoint::Completions, request).await,
+            Route::Engine => proxy::pass(self, request).await,
             Route::Models => self.list_models(),
             Route::Model(id) => self.one_model(&id),
             Route::ModelReady(id) => self.model_ready(&id),

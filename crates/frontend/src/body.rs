@@ -1,5 +1,7 @@
 //! Reading a request's body: JSON, and no longer than allowed.
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::CONTENT_TYPE;
@@ -9,6 +11,14 @@ use kvasir_openai::ApiError;
 
 /// What a declared length may reserve before any byte has come.
 const RESERVE_MAX: u64 = 1 << 20;
+/// The client has this long for each piece of its body.
+const PIECE_PATIENCE: Duration = Duration::from_secs(30);
+/// What is said when it takes longer.
+const STALLED: &str = "The request's body stopped coming; send it again";
+/// Bytes that are read of a body that is too large, so that its client sees the answer.
+const DISCARD_MAX: u64 = 64 << 20;
+/// Time that is spent on them.
+const DISCARD_PATIENCE: Duration = Duration::from_secs(5);
 /// A mebibyte, the unit of the body limit.
 const MIB: u64 = 1 << 20;
 
@@ -41,18 +51,18 @@ where
     let limit = limit_mb.saturating_mul(MIB);
     let hint = body.size_hint();
     if hint.lower() > limit {
+        discard(body).await;
         return Err(ApiError::body_too_large(limit_mb));
     }
     let mut whole: Option<Bytes> = None;
     let mut joined = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        // A broken upload: the client is gone, nobody reads this answer.
-        let frame = frame.map_err(|_| ApiError::cancelled())?;
+    while let Some(frame) = next(&mut body).await? {
         let Ok(data) = frame.into_data() else {
             continue;
         };
         let had = whole.as_ref().map_or(joined.len(), Bytes::len) as u64;
         if had + data.len() as u64 > limit {
+            discard(body).await;
             return Err(ApiError::body_too_large(limit_mb));
         }
         if joined.is_empty() && whole.is_none() {
@@ -66,6 +76,39 @@ where
         }
     }
     Ok(whole.unwrap_or_else(|| joined.freeze()))
+}
+
+/// The next frame; an error if the upload broke or stalled.
+async fn next<B>(body: &mut B) -> Result<Option<http_body::Frame<Bytes>>, ApiError>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    match tokio::time::timeout(PIECE_PATIENCE, body.frame()).await {
+        Ok(None) => Ok(None),
+        Ok(Some(Ok(frame))) => Ok(Some(frame)),
+        // A broken upload: the client is gone, nobody reads this answer.
+        Ok(Some(Err(_))) => Err(ApiError::cancelled()),
+        Err(_) => Err(ApiError::new(408, STALLED)),
+    }
+}
+
+/// Reads what is left and forgets it: a client that is still sending would never see its answer, as closing
+/// on unread bytes resets the connection.
+async fn discard<B>(mut body: B)
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let reading = async {
+        let mut left = DISCARD_MAX;
+        while let Some(Ok(frame)) = body.frame().await {
+            let read = frame.data_ref().map_or(0, |data| data.len() as u64);
+            left = match left.checked_sub(read) {
+                Some(left) => left,
+                None => return,
+            };
+        }
+    };
+    let _ = tokio::time::timeout(DISCARD_PATIENCE, reading).await;
 }
 
 #[cfg(test)]

@@ -20,6 +20,16 @@ pub(crate) struct Blocks {
     pub(crate) sequence: Arc<[SequenceHash]>,
 }
 
+impl Blocks {
+    /// Of a prompt that nobody has read.
+    pub(crate) fn none() -> Self {
+        Self {
+            locals: Arc::from([]),
+            sequence: Arc::from([]),
+        }
+    }
+}
+
 /// Names the blocks of `tokens` under a cache salt; empty means none.
 pub(crate) fn name_blocks(app: &App, model: &ServedModel, tokens: &[Token], salt: &str) -> Blocks {
     let (wants_index, wants_sequence) = model.host.ask(|router| {
@@ -29,10 +39,7 @@ pub(crate) fn name_blocks(app: &App, model: &ServedModel, tokens: &[Token], salt
         (index, kv && (config.router_track_active_blocks || index))
     });
     if !wants_index && !wants_sequence {
-        return Blocks {
-            locals: Arc::from([]),
-            sequence: Arc::from([]),
-        };
+        return Blocks::none();
     }
     let clock = app.clock();
     let start = clock.now();

@@ -1,63 +1,79 @@
 //! Requests for OpenAI workers: the client's body goes to the chosen engine, the engine's answer comes back.
 //!
 //! We read only what routing needs and refuse only what no engine could read. The engine judges the rest, and
-//! its answers pass unchanged, errors included.
+//! its answers pass unchanged, errors included. Until something has been said to the client, a worker that fails
+//! is replaced by another.
+
+mod headers;
+mod opening;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
-use http::{Request, Response, StatusCode, Uri};
+use http::response::Parts as Head;
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::Full;
+use hyper::body::Incoming;
 use kvasir_openai::{
-    ApiError, Endpoint, HeaderHints, Nvext, ResponseNvext, Scan, Timing, WorkerIds,
+    ApiError, Endpoint, Extra, HeaderHints, Nvext, ResponseNvext, Scan, Timing, WorkerIds,
 };
 use kvasir_router::{Arrival, Outcome};
 use kvasir_types::{Time, Token, WorkerRank};
 
 use crate::generate::Asked;
 use crate::host::Booking;
-use crate::models::ServedModel;
+use crate::models::{Backend, ServedModel};
 use crate::place::{self, Blocks};
-use crate::relay::{Extras, Relay};
-use crate::reply::{Reply, ReplyBody};
-use crate::upstream::{UpstreamBody, UpstreamError, Upstreams};
+use crate::relay::{Begun, Books, Extras, Form, Patience, Relay, Source};
+use crate::reply::{self, Reply, ReplyBody};
+use crate::upstream::{Pool, UpstreamError, Upstreams};
 use crate::watch::Watch;
-use crate::{App, ask, prompt};
+use crate::{App, ask, body, prompt};
 
 /// Bytes of text that count as one token where no tokenizer is at hand.
 const BYTES_PER_TOKEN: usize = 4;
-/// The rank that an engine with several is to use.
-const RANK_HEADER: HeaderName = HeaderName::from_static("x-data-parallel-rank");
-/// Headers that belong to one connection and not to the request (RFC 9110, section 7.6.1).
-const HOP_BY_HOP: [HeaderName; 8] = [
-    header::CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-    header::TE,
-    header::TRAILER,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-];
+/// The label of requests for routes that only engines know.
+const ENGINE_ROUTE: &str = "engine";
 
 /// A request on its way to an OpenAI worker.
-struct Forward<'a> {
-    app: &'a Arc<App>,
-    model: &'a Arc<ServedModel>,
-    workers: &'a Upstreams,
-    parts: &'a Parts,
-    nvext: Nvext,
-    /// What the engine gets.
+struct Forward {
+    app: Arc<App>,
+    model: Arc<ServedModel>,
+    workers: Upstreams,
+    method: Method,
+    /// Path and query.
+    path: String,
+    /// What the engine gets, but for what differs between workers.
+    headers: HeaderMap,
     body: Bytes,
-    stream: bool,
-    /// Usage is our wish and not the client's.
-    hide_usage: bool,
+    kind: Kind,
     received: Time,
 }
 
-/// Answers a request by one of the model's OpenAI workers.
+/// What is known about the answer before it comes.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// A completion.
+    Completion {
+        stream: bool,
+        /// Usage is our wish and not the client's.
+        hide_usage: bool,
+        wanted: Extra,
+    },
+    /// Nothing.
+    Opaque,
+}
+
+/// An answer that has begun.
+struct Opened {
+    head: Head,
+    source: Source,
+    begun: Begun,
+}
+
+/// Answers a completion by one of the model's OpenAI workers.
 pub(crate) async fn handle(
     app: &Arc<App>,
     asked: &Asked,
@@ -65,45 +81,114 @@ pub(crate) async fn handle(
     model: &Arc<ServedModel>,
     workers: &Upstreams,
 ) -> Result<Reply, ApiError> {
-    let Asked {
-        id,
-        endpoint,
-        parts,
-        body,
-    } = asked;
-    let name = Some(&model.name);
+    let (stream, endpoint) = (scan.stream(), asked.endpoint);
+    let (metrics, clock) = (app.metrics(), app.clock());
     let watch = Watch::start(
-        app.metrics(),
-        app.clock(),
-        *id,
-        name,
-        *endpoint,
-        scan.stream(),
+        metrics,
+        clock,
+        asked.id,
+        Some(&model.name),
+        endpoint,
+        stream,
     );
-    let (nvext, headers) = match extension(app, scan, &parts.headers) {
+    let (nvext, hints) = match extension(app, scan, &asked.parts.headers) {
         Ok(extension) => extension,
         Err(error) => return Err(watch.fail(error)),
     };
-    let tokens = routing_tokens(app, model, *endpoint, scan, &nvext);
+    let tokens = routing_tokens(app, model, endpoint, scan, &nvext);
     let salt = nvext
         .cache_salt
         .clone()
         .or_else(|| scan.cache_salt().map(Into::into));
     let blocks = place::name_blocks(app, model, &tokens, salt.as_deref().unwrap_or_default());
-    let arrival = ask::arrival(*id, tokens.len().max(1), &nvext, &headers);
-    let hide_usage = scan.stream() && !scan.include_usage();
+    let arrival = ask::arrival(asked.id, tokens.len().max(1), &nvext, &hints);
+    let hide_usage = stream && !scan.include_usage();
+    let mut headers = headers::to_engine(&asked.parts.headers, asked.id);
+    // What we look into must not be compressed.
+    headers.remove(header::ACCEPT_ENCODING);
     let forward = Forward {
-        app,
-        model,
-        workers,
-        parts,
-        body: outgoing(scan, body, &nvext, hide_usage),
-        nvext,
-        stream: scan.stream(),
-        hide_usage,
+        app: Arc::clone(app),
+        model: Arc::clone(model),
+        workers: workers.clone(),
+        method: asked.parts.method.clone(),
+        path: path_of(&asked.parts),
+        headers,
+        body: outgoing(scan, &asked.body, &nvext, hide_usage),
+        kind: Kind::Completion {
+            stream,
+            hide_usage,
+            wanted: nvext.extra,
+        },
         received: watch.received(),
     };
-    forward.run(arrival, &blocks, watch).await
+    let keep_alive = app.options().limits.keep_alive.filter(|_| stream);
+    let answer = forward.run(arrival, blocks, watch);
+    match keep_alive {
+        Some(every) => opening::wait(answer, every).await,
+        None => answer.await,
+    }
+}
+
+/// Passes a request for a route that only engines know to one of them, by load.
+pub(crate) async fn pass(app: &Arc<App>, request: Request<Incoming>) -> Reply {
+    let ticket = app.in_flight().enter();
+    let (parts, incoming) = request.into_parts();
+    let outcome = pass_on(app, &parts, incoming).await;
+    let mut reply = outcome.unwrap_or_else(|error| reply::error(&error));
+    reply.body_mut().hold(ticket);
+    reply
+}
+
+async fn pass_on(app: &Arc<App>, parts: &Parts, incoming: Incoming) -> Result<Reply, ApiError> {
+    if app.is_draining() {
+        return Err(ApiError::not_ready());
+    }
+    let body = body::read(incoming, app.options().body_limit_mb).await?;
+    let model = model_of(app, &body).ok_or_else(ApiError::model_not_found)?;
+    let Backend::OpenAi { workers, .. } = &model.backend else {
+        let (method, path) = (parts.method.as_str(), parts.uri.path());
+        return Err(ApiError::route_not_found(method, path));
+    };
+    let id = app.new_request_id();
+    let name = &model.name;
+    let watch = Watch::start_at(
+        app.metrics(),
+        app.clock(),
+        id,
+        Some(name),
+        ENGINE_ROUTE,
+        false,
+    );
+    let tokens = (body.len() / BYTES_PER_TOKEN).max(1);
+    let arrival = ask::arrival(id, tokens, &Nvext::default(), &HeaderHints::default());
+    let forward = Forward {
+        app: Arc::clone(app),
+        workers: workers.clone(),
+        method: parts.method.clone(),
+        path: path_of(parts),
+        headers: headers::to_engine(&parts.headers, id),
+        body,
+        kind: Kind::Opaque,
+        received: watch.received(),
+        model: Arc::clone(&model),
+    };
+    forward.run(arrival, Blocks::none(), watch).await
+}
+
+/// The model that a body names; a body that names none is for the only one that is served.
+fn model_of(app: &App, body: &[u8]) -> Option<Arc<ServedModel>> {
+    let named = Scan::parse(body)
+        .ok()
+        .and_then(|scan| scan.model().map(|name| name.into_owned()));
+    match named {
+        Some(name) => app.models().get(&name),
+        None => <[_; 1]>::try_from(app.models().all()).ok().map(|[one]| one),
+    }
+}
+
+fn path_of(parts: &Parts) -> String {
+    let path = parts.uri.path_and_query();
+    path.map_or("/", |p| p.as_str()).to_owned()
 }
 
 /// What the client says to the router, headers laid over the body.
@@ -171,98 +256,167 @@ fn outgoing(scan: &Scan<'_>, body: &Bytes, nvext: &Nvext, ask_usage: bool) -> By
     edits.apply(body)
 }
 
-impl Forward<'_> {
+impl Forward {
     async fn run(
-        &self,
+        self,
         mut arrival: Arrival,
-        blocks: &Blocks,
+        blocks: Blocks,
         watch: Watch,
     ) -> Result<Reply, ApiError> {
-        for attempt in 0.. {
-            let booking = match place::book(self.app, self.model, arrival.clone(), blocks).await {
+        let limit = self.app.options().retry_limit;
+        let mut failure = UpstreamError::Gone;
+        for attempt in 0..=limit {
+            let booking = match place::book(&self.app, &self.model, arrival.clone(), &blocks).await
+            {
                 Ok(booking) => booking,
-                Err(error) => return Err(watch.fail(place::refusal(self.app, &error))),
+                Err(error) => return Err(watch.fail(place::refusal(&self.app, &error))),
             };
             let target = booking.target();
-            let last = attempt >= self.app.options().retry_limit;
-            let outcome = match self.send(target).await {
-                Ok(response) if last || !try_elsewhere(response.status()) => {
-                    return Ok(self.answer(response, booking, watch));
-                }
-                Ok(_) => Outcome::Overloaded,
-                Err(error) => {
-                    tracing::warn!(worker = %target, %error, attempt, "no answer");
-                    Outcome::Unreachable
-                }
+            failure = match self.open(target, attempt == limit).await {
+                Ok(opened) => return Ok(self.answer(opened, booking, watch)),
+                Err(error) => error,
+            };
+            tracing::warn!(worker = %target, error = %failure, attempt, "no answer");
+            let outcome = match failure {
+                UpstreamError::Status(_) => Outcome::Overloaded,
+                _ => Outcome::Unreachable,
             };
             booking.finish(outcome);
-            if last {
-                break;
-            }
-            let labels = [&*self.model.name, "new_request"];
-            self.app
-                .metrics()
-                .model_migration_total
-                .with_label_values(&labels)
-                .inc();
             arrival.failed.push(target.worker);
             arrival.last_failure = Some(outcome);
+            if attempt < limit {
+                let labels = [&*self.model.name, "new_request"];
+                let retries = &self.app.metrics().model_migration_total;
+                retries.with_label_values(&labels).inc();
+            }
         }
-        Err(watch.fail(ApiError::unavailable()))
+        Err(watch.fail(match failure {
+            UpstreamError::AnswerTimeout => ApiError::deadline(),
+            _ => ApiError::unavailable(),
+        }))
     }
 
-    async fn send(&self, target: WorkerRank) -> Result<Response<UpstreamBody>, UpstreamError> {
+    /// Waits for the beginning of an answer. `last`: an engine's refusal is an answer too.
+    async fn open(&self, target: WorkerRank, last: bool) -> Result<Opened, UpstreamError> {
+        let attempt = self.attempt(target, last);
+        let opened = tokio::time::timeout(self.first_byte_patience(), attempt).await;
+        opened.unwrap_or(Err(UpstreamError::AnswerTimeout))
+    }
+
+    async fn attempt(&self, target: WorkerRank, last: bool) -> Result<Opened, UpstreamError> {
         let pool = self.workers.get(target.worker).ok_or(UpstreamError::Gone)?;
-        let path = self.parts.uri.path_and_query().map_or("/", |p| p.as_str());
-        let mut request = Request::new(Full::new(self.body.clone()));
-        *request.method_mut() = self.parts.method.clone();
-        *request.uri_mut() = format!("{}{path}", pool.address().prefix)
-            .parse()
-            .unwrap_or(Uri::from_static("/"));
-        *request.headers_mut() = self.request_headers(&pool.authority(), target);
-        pool.send(request).await
-    }
-
-    fn request_headers(&self, authority: &HeaderValue, target: WorkerRank) -> HeaderMap {
-        let mut headers = end_to_end(&self.parts.headers);
-        headers.remove(header::CONTENT_LENGTH);
-        headers.remove(header::EXPECT);
-        headers.insert(header::HOST, authority.clone());
-        if target.rank.0 > 0 {
-            headers.insert(RANK_HEADER, HeaderValue::from(target.rank.0));
+        let uri = self.uri(&pool);
+        let make = || self.request(&pool, uri.clone(), target);
+        let response = pool.send(make).await?;
+        if !last && try_elsewhere(response.status()) {
+            return Err(UpstreamError::Status(response.status()));
         }
-        headers
+        let (head, body) = response.into_parts();
+        let mut source = Source::new(body, self.form(&head, target));
+        let begun = source.begin().await?;
+        Ok(Opened {
+            head,
+            source,
+            begun,
+        })
     }
 
-    fn answer(&self, response: Response<UpstreamBody>, booking: Booking, watch: Watch) -> Reply {
-        let (head, body) = response.into_parts();
-        let extras = self.extras(&booking);
-        let relay = Relay::new(body, booking, watch, self.app.clock());
-        let events = self.stream && head.status.is_success() && is_event_stream(&head.headers);
-        let relay = if events {
-            relay.of_events(self.hide_usage, extras)
-        } else {
-            relay
+    fn first_byte_patience(&self) -> Duration {
+        let limits = &self.app.options().limits;
+        match (self.kind, limits.stream_silence) {
+            (Kind::Completion { stream: true, .. }, Some(silence)) => {
+                silence.min(limits.first_byte)
+            }
+            _ => limits.first_byte,
+        }
+    }
+
+    fn uri(&self, pool: &Pool) -> Uri {
+        let prefix = &pool.address().prefix;
+        let uri = match prefix.is_empty() {
+            true => self.path.parse(),
+            false => format!("{prefix}{}", self.path).parse(),
         };
-        let mut reply = Response::new(ReplyBody::stream(Box::new(relay)));
+        uri.unwrap_or(Uri::from_static("/"))
+    }
+
+    fn request(&self, pool: &Pool, uri: Uri, target: WorkerRank) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(self.body.clone()));
+        *request.method_mut() = self.method.clone();
+        *request.uri_mut() = uri;
+        *request.headers_mut() = headers::to_worker(&self.headers, pool.authority(), target.rank);
+        request
+    }
+
+    /// How the answer with this head is to be read.
+    fn form(&self, head: &Head, target: WorkerRank) -> Form {
+        let Kind::Completion {
+            stream,
+            hide_usage,
+            wanted,
+        } = self.kind
+        else {
+            return Form::Opaque;
+        };
+        let extras = self
+            .extras(wanted, target)
+            .filter(|_| head.status.is_success());
+        if !headers::is_event_stream(&head.headers) {
+            return Form::Whole(extras.map(Box::new));
+        }
+        if !stream || !head.status.is_success() {
+            return Form::Opaque;
+        }
+        Form::Events {
+            hide_usage,
+            extras: extras.map(Box::new),
+            until_close: headers::is_until_close(&head.headers),
+        }
+    }
+
+    fn answer(self, opened: Opened, booking: Booking, watch: Watch) -> Reply {
+        let Opened {
+            head,
+            source,
+            begun,
+        } = opened;
+        let mut headers = headers::to_client(head.headers);
+        if source.is_edited() {
+            headers.remove(header::CONTENT_LENGTH);
+        }
+        let books = Books::open(booking, watch, self.app.clock());
+        let body = match begun {
+            Begun::Whole(bytes) => {
+                books.close(&source);
+                ReplyBody::from(bytes)
+            }
+            Begun::Partly(held) => {
+                let limits = &self.app.options().limits;
+                let patience = Patience {
+                    comment: limits.keep_alive,
+                    silence: limits.stream_silence,
+                };
+                ReplyBody::stream(Box::new(Relay::new(source, held, books, patience)))
+            }
+        };
+        let mut reply = Response::new(body);
         *reply.status_mut() = head.status;
-        *reply.headers_mut() = end_to_end(&head.headers);
+        *reply.headers_mut() = headers;
         reply
     }
 
-    fn extras(&self, booking: &Booking) -> Option<Extras> {
-        let wanted = &self.nvext.extra;
+    fn extras(&self, wanted: Extra, target: WorkerRank) -> Option<Extras> {
         if !wanted.worker_id && !wanted.timing {
             return None;
         }
-        let target = booking.target();
+        let clock = self.app.clock();
         let ids = WorkerIds::aggregated(target.worker.0, target.rank.0);
         let each = ResponseNvext {
             worker_id: wanted.worker_id.then_some(ids),
             ..Default::default()
         };
         let timing = wanted.timing.then(|| Timing {
-            request_received_ms: self.app.clock().unix_millis(self.received),
+            request_received_ms: clock.unix_millis(self.received),
             ..Timing::default()
         });
         Some(Extras {
@@ -271,6 +425,9 @@ impl Forward<'_> {
                 ..each.clone()
             },
             each,
+            received: self.received,
+            first: None,
+            clock,
         })
     }
 }
@@ -283,55 +440,9 @@ fn try_elsewhere(status: StatusCode) -> bool {
     )
 }
 
-fn is_event_stream(headers: &HeaderMap) -> bool {
-    let value = headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|v| v.to_str().ok());
-    value.is_some_and(|v| v.trim_start().starts_with("text/event-stream"))
-}
-
-/// The headers that go on: all but those of this connection.
-fn end_to_end(headers: &HeaderMap) -> HeaderMap {
-    let named: Vec<HeaderName> = headers
-        .get_all(header::CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
-    let mut kept = headers.clone();
-    for name in HOP_BY_HOP.iter().chain(&named) {
-        kept.remove(name);
-    }
-    kept
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn headers_of_one_connection_stay_behind() {
-        let mut headers = HeaderMap::new();
-        for (name, value) in [
-            ("connection", "keep-alive, X-Mine"),
-            ("keep-alive", "timeout=5"),
-            ("x-mine", "1"),
-            ("te", "trailers"),
-            ("transfer-encoding", "chunked"),
-            ("traceparent", "00-1-2-01"),
-            ("authorization", "Bearer k"),
-        ] {
-            headers.insert(
-                HeaderName::from_static(name),
-                HeaderValue::from_static(value),
-            );
-        }
-        let kept = end_to_end(&headers);
-        let mut names: Vec<&str> = kept.keys().map(HeaderName::as_str).collect();
-        names.sort_unstable();
-        assert_eq!(names, ["authorization", "traceparent"]);
-    }
 
     #[test]
     fn a_body_without_extensions_goes_out_byte_for_byte() {

@@ -1,249 +1,238 @@
-//! An engine's answer on its way through: bytes pass as they come, and are looked at on the way.
+//! An engine's answer on its way to the client, with its booking and its count.
 //!
-//! What always holds: the client gets the engine's bytes in the engine's order. Only two things change them: a
-//! usage event that we asked for and the client did not is left out, and `nvext` is added where the client
-//! asked for it. A stream that breaks off ends with an error frame; an answer that is not a stream is cut.
+//! What always holds: a stream that breaks off ends with an error frame and `[DONE]`; any other answer that
+//! breaks off is cut, so that nobody takes it for whole; the booking ends with the answer, whichever way.
 
+mod source;
+
+use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use kvasir_openai::{ApiError, Event, EventParser, ResponseNvext, Usage, find_usage, write_done};
+use kvasir_openai::{ApiError, write_comment, write_done};
 use kvasir_router::Outcome;
-use kvasir_types::WorkerRank;
+use kvasir_telemetry::Clock;
+use kvasir_types::{Time, WorkerRank};
+use tokio::time::{Instant, Sleep};
 
 use crate::host::Booking;
 use crate::reply::{ByteSource, Cut};
-use crate::upstream::UpstreamBody;
+use crate::upstream::UpstreamError;
 use crate::watch::{Totals, Watch};
 
-/// Largest event that is looked into; a larger one passes unseen.
-const EVENT_BYTES_MAX: usize = 4 << 20;
-/// How much of an answer that is no stream is kept to read its usage.
-const ANSWER_BYTES_MAX: usize = 4 << 20;
+pub(crate) use source::{Begun, Extras, Form, Source};
 
-/// What the client is told about its request, beside the engine's answer.
-#[derive(Debug)]
-pub(crate) struct Extras {
-    /// On every chunk.
-    pub(crate) each: ResponseNvext,
-    /// On the last one.
-    pub(crate) last: ResponseNvext,
-}
+/// The text of a comment that keeps a silent stream alive.
+const KEEP_ALIVE: &str = "keep-alive";
 
-impl Extras {
-    /// An event with what the client asked for in it.
-    fn put_into(&self, event: &Event) -> Bytes {
-        let Some(data) = event.data() else {
-            return event.raw.clone();
-        };
-        let last = memchr::memmem::find(&data, b"\"finish_reason\":\"").is_some();
-        let chunk = if last { &self.last } else { &self.each }.put_into(&data);
-        let mut out = BytesMut::with_capacity(chunk.len() + 8);
-        out.extend_from_slice(b"data: ");
-        out.extend_from_slice(&chunk);
-        out.extend_from_slice(b"\n\n");
-        out.freeze()
-    }
+/// What happens while an engine is silent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Patience {
+    /// A comment goes to the client so often (`--http-sse-keep-alive-interval-ms`).
+    pub(crate) comment: Option<Duration>,
+    /// Then its stream is given up (`--http-backend-stream-timeout-secs`).
+    pub(crate) silence: Option<Duration>,
 }
 
 /// One answer on its way through.
 pub(crate) struct Relay {
-    body: UpstreamBody,
-    form: Form,
-    booking: Option<Booking>,
-    watch: Option<Watch>,
-    target: WorkerRank,
-    clock: kvasir_telemetry::Clock,
-    usage: Usage,
-    events: u32,
+    source: Source,
+    /// What came before the client's head was sent.
+    held: Option<Bytes>,
+    books: Option<Books>,
+    silence: Option<Box<Silence>>,
 }
 
-enum Form {
-    /// Server-sent events.
-    Events {
-        parser: EventParser,
-        /// Usage was our wish: its event is left out.
-        hide_usage: bool,
-        extras: Option<Box<Extras>>,
-        ended: bool,
-    },
-    /// Anything else; the beginning is kept to read its usage.
-    Plain(BytesMut),
+/// What ends with the answer.
+pub(crate) struct Books {
+    booking: Booking,
+    watch: Watch,
+    clock: Clock,
+    first: Time,
+}
+
+impl Books {
+    /// The answer has begun now.
+    pub(crate) fn open(booking: Booking, mut watch: Watch, clock: Clock) -> Self {
+        let first = clock.now();
+        booking.first_token();
+        watch.first_token(first);
+        Self {
+            booking,
+            watch,
+            clock,
+            first,
+        }
+    }
+
+    /// The answer is complete.
+    pub(crate) fn close(self, source: &Source) {
+        let count = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
+        let totals = Totals {
+            prompt_tokens: count(source.usage.prompt_tokens),
+            cached_tokens: count(source.usage.cached_tokens.unwrap_or(0)),
+            output_tokens: count(source.usage.completion_tokens),
+            target: self.booking.target(),
+        };
+        self.booking.finish(Outcome::Completed {
+            output_tokens: totals.output_tokens,
+        });
+        if let Some(after_first) = totals.output_tokens.checked_sub(1) {
+            let took = (self.clock.now() - self.first).as_secs_f64();
+            self.watch.tokens(1, 0.0);
+            self.watch.tokens(after_first as usize, took);
+        }
+        self.watch.succeed(&totals);
+    }
+
+    /// The engine broke off: its worker is set aside.
+    fn break_off(self, error: &UpstreamError, events: u32) -> ApiError {
+        let worker: WorkerRank = self.booking.target();
+        tracing::warn!(%worker, %error, events, "answer broke off");
+        self.booking.finish(Outcome::Unreachable);
+        self.watch.fail(ApiError::unavailable())
+    }
 }
 
 impl Relay {
-    /// Relays `body`, whose head was `head`.
-    pub(crate) fn new(
-        body: UpstreamBody,
-        booking: Booking,
-        watch: Watch,
-        clock: kvasir_telemetry::Clock,
-    ) -> Self {
+    /// Relays an answer of which `held` has come.
+    pub(crate) fn new(source: Source, held: Bytes, books: Books, patience: Patience) -> Self {
+        let silence = source.is_events().then(|| Silence::new(patience)).flatten();
         Self {
-            body,
-            form: Form::Plain(BytesMut::new()),
-            target: booking.target(),
-            booking: Some(booking),
-            watch: Some(watch),
-            clock,
-            usage: Usage::default(),
-            events: 0,
+            source,
+            held: Some(held),
+            books: Some(books),
+            silence: silence.map(Box::new),
         }
     }
 
-    /// The body is a stream of events.
-    pub(crate) fn of_events(mut self, hide_usage: bool, extras: Option<Extras>) -> Self {
-        let (parser, extras) = (EventParser::new(EVENT_BYTES_MAX), extras.map(Box::new));
-        self.form = Form::Events {
-            parser,
-            hide_usage,
-            extras,
-            ended: false,
-        };
-        self
+    fn break_off(&mut self, error: &UpstreamError) -> Result<Bytes, Cut> {
+        let events = self.source.events;
+        let failure = self
+            .books
+            .take()
+            .map(|books| books.break_off(error, events));
+        match failure {
+            Some(failure) if self.source.is_events() => Ok(last_words(&failure)),
+            _ => Err(Cut),
+        }
     }
+}
 
-    /// A piece of the engine's answer as the client gets it; may be empty.
-    fn pass(&mut self, data: Bytes) -> Bytes {
-        if let Some(watch) = &mut self.watch {
-            watch.first_token(self.clock.now());
-        }
-        match &mut self.form {
-            Form::Plain(kept) => {
-                if kept.len() + data.len() <= ANSWER_BYTES_MAX {
-                    kept.extend_from_slice(&data);
-                }
-                data
-            }
-            Form::Events { parser, .. } => {
-                parser.push(data);
-                self.pass_events()
-            }
-        }
-    }
+/// The frames that end a stream that cannot be completed.
+pub(crate) fn last_words(failure: &ApiError) -> Bytes {
+    let mut frame = BytesMut::new();
+    failure.write_frame(&mut frame);
+    write_done(&mut frame);
+    frame.freeze()
+}
 
-    fn pass_events(&mut self) -> Bytes {
-        let Form::Events {
-            parser,
-            hide_usage,
-            extras,
-            ended,
-        } = &mut self.form
-        else {
-            return Bytes::new();
-        };
-        let mut single: Option<Bytes> = None;
-        let mut joined = BytesMut::new();
-        loop {
-            let event = match parser.next_event() {
-                Ok(Some(event)) => event,
-                Ok(None) => break,
-                Err(_) => {
-                    // Too large to look into: it passes as it is.
-                    joined.extend_from_slice(&single.take().unwrap_or_default());
-                    joined.extend_from_slice(&parser.take_rest());
-                    break;
-                }
-            };
-            let found = event.data().and_then(|data| find_usage(&data));
-            if let Some(chunk) = found {
-                self.usage = chunk.usage;
-            }
-            if event.is_done() {
-                *ended = true;
-            } else {
-                self.events += 1;
-            }
-            if *hide_usage && found.is_some_and(|chunk| chunk.only_usage) {
-                continue;
-            }
-            let raw = match extras {
-                Some(extras) if !event.is_done() => extras.put_into(&event),
-                _ => event.raw,
-            };
-            match (single.take(), joined.is_empty()) {
-                (None, true) => single = Some(raw),
-                (first, _) => {
-                    joined.extend_from_slice(&first.unwrap_or_default());
-                    joined.extend_from_slice(&raw);
-                }
-            }
-        }
-        single.unwrap_or_else(|| joined.freeze())
-    }
-
-    fn finish(&mut self) {
-        if let Form::Plain(kept) = &self.form {
-            self.usage = find_usage(kept)
-                .map(|chunk| chunk.usage)
-                .unwrap_or_default();
-        }
-        let count = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
-        let totals = Totals {
-            prompt_tokens: count(self.usage.prompt_tokens),
-            cached_tokens: count(self.usage.cached_tokens.unwrap_or(0)),
-            output_tokens: count(self.usage.completion_tokens),
-            target: self.target,
-        };
-        if let Some(booking) = self.booking.take() {
-            booking.finish(Outcome::Completed {
-                output_tokens: totals.output_tokens,
-            });
-        }
-        if let Some(watch) = self.watch.take() {
-            watch.succeed(&totals);
-        }
-    }
-
-    /// The engine broke off: its worker is set aside, the client is told as far as that is possible.
-    fn break_off(&mut self, error: &crate::upstream::UpstreamError) -> Result<Bytes, Cut> {
-        tracing::warn!(worker = %self.target, %error, events = self.events, "answer broke off");
-        if let Some(booking) = self.booking.take() {
-            booking.finish(Outcome::Unreachable);
-        }
-        let failure = ApiError::unavailable();
-        let failure = match self.watch.take() {
-            Some(watch) => watch.fail(failure),
-            None => failure,
-        };
-        let Form::Events { parser, ended, .. } = &mut self.form else {
-            return Err(Cut);
-        };
-        parser.take_rest();
-        *ended = true;
-        let mut frame = BytesMut::new();
-        failure.write_frame(&mut frame);
-        write_done(&mut frame);
-        Ok(frame.freeze())
-    }
+/// A comment that says that the stream lives.
+pub(crate) fn sign_of_life() -> Bytes {
+    let mut out = BytesMut::new();
+    write_comment(&mut out, KEEP_ALIVE);
+    out.freeze()
 }
 
 impl ByteSource for Relay {
     fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Cut>>> {
-        if self.booking.is_none() {
+        if let Some(held) = self.held.take().filter(|held| !held.is_empty()) {
+            return Poll::Ready(Some(Ok(held)));
+        }
+        if self.books.is_none() {
             return Poll::Ready(None);
         }
+        let next = match self.source.poll_bytes(cx) {
+            Poll::Ready(next) => next,
+            Poll::Pending => {
+                let silence = self.silence.as_mut();
+                return match silence.map_or(Poll::Pending, |silence| silence.poll(cx)) {
+                    Poll::Pending => Poll::Pending,
+                    Poll::Ready(Quiet::Comment) => Poll::Ready(Some(Ok(sign_of_life()))),
+                    Poll::Ready(Quiet::TooLong(limit)) => {
+                        Poll::Ready(Some(self.break_off(&UpstreamError::Silent(limit))))
+                    }
+                };
+            }
+        };
+        Poll::Ready(match next {
+            Some(Ok(bytes)) => {
+                if let Some(silence) = &mut self.silence {
+                    silence.heard();
+                }
+                Some(Ok(bytes))
+            }
+            Some(Err(error)) => Some(self.break_off(&error)),
+            None => {
+                if let Some(books) = self.books.take() {
+                    books.close(&self.source);
+                }
+                None
+            }
+        })
+    }
+}
+
+/// How long an engine has been silent. Its timer is set when it is first needed and then runs on, so that an
+/// event costs a look at the time and no more.
+struct Silence {
+    patience: Patience,
+    /// The engine was last heard then.
+    heard: Instant,
+    /// The client last heard something then.
+    told: Instant,
+    timer: Pin<Box<Sleep>>,
+}
+
+/// What to do about a silence.
+enum Quiet {
+    Comment,
+    TooLong(Duration),
+}
+
+impl Silence {
+    fn new(patience: Patience) -> Option<Self> {
+        let first = [patience.comment, patience.silence].into_iter().flatten();
+        let timer = tokio::time::sleep(first.min()?);
+        let now = Instant::now();
+        Some(Self {
+            patience,
+            heard: now,
+            told: now,
+            timer: Box::pin(timer),
+        })
+    }
+
+    fn heard(&mut self) {
+        self.heard = Instant::now();
+        self.told = self.heard;
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Quiet> {
         loop {
-            match std::task::ready!(self.body.poll_data(cx)) {
-                Some(Ok(data)) => {
-                    let first = self.events == 0;
-                    let bytes = self.pass(data);
-                    if first && let Some(booking) = &self.booking {
-                        booking.first_token();
-                    }
-                    if !bytes.is_empty() {
-                        return Poll::Ready(Some(Ok(bytes)));
-                    }
-                }
-                Some(Err(error)) => return Poll::Ready(Some(self.break_off(&error))),
-                None => {
-                    let rest = match &mut self.form {
-                        Form::Events { parser, .. } => parser.take_rest(),
-                        Form::Plain(_) => Bytes::new(),
-                    };
-                    self.finish();
-                    return Poll::Ready((!rest.is_empty()).then_some(Ok(rest)));
-                }
+            std::task::ready!(self.timer.as_mut().poll(cx));
+            let now = Instant::now();
+            if let Some(limit) = self.patience.silence
+                && now >= self.heard + limit
+            {
+                return Poll::Ready(Quiet::TooLong(limit));
+            }
+            let told = self
+                .patience
+                .comment
+                .is_some_and(|every| now >= self.told + every);
+            if told {
+                self.told = now;
+            }
+            let ends = self.patience.silence.map(|limit| self.heard + limit);
+            let comment = self.patience.comment.map(|every| self.told + every);
+            let Some(next) = ends.into_iter().chain(comment).min() else {
+                return Poll::Pending;
+            };
+            self.timer.as_mut().reset(next);
+            if told {
+                return Poll::Ready(Quiet::Comment);
             }
         }
     }

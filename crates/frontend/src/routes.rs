@@ -2,6 +2,32 @@
 
 use http::Method;
 
+/// Routes that only engines know; their bodies pass unread.
+const ENGINE_PATHS: [&str; 22] = [
+    "/classify",
+    "/detokenize",
+    "/pooling",
+    "/rerank",
+    "/score",
+    "/tokenize",
+    "/v1/audio/speech",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/classify",
+    "/v1/embeddings",
+    "/v1/images/edits",
+    "/v1/images/generations",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/pooling",
+    "/v1/rerank",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/v1/score",
+    "/v1/videos",
+    "/v2/rerank",
+];
+
 /// Paths of the routes that users may move (`DYN_HTTP_SVC_*_PATH`).
 #[derive(Clone, Debug)]
 pub struct Paths {
@@ -39,6 +65,8 @@ pub enum Route {
     Chat,
     /// A text completion.
     Completions,
+    /// A route that only engines know.
+    Engine,
     /// The list of models.
     Models,
     /// One model; its id may contain slashes.
@@ -123,6 +151,9 @@ impl Paths {
         if let Some(id) = path.strip_prefix("/decisions/") {
             return Some((Route::Decision(id.to_owned()), "GET,HEAD"));
         }
+        if ENGINE_PATHS.contains(&path) {
+            return Some((Route::Engine, "POST"));
+        }
         let id = path
             .strip_prefix(&*self.models)?
             .strip_prefix('/')
@@ -177,6 +208,7 @@ mod tests {
         assert_eq!(find("GET", "/v1/models"), Ok(Route::Models));
         assert_eq!(find("GET", "/v1/models/"), Err(NoRoute::NotFound));
         assert_eq!(find("GET", "/v1/modelsx"), Err(NoRoute::NotFound));
+        assert_eq!(find("POST", "/v1/embeddings"), Ok(Route::Engine));
         assert_eq!(find("GET", "/nope"), Err(NoRoute::NotFound));
     }
 

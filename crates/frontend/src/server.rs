@@ -6,30 +6,34 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::Request;
+use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use hyper::rt::Executor;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use kvasir_transport::Tasks;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::App;
+use crate::reply::{Cut, ReplyBody};
 
-/// Connections that are open at once; the next ones wait in the kernel's backlog.
-const CONNECTIONS_MAX: usize = 32_768;
-/// A client has this long to send its headers.
-const HEADERS_PATIENCE: Duration = Duration::from_secs(30);
 /// Pause after `accept` failed for want of descriptors or memory.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
 /// Idle connections have this long to take their last bytes once nothing runs any more.
 const CLOSING_PATIENCE: Duration = Duration::from_secs(2);
-/// Bytes that one HTTP/1 connection buffers of its headers.
-const HEADER_BYTES_MAX: usize = 64 * 1024;
+/// Requests that one HTTP/2 connection has under way at once.
+const STREAMS_MAX: u32 = 1024;
 
 /// An HTTP server on one address.
 pub struct Server {
@@ -75,7 +79,7 @@ impl Server {
 }
 
 async fn accept_loop(listener: TcpListener, app: Arc<App>, tasks: Tasks) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let places = Arc::new(Semaphore::new(app.options().limits.connections_max));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else {
             return;
@@ -86,6 +90,7 @@ async fn accept_loop(listener: TcpListener, app: Arc<App>, tasks: Tasks) {
         };
         match accepted {
             Ok((stream, _peer)) => {
+                let _ = stream.set_nodelay(true);
                 let connection = serve_connection(stream, Arc::clone(&app), tasks.clone(), place);
                 tasks.spawn(connection);
             }
@@ -98,33 +103,155 @@ async fn accept_loop(listener: TcpListener, app: Arc<App>, tasks: Tasks) {
 }
 
 async fn serve_connection(
-    stream: TcpStream,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     app: Arc<App>,
     tasks: Tasks,
     _place: OwnedSemaphorePermit,
 ) {
-    let _ = stream.set_nodelay(true);
+    let limits = app.options().limits;
+    let activity = Arc::new(Activity::default());
+    let counted = Arc::clone(&activity);
     let service = service_fn(move |request: Request<Incoming>| {
-        let app = Arc::clone(&app);
-        async move { Ok::<_, Infallible>(app.handle(request).await) }
+        let (app, guard) = (Arc::clone(&app), UnderWay::enter(&counted));
+        async move {
+            let reply = app.handle(request).await;
+            Ok::<_, Infallible>(reply.map(|body| Counted { body, guard }))
+        }
     });
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+    let mut builder = auto::Builder::new(OnTasks(tasks.clone()));
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADERS_PATIENCE)
-        .max_buf_size(HEADER_BYTES_MAX);
-    builder.http2().timer(TokioTimer::new());
+        // `stalled` watches the head too, without setting a timer for each request.
+        .header_read_timeout(None)
+        .max_buf_size(limits.header_bytes_max);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_header_list_size(u32::try_from(limits.header_bytes_max).unwrap_or(u32::MAX))
+        .max_concurrent_streams(STREAMS_MAX)
+        .keep_alive_interval(limits.client_stall);
     let connection = builder.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
+    let stalled = stalled(&activity, limits.client_stall);
+    tokio::pin!(stalled);
     let outcome = tokio::select! {
         outcome = connection.as_mut() => outcome,
+        () = &mut stalled => return tracing::debug!("client stalled: its connection is closed"),
         () = tasks.draining() => {
             connection.as_mut().graceful_shutdown();
-            connection.await
+            tokio::select! {
+                outcome = connection => outcome,
+                () = stalled => return,
+            }
         }
     };
     if let Err(error) = outcome {
         tracing::debug!(%error, "connection ended early");
+    }
+}
+
+/// What one client's connection does. A stall is seen by looking twice, so that requests set no timers.
+#[derive(Debug, Default)]
+struct Activity {
+    /// Requests begun and pieces of answers handed over.
+    steps: AtomicU64,
+    /// Requests whose answers are not complete.
+    under_way: AtomicUsize,
+    /// Answers of which a piece was handed over that the client has not taken yet.
+    untaken: AtomicUsize,
+}
+
+/// Waits until the client has neither sent a request nor taken what it was sent for `patience`, at most for
+/// twice as long.
+async fn stalled(activity: &Activity, patience: Duration) {
+    let mut seen = activity.steps.load(Ordering::Relaxed);
+    loop {
+        tokio::time::sleep(patience).await;
+        let steps = activity.steps.load(Ordering::Relaxed);
+        let waits_for_client = activity.under_way.load(Ordering::Relaxed) == 0
+            || activity.untaken.load(Ordering::Relaxed) > 0;
+        if steps == seen && waits_for_client {
+            return;
+        }
+        seen = steps;
+    }
+}
+
+/// One request from its head to the end of its answer.
+struct UnderWay {
+    activity: Arc<Activity>,
+    untaken: bool,
+}
+
+impl UnderWay {
+    fn enter(activity: &Arc<Activity>) -> Self {
+        activity.under_way.fetch_add(1, Ordering::Relaxed);
+        activity.steps.fetch_add(1, Ordering::Relaxed);
+        Self {
+            activity: Arc::clone(activity),
+            untaken: false,
+        }
+    }
+
+    /// The connection asked for more, so it has room; `handed`: it got something.
+    fn step(&mut self, handed: bool) {
+        self.activity.steps.fetch_add(1, Ordering::Relaxed);
+        if self.untaken != handed {
+            self.untaken = handed;
+            match handed {
+                true => self.activity.untaken.fetch_add(1, Ordering::Relaxed),
+                false => self.activity.untaken.fetch_sub(1, Ordering::Relaxed),
+            };
+        }
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.step(false);
+        self.activity.under_way.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// An answer's body that notes when pieces of it are taken.
+struct Counted {
+    body: ReplyBody,
+    guard: UnderWay,
+}
+
+impl Body for Counted {
+    type Data = Bytes;
+    type Error = Cut;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        self.guard.step(matches!(frame, Poll::Ready(Some(_))));
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Runs what hyper spawns among our tasks.
+#[derive(Clone)]
+struct OnTasks(Tasks);
+
+impl<F> Executor<F> for OnTasks
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    fn execute(&self, future: F) {
+        self.0.spawn(future);
     }
 }

@@ -9,10 +9,12 @@
 mod address;
 mod facts;
 mod fleet;
+mod line;
 mod listen;
 mod pool;
 
 pub use address::{AddressError, WorkerAddress};
 pub use fleet::{Fleet, MakeModel, NewModel};
+pub(crate) use line::{UpstreamBody, UpstreamError};
+pub(crate) use pool::Pool;
 pub use pool::Upstreams;
-pub(crate) use pool::{Pool, UpstreamBody, UpstreamError};

@@ -49,16 +49,29 @@ impl Watch {
         endpoint: Endpoint,
         stream: bool,
     ) -> Self {
+        let endpoint = match endpoint {
+            Endpoint::Chat => "chat_completions",
+            Endpoint::Completions => "completions",
+        };
+        Self::start_at(metrics, clock, id, model, endpoint, stream)
+    }
+
+    /// The same, for any endpoint.
+    pub(crate) fn start_at(
+        metrics: &Metrics,
+        clock: Clock,
+        id: RequestId,
+        model: Option<&Arc<str>>,
+        endpoint: &'static str,
+        stream: bool,
+    ) -> Self {
         let watch = Self {
             metrics: metrics.clone(),
             clock,
             id,
             received: clock.now(),
             model: model.cloned().unwrap_or_else(|| UNKNOWN_MODEL.into()),
-            endpoint: match endpoint {
-                Endpoint::Chat => "chat_completions",
-                Endpoint::Completions => "completions",
-            },
+            endpoint,
             request_type: if stream { "stream" } else { "unary" },
             first_token: None,
             ended: false,

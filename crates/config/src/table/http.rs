@@ -1,6 +1,7 @@
 //! Rows: listening, routes and limits of HTTP.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::command::Scope;
 use crate::rule_text::{HOST, ROUTE};
@@ -36,11 +37,29 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
 
     /// Send a comment on a silent stream so often, in milliseconds.
     HTTP_SSE_KEEP_ALIVE_INTERVAL_MS: Option<u64> = "http-sse-keep-alive-interval-ms" =>
-        env(&[var("DYN_HTTP_SSE_KEEP_ALIVE_INTERVAL_MS")]).ints(1, 86_400_000).metavar("MS");
+        env(&[var("DYN_HTTP_SSE_KEEP_ALIVE_INTERVAL_MS")]).ints(1, 86_400_000).metavar("MS").effective();
 
     /// End a stream that the worker has left silent for so many seconds.
     HTTP_BACKEND_STREAM_TIMEOUT_SECS: Option<u64> = "http-backend-stream-timeout-secs" =>
-        env(&[var("DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS")]).ints(1, 31_536_000).metavar("SECONDS");
+        env(&[var("DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS")]).ints(1, 31_536_000).metavar("SECONDS").effective();
+
+    /// Try another worker when one has not begun its answer after so long.
+    ///
+    /// An answer that is not streamed begins when it is complete.
+    HTTP_FIRST_BYTE_TIMEOUT_SECS: Duration = "http-first-byte-timeout-secs" =>
+        env(&[var("KVASIR_HTTP_FIRST_BYTE_TIMEOUT_SECS")]).default("3600").metavar("SECONDS").effective();
+
+    /// Close a client's connection that neither sends nor takes anything for so long.
+    HTTP_CLIENT_TIMEOUT_SECS: Duration = "http-client-timeout-secs" =>
+        env(&[var("KVASIR_HTTP_CLIENT_TIMEOUT_SECS")]).default("30").metavar("SECONDS").effective();
+
+    /// Connections of clients that are open at once; further ones wait.
+    HTTP_CONNECTIONS_MAX: u32 = "http-connections-max" =>
+        env(&[var("KVASIR_HTTP_CONNECTIONS_MAX")]).default("32768").ints(1, 1 << 24).effective();
+
+    /// Largest head of a request, in KiB.
+    HTTP_HEADER_LIMIT_KB: u32 = "http-header-limit-kb" =>
+        env(&[var("KVASIR_HTTP_HEADER_LIMIT_KB")]).default("64").ints(8, 1 << 14).effective();
 
     /// Hold response headers back so long that an early engine error can still set the status.
     HTTP_PRE_COMMIT_ERROR_PEEK_MS: Option<u64> = "http-pre-commit-error-peek-ms" =>

@@ -4,15 +4,17 @@
 //! serves; one that does not answer several times in a row leaves them and is asked again later.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::btree_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::HOST;
-use http::{Request, StatusCode};
+use http::{Request, StatusCode, Uri};
 use http_body_util::Full;
 use kvasir_router::{Input, LoadReport, WorkerSpec};
 use kvasir_types::{DpRank, WorkerId, WorkerRank};
+use tokio::sync::Notify;
 
 use super::facts::{EngineModel, Facts, read_load};
 use super::listen::{Ears, sources};
@@ -56,6 +58,16 @@ pub struct Fleet {
     make_model: Arc<MakeModel>,
     /// Whether workers' cache events are listened to.
     events: bool,
+    watched: Arc<Mutex<BTreeMap<WorkerId, Watched>>>,
+    /// Held while a model is made: two workers that come at once share one.
+    making: Arc<Mutex<()>>,
+}
+
+/// A worker that is watched.
+struct Watched {
+    address: WorkerAddress,
+    /// Tells its watcher to let go.
+    forget: Arc<Notify>,
 }
 
 impl Fleet {
@@ -66,6 +78,8 @@ impl Fleet {
             app,
             make_model,
             events: true,
+            watched: Arc::default(),
+            making: Arc::default(),
         }
     }
 
@@ -78,10 +92,19 @@ impl Fleet {
         }
     }
 
-    /// Watches one more worker.
-    pub fn watch(&self, address: WorkerAddress) {
-        let pool = Pool::new(address, self.app.tasks().clone());
-        let watcher = Watcher {
+    /// Watches one more worker; false if it is watched already.
+    pub fn watch(&self, address: WorkerAddress) -> bool {
+        let forget = Arc::new(Notify::new());
+        let watched = Watched {
+            address: address.clone(),
+            forget: Arc::clone(&forget),
+        };
+        match self.watched().entry(address.id()) {
+            Entry::Occupied(_) => return false,
+            Entry::Vacant(place) => place.insert(watched),
+        };
+        let pool = Pool::new(address);
+        let mut watcher = Watcher {
             id: pool.address().id(),
             pool,
             fleet: self.clone(),
@@ -93,13 +116,35 @@ impl Fleet {
         self.app.tasks().spawn(async move {
             tokio::select! {
                 () = watcher.run() => {}
+                () = forget.notified() => watcher.leave(|_| true),
                 () = tasks.draining() => {}
             }
         });
+        true
+    }
+
+    /// Lets go of a worker: it gets nothing new, what runs there goes on. False if it is not watched.
+    pub fn forget(&self, worker: WorkerId) -> bool {
+        let watched = self.watched().remove(&worker);
+        if let Some(watched) = &watched {
+            watched.forget.notify_one();
+        }
+        watched.is_some()
+    }
+
+    /// Who is watched, whether it answers or not.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<WorkerAddress> {
+        self.watched().values().map(|w| w.address.clone()).collect()
+    }
+
+    fn watched(&self) -> MutexGuard<'_, BTreeMap<WorkerId, Watched>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The model of that name, made if it is new.
     fn model(&self, new: &NewModel) -> Option<Arc<ServedModel>> {
+        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(model) = self.app.models().get(&new.name) {
             return Some(model);
         }
@@ -129,7 +174,7 @@ struct Watcher {
 }
 
 impl Watcher {
-    async fn run(mut self) {
+    async fn run(&mut self) {
         loop {
             match self.probe().await {
                 Ok(facts) => {
@@ -141,6 +186,7 @@ impl Watcher {
             }
             for _ in 0..LOADS_PER_PROBE {
                 tokio::time::sleep(LOAD_EVERY).await;
+                self.pool.sweep();
                 if self.serves.is_empty() {
                     break;
                 }
@@ -262,12 +308,16 @@ impl Watcher {
     }
 
     async fn get(&self, path: &str) -> Result<Bytes, UpstreamError> {
-        let mut request = Request::new(Full::default());
         let uri = format!("{}{path}", self.pool.address().prefix);
-        *request.uri_mut() = uri.parse().map_err(|_| UpstreamError::Gone)?;
-        request.headers_mut().insert(HOST, self.pool.authority());
+        let uri: Uri = uri.parse().map_err(|_| UpstreamError::Gone)?;
+        let make = || {
+            let mut request = Request::new(Full::default());
+            *request.uri_mut() = uri.clone();
+            request.headers_mut().insert(HOST, self.pool.authority());
+            request
+        };
         let answer = async {
-            let response = self.pool.send(request).await?;
+            let response = self.pool.send(make).await?;
             if response.status() != StatusCode::OK {
                 return Err(UpstreamError::Status(response.status()));
             }

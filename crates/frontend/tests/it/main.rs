@@ -1,4 +1,5 @@
-//! The frontend over real sockets, with workers that do what a test tells them.
+//! The HTTP door over real sockets, with engines and token workers that do what a test tells them: what clients
+//! and engines see, byte for byte, when all goes well and when it does not.
 
 #![expect(
     clippy::unwrap_used,
@@ -6,4 +7,12 @@
     reason = "helpers of tests fail by panicking"
 )]
 
+mod bodies;
+mod client;
+mod engine;
+mod faults;
+mod fleet;
+mod limits;
+mod rig;
+mod streams;
 mod tokens;

@@ -1,0 +1,33 @@
+//! How long and how much the HTTP side bears.
+
+use std::time::Duration;
+
+/// Limits of the listener and of answers under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// A worker has this long to begin its answer; one that is not streamed begins when it is complete.
+    pub first_byte: Duration,
+    /// A worker that leaves its stream silent for so long is given up (`--http-backend-stream-timeout-secs`).
+    pub stream_silence: Option<Duration>,
+    /// A client of a silent stream hears a comment so often (`--http-sse-keep-alive-interval-ms`).
+    pub keep_alive: Option<Duration>,
+    /// Connections that are open at once; the next ones wait in the kernel's backlog.
+    pub connections_max: usize,
+    /// Bytes of a request's head.
+    pub header_bytes_max: usize,
+    /// A client that neither sends nor takes anything for so long is left; at most twice as long.
+    pub client_stall: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            first_byte: Duration::from_secs(3600),
+            stream_silence: None,
+            keep_alive: None,
+            connections_max: 32_768,
+            header_bytes_max: 64 * 1024,
+            client_stall: Duration::from_secs(30),
+        }
+    }
+}

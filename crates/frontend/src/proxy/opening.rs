@@ -1,0 +1,135 @@
+//! A stream whose client hears signs of life before its engine has said anything.
+//!
+//! The head goes out after the first interval, so what the engine says later travels in the stream, errors
+//! included; another worker can still take over, as nothing has been said.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body::Body as _;
+use kvasir_openai::{ApiError, write_done};
+use tokio::time::Sleep;
+
+use super::headers::is_event_stream;
+use crate::relay::{last_words, sign_of_life};
+use crate::reply::{self, ByteSource, Cut, Reply, ReplyBody};
+
+/// Longest error of an engine that is passed on in a stream.
+const ERROR_BYTES_MAX: usize = 64 << 10;
+
+type Answer = Pin<Box<dyn Future<Output = Result<Reply, ApiError>> + Send>>;
+
+/// Waits for `answer`; if it takes longer than `every`, begins a stream that waits with the client.
+pub(super) async fn wait(
+    answer: impl Future<Output = Result<Reply, ApiError>> + Send + 'static,
+    every: Duration,
+) -> Result<Reply, ApiError> {
+    let mut answer: Answer = Box::pin(answer);
+    match tokio::time::timeout(every, &mut answer).await {
+        Ok(answered) => answered,
+        Err(_) => Ok(reply::events(Box::new(Opening {
+            state: State::Waiting(answer),
+            every,
+            // Due at once: the interval has passed.
+            timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
+        }))),
+    }
+}
+
+struct Opening {
+    state: State,
+    every: Duration,
+    timer: Pin<Box<Sleep>>,
+}
+
+enum State {
+    Waiting(Answer),
+    /// The engine streams.
+    Streaming(ReplyBody),
+    /// The engine refused; its words are collected.
+    Refused(ReplyBody, BytesMut),
+    Ended,
+}
+
+impl ByteSource for Opening {
+    fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Cut>>> {
+        loop {
+            match &mut self.state {
+                State::Waiting(answer) => match answer.as_mut().poll(cx) {
+                    Poll::Ready(Ok(reply)) => self.state = State::of(reply),
+                    Poll::Ready(Err(error)) => {
+                        self.state = State::Ended;
+                        return Poll::Ready(Some(Ok(last_words(&error))));
+                    }
+                    Poll::Pending => {
+                        std::task::ready!(self.timer.as_mut().poll(cx));
+                        let next = tokio::time::Instant::now() + self.every;
+                        self.timer.as_mut().reset(next);
+                        return Poll::Ready(Some(Ok(sign_of_life())));
+                    }
+                },
+                State::Streaming(body) => {
+                    let frame = std::task::ready!(Pin::new(body).poll_frame(cx));
+                    let data = frame.map(|frame| frame.map(|f| f.into_data().unwrap_or_default()));
+                    return Poll::Ready(data);
+                }
+                State::Refused(body, words) => {
+                    let frame = std::task::ready!(Pin::new(body).poll_frame(cx));
+                    match frame.and_then(Result::ok).map(|frame| frame.into_data()) {
+                        Some(Ok(data)) if words.len() + data.len() <= ERROR_BYTES_MAX => {
+                            words.extend_from_slice(&data);
+                        }
+                        _ => {
+                            let last = refusal(words);
+                            self.state = State::Ended;
+                            return Poll::Ready(Some(Ok(last)));
+                        }
+                    }
+                }
+                State::Ended => return Poll::Ready(None),
+            }
+        }
+    }
+}
+
+impl State {
+    fn of(reply: Reply) -> Self {
+        let streams = reply.status().is_success() && is_event_stream(reply.headers());
+        let body = reply.into_body();
+        if streams {
+            Self::Streaming(body)
+        } else {
+            Self::Refused(body, BytesMut::new())
+        }
+    }
+}
+
+/// An engine's refusal as the last event of a stream.
+fn refusal(words: &[u8]) -> Bytes {
+    let mut out = BytesMut::with_capacity(words.len() + 32);
+    out.extend_from_slice(b"data: ");
+    let line_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
+    for line in words.split(line_end) {
+        out.extend_from_slice(line);
+    }
+    out.extend_from_slice(b"\n\n");
+    write_done(&mut out);
+    out.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_one_event_whatever_its_lines() {
+        let frame = refusal(b"{\"error\":\r\n {\"code\": 400}}\n");
+        assert_eq!(
+            &frame[..],
+            b"data: {\"error\": {\"code\": 400}}\n\ndata: [DONE]\n\n"
+        );
+    }
+}

@@ -1,0 +1,192 @@
+//! What engines get and what clients get back, beside the streams.
+
+use crate::engine::{ANSWER, DONE, FIRST, LAST, Step, stream, unary};
+use crate::rig::{ASK, CHAT, Rig, until};
+
+#[tokio::test]
+async fn a_body_reaches_the_engine_byte_for_byte() {
+    let rig = Rig::of(1).await;
+    let bodies = [
+        ASK.to_owned(),
+        "{ \"model\" : \"m\",\n\t\"messages\":[{\"role\":\"user\",\"content\":\"caf\u{e9} \u{1F600} \\u00e9\"}], \"unknown\": {\"a\":[1, 2.50, 1e3]},\"stream\":false }".to_owned(),
+        "{\"model\":\"m\",\"messages\":\"of the wrong type\",\"temperature\":\"hot\"}".to_owned(),
+        format!("{{\"model\":\"m\",\"messages\":[{{\"role\":\"user\",\"content\":\"{}\"}}]}}", "long ".repeat(400_000)),
+    ];
+    for body in &bodies {
+        assert_eq!(rig.post(CHAT, body).await.text(), ANSWER);
+        let seen = rig.stage.seen().pop().unwrap();
+        assert!(seen.body == body.as_bytes(), "changed: {}", &body[..60]);
+    }
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn only_named_fields_change() {
+    let rig = Rig::of(1).await;
+    let body = r#"{"model":"m", "nvext":{"agent_hints":{"priority":3}}, "messages":[ ],"x": 1.0}"#;
+    rig.post(CHAT, body).await;
+    let sent = rig.stage.seen().pop().unwrap().body;
+    let value: serde_json::Value = serde_json::from_slice(&sent).unwrap();
+    assert_eq!(
+        value,
+        serde_json::json!({"model":"m","messages":[],"x":1.0,"priority":3})
+    );
+    assert!(
+        String::from_utf8(sent)
+            .unwrap()
+            .contains("\"messages\":[ ],\"x\": 1.0}")
+    );
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn fields_of_the_head_go_on_as_they_should() {
+    let rig = Rig::of(1).await;
+    let mut client = rig.client().await;
+    let headers = "connection: close, x-private\r\nx-private: 1\r\nte: trailers\r\nexpect: 100-continue\r\n\
+        authorization: Bearer k\r\ntraceparent: 00-ab-cd-01\r\nx-many: 1\r\nx-many: 2\r\naccept-encoding: gzip\r\n";
+    client.post("/v1/chat/completions?a=b", headers, ASK).await;
+    until("engine has it", || !rig.stage.seen().is_empty()).await;
+    let seen = rig.stage.seen().pop().unwrap();
+    assert!(
+        seen.head
+            .starts_with("POST /v1/chat/completions?a=b HTTP/1.1\r\n")
+    );
+    assert_eq!(seen.header("host"), [rig.engines[0].address.to_string()]);
+    assert_eq!(seen.header("authorization"), ["Bearer k"]);
+    assert_eq!(seen.header("traceparent"), ["00-ab-cd-01"]);
+    assert_eq!(seen.header("x-many"), ["1", "2"]);
+    assert_eq!(seen.header("via"), ["1.1 kvasir"]);
+    assert_eq!(seen.header("x-request-id").len(), 1);
+    assert_eq!(seen.header("content-length"), [ASK.len().to_string()]);
+    for gone in [
+        "connection",
+        "x-private",
+        "te",
+        "expect",
+        "accept-encoding",
+        "transfer-encoding",
+    ] {
+        assert!(seen.header(gone).is_empty(), "{gone}");
+    }
+    drop(client);
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn an_engines_fields_pass_but_for_its_connections() {
+    let rig = Rig::of(1).await;
+    let answer = format!(
+        "HTTP/1.1 200 OK\r\nserver: uvicorn\r\nconnection: keep-alive, x-hop\r\nkeep-alive: timeout=5\r\nx-hop: 1\r\n\
+         set-cookie: a\r\nset-cookie: b\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{ANSWER}",
+        ANSWER.len()
+    );
+    rig.stage.play(vec![Step::Write(answer.into_bytes())]);
+    let answer = rig.post(CHAT, ASK).await;
+    assert_eq!((answer.status, answer.text()), (200, ANSWER));
+    assert_eq!(answer.header("server"), Some("uvicorn"));
+    assert_eq!(answer.head.matches("set-cookie: ").count(), 2);
+    assert_eq!(answer.head.matches("content-length: ").count(), 1);
+    for gone in ["keep-alive", "x-hop"] {
+        assert_eq!(answer.header(gone), None);
+    }
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn the_client_is_told_who_served_it_and_when() {
+    let rig = Rig::of(1).await;
+    let worker = rig.model().workers.read().unwrap().keys().next().unwrap().0;
+    let ask = |stream: bool| {
+        format!(
+            r#"{{"model":"m","messages":[],"stream":{stream},"nvext":{{"extra_fields":["worker_id","timing"]}}}}"#
+        )
+    };
+    let answer = rig.post(CHAT, ask(false)).await;
+    assert!(answer.whole);
+    let nvext = &answer.json()["nvext"];
+    assert_eq!(nvext["worker_id"]["decode_worker_id"], worker);
+    assert!(nvext["timing"]["request_received_ms"].as_u64().unwrap() > 1_600_000_000_000);
+    assert!(nvext["timing"]["total_time_ms"].as_f64().unwrap() >= 0.0);
+    rig.stage.play(vec![stream(&[
+        FIRST.as_bytes(),
+        LAST.as_bytes(),
+        DONE.as_bytes(),
+    ])]);
+    let answer = rig.post(CHAT, ask(true)).await;
+    let events: Vec<&str> = answer.text().split_terminator("\n\n").collect();
+    let nvext = |event: &str| -> serde_json::Value {
+        let data = event.strip_prefix("data: ").unwrap();
+        serde_json::from_str::<serde_json::Value>(data).unwrap()["nvext"].clone()
+    };
+    assert_eq!(events.len(), 3);
+    assert_eq!(nvext(events[0])["worker_id"]["decode_worker_id"], worker);
+    assert!(nvext(events[0])["timing"].is_null());
+    assert!(nvext(events[1])["timing"]["ttft_ms"].as_f64().unwrap() >= 0.0);
+    assert_eq!(events[2], "data: [DONE]");
+    assert!(
+        !rig.stage
+            .seen()
+            .iter()
+            .any(|seen| String::from_utf8_lossy(&seen.body).contains("nvext"))
+    );
+    // An engine's refusal is its own.
+    let refusal =
+        "HTTP/1.1 400 Bad\r\ncontent-type: application/json\r\ncontent-length: 7\r\n\r\n{\"a\":1}";
+    rig.stage.play(vec![Step::Write(refusal.into())]);
+    assert_eq!(rig.post(CHAT, ask(false)).await.text(), "{\"a\":1}");
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn routes_that_only_engines_know_pass_unread() {
+    let rig = Rig::of(2).await;
+    let body = "{\"model\":\"m\", \"input\" : [\"a\"],\"nvext\":{\"kept\":1}}";
+    for path in [
+        "/v1/embeddings",
+        "/v1/responses?x=1",
+        "/tokenize",
+        "/rerank",
+        "/score",
+    ] {
+        rig.stage.play(vec![Step::Write(unary("{\"data\":[]}"))]);
+        let answer = rig.post(path, body).await;
+        assert_eq!((answer.status, answer.text()), (200, "{\"data\":[]}"));
+        let seen = rig.stage.seen().pop().unwrap();
+        assert!(
+            seen.head.starts_with(&format!("POST {path} ")),
+            "{}",
+            seen.head
+        );
+        assert_eq!(seen.body, body.as_bytes());
+    }
+    // No JSON at all, as an upload of sound would be.
+    rig.stage.play(vec![Step::Write(unary("{}"))]);
+    assert_eq!(
+        rig.post("/v1/audio/transcriptions", b"\xff\x00")
+            .await
+            .status,
+        200
+    );
+    assert_eq!(rig.stage.seen().pop().unwrap().body, b"\xff\x00");
+    // A stream of any kind, cut where it breaks.
+    rig.stage.play(vec![stream(&[b"event: x\ndata: {}\n\n"])]);
+    assert_eq!(
+        rig.post("/v1/responses", body).await.text(),
+        "event: x\ndata: {}\n\n"
+    );
+    rig.stage.play(vec![Step::Close]);
+    rig.stage.play(vec![Step::Write(unary("{}"))]);
+    assert_eq!(
+        rig.post("/v1/embeddings", body).await.text(),
+        "{}",
+        "another worker"
+    );
+    assert_eq!(
+        rig.post("/v1/embeddings", "{\"model\":\"other\"}")
+            .await
+            .status,
+        404
+    );
+    rig.at_rest().await;
+}

@@ -1,0 +1,266 @@
+//! Engines that do as they are told: raw bytes, pauses, deaths.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kvasir_transport::Tasks;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, Semaphore};
+
+/// A write that takes this long is held up by its reader.
+const HELD_UP: Duration = Duration::from_millis(300);
+
+/// What an engine does for one request.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    /// Sends bytes.
+    Write(Vec<u8>),
+    /// Waits for a permit of [`Stage::gate`].
+    Gate,
+    /// Waits until the peer hangs up.
+    Hang,
+    /// Sends this again and again until the peer is slow to take it.
+    Flood(Vec<u8>),
+    /// Closes the connection.
+    Close,
+    /// Closes the connection with a reset.
+    Reset,
+}
+
+/// A request as an engine got it.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) port: u16,
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Seen {
+    /// All values of a header, in order.
+    pub(crate) fn header(&self, name: &str) -> Vec<&str> {
+        let lines = self.head.lines().filter_map(|line| line.split_once(": "));
+        lines
+            .filter(|(n, _)| n.eq_ignore_ascii_case(name))
+            .map(|(_, v)| v)
+            .collect()
+    }
+}
+
+/// What several engines play together: the first request that reaches any of them gets the first script.
+pub(crate) struct Stage {
+    scripts: Mutex<VecDeque<Vec<Step>>>,
+    seen: Mutex<Vec<Seen>>,
+    /// Lets [`Step::Gate`] pass.
+    pub(crate) gate: Semaphore,
+    /// Connections that are open now.
+    open: AtomicUsize,
+    /// Peers that hung up on a [`Step::Hang`] or [`Step::Flood`].
+    pub(crate) hung_up: Semaphore,
+    /// Bytes that a [`Step::Flood`] could send before it was held up.
+    pub(crate) flooded: AtomicUsize,
+    /// A [`Step::Flood`] was held up.
+    pub(crate) held_up: Notify,
+}
+
+impl Stage {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            scripts: Mutex::default(),
+            seen: Mutex::default(),
+            gate: Semaphore::new(0),
+            open: AtomicUsize::new(0),
+            hung_up: Semaphore::new(0),
+            flooded: AtomicUsize::new(0),
+            held_up: Notify::new(),
+        })
+    }
+
+    /// The next request is answered by these steps; without a script it is answered [`ok`].
+    pub(crate) fn play(&self, script: Vec<Step>) {
+        self.scripts.lock().unwrap().push_back(script);
+    }
+
+    /// Every request until now.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    /// Connections that are open now.
+    pub(crate) fn open(&self) -> usize {
+        self.open.load(Ordering::SeqCst)
+    }
+
+    fn next(&self) -> Vec<Step> {
+        let next = self.scripts.lock().unwrap().pop_front();
+        next.unwrap_or_else(|| vec![ok()])
+    }
+}
+
+/// One listening engine; dropped, it is dead.
+pub(crate) struct Engine {
+    pub(crate) address: SocketAddr,
+    tasks: Tasks,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.tasks.stop();
+    }
+}
+
+impl Engine {
+    pub(crate) async fn start(stage: &Arc<Stage>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::on(listener, stage)
+    }
+
+    /// An engine at an address that another had before.
+    pub(crate) async fn restart(address: SocketAddr, stage: &Arc<Stage>) -> Self {
+        Self::on(TcpListener::bind(address).await.unwrap(), stage)
+    }
+
+    fn on(listener: TcpListener, stage: &Arc<Stage>) -> Self {
+        let address = listener.local_addr().unwrap();
+        let (tasks, stage) = (Tasks::new(), Arc::clone(stage));
+        let spawner = tasks.clone();
+        tasks.spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let stage = Arc::clone(&stage);
+                stage.open.fetch_add(1, Ordering::SeqCst);
+                let guard = Open(Arc::clone(&stage));
+                spawner.spawn(async move {
+                    let _guard = guard;
+                    serve(stream, address.port(), &stage).await;
+                });
+            }
+        });
+        Self { address, tasks }
+    }
+
+    /// As `--worker` takes it.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+struct Open(Arc<Stage>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+async fn serve(mut stream: TcpStream, port: u16, stage: &Stage) {
+    stream.set_nodelay(true).unwrap();
+    let mut buffer = Vec::new();
+    while let Some((head, body)) = read_request(&mut stream, &mut buffer).await {
+        if head.starts_with("GET") {
+            let answer = match head.starts_with("GET /v1/models ") {
+                true => unary(r#"{"object":"list","data":[{"id":"m","max_model_len":4096}]}"#),
+                false => b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_vec(),
+            };
+            stream.write_all(&answer).await.unwrap_or(());
+            continue;
+        }
+        stage.seen.lock().unwrap().push(Seen { port, head, body });
+        for step in stage.next() {
+            match step {
+                Step::Write(bytes) => stream.write_all(&bytes).await.unwrap_or(()),
+                Step::Gate => stage.gate.acquire().await.unwrap().forget(),
+                Step::Close => return,
+                Step::Reset => return stream.set_zero_linger().unwrap(),
+                Step::Hang => {
+                    while stream.read(&mut [0; 64]).await.is_ok_and(|n| n > 0) {}
+                    return stage.hung_up.add_permits(1);
+                }
+                Step::Flood(bytes) => return flood(stream, &bytes, stage).await,
+            }
+        }
+    }
+}
+
+async fn flood(mut stream: TcpStream, bytes: &[u8], stage: &Stage) {
+    loop {
+        match tokio::time::timeout(HELD_UP, stream.write_all(bytes)).await {
+            Ok(Ok(())) => stage.flooded.fetch_add(bytes.len(), Ordering::SeqCst),
+            Ok(Err(_)) => return stage.hung_up.add_permits(1),
+            Err(_) => break,
+        };
+    }
+    stage.held_up.notify_one();
+    while stream.read(&mut [0; 64]).await.is_ok_and(|n| n > 0) {}
+    stage.hung_up.add_permits(1);
+}
+
+async fn read_request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<(String, Vec<u8>)> {
+    loop {
+        if let Some(end) = buffer.windows(4).position(|w| w == b"\r\n\r\n") {
+            let head = String::from_utf8(buffer[..end + 4].to_vec()).unwrap();
+            let length = head.to_lowercase().lines().find_map(|line| {
+                line.strip_prefix("content-length: ")
+                    .map(|n| n.parse::<usize>().unwrap())
+            });
+            let whole = end + 4 + length.unwrap_or(0);
+            if buffer.len() >= whole {
+                let body = buffer[end + 4..whole].to_vec();
+                buffer.drain(..whole);
+                return Some((head, body));
+            }
+        }
+        if stream.read_buf(buffer).await.ok()? == 0 {
+            return None;
+        }
+    }
+}
+
+/// A short answer in one piece.
+pub(crate) fn ok() -> Step {
+    Step::Write(unary(ANSWER))
+}
+
+/// The answer of [`ok`].
+pub(crate) const ANSWER: &str = r#"{"id":"chatcmpl-1","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9}}"#;
+
+pub(crate) fn unary(body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}")
+        .into_bytes()
+}
+
+/// The head of a stream.
+pub(crate) const STREAM_HEAD: &str = "HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
+
+pub(crate) fn chunk(data: &[u8]) -> Vec<u8> {
+    let mut out = format!("{:x}\r\n", data.len()).into_bytes();
+    out.extend_from_slice(data);
+    out.extend_from_slice(b"\r\n");
+    out
+}
+
+/// A stream of these pieces, each a chunk of its own, and its end.
+pub(crate) fn stream(pieces: &[&[u8]]) -> Step {
+    let mut out = STREAM_HEAD.as_bytes().to_vec();
+    for piece in pieces.iter().filter(|piece| !piece.is_empty()) {
+        out.extend(chunk(piece));
+    }
+    out.extend_from_slice(b"0\r\n\r\n");
+    Step::Write(out)
+}
+
+/// The head of a stream and its first event.
+pub(crate) fn first_event() -> Step {
+    let mut out = STREAM_HEAD.as_bytes().to_vec();
+    out.extend(chunk(FIRST.as_bytes()));
+    Step::Write(out)
+}
+
+pub(crate) const FIRST: &str = "data: {\"id\":\"1\",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"h\u{e9}\"},\"finish_reason\":null}]}\n\n";
+pub(crate) const LAST: &str =
+    "data: {\"id\":\"1\",\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n";
+pub(crate) const USAGE: &str = "data: {\"id\":\"1\",\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":2,\"total_tokens\":9,\"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\n";
+pub(crate) const DONE: &str = "data: [DONE]\n\n";

@@ -1,0 +1,139 @@
+//! Workers that come and go, and the end of it all, while requests run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvasir_frontend::WorkerAddress;
+use kvasir_transport::Tasks;
+
+use crate::client::Client;
+use crate::engine::{ANSWER, DONE, Engine, FIRST, Step, chunk, first_event};
+use crate::rig::{ASK, ASK_STREAM, CHAT, Rig, in_time, until};
+
+/// Clients that ask at once.
+const CLIENTS: usize = 8;
+/// How often each asks.
+const TIMES: usize = 40;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_come_and_go_under_load() {
+    let rig = Rig::of(2).await;
+    let (clients, address) = (Tasks::new(), rig.address());
+    let running: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            clients.spawn(async move {
+                let mut client = Client::connect(address).await;
+                for _ in 0..TIMES {
+                    client.post(CHAT, "", ASK).await;
+                    let answer = client.answer().await;
+                    assert_eq!((answer.status, answer.text()), (200, ANSWER));
+                }
+            })
+        })
+        .collect();
+    until("load", || rig.stage.seen().len() > CLIENTS).await;
+    let third = Engine::start(&rig.stage).await;
+    let gone = rig.engines[0].address.port();
+    assert!(rig.fleet.watch(WorkerAddress::parse(&third.url()).unwrap()));
+    assert!(
+        !rig.fleet.watch(WorkerAddress::parse(&third.url()).unwrap()),
+        "once is enough"
+    );
+    rig.joined(3).await;
+    let first = WorkerAddress::parse(&rig.engines[0].url()).unwrap().id();
+    assert!(rig.fleet.forget(first));
+    assert!(!rig.fleet.forget(first));
+    rig.joined(2).await;
+    for client in running {
+        in_time("client ends", client).await.unwrap().unwrap();
+    }
+    let before = rig.stage.seen().len();
+    for _ in 0..6 {
+        assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    }
+    assert!(
+        rig.stage.seen()[before..]
+            .iter()
+            .all(|seen| seen.port != gone)
+    );
+    assert_eq!(rig.fleet.addresses().len(), 2);
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_is_let_go_finishes_what_it_has() {
+    let rig = Rig::of(1).await;
+    let rest = [chunk(DONE.as_bytes()), b"0\r\n\r\n".to_vec()].concat();
+    rig.stage
+        .play(vec![first_event(), Step::Gate, Step::Write(rest)]);
+    let mut client = rig.client().await;
+    client.post(CHAT, "", ASK_STREAM).await;
+    assert!(client.read_until("\n\n").await);
+    let worker = WorkerAddress::parse(&rig.engines[0].url()).unwrap().id();
+    assert!(rig.fleet.forget(worker));
+    rig.joined(0).await;
+    assert_eq!(rig.post(CHAT, ASK).await.status, 503);
+    rig.stage.gate.add_permits(1);
+    assert_eq!(
+        in_time("end", client.answer()).await.text(),
+        [FIRST, DONE].concat()
+    );
+    drop(client);
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn what_runs_is_finished_before_the_door_closes() {
+    let rig = Rig::of(2).await;
+    let rest = [chunk(DONE.as_bytes()), b"0\r\n\r\n".to_vec()].concat();
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        rig.stage
+            .play(vec![first_event(), Step::Gate, Step::Write(rest.clone())]);
+        let mut client = rig.client().await;
+        client.post(CHAT, "", ASK_STREAM).await;
+        assert!(client.read_until("\n\n").await);
+        clients.push(client);
+    }
+    let (address, app, stage) = (rig.address(), Arc::clone(&rig.app), Arc::clone(&rig.stage));
+    let closer = Tasks::new();
+    let closing = closer.spawn(rig.server.shut_down(Duration::from_secs(20)));
+    until("draining", || app.is_draining()).await;
+    let mut late = Client::connect(address).await;
+    late.post(CHAT, "connection: close\r\n", ASK).await;
+    assert_eq!(late.answer().await.status, 503);
+    assert_eq!(stage.seen().len(), CLIENTS);
+    stage.gate.add_permits(CLIENTS);
+    for mut client in clients {
+        let answer = in_time("stream ends", client.answer()).await;
+        assert_eq!(
+            (answer.whole, answer.text()),
+            (true, &*[FIRST, DONE].concat())
+        );
+    }
+    drop(late);
+    assert_eq!(
+        in_time("closed", closing).await.unwrap(),
+        Some(0),
+        "nothing was cut"
+    );
+    assert!(app.tasks().is_empty());
+}
+
+#[tokio::test]
+async fn patience_ends_and_the_rest_is_cut() {
+    let rig = Rig::of(1).await;
+    rig.stage.play(vec![first_event(), Step::Hang]);
+    let mut client = rig.client().await;
+    client.post(CHAT, "", ASK_STREAM).await;
+    assert!(client.read_until("\n\n").await);
+    let (app, stage) = (Arc::clone(&rig.app), Arc::clone(&rig.stage));
+    let cut = in_time("closed", rig.server.shut_down(Duration::from_millis(20))).await;
+    assert_eq!(cut, 1);
+    assert!(!client.answer().await.whole);
+    in_time("the engine is left", stage.hung_up.acquire())
+        .await
+        .unwrap()
+        .forget();
+    assert!(app.tasks().is_empty());
+}

@@ -1,0 +1,221 @@
+//! Clients that send too much, too slowly, or what could be read in two ways.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use kvasir_frontend::{AppOptions, Limits};
+use tokio::net::TcpStream;
+
+use crate::engine::{ANSWER, DONE, FIRST, Step, first_event, stream};
+use crate::rig::{ASK, ASK_STREAM, CHAT, Rig, Setup, in_time, until};
+
+fn impatient() -> Setup {
+    Setup::limits(Limits {
+        client_stall: Duration::from_millis(50),
+        ..Limits::default()
+    })
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_finish_its_head_is_left() {
+    let rig = Rig::with(1, impatient()).await;
+    for begun in [
+        "",
+        "P",
+        "PRI * HT",
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-slow: ",
+    ] {
+        let mut client = rig.client().await;
+        client.send(begun).await;
+        assert!(in_time("it is closed", client.closed()).await, "{begun}");
+    }
+    // So is one that is done and asks nothing more; one whose engine thinks for long is not.
+    rig.stage.play(vec![Step::Gate, crate::engine::ok()]);
+    let mut client = rig.client().await;
+    client.post(CHAT, "", ASK).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    rig.stage.gate.add_permits(1);
+    assert_eq!(client.answer().await.text(), ANSWER);
+    assert!(in_time("it is closed", client.closed()).await);
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_is_left() {
+    let rig = Rig::with(1, impatient()).await;
+    let event = format!("data: {}\n\n", "x".repeat(60_000));
+    let flood = Step::Flood(crate::engine::chunk(event.as_bytes()));
+    rig.stage.play(vec![first_event(), flood]);
+    let mut client = rig.client().await;
+    client.post(CHAT, "", ASK_STREAM).await;
+    in_time("its engine is left", rig.stage.hung_up.acquire())
+        .await
+        .unwrap()
+        .forget();
+    rig.at_rest().await;
+    drop(client);
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_is_refused_with_words() {
+    let options = AppOptions {
+        body_limit_mb: 1,
+        ..AppOptions::default()
+    };
+    let rig = Rig::with(
+        1,
+        Setup {
+            options,
+            ..Setup::usual()
+        },
+    )
+    .await;
+    let large = vec![b' '; (1 << 20) + 1];
+    let answer = rig.post(CHAT, &large).await;
+    assert_eq!(answer.status, 413);
+    assert!(
+        answer.text().contains("DYN_HTTP_BODY_LIMIT_MB"),
+        "{}",
+        answer.text()
+    );
+    // Without a declared length.
+    let mut client = rig.client().await;
+    client.send("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n").await;
+    for _ in 0..3 {
+        client
+            .try_send(crate::engine::chunk(&large[..1 << 19]))
+            .await;
+    }
+    client.try_send("0\r\n\r\n").await;
+    assert_eq!(client.answer().await.status, 413);
+    assert!(rig.stage.seen().is_empty());
+    drop(client);
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_head_over_the_limit_is_refused() {
+    let limits = Limits {
+        header_bytes_max: 8192,
+        ..Limits::default()
+    };
+    let rig = Rig::with(1, Setup::limits(limits)).await;
+    let mut client = rig.client().await;
+    let long = format!(
+        "GET /health HTTP/1.1\r\nhost: x\r\nx-long: {}\r\n\r\n",
+        "x".repeat(20_000)
+    );
+    client.try_send(long).await;
+    assert_eq!(in_time("refusal", client.answer()).await.status, 431);
+    drop(client);
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_request_that_could_be_read_in_two_ways_is_refused_or_made_one() {
+    let rig = Rig::of(1).await;
+    let head =
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
+    let refused = [
+        "content-length: 5\r\ncontent-length: 6\r\n\r\n{}   ",
+        "content-length: +5\r\n\r\n{}   ",
+        "content-length: 5, 6\r\n\r\n{}   ",
+        "transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+        "transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+        "transfer-encoding: chunked\r\n\r\n-1\r\n\r\n",
+        "x bad: 1\r\n\r\n",
+        "x\u{0}: 1\r\n\r\n",
+    ];
+    for rest in refused {
+        let mut client = rig.client().await;
+        client.send([head, rest].concat()).await;
+        let answer = in_time(rest, client.answer()).await;
+        assert!(
+            (400..500).contains(&answer.status),
+            "{rest:?}: {}",
+            answer.head
+        );
+    }
+    assert!(rig.stage.seen().is_empty());
+    // Both lengths: the chunks are the body, and the engine gets one length, ours.
+    let mut client = rig.client().await;
+    let both = format!("{head}content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n");
+    client.send(both).await;
+    client.try_send(crate::engine::chunk(ASK.as_bytes())).await;
+    client.try_send("0\r\n\r\n").await;
+    let status = in_time("answer", client.answer()).await.status;
+    for seen in rig.stage.seen() {
+        assert_eq!(seen.body, ASK.as_bytes());
+        assert_eq!(seen.header("content-length"), [ASK.len().to_string()]);
+        assert!(seen.header("transfer-encoding").is_empty());
+    }
+    assert!(status == 200 || status == 400);
+    drop(client);
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn requests_one_after_another_on_one_connection_keep_their_order() {
+    let rig = Rig::of(1).await;
+    let one = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{ASK}",
+        ASK.len()
+    );
+    rig.stage
+        .play(vec![Step::Write(crate::engine::unary("{\"n\":1}"))]);
+    rig.stage
+        .play(vec![Step::Write(crate::engine::unary("{\"n\":2}"))]);
+    let mut client = rig.client().await;
+    client.send([one.as_str(), one.as_str()].concat()).await;
+    assert_eq!(client.answer().await.text(), "{\"n\":1}");
+    assert_eq!(client.answer().await.text(), "{\"n\":2}");
+    drop(client);
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn http2_comes_in_as_http1_does() {
+    let rig = Rig::of(1).await;
+    let socket = TcpStream::connect(rig.address()).await.unwrap();
+    let (mut sender, connection) = hyper::client::conn::http2::handshake::<_, _, Full<Bytes>>(
+        TokioExecutor::new(),
+        TokioIo::new(socket),
+    )
+    .await
+    .unwrap();
+    let driver = kvasir_transport::Tasks::new();
+    driver.spawn(connection);
+    let request = |body: &'static str| {
+        http::Request::post(format!("http://door{CHAT}"))
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from_static(body.as_bytes())))
+            .unwrap()
+    };
+    rig.stage
+        .play(vec![stream(&[FIRST.as_bytes(), DONE.as_bytes()])]);
+    let answer = sender.send_request(request(ASK_STREAM)).await.unwrap();
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(body, [FIRST, DONE].concat());
+    let seen = rig.stage.seen().pop().unwrap();
+    assert_eq!(seen.header("host"), [rig.engines[0].address.to_string()]);
+    // A stream that its client resets is left at the engine; the connection stays.
+    rig.stage.play(vec![first_event(), Step::Hang]);
+    let mut answer = sender.send_request(request(ASK_STREAM)).await.unwrap();
+    let _ = answer.body_mut().frame().await.unwrap().unwrap();
+    drop(answer);
+    in_time("the engine is left", rig.stage.hung_up.acquire())
+        .await
+        .unwrap()
+        .forget();
+    until("booking ends", || rig.booked() == 0).await;
+    let answer = sender.send_request(request(ASK)).await.unwrap();
+    assert_eq!(
+        answer.into_body().collect().await.unwrap().to_bytes(),
+        ANSWER
+    );
+    drop(sender);
+    driver.stop();
+    rig.at_rest().await;
+}

@@ -1,0 +1,209 @@
+//! A door in front of scripted engines.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvasir_frontend::{
+    App, AppOptions, Backend, EventPool, Fleet, Limits, NewModel, RouterHost, ServedModel, Server,
+    Upstreams, WorkerAddress,
+};
+use kvasir_index::{Index, IndexOptions};
+use kvasir_router::{Mode, RouterConfig};
+use kvasir_telemetry::{Clock, Identity, Metrics};
+use kvasir_transport::Tasks;
+use kvasir_types::{DpRank, WorkerRank};
+
+use crate::client::{Answer, Client};
+use crate::engine::{Engine, Stage};
+
+/// Nothing here takes this long unless it hangs.
+const HANGS: Duration = Duration::from_secs(20);
+/// Between two looks at something that will come.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
+pub(crate) const CHAT: &str = "/v1/chat/completions";
+pub(crate) const ASK: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#;
+pub(crate) const ASK_STREAM: &str =
+    r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}"#;
+
+/// Waits for something that must come.
+pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let wait = async {
+        while !holds() {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    };
+    in_time(what, wait).await;
+}
+
+/// Waits for a future that must end.
+pub(crate) async fn in_time<T>(what: &str, wait: impl Future<Output = T>) -> T {
+    let waited = tokio::time::timeout(HANGS, wait).await;
+    waited.unwrap_or_else(|_| panic!("{what}: still waiting after {HANGS:?}"))
+}
+
+/// How a rig differs from the usual one.
+#[derive(Clone, Default)]
+pub(crate) struct Setup {
+    pub(crate) options: AppOptions,
+    pub(crate) router: RouterConfig,
+}
+
+impl Setup {
+    pub(crate) fn limits(limits: Limits) -> Self {
+        let options = AppOptions {
+            limits,
+            ..AppOptions::default()
+        };
+        Self {
+            options,
+            ..Self::usual()
+        }
+    }
+
+    pub(crate) fn usual() -> Self {
+        let router = RouterConfig {
+            router_mode: Mode::RoundRobin,
+            ..RouterConfig::default()
+        };
+        Self {
+            options: AppOptions::default(),
+            router,
+        }
+    }
+}
+
+/// A door, its engines, and what it is to be like when nothing runs.
+pub(crate) struct Rig {
+    pub(crate) app: Arc<App>,
+    pub(crate) fleet: Fleet,
+    pub(crate) stage: Arc<Stage>,
+    pub(crate) engines: Vec<Engine>,
+    pub(crate) server: Server,
+    at_rest: usize,
+}
+
+impl Rig {
+    pub(crate) async fn of(engines: usize) -> Self {
+        Self::with(engines, Setup::usual()).await
+    }
+
+    pub(crate) async fn with(engines: usize, setup: Setup) -> Self {
+        let stage = Stage::new();
+        let mut all = Vec::new();
+        for _ in 0..engines {
+            all.push(Engine::start(&stage).await);
+        }
+        let metrics = Metrics::new(&Identity::default()).unwrap();
+        let app = App::new(setup.options, metrics, Clock::new(), Tasks::new());
+        let fleet = Fleet::new(
+            Arc::clone(&app),
+            Arc::new({
+                let app = Arc::clone(&app);
+                move |new: &NewModel| Ok(model(&app, new, setup.router.clone()))
+            }),
+        );
+        for engine in &all {
+            assert!(fleet.watch(WorkerAddress::parse(&engine.url()).unwrap()));
+        }
+        let server = Server::start(Arc::clone(&app), "127.0.0.1:0".parse().unwrap())
+            .await
+            .unwrap();
+        let mut rig = Self {
+            app,
+            fleet,
+            stage,
+            engines: all,
+            server,
+            at_rest: 0,
+        };
+        rig.joined(engines).await;
+        rig.at_rest = rig.app.tasks().len();
+        rig
+    }
+
+    /// Waits until so many workers serve the model.
+    pub(crate) async fn joined(&self, workers: usize) {
+        until("workers join", || {
+            let model = self.app.models().get("m");
+            model.is_some_and(|m| m.workers.read().unwrap().len() == workers)
+        })
+        .await;
+    }
+
+    pub(crate) fn model(&self) -> Arc<ServedModel> {
+        self.app.models().get("m").unwrap()
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.server.address()
+    }
+
+    pub(crate) async fn client(&self) -> Client {
+        Client::connect(self.address()).await
+    }
+
+    /// One request on a connection of its own.
+    pub(crate) async fn post(&self, path: &str, body: impl AsRef<[u8]>) -> Answer {
+        let mut client = self.client().await;
+        client.post(path, "connection: close\r\n", body).await;
+        in_time("answer", client.answer()).await
+    }
+
+    /// Nothing is booked, under way or running that was not before.
+    pub(crate) async fn at_rest(&self) {
+        until("requests end", || self.app.in_flight().count() == 0).await;
+        until("bookings end", || self.booked() == 0).await;
+        until("tasks end", || self.app.tasks().len() <= self.at_rest).await;
+    }
+
+    /// Requests that the router thinks are running.
+    pub(crate) fn booked(&self) -> u64 {
+        let model = self.model();
+        let specs: Vec<_> = model.workers.read().unwrap().keys().copied().collect();
+        model.host.ask(|router| {
+            let ranks = specs.iter().map(|worker| WorkerRank {
+                worker: *worker,
+                rank: DpRank(0),
+            });
+            let loads = ranks.filter_map(|rank| router.load(rank));
+            loads
+                .map(|load| u64::from(load.requests) + load.active_blocks + load.prefill_tokens)
+                .sum()
+        })
+    }
+
+    /// A counter or gauge of the metrics page, summed over its labels.
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
+        let mut client = self.client().await;
+        client
+            .send("GET /metrics HTTP/1.1\r\nhost: door\r\n\r\n")
+            .await;
+        let page = client.answer().await;
+        let of_name = |line: &&str| {
+            line.strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with([' ', '{']))
+        };
+        let value = |line: &str| line.rsplit_once(' ')?.1.parse::<f64>().ok();
+        page.text().lines().filter(of_name).filter_map(value).sum()
+    }
+}
+
+fn model(app: &App, new: &NewModel, router: RouterConfig) -> Arc<ServedModel> {
+    let index = Arc::new(Index::with_options(&IndexOptions::default()));
+    let events = EventPool::start(Arc::clone(&new.name), &index, app.metrics(), 1).unwrap();
+    Arc::new(ServedModel {
+        name: Arc::clone(&new.name),
+        block_size: new.block_size,
+        context_length: new.context_length,
+        created: 1,
+        host: RouterHost::start(router, index, app.clock(), app.tasks()),
+        backend: Backend::OpenAi {
+            workers: Upstreams::default(),
+            text: None,
+        },
+        events,
+        workers: Default::default(),
+    })
+}
