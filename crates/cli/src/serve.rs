@@ -25,7 +25,7 @@ pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure
         )
     })?;
     Ok(App::new(
-        wiring::app_options(settings),
+        wiring::app_options(settings)?,
         metrics,
         clock,
         Tasks::new(),

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use kvasir_config::{LogFormat, Settings, keys};
-use kvasir_frontend::{AppOptions, Limits, Paths, WorkerAddress};
+use kvasir_frontend::{ApiKeys, AppOptions, Limits, Paths, WorkerAddress};
 use kvasir_index::{Approximate, IndexOptions};
 use kvasir_profile::Preset;
 use kvasir_router::{Mode, PrefillLoadModel, QueuePolicy, RouterConfig};
@@ -56,8 +56,8 @@ pub(crate) fn workers(settings: &Settings) -> Result<Vec<WorkerAddress>, Failure
 }
 
 /// The HTTP side.
-pub(crate) fn app_options(settings: &Settings) -> AppOptions {
-    AppOptions {
+pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
+    Ok(AppOptions {
         body_limit_mb: settings.get(keys::HTTP_BODY_LIMIT_MB),
         overload_status: settings.get(keys::HTTP_OVERLOAD_STATUS_CODE),
         retry_limit: settings.get(keys::RETRY_LIMIT),
@@ -72,7 +72,25 @@ pub(crate) fn app_options(settings: &Settings) -> AppOptions {
             metrics: settings.get(keys::HTTP_SVC_METRICS_PATH),
         },
         limits: limits(settings),
+        keys: api_keys(settings)?,
+    })
+}
+
+/// The keys that clients must show; an error names the file.
+fn api_keys(settings: &Settings) -> Result<ApiKeys, Failure> {
+    let Some(path) = settings.get(keys::HTTP_API_KEY_FILE) else {
+        return Ok(ApiKeys::default());
+    };
+    let shown = path.display();
+    let text = std::fs::read_to_string(&path)
+        .map_err(|error| format!("--http-api-key-file {shown}: {error}"))?;
+    let keys = ApiKeys::parse(&text);
+    if keys.is_empty() {
+        return Err(
+            format!("--http-api-key-file {shown} holds no key; write one on each line").into(),
+        );
     }
+    Ok(keys)
 }
 
 fn limits(settings: &Settings) -> Limits {

@@ -13,12 +13,16 @@ use kvasir_types::RequestId;
 
 use crate::ids::RequestIds;
 use crate::in_flight::InFlight;
+use crate::keys::ApiKeys;
 use crate::limits::Limits;
 use crate::models::{Models, ServedModel};
 use crate::reply::{self, Reply};
 use crate::routes::{NoRoute, Paths, Route};
 use crate::watch::Totals;
 use crate::{admin, generate, proxy};
+
+/// What a client without a key is told.
+const NO_KEY: &str = "A key is needed: authorization: Bearer KEY";
 
 /// Settings of the HTTP side.
 #[derive(Clone, Debug)]
@@ -37,6 +41,8 @@ pub struct AppOptions {
     pub paths: Paths,
     /// How long and how much is borne.
     pub limits: Limits,
+    /// Who may ask (`--http-api-key-file`).
+    pub keys: ApiKeys,
 }
 
 impl Default for AppOptions {
@@ -49,6 +55,7 @@ impl Default for AppOptions {
             admin_enabled: true,
             paths: Paths::default(),
             limits: Limits::default(),
+            keys: ApiKeys::default(),
         }
     }
 }
@@ -149,6 +156,9 @@ impl App {
                 return reply::error(&ApiError::route_not_found(method.as_str(), path));
             }
         };
+        if !route.is_open() && !self.options.keys.admit(request.headers()) {
+            return reply::error(&ApiError::new(401, NO_KEY));
+        }
         match route {
             Route::Chat => generate::handle(self, Endpoint::Chat, request).await,
             Route::Completions => generate::handle(self, Endpoint::Completions, request).await,

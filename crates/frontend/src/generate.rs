@@ -105,7 +105,8 @@ async fn by_worker_kind(app: &Arc<App>, asked: &Asked) -> Result<Reply, ApiError
         }
     };
     match parsed {
-        Ok(parsed) => run(app, asked, parsed, model).await,
+        // Boxed: what forwarded requests carry along stays small.
+        Ok(parsed) => Box::pin(run(app, asked, parsed, model)).await,
         Err(error) => Err(unparsed(app, asked.id, asked.endpoint, error)),
     }
 }

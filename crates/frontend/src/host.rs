@@ -202,7 +202,9 @@ impl Inner {
 
     /// Gives a booking to the one who waits for it; if nobody does, it is to be freed.
     fn deliver(&mut self, sent: Sent) -> Option<Input> {
-        if let Some(formula) = self.router.explain(sent.id).and_then(|d| d.formula()) {
+        if tracing::enabled!(tracing::Level::INFO)
+            && let Some(formula) = self.router.explain(sent.id).and_then(|d| d.formula())
+        {
             tracing::info!(request = %sent.id, "{formula}");
         }
         let (id, target) = (sent.id, sent.target);

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use kvasir_openai::ApiError;
@@ -146,6 +146,11 @@ pub(crate) fn events(source: Box<dyn ByteSource>) -> Reply {
 pub(crate) fn error(error: &ApiError) -> Reply {
     let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut reply = json(status, error.to_body());
+    if error.status == StatusCode::UNAUTHORIZED {
+        reply
+            .headers_mut()
+            .insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
     if error.status == StatusCode::SERVICE_UNAVAILABLE {
         reply
             .headers_mut()

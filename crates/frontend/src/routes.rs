@@ -90,6 +90,12 @@ pub enum Route {
 }
 
 impl Route {
+    /// Whether anybody may ask, even where keys are needed: what orchestrators and scrapers look at.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        matches!(self, Self::Health | Self::Live | Self::Metrics)
+    }
+
     /// Whether it is for operators alone.
     #[must_use]
     pub fn is_admin(&self) -> bool {

@@ -3,6 +3,9 @@
 //! Labels are closed sets or names that we gave (a served model, a worker's id), never a client's text.
 //! The reference page `docs/reference/metrics.md` is made from these rows.
 
+use std::ops::Deref;
+use std::sync::Arc;
+
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry, TextEncoder};
 
 use crate::metrics::Series;
@@ -46,9 +49,21 @@ macro_rules! metrics {
         #[doc = $help:literal]
         $kind:ident $field:ident = $suffix:literal [$($label:literal),*] $(in $buckets:expr)?;
     )* } )*) => {
-        /// All series, registered. Clones are one set.
+        /// All series, registered. Clones are one set, and cheap: every request holds one.
         #[derive(Clone, Debug)]
-        pub struct Metrics {
+        pub struct Metrics(Arc<MetricTable>);
+
+        impl Deref for Metrics {
+            type Target = MetricTable;
+
+            fn deref(&self) -> &MetricTable {
+                &self.0
+            }
+        }
+
+        /// The series, by name.
+        #[derive(Debug)]
+        pub struct MetricTable {
             registry: Registry,
             $($(
                 #[doc = $help]
@@ -74,10 +89,10 @@ macro_rules! metrics {
                 let registry = Registry::new();
                 let mut specs = SPECS.iter();
                 let mut next = || specs.next().ok_or(prometheus::Error::Msg("table too short".into()));
-                Ok(Self {
+                Ok(Self(Arc::new(MetricTable {
                     $($( $field: Series::register(next()?, identity, &registry)?, )*)*
                     registry,
-                })
+                })))
             }
         }
     };

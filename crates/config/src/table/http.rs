@@ -57,6 +57,12 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     HTTP_CONNECTIONS_MAX: u32 = "http-connections-max" =>
         env(&[var("KVASIR_HTTP_CONNECTIONS_MAX")]).default("32768").ints(1, 1 << 24).effective();
 
+    /// Ask clients for a key: a file with one key a line.
+    ///
+    /// Clients send `authorization: Bearer KEY`. Health, liveness and metrics need none.
+    HTTP_API_KEY_FILE: Option<PathBuf> = "http-api-key-file" =>
+        env(&[var("KVASIR_HTTP_API_KEY_FILE")]).metavar("FILE").effective();
+
     /// Largest head of a request, in KiB.
     HTTP_HEADER_LIMIT_KB: u32 = "http-header-limit-kb" =>
         env(&[var("KVASIR_HTTP_HEADER_LIMIT_KB")]).default("64").ints(8, 1 << 14).effective();

@@ -219,3 +219,35 @@ async fn http2_comes_in_as_http1_does() {
     driver.stop();
     rig.at_rest().await;
 }
+
+#[tokio::test]
+async fn where_keys_are_needed_nobody_asks_without_one() {
+    let keys = kvasir_frontend::ApiKeys::parse("secret");
+    let options = AppOptions {
+        keys,
+        ..AppOptions::default()
+    };
+    let rig = Rig::with(
+        1,
+        Setup {
+            options,
+            ..Setup::usual()
+        },
+    )
+    .await;
+    for path in [CHAT, "/v1/completions", "/v1/embeddings", "/busy_threshold"] {
+        let answer = rig.post(path, ASK).await;
+        assert_eq!(answer.status, 401, "{path}");
+        assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
+    }
+    assert!(rig.stage.seen().is_empty());
+    let mut client = rig.client().await;
+    client
+        .post(CHAT, "authorization: Bearer secret\r\n", ASK)
+        .await;
+    assert_eq!(client.answer().await.text(), ANSWER);
+    client.send("GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    assert_eq!(client.answer().await.status, 200);
+    drop(client);
+    rig.at_rest().await;
+}
