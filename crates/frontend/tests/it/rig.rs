@@ -204,6 +204,8 @@ fn model(app: &App, new: &NewModel, router: RouterConfig) -> Arc<ServedModel> {
             text: None,
         },
         events,
+        predict_heard: true,
+        heard: Default::default(),
         workers: Default::default(),
     })
 }
