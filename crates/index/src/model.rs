@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use kvasir_types::LocalHash;
 use loom::sync::atomic::AtomicUsize;
-use loom::thread::spawn;
+use loom::thread as interleaved;
 
 use crate::edges::Edges;
 use crate::run::Run;
@@ -75,7 +75,7 @@ fn a_cut_hides_nothing() {
         shown.edges.insert(ROOT_END, 1, 1);
         shown.edges.insert(10, 4, 2);
         let shown = Arc::new(shown);
-        let writer = spawn({
+        let writer = interleaved::spawn({
             let shown = Arc::clone(&shown);
             move || {
                 shown.show(3, 3);
@@ -98,7 +98,7 @@ fn a_leaf_grows_and_shrinks_in_place() {
         let shown = Shown::new(vec![leaf], &[0, 1]);
         shown.edges.insert(ROOT_END, 1, 1);
         let shown = Arc::new(shown);
-        let writer = spawn({
+        let writer = interleaved::spawn({
             let shown = Arc::clone(&shown);
             move || {
                 assert!(shown.versions[0].push([3, 4].into_iter()));
@@ -123,7 +123,7 @@ fn an_old_end_leads_nowhere() {
         let shown = Shown::new(vec![old, new, child], &[0, 1, 0]);
         shown.edges.insert(ROOT_END, 1, 1);
         let shown = Arc::new(shown);
-        let writer = spawn({
+        let writer = interleaved::spawn({
             let shown = Arc::clone(&shown);
             move || {
                 shown.versions[0].shorten(1);
