@@ -168,6 +168,13 @@ options! { REPLAY_ROWS, Group::Replay, Scope::REPLAY;
 
 options! { MOCKER_ROWS, Group::Mocker, Scope::MOCKER;
 
+    /// Publish cache events from this port on, as vLLM does over ZeroMQ; 0 takes free ports.
+    ///
+    /// Each worker has a port for each rank's events, then one for each rank's replays.
+    KV_EVENTS_PORT: Option<u16> = "kv-events-port" =>
+        env(&[var("KVASIR_KV_EVENTS_PORT")]).default_note("no events").metavar("PORT").effective()
+        .common();
+
     /// A fault to begin with, as the control route takes it; may be given several times.
     ///
     /// `refuse`, `stall`, `slow=MS`, `die=TOKENS`, `cut=TOKENS` or `status=CODE`, each with
