@@ -152,10 +152,11 @@ impl ServedModel {
         };
     }
 
-    /// Whether what is sent to a worker is taken for cached there until its events say so.
+    /// Whether what is sent to a worker is taken for cached there until its events say so. Without a
+    /// tokenizer it always is: then events and prompts name blocks differently and never meet.
     pub(crate) fn predicts(&self, worker: WorkerId) -> bool {
         let heard = self.heard.read().unwrap_or_else(PoisonError::into_inner);
-        self.predict_heard || !heard.contains(&worker)
+        self.predict_heard || self.text().is_none() || !heard.contains(&worker)
     }
 
     /// Its workers, by id.
@@ -205,8 +206,22 @@ impl ServedModel {
         }
     }
 
-    /// Brings the gauges of its workers and of its queue up to date.
+    /// Brings the gauges of its workers, its queue and its index up to date.
     pub(crate) fn measure(&self, metrics: &Metrics, now: Time) {
+        let (index, model) = (self.host.index().stats(), [&*self.name]);
+        metrics
+            .index_bytes
+            .with_label_values(&model)
+            .set(index.bytes as f64);
+        metrics
+            .index_entries
+            .with_label_values(&model)
+            .set(index.entries as f64);
+        let forgotten = (index.evicted + index.pruned) as f64;
+        metrics
+            .index_forgotten
+            .with_label_values(&model)
+            .set(forgotten);
         self.host.ask(|router| {
             for (class, waiting) in router.queue_stats() {
                 let labels = [&*self.name, "decode", class];

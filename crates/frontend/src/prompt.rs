@@ -96,8 +96,10 @@ fn client_error(error: TextError) -> ApiError {
 }
 
 /// The tokens that an engine will see for a body that it judges itself; `None` where we cannot know.
+///
+/// A prompt that came as tokens needs no tokenizer.
 pub(crate) fn of_scan(
-    text: &TextModel,
+    text: Option<&TextModel>,
     scan: &Scan<'_>,
     chat: bool,
     now_unix: u64,
@@ -105,12 +107,10 @@ pub(crate) fn of_scan(
     if !chat {
         return match scan.prompts()?.into_iter().next()? {
             Prompt::Tokens(tokens) => Some(tokens),
-            Prompt::Text(prompt) => text.encode_prompt(&prompt).ok(),
+            Prompt::Text(prompt) => text?.encode_prompt(&prompt).ok(),
         };
     }
-    if scan.chat_template().is_some() {
-        return None;
-    }
+    let text = text.filter(|_| scan.chat_template().is_none())?;
     let effort = scan.reasoning_effort();
     let input = ChatInput {
         messages: scan.messages()?,

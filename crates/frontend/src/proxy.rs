@@ -219,10 +219,8 @@ fn routing_tokens(
     }
     let now = app.clock().unix_secs(app.clock().now());
     let chat = endpoint == Endpoint::Chat;
-    let exact = model
-        .text()
-        .and_then(|text| prompt::of_scan(text, scan, chat, now));
-    exact.unwrap_or_else(|| {
+    let text = model.text().map(|text| &**text);
+    prompt::of_scan(text, scan, chat, now).unwrap_or_else(|| {
         let text = match endpoint {
             Endpoint::Chat => scan.messages(),
             Endpoint::Completions => scan.raw("prompt"),
