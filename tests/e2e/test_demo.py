@@ -117,6 +117,7 @@ def test_models_health_and_metrics(client, http):
     assert http.get("/live").json() == {"status": "live", "message": "Service is live"}
     health = http.get("/health").json()
     assert health["status"] == "healthy" and len(health["instances"]) == 4
+    ask(client, [{"role": "user", "content": "counted"}], max_tokens=1)
     page = http.get("/metrics")
     assert page.status_code == 200 and "dynamo_frontend_requests_total{" in page.text
     assert "dynamo_component_router_kv_hit_rate_count" in page.text
@@ -282,3 +283,15 @@ def test_policy_classes_and_profiles_are_read_at_start(tmp_path):
         command = [os.environ["KVASIR_BIN"], "demo", "--http-port", "0", *args]
         run = subprocess.run(command, capture_output=True, text=True, timeout=20)
         assert run.returncode == 2 and all(word in run.stderr for word in words), run.stderr
+
+
+def test_direct_mode_goes_where_it_is_told():
+    kvasir = Kvasir("demo", "--http-host", "127.0.0.1", "--http-port", "0", "--router-mode", "direct", "--workers", "2")
+    url = kvasir.wait_for(r"at (http://127\.0\.0\.1:\d+)").group(1)
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    for worker in (2, 1, 2):
+        extra = {"nvext": {**WHERE["nvext"], "backend_instance_id": worker}}
+        assert worker_of(ask(client, [{"role": "user", "content": "x"}], extra_body=extra)) == worker
+    with pytest.raises(openai.BadRequestError, match="needs a worker id"):
+        ask(client, [{"role": "user", "content": "x"}])
+    assert kvasir.stop() == 0

@@ -269,6 +269,10 @@ metrics! {
         gauge build_info = "build_info" ["version"];
         /// Bytes that the index holds.
         gauge index_bytes = "index_bytes" ["model"];
+        /// Blocks that the index believes cached, once for each rank and tier that holds them.
+        gauge index_entries = "index_entries" ["model"];
+        /// Blocks that the index forgot, since the start, because of its limits.
+        gauge index_forgotten = "index_forgotten" ["model"];
         /// Events that waited too long for the index and were dropped; the rank is resynchronised.
         counter kv_events_dropped_total = "kv_events_dropped_total" ["model"];
         /// Requests that reached a limit of the server, by limit.

@@ -5,4 +5,5 @@
 mod captures;
 mod histories;
 mod limits;
+mod predicted;
 mod threads;
