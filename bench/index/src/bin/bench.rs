@@ -165,7 +165,10 @@ fn replay<I: Index>(w: &Workload, c: &Config) {
     );
 }
 
-/// One writer flat out, one reader flat out, on two threads.
+/// Lookups of the reader after the writer has ended.
+const ALONE: usize = 200_000;
+
+/// One writer flat out, one reader flat out, on two threads; then the reader alone.
 fn conc<I: Index>(w: &Workload, c: &Config)
 where
     I::Reader: Send + Sync,
@@ -200,7 +203,18 @@ where
                     }
                 }
             }
-            (Lat(lat), preempted)
+            // The same kind of requests again, now that nobody writes.
+            let p = progress.load(Ordering::Relaxed) as u64;
+            let mut alone = Vec::with_capacity(ALONE);
+            while alone.len() < ALONE {
+                x = mix(x.wrapping_add(0x9e37_79b9_7f4a_7c15));
+                let (local, seq) = w.query(p.saturating_sub(x % 64) as usize);
+                let d = timed_find::<I>(&r, I::query(local, seq), &mut out);
+                if d <= PREEMPTED {
+                    alone.push(d.as_nanos() as u32);
+                }
+            }
+            (Lat(lat), preempted, Lat(alone))
         });
         let mut begin = None;
         idx.drive(steps, &mut |i| {
@@ -213,15 +227,17 @@ where
         let (wall, cpu) = begin.unwrap();
         let (wall, cpu) = (wall.elapsed().as_secs_f64(), cpu_now() - cpu);
         done.store(true, Ordering::Release);
-        let (mut lat, preempted) = reader.join().unwrap();
+        let (mut lat, preempted, mut alone) = reader.join().unwrap();
+        let alone_mean = alone.mean();
+        alone.sort();
         let mean = lat.mean();
         lat.sort();
         let ev_blocks = (w.stored_blocks() + w.removed_blocks()) as f64;
         println!(
-            "conc   {:<20} W={:<4} events: {:.2} M blocks/s (by the writer's CPU time {:.2}) | lookup: {:.1} k/s, mean {:.2} us, p50 {:.2} p99 {:.2} p999 {:.2} us, n={} preempted {}",
+            "conc   {:<20} W={:<4} events: {:.2} M blocks/s (by the writer's CPU time {:.2}) | lookup: {:.1} k/s, mean {:.2} us, p50 {:.2} p99 {:.2} p999 {:.2} us, n={} preempted {} | alone: mean {:.2} us, p50 {:.2}",
             I::NAME, c.workers, ev_blocks / wall / 1e6, ev_blocks / cpu / 1e6, 1e6 / mean, mean / 1e3,
             lat.pct(0.5) as f64 / 1e3, lat.pct(0.99) as f64 / 1e3, lat.pct(0.999) as f64 / 1e3,
-            lat.0.len(), preempted
+            lat.0.len(), preempted, alone_mean / 1e3, alone.pct(0.5) as f64 / 1e3
         );
     });
 }
