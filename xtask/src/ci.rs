@@ -133,6 +133,9 @@ fn outcome(passed: bool) -> Outcome {
     }
 }
 
+/// Property tests draw the same cases in every run here; a plain `cargo test` draws new ones.
+const PROPERTY_SEED: &str = "20261115";
+
 /// Unit and integration tests, by nextest where it is installed.
 fn tests(tree: &Tree, closing: &mut Vec<String>) -> Outcome {
     let nextest = Command::new(env!("CARGO"))
@@ -166,7 +169,10 @@ fn tests(tree: &Tree, closing: &mut Vec<String>) -> Outcome {
 /// Runs cargo, passes its output on, and keeps the runner's closing lines.
 fn told(tree: &Tree, args: &[&str], closing: &mut Vec<String>, step: &str) -> Outcome {
     let mut command = Command::new(env!("CARGO"));
-    command.args(args).current_dir(&tree.root);
+    command
+        .args(args)
+        .env("PROPTEST_RNG_SEED", PROPERTY_SEED)
+        .current_dir(&tree.root);
     tee(&mut command, closing, step)
 }
 
