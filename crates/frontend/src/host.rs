@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use kvasir_index::{Index, Matches};
 use kvasir_router::{
-    Arrival, Input, Observation, Outcome, Output, Overlap, PotentialLoad, RouteError, Router,
-    RouterConfig, Sent, overlap_of,
+    Arrival, Input, Mode, Observation, Outcome, Output, Overlap, PotentialLoad, RouteError, Router,
+    RouterConfig, Sent, SessionStep, overlap_of,
 };
 use kvasir_telemetry::Clock;
 use kvasir_transport::Tasks;
@@ -26,9 +26,30 @@ const EXPIRY_EVERY: Duration = Duration::from_secs(1);
 pub struct RouterHost {
     inner: Mutex<Inner>,
     index: Arc<Index>,
+    needs: Needs,
     clock: Clock,
     /// The brain may want to be ticked earlier than the timer thinks.
     rescheduled: Notify,
+}
+
+/// Which names of a prompt's blocks the router asks for; follows from its settings and never changes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Needs {
+    /// For the index.
+    pub(crate) index: bool,
+    /// For the ledger, or for the index to remember decisions by.
+    pub(crate) sequence: bool,
+}
+
+impl Needs {
+    fn of(config: &RouterConfig) -> Self {
+        let index = config.needs_index();
+        let ledger = config.router_mode == Mode::Kv && config.router_track_active_blocks;
+        Self {
+            index,
+            sequence: index || ledger,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -53,6 +74,7 @@ impl RouterHost {
         clock: Clock,
         tasks: &Tasks,
     ) -> Arc<Self> {
+        let needs = Needs::of(&config);
         let inner = Inner {
             router: Router::new(config),
             waiting: HashMap::new(),
@@ -61,6 +83,7 @@ impl RouterHost {
         let host = Arc::new(Self {
             inner: Mutex::new(inner),
             index,
+            needs,
             clock,
             rescheduled: Notify::new(),
         });
@@ -72,6 +95,11 @@ impl RouterHost {
     #[must_use]
     pub fn index(&self) -> &Arc<Index> {
         &self.index
+    }
+
+    /// Which names of a prompt's blocks it asks for.
+    pub(crate) fn needs(&self) -> Needs {
+        self.needs
     }
 
     /// Chooses a worker for `arrival` and books it; waits while the router holds the request back.
@@ -206,6 +234,10 @@ impl Inner {
             && let Some(formula) = self.router.explain(sent.id).and_then(|d| d.formula())
         {
             tracing::info!(request = %sent.id, "{formula}");
+        }
+        if sent.session != SessionStep::None {
+            tracing::warn!(request = %sent.id, session = ?sent.session,
+                "no worker serves session_control: opening and closing are ignored, bind works");
         }
         let (id, target) = (sent.id, sent.target);
         let taken = self

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use kvasir_hash::{BlockHasher, Scope, sequence_hashes};
 use kvasir_index::Matches;
 use kvasir_openai::ApiError;
-use kvasir_router::{Arrival, Fault, Mode, RouteError, overlap_of};
+use kvasir_router::{Arrival, Fault, RouteError, overlap_of};
 use kvasir_telemetry::observe_ms;
 use kvasir_types::{LocalHash, SequenceHash, Token};
 
 use crate::App;
-use crate::host::Booking;
+use crate::host::{Booking, Needs};
 use crate::models::ServedModel;
 
 /// The names of a prompt's blocks, as far as the router mode asks for them.
@@ -32,13 +32,8 @@ impl Blocks {
 
 /// Names the blocks of `tokens` under a cache salt; empty means none.
 pub(crate) fn name_blocks(app: &App, model: &ServedModel, tokens: &[Token], salt: &str) -> Blocks {
-    let (wants_index, wants_sequence) = model.host.ask(|router| {
-        let config = router.config();
-        let kv = config.router_mode == Mode::Kv;
-        let index = kv && config.router_kv_overlap_score_credit > 0.0;
-        (index, kv && (config.router_track_active_blocks || index))
-    });
-    if !wants_index && !wants_sequence {
+    let Needs { index, sequence } = model.host.needs();
+    if !index && !sequence {
         return Blocks::none();
     }
     let clock = app.clock();
@@ -50,7 +45,7 @@ pub(crate) fn name_blocks(app: &App, model: &ServedModel, tokens: &[Token], salt
     };
     BlockHasher::new(model.block_size as usize, &scope).extend(tokens, &mut locals);
     let hashed = clock.now();
-    let sequence = if wants_sequence {
+    let sequence = if sequence {
         sequence_hashes(&locals)
     } else {
         Vec::new()
@@ -58,11 +53,7 @@ pub(crate) fn name_blocks(app: &App, model: &ServedModel, tokens: &[Token], salt
     let metrics = app.metrics();
     observe_ms(&metrics.overhead_block_hashing_ms, hashed - start);
     observe_ms(&metrics.overhead_seq_hashing_ms, clock.now() - hashed);
-    let locals = if wants_index {
-        locals.into()
-    } else {
-        Arc::from([])
-    };
+    let locals = if index { locals.into() } else { Arc::from([]) };
     Blocks {
         locals,
         sequence: sequence.into(),
