@@ -1,18 +1,18 @@
 //! `kvasir mocker`: mock engines that answer as vLLM servers do, one port each.
 
+mod events;
+
 use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use kvasir_config::{Settings, keys};
 use kvasir_mocker::{
-    EventOptions, EventSockets, HttpFault, MockServer, MockServerOptions, Observer, Worker,
-    WorkerOptions, answers_in_words,
+    EventSockets, HttpFault, MockServer, MockServerOptions, Observer, Worker, WorkerOptions,
+    answers_in_words,
 };
-use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
 use kvasir_transport::Tasks;
-use kvasir_transport::zmq::Endpoint;
 use kvasir_types::WorkerId;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -24,12 +24,17 @@ const MODEL: &str = "kvasir-mock";
 /// Serves until a signal.
 pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let tasks = Tasks::new();
-    let (options, worker) = options(settings)?;
     let first = wiring::listen_address(settings)?;
+    let plan = events::Plan::read(settings, &first.ip().to_string())?;
+    let (options, mut worker) = options(settings)?;
+    worker.engine.event_tokens = plan.is_some();
     let mut servers = Vec::new();
     for at in 0..settings.get(keys::WORKERS) {
         let id = WorkerId(u64::from(at));
-        let events = events(settings, &tasks, first, at).await?;
+        let events = match &plan {
+            Some(plan) => Some(Arc::new(plan.open(&tasks, at).await?)),
+            None => None,
+        };
         let observer: Arc<dyn Observer> = match &events {
             Some(sockets) => Arc::clone(sockets) as _,
             None => Arc::new(()),
@@ -53,6 +58,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
         );
         let _ = std::io::stdout().write_all(line.as_bytes());
         if let Some(sockets) = events {
+            print_sockets(&sockets);
             server.announce_events(sockets);
         }
         servers.push(server);
@@ -67,44 +73,16 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The event sockets of worker number `at`, if events are wanted: a port for each rank's events, then one
-/// for each rank's replays.
-async fn events(
-    settings: &Settings,
-    tasks: &Tasks,
-    first: SocketAddr,
-    at: u32,
-) -> Result<Option<Arc<EventSockets>>, Failure> {
-    let Some(port) = settings.get(keys::KV_EVENTS_PORT) else {
-        return Ok(None);
-    };
-    let ranks = settings.get(keys::DATA_PARALLEL_SIZE);
-    let host = first.ip().to_string();
-    let endpoint = |offset: u32| {
-        let number = match port {
-            0 => 0,
-            port => u32::from(port) + 2 * ranks * at + offset,
-        };
-        let number = u16::try_from(number).map_err(|_| {
-            format!("--kv-events-port {port}: worker {at} would need port {number}")
-        })?;
-        Ok::<_, Failure>(Endpoint::new(&host, number))
-    };
-    let clock = Clock::new();
-    let unix_time = move || clock.unix_millis(clock.now()) as f64 / 1e3;
-    let options = EventOptions {
-        topic: "kv-events".to_owned(),
-        ranks,
-        ..EventOptions::new(
-            endpoint(0)?,
-            Some(endpoint(ranks)?),
-            settings.get(keys::BLOCK_SIZE),
-            Arc::new(unix_time),
-        )
-    };
-    let sockets = EventSockets::bind(tasks, &options).await;
-    let sockets = sockets.map_err(|error| format!("--kv-events-port {port}: {error}"))?;
-    Ok(Some(Arc::new(sockets)))
+/// Says where each rank's events are.
+fn print_sockets(sockets: &EventSockets) {
+    for (events, replay) in (0..sockets.ranks()).filter_map(|rank| sockets.addresses(rank)) {
+        let replay = replay.map_or_else(
+            || "no replay".to_owned(),
+            |at| format!("replay at tcp://{at}"),
+        );
+        let line = format!("  cache events at tcp://{events}, {replay}\n");
+        let _ = std::io::stdout().write_all(line.as_bytes());
+    }
 }
 
 /// Waits for SIGINT or SIGTERM.
@@ -132,7 +110,6 @@ fn options(settings: &Settings) -> Result<(MockServerOptions, WorkerOptions), Fa
     {
         engine.max_model_len = engine.max_model_len.min(longest);
     }
-    engine.event_tokens = settings.get(keys::KV_EVENTS_PORT).is_some();
     let faults = settings.get(keys::FAULT_AT_START);
     let faults: Result<Vec<HttpFault>, _> = faults.iter().map(|text| text.parse()).collect();
     let worker = WorkerOptions {
@@ -146,6 +123,7 @@ fn options(settings: &Settings) -> Result<(MockServerOptions, WorkerOptions), Fa
         text: Arc::new(text),
         faults: faults?,
         seed: settings.get(keys::SEED).unwrap_or(0),
+        prompt_tokens_details: settings.get(keys::ENABLE_PROMPT_TOKENS_DETAILS),
     };
     Ok((server, worker))
 }

@@ -156,6 +156,16 @@ choices! {
         Trtllm = "trtllm": "TensorRT-LLM",
     }
 
+    /// Shape of published cache events. Option `event-wire`.
+    EventWire {
+        Vllm = "vllm": "vLLM 0.24 and later: maps",
+        VllmBytes = "vllm-bytes": "the same with block names of 32 bytes",
+        Vllm20 = "vllm-0.20": "vLLM 0.20 to 0.23: arrays",
+        Vllm09 = "vllm-0.9": "vLLM 0.9: shorter arrays",
+        Sglang = "sglang": "SGLang 0.5.20 and later: maps",
+        SglangArrays = "sglang-0.5.18": "SGLang up to 0.5.18: arrays",
+    }
+
     /// Which request makes room. Option `preemption-mode`.
     PreemptionMode {
         Lifo = "lifo": "the one that came last",

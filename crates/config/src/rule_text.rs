@@ -131,6 +131,51 @@ pub(crate) const FAULT: TextRule = TextRule {
     },
 };
 
+/// A fault of the mock server's events.
+pub(crate) const EVENT_FAULT: TextRule = TextRule {
+    expects: "drop=COUNT, duplicate, reorder, delay=MS, mute, unmute, restart-sequence, \
+              restart-empty, silent-clear, forget-replay=KEEP or block-size=TOKENS",
+    metavar: "FAULT",
+    accepts: |text| match text.split_once('=') {
+        Some((name, number)) => {
+            ["drop", "delay", "forget-replay", "block-size"].contains(&name)
+                && number.parse::<u32>().is_ok()
+        }
+        None => [
+            "duplicate",
+            "reorder",
+            "mute",
+            "unmute",
+            "restart-sequence",
+            "restart-empty",
+            "silent-clear",
+        ]
+        .contains(&text),
+    },
+};
+
+/// Where a ZeroMQ socket is bound.
+pub(crate) const TCP: TextRule = TextRule {
+    expects: "an address such as tcp://127.0.0.1:5557",
+    metavar: "ADDRESS",
+    accepts: |text| {
+        let parts = text.strip_prefix("tcp://").and_then(|r| r.rsplit_once(':'));
+        parts.is_some_and(|(host, port)| {
+            (host == "*" || is_host(host) || is_bracketed_ip(host)) && port.parse::<u16>().is_ok()
+        })
+    },
+};
+
+/// Any JSON object.
+pub(crate) const JSON_OBJECT: TextRule = TextRule {
+    expects: "a JSON object",
+    metavar: "JSON",
+    accepts: |text| {
+        let parsed = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text);
+        parsed.is_ok()
+    },
+};
+
 /// `name=number` or `name`.
 fn setting(text: &str) -> (&str, Option<f64>) {
     match text.split_once('=') {

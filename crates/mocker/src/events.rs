@@ -178,6 +178,9 @@ impl EventSockets {
         for sockets in &self.ranks {
             let frames = lock(&sockets.log).inject(fault);
             self.send(sockets, frames);
+            if fault == Fault::RestartEmpty {
+                sockets.publisher.disconnect_all();
+            }
         }
     }
 

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::choice::{EngineFamily, EnginePreset, PreemptionMode, TraceFormat};
+use crate::choice::{EngineFamily, EnginePreset, EventWire, PreemptionMode, TraceFormat};
 use crate::command::Scope;
-use crate::rule_text::{FAULT, NUMBERS, WORKER_AT};
+use crate::rule_text::{EVENT_FAULT, FAULT, JSON_OBJECT, NUMBERS, TCP, WORKER_AT};
 use crate::spec::{Group, options, var};
 
 options! { ENGINE_ROWS, Group::Engine, Scope::REPLAY.and(Scope::MOCKER);
@@ -168,12 +168,45 @@ options! { REPLAY_ROWS, Group::Replay, Scope::REPLAY;
 
 options! { MOCKER_ROWS, Group::Mocker, Scope::MOCKER;
 
+    /// Publish cache events at this address over ZeroMQ, as an engine does.
+    ///
+    /// Each further rank, then each further worker, has the next port; port 0 takes free ones.
+    EVENTS: Option<String> = "events" =>
+        env(&[var("KVASIR_EVENTS")]).default_note("no events").rule(&TCP).effective().common();
+
+    /// Answer those who missed events at this address; needs --events.
+    REPLAY: Option<String> = "replay" =>
+        env(&[var("KVASIR_REPLAY")]).default_note("no replay").rule(&TCP).effective().common();
+
+    /// The same as vLLM takes it, as a JSON object.
+    ///
+    /// Read are enable_kv_cache_events, publisher, endpoint, replay_endpoint, topic, buffer_steps.
+    KV_EVENTS_CONFIG: Option<String> = "kv-events-config" =>
+        env(&[var("KVASIR_KV_EVENTS_CONFIG")]).default_note("no events").rule(&JSON_OBJECT)
+        .effective();
+
     /// Publish cache events from this port on, as vLLM does over ZeroMQ; 0 takes free ports.
     ///
     /// Each worker has a port for each rank's events, then one for each rank's replays.
     KV_EVENTS_PORT: Option<u16> = "kv-events-port" =>
         env(&[var("KVASIR_KV_EVENTS_PORT")]).default_note("no events").metavar("PORT").effective()
         .common();
+
+    /// Engine and release whose wire the events have.
+    EVENT_WIRE: Option<EventWire> = "event-wire" =>
+        env(&[var("KVASIR_EVENT_WIRE")]).default_note("vllm, or sglang with --engine-type sglang")
+        .effective();
+
+    /// An event fault to begin with, as its control route takes it; may be given several times.
+    ///
+    /// `drop=COUNT`, `duplicate`, `reorder`, `delay=MS`, `mute`, `unmute`, `restart-sequence`,
+    /// `restart-empty`, `silent-clear`, `forget-replay=KEEP` or `block-size=TOKENS`.
+    EVENT_FAULT_AT_START: Vec<String> = "event-fault-at-start" =>
+        env(&[var("KVASIR_EVENT_FAULT_AT_START")]).rule(&EVENT_FAULT).effective();
+
+    /// Say in `usage` how many prompt tokens came from the cache.
+    ENABLE_PROMPT_TOKENS_DETAILS: bool = "enable-prompt-tokens-details" =>
+        env(&[var("KVASIR_ENABLE_PROMPT_TOKENS_DETAILS")]).default("true").effective();
 
     /// A fault to begin with, as the control route takes it; may be given several times.
     ///

@@ -27,8 +27,15 @@ pub enum Fault {
     Reorder,
     /// The next batches come late by this.
     Delay(u32, Duration),
+    /// Nothing is published or kept for replay, until [`Self::Unmute`].
+    Mute,
+    /// Ends [`Self::Mute`].
+    Unmute,
     /// Numbering begins again at 0, and the buffer is empty; the cache stays as it is.
     RestartSequence,
+    /// The engine begins again behind the same addresses: readers are cut off, numbering begins at 0, and
+    /// its cache is empty where somebody can make it so (the control route does).
+    RestartEmpty,
     /// The next clear of the cache is not told.
     SilentClear,
     /// The replay forgets all but the last batches.
@@ -40,8 +47,8 @@ pub enum Fault {
 /// Why a text is no [`Fault`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no event fault; there are drop=COUNT, duplicate, reorder, delay=MS, restart-sequence, \
-     silent-clear, forget-replay=KEEP and block-size=TOKENS"
+    "`{0}` is no event fault; there are drop=COUNT, duplicate, reorder, delay=MS, mute, unmute, \
+     restart-sequence, restart-empty, silent-clear, forget-replay=KEEP and block-size=TOKENS"
 )]
 pub struct FaultError(String);
 
@@ -49,20 +56,27 @@ impl FromStr for Fault {
     type Err = FaultError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (name, value) = text.split_once('=').unwrap_or((text, ""));
+        let (name, number) = match text.split_once('=') {
+            Some((name, value)) => (name, value.parse::<u32>().ok()),
+            None => (text, None),
+        };
         let error = || FaultError(text.to_owned());
-        let number = || value.parse::<u32>().map_err(|_| error());
-        Ok(match name {
-            "drop" => Self::Drop(number()?),
-            "duplicate" => Self::Duplicate,
-            "reorder" => Self::Reorder,
-            "delay" => Self::Delay(1, Duration::from_millis(u64::from(number()?))),
-            "restart-sequence" => Self::RestartSequence,
-            "silent-clear" => Self::SilentClear,
-            "forget-replay" => Self::ForgetReplay(number()? as usize),
-            "block-size" => Self::BlockSize(number()?),
+        let fault = match (name, number) {
+            ("drop", Some(count)) => Self::Drop(count),
+            ("delay", Some(ms)) => Self::Delay(1, Duration::from_millis(u64::from(ms))),
+            ("forget-replay", Some(keep)) => Self::ForgetReplay(keep as usize),
+            ("block-size", Some(tokens)) => Self::BlockSize(tokens),
+            _ if text.contains('=') => return Err(error()),
+            ("duplicate", _) => Self::Duplicate,
+            ("reorder", _) => Self::Reorder,
+            ("mute", _) => Self::Mute,
+            ("unmute", _) => Self::Unmute,
+            ("restart-sequence", _) => Self::RestartSequence,
+            ("restart-empty", _) => Self::RestartEmpty,
+            ("silent-clear", _) => Self::SilentClear,
             _ => return Err(error()),
-        })
+        };
+        Ok(fault)
     }
 }
 
@@ -94,6 +108,7 @@ struct Faults {
     reorder: bool,
     delay: Option<(u32, Duration)>,
     silent_clear: bool,
+    mute: bool,
     block_size: Option<u32>,
 }
 
@@ -126,6 +141,9 @@ impl Log {
     }
 
     pub(super) fn note(&mut self, event: &CacheEvent, scope: Scope) {
+        if self.faults.mute {
+            return;
+        }
         let clear = matches!(event.event, KvEvent::Cleared { .. });
         if clear && std::mem::take(&mut self.faults.silent_clear) {
             return;
@@ -152,6 +170,9 @@ impl Log {
             Fault::Delay(count, by) => faults.delay = Some((count, by)),
             Fault::SilentClear => faults.silent_clear = true,
             Fault::BlockSize(size) => faults.block_size = (size > 0).then_some(size),
+            Fault::Mute => faults.mute = true,
+            Fault::Unmute => faults.mute = false,
+            Fault::RestartEmpty => self.restart(),
             Fault::RestartSequence => {
                 self.next = 0;
                 self.buffer.clear();

@@ -21,7 +21,8 @@ pub(crate) struct Head {
 pub(crate) struct Usage {
     pub(crate) prompt: u64,
     pub(crate) completion: u64,
-    pub(crate) cached: u64,
+    /// Prompt tokens from the cache, where the engine says them.
+    pub(crate) cached: Option<u64>,
 }
 
 /// A complete choice.
@@ -104,10 +105,14 @@ impl Head {
     /// The event after all choices: what it cost.
     pub(crate) fn usage_event(&self, usage: Usage) -> String {
         let event = self.open(self.chunk_object());
+        let details = usage.cached.map_or_else(String::new, |cached| {
+            format!(
+                ",\"prompt_tokens_details\":{{\"cached_tokens\":{cached},\"created_cache_tokens\":null}}"
+            )
+        });
         framed(&format!(
-            "{event},\"choices\":[],\"usage\":{{{},\"prompt_tokens_details\":{{\"cached_tokens\":{},\"created_cache_tokens\":null}}}},{FINGERPRINT}}}",
-            counts(usage),
-            usage.cached
+            "{event},\"choices\":[],\"usage\":{{{}{details}}},{FINGERPRINT}}}",
+            counts(usage)
         ))
     }
 
@@ -129,10 +134,17 @@ impl Head {
             .enumerate()
             .map(|(at, c)| self.choice(at, c, token_ids, prompt))
             .collect();
+        let details = usage.cached.map_or_else(
+            || "null".to_owned(),
+            |cached| {
+                format!(
+                    "{{\"cached_tokens\":{cached},\"created_cache_tokens\":null,\"multimodal_tokens\":null}}"
+                )
+            },
+        );
         let usage = format!(
-            "\"usage\":{{{},\"prompt_tokens_details\":{{\"cached_tokens\":{},\"created_cache_tokens\":null,\"multimodal_tokens\":null}},\"completion_tokens_details\":null}}",
-            counts(usage),
-            usage.cached
+            "\"usage\":{{{},\"prompt_tokens_details\":{details},\"completion_tokens_details\":null}}",
+            counts(usage)
         );
         let tail = match self.chat {
             true => format!(

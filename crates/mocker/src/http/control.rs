@@ -17,7 +17,7 @@ pub(crate) async fn answer(mock: &Mock, method: &Method, path: &str, body: &[u8]
             mock.faults.clear();
             Some(faults(mock))
         }
-        (&Method::POST, "/mock/event_faults") => Some(event_fault(mock, body)),
+        (&Method::POST, "/mock/event_faults") => Some(event_fault(mock, body).await),
         (&Method::POST, "/mock/restart") => {
             mock.worker.restart().await;
             Some(reply(StatusCode::OK, "{\"success\":true}"))
@@ -74,7 +74,7 @@ fn add(mock: &Mock, body: &[u8]) -> Reply {
 }
 
 /// Takes `{"fault": "drop=3"}` for the event sockets.
-fn event_fault(mock: &Mock, body: &[u8]) -> Reply {
+async fn event_fault(mock: &Mock, body: &[u8]) -> Reply {
     let bad = |message: String| {
         let text = json!({ "error": { "message": message } }).to_string();
         reply(StatusCode::BAD_REQUEST, text)
@@ -89,7 +89,11 @@ fn event_fault(mock: &Mock, body: &[u8]) -> Reply {
         .unwrap_or_default();
     match fault.parse::<Fault>() {
         Ok(fault) => {
-            events.inject(fault);
+            match fault {
+                // The sockets hear of it from the engine.
+                Fault::RestartEmpty => mock.worker.restart().await,
+                _ => events.inject(fault),
+            }
             reply(StatusCode::OK, "{\"success\":true}")
         }
         Err(error) => bad(error.to_string()),

@@ -81,10 +81,11 @@ impl Job {
 
     fn usage(&self) -> Usage {
         let prompt = self.ask.prompts.iter().map(|p| p.len() as u64).sum::<u64>();
+        let cached = || self.choices.iter().map(|c| u64::from(c.cached)).sum();
         Usage {
             prompt,
             completion: self.choices.iter().map(|c| u64::from(c.generated)).sum(),
-            cached: self.choices.iter().map(|c| u64::from(c.cached)).sum(),
+            cached: self.mock.prompt_tokens_details.then(cached),
         }
     }
 

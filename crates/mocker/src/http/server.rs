@@ -49,6 +49,8 @@ pub struct MockServerOptions {
     pub faults: Vec<HttpFault>,
     /// What names and shares of struck requests follow from.
     pub seed: u64,
+    /// Whether `usage` says how many prompt tokens came from the cache.
+    pub prompt_tokens_details: bool,
 }
 
 /// What all requests of one server share.
@@ -61,6 +63,7 @@ pub(crate) struct Mock {
     pub(crate) faults: Faults,
     pub(crate) stats: Stats,
     pub(crate) tasks: Tasks,
+    pub(crate) prompt_tokens_details: bool,
     clock: Clock,
     seed: u64,
     requests: AtomicU64,
@@ -136,6 +139,7 @@ impl MockServer {
             faults: Faults::new(options.faults, options.seed),
             stats: Stats::default(),
             tasks: tasks.clone(),
+            prompt_tokens_details: options.prompt_tokens_details,
             clock: Clock::new(),
             seed: options.seed,
             requests: AtomicU64::new(0),

@@ -22,6 +22,11 @@ pub(crate) struct Served {
 }
 
 pub(crate) async fn serve(faults: &[&str]) -> Served {
+    serve_with(faults, true).await
+}
+
+/// With or without cached tokens in `usage`.
+pub(crate) async fn serve_with(faults: &[&str], prompt_tokens_details: bool) -> Served {
     let tasks = Tasks::new();
     let text = Arc::new(TextModel::builtin().unwrap());
     let engine = EngineConfig {
@@ -48,6 +53,7 @@ pub(crate) async fn serve(faults: &[&str]) -> Served {
         text,
         faults: faults.iter().map(|fault| fault.parse().unwrap()).collect(),
         seed: 7,
+        prompt_tokens_details,
     };
     let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
     let server = MockServer::start(&tasks, loopback, worker, options)

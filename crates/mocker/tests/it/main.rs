@@ -6,3 +6,4 @@ mod events;
 mod faults;
 mod plane;
 mod vllm;
+mod wire;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::client::{Got, serve};
+use crate::client::{Got, serve, serve_with};
 
 /// Recorded case, path, and headers that the recording had.
 const CASES: &[(&str, &str, &str)] = &[
@@ -377,4 +377,22 @@ async fn draining_ends_what_runs() {
             .is_err()
     });
     assert_eq!((answer.status, left), (200, true));
+}
+
+/// As vLLM without `--enable-prompt-tokens-details`: the field is null in a document and absent in a stream.
+#[tokio::test]
+async fn usage_may_keep_quiet_about_the_cache() {
+    let served = serve_with(&[], false).await;
+    let ask = "\"model\":\"tiny-qwen\",\"prompt\":\"a b c\",\"max_tokens\":2";
+    let whole = served.post("/v1/completions", &format!("{{{ask}}}")).await;
+    let whole: Value = serde_json::from_str(&whole.body).unwrap();
+    assert!(whole["usage"]["prompt_tokens"].as_u64() > Some(0));
+    assert_eq!(
+        whole["usage"].get("prompt_tokens_details"),
+        Some(&Value::Null)
+    );
+    let stream = format!("{{{ask},\"stream\":true,\"stream_options\":{{\"include_usage\":true}}}}");
+    let stream = served.post("/v1/completions", &stream).await.body;
+    assert!(stream.contains("\"usage\":{\"prompt_tokens\":"), "{stream}");
+    assert!(!stream.contains("prompt_tokens_details"), "{stream}");
 }
