@@ -66,16 +66,24 @@ impl Routing {
         locals: &[LocalHash],
         sequence: &[SequenceHash],
     ) {
-        let named = locals.iter().zip(sequence);
+        let expiry = (now + self.options.ttl).as_nanos().div_ceil(grain_nanos());
+        let known = self.confirmed(slot, sequence, expiry);
+        let named = locals.iter().zip(sequence).skip(known);
         let blocks: Vec<StoredBlock> = named
             .map(|(&local, name)| StoredBlock {
                 engine: EngineHash(name.0),
                 local,
             })
             .collect();
+        if blocks.is_empty() {
+            return;
+        }
+        let parent = known
+            .checked_sub(1)
+            .map(|last| EngineHash(sequence[last].0));
         if self
             .tree
-            .store(device(slot), None, &blocks, Again::Confirms)
+            .store(device(slot), parent, &blocks, Again::Confirms)
             .is_err()
         {
             return; // Two blocks of one name: no chain of ours.
@@ -83,9 +91,8 @@ impl Routing {
         if self.timers.len() <= slot as usize {
             self.timers.resize_with(slot as usize + 1, IdMap::default);
         }
-        let expiry = (now + self.options.ttl).as_nanos().div_ceil(grain_nanos());
         let timers = &mut self.timers[slot as usize];
-        for (depth, block) in (0u32..).zip(&blocks) {
+        for (depth, block) in (known as u32..).zip(&blocks) {
             let name = block.engine.0;
             let mut fresh = false;
             let timer = timers.entry(name).or_insert_with(|| {
@@ -102,6 +109,17 @@ impl Routing {
                 self.buckets.entry(expiry).or_default().push((slot, name));
             }
         }
+    }
+
+    /// How many leading blocks already expire at `expiry`.
+    ///
+    /// Every decision confirms a prompt from its first block on and a name stands for all that precedes
+    /// it, so along a prompt expiries never grow: a hot prefix costs a bisection, not a visit per block.
+    fn confirmed(&self, slot: u32, sequence: &[SequenceHash], expiry: Grain) -> usize {
+        let Some(timers) = self.timers.get(slot as usize) else {
+            return 0;
+        };
+        sequence.partition_point(|name| timers.get(&name.0).is_some_and(|t| t.expiry == expiry))
     }
 
     /// When the next block may expire.
