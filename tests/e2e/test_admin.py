@@ -105,7 +105,7 @@ def test_workers_and_decisions(http, client):
     assert all(formula.startswith("Formula for worker_") for formula in decision["formulas"])
     latest = http.get("/decisions").json()["decisions"]
     assert latest[0]["id"] == answer.id.removeprefix("chatcmpl-")
-    assert http.get("/decisions/nonsense").status_code == 400
+    assert http.get("/decisions/nonsense").status_code == 404
     assert http.get("/decisions/00000000-0000-4000-8000-000000000000").status_code == 404
 
 

@@ -2,6 +2,7 @@
 
 mod demo;
 mod mocker;
+mod operate;
 mod policy_file;
 mod serve;
 mod wiring;
@@ -50,6 +51,7 @@ fn start(run: &Run) -> ExitCode {
         match run.command {
             Command::Demo => demo::run(&run.settings).await,
             Command::Mocker => mocker::run(&run.settings).await,
+            Command::Why | Command::Workers | Command::Top => operate::run(run).await,
             _ => serve::run(&run.settings).await,
         }
     });

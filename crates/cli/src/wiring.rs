@@ -73,6 +73,7 @@ pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
         },
         limits: limits(settings),
         keys: api_keys(settings)?,
+        outcomes_max: settings.get(keys::ROUTER_DECISION_LOG) as usize,
     })
 }
 

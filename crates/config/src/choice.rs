@@ -186,5 +186,8 @@ choices! {
         Router = "router": "kvasir router",
         Mocker = "mocker": "kvasir mocker",
         Replay = "replay": "kvasir replay",
+        Why = "why": "kvasir why",
+        Workers = "workers": "kvasir workers",
+        Top = "top": "kvasir top",
     }
 }

@@ -18,6 +18,12 @@ pub enum Command {
     Mocker,
     /// Virtual-time simulation.
     Replay,
+    /// Why requests went where they went.
+    Why,
+    /// Who serves what; adding and removing workers.
+    Workers,
+    /// A running frontend at a glance.
+    Top,
 }
 
 impl Command {
@@ -28,6 +34,9 @@ impl Command {
         Self::Router,
         Self::Mocker,
         Self::Replay,
+        Self::Why,
+        Self::Workers,
+        Self::Top,
     ];
 
     /// The word on the command line.
@@ -38,6 +47,9 @@ impl Command {
             Self::Router => "router",
             Self::Mocker => "mocker",
             Self::Replay => "replay",
+            Self::Why => "why",
+            Self::Workers => "workers",
+            Self::Top => "top",
         }
     }
 
@@ -49,12 +61,33 @@ impl Command {
             Self::Router => "Route for other services, without an HTTP API of its own",
             Self::Mocker => "A mock engine that behaves as an inference server does",
             Self::Replay => "Simulate a trace under several policies, in virtual time",
+            Self::Why => "Show why a request went where it went, or the latest decisions",
+            Self::Workers => "List the workers of a running frontend, add one, remove one",
+            Self::Top => "Watch a running frontend: workers, load, cache, requests",
         }
     }
 
     /// Whether this version has it.
     pub const fn available(self) -> bool {
         !matches!(self, Self::Router)
+    }
+
+    /// What stands after the command beside options, as in usage; empty when nothing may.
+    pub const fn operands(self) -> &'static str {
+        match self {
+            Self::Why => "[REQUEST-ID]",
+            Self::Workers => "[add URL | remove ID]",
+            _ => "",
+        }
+    }
+
+    /// Most words that may stand there.
+    pub(crate) const fn operands_max(self) -> usize {
+        match self {
+            Self::Why => 1,
+            Self::Workers => 2,
+            _ => 0,
+        }
     }
 
     /// The command of that name.
@@ -72,13 +105,16 @@ impl Command {
             Self::Router => Scope::ROUTER,
             Self::Mocker => Scope::MOCKER,
             Self::Replay => Scope::REPLAY,
+            Self::Why => Scope::WHY,
+            Self::Workers => Scope::WORKERS,
+            Self::Top => Scope::TOP,
         }
     }
 }
 
 /// A set of commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Scope(u8);
+pub struct Scope(u16);
 
 impl Scope {
     /// `kvasir frontend`.
@@ -93,11 +129,19 @@ impl Scope {
     pub const REPLAY: Self = Self(1 << 4);
     /// `kvasir config`, whose options are those of the command it looks at and a few of its own.
     pub const CONFIG: Self = Self(1 << 5);
+    /// `kvasir why`.
+    pub const WHY: Self = Self(1 << 6);
+    /// `kvasir workers`.
+    pub const WORKERS: Self = Self(1 << 7);
+    /// `kvasir top`.
+    pub const TOP: Self = Self(1 << 8);
+    /// Commands that ask a running frontend.
+    pub const OPERATE: Self = Self::WHY.and(Self::WORKERS).and(Self::TOP);
     /// Commands that listen for HTTP clients.
     pub const SERVE: Self = Self::FRONTEND.and(Self::DEMO);
     /// Commands with a router in them.
     pub const ROUTING: Self = Self::SERVE.and(Self::ROUTER).and(Self::REPLAY);
-    /// Every command that runs.
+    /// Every command that serves or simulates.
     pub const ALL: Self = Self::ROUTING.and(Self::MOCKER);
 
     /// Union of two sets.

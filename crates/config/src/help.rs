@@ -45,9 +45,9 @@ pub(crate) fn overview() -> String {
 /// Help of one command.
 pub(crate) fn command(command: Command, length: HelpLength) -> String {
     let head = format!(
-        "{}\n\nUsage: kvasir {} [options]\n",
+        "{}\n\nUsage: {} [options]\n",
         command.summary(),
-        command.name()
+        format!("kvasir {} {}", command.name(), command.operands()).trim_end()
     );
     page(
         &head,

@@ -36,6 +36,8 @@ pub struct Run {
     pub command: Command,
     /// Its settings.
     pub settings: Settings,
+    /// Words that are no options, as in `kvasir why ID`.
+    pub operands: Vec<String>,
     /// What to log as warnings, once logging is up.
     pub notices: Vec<Notice>,
 }
@@ -132,14 +134,13 @@ fn run(
         return Ok(Invocation::Print(version()));
     }
     let mut problems = scanned.problems;
-    problems.extend(
-        scanned
-            .operands
-            .first()
-            .map(|word| stray(word, command.name())),
-    );
+    let beyond = scanned.operands.get(command.operands_max());
+    problems.extend(beyond.map(|word| stray(word, command.name())));
     match load(command, &scanned.assignments, env, read_file, problems) {
-        Ok(loaded) => Ok(Invocation::Run(Box::new(loaded))),
+        Ok(loaded) => Ok(Invocation::Run(Box::new(Run {
+            operands: scanned.operands,
+            ..loaded
+        }))),
         Err(problems) => Err(ConfigError::new(
             &format!("kvasir {}", command.name()),
             problems,
@@ -235,6 +236,7 @@ fn load(
     Ok(Run {
         command,
         settings,
+        operands: Vec::new(),
         notices,
     })
 }

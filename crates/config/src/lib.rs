@@ -55,6 +55,7 @@ pub mod keys {
     pub use crate::table::general::*;
     pub use crate::table::http::*;
     pub use crate::table::model::*;
+    pub use crate::table::operate::*;
     pub use crate::table::planes::*;
     pub use crate::table::queue::*;
     pub use crate::table::resilience::*;

@@ -59,7 +59,7 @@ fn engine_defaults(settings: &mut Settings) {
     let (workers, cause) = match settings.command() {
         Command::Replay => (8, "kvasir replay"),
         Command::Mocker => (1, "kvasir mocker"),
-        Command::Frontend | Command::Demo | Command::Router => return,
+        _ => return,
     };
     settings.prefer(keys::WORKERS, Value::Int(workers), cause);
     settings.prefer(keys::BLOCK_SIZE, Value::Int(16), cause);

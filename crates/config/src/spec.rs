@@ -49,6 +49,8 @@ impl<T> Key<T> {
 pub enum Group {
     /// What is read first and shown by `kvasir config`.
     General,
+    /// Where a running frontend is, and what to ask of it.
+    Operate,
     /// The demo's own switches.
     Demo,
     /// What is replayed, and how.
@@ -91,6 +93,7 @@ impl Group {
     /// All groups in the order of help and reference.
     pub const ALL: &[Self] = &[
         Self::General,
+        Self::Operate,
         Self::Demo,
         Self::Replay,
         Self::Mocker,
@@ -115,6 +118,7 @@ impl Group {
     pub const fn title(self) -> &'static str {
         match self {
             Self::General => "General",
+            Self::Operate => "Asking a running frontend",
             Self::Demo => "Demo",
             Self::Replay => "Replay",
             Self::Mocker => "Mock server",

@@ -17,6 +17,8 @@ use crate::models::ServedModel;
 use crate::reply::{self, Reply};
 use crate::{App, body};
 
+/// What is said of a request that nobody knows, or knows no more.
+const NO_DECISION: &str = "no decision about this request is remembered; the latest ones are kept";
 /// Decisions in one answer.
 const DECISIONS_MAX: usize = 100;
 
@@ -141,14 +143,20 @@ pub(crate) fn decisions(app: &App) -> Reply {
     reply::json(StatusCode::OK, json!({ "decisions": rows }).to_string())
 }
 
-/// `GET /decisions/{id}`: why a request went where it went. The id may have its `chatcmpl-` still on.
+/// `GET /decisions/{id}`: why a request went where it went. The id may have its `chatcmpl-` still on, and
+/// may be the client's own (`x-request-id`).
 pub(crate) fn decision(app: &App, id: &str) -> Reply {
     let bare = id
         .strip_prefix("chatcmpl-")
         .or_else(|| id.strip_prefix("cmpl-"))
         .unwrap_or(id);
-    let Some(request) = RequestId::parse(bare) else {
-        return reply::error(&ApiError::bad_request("a request id is a UUID"));
+    let named = || {
+        app.outcomes()
+            .named(id)
+            .or_else(|| app.outcomes().named(bare))
+    };
+    let Some(request) = RequestId::parse(bare).or_else(named) else {
+        return reply::error(&ApiError::new(404, NO_DECISION));
     };
     for model in app.models().all() {
         let row = model.host.ask(|router| {
@@ -160,8 +168,7 @@ pub(crate) fn decision(app: &App, id: &str) -> Reply {
             return reply::json(StatusCode::OK, row.to_string());
         }
     }
-    let text = "no decision about this request is remembered; the latest ones are kept";
-    reply::error(&ApiError::new(404, text))
+    reply::error(&ApiError::new(404, NO_DECISION))
 }
 
 fn decision_row(app: &App, model: &ServedModel, decision: &Decision) -> Value {
@@ -174,6 +181,12 @@ fn decision_row(app: &App, model: &ServedModel, decision: &Decision) -> Value {
         );
         let formulas: Vec<String> = decision.formulas().map(|f| f.to_string()).collect();
         fields.insert("formulas".into(), Value::from(formulas));
+        let url = |candidate: &kvasir_router::Candidate| model.url_of(candidate.rank.worker);
+        let urls: Vec<Option<String>> = decision.candidates.iter().map(url).collect();
+        fields.insert("candidate_urls".into(), Value::from(urls));
+        fields.insert("block_size".into(), Value::from(model.block_size));
+        let ended = app.outcomes().of(decision.id);
+        fields.insert("outcome".into(), ended.map(|e| e.to_json()).into());
     }
     row
 }

@@ -67,6 +67,9 @@ impl Answer {
     pub(crate) fn new(app: Arc<App>, job: Job, lanes: Vec<Lane>, mut watch: Watch) -> Self {
         let now = app.clock().now();
         watch.first_token(now);
+        if let Some(lane) = lanes.first() {
+            watch.placed(lane.booking.sent());
+        }
         let created = app.clock().unix_secs(watch.received());
         let running = (0..)
             .zip(lanes)
@@ -199,8 +202,9 @@ impl Answer {
         let usage = self.usage();
         let count = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
         let totals = Totals {
+            status: 200,
             prompt_tokens: count(usage.prompt_tokens),
-            cached_tokens: count(usage.cached_tokens.unwrap_or(0)),
+            cached_tokens: usage.cached_tokens.map(count),
             output_tokens: count(usage.completion_tokens),
             target: self.lanes.first().map(|l| l.target).unwrap_or_default(),
         };

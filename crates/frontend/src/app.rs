@@ -16,6 +16,7 @@ use crate::in_flight::InFlight;
 use crate::keys::ApiKeys;
 use crate::limits::Limits;
 use crate::models::{Models, ServedModel};
+use crate::outcomes::Outcomes;
 use crate::reply::{self, Reply};
 use crate::routes::{NoRoute, Paths, Route};
 use crate::watch::Totals;
@@ -43,6 +44,8 @@ pub struct AppOptions {
     pub limits: Limits,
     /// Who may ask (`--http-api-key-file`).
     pub keys: ApiKeys,
+    /// Requests whose end is remembered (`--router-decision-log`).
+    pub outcomes_max: usize,
 }
 
 impl Default for AppOptions {
@@ -56,6 +59,7 @@ impl Default for AppOptions {
             paths: Paths::default(),
             limits: Limits::default(),
             keys: ApiKeys::default(),
+            outcomes_max: 4096,
         }
     }
 }
@@ -68,6 +72,7 @@ pub struct App {
     clock: Clock,
     tasks: Tasks,
     in_flight: InFlight,
+    outcomes: Outcomes,
     draining: AtomicBool,
     ids: RequestIds,
 }
@@ -81,6 +86,7 @@ impl App {
             .with_label_values(&[env!("CARGO_PKG_VERSION")])
             .set(1.0);
         Arc::new(Self {
+            outcomes: Outcomes::new(options.outcomes_max),
             options,
             models: Models::default(),
             metrics,
@@ -126,6 +132,11 @@ impl App {
     #[must_use]
     pub fn in_flight(&self) -> &InFlight {
         &self.in_flight
+    }
+
+    /// How the latest requests ended.
+    pub(crate) fn outcomes(&self) -> &Outcomes {
+        &self.outcomes
     }
 
     /// Refuses new work from now on.

@@ -20,7 +20,7 @@ use crate::models::{Backend, ServedModel};
 use crate::prompt::Prompts;
 use crate::reply::{self, ByteSource, Cut, Reply};
 use crate::watch::{Totals, Watch};
-use crate::{App, ask, body, lane, prompt, proxy};
+use crate::{App, ask, body, lane, outcomes, prompt, proxy};
 
 /// Texts longer than this are tokenized on a thread of their own, so that others are not held up.
 const INLINE_TEXT_BYTES: usize = 32 * 1024;
@@ -52,6 +52,7 @@ pub(crate) async fn handle(
     let id = app.new_request_id();
     let ticket = app.in_flight().enter();
     let (parts, incoming) = request.into_parts();
+    let given = outcomes::given(&parts.headers).cloned();
     let outcome = match read(app, &parts, incoming).await {
         Ok(body) => {
             by_worker_kind(
@@ -65,9 +66,10 @@ pub(crate) async fn handle(
             )
             .await
         }
-        Err(error) => Err(unparsed(app, id, endpoint, error)),
+        Err(error) => Err(unparsed(app, id, &parts, endpoint, error)),
     };
     let mut reply = outcome.unwrap_or_else(|error| reply::error(&error));
+    outcomes::name(&mut reply, id, given);
     reply.body_mut().hold(ticket);
     reply
 }
@@ -81,8 +83,14 @@ async fn read(app: &App, parts: &Parts, incoming: Incoming) -> Result<Bytes, Api
 }
 
 /// Counts a request that failed before its model was known.
-fn unparsed(app: &App, id: RequestId, endpoint: Endpoint, error: ApiError) -> ApiError {
-    Watch::start(app.metrics(), app.clock(), id, None, endpoint, false).fail(error)
+fn unparsed(
+    app: &App,
+    id: RequestId,
+    parts: &Parts,
+    endpoint: Endpoint,
+    error: ApiError,
+) -> ApiError {
+    Watch::start(app, id, &parts.headers, None, endpoint, false).fail(error)
 }
 
 /// An engine behind HTTP judges the body itself; for a token worker we do.
@@ -107,7 +115,7 @@ async fn by_worker_kind(app: &Arc<App>, asked: &Asked) -> Result<Reply, ApiError
     match parsed {
         // Boxed: what forwarded requests carry along stays small.
         Ok(parsed) => Box::pin(run(app, asked, parsed, model)).await,
-        Err(error) => Err(unparsed(app, asked.id, asked.endpoint, error)),
+        Err(error) => Err(unparsed(app, asked.id, &asked.parts, asked.endpoint, error)),
     }
 }
 
@@ -120,9 +128,9 @@ async fn run(
     let label = model.as_ref().map(|m| &m.name);
     let stream = parsed.options().stream;
     let watch = Watch::start(
-        app.metrics(),
-        app.clock(),
+        app,
         asked.id,
+        &asked.parts.headers,
         label,
         asked.endpoint,
         stream,
@@ -134,7 +142,10 @@ async fn run(
     if job.nvext.query_only() {
         return match query(app, &job).await {
             Ok(reply) => {
-                watch.succeed(&Totals::default());
+                watch.succeed(&Totals {
+                    status: reply.status().as_u16(),
+                    ..Totals::default()
+                });
                 Ok(reply)
             }
             Err(error) => Err(watch.fail(error)),

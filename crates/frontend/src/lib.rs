@@ -22,6 +22,7 @@ mod keys;
 mod lane;
 mod limits;
 mod models;
+mod outcomes;
 mod place;
 mod prompt;
 mod proxy;

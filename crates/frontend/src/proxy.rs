@@ -30,7 +30,7 @@ use crate::relay::{Begun, Books, Extras, Form, Patience, Relay, Source};
 use crate::reply::{self, Reply, ReplyBody};
 use crate::upstream::{Pool, UpstreamError, Upstreams};
 use crate::watch::Watch;
-use crate::{App, ask, body, prompt};
+use crate::{App, ask, body, outcomes, prompt};
 
 /// Bytes of text that count as one token where no tokenizer is at hand.
 const BYTES_PER_TOKEN: usize = 4;
@@ -82,11 +82,10 @@ pub(crate) async fn handle(
     workers: &Upstreams,
 ) -> Result<Reply, ApiError> {
     let (stream, endpoint) = (scan.stream(), asked.endpoint);
-    let (metrics, clock) = (app.metrics(), app.clock());
     let watch = Watch::start(
-        metrics,
-        clock,
+        app,
         asked.id,
+        &asked.parts.headers,
         Some(&model.name),
         endpoint,
         stream,
@@ -151,14 +150,7 @@ async fn pass_on(app: &Arc<App>, parts: &Parts, incoming: Incoming) -> Result<Re
     };
     let id = app.new_request_id();
     let name = &model.name;
-    let watch = Watch::start_at(
-        app.metrics(),
-        app.clock(),
-        id,
-        Some(name),
-        ENGINE_ROUTE,
-        false,
-    );
+    let watch = Watch::start_at(app, id, &parts.headers, Some(name), ENGINE_ROUTE, false);
     let tokens = (body.len() / BYTES_PER_TOKEN).max(1);
     let arrival = ask::arrival(id, tokens, &Nvext::default(), &HeaderHints::default());
     let forward = Forward {
@@ -172,7 +164,10 @@ async fn pass_on(app: &Arc<App>, parts: &Parts, incoming: Incoming) -> Result<Re
         received: watch.received(),
         model: Arc::clone(&model),
     };
-    forward.run(arrival, Blocks::none(), watch).await
+    let given = outcomes::given(&parts.headers).cloned();
+    let mut reply = forward.run(arrival, Blocks::none(), watch).await?;
+    outcomes::name(&mut reply, id, given);
+    Ok(reply)
 }
 
 /// The model that a body names; a body that names none is for the only one that is served.
@@ -259,7 +254,7 @@ impl Forward {
         self,
         mut arrival: Arrival,
         blocks: Blocks,
-        watch: Watch,
+        mut watch: Watch,
     ) -> Result<Reply, ApiError> {
         let limit = self.app.options().retry_limit;
         let mut failure = UpstreamError::Gone;
@@ -270,6 +265,7 @@ impl Forward {
                 Err(error) => return Err(watch.fail(place::refusal(&self.app, &error))),
             };
             let target = booking.target();
+            watch.placed(booking.sent());
             failure = match self.open(target, attempt == limit).await {
                 Ok(opened) => return Ok(self.answer(opened, booking, watch)),
                 Err(error) => error,
@@ -382,7 +378,7 @@ impl Forward {
         if source.is_edited() {
             headers.remove(header::CONTENT_LENGTH);
         }
-        let books = Books::open(booking, watch, self.app.clock());
+        let books = Books::open(booking, watch, self.app.clock(), head.status);
         let body = match begun {
             Begun::Whole(bytes) => {
                 books.close(&source);

@@ -10,6 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use http::StatusCode;
 use kvasir_openai::{ApiError, write_comment, write_done};
 use kvasir_router::Outcome;
 use kvasir_telemetry::Clock;
@@ -50,28 +51,42 @@ pub(crate) struct Books {
     watch: Watch,
     clock: Clock,
     first: Time,
+    status: StatusCode,
 }
 
 impl Books {
-    /// The answer has begun now.
-    pub(crate) fn open(booking: Booking, mut watch: Watch, clock: Clock) -> Self {
+    /// The answer has begun now, with this status.
+    pub(crate) fn open(
+        booking: Booking,
+        mut watch: Watch,
+        clock: Clock,
+        status: StatusCode,
+    ) -> Self {
         let first = clock.now();
-        booking.first_token();
-        watch.first_token(first);
+        if status.is_success() {
+            booking.first_token();
+            watch.first_token(first);
+        }
         Self {
             booking,
             watch,
             clock,
             first,
+            status,
         }
     }
 
     /// The answer is complete.
     pub(crate) fn close(self, source: &Source) {
         let count = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
+        if !self.status.is_success() {
+            self.booking.finish(Outcome::Failed);
+            return self.watch.refused(self.status.as_u16());
+        }
         let totals = Totals {
+            status: self.status.as_u16(),
             prompt_tokens: count(source.usage.prompt_tokens),
-            cached_tokens: count(source.usage.cached_tokens.unwrap_or(0)),
+            cached_tokens: source.usage.cached_tokens.map(count),
             output_tokens: count(source.usage.completion_tokens),
             target: self.booking.target(),
         };

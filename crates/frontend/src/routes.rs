@@ -155,7 +155,7 @@ impl Paths {
             _ => {}
         }
         if let Some(id) = path.strip_prefix("/decisions/") {
-            return Some((Route::Decision(id.to_owned()), "GET,HEAD"));
+            return Some((Route::Decision(percent_decode(id)), "GET,HEAD"));
         }
         if ENGINE_PATHS.contains(&path) {
             return Some((Route::Engine, "POST"));

@@ -5,20 +5,33 @@
 
 use std::sync::Arc;
 
+use http::{HeaderMap, HeaderValue};
 use kvasir_openai::{ApiError, Endpoint};
+use kvasir_router::Sent;
 use kvasir_telemetry::{Clock, Metrics};
 use kvasir_types::{RequestId, Time, WorkerRank};
 
+use crate::App;
+use crate::outcomes::{self, Ended, Outcomes};
+
 /// The label of a request whose model is not served; a client's text is never a label.
 const UNKNOWN_MODEL: &str = "unknown";
+
+/// The status under which a request is remembered whose client left.
+const CLIENT_LEFT: u16 = 499;
 
 /// Watches one HTTP request.
 #[derive(Debug)]
 pub(crate) struct Watch {
     metrics: Metrics,
     clock: Clock,
+    outcomes: Outcomes,
     id: RequestId,
+    /// The client's own name of it.
+    given: Option<HeaderValue>,
     received: Time,
+    /// Where it was sent, and how much of the prompt was expected to be cached there.
+    placed: Option<(WorkerRank, u32)>,
     model: Arc<str>,
     endpoint: &'static str,
     request_type: &'static str,
@@ -29,10 +42,12 @@ pub(crate) struct Watch {
 /// What an answer amounted to.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Totals {
+    /// The status of the answer.
+    pub status: u16,
     /// Tokens of all prompts.
     pub prompt_tokens: u32,
-    /// Those of them that engines found cached, as they said.
-    pub cached_tokens: u32,
+    /// Those of them that engines found cached, where they said so.
+    pub cached_tokens: Option<u32>,
     /// Tokens of all answers.
     pub output_tokens: u32,
     /// Who served it; the first, where several did.
@@ -42,9 +57,9 @@ pub(crate) struct Totals {
 impl Watch {
     /// A request came for `model`, if that is served.
     pub(crate) fn start(
-        metrics: &Metrics,
-        clock: Clock,
+        app: &App,
         id: RequestId,
+        headers: &HeaderMap,
         model: Option<&Arc<str>>,
         endpoint: Endpoint,
         stream: bool,
@@ -53,23 +68,27 @@ impl Watch {
             Endpoint::Chat => "chat_completions",
             Endpoint::Completions => "completions",
         };
-        Self::start_at(metrics, clock, id, model, endpoint, stream)
+        Self::start_at(app, id, headers, model, endpoint, stream)
     }
 
     /// The same, for any endpoint.
     pub(crate) fn start_at(
-        metrics: &Metrics,
-        clock: Clock,
+        app: &App,
         id: RequestId,
+        headers: &HeaderMap,
         model: Option<&Arc<str>>,
         endpoint: &'static str,
         stream: bool,
     ) -> Self {
+        let clock = app.clock();
         let watch = Self {
-            metrics: metrics.clone(),
+            metrics: app.metrics().clone(),
             clock,
+            outcomes: app.outcomes().clone(),
             id,
+            given: outcomes::given(headers).cloned(),
             received: clock.now(),
+            placed: None,
             model: model.cloned().unwrap_or_else(|| UNKNOWN_MODEL.into()),
             endpoint,
             request_type: if stream { "stream" } else { "unary" },
@@ -90,6 +109,11 @@ impl Watch {
     /// When the request came.
     pub(crate) fn received(&self) -> Time {
         self.received
+    }
+
+    /// The router sent it somewhere.
+    pub(crate) fn placed(&mut self, sent: &Sent) {
+        self.placed = Some((sent.target, sent.cached_tokens));
     }
 
     /// The client is about to see its first token.
@@ -138,10 +162,12 @@ impl Watch {
             .output_sequence_tokens
             .with_label_values(&model)
             .observe(totals.output_tokens.into());
-        metrics
-            .cached_tokens
-            .with_label_values(&model)
-            .observe(totals.cached_tokens.into());
+        if let Some(cached) = totals.cached_tokens {
+            metrics
+                .cached_tokens
+                .with_label_values(&model)
+                .observe(cached.into());
+        }
         let router = metrics
             .router_output_sequence_tokens
             .with_label_values::<&str>(&[]);
@@ -154,24 +180,20 @@ impl Watch {
         let reused = metrics
             .router_kv_worker_reused_tokens_total
             .with_label_values(&phase);
-        reused.inc_by(totals.cached_tokens.into());
-        tracing::info!(
-            request = %self.id,
-            model = %self.model,
-            worker = %totals.target,
-            prompt = totals.prompt_tokens,
-            cached = totals.cached_tokens,
-            output = totals.output_tokens,
-            ttft_ms = self.first_token.map(|t| (t - self.received).as_millis() as u64),
-            total_ms = (self.clock.now() - self.received).as_millis() as u64,
-            "request done"
-        );
+        reused.inc_by(totals.cached_tokens.unwrap_or(0).into());
+        self.remember(totals.status, Some(totals), None);
         self.end("success", "");
+    }
+
+    /// The engine refused it, in words of its own.
+    pub(crate) fn refused(mut self, status: u16) {
+        self.remember(status, None, None);
+        self.end("error", error_type(status, ""));
     }
 
     /// It failed; the error is given back for the client.
     pub(crate) fn fail(mut self, error: ApiError) -> ApiError {
-        let kind = error_type(&error);
+        let kind = error_type(error.status, &error.kind);
         if kind == "overload" {
             let labels = [&*self.model, self.endpoint];
             self.metrics
@@ -183,9 +205,53 @@ impl Watch {
                 .with_label_values::<&str>(&[])
                 .inc();
         }
-        tracing::info!(request = %self.id, model = %self.model, %error, "request failed");
+        self.remember(error.status, None, Some(&error));
         self.end("error", kind);
         error
+    }
+
+    /// Keeps what became of it, and says so in one line.
+    fn remember(&mut self, status: u16, totals: Option<&Totals>, error: Option<&ApiError>) {
+        let given = self.given.take();
+        let ended = Ended {
+            id: self.id,
+            given: given.and_then(|given| Some(given.to_str().ok()?.into())),
+            status,
+            target: self.placed.map(|(target, _)| target),
+            prompt_tokens: totals.map(|totals| totals.prompt_tokens),
+            predicted_tokens: self.placed.map(|(_, cached)| cached),
+            cached_tokens: totals.and_then(|totals| totals.cached_tokens),
+            output_tokens: totals.map(|totals| totals.output_tokens),
+            first_token: self.first_token.map(|first| first - self.received),
+            took: self.clock.now() - self.received,
+        };
+        self.say(&ended, error);
+        self.outcomes.keep(ended);
+    }
+
+    fn say(&self, ended: &Ended, error: Option<&ApiError>) {
+        let what = match ended.status {
+            CLIENT_LEFT => "client left",
+            ..400 => "request done",
+            _ => "request failed",
+        };
+        tracing::info!(
+            request = %self.id,
+            client_request = ended.given.as_deref(),
+            endpoint = self.endpoint,
+            model = &*self.model,
+            worker = ended.target.map(|target| target.worker.0),
+            rank = ended.target.map(|target| target.rank.0),
+            status = ended.status,
+            prompt = ended.prompt_tokens,
+            predicted = ended.predicted_tokens,
+            cached = ended.cached_tokens,
+            output = ended.output_tokens,
+            ttft_ms = ended.first_token.map(|span| span.as_millis() as u64),
+            total_ms = ended.took.as_millis() as u64,
+            error = error.map(tracing::field::display),
+            "{what}"
+        );
     }
 
     fn end(&mut self, status: &str, error_type: &str) {
@@ -250,21 +316,21 @@ impl Drop for Watch {
                 .disconnected_clients
                 .with_label_values::<&str>(&[])
                 .inc();
-            tracing::info!(request = %self.id, model = %self.model, "client left");
+            self.remember(CLIENT_LEFT, None, None);
             self.end("error", "cancelled");
         }
     }
 }
 
 /// The label that an error is counted under.
-fn error_type(error: &ApiError) -> &'static str {
-    match error.status {
+fn error_type(status: u16, kind: &str) -> &'static str {
+    match status {
         404 => "not_found",
         499 => "cancelled",
         501 => "not_implemented",
         504 => "response_timeout",
         400..=498 => "validation",
-        _ if error.kind == "service_unavailable" => "overload",
+        _ if kind == "service_unavailable" => "overload",
         503 => "unavailable",
         _ => "internal",
     }

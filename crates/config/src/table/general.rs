@@ -7,7 +7,7 @@ use crate::command::Scope;
 use crate::rule_text::{LOG_FILTER, METRIC_PREFIX};
 use crate::spec::{Group, options, var};
 
-options! { GENERAL_ROWS, Group::General, Scope::ALL.and(Scope::CONFIG);
+options! { GENERAL_ROWS, Group::General, Scope::ALL.and(Scope::CONFIG).and(Scope::OPERATE);
 
     /// Read options from this TOML file.
     ///
@@ -22,7 +22,8 @@ options! { GENERAL_ROWS, Group::General, Scope::ALL.and(Scope::CONFIG);
         .common();
 
     /// Print JSON instead of text.
-    JSON: bool = "json" => scope(Scope::CONFIG).default("false").flag_only().effective().common();
+    JSON: bool = "json" =>
+        scope(Scope::CONFIG.and(Scope::OPERATE)).default("false").flag_only().effective().common();
 
     /// Show only what differs from the defaults.
     CHANGED: bool = "changed" =>

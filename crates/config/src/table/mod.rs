@@ -14,6 +14,7 @@ pub(crate) mod engine;
 pub(crate) mod general;
 pub(crate) mod http;
 pub(crate) mod model;
+pub(crate) mod operate;
 pub(crate) mod planes;
 pub(crate) mod queue;
 pub(crate) mod resilience;
@@ -25,6 +26,7 @@ use crate::spec::Spec;
 
 const TABLES: &[&[Spec]] = &[
     general::GENERAL_ROWS,
+    operate::OPERATE_ROWS,
     demo::DEMO_ROWS,
     engine::REPLAY_ROWS,
     engine::MOCKER_ROWS,

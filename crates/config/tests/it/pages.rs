@@ -34,6 +34,9 @@ fn overview() {
               demo      Try it: frontend, mock workers and sample traffic in one process
               mocker    A mock engine that behaves as an inference server does
               replay    Simulate a trace under several policies, in virtual time
+              why       Show why a request went where it went, or the latest decisions
+              workers   List the workers of a running frontend, add one, remove one
+              top       Watch a running frontend: workers, load, cache, requests
               config    Show every option with its value and origin, or check them
               help      Show this, or the help of a command
 

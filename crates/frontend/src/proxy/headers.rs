@@ -3,10 +3,10 @@
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use kvasir_types::{DpRank, RequestId};
 
+use crate::outcomes::REQUEST_ID;
+
 /// The rank that an engine with several is to use.
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
-/// Names a request in the logs of everybody on its way.
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 /// How we name ourselves to engines; a gateway must (RFC 9110, section 7.6.3).

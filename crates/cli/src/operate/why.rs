@@ -1,0 +1,346 @@
+//! `kvasir why`: where a request went, what every candidate would have cost, and what came of it.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use kvasir_config::{Run, keys};
+use kvasir_telemetry::Clock;
+use serde_json::Value;
+
+use super::client::Client;
+use super::show;
+use super::table::{Align, Table};
+use super::text::{self, UNKNOWN, amount, cell, count, number, span, whole};
+use crate::wiring::Failure;
+
+/// One decision, or the latest ones.
+pub(super) async fn run(client: &Client, run: &Run) -> Result<(), Failure> {
+    let clock = Clock::new();
+    let now_ms = clock.unix_millis(clock.now());
+    let Some(id) = run.operands.first() else {
+        let mut answer = client.get("/decisions").await?;
+        let limit = run.settings.get(keys::LIMIT) as usize;
+        if let Some(rows) = answer.get_mut("decisions").and_then(Value::as_array_mut) {
+            rows.truncate(limit);
+        }
+        show(run, &answer, |answer| latest(answer, now_ms));
+        return Ok(());
+    };
+    match client.get(&format!("/decisions/{}", escaped(id))).await {
+        Ok(decision) => show(run, &decision, |decision| one(decision, now_ms)),
+        Err(error) if error.is_not_found() => return Err(unknown(client, id).await.into()),
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}
+
+/// What to say about a request that is not known: whether there are others.
+async fn unknown(client: &Client, id: &str) -> String {
+    let latest = client.get("/decisions").await.unwrap_or_default();
+    let known = latest.get("decisions").and_then(Value::as_array);
+    match known.map(Vec::len) {
+        None => format!(
+            "{} has no /decisions: its admin routes are switched off (--disable-frontend-admin-api) or \
+             listen elsewhere (--url)",
+            client.url()
+        ),
+        Some(0) => format!("{id}: nothing is remembered; no request has been routed yet"),
+        Some(_) => format!(
+            "{id}: no decision about this request is remembered. Ids are those of answers (chatcmpl-…) or of \
+             the header x-request-id; `kvasir why` lists the latest, --router-decision-log says how many the \
+             frontend keeps"
+        ),
+    }
+}
+
+/// A path segment whatever the user typed.
+fn escaped(id: &str) -> String {
+    let mut out = String::with_capacity(id.len());
+    for byte in id.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                out.push(char::from(byte));
+            }
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
+/// The latest decisions, one a line, newest first.
+fn latest(answer: &Value, now_ms: u64) -> String {
+    let rows = answer.get("decisions").and_then(Value::as_array);
+    let rows = rows.map_or(&[][..], Vec::as_slice);
+    if rows.is_empty() {
+        return "no request has been routed yet\n".to_owned();
+    }
+    let mut table = Table::default();
+    let mut add = |title, align, of: &dyn Fn(&Value) -> String| {
+        table.column(title, align, 0, rows.iter().map(of));
+    };
+    let outcome = |row: &Value, field: &str| cell(row.get("outcome").and_then(|o| o.get(field)));
+    let ms = |row: &Value, field: &str| {
+        let ms = row.get("outcome").and_then(|o| number(o, field));
+        ms.map_or_else(|| UNKNOWN.to_owned(), span)
+    };
+    add("REQUEST", Align::Left, &|row| cell(row.get("id")));
+    add("WHEN", Align::Right, &|row| age(row, now_ms));
+    add("MODEL", Align::Left, &|row| cell(row.get("model")));
+    add("WORKER", Align::Left, &winner_name);
+    add("BECAUSE", Align::Left, &|row| {
+        reason(row.get("winner").and_then(|w| w.get(1)), row)
+    });
+    add("PROMPT", Align::Right, &|row| cell(row.get("isl_tokens")));
+    add("PREDICTED", Align::Right, &|row| {
+        outcome(row, "predicted_cached_tokens")
+    });
+    add("CACHED", Align::Right, &|row| {
+        outcome(row, "reported_cached_tokens")
+    });
+    add("STATUS", Align::Right, &|row| match row.get("outcome") {
+        None | Some(Value::Null) => "running".to_owned(),
+        Some(ended) => cell(ended.get("status")),
+    });
+    add("TTFT", Align::Right, &|row| ms(row, "ttft_ms"));
+    add("TOTAL", Align::Right, &|row| ms(row, "total_ms"));
+    table.lines(usize::MAX).join("\n") + "\n"
+}
+
+/// One decision in full.
+fn one(decision: &Value, now_ms: u64) -> String {
+    let mut out = String::new();
+    let mut line = |title: &str, text: String| {
+        let _ = writeln!(out, "{title:<10} {text}");
+    };
+    line("request", cell(decision.get("id")));
+    line("model", cell(decision.get("model")));
+    let when = whole(decision, "at_unix_ms").map_or_else(|| UNKNOWN.to_owned(), text::moment);
+    line("when", format!("{when} UTC, {}", age(decision, now_ms)));
+    line("prompt", prompt(decision));
+    line("mode", mode(decision));
+    line("went to", went_to(decision));
+    let excluded = excluded(decision);
+    if let Some(excluded) = excluded {
+        line("left out", excluded);
+    }
+    for (title, text) in outcome(decision) {
+        line(title, text);
+    }
+    out.push_str(&candidates(decision));
+    out
+}
+
+fn age(decision: &Value, now_ms: u64) -> String {
+    let at = whole(decision, "at_unix_ms");
+    at.map_or_else(
+        || UNKNOWN.to_owned(),
+        |at| text::ago(Duration::from_millis(now_ms.saturating_sub(at))),
+    )
+}
+
+fn prompt(decision: &Value) -> String {
+    let tokens = whole(decision, "isl_tokens").unwrap_or(0);
+    let blocks = whole(decision, "request_blocks").unwrap_or(0);
+    let size = cell(decision.get("block_size"));
+    format!(
+        "{} tokens, {} blocks of {size}",
+        count(tokens),
+        count(blocks)
+    )
+}
+
+fn mode(decision: &Value) -> String {
+    let mut out = cell(decision.get("mode"));
+    if let Some(temperature) = number(decision, "temperature").filter(|t| *t > 0.0) {
+        let _ = write!(out, ", temperature {temperature}");
+    }
+    let queued = decision.get("queued");
+    let secs = queued.and_then(|q| number(q, "secs")).unwrap_or(0.0);
+    let nanos = queued.and_then(|q| number(q, "nanos")).unwrap_or(0.0);
+    let waited_ms = secs * 1e3 + nanos / 1e6;
+    if waited_ms > 0.0 {
+        let _ = write!(out, "; it waited {} in the queue", span(waited_ms));
+    }
+    out
+}
+
+/// `worker/rank` of the winner.
+fn winner_name(decision: &Value) -> String {
+    let winner = decision.get("winner").and_then(|winner| winner.get(0));
+    winner.map_or_else(|| UNKNOWN.to_owned(), rank_name)
+}
+
+fn rank_name(rank: &Value) -> String {
+    format!("{}/{}", cell(rank.get("worker")), cell(rank.get("rank")))
+}
+
+fn went_to(decision: &Value) -> String {
+    let Some(winner) = decision.get("winner").filter(|winner| !winner.is_null()) else {
+        return format!("nobody: {}", cell(decision.get("error")));
+    };
+    let place = position(decision, winner.get(0));
+    let url = place.and_then(|at| decision.get("candidate_urls")?.get(at));
+    let url = url
+        .and_then(Value::as_str)
+        .map(|url| format!(" at {}", text::plain(url)));
+    format!(
+        "worker {}{}: {}",
+        winner_name(decision),
+        url.unwrap_or_default(),
+        reason(winner.get(1), decision)
+    )
+}
+
+/// Where a rank stands among the candidates.
+fn position(decision: &Value, rank: Option<&Value>) -> Option<usize> {
+    let candidates = decision.get("candidates")?.as_array()?;
+    candidates.iter().position(|c| c.get("rank") == rank)
+}
+
+/// Why the winner won, in words.
+fn reason(reason: Option<&Value>, decision: &Value) -> String {
+    let eligible = whole(decision, "eligible").unwrap_or(0);
+    let field = |name: &str, inner: &str| reason?.get(name)?.get(inner).cloned();
+    if let Some(among) = field("tie", "among") {
+        return format!("lowest cost, drawn among {among} equals");
+    }
+    if let Some(share) = field("sampled", "probability").and_then(|p| p.as_f64()) {
+        return format!("drawn with probability {share:.2}");
+    }
+    match reason.and_then(Value::as_str) {
+        Some("lowest_cost") => format!("lowest cost of {eligible}"),
+        Some("pinned") => "the request named it".to_owned(),
+        Some("session") => "its session lives there".to_owned(),
+        Some("rule") => format!("the mode's rule, of {eligible}"),
+        _ => cell(reason),
+    }
+}
+
+fn excluded(decision: &Value) -> Option<String> {
+    let excluded = decision.get("excluded")?;
+    let all = whole(excluded, "count").filter(|count| *count > 0)?;
+    let named = excluded.get("named").and_then(Value::as_array);
+    let named: Vec<String> = named
+        .into_iter()
+        .flatten()
+        .map(|pair| {
+            let rank = pair.get(0).map(rank_name).unwrap_or_default();
+            format!("{rank} ({})", cell(pair.get(1)).replace('_', " "))
+        })
+        .collect();
+    let more = all.saturating_sub(named.len() as u64);
+    let tail = (more > 0).then(|| format!(" and {more} more"));
+    Some(format!("{}{}", named.join(", "), tail.unwrap_or_default()))
+}
+
+/// What was foretold, what the engine said, how it ended.
+fn outcome(decision: &Value) -> Vec<(&'static str, String)> {
+    let Some(ended) = decision.get("outcome").filter(|outcome| !outcome.is_null()) else {
+        return vec![("answer", "not ended yet".to_owned())];
+    };
+    let mut out = Vec::new();
+    if let Some(given) = ended.get("client_request_id").and_then(Value::as_str) {
+        out.push(("called", format!("{} by its client", text::plain(given))));
+    }
+    let tokens = |field: &str| whole(ended, field);
+    let predicted = tokens("predicted_cached_tokens");
+    let prompt = whole(decision, "isl_tokens").unwrap_or(0);
+    if let Some(predicted) = predicted {
+        let share = text::share(predicted as f64, prompt as f64);
+        out.push((
+            "predicted",
+            format!("{} tokens cached, {share}", count(predicted)),
+        ));
+    }
+    if tokens("output_tokens").is_some() {
+        out.push(("reported", reported(ended, predicted)));
+    }
+    let mut answer = format!("status {}", cell(ended.get("status")));
+    if let Some(tokens) = tokens("output_tokens") {
+        let _ = write!(answer, ", {} tokens", count(tokens));
+    }
+    if let Some(first) = number(ended, "ttft_ms") {
+        let _ = write!(answer, ", the first after {}", span(first));
+    }
+    let total = number(ended, "total_ms").unwrap_or(0.0);
+    let _ = write!(answer, ", all after {}", span(total));
+    out.push(("answer", answer));
+    out
+}
+
+fn reported(ended: &Value, predicted: Option<u64>) -> String {
+    let Some(cached) = whole(ended, "reported_cached_tokens") else {
+        return "the engine did not say (vLLM does with --enable-prompt-tokens-details)".to_owned();
+    };
+    let prompt = whole(ended, "prompt_tokens").unwrap_or(0);
+    let share = text::share(cached as f64, prompt as f64);
+    let against = match predicted.map(|predicted| cached.cmp(&predicted)) {
+        None => String::new(),
+        Some(std::cmp::Ordering::Equal) => "; as predicted".to_owned(),
+        Some(std::cmp::Ordering::Less) => {
+            format!(
+                "; {} fewer than predicted",
+                count(predicted.unwrap_or(0) - cached)
+            )
+        }
+        Some(std::cmp::Ordering::Greater) => {
+            format!(
+                "; {} more than predicted",
+                count(cached - predicted.unwrap_or(0))
+            )
+        }
+    };
+    format!(
+        "{} of {} tokens cached, {share}{against}",
+        count(cached),
+        count(prompt)
+    )
+}
+
+/// Every candidate that is kept, with the terms of its cost.
+fn candidates(decision: &Value) -> String {
+    let list = decision.get("candidates").and_then(Value::as_array);
+    let list = list.map_or(&[][..], Vec::as_slice);
+    if list.is_empty() {
+        return String::new();
+    }
+    let winner = decision.get("winner").and_then(|winner| winner.get(0));
+    let scale = number(decision, "prefill_load_scale").unwrap_or(1.0);
+    let term = |candidate: &Value, name: &str| {
+        let value = candidate.get("terms").and_then(|terms| number(terms, name));
+        value.map_or_else(|| UNKNOWN.to_owned(), amount)
+    };
+    let mut table = Table::default();
+    let mut add = |title, align, of: &dyn Fn(&Value) -> String| {
+        table.column(title, align, 0, list.iter().map(of));
+    };
+    let mark = |c: &Value| if c.get("rank") == winner { ">" } else { "" }.to_owned();
+    add("", Align::Left, &mark);
+    add("WORKER", Align::Left, &|c| {
+        c.get("rank").map(rank_name).unwrap_or_default()
+    });
+    add("COST", Align::Right, &|c| term(c, "cost"));
+    add("PROMPT", Align::Right, &|c| term(c, "raw_prefill_blocks"));
+    add("CREDIT", Align::Right, &|c| term(c, "credit_blocks"));
+    add("DECODE", Align::Right, &|c| term(c, "decode_blocks"));
+    add("REQUESTS", Align::Right, &|c| term(c, "request_cost"));
+    add("TAINTS", Align::Right, &|c| term(c, "taint_factor"));
+    add("CACHED", Align::Right, &|c| term(c, "cached_blocks"));
+    let urls = decision.get("candidate_urls").and_then(Value::as_array);
+    let url = |at: usize| cell(urls.and_then(|urls| urls.get(at)));
+    table.column("URL", Align::Left, 0, (0..list.len()).map(url));
+    let eligible = whole(decision, "eligible").unwrap_or(0);
+    let kept = (eligible > list.len() as u64)
+        .then(|| format!("The {} cheapest of {eligible} are kept. ", list.len()));
+    format!(
+        "\n{}\n\n{}In blocks; the lowest cost wins: cost = ({} x max(0, prompt - credit) + decode + requests) x \
+         taints.\nPROMPT is what waits there plus this prompt, CREDIT what is taken off for what is cached, DECODE \
+         what runs there.\n",
+        table.lines(usize::MAX).join("\n"),
+        kept.unwrap_or_default(),
+        amount(scale),
+    )
+}
+
+#[cfg(test)]
+mod tests;

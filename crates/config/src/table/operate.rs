@@ -1,0 +1,45 @@
+//! Rows: commands that ask a running frontend.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::command::Scope;
+use crate::rule_text::URL as HTTP_URL;
+use crate::spec::{Group, options, var};
+
+options! { OPERATE_ROWS, Group::Operate, Scope::OPERATE;
+
+    /// Where the frontend's admin routes are.
+    URL: String = "url" =>
+        env(&[var("KVASIR_URL")]).default("http://127.0.0.1:8000").rule(&HTTP_URL).effective()
+        .common();
+
+    /// A file with the admin token, or with a client's key where that is what the frontend asks for.
+    ///
+    /// The first line that is neither blank nor a comment (`#`) is sent as `authorization: Bearer TOKEN`.
+    TOKEN_FILE: Option<PathBuf> = "token-file" =>
+        env(&[var("KVASIR_TOKEN_FILE")]).metavar("FILE").effective().common();
+
+    /// The token itself; wins over the file.
+    TOKEN: Option<String> = "token" => env(&[var("KVASIR_TOKEN")]).secret().effective();
+
+    /// Give up when the frontend has not answered after so many seconds.
+    TIMEOUT_SECS: Duration = "timeout-secs" =>
+        env(&[var("KVASIR_TIMEOUT_SECS")]).default("10").positive().metavar("SECONDS").effective();
+
+    /// How many of the latest decisions to list, when no request is named.
+    LIMIT: u32 = "limit" =>
+        scope(Scope::WHY).default("20").ints(1, 100).flag_only().effective().common();
+
+    /// Seconds between two looks.
+    INTERVAL: Duration = "interval" =>
+        scope(Scope::TOP).env(&[var("KVASIR_INTERVAL")]).default("1").floats(0.1, 3600.0)
+        .metavar("SECONDS").effective().common();
+
+    /// Look once and leave; so does an output that is no terminal.
+    ONCE: bool = "once" => scope(Scope::TOP).default("false").flag_only().effective().common();
+
+    /// Remove the worker at once: what runs there is cut and goes elsewhere where it can.
+    FORCE: bool = "force" =>
+        scope(Scope::WORKERS).default("false").flag_only().effective().common();
+}

@@ -1,0 +1,166 @@
+//! What became of the latest requests: what was foretold about each, and what its engine said.
+//!
+//! A decision says what the router thought; this says what came of it. Both are asked for by the same id.
+//! Bounded: the oldest is forgotten for the newest.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use kvasir_types::{RequestId, WorkerRank};
+use serde_json::{Value, json};
+
+use crate::reply::Reply;
+
+/// Names a request in the logs of everybody on its way.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longest name of a client's own that is remembered, logged and given back.
+const GIVEN_BYTES_MAX: usize = 128;
+
+/// How a request ended.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ended {
+    /// Its id.
+    pub id: RequestId,
+    /// The name that the client gave it (`x-request-id`).
+    pub given: Option<Box<str>>,
+    /// The status of the answer; 499 where the client left.
+    pub status: u16,
+    /// Who served it; the last that was asked, where several were.
+    pub target: Option<WorkerRank>,
+    /// Tokens of the prompt, as the engine counted them.
+    pub prompt_tokens: Option<u32>,
+    /// Those that the router expected in the worker's cache.
+    pub predicted_tokens: Option<u32>,
+    /// Those that the engine found there, where it says so.
+    pub cached_tokens: Option<u32>,
+    /// Tokens of the answer.
+    pub output_tokens: Option<u32>,
+    /// From arrival to the first token.
+    pub first_token: Option<Duration>,
+    /// From arrival to the end.
+    pub took: Duration,
+}
+
+impl Ended {
+    /// As operators see it.
+    pub(crate) fn to_json(&self) -> Value {
+        let ms = |span: Duration| span.as_secs_f64() * 1e3;
+        json!({
+            "client_request_id": self.given,
+            "status": self.status,
+            "worker": self.target.map(|target| target.worker.0),
+            "rank": self.target.map(|target| target.rank.0),
+            "prompt_tokens": self.prompt_tokens,
+            "predicted_cached_tokens": self.predicted_tokens,
+            "reported_cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "ttft_ms": self.first_token.map(ms),
+            "total_ms": ms(self.took),
+        })
+    }
+}
+
+/// The latest requests that ended. Clones are one memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcomes {
+    latest: Arc<Mutex<VecDeque<Ended>>>,
+    max: usize,
+}
+
+impl Outcomes {
+    /// Remembers `max` requests; 0 remembers none.
+    pub(crate) fn new(max: usize) -> Self {
+        Self {
+            latest: Arc::default(),
+            max,
+        }
+    }
+
+    /// One more has ended.
+    pub(crate) fn keep(&self, ended: Ended) {
+        if self.max == 0 {
+            return;
+        }
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        if latest.len() >= self.max {
+            latest.pop_front();
+        }
+        latest.push_back(ended);
+    }
+
+    /// How the request of this id ended.
+    pub(crate) fn of(&self, id: RequestId) -> Option<Ended> {
+        self.find(|ended| ended.id == id)
+    }
+
+    /// The id of the latest request that its client called `given`.
+    pub(crate) fn named(&self, given: &str) -> Option<RequestId> {
+        let ended = self.find(|ended| ended.given.as_deref() == Some(given))?;
+        Some(ended.id)
+    }
+
+    fn find(&self, is: impl Fn(&&Ended) -> bool) -> Option<Ended> {
+        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        latest.iter().rev().find(is).cloned()
+    }
+}
+
+/// The name that a client gave its request, if it is fit to be remembered.
+pub(crate) fn given(headers: &HeaderMap) -> Option<&HeaderValue> {
+    let value = headers.get(REQUEST_ID)?;
+    let fits = !value.is_empty() && value.len() <= GIVEN_BYTES_MAX && value.to_str().is_ok();
+    fits.then_some(value)
+}
+
+/// Tells the client how to ask about its request, unless the engine has.
+pub(crate) fn name(reply: &mut Reply, id: RequestId, given: Option<HeaderValue>) {
+    if reply.headers().contains_key(REQUEST_ID) {
+        return;
+    }
+    let own = || HeaderValue::try_from(id.to_string()).ok();
+    if let Some(value) = given.or_else(own) {
+        reply.headers_mut().insert(REQUEST_ID, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(id: u128, given: &str) -> Ended {
+        Ended {
+            id: RequestId(id),
+            given: Some(given.into()),
+            ..Ended::default()
+        }
+    }
+
+    #[test]
+    fn the_oldest_is_forgotten_and_the_newest_of_a_name_is_found() {
+        let outcomes = Outcomes::new(2);
+        for (id, name) in [(1, "a"), (2, "b"), (3, "b")] {
+            outcomes.keep(ended(id, name));
+        }
+        assert!(outcomes.of(RequestId(1)).is_none() && outcomes.named("a").is_none());
+        assert_eq!(outcomes.of(RequestId(2)).unwrap().id, RequestId(2));
+        assert_eq!(outcomes.named("b"), Some(RequestId(3)));
+        let none = Outcomes::new(0);
+        none.keep(ended(1, "a"));
+        assert!(none.of(RequestId(1)).is_none());
+    }
+
+    #[test]
+    fn a_name_that_is_too_long_or_no_text_is_not_kept() {
+        let with = |value: &[u8]| {
+            let value = HeaderValue::from_bytes(value).unwrap();
+            let headers = HeaderMap::from_iter([(REQUEST_ID, value)]);
+            given(&headers).is_some()
+        };
+        assert!(with(b"a"));
+        assert!(with(&[b'x'; GIVEN_BYTES_MAX]));
+        assert!(!with(&[b'x'; GIVEN_BYTES_MAX + 1]));
+        assert!(!with(b"") && !with(b"\xff"));
+    }
+}
