@@ -36,7 +36,7 @@ mod view;
 
 pub use error::{ApplyError, RestoreError};
 pub use index::Index;
-pub use matches::{Match, Matches};
+pub use matches::{Match, Matches, Sourced};
 pub use options::{Approximate, IndexOptions};
 #[cfg(any(test, feature = "oracle"))]
 pub use oracle::{Oracle, RoutingOracle, follow_events, follow_routing};

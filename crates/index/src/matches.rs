@@ -36,6 +36,32 @@ impl Match {
     }
 }
 
+/// What is known of one rank, by where it is known from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sourced {
+    /// What events say.
+    pub events: Match,
+    /// Blocks from the start of the prompt in device memory, by our own routing decisions.
+    pub routed: u32,
+}
+
+impl Sourced {
+    /// Both together: of what they say about device memory the larger counts.
+    ///
+    /// A rank's lower tiers go on where its device memory ends, so blocks that are added there are taken
+    /// off them: the cumulative counts never shrink and never count a block twice.
+    #[must_use]
+    pub fn merged(self) -> Match {
+        let mut merged = self.events;
+        let raised = self.routed.saturating_sub(merged.device);
+        let from_host = raised.min(merged.host);
+        merged.device += raised;
+        merged.host -= from_host;
+        merged.disk -= (raised - from_host).min(merged.disk);
+        merged
+    }
+}
+
 /// The answer of a lookup; a buffer to be used again. Ranks that hold nothing are absent.
 ///
 /// Kept as the lookup makes it: depths by slot number, to which the ranks are put when it is read.
@@ -46,7 +72,7 @@ pub struct Matches {
     device: Vec<u32>,
     /// Blocks in host memory and on disk, by slot; empty if nothing lies there.
     lower: Vec<[u32; 2]>,
-    /// What a side index says about device memory, by slot.
+    /// What routing decisions say about device memory, by slot; empty if nobody asked them.
     side: Vec<u32>,
     live: Vec<u64>,
     pushed: Vec<Match>,
@@ -63,6 +89,7 @@ impl Matches {
     pub fn clear(&mut self) {
         self.device.clear();
         self.lower.clear();
+        self.side.clear();
         self.pushed.clear();
     }
 
@@ -73,17 +100,30 @@ impl Matches {
 
     /// Ranks that hold something, in no order.
     pub fn iter(&self) -> impl Iterator<Item = Match> + '_ {
+        self.sources().map(Sourced::merged)
+    }
+
+    /// As [`Self::iter`], with events and routing decisions told apart.
+    pub fn sources(&self) -> impl Iterator<Item = Sourced> + '_ {
         let lower = self.lower.iter().copied().chain(iter::repeat([0, 0]));
-        let by_slot = self.ranks.iter().zip(&self.device).zip(lower);
+        let side = self.side.iter().copied().chain(iter::repeat(0));
+        let by_slot = self.ranks.iter().zip(&self.device).zip(lower).zip(side);
         let found = by_slot
-            .filter(|((_, device), lower)| **device != 0 || *lower != [0, 0])
-            .map(|((rank, device), [host, disk])| Match {
-                rank: *rank,
-                device: *device,
-                host,
-                disk,
+            .filter(|(((_, device), lower), side)| **device | *side != 0 || *lower != [0, 0])
+            .map(|(((rank, device), [host, disk]), routed)| Sourced {
+                events: Match {
+                    rank: *rank,
+                    device: *device,
+                    host,
+                    disk,
+                },
+                routed,
             });
-        found.chain(self.pushed.iter().copied())
+        let pushed = self
+            .pushed
+            .iter()
+            .map(|&events| Sourced { events, routed: 0 });
+        found.chain(pushed)
     }
 
     /// What one rank holds; `None` if nothing.
@@ -129,27 +169,8 @@ impl Matches {
             events.walk(guard, prompt, winner, &mut self.live, &mut self.device);
         }
         if let Some(side) = side {
-            self.side.clear();
             self.side.resize(self.ranks.len(), 0);
             side.walk(guard, prompt, winner, &mut self.live, &mut self.side);
-            self.merge_side();
-        }
-    }
-
-    /// Takes over what the side tree knows better about device memory.
-    ///
-    /// A rank's lower tiers go on where its device memory ends, so blocks that are added there are taken
-    /// off them: the cumulative counts never shrink and never count a block twice.
-    fn merge_side(&mut self) {
-        for (slot, &side) in self.side.iter().enumerate() {
-            let device = &mut self.device[slot];
-            let raised = side.saturating_sub(*device);
-            *device += raised;
-            if let Some([host, disk]) = self.lower.get_mut(slot) {
-                let from_host = raised.min(*host);
-                *host -= from_host;
-                *disk -= (raised - from_host).min(*disk);
-            }
         }
     }
 }

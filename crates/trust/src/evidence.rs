@@ -24,6 +24,10 @@ pub struct TrustOptions {
     pub flaps_max: u32,
     /// Time at full trust after which one demotion is forgotten.
     pub calm: Duration,
+    /// How long the event socket may be away before its events count as gone.
+    pub unreachable_after: Duration,
+    /// Shortest time between two questions whether something was missed.
+    pub verify_pause: Duration,
 }
 
 impl TrustOptions {
@@ -40,6 +44,8 @@ impl TrustOptions {
             under_share_max: 0.5,
             flaps_max: 4,
             calm: Duration::from_secs(600),
+            unreachable_after: Duration::from_secs(5),
+            verify_pause: Duration::from_secs(2),
         }
     }
 }
@@ -80,7 +86,32 @@ pub enum Doubt {
     SilentEviction,
 }
 
+impl Level {
+    /// A short name for labels and listings.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Approximate => "approximate",
+            Self::Shrunk => "shrunk",
+            Self::Exact => "exact",
+        }
+    }
+}
+
 impl Doubt {
+    /// Every one of them.
+    pub const ALL: [Self; 9] = [
+        Self::Starting,
+        Self::NoEvents,
+        Self::Forced,
+        Self::Unreachable,
+        Self::EventsMissing,
+        Self::EventsLate,
+        Self::Tokenization,
+        Self::BlockSize,
+        Self::SilentEviction,
+    ];
+
     /// A short name for labels and listings.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -96,6 +127,30 @@ impl Doubt {
             Self::SilentEviction => "silent_eviction",
         }
     }
+
+    /// What to do about it, for a log line.
+    #[must_use]
+    pub const fn advice(self) -> &'static str {
+        match self {
+            Self::Starting => "it is believed when its events prove right",
+            Self::NoEvents => {
+                "start the engine with --kv-events-config, or name its sockets: --worker URL,events=...,replay=..."
+            }
+            Self::Forced => "--no-router-kv-events says so",
+            Self::Unreachable => "check the address and port of the engine's event socket",
+            Self::EventsMissing => {
+                "events get lost or the engine does not send them all; check its replay_endpoint and buffer_steps"
+            }
+            Self::EventsLate => "events lag behind; the engine or this process is overloaded",
+            Self::Tokenization => {
+                "check that --model-path is the engine's own model, and its chat template"
+            }
+            Self::BlockSize => "set block-size for this worker to the engine's --block-size",
+            Self::SilentEviction => {
+                "the engine drops blocks without an event; a newer release may mend it"
+            }
+        }
+    }
 }
 
 /// How far a worker is believed, and why not more.
@@ -108,15 +163,25 @@ pub struct Opinion {
 }
 
 impl Opinion {
-    /// What a block that events foretell is worth.
+    /// What a block that events foretell is worth. Of a worker that has only begun, events are unproven and
+    /// not wrong: they count half, beside our own routing decisions.
     #[must_use]
     pub const fn credit(self) -> f64 {
-        match self.level {
-            Level::Exact => 1.0,
-            Level::Shrunk => 0.5,
-            Level::Approximate => 0.0,
+        match (self.level, self.doubt) {
+            (Level::Exact, _) => 1.0,
+            (Level::Shrunk, _) | (Level::Approximate, Some(Doubt::Starting)) => 0.5,
+            (Level::Approximate, _) => 0.0,
         }
     }
+}
+
+/// What outlives a restart of the router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// How far the worker was believed.
+    pub level: Level,
+    /// Demotions not lived down.
+    pub flaps: u32,
 }
 
 /// What one answer showed.
@@ -131,35 +196,57 @@ pub struct Answer {
     pub cached: u32,
     /// Cached tokens as the engine reported them, where it says so.
     pub cached_reported: Option<u32>,
+    /// Tokens of blocks that events took away between the prediction and the answer. The engine may have
+    /// missed as many without any event being wrong.
+    pub removed_since: u32,
+    /// Tokens of blocks that events added meanwhile for other requests.
+    pub stored_since: u32,
 }
 
-/// What a piece of evidence says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Nothing, e.g. nothing was foretold and nothing found.
-    Nothing,
+/// What a piece of evidence showed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Finding {
+    /// The picture was right.
     Right,
+    /// It was not, and events that came after the prediction say why.
+    Late,
+    /// It was not, probably for this reason.
     Wrong(Doubt),
 }
 
+impl Finding {
+    /// A short name for labels.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Right => "right",
+            Self::Late => "late",
+            Self::Wrong(doubt) => doubt.name(),
+        }
+    }
+}
+
 impl Answer {
-    pub(crate) fn verdict(&self, block_size: u32, recovering: bool) -> Verdict {
+    /// `None` if it says nothing, e.g. nothing was foretold and nothing found.
+    pub(crate) fn finding(&self, block_size: u32, recovering: bool) -> Option<Finding> {
         if !self.counted_alike() {
-            return Verdict::Wrong(Doubt::Tokenization);
+            return Some(Finding::Wrong(Doubt::Tokenization));
         }
-        let Some(reported) = self.cached_reported else {
-            return Verdict::Nothing;
+        let reported = self.cached_reported?;
+        let wrong = self.cached.abs_diff(reported);
+        if wrong < block_size {
+            return (self.cached.max(reported) > 0).then_some(Finding::Right);
+        }
+        let over = self.cached > reported;
+        let explained = match over {
+            true => self.removed_since,
+            false => self.stored_since,
         };
-        if self.cached.abs_diff(reported) < block_size {
-            return match self.cached.max(reported) {
-                0 => Verdict::Nothing,
-                _ => Verdict::Right,
-            };
-        }
-        Verdict::Wrong(match self.cached > reported {
-            true if recovering => Doubt::EventsLate,
-            true => Doubt::SilentEviction,
-            false => Doubt::EventsMissing,
+        Some(match over {
+            _ if wrong.saturating_sub(explained) < block_size => Finding::Late,
+            true if recovering => Finding::Wrong(Doubt::EventsLate),
+            true => Finding::Wrong(Doubt::SilentEviction),
+            false => Finding::Wrong(Doubt::EventsMissing),
         })
     }
 
@@ -186,34 +273,68 @@ impl Answer {
     }
 }
 
+/// Some time after an answer: which of the prompt's blocks the events show by now. Evidence for engines that
+/// report no cached tokens, and for prompts that nobody had cached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Appeared {
+    /// Complete blocks of the prompt.
+    pub expected: u32,
+    /// Of those, how many lead the worker's match.
+    pub found: u32,
+    /// Blocks that events added since the request was sent, whosever.
+    pub stored: u32,
+    /// Blocks that events took away since.
+    pub removed: u32,
+    /// Some blocks hang on others that were never told.
+    pub orphans: bool,
+}
+
+impl Appeared {
+    pub(crate) fn finding(&self, recovering: bool) -> Option<Finding> {
+        let missing = self.expected.saturating_sub(self.found);
+        Some(match missing {
+            _ if self.expected == 0 => return None,
+            0 => Finding::Right,
+            // Stored and evicted again, or not asked for yet: says nothing.
+            _ if recovering || self.removed >= missing => return None,
+            _ if self.stored == 0 || self.orphans => Finding::Wrong(Doubt::EventsMissing),
+            _ => Finding::Wrong(Doubt::Tokenization),
+        })
+    }
+}
+
 /// Something that speaks for or against a worker's picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evidence {
     /// An answer came, with what the engine says about it.
     Answer(Answer),
-    /// Some time after an answer: of the prompt's complete blocks, how many the events show by now.
-    /// Evidence for engines that report no cached tokens.
-    Appeared {
-        /// Complete blocks of the prompt.
-        expected: u32,
-        /// Of those, how many lead the worker's match.
-        found: u32,
-    },
+    /// Some time after an answer, what the events show of it.
+    Appeared(Appeared),
     /// Events are being asked for again (or no longer).
     Recovering(bool),
     /// What makes events unusable whatever answers say; `None` when it is gone.
     Barred(Option<Doubt>),
     /// The engine began again.
     Restarted,
+    /// Something was missing and has been filled in: what went wrong before says nothing any more.
+    Mended,
+    /// The event socket was reached, or was lost.
+    Link(bool),
+    /// Time has passed.
+    Tick,
 }
 
 /// What the host is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Ask the engine for its events again and replace the picture.
-    Resync,
+    /// Ask the engine whether anything was missed. Costs next to nothing.
+    Verify,
+    /// Ask the engine for its events again and replace the picture, for this reason.
+    Resync(Doubt),
     /// Forget the picture and learn anew.
     Forget,
     /// Say so, once: log, metric, listing; and predict accordingly.
     Changed(Opinion),
+    /// One piece of evidence was judged: count it.
+    Judged(Finding),
 }

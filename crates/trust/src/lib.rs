@@ -14,12 +14,16 @@
 mod evidence;
 mod window;
 
-pub use evidence::{Action, Answer, Doubt, Evidence, Level, Opinion, TrustOptions};
+pub use evidence::{
+    Action, Answer, Appeared, Doubt, Evidence, Finding, Level, Opinion, Standing, TrustOptions,
+};
 
 use kvasir_types::Time;
 
-use evidence::Verdict;
 use window::Window;
+
+/// Fruitless questions in a row after which the pause between them no longer doubles.
+const FRUITLESS_MAX: u32 = 6;
 
 /// What is being done about a picture that was wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +43,15 @@ pub struct Trust {
     window: Window,
     /// What makes events unusable whatever answers say.
     bar: Option<Doubt>,
+    /// The level that a lost connection took; given back with it, unless the engine began again.
+    suspended: Option<Level>,
     recovering: bool,
+    /// The event socket is away since then.
+    unlinked: Option<Time>,
+    /// The engine has reported cached tokens: where it says nothing, it found none.
+    reports: bool,
+    /// When the engine was last asked whether something was missed, and how often in a row that was not so.
+    asked: Option<(Time, u32)>,
     /// Demotions not yet lived down.
     flaps: u32,
     calm_since: Time,
@@ -58,9 +70,36 @@ impl Trust {
             },
             stage: Stage::Calm,
             bar: None,
+            suspended: None,
             recovering: false,
+            unlinked: None,
+            reports: false,
+            asked: None,
             flaps: 0,
             calm_since: Time::ZERO,
+        }
+    }
+
+    /// A worker that was known before the router was restarted, and whose picture was kept.
+    #[must_use]
+    pub fn resume(options: TrustOptions, standing: Standing) -> Self {
+        let mut trust = Self::new(options);
+        trust.flaps = standing.flaps.min(trust.options.flaps_max);
+        if standing.level == Level::Exact {
+            trust.opinion = Opinion {
+                level: Level::Exact,
+                doubt: None,
+            };
+        }
+        trust
+    }
+
+    /// What is worth keeping over a restart of the router.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        Standing {
+            level: self.suspended.unwrap_or(self.opinion.level),
+            flaps: self.flaps,
         }
     }
 
@@ -76,6 +115,12 @@ impl Trust {
         self.window.error()
     }
 
+    /// How [`Self::error`] splits into likely causes; those with no part in it are left out.
+    pub fn error_by_cause(&self) -> impl Iterator<Item = (Doubt, f64)> + '_ {
+        let parts = Doubt::ALL.map(|doubt| (doubt, self.window.error_by(doubt)));
+        parts.into_iter().filter(|(_, part)| *part > 0.0)
+    }
+
     /// Answers in the window that told something.
     #[must_use]
     pub fn samples(&self) -> usize {
@@ -85,18 +130,12 @@ impl Trust {
     /// Takes one piece of evidence.
     pub fn step(&mut self, now: Time, evidence: Evidence, out: &mut Vec<Action>) {
         match evidence {
-            Evidence::Answer(answer) => {
-                let verdict = answer.verdict(self.options.block_size, self.recovering);
-                self.sample(now, verdict, answer.weight(), answer.wrong_tokens(), out);
-            }
-            Evidence::Appeared { expected, found } => {
-                let verdict = match found >= expected {
-                    _ if expected == 0 => Verdict::Nothing,
-                    true => Verdict::Right,
-                    false => Verdict::Wrong(Doubt::Tokenization),
-                };
-                let wrong = expected.saturating_sub(found) * self.options.block_size;
-                self.sample(now, verdict, expected * self.options.block_size, wrong, out);
+            Evidence::Answer(answer) => self.answer(now, answer, out),
+            Evidence::Appeared(appeared) => {
+                let tokens = |blocks: u32| blocks.saturating_mul(self.options.block_size);
+                let wrong = tokens(appeared.expected.saturating_sub(appeared.found));
+                let finding = appeared.finding(self.recovering);
+                self.sample(now, finding, tokens(appeared.expected), wrong, out);
             }
             Evidence::Recovering(running) => self.recovering = running,
             Evidence::Barred(bar) => self.barred(now, bar, out),
@@ -104,7 +143,52 @@ impl Trust {
                 // Another process: what was learned of the old one does not count, its faults do.
                 self.window.clear();
                 self.stage = Stage::Calm;
+                self.suspended = None;
+                self.reports = false;
             }
+            Evidence::Mended => {
+                self.window.forget_wrong();
+                self.asked = None;
+            }
+            Evidence::Link(true) => self.linked(now, out),
+            Evidence::Link(false) => {
+                self.unlinked.get_or_insert(now);
+            }
+            Evidence::Tick => {}
+        }
+        self.check_link(now, out);
+    }
+
+    fn answer(&mut self, now: Time, mut answer: Answer, out: &mut Vec<Action>) {
+        match answer.cached_reported {
+            Some(_) => self.reports = true,
+            // Some engines leave the field out when nothing was cached.
+            None if self.reports => answer.cached_reported = Some(0),
+            None => {}
+        }
+        let finding = answer.finding(self.options.block_size, self.recovering);
+        self.sample(now, finding, answer.weight(), answer.wrong_tokens(), out);
+    }
+
+    fn linked(&mut self, now: Time, out: &mut Vec<Action>) {
+        self.unlinked = None;
+        if self.bar != Some(Doubt::Unreachable) {
+            return;
+        }
+        if self.suspended.take() == Some(Level::Exact) {
+            self.bar = None;
+            self.change(now, Level::Exact, None, out);
+        } else {
+            self.barred(now, None, out);
+        }
+    }
+
+    fn check_link(&mut self, now: Time, out: &mut Vec<Action>) {
+        let away = self.unlinked.map(|since| now - since);
+        if self.bar.is_none() && away.is_some_and(|away| away >= self.options.unreachable_after) {
+            let before = self.opinion.level;
+            self.barred(now, Some(Doubt::Unreachable), out);
+            self.suspended = Some(before);
         }
     }
 
@@ -113,6 +197,7 @@ impl Trust {
             return;
         }
         self.bar = bar;
+        self.suspended = None;
         self.window.clear();
         self.stage = Stage::Calm;
         let doubt = bar.unwrap_or(Doubt::Starting);
@@ -122,50 +207,65 @@ impl Trust {
     fn sample(
         &mut self,
         now: Time,
-        verdict: Verdict,
+        finding: Option<Finding>,
         weight: u32,
         wrong: u32,
         out: &mut Vec<Action>,
     ) {
-        if verdict == Verdict::Nothing || self.bar.is_some() {
+        let Some(finding) = finding.filter(|_| self.bar.is_none()) else {
             return;
-        }
+        };
+        out.push(Action::Judged(finding));
         self.window.expire(now, self.options.window);
-        self.window.push(now, verdict, weight, wrong);
+        self.window.push(now, finding, weight, wrong);
         self.live_down(now);
         if let Some(doubt) = self.window.doubt(&self.options) {
             self.escalate(now, doubt, out);
+        } else if let Finding::Wrong(doubt) = finding {
+            self.look_closer(now, doubt, out);
         } else if self.proven() {
             self.stage = Stage::Calm;
             self.change(now, Level::Exact, None, out);
         }
     }
 
+    /// One wrong answer changes nothing, but a message that was lost can be had for the asking.
+    fn look_closer(&mut self, now: Time, doubt: Doubt, out: &mut Vec<Action>) {
+        let pause = self.options.verify_pause;
+        let (lately, fruitless) = self.asked.map_or((false, 0), |(at, fruitless)| {
+            (now - at < pause * (1 << fruitless), fruitless + 1)
+        });
+        if is_curable(doubt) && !self.recovering && !lately {
+            self.asked = Some((now, fruitless.min(FRUITLESS_MAX)));
+            out.push(Action::Verify);
+        }
+    }
+
     /// A step further down, with the remedy that fits the cause.
     fn escalate(&mut self, now: Time, doubt: Doubt, out: &mut Vec<Action>) {
         self.window.clear();
-        let curable = matches!(
-            doubt,
-            Doubt::EventsMissing | Doubt::EventsLate | Doubt::SilentEviction
-        );
-        match (self.opinion.level, self.stage) {
-            (Level::Exact, Stage::Calm) if curable => {
-                self.stage = Stage::Resynced;
-                out.push(Action::Resync);
-            }
-            (Level::Exact, _) if curable => {
-                // The engine's own events tell the same wrong story: only forgetting helps.
-                if doubt == Doubt::SilentEviction {
-                    out.push(Action::Forget);
-                }
-                self.change(now, Level::Shrunk, Some(doubt), out);
-            }
-            (Level::Approximate, _) => self.change(now, Level::Approximate, Some(doubt), out),
-            _ => {
-                self.flaps = (self.flaps + 1).min(self.options.flaps_max);
+        let curable = is_curable(doubt);
+        if curable && self.stage == Stage::Calm {
+            self.stage = Stage::Resynced;
+            out.push(Action::Resync(doubt));
+            if self.opinion.level == Level::Approximate {
                 self.change(now, Level::Approximate, Some(doubt), out);
             }
+            return;
         }
+        if doubt == Doubt::SilentEviction {
+            // The engine's own events tell the same wrong story: only forgetting helps.
+            out.push(Action::Forget);
+        }
+        let level = match self.opinion.level {
+            Level::Exact if curable => Level::Shrunk,
+            Level::Exact | Level::Shrunk => {
+                self.flaps = (self.flaps + 1).min(self.options.flaps_max);
+                Level::Approximate
+            }
+            Level::Approximate => Level::Approximate,
+        };
+        self.change(now, level, Some(doubt), out);
     }
 
     /// Enough right answers in a row of evidence, more of them after each demotion.
@@ -191,4 +291,12 @@ impl Trust {
         self.calm_since = now;
         out.push(Action::Changed(opinion));
     }
+}
+
+/// Whether asking the engine again may help.
+const fn is_curable(doubt: Doubt) -> bool {
+    matches!(
+        doubt,
+        Doubt::EventsMissing | Doubt::EventsLate | Doubt::SilentEviction
+    )
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use kvasir_types::Time;
 
-use crate::evidence::{Doubt, TrustOptions, Verdict};
+use crate::evidence::{Doubt, Finding, TrustOptions};
 
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     at: Time,
-    verdict: Verdict,
+    finding: Finding,
     weight: u32,
     wrong: u32,
 }
@@ -44,13 +44,13 @@ impl Window {
         }
     }
 
-    pub(crate) fn push(&mut self, at: Time, verdict: Verdict, weight: u32, wrong: u32) {
+    pub(crate) fn push(&mut self, at: Time, finding: Finding, weight: u32, wrong: u32) {
         if self.samples.len() == self.max {
             self.samples.pop_front();
         }
         self.samples.push_back(Sample {
             at,
-            verdict,
+            finding,
             weight,
             wrong,
         });
@@ -62,6 +62,23 @@ impl Window {
         (weight > 0).then(|| sum(|s| s.wrong.min(s.weight)) as f64 / weight as f64)
     }
 
+    /// The part of [`Self::error`] that one cause has.
+    pub(crate) fn error_by(&self, doubt: Doubt) -> f64 {
+        let weight: u64 = self.samples.iter().map(|s| u64::from(s.weight)).sum();
+        let of_cause = self.samples.iter().filter(|s| match s.finding {
+            Finding::Right => false,
+            Finding::Late => doubt == Doubt::EventsLate,
+            Finding::Wrong(cause) => cause == doubt,
+        });
+        let wrong: u64 = of_cause.map(|s| u64::from(s.wrong.min(s.weight))).sum();
+        wrong as f64 / weight.max(1) as f64
+    }
+
+    /// Forgets what went wrong.
+    pub(crate) fn forget_wrong(&mut self) {
+        self.samples.retain(|s| s.finding == Finding::Right);
+    }
+
     /// Whether the last `count` samples were right.
     pub(crate) fn all_right_lately(&self, count: usize) -> bool {
         self.samples.len() >= count
@@ -70,7 +87,7 @@ impl Window {
                 .iter()
                 .rev()
                 .take(count)
-                .all(|s| s.verdict == Verdict::Right)
+                .all(|s| s.finding == Finding::Right)
     }
 
     /// The likeliest cause, if enough is wrong.
@@ -78,11 +95,11 @@ impl Window {
         let count = |doubt: Doubt| {
             self.samples
                 .iter()
-                .filter(|s| s.verdict == Verdict::Wrong(doubt))
+                .filter(|s| s.finding == Finding::Wrong(doubt))
                 .count()
         };
         let share = |doubts: &[Doubt]| {
-            let wrong = |s: &&Sample| matches!(s.verdict, Verdict::Wrong(d) if doubts.contains(&d));
+            let wrong = |s: &&Sample| matches!(s.finding, Finding::Wrong(d) if doubts.contains(&d));
             let weight = |s: &Sample| u64::from(s.weight);
             let all: u64 = self.samples.iter().map(weight).sum();
             let wrong: u64 = self.samples.iter().filter(wrong).map(weight).sum();

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use expect_test::{Expect, expect};
-use kvasir_trust::{Action, Answer, Doubt, Evidence, Level, Trust, TrustOptions};
+use kvasir_trust::{
+    Action, Answer, Appeared, Doubt, Evidence, Finding, Level, Standing, Trust, TrustOptions,
+};
 use kvasir_types::Time;
 
 const BLOCK: u32 = 16;
@@ -15,6 +17,17 @@ fn cached(foretold: u32, reported: u32) -> Evidence {
         prompt_reported: Some(1000),
         cached: foretold,
         cached_reported: Some(reported),
+        ..Answer::default()
+    })
+}
+
+/// A prompt of 60 blocks of which so many are to be seen, while events told of so many new ones.
+fn appeared(found: u32, stored: u32) -> Evidence {
+    Evidence::Appeared(Appeared {
+        expected: 60,
+        found,
+        stored,
+        ..Appeared::default()
     })
 }
 
@@ -41,7 +54,9 @@ impl Worker {
             self.trust.step(self.now, evidence, &mut out);
             for action in out {
                 let what = match action {
-                    Action::Resync => "resynchronise".to_owned(),
+                    Action::Judged(_) => continue,
+                    Action::Verify => "ask".to_owned(),
+                    Action::Resync(_) => "resynchronise".to_owned(),
                     Action::Forget => "forget".to_owned(),
                     Action::Changed(opinion) => {
                         let why = opinion.doubt.map_or("", Doubt::name);
@@ -65,7 +80,7 @@ fn a_worker_begins_approximate_and_is_promoted_on_evidence() {
     let start = worker.trust.opinion();
     assert_eq!(
         (start.level, start.doubt, start.credit()),
-        (Level::Approximate, Some(Doubt::Starting), 0.0)
+        (Level::Approximate, Some(Doubt::Starting), 0.5)
     );
     worker
         .show("cold", 10, cached(0, 0))
@@ -99,14 +114,20 @@ fn an_engine_that_evicts_silently_is_resynchronised_then_shrunk_then_demoted() {
         .show("good at last", 20, cached(320, 320));
     worker.check(&expect![[r#"
         hit 3: Exact
+        evicted 1: ask
+        evicted 3: ask
         evicted 4: resynchronise
+        evicted 7: ask
         evicted 8: forget
         evicted 8: Shrunk silent_eviction
+        evicted 12: forget
         evicted 12: Approximate silent_eviction
         good again 6: Exact
+        evicted again 1: ask
         evicted again 4: resynchronise
         evicted again 8: forget
         evicted again 8: Shrunk silent_eviction
+        evicted again 12: forget
         evicted again 12: Approximate silent_eviction
         good at last 12: Exact
     "#]]);
@@ -121,6 +142,8 @@ fn a_resynchronisation_that_helps_is_all_that_is_done() {
         .show("mended", 50, cached(320, 320));
     worker.check(&expect![[r#"
         hit 3: Exact
+        lost 1: ask
+        lost 3: ask
         lost 4: resynchronise
     "#]]);
 }
@@ -133,6 +156,7 @@ fn another_tokenizer_is_named_at_once() {
         prompt_reported: Some(1007),
         cached: 0,
         cached_reported: Some(0),
+        ..Answer::default()
     });
     let mut worker = Worker::new();
     worker.show("other tokens", 4, other);
@@ -159,22 +183,8 @@ fn blocks_that_appear_prove_an_engine_that_reports_nothing() {
     let mut worker = Worker::new();
     worker
         .show("no usage", 10, silent)
-        .show(
-            "appeared",
-            3,
-            Evidence::Appeared {
-                expected: 60,
-                found: 60,
-            },
-        )
-        .show(
-            "missing",
-            4,
-            Evidence::Appeared {
-                expected: 60,
-                found: 3,
-            },
-        );
+        .show("appeared", 3, appeared(60, 60))
+        .show("missing", 4, appeared(3, 60));
     worker.check(&expect![[r#"
         appeared 3: Exact
         missing 4: Approximate tokenization_differs
@@ -199,7 +209,10 @@ fn causes_are_told_apart() {
         .show("more than told", 12, cached(0, 320));
     worker.check(&expect![[r#"
         hit 3: Exact
+        more than told 1: ask
+        more than told 3: ask
         more than told 4: resynchronise
+        more than told 7: ask
         more than told 8: Shrunk events_missing
         more than told 12: Approximate events_missing
     "#]]);
@@ -217,6 +230,12 @@ fn a_few_unforeseen_hits_are_no_fault() {
     }
     worker.check(&expect![[r#"
         hit 3: Exact
+        sibling 1: ask
+        sibling 1: ask
+        sibling 1: ask
+        sibling 1: ask
+        sibling 1: ask
+        sibling 1: ask
     "#]]);
 }
 
@@ -250,6 +269,17 @@ fn evidence_has_an_age() {
     }
     worker.check(&expect![[r#"
         hit 3: Exact
+        wrong 1: ask
+        wrong 3: ask
+        wrong 1: ask
+        wrong 1: ask
+        wrong 1: ask
+        wrong 1: ask
+        wrong 1: ask
+        wrong 1: ask
+        wrong 1: ask
+        wrong 1: ask
+        wrong 1: ask
     "#]]);
     assert!(worker.trust.samples() <= 3);
     assert_eq!(worker.trust.error(), Some(1.0));
@@ -265,5 +295,186 @@ fn the_window_is_bounded() {
     }
     assert_eq!(worker.trust.samples(), 64);
     assert_eq!(worker.trust.error(), Some(0.0));
-    assert_eq!(out.len(), 1);
+    assert_eq!(
+        out.iter()
+            .filter(|a| matches!(a, Action::Changed(_)))
+            .count(),
+        1
+    );
+}
+
+/// Evictions that events told of between prediction and answer are no fault, and neither is what others stored;
+/// only what they do not explain is.
+#[test]
+fn what_events_explain_is_late_and_not_wrong() {
+    let answer = |cached, reported, removed_since, stored_since| {
+        Evidence::Answer(Answer {
+            prompt: 1000,
+            prompt_reported: Some(1000),
+            cached,
+            cached_reported: Some(reported),
+            removed_since,
+            stored_since,
+        })
+    };
+    let found = |evidence| {
+        let mut out = Vec::new();
+        Trust::new(TrustOptions::new(BLOCK)).step(Time::ZERO, evidence, &mut out);
+        out.into_iter().find_map(|a| match a {
+            Action::Judged(finding) => Some(finding.name()),
+            _ => None,
+        })
+    };
+    assert_eq!(found(answer(320, 0, 320, 0)), Some("late"));
+    assert_eq!(
+        found(answer(320, 0, 305, 0)),
+        Some("late"),
+        "within a block"
+    );
+    assert_eq!(found(answer(320, 0, 304, 0)), Some("silent_eviction"));
+    assert_eq!(found(answer(320, 0, 0, 320)), Some("silent_eviction"));
+    assert_eq!(found(answer(0, 320, 0, 320)), Some("late"));
+    assert_eq!(found(answer(0, 320, 320, 0)), Some("events_missing"));
+    assert_eq!(found(answer(320, 305, 0, 0)), Some("right"));
+    assert_eq!(found(answer(0, 0, 0, 0)), None);
+    let mut worker = Worker::new();
+    worker
+        .show("hit", 3, cached(320, 320))
+        .show("evicted meanwhile", 40, answer(320, 0, 320, 0));
+    worker.check(&expect![[r#"
+        hit 3: Exact
+    "#]]);
+    assert_eq!(
+        worker.trust.error_by_cause().next().map(|(d, _)| d),
+        Some(Doubt::EventsLate)
+    );
+}
+
+/// A lost message costs a question, and when the answer has filled the hole nothing more.
+#[test]
+fn one_wrong_answer_asks_and_a_mended_hole_is_forgotten() {
+    let mut worker = Worker::new();
+    worker
+        .show("hit", 3, cached(320, 320))
+        .show("nothing came", 1, appeared(0, 0))
+        .show("mended", 1, Evidence::Mended)
+        .show("nothing came", 1, appeared(0, 0))
+        .show("mended", 1, Evidence::Mended)
+        .show("nothing came", 2, appeared(0, 0));
+    worker.check(&expect![[r#"
+        hit 3: Exact
+        nothing came 1: ask
+        nothing came 1: ask
+        nothing came 1: ask
+    "#]]);
+}
+
+/// What does not appear is told apart by what did.
+#[test]
+fn blocks_that_do_not_appear_have_a_cause() {
+    let finding = |appeared: Appeared, recovering| {
+        let mut out = Vec::new();
+        let mut trust = Trust::new(TrustOptions::new(BLOCK));
+        trust.step(Time::ZERO, Evidence::Recovering(recovering), &mut out);
+        trust.step(Time::ZERO, Evidence::Appeared(appeared), &mut out);
+        out.into_iter().find_map(|a| match a {
+            Action::Judged(finding) => Some(finding),
+            _ => None,
+        })
+    };
+    let none = Appeared {
+        expected: 9,
+        ..Appeared::default()
+    };
+    assert_eq!(
+        finding(none, false),
+        Some(Finding::Wrong(Doubt::EventsMissing))
+    );
+    assert_eq!(finding(none, true), None);
+    let others = Appeared { stored: 9, ..none };
+    assert_eq!(
+        finding(others, false),
+        Some(Finding::Wrong(Doubt::Tokenization))
+    );
+    let orphans = Appeared {
+        orphans: true,
+        ..others
+    };
+    assert_eq!(
+        finding(orphans, false),
+        Some(Finding::Wrong(Doubt::EventsMissing))
+    );
+    let evicted = Appeared {
+        removed: 9,
+        ..others
+    };
+    assert_eq!(finding(evicted, false), None);
+    let all = Appeared { found: 9, ..none };
+    assert_eq!(finding(all, false), Some(Finding::Right));
+    assert_eq!(finding(Appeared::default(), false), None);
+}
+
+/// A short absence of the event socket is nothing; a long one suspends the worker; what it had proven it has
+/// back with the connection, unless the engine began again.
+#[test]
+fn a_lost_connection_suspends() {
+    let mut worker = Worker::new();
+    worker
+        .show("hit", 3, cached(320, 320))
+        .show("lost", 1, Evidence::Link(false))
+        .show("a moment", 2, Evidence::Tick)
+        .show("back", 1, Evidence::Link(true))
+        .show("lost", 1, Evidence::Link(false))
+        .show("long", 9, Evidence::Tick)
+        .show("back", 1, Evidence::Link(true))
+        .show("lost", 1, Evidence::Link(false))
+        .show("long", 9, Evidence::Tick)
+        .show("restarted", 1, Evidence::Restarted)
+        .show("back", 1, Evidence::Link(true))
+        .show("hit", 3, cached(320, 320));
+    worker.check(&expect![[r#"
+        hit 3: Exact
+        long 5: Approximate events_unreachable
+        back 1: Exact
+        long 5: Approximate events_unreachable
+        back 1: Approximate starting
+        hit 3: Exact
+    "#]]);
+}
+
+/// Engines that report cached tokens only where there are some.
+#[test]
+fn no_report_means_none_once_there_was_one() {
+    let unsaid = Evidence::Answer(Answer {
+        prompt: 1000,
+        prompt_reported: Some(1000),
+        cached: 320,
+        ..Answer::default()
+    });
+    let mut worker = Worker::new();
+    worker
+        .show("unsaid", 9, unsaid)
+        .show("hit", 3, cached(320, 320))
+        .show("unsaid", 4, unsaid);
+    worker.check(&expect![[r#"
+        hit 3: Exact
+        unsaid 1: ask
+        unsaid 3: ask
+        unsaid 4: resynchronise
+    "#]]);
+}
+
+#[test]
+fn a_standing_outlives_the_router() {
+    let mut worker = Worker::new();
+    worker.show("hit", 3, cached(320, 320));
+    let standing = worker.trust.standing();
+    let resumed = Trust::resume(TrustOptions::new(BLOCK), standing);
+    assert_eq!(resumed.opinion(), worker.trust.opinion());
+    let shrunk = Standing {
+        level: Level::Shrunk,
+        flaps: 2,
+    };
+    let resumed = Trust::resume(TrustOptions::new(BLOCK), shrunk);
+    assert_eq!(resumed.opinion().doubt, Some(Doubt::Starting));
 }
