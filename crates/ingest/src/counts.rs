@@ -41,6 +41,8 @@ pub struct Counts {
     pub recoveries: u64,
     /// Recoveries given up.
     pub recoveries_failed: u64,
+    /// Replays that no longer reached back to what was missing.
+    pub replays_too_short: u64,
     /// Restarts of the engine that were noticed.
     pub restarts: u64,
     /// Live messages dropped because a recovery took too long.

@@ -1,5 +1,9 @@
 //! The machine: one publisher's stream, in order, with what is missing asked for again.
 
+mod keep;
+
+pub use keep::Kept;
+
 use bytes::Bytes;
 use kvasir_types::{DpRank, Time, WorkerId, WorkerRank};
 use kvasir_wire::DecodeError;
@@ -171,10 +175,20 @@ impl Ingest {
     }
 
     fn on_resync<C: Cache>(&mut self, resync: Resync, io: &mut Io<'_, C>) {
-        if resync == Resync::Replay && self.options.replay {
-            return self.begin(Cause::Resync, io);
+        match resync {
+            Resync::Verify if !self.options.replay || self.recovery.is_some() => {}
+            Resync::Verify => self.begin(Cause::Verify, io),
+            Resync::Replay if self.options.replay => self.begin(Cause::Resync, io),
+            Resync::Fill if self.options.replay => {
+                self.begin(Cause::Resync, io);
+                let replacement = self.recovery.as_mut().and_then(|r| r.replacement.as_mut());
+                if let Some(replacement) = replacement {
+                    replacement.whole = true;
+                }
+            }
+            Resync::Fill => {}
+            Resync::Replay | Resync::Forget => self.forget(false, io),
         }
-        self.forget(false, io);
     }
 
     fn on_tick<C: Cache>(&mut self, io: &mut Io<'_, C>) {
@@ -306,13 +320,10 @@ impl Ingest {
             self.held.push_front(frame);
             return self.begin(Cause::Gap, io);
         }
-        io.notice(match self.options.replay {
-            true => Notice::ReplayTooShort {
-                asked: expected,
-                first: found.sequence,
-            },
-            false => Notice::GapWithoutReplay,
-        });
+        match self.options.replay {
+            true => self.too_short(expected, found.sequence, io),
+            false => io.notice(Notice::GapWithoutReplay),
+        }
         self.forget(false, io);
         self.apply(&frame.payload, *found, io);
     }
@@ -402,8 +413,7 @@ impl Ingest {
             First::Follows => {}
             First::Start => self.set_exact(true),
             First::TooShort => {
-                let first = found.sequence;
-                io.notice(Notice::ReplayTooShort { asked, first });
+                self.too_short(asked, found.sequence, io);
                 self.forget(false, io);
                 self.history_wanted = false;
             }
@@ -444,6 +454,13 @@ impl Ingest {
         recovery.begun = true;
         recovery.anchor = None;
         let from_start = replacement.frames.first().is_none_or(|f| f.sequence == 0);
+        if let Some(first) = replacement.frames.first().filter(|f| f.sequence > 0) {
+            let (asked, first) = (0, first.sequence);
+            self.too_short(asked, first, io);
+            if replacement.whole {
+                return;
+            }
+        }
         self.forget(from_start, io);
         self.trail.clear();
         self.history_wanted = false;
@@ -461,6 +478,11 @@ impl Ingest {
         if let Some(recovery) = &mut self.recovery {
             recovery.messages += messages;
         }
+    }
+
+    fn too_short<C: Cache>(&mut self, asked: u64, first: u64, io: &mut Io<'_, C>) {
+        self.counts.replays_too_short += 1;
+        io.notice(Notice::ReplayTooShort { asked, first });
     }
 
     fn on_replay_ended<C: Cache>(&mut self, attempt: u64, io: &mut Io<'_, C>) {
@@ -525,7 +547,12 @@ impl Ingest {
             return self.give_up(io);
         }
         match &mut recovery.replacement {
-            Some(replacement) => *replacement = Replacement::default(),
+            Some(replacement) => {
+                *replacement = Replacement {
+                    whole: replacement.whole,
+                    ..Replacement::default()
+                };
+            }
             None => recovery.anchor = last,
         }
         let doubled = self.options.backoff * 2u32.saturating_pow(recovery.tries - 1);

@@ -92,6 +92,10 @@ pub enum Input {
 /// How thoroughly to mend a wrong picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resync {
+    /// Ask whether anything came after the last message that we know.
+    Verify,
+    /// Replace it if the engine's buffer still tells the whole story; else it is better than the buffer.
+    Fill,
     /// Replace it by what the engine's buffer tells, from its start.
     Replay,
     /// Forget it and learn from now on: the engine's own events were wrong.
@@ -177,6 +181,8 @@ pub enum Notice {
     Refused(DecodeError),
     /// Events of this kind do not count, from the first one on.
     Skipped(Skip),
+    /// Blocks have the expected size again.
+    BlockSizeFits,
     /// Tokens come as pairs: requests must be hashed with the Eagle window.
     Pairs,
     /// A block came whose parent is not known, though nothing was missing so far.
@@ -222,6 +228,7 @@ impl fmt::Display for Notice {
                  be used (set block-size={engine} for this worker)"
             ),
             Self::Skipped(skip) => write!(f, "some events do not count: {skip:?}"),
+            Self::BlockSizeFits => f.write_str("the engine's blocks have the expected size again"),
             Self::Pairs => f.write_str("tokens come as pairs, as with Eagle-style speculation"),
             Self::Orphans { .. } => {
                 f.write_str("a block follows one that was never announced: something was missed")

@@ -23,8 +23,9 @@ mod recovery;
 
 pub use counts::Counts;
 pub use cursor::Cursor;
-pub use ingest::{Ingest, Status};
+pub use ingest::{Ingest, Kept, Status};
 pub use input::{Cause, IngestOptions, Input, Notice, Output, Resync};
+pub use kvasir_wire::Learned;
 
 use kvasir_index::{ApplyError, Index};
 use kvasir_types::{KvEvent, WorkerRank};

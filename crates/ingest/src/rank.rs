@@ -3,10 +3,13 @@
 use kvasir_index::ApplyError;
 use kvasir_types::{KvEvent, WorkerRank};
 use kvasir_wire::engine::Batch;
-use kvasir_wire::{Skip, TranslateOptions, Translated, Translator};
+use kvasir_wire::{Learned, Skip, TranslateOptions, Translated, Translator};
 
 use crate::orphans::Orphans;
 use crate::{Cache, Counts, Notice, Output};
+
+/// Batches in a row with blocks of the right size after which a wrong one is forgotten.
+const FITTING_BATCHES_MIN: u32 = 3;
 
 /// What is known of one rank beside its cached blocks.
 #[derive(Clone, Debug)]
@@ -17,6 +20,8 @@ pub(crate) struct RankState {
     translator: Translator,
     orphans: Orphans,
     said: Said,
+    /// Batches in a row that stored blocks of the right size, after a wrong one.
+    fitting: u32,
 }
 
 /// What was said already about this rank.
@@ -45,7 +50,16 @@ impl RankState {
             translator: Translator::new(options),
             orphans: Orphans::default(),
             said: Said::default(),
+            fitting: 0,
         }
+    }
+
+    pub(crate) fn learned(&self) -> Learned {
+        self.translator.learned()
+    }
+
+    pub(crate) fn relearn(&mut self, learned: &Learned) {
+        self.translator.relearn(learned);
     }
 
     /// Forgets the rank's blocks. `exact` says whether it is known to hold none.
@@ -70,7 +84,12 @@ impl RankState {
             translator,
             orphans,
             said,
+            fitting,
         } = self;
+        let before = (
+            effects.counts.blocks_stored,
+            effects.counts.block_size_differs,
+        );
         let mut applier = Applier {
             rank: *rank,
             exact,
@@ -82,6 +101,21 @@ impl RankState {
             Translated::Event(event) => applier.event(event),
             Translated::Skipped(skip) => applier.skipped(skip),
         });
+        if said.block_size {
+            let counts = &effects.counts;
+            *fitting = match (
+                counts.blocks_stored > before.0,
+                counts.block_size_differs > before.1,
+            ) {
+                (_, true) => 0,
+                (true, false) => *fitting + 1,
+                (false, false) => *fitting,
+            };
+            if *fitting >= FITTING_BATCHES_MIN {
+                (*fitting, said.block_size) = (0, false);
+                effects.out.push(Output::Notice(Notice::BlockSizeFits));
+            }
+        }
         if translator.pairs_seen() && !said.pairs {
             said.pairs = true;
             effects.out.push(Output::Notice(Notice::Pairs));
@@ -189,6 +223,9 @@ impl<C: Cache> Applier<'_, '_, C> {
     }
 
     fn skipped(&mut self, skip: Skip) {
+        if matches!(skip, Skip::BlockSize { .. }) {
+            *self.exact = false;
+        }
         let counts = &mut *self.effects.counts;
         let (count, said) = match skip {
             Skip::BlockSize { .. } => (&mut counts.block_size_differs, &mut self.said.block_size),

@@ -39,6 +39,8 @@ pub(crate) struct Recovery {
 /// A replay collected before it replaces what was known.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Replacement {
+    /// Only if it is the whole story.
+    pub(crate) whole: bool,
     pub(crate) frames: Vec<Frame<Bytes>>,
     pub(crate) bytes: usize,
 }

@@ -4,12 +4,18 @@
 //! due, and does what it asks? One task per stream.
 //!
 //! Invariants: the machine is stepped by its own task alone; when an [`Intake`] is dropped, its ranks are
-//! forgotten after its last event was applied, never before; reading the status waits for nobody.
+//! forgotten after its last event was applied, never before, unless it was frozen; reading the status waits
+//! for nobody.
 //!
 //! Elsewhere: what an event means (`kvasir-ingest`), where it comes from (`kvasir-transport`).
 
+mod handle;
+
+pub use handle::IntakeHandle;
+
 use std::sync::Arc;
 
+use handle::Ask;
 use kvasir_ingest::{Cache, Ingest, Input, Notice, Output, Resync, Status};
 use kvasir_transport::{EventSource, SourceEvent, SourceFault, Tasks, next_event};
 use kvasir_types::Time;
@@ -18,7 +24,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Questions that wait for the machine. One is enough; more say the same.
-const RESYNCS_MAX: usize = 4;
+const ASKS_MAX: usize = 4;
 
 /// Reads the host's clock.
 pub type Now = dyn Fn() -> Time + Send + Sync;
@@ -49,8 +55,7 @@ pub struct Snapshot {
 /// One running stream. Dropping it ends the stream and forgets its ranks.
 #[derive(Debug)]
 pub struct Intake {
-    resyncs: mpsc::Sender<Resync>,
-    snapshot: watch::Receiver<Snapshot>,
+    handle: IntakeHandle,
     stop: DropGuard,
     task: JoinHandle<Option<()>>,
 }
@@ -69,7 +74,7 @@ impl Intake {
         S: EventSource + 'static,
         C: Cache + Send + Sync + 'static,
     {
-        let (resyncs, asked) = mpsc::channel(RESYNCS_MAX);
+        let (asks, asked) = mpsc::channel(ASKS_MAX);
         let first = Snapshot {
             status: ingest.status(),
             fault: None,
@@ -88,8 +93,7 @@ impl Intake {
         };
         let task = tasks.spawn(stream.run(asked, stop.clone()));
         Self {
-            resyncs,
-            snapshot,
+            handle: IntakeHandle { asks, snapshot },
             stop: stop.drop_guard(),
             task,
         }
@@ -97,7 +101,13 @@ impl Intake {
 
     /// Has a wrong picture mended.
     pub fn resync(&self, how: Resync) {
-        let _ = self.resyncs.try_send(how);
+        self.handle.resync(how);
+    }
+
+    /// Who else may ask the stream.
+    #[must_use]
+    pub fn handle(&self) -> IntakeHandle {
+        self.handle.clone()
     }
 
     /// Ends the stream. When the handle is done, its ranks are forgotten and another stream of the same
@@ -111,12 +121,12 @@ impl Intake {
     /// How the stream stands.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        self.snapshot.borrow().clone()
+        self.handle.snapshot()
     }
 
     /// Waits until `done` holds; for tests and for start-up.
     pub async fn until(&mut self, done: impl FnMut(&Snapshot) -> bool) {
-        let _ = self.snapshot.wait_for(done).await;
+        let _ = self.handle.snapshot.wait_for(done).await;
     }
 }
 
@@ -132,12 +142,18 @@ struct Stream<S, C> {
 }
 
 impl<S: EventSource, C: Cache> Stream<S, C> {
-    async fn run(mut self, mut asked: mpsc::Receiver<Resync>, stop: CancellationToken) {
+    async fn run(mut self, mut asked: mpsc::Receiver<Ask>, stop: CancellationToken) {
         loop {
             let input = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                Some(resync) = asked.recv() => Input::Resync(resync),
+                Some(ask) = asked.recv() => match ask {
+                    Ask::Resync(resync) => Input::Resync(resync),
+                    Ask::Freeze(done) => {
+                        let _ = done.send(self.ingest.keep());
+                        return;
+                    }
+                },
                 event = next_event(&mut self.source) => self.input(event),
                 () = until((self.now)(), self.ingest.next_deadline()) => Input::Tick,
             };

@@ -21,5 +21,5 @@ pub mod value;
 
 pub use error::DecodeError;
 pub use translate::{
-    GROUPS_MAX, SALTED_BLOCKS_MAX, Skip, TranslateOptions, Translated, Translator,
+    GROUPS_MAX, Learned, SALTED_BLOCKS_MAX, Skip, TranslateOptions, Translated, Translator,
 };

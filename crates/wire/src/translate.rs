@@ -65,6 +65,15 @@ pub enum Translated<'a> {
     Skipped(Skip),
 }
 
+/// What a [`Translator`] has learned, for keeping while the router is restarted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Learned {
+    /// Groups of layers by number: whether their blocks are whole prefixes; `None` where it was never said.
+    pub groups: Vec<Option<bool>>,
+    /// Salted blocks: name, salt, times stored less times removed.
+    pub salts: Vec<(EngineHash, Arc<str>, u32)>,
+}
+
 #[derive(Clone, Debug)]
 struct Salted {
     salt: Arc<str>,
@@ -103,6 +112,40 @@ impl Translator {
             tokens: Vec::new(),
             adapter: String::new(),
         }
+    }
+
+    /// What was learned so far.
+    #[must_use]
+    pub fn learned(&self) -> Learned {
+        let kind = |attention: &Attention| match attention {
+            Attention::Full => Some(true),
+            Attention::Other => Some(false),
+            Attention::Unsaid => None,
+        };
+        let salted = |(name, s): (&EngineHash, &Salted)| (*name, Arc::clone(&s.salt), s.count);
+        let mut salts: Vec<_> = self.salts.iter().map(salted).collect();
+        salts.sort_unstable_by_key(|(name, ..)| *name);
+        Learned {
+            groups: self.groups.iter().map(kind).collect(),
+            salts,
+        }
+    }
+
+    /// Takes over what an earlier translator of the same rank had learned.
+    pub fn relearn(&mut self, learned: &Learned) {
+        let kind = |whole: &Option<bool>| match whole {
+            Some(true) => Attention::Full,
+            Some(false) => Attention::Other,
+            None => Attention::Unsaid,
+        };
+        let groups = learned.groups.iter().take(GROUPS_MAX as usize);
+        self.groups = groups.map(kind).collect();
+        let salts = learned.salts.iter().take(SALTED_BLOCKS_MAX);
+        let salted = |(name, salt, count): &(EngineHash, Arc<str>, u32)| {
+            let (salt, count) = (Arc::clone(salt), *count);
+            (*name, Salted { salt, count })
+        };
+        self.salts = salts.map(salted).collect();
     }
 
     /// Forgets what the rank's cache held; what it said about its groups stays true.

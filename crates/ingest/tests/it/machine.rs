@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use kvasir_index::Index;
+use kvasir_hash::{Scope, local_hashes};
+use kvasir_index::{Index, Matches};
 use kvasir_ingest::{Cause, Ingest, IngestOptions, Input, Notice, Resync};
-use kvasir_types::{DpRank, WorkerId};
-use kvasir_wire::engine::Event;
+use kvasir_types::{DpRank, EngineHash, WorkerId};
+use kvasir_wire::engine::{Dialect, Event, Stored};
 use kvasir_wire::frame::Frame;
 use kvasir_wire::{DecodeError, Skip};
 
@@ -244,6 +245,63 @@ fn another_block_size_is_named_once_and_nothing_is_learned() {
     for prompt in &worker.engine.prompts {
         assert_eq!(worker.shown(&index, prompt), 0);
     }
+    assert!(!worker.ingest.status().exact);
+
+    // Mended: said once, and not by a single batch.
+    worker.notices.clear();
+    worker.engine.block_size = BLOCK;
+    let frame = worker.engine.clear();
+    worker.input(&index, Input::Live(frame));
+    steps(&mut worker, &index, 2);
+    assert!(!worker.notices.contains(&Notice::BlockSizeFits));
+    steps(&mut worker, &index, 20);
+    let fits = worker
+        .notices
+        .iter()
+        .filter(|n| **n == Notice::BlockSizeFits);
+    assert_eq!(fits.count(), 1, "{:?}", worker.notices);
+    worker.compare(&index, true, "relearned after the clear");
+}
+
+/// Somebody suspects that something was missed: asking costs one message if nothing was.
+#[test]
+fn a_suspicion_is_settled_by_asking() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 5);
+    worker.input(&index, Input::Resync(Resync::Verify));
+    assert_eq!(worker.answers.len(), 2, "the last message and the end");
+    worker.settle(&index);
+    assert_eq!(worker.notices, []);
+    worker.engine.step();
+    worker.input(&index, Input::Resync(Resync::Verify));
+    worker.settle(&index);
+    let recovered = Notice::Recovered {
+        cause: Cause::Verify,
+        messages: 1,
+    };
+    assert_eq!(worker.notices, [recovered]);
+    worker.compare(&index, true, "asked");
+}
+
+/// A buffer that begins in the middle knows less than we do.
+#[test]
+fn a_short_replay_does_not_replace_a_longer_memory() {
+    let (index, mut worker) = worker(4);
+    steps(&mut worker, &index, 20);
+    worker.input(&index, Input::Resync(Resync::Fill));
+    steps(&mut worker, &index, 2);
+    worker.settle(&index);
+    steps(&mut worker, &index, 2);
+    worker.compare(&index, true, "kept");
+    assert_eq!(worker.ingest.status().counts.replays_too_short, 1);
+
+    // Where it tells all, it replaces: here a block that was lost without a trace.
+    let (index, mut worker) = self::worker(100);
+    steps(&mut worker, &index, 20);
+    index.remove_rank(worker.rank);
+    worker.input(&index, Input::Resync(Resync::Fill));
+    worker.settle(&index);
+    worker.compare(&index, true, "filled");
 }
 
 #[test]
@@ -380,6 +438,63 @@ fn a_kept_picture_is_taken_up_where_it_was_left() {
     worker.input(&index, Input::Connected);
     worker.settle(&index);
     worker.compare(&index, true, "the engine began again meanwhile");
+}
+
+fn stored<'a>(
+    hashes: &'a [EngineHash],
+    parent: Option<EngineHash>,
+    tokens: &'a [u32],
+    salt: Option<&'a str>,
+) -> Event<'a> {
+    Event::Stored(Stored {
+        hashes,
+        parent,
+        tokens,
+        block_size: BLOCK,
+        salt,
+        ..Stored::default()
+    })
+}
+
+/// What later events leave out (a sequence's salt, the kind of a group) is kept with the cursor.
+#[test]
+fn what_was_learned_is_kept_with_the_picture() {
+    let (index, mut worker) = worker(100);
+    worker.engine.dialect = Dialect::Vllm24;
+    let (first, second) = ([EngineHash(71)], [EngineHash(72)]);
+    let block = |symbol| vec![symbol; BLOCK as usize];
+    let frame = worker
+        .engine
+        .publish(&[stored(&first, None, &block(7), Some("tenant"))]);
+    worker.input(&index, Input::Live(frame));
+    let kept = worker.ingest.keep().unwrap();
+    assert_eq!(kept.ranks[0].1.salts.len(), 1);
+    worker.ingest = Ingest::resume_kept(WorkerId(1), DpRank(0), IngestOptions::new(BLOCK), &kept);
+    worker.input(&index, Input::Connected);
+    worker.settle(&index);
+    let parent = Some(EngineHash(71));
+    let frame = worker
+        .engine
+        .publish(&[stored(&second, parent, &block(8), None)]);
+    worker.input(&index, Input::Live(frame));
+    let scope = Scope {
+        salt: "tenant",
+        ..Scope::default()
+    };
+    let tokens = [block(7), block(8)].concat();
+    let mut matches = Matches::new();
+    index.find(&local_hashes(&tokens, BLOCK as usize, &scope), &mut matches);
+    assert_eq!(matches.get(worker.rank).map(|m| m.device), Some(2));
+
+    // A picture with a hole is not worth keeping.
+    let frame = worker.engine.publish(&[stored(
+        &[EngineHash(9)],
+        Some(EngineHash(8)),
+        &block(1),
+        None,
+    )]);
+    worker.input(&index, Input::Live(frame));
+    assert_eq!(worker.ingest.keep(), None);
 }
 
 #[test]
