@@ -87,7 +87,6 @@ fn start_model(app: &Arc<App>, settings: &Settings) -> Result<Arc<ServedModel>, 
         },
         events,
         predict_heard: true,
-        heard: Default::default(),
         workers: Default::default(),
     });
     app.models().insert(Arc::clone(&model));

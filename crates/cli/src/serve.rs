@@ -125,7 +125,6 @@ fn model_maker(app: &Arc<App>, settings: &Settings) -> Result<Arc<MakeModel>, Fa
             },
             events,
             predict_heard,
-            heard: Default::default(),
             workers: Default::default(),
         }))
     }))

@@ -109,6 +109,7 @@ fn worker_rows(model: &Arc<ServedModel>) -> Vec<Value> {
                         "active_requests": load.requests,
                         "active_decode_blocks": load.active_blocks,
                         "active_prefill_tokens": load.prefill_tokens,
+                        "cache": model.host.pictures().get(rank).map(|p| p.row()),
                     })
                 })
                 .collect();

@@ -11,12 +11,14 @@ use std::time::Duration;
 use kvasir_index::{Index, Matches};
 use kvasir_router::{
     Arrival, Input, Mode, Observation, Outcome, Output, Overlap, PotentialLoad, RouteError, Router,
-    RouterConfig, Sent, SessionStep, overlap_of,
+    RouterConfig, Sent, SessionStep,
 };
 use kvasir_telemetry::Clock;
 use kvasir_transport::Tasks;
 use kvasir_types::{LocalHash, RequestId, Time, WorkerRank};
 use tokio::sync::{Notify, oneshot};
+
+use crate::picture::{Forecast, Pictures, Report};
 
 /// The timer wakes at least this often, to let routing decisions in the index expire.
 const EXPIRY_EVERY: Duration = Duration::from_secs(1);
@@ -26,6 +28,7 @@ const EXPIRY_EVERY: Duration = Duration::from_secs(1);
 pub struct RouterHost {
     inner: Mutex<Inner>,
     index: Arc<Index>,
+    pictures: Pictures,
     needs: Needs,
     clock: Clock,
     /// The brain may want to be ticked earlier than the timer thinks.
@@ -63,7 +66,16 @@ struct Inner {
 #[derive(Debug)]
 struct Waiter {
     verdict: oneshot::Sender<Result<Sent, RouteError>>,
-    prompt: Arc<[LocalHash]>,
+    looked_up: LookedUp,
+}
+
+/// What was looked up for a request, for looking it up again.
+#[derive(Clone, Debug)]
+pub(crate) struct LookedUp {
+    /// The prompt's blocks.
+    pub(crate) prompt: Arc<[LocalHash]>,
+    /// Our own decisions count for every rank.
+    pub(crate) routed: bool,
 }
 
 impl RouterHost {
@@ -83,6 +95,7 @@ impl RouterHost {
         let host = Arc::new(Self {
             inner: Mutex::new(inner),
             index,
+            pictures: Pictures::default(),
             needs,
             clock,
             rescheduled: Notify::new(),
@@ -97,24 +110,26 @@ impl RouterHost {
         &self.index
     }
 
+    /// How far the index is believed.
+    pub(crate) fn pictures(&self) -> &Pictures {
+        &self.pictures
+    }
+
     /// Which names of a prompt's blocks it asks for.
     pub(crate) fn needs(&self) -> Needs {
         self.needs
     }
 
     /// Chooses a worker for `arrival` and books it; waits while the router holds the request back.
-    /// `prompt` is what was looked up, for a refresh while it waits. Dropping the future takes it out.
-    pub async fn route(
+    /// `looked_up` is looked up again while it waits. Dropping the future takes it out.
+    pub(crate) async fn route(
         self: &Arc<Self>,
         arrival: Arrival,
-        prompt: &Arc<[LocalHash]>,
+        looked_up: LookedUp,
     ) -> Result<Booking, RouteError> {
         let id = arrival.id;
         let (verdict, answer) = oneshot::channel();
-        let waiter = Waiter {
-            verdict,
-            prompt: Arc::clone(prompt),
-        };
+        let waiter = Waiter { verdict, looked_up };
         self.step_with(Input::Arrived(Box::new(arrival)), Some((id, waiter)));
         let mut guard = Waiting {
             host: self,
@@ -127,6 +142,7 @@ impl RouterHost {
         Ok(Booking {
             host: Arc::clone(self),
             sent,
+            forecast: None,
             finished: false,
         })
     }
@@ -166,16 +182,11 @@ impl RouterHost {
         if rescheduled {
             self.rescheduled.notify_one();
         }
-        for (id, prompt) in refresh {
+        for (id, LookedUp { prompt, routed }) in refresh {
             let mut matches = Matches::new();
             self.index.find(&prompt, &mut matches);
-            self.step_with(
-                Input::Refreshed {
-                    id,
-                    overlap: Some(overlap_of(&matches)),
-                },
-                None,
-            );
+            let overlap = Some(self.pictures.overlap(&matches, routed));
+            self.step_with(Input::Refreshed { id, overlap }, None);
         }
     }
 
@@ -184,6 +195,7 @@ impl RouterHost {
             let deadline = self.lock().router.next_deadline();
             let now = self.clock.now();
             self.index.expire(now);
+            self.pictures.tick(now);
             let wait = deadline
                 .map_or(EXPIRY_EVERY, |deadline| deadline - now)
                 .min(EXPIRY_EVERY);
@@ -197,12 +209,7 @@ impl RouterHost {
 
 impl Inner {
     /// One step, and those that follow from it: a verdict that nobody takes is a request that ended.
-    fn step(
-        &mut self,
-        clock: &Clock,
-        input: Input,
-        refresh: &mut Vec<(RequestId, Arc<[LocalHash]>)>,
-    ) {
+    fn step(&mut self, clock: &Clock, input: Input, refresh: &mut Vec<(RequestId, LookedUp)>) {
         let mut inputs = vec![input];
         while let Some(input) = inputs.pop() {
             let mut outputs = std::mem::take(&mut self.outputs);
@@ -217,7 +224,7 @@ impl Inner {
                     }
                     Output::Refresh { id } => {
                         let waiter = self.waiting.get(&id);
-                        refresh.extend(waiter.map(|waiter| (id, Arc::clone(&waiter.prompt))));
+                        refresh.extend(waiter.map(|waiter| (id, waiter.looked_up.clone())));
                     }
                     Output::Queued { id, depth } => tracing::debug!(%id, depth, "request waits"),
                     Output::CloseSession { .. } => {}
@@ -292,6 +299,8 @@ impl Drop for Waiting<'_> {
 pub struct Booking {
     host: Arc<RouterHost>,
     sent: Sent,
+    /// What was foretold about it, to be compared with what comes.
+    forecast: Option<Forecast>,
     finished: bool,
 }
 
@@ -310,7 +319,22 @@ impl Booking {
 
     /// The first tokens came.
     pub fn first_token(&self) {
+        if let Some(forecast) = &self.forecast {
+            forecast.begun(self.host.clock.now());
+        }
         self.host.tell(Input::FirstToken { id: self.sent.id });
+    }
+
+    /// Keeps what was foretold until [`Self::reported`] compares it.
+    pub(crate) fn foretell(&mut self, forecast: Forecast) {
+        self.forecast = Some(forecast);
+    }
+
+    /// The engine said what it found.
+    pub(crate) fn reported(&mut self, report: Report) {
+        if let Some(forecast) = self.forecast.take() {
+            forecast.answered(self.host.clock.now(), report);
+        }
     }
 
     /// `generated` tokens came until now.

@@ -23,6 +23,7 @@ mod lane;
 mod limits;
 mod models;
 mod outcomes;
+mod picture;
 mod place;
 mod prompt;
 mod proxy;

@@ -1,6 +1,6 @@
 //! Which models are served, by whom, and how a prompt of each becomes tokens.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use kvasir_openai::Health;
@@ -52,11 +52,9 @@ pub struct ServedModel {
     pub backend: Backend,
     /// Where its workers' cache events go.
     pub events: EventPool,
-    /// Whether decisions are recorded for workers whose cache events are heard, too
+    /// Whether decisions are recorded for workers whose cache events are believed, too
     /// (`--router-predicted-ttl-secs`); for the others they always are.
     pub predict_heard: bool,
-    /// Workers whose cache events are heard.
-    pub heard: RwLock<BTreeSet<WorkerId>>,
     /// Who its workers are.
     pub workers: RwLock<BTreeMap<WorkerId, WorkerSpec>>,
 }
@@ -139,24 +137,8 @@ impl ServedModel {
         }
         tracing::info!(%worker, model = %self.name, "worker left");
         self.host.tell(Input::Left(worker));
+        self.host.pictures().leave(worker);
         self.events.worker_gone(worker);
-    }
-
-    /// A worker's cache events are listened to, or not.
-    pub(crate) fn set_heard(&self, worker: WorkerId, heard: bool) {
-        let mut all = self.heard.write().unwrap_or_else(PoisonError::into_inner);
-        if heard {
-            all.insert(worker)
-        } else {
-            all.remove(&worker)
-        };
-    }
-
-    /// Whether what is sent to a worker is taken for cached there until its events say so. Without a
-    /// tokenizer it always is: then events and prompts name blocks differently and never meet.
-    pub(crate) fn predicts(&self, worker: WorkerId) -> bool {
-        let heard = self.heard.read().unwrap_or_else(PoisonError::into_inner);
-        self.predict_heard || self.text().is_none() || !heard.contains(&worker)
     }
 
     /// Its workers, by id.
@@ -208,6 +190,7 @@ impl ServedModel {
 
     /// Brings the gauges of its workers, its queue and its index up to date.
     pub(crate) fn measure(&self, metrics: &Metrics, now: Time) {
+        self.host.pictures().measure();
         let (index, model) = (self.host.index().stats(), [&*self.name]);
         metrics
             .index_bytes

@@ -5,19 +5,24 @@ use std::sync::Arc;
 use kvasir_hash::{BlockHasher, Scope, sequence_hashes};
 use kvasir_index::Matches;
 use kvasir_openai::ApiError;
-use kvasir_router::{Arrival, Fault, RouteError, overlap_of};
+use kvasir_router::{Arrival, Fault, RouteError};
 use kvasir_telemetry::observe_ms;
-use kvasir_types::{LocalHash, SequenceHash, Token};
+use kvasir_types::{LocalHash, SequenceHash, Token, WorkerRank};
 
 use crate::App;
-use crate::host::{Booking, Needs};
+use crate::host::{Booking, LookedUp, Needs};
 use crate::models::ServedModel;
+use crate::picture::{Forecast, Foretold};
 
 /// The names of a prompt's blocks, as far as the router mode asks for them.
 #[derive(Clone, Debug)]
 pub(crate) struct Blocks {
     pub(crate) locals: Arc<[LocalHash]>,
     pub(crate) sequence: Arc<[SequenceHash]>,
+    /// They are made of the text and not of tokens: no event of an engine will ever name them.
+    pub(crate) guessed: bool,
+    /// Tokens of the prompt as the engine must count them; `None` where it may count others.
+    pub(crate) certain: Option<u32>,
 }
 
 impl Blocks {
@@ -26,6 +31,8 @@ impl Blocks {
         Self {
             locals: Arc::from([]),
             sequence: Arc::from([]),
+            guessed: false,
+            certain: None,
         }
     }
 }
@@ -57,6 +64,8 @@ pub(crate) fn name_blocks(app: &App, model: &ServedModel, tokens: &[Token], salt
     Blocks {
         locals,
         sequence: sequence.into(),
+        guessed: false,
+        certain: None,
     }
 }
 
@@ -69,23 +78,55 @@ pub(crate) async fn book(
 ) -> Result<Booking, RouteError> {
     let (clock, metrics) = (app.clock(), app.metrics());
     let start = clock.now();
-    let index = model.host.index();
+    let (index, pictures) = (model.host.index(), model.host.pictures());
+    let looked_up = LookedUp {
+        prompt: Arc::clone(&blocks.locals),
+        routed: model.predict_heard || blocks.guessed,
+    };
+    let mut matches = Matches::new();
     if !blocks.locals.is_empty() {
-        let mut matches = Matches::new();
         index.find(&blocks.locals, &mut matches);
-        arrival.overlap = overlap_of(&matches);
+        arrival.overlap = pictures.overlap(&matches, looked_up.routed);
     }
     arrival.sequence = Arc::clone(&blocks.sequence);
     let found = clock.now();
-    let booking = model.host.route(arrival, &blocks.locals).await?;
+    let record = looked_up.routed;
+    let mut booking = model.host.route(arrival, looked_up).await?;
     let end = clock.now();
-    if booking.sent().record && model.predicts(booking.target().worker) {
-        index.record_routing(end, booking.target(), &blocks.locals, &blocks.sequence);
+    let target = booking.target();
+    if booking.sent().record && (record || pictures.is_doubted(target)) {
+        index.record_routing(end, target, &blocks.locals, &blocks.sequence);
+    }
+    if !booking.sent().queued.is_zero() {
+        // What was found has aged.
+        index.find(&blocks.locals, &mut matches);
+    }
+    if let Some(forecast) = forecast(model, target, blocks, &matches) {
+        booking.foretell(forecast);
     }
     observe_ms(&metrics.overhead_indexer_find_matches_ms, found - start);
     observe_ms(&metrics.overhead_scheduling_ms, end - found);
     observe_ms(&metrics.overhead_total_ms, end - start);
     Ok(booking)
+}
+
+/// What events foretell of a request on its way to `target`; `None` if nobody judges that rank, or if the engine
+/// may see another prompt than we do.
+fn forecast(
+    model: &ServedModel,
+    target: WorkerRank,
+    blocks: &Blocks,
+    matches: &Matches,
+) -> Option<Forecast> {
+    let prompt = blocks.certain.filter(|_| !blocks.locals.is_empty())?;
+    let picture = model.host.pictures().get(target)?;
+    let ours = matches.sources().find(|s| s.events.rank == target);
+    let foretold = Foretold {
+        locals: Arc::clone(&blocks.locals),
+        prompt,
+        blocks: ours.map_or(0, |s| s.events.disk_cumulative()),
+    };
+    Some(Forecast::new(picture, foretold))
 }
 
 /// What the client is told when the router has no worker for it.

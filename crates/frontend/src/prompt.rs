@@ -95,7 +95,8 @@ fn client_error(error: TextError) -> ApiError {
     ApiError::internal()
 }
 
-/// The tokens that an engine will see for a body that it judges itself; `None` where we cannot know.
+/// The tokens that an engine will see for a body that it judges itself, and whether they are its only prompt;
+/// `None` where we cannot know.
 ///
 /// A prompt that came as tokens needs no tokenizer.
 pub(crate) fn of_scan(
@@ -103,12 +104,14 @@ pub(crate) fn of_scan(
     scan: &Scan<'_>,
     chat: bool,
     now_unix: u64,
-) -> Option<Vec<Token>> {
+) -> Option<(Vec<Token>, bool)> {
     if !chat {
-        return match scan.prompts()?.into_iter().next()? {
-            Prompt::Tokens(tokens) => Some(tokens),
-            Prompt::Text(prompt) => text?.encode_prompt(&prompt).ok(),
+        let mut prompts = scan.prompts()?.into_iter();
+        let tokens = match prompts.next()? {
+            Prompt::Tokens(tokens) => tokens,
+            Prompt::Text(prompt) => text?.encode_prompt(&prompt).ok()?,
         };
+        return Some((tokens, prompts.next().is_none()));
     }
     let text = text.filter(|_| scan.chat_template().is_none())?;
     let effort = scan.reasoning_effort();
@@ -123,8 +126,39 @@ pub(crate) fn of_scan(
         now_unix: i64::try_from(now_unix).unwrap_or(i64::MAX),
         dialect: Dialect::Vllm,
     };
-    text.encode_chat(&text.render(&input).ok()?).ok()
+    let tokens = text.encode_chat(&text.render(&input).ok()?).ok()?;
+    Some((tokens, true))
 }
+
+/// Whether an engine's counts for a body with one prompt speak of that: no second answer, no media that become
+/// tokens unseen, nothing that cuts the prompt or keeps the engine from using its cache.
+pub(crate) fn is_plain(scan: &Scan<'_>) -> bool {
+    let set = |key: &str| {
+        scan.raw(key)
+            .is_some_and(|value| !["null", "false"].contains(&value))
+    };
+    let messages = scan.messages().unwrap_or_default().as_bytes();
+    let media = |name: &&str| memchr::memmem::find(messages, name.as_bytes()).is_some();
+    scan.n() == 1 && !UNPLAIN.iter().any(|key| set(key)) && !MEDIA.iter().any(media)
+}
+
+/// Fields that change what an engine computes or counts.
+const UNPLAIN: [&str; 6] = [
+    "best_of",
+    "echo",
+    "prompt_logprobs",
+    "truncate_prompt_tokens",
+    "prompt_embeds",
+    "kv_transfer_params",
+];
+/// Parts of a message that are more tokens to the engine than to us.
+const MEDIA: [&str; 5] = [
+    "\"image_url\"",
+    "\"input_audio\"",
+    "\"audio_url\"",
+    "\"video_url\"",
+    "\"image_embeds\"",
+];
 
 /// What turns the tokens of one answer into text.
 pub(crate) fn detokenizer(text: &TextModel, options: &Options) -> Detokenizer {

@@ -94,12 +94,18 @@ pub(crate) async fn handle(
         Ok(extension) => extension,
         Err(error) => return Err(watch.fail(error)),
     };
-    let tokens = routing_tokens(app, model, endpoint, scan, &nvext);
+    let Reading {
+        tokens,
+        guessed,
+        certain,
+    } = routing_tokens(app, model, endpoint, scan, &nvext);
     let salt = nvext
         .cache_salt
         .clone()
         .or_else(|| scan.cache_salt().map(Into::into));
-    let blocks = place::name_blocks(app, model, &tokens, salt.as_deref().unwrap_or_default());
+    let mut blocks = place::name_blocks(app, model, &tokens, salt.as_deref().unwrap_or_default());
+    blocks.guessed = guessed;
+    blocks.certain = u32::try_from(tokens.len()).ok().filter(|_| certain);
     let arrival = ask::arrival(asked.id, tokens.len().max(1), &nvext, &hints);
     let hide_usage = stream && !scan.include_usage();
     let mut headers = headers::to_engine(&asked.parts.headers, asked.id);
@@ -201,6 +207,15 @@ fn extension(
     Ok((nvext, hints))
 }
 
+/// A prompt as far as we can read it.
+struct Reading {
+    tokens: Vec<Token>,
+    /// The tokens are a stand-in.
+    guessed: bool,
+    /// The engine must see and count the same tokens, once, and look for them in its cache.
+    certain: bool,
+}
+
 /// The prompt's tokens as the engine will see them, or a stand-in that is the same for the same text.
 fn routing_tokens(
     app: &App,
@@ -208,20 +223,33 @@ fn routing_tokens(
     endpoint: Endpoint,
     scan: &Scan<'_>,
     nvext: &Nvext,
-) -> Vec<Token> {
+) -> Reading {
     if let Some(tokens) = &nvext.token_data {
-        return tokens.clone();
+        return Reading {
+            tokens: tokens.clone(),
+            guessed: false,
+            certain: false,
+        };
     }
     let now = app.clock().unix_secs(app.clock().now());
     let chat = endpoint == Endpoint::Chat;
     let text = model.text().map(|text| &**text);
-    prompt::of_scan(text, scan, chat, now).unwrap_or_else(|| {
-        let text = match endpoint {
-            Endpoint::Chat => scan.messages(),
-            Endpoint::Completions => scan.raw("prompt"),
+    if let Some((tokens, alone)) = prompt::of_scan(text, scan, chat, now) {
+        return Reading {
+            tokens,
+            guessed: false,
+            certain: alone && prompt::is_plain(scan),
         };
-        stand_in(text.unwrap_or_default())
-    })
+    }
+    let text = match endpoint {
+        Endpoint::Chat => scan.messages(),
+        Endpoint::Completions => scan.raw("prompt"),
+    };
+    Reading {
+        tokens: stand_in(text.unwrap_or_default()),
+        guessed: true,
+        certain: false,
+    }
 }
 
 /// Tokens made of the text's bytes: no engine knows them, but equal beginnings give equal blocks.

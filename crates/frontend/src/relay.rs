@@ -18,6 +18,7 @@ use kvasir_types::{Time, WorkerRank};
 use tokio::time::{Instant, Sleep};
 
 use crate::host::Booking;
+use crate::picture::Report;
 use crate::reply::{ByteSource, Cut};
 use crate::upstream::UpstreamError;
 use crate::watch::{Totals, Watch};
@@ -77,7 +78,7 @@ impl Books {
     }
 
     /// The answer is complete.
-    pub(crate) fn close(self, source: &Source) {
+    pub(crate) fn close(mut self, source: &Source) {
         let count = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
         if !self.status.is_success() {
             self.booking.finish(Outcome::Failed);
@@ -90,6 +91,11 @@ impl Books {
             output_tokens: count(source.usage.completion_tokens),
             target: self.booking.target(),
         };
+        self.booking.reported(Report {
+            prompt: totals.prompt_tokens,
+            cached: source.usage.cached_tokens.map(count),
+            output: totals.output_tokens,
+        });
         self.booking.finish(Outcome::Completed {
             output_tokens: totals.output_tokens,
         });

@@ -138,6 +138,8 @@ impl Trust {
                 self.sample(now, finding, tokens(appeared.expected), wrong, out);
             }
             Evidence::Recovering(running) => self.recovering = running,
+            // Only the connection itself ends its absence.
+            Evidence::Barred(None) if self.bar == Some(Doubt::Unreachable) => {}
             Evidence::Barred(bar) => self.barred(now, bar, out),
             Evidence::Restarted => {
                 // Another process: what was learned of the old one does not count, its faults do.

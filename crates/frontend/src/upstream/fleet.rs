@@ -13,6 +13,7 @@ use http::header::HOST;
 use http::{Request, StatusCode, Uri};
 use http_body_util::Full;
 use kvasir_router::{Input, LoadReport, WorkerSpec};
+use kvasir_trust::Doubt;
 use kvasir_types::{DpRank, WorkerId, WorkerRank};
 use tokio::sync::Notify;
 
@@ -248,22 +249,28 @@ impl Watcher {
         let Backend::OpenAi { workers, .. } = &served.backend else {
             return;
         };
-        if served.block_size != block_size {
-            tracing::warn!(worker = %address, model = %new.name, block_size, expected = served.block_size,
-                "worker has another block size than its peers: its cache cannot be matched");
-        }
         let spec = WorkerSpec {
             ranks: address.data_parallel_size.or(facts.ranks).unwrap_or(1),
             kv_total_blocks: address.kv_blocks.or(facts.kv_blocks),
             max_num_batched_tokens: address.max_num_batched_tokens,
             ..WorkerSpec::new(self.id)
         };
-        if self.fleet.events {
-            let sources = sources(address, facts, spec.ranks);
-            served.set_heard(self.id, !sources.is_empty());
-            self.ears
-                .attend(&self.fleet.app, &served, self.id, &sources);
+        let sources = match self.fleet.events {
+            true => sources(address, facts, spec.ranks),
+            false => BTreeMap::new(),
+        };
+        for rank in spec.rank_iter() {
+            let bar = match sources.contains_key(&rank.rank.0) {
+                _ if !self.fleet.events => Some(Doubt::Forced),
+                _ if served.block_size != block_size => Some(Doubt::BlockSize),
+                true => None,
+                false => Some(Doubt::NoEvents),
+            };
+            let pictures = served.host.pictures();
+            pictures.join(&self.fleet.app, &served, rank, bar, None);
         }
+        self.ears
+            .attend(&self.fleet.app, &served, self.id, &sources);
         if self
             .serves
             .get(&new.name)

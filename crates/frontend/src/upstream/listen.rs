@@ -7,10 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvasir_index::{ApplyError, Index};
-use kvasir_ingest::{Cache, Ingest, IngestOptions, Notice};
-use kvasir_intake::{Intake, Witness};
+use kvasir_ingest::{Cache, Ingest, IngestOptions};
+use kvasir_intake::Intake;
 use kvasir_telemetry::Metrics;
-use kvasir_transport::SourceFault;
 use kvasir_transport::zmq::{Endpoint, EndpointError, ZmqSource, ZmqSourceOptions};
 use kvasir_types::{DpRank, KvEvent, WorkerId, WorkerRank};
 use tokio::task::JoinHandle;
@@ -104,10 +103,11 @@ impl Ears {
                 rank: DpRank(rank),
             };
             match listen(app, model, name, source) {
-                Ok(intake) => {
+                Ok(Some(intake)) => {
                     let source = source.clone();
                     self.open.insert(key, Ear { source, intake });
                 }
+                Ok(None) => {}
                 Err(error) => {
                     tracing::warn!(rank = %name, %error, "event socket cannot be used");
                 }
@@ -157,7 +157,7 @@ fn listen(
     model: &ServedModel,
     rank: WorkerRank,
     source: &EventSource,
-) -> Result<Intake, EndpointError> {
+) -> Result<Option<Intake>, EndpointError> {
     let events = source.events.parse()?;
     let replay = source.replay.as_deref().map(str::parse).transpose()?;
     let mut options = IngestOptions::new(model.block_size);
@@ -165,9 +165,8 @@ fn listen(
     let mut sockets = ZmqSourceOptions::new(events, replay);
     sockets.topic.clone_from(&source.topic);
     let clock = app.clock();
-    let witness = Teller {
-        rank,
-        address: source.events.clone(),
+    let Some(picture) = model.host.pictures().get(rank) else {
+        return Ok(None);
     };
     tracing::info!(%rank, model = %model.name, events = %source.events, replay = source.replay,
         "listening to cache events");
@@ -175,40 +174,16 @@ fn listen(
         index: Arc::clone(model.host.index()),
         metrics: app.metrics().clone(),
     };
-    Ok(Intake::spawn(
+    let intake = Intake::spawn(
         app.tasks(),
         ZmqSource::start(app.tasks(), sockets),
         Ingest::new(rank.worker, rank.rank, options),
         Arc::new(cache),
         Arc::new(move || clock.now()),
-        Arc::new(witness),
-    ))
-}
-
-/// Says in the log what a stream notices.
-struct Teller {
-    rank: WorkerRank,
-    address: String,
-}
-
-impl Witness for Teller {
-    fn notice(&self, notice: &Notice) {
-        let rank = self.rank;
-        match notice {
-            Notice::Recovered { .. } | Notice::Cleared { .. } | Notice::Pairs => {
-                tracing::info!(%rank, "cache events: {notice}");
-            }
-            _ => tracing::warn!(%rank, "cache events: {notice}"),
-        }
-    }
-
-    fn link(&self, fault: Option<&SourceFault>) {
-        let (rank, address) = (self.rank, &self.address);
-        match fault {
-            None => tracing::info!(%rank, address, "event socket connected"),
-            Some(fault) => tracing::warn!(%rank, address, %fault, "event socket not connected"),
-        }
-    }
+        Arc::clone(&picture) as _,
+    );
+    picture.attach(&source.events, intake.handle());
+    Ok(Some(intake))
 }
 
 #[cfg(test)]

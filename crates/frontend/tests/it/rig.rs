@@ -205,7 +205,6 @@ fn model(app: &App, new: &NewModel, router: RouterConfig) -> Arc<ServedModel> {
         },
         events,
         predict_heard: true,
-        heard: Default::default(),
         workers: Default::default(),
     })
 }

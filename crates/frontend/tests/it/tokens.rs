@@ -76,7 +76,6 @@ impl Fixture {
                 text,
             },
             predict_heard: true,
-            heard: Default::default(),
             workers: Default::default(),
         });
         app.models().insert(Arc::clone(&model));

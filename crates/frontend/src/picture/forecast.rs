@@ -1,0 +1,126 @@
+//! What was foretold about one request, and what then came.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use kvasir_ingest::Counts;
+use kvasir_trust::Answer;
+use kvasir_types::{LocalHash, Time};
+
+use super::Picture;
+
+/// An event is this late at most, on a busy machine (recorded from vLLM: 1 to 9 ms, once 250).
+const EVENT_LAG: Duration = Duration::from_millis(250);
+
+/// What an engine said about a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Report {
+    /// Tokens of the prompt.
+    pub(crate) prompt: u32,
+    /// Those of them that it found cached, where it says so.
+    pub(crate) cached: Option<u32>,
+    /// Tokens of the answer.
+    pub(crate) output: u32,
+}
+
+/// What events had told of a rank at some moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Told {
+    stored: u64,
+    removed: u64,
+    /// Times that all was forgotten.
+    emptied: u64,
+}
+
+impl From<&Counts> for Told {
+    fn from(counts: &Counts) -> Self {
+        Self {
+            stored: counts.blocks_stored,
+            removed: counts.blocks_removed,
+            emptied: counts.cleared + counts.restarts + counts.replays_too_short,
+        }
+    }
+}
+
+impl Told {
+    /// Blocks stored since `before`.
+    pub(super) fn stored_since(&self, before: &Self) -> u32 {
+        u32::try_from(self.stored.saturating_sub(before.stored)).unwrap_or(u32::MAX)
+    }
+
+    /// Blocks gone since `before`; all there are if the rank was emptied.
+    pub(super) fn removed_since(&self, before: &Self) -> u32 {
+        match self.emptied == before.emptied {
+            true => u32::try_from(self.removed.saturating_sub(before.removed)).unwrap_or(u32::MAX),
+            false => u32::MAX,
+        }
+    }
+}
+
+/// A prompt as it was foretold.
+#[derive(Clone, Debug)]
+pub(crate) struct Foretold {
+    /// The prompt's blocks.
+    pub(crate) locals: Arc<[LocalHash]>,
+    /// Tokens of the prompt.
+    pub(crate) prompt: u32,
+    /// Its leading blocks that events say are cached in any tier.
+    pub(crate) blocks: u32,
+}
+
+/// What was foretold about one request, kept until its answer is there.
+#[derive(Debug)]
+pub(crate) struct Forecast {
+    picture: Arc<Picture>,
+    foretold: Foretold,
+    sent: Told,
+    first: OnceLock<(Time, Told)>,
+}
+
+impl Forecast {
+    /// `foretold` is about to be sent to the rank of `picture`.
+    pub(crate) fn new(picture: Arc<Picture>, foretold: Foretold) -> Self {
+        Self {
+            sent: picture.told(),
+            picture,
+            foretold,
+            first: OnceLock::new(),
+        }
+    }
+
+    /// The answer has begun: the engine has looked into its cache.
+    pub(crate) fn begun(&self, now: Time) {
+        let _ = self.first.set((now, self.picture.told()));
+    }
+
+    /// The answer is complete.
+    pub(crate) fn answered(self, now: Time, report: Report) {
+        let size = self.picture.block_size().max(1);
+        // What events told after the cache was looked into explains nothing.
+        let told = match self.first.get() {
+            Some((first, told)) if now - *first > EVENT_LAG => *told,
+            _ => self.picture.told(),
+        };
+        let whole = report.prompt.saturating_add(report.output) / size;
+        let own = whole.saturating_sub(report.cached.unwrap_or(0) / size);
+        let stored = told.stored_since(&self.sent).saturating_sub(own);
+        // An engine always computes the last token.
+        let most = self.foretold.prompt.saturating_sub(1) / size;
+        let answer = Answer {
+            prompt: self.foretold.prompt,
+            prompt_reported: Some(report.prompt).filter(|tokens| *tokens > 0),
+            cached: self.foretold.blocks.min(most).saturating_mul(size),
+            cached_reported: report.cached,
+            removed_since: told.removed_since(&self.sent).saturating_mul(size),
+            stored_since: stored.saturating_mul(size),
+        };
+        self.picture.answered(now, answer);
+        let unexpected = report
+            .cached
+            .is_some_and(|cached| cached.abs_diff(answer.cached) >= size);
+        if !unexpected && answer.prompt_reported.is_none_or(|p| p == answer.prompt) {
+            self.picture
+                .look_later(self.foretold.locals, answer.prompt / size, self.sent);
+        }
+    }
+}

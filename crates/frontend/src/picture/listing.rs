@@ -1,0 +1,148 @@
+//! A picture as operators see it: the workers listing and the metrics.
+
+use kvasir_ingest::Counts;
+use kvasir_trust::Doubt;
+use serde_json::{Value, json};
+
+use super::{Picture, Pictures};
+
+/// What goes wrong with a stream, and how often it did.
+fn faults(counts: &Counts) -> [(&'static str, u64); 9] {
+    [
+        ("missed", counts.missed),
+        ("duplicate", counts.duplicates),
+        ("stale", counts.stale),
+        ("unreadable", counts.refused),
+        ("restart", counts.restarts),
+        ("replay_too_short", counts.replays_too_short),
+        ("replay_failed", counts.recoveries_failed),
+        ("block_size", counts.block_size_differs),
+        ("orphan_dropped", counts.orphans_dropped),
+    ]
+}
+
+impl Pictures {
+    /// Brings the metrics up to date.
+    pub(crate) fn measure(&self) {
+        for picture in self.all() {
+            picture.measure();
+        }
+    }
+}
+
+impl Picture {
+    /// For the workers listing.
+    pub(crate) fn row(&self) -> Value {
+        let events = self.ear().map(|ear| {
+            let snapshot = ear.intake.snapshot();
+            let (status, counts) = (snapshot.status, snapshot.status.counts);
+            let found = faults(&counts).into_iter().filter(|(_, count)| *count > 0);
+            let found: serde_json::Map<String, Value> = found
+                .map(|(kind, count)| (kind.into(), count.into()))
+                .collect();
+            json!({
+                "address": &*ear.address,
+                "connected": status.connected,
+                "error": snapshot.fault.map(|fault| fault.to_string()),
+                "recovering": status.recovering.map(|cause| format!("{cause:?}").to_lowercase()),
+                "complete": status.exact,
+                "sequence": status.cursor.map(|cursor| cursor.sequence),
+                "batches": counts.batches,
+                "faults": found,
+            })
+        });
+        let inner = self.lock();
+        let (opinion, trust) = (inner.trust.opinion(), &inner.trust);
+        let causes: serde_json::Map<String, Value> = trust
+            .error_by_cause()
+            .map(|(doubt, part)| (doubt.name().into(), part.into()))
+            .collect();
+        json!({
+            "state": opinion.level.name(),
+            "cause": opinion.doubt.map(Doubt::name),
+            "advice": opinion.doubt.map(Doubt::advice),
+            "credit": opinion.credit(),
+            "error": trust.error(),
+            "error_by_cause": causes,
+            "answers": trust.samples(),
+            "last_fault": inner.last_fault,
+            "events": events,
+        })
+    }
+
+    fn measure(&self) {
+        let (worker, rank) = (self.rank.worker.to_string(), self.rank.rank.to_string());
+        let labels = [&*self.model, &worker, &rank];
+        let metrics = &self.metrics;
+        if let Some(ear) = self.ear() {
+            let status = ear.intake.read(|snapshot| snapshot.status);
+            let connected = if status.connected { 1.0 } else { 0.0 };
+            metrics
+                .worker_events_connected
+                .with_label_values(&labels)
+                .set(connected);
+            let before = std::mem::replace(&mut self.lock().counted, status.counts);
+            for ((kind, now), (_, before)) in
+                faults(&status.counts).into_iter().zip(faults(&before))
+            {
+                let labels = [labels[0], labels[1], labels[2], kind];
+                let faults = metrics.kv_event_faults_total.with_label_values(&labels);
+                faults.inc_by(now.saturating_sub(before));
+            }
+        }
+        let mut inner = self.lock();
+        let opinion = inner.trust.opinion();
+        metrics
+            .worker_cache_credit
+            .with_label_values(&labels)
+            .set(opinion.credit());
+        let state = |o: kvasir_trust::Opinion| [o.level.name(), o.doubt.map_or("", Doubt::name)];
+        if let Some(shown) = inner
+            .shown
+            .replace(opinion)
+            .filter(|shown| *shown != opinion)
+        {
+            let [level, cause] = state(shown);
+            let labels = [labels[0], labels[1], labels[2], level, cause];
+            let _ = metrics.worker_cache_state.remove_label_values(&labels);
+        }
+        let [level, cause] = state(opinion);
+        let state = [labels[0], labels[1], labels[2], level, cause];
+        metrics
+            .worker_cache_state
+            .with_label_values(&state)
+            .set(1.0);
+        for doubt in CAUSES {
+            let part = inner.trust.error_by_cause().find(|(d, _)| *d == doubt);
+            let labels = [labels[0], labels[1], labels[2], doubt.name()];
+            let error = metrics.worker_prediction_error.with_label_values(&labels);
+            error.set(part.map_or(0.0, |(_, part)| part));
+        }
+    }
+
+    /// Takes its rows off the metrics page.
+    pub(super) fn forget_metrics(&self) {
+        let (worker, rank) = (self.rank.worker.to_string(), self.rank.rank.to_string());
+        let labels = [&*self.model, &worker, &rank];
+        let metrics = &self.metrics;
+        let _ = metrics.worker_cache_credit.remove_label_values(&labels);
+        let _ = metrics.worker_events_connected.remove_label_values(&labels);
+        for doubt in CAUSES {
+            let labels = [labels[0], labels[1], labels[2], doubt.name()];
+            let _ = metrics.worker_prediction_error.remove_label_values(&labels);
+        }
+        if let Some(shown) = self.lock().shown.take() {
+            let cause = shown.doubt.map_or("", Doubt::name);
+            let labels = [labels[0], labels[1], labels[2], shown.level.name(), cause];
+            let _ = metrics.worker_cache_state.remove_label_values(&labels);
+        }
+    }
+}
+
+/// Causes that answers can show.
+const CAUSES: [Doubt; 4] = [
+    Doubt::EventsMissing,
+    Doubt::EventsLate,
+    Doubt::Tokenization,
+    Doubt::SilentEviction,
+];

@@ -1,0 +1,316 @@
+//! One rank's picture: what is known for and against it, and who listens to its events.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use kvasir_index::{Index, Matches};
+use kvasir_ingest::{Counts, Notice, Resync};
+use kvasir_intake::{IntakeHandle, Snapshot, Witness};
+use kvasir_telemetry::{Clock, Metrics};
+use kvasir_transport::{SourceFault, Tasks};
+use kvasir_trust::{
+    Action, Answer, Appeared, Doubt, Evidence, Finding, Level, Opinion, Standing, Trust,
+    TrustOptions,
+};
+use kvasir_types::{LocalHash, Time, WorkerRank};
+use kvasir_wire::Skip;
+
+use super::Opinions;
+use super::forecast::Told;
+use crate::App;
+use crate::models::ServedModel;
+
+/// So long after an answer its blocks must have appeared.
+const LOOK_AFTER: Duration = Duration::from_secs(1);
+
+/// One rank's picture.
+pub(crate) struct Picture {
+    pub(super) rank: WorkerRank,
+    pub(super) model: Arc<str>,
+    block_size: u32,
+    index: Arc<Index>,
+    pub(super) metrics: Metrics,
+    clock: Clock,
+    tasks: Tasks,
+    opinions: Opinions,
+    pub(super) inner: Mutex<Inner>,
+    ear: RwLock<Option<Ear>>,
+    /// Somebody waits to look what appeared.
+    looking: AtomicBool,
+}
+
+/// Who listens, and where.
+#[derive(Clone, Debug)]
+pub(super) struct Ear {
+    pub(super) address: Arc<str>,
+    pub(super) intake: IntakeHandle,
+}
+
+pub(super) struct Inner {
+    pub(super) trust: Trust,
+    /// Why events cannot be used, as far as membership knows.
+    bar: Option<Doubt>,
+    /// Events came with blocks of another size.
+    other_block_size: bool,
+    /// What last went wrong with the stream of events.
+    pub(super) last_fault: Option<&'static str>,
+    /// What was counted of the stream already.
+    pub(super) counted: Counts,
+    /// The state under which it is in the metrics.
+    pub(super) shown: Option<Opinion>,
+}
+
+impl std::fmt::Debug for Picture {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let rank = &self.rank;
+        f.debug_struct("Picture")
+            .field("rank", rank)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Picture {
+    pub(super) fn new(
+        app: &App,
+        model: &ServedModel,
+        rank: WorkerRank,
+        opinions: Opinions,
+        known: Option<Standing>,
+    ) -> Self {
+        let options = TrustOptions::new(model.block_size.max(1));
+        let trust = match known {
+            Some(standing) => Trust::resume(options, standing),
+            None => Trust::new(options),
+        };
+        opinions.set(rank, Some(trust.opinion()));
+        Self {
+            rank,
+            model: Arc::clone(&model.name),
+            block_size: model.block_size,
+            index: Arc::clone(model.host.index()),
+            metrics: app.metrics().clone(),
+            clock: app.clock(),
+            tasks: app.tasks().clone(),
+            opinions,
+            inner: Mutex::new(Inner {
+                trust,
+                bar: None,
+                other_block_size: false,
+                last_fault: None,
+                counted: Counts::default(),
+                shown: None,
+            }),
+            ear: RwLock::new(None),
+            looking: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// Its events come through `intake` now, from `address`.
+    pub(crate) fn attach(&self, address: &str, intake: IntakeHandle) {
+        let mut ear = self.ear.write().unwrap_or_else(PoisonError::into_inner);
+        let address = Arc::from(address);
+        *ear = Some(Ear { address, intake });
+        drop(ear);
+        self.lock().counted = Counts::default();
+        // Until the first connection it is away.
+        self.show(Evidence::Link(false));
+    }
+
+    pub(super) fn ear(&self) -> Option<Ear> {
+        let ear = self.ear.read().unwrap_or_else(PoisonError::into_inner);
+        ear.clone()
+    }
+
+    fn read<T: Default>(&self, part: impl FnOnce(&Snapshot) -> T) -> T {
+        let ear = self.ear.read().unwrap_or_else(PoisonError::into_inner);
+        ear.as_ref()
+            .map(|ear| ear.intake.read(part))
+            .unwrap_or_default()
+    }
+
+    /// What events have told so far.
+    pub(super) fn told(&self) -> Told {
+        self.read(|snapshot| Told::from(&snapshot.status.counts))
+    }
+
+    /// Why events cannot be used, as far as membership knows.
+    pub(super) fn set_bar(&self, bar: Option<Doubt>) {
+        let mut inner = self.lock();
+        inner.bar = bar;
+        self.step_bar(&mut inner);
+    }
+
+    fn step_bar(&self, inner: &mut Inner) {
+        let size = inner.other_block_size.then_some(Doubt::BlockSize);
+        let bar = inner.bar.or(size);
+        self.step(inner, Evidence::Barred(bar));
+    }
+
+    /// An answer came.
+    pub(super) fn answered(&self, now: Time, answer: Answer) {
+        let mut inner = self.lock();
+        self.step_at(&mut inner, now, Evidence::Recovering(self.is_recovering()));
+        self.step_at(&mut inner, now, Evidence::Answer(answer));
+    }
+
+    /// Looks, in a while, whether the blocks of an answered prompt have appeared. One look at a time.
+    pub(super) fn look_later(self: &Arc<Self>, prompt: Arc<[LocalHash]>, blocks: u32, sent: Told) {
+        let barred = self.lock().bar.is_some();
+        if blocks == 0 || barred || self.looking.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let this = Arc::clone(self);
+        self.tasks.spawn(async move {
+            tokio::time::sleep(LOOK_AFTER).await;
+            this.looking.store(false, Ordering::Relaxed);
+            this.look(&prompt, blocks, &sent);
+        });
+    }
+
+    fn look(&self, prompt: &[LocalHash], blocks: u32, sent: &Told) {
+        let mut matches = Matches::new();
+        self.index.find(prompt, &mut matches);
+        let ours = matches.sources().find(|s| s.events.rank == self.rank);
+        let told = self.told();
+        let appeared = Appeared {
+            expected: blocks,
+            found: ours.map_or(0, |s| s.events.disk_cumulative()),
+            stored: told.stored_since(sent),
+            removed: told.removed_since(sent),
+            orphans: self.read(|s| s.status.orphan_blocks) > 0,
+        };
+        let mut inner = self.lock();
+        self.step(&mut inner, Evidence::Recovering(self.is_recovering()));
+        self.step(&mut inner, Evidence::Appeared(appeared));
+    }
+
+    fn is_recovering(&self) -> bool {
+        self.read(|snapshot| snapshot.status.recovering.is_some())
+    }
+
+    pub(super) fn tick(&self, now: Time) {
+        self.step_at(&mut self.lock(), now, Evidence::Tick);
+    }
+
+    fn show(&self, evidence: Evidence) {
+        self.step(&mut self.lock(), evidence);
+    }
+
+    fn step(&self, inner: &mut Inner, evidence: Evidence) {
+        self.step_at(inner, self.clock.now(), evidence);
+    }
+
+    fn step_at(&self, inner: &mut Inner, now: Time, evidence: Evidence) {
+        let mut actions = Vec::new();
+        inner.trust.step(now, evidence, &mut actions);
+        for action in actions {
+            self.act(action);
+        }
+    }
+
+    fn act(&self, action: Action) {
+        match action {
+            Action::Judged(finding) => self.count(finding),
+            Action::Changed(opinion) => self.changed(opinion),
+            Action::Verify => self.mend("asking whether events were missed", Resync::Verify),
+            Action::Resync(Doubt::SilentEviction) => {
+                self.mend("replaying the engine's events", Resync::Replay);
+            }
+            Action::Resync(_) => self.mend("replaying the engine's events", Resync::Fill),
+            Action::Forget => self.mend("forgetting the picture", Resync::Forget),
+        }
+    }
+
+    fn mend(&self, what: &'static str, how: Resync) {
+        let Some(ear) = self.ear() else { return };
+        match how {
+            Resync::Verify => tracing::debug!(rank = %self.rank, "cache picture: {what}"),
+            _ => tracing::warn!(rank = %self.rank, "cache picture was wrong too often: {what}"),
+        }
+        ear.intake.resync(how);
+    }
+
+    fn changed(&self, opinion: Opinion) {
+        self.opinions.set(self.rank, Some(opinion));
+        let (rank, state) = (self.rank, opinion.level.name());
+        match opinion.doubt {
+            None => tracing::info!(%rank, state, "cache picture proves right"),
+            Some(Doubt::Starting | Doubt::Forced) if opinion.level == Level::Approximate => {
+                tracing::info!(%rank, state, "cache picture starts anew");
+            }
+            Some(doubt) => {
+                let (cause, advice) = (doubt.name(), doubt.advice());
+                tracing::warn!(%rank, state, cause, advice, "cache picture is doubted");
+            }
+        }
+    }
+
+    fn count(&self, finding: Finding) {
+        let (worker, rank) = (self.rank.worker.to_string(), self.rank.rank.to_string());
+        self.metrics
+            .worker_predictions_total
+            .with_label_values(&[&*self.model, &worker, &rank, finding.name()])
+            .inc();
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Witness for Picture {
+    fn notice(&self, notice: &Notice) {
+        let rank = self.rank;
+        match notice {
+            Notice::Recovered { .. }
+            | Notice::Cleared { .. }
+            | Notice::Pairs
+            | Notice::BlockSizeFits => tracing::info!(%rank, "cache events: {notice}"),
+            _ => tracing::warn!(%rank, "cache events: {notice}"),
+        }
+        let mut inner = self.lock();
+        inner.last_fault = fault_name(notice).or(inner.last_fault);
+        match notice {
+            Notice::Restarted => self.step(&mut inner, Evidence::Restarted),
+            Notice::Recovered { messages: 1.., .. } => self.step(&mut inner, Evidence::Mended),
+            Notice::Skipped(Skip::BlockSize { .. }) => {
+                inner.other_block_size = true;
+                self.step_bar(&mut inner);
+            }
+            Notice::BlockSizeFits => {
+                inner.other_block_size = false;
+                self.step_bar(&mut inner);
+            }
+            _ => {}
+        }
+    }
+
+    fn link(&self, fault: Option<&SourceFault>) {
+        let rank = self.rank;
+        match fault {
+            None => tracing::info!(%rank, "event socket connected"),
+            Some(fault) => tracing::warn!(%rank, %fault, "event socket not connected"),
+        }
+        self.show(Evidence::Link(fault.is_none()));
+    }
+}
+
+/// What a notice is called in listings, if it is a fault.
+fn fault_name(notice: &Notice) -> Option<&'static str> {
+    Some(match notice {
+        Notice::Gap { .. } | Notice::GapWithoutReplay => "gap",
+        Notice::Restarted => "restart",
+        Notice::ReplayTooShort { .. } => "replay_too_short",
+        Notice::RecoveryFailed { .. } => "replay_failed",
+        Notice::Refused(_) => "unreadable",
+        Notice::Skipped(Skip::BlockSize { .. }) => "block_size",
+        Notice::Orphans { .. } => "orphans",
+        Notice::HeldDropped => "overflow",
+        _ => return None,
+    })
+}
