@@ -12,6 +12,7 @@
 //! Elsewhere: hashing (`kvasir-hash`), load and cost (`kvasir-placement`), what silence or a lost event
 //! means and events that came before their parents (the event ingest).
 
+mod bits;
 mod edges;
 mod error;
 mod index;

@@ -1,13 +1,14 @@
 //! A run: consecutive blocks of one path, with who holds how much of them. What readers see of it.
 //!
-//! A published version of a run never changes, with one exception: while a single rank holds all of a leaf,
-//! blocks may be added after its last one or taken off its end, by writing `len`. The words of a run are
-//! written once: a word is there before `len` covers it and is never written again, so a reader that read
-//! `len` sees the blocks that were there at that moment whatever the writer does since.
+//! A published version of a run never changes, with two exceptions. While a single rank holds the end of a
+//! leaf, blocks may be added after its last one or taken off its end, by writing `len`. The words of a run
+//! are written once: a word is there before `len` covers it and is never written again, so a reader that
+//! read `len` sees the blocks that were there at that moment whatever the writer does since. And a rank that
+//! holds blocks behind a gap has a bit for each block, which is written in place (see `bits`).
 //!
 //! **(`end`, depth) names one path for ever.** `end` is the identity of a run's end. When a run is cut in
 //! two, the tail keeps it, as it still ends there; when blocks are added, the depth grows; when other
-//! blocks come in the place of some that were taken off, the run gets a new `end`. Edges are keyed by
+//! blocks come in the place of some that were taken off, the run gets a new `end` and bits of its own. Edges are keyed by
 //! `end` and checked against `start`, so a reader that stands at the end of an old version of a run finds
 //! only runs that go on from just that path.
 
@@ -15,7 +16,7 @@ use std::sync::Arc;
 
 use kvasir_types::LocalHash;
 
-use crate::owners::Owners;
+use crate::owners::{Held, Owners};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Tiers below the device, each further away than the one before.
@@ -84,6 +85,17 @@ impl Run {
         }
     }
 
+    /// Drops from a draft the lists of tiers below the device if they are empty.
+    pub(crate) fn tidy(&mut self) {
+        if self
+            .lower
+            .as_ref()
+            .is_some_and(|lower| lower.iter().all(Owners::is_empty))
+        {
+            self.lower = None;
+        }
+    }
+
     #[inline]
     pub(crate) fn len(&self) -> u32 {
         self.len.load(Ordering::Acquire)
@@ -148,27 +160,39 @@ impl Run {
         }
     }
 
+    /// What a rank holds of it in one tier.
     #[inline]
-    pub(crate) fn extent(&self, tier: usize, slot: u32) -> u32 {
-        self.owners(tier).map_or(0, |o| o.extent(slot, self.len()))
+    pub(crate) fn held(&self, tier: usize, slot: u32) -> Held<'_> {
+        let owners = self.owners(tier);
+        owners.map_or(Held::Head(0), |o| o.held(slot, self.len()))
     }
 
-    pub(crate) fn each_owner(&self) -> impl Iterator<Item = (usize, u32, u32)> + '_ {
+    /// Who holds something of it: tier, slot and what.
+    pub(crate) fn each_owner(&self) -> impl Iterator<Item = (usize, u32, Held<'_>)> + '_ {
         let len = self.len();
         (0..=LOWER).flat_map(move |tier| {
             let held = self.owners(tier).into_iter().flat_map(move |o| o.iter(len));
-            held.map(move |(slot, extent)| (tier, slot, extent))
+            held.map(move |(slot, held)| (tier, slot, held))
         })
     }
 
-    /// How many leading blocks anybody holds in any tier.
+    /// One more than the last position that anybody holds in any tier.
     pub(crate) fn reach(&self) -> u32 {
         let len = self.len();
         let tiers = (0..=LOWER).filter_map(|tier| self.owners(tier));
         tiers.map(|o| o.reach(len)).max().unwrap_or(0)
     }
 
-    /// Whether this rank holds all of it in this tier, and nobody else anything.
+    /// Gives a draft bits of its own, with room for `room` blocks.
+    pub(crate) fn own_bits(&mut self, room: u32) {
+        let len = self.len();
+        self.device.own_bits(len, room);
+        for owners in self.lower.iter_mut().flat_map(|lower| lower.iter_mut()) {
+            owners.own_bits(len, room);
+        }
+    }
+
+    /// Whether this rank holds something in this tier, and nobody else anything. Of a leaf, then, its end.
     pub(crate) fn is_sole(&self, tier: usize, slot: u32) -> bool {
         match (&self.lower, tier) {
             (None, 0) => self.device.is_sole(slot),
@@ -185,14 +209,14 @@ impl Run {
         }
     }
 
-    /// Takes blocks off the end of the published run. Only where one rank holds all of a leaf.
+    /// Takes blocks off the end of the published run. Only where nobody else holds anything of a leaf.
     pub(crate) fn shorten(&self, len: u32) {
         debug_assert!(0 < len && len <= self.len());
         self.len.store(len, Ordering::Release);
     }
 
-    /// Adds blocks to the published run if their words were never written. Only where one rank holds all
-    /// of a leaf whose words end at `len`.
+    /// Adds blocks to the published run if their words were never written. Only where nobody else holds
+    /// anything of a leaf whose words end at `len`.
     pub(crate) fn push(&self, locals: impl ExactSizeIterator<Item = u64>) -> bool {
         let len = self.len() as usize;
         let Some(tail) = &self.tail else { return false };

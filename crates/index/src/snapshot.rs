@@ -12,7 +12,7 @@ use crate::tree::{Dumped, Holder, Packed};
 use crate::{Index, RestoreError};
 
 const MAGIC: [u8; 4] = *b"KVIX";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const CHECKSUM: usize = 8;
 const TIERS: [Tier; 4] = [Tier::Device, Tier::HostPinned, Tier::Disk, Tier::External];
 
@@ -132,6 +132,7 @@ fn write_run(out: &mut Vec<u8>, run: &Packed) {
     out.extend((run.names.len() as u16).to_le_bytes());
     out.extend((run.unnamed.len() as u16).to_le_bytes());
     out.extend((run.owners.len() as u32).to_le_bytes());
+    out.extend((run.patches.len() as u32).to_le_bytes());
     out.extend((run.odd.len() as u32).to_le_bytes());
     out.extend(run.locals.iter().flat_map(|l| l.to_le_bytes()));
     out.extend(run.names.iter().flat_map(|n| n.to_le_bytes()));
@@ -144,6 +145,11 @@ fn write_run(out: &mut Vec<u8>, run: &Packed) {
         out.extend(slot.to_le_bytes());
         out.extend([tier as u8]);
         out.extend((extent as u16).to_le_bytes());
+    }
+    for (slot, tier, words) in &run.patches {
+        out.extend(slot.to_le_bytes());
+        out.extend([*tier as u8]);
+        out.extend(words.iter().flat_map(|w| w.to_le_bytes()));
     }
     for &(slot, tier, pos, name, count) in &run.odd {
         out.extend(slot.to_le_bytes());
@@ -158,7 +164,7 @@ fn read_run(reader: &mut Reader<'_>, slots: &[u32], run: &mut Packed) -> Option<
     run.parent = reader.u32()?;
     let len = usize::from(reader.u16()?);
     let unnamed = reader.u16()?;
-    let (owners, odd) = (reader.u32()?, reader.u32()?);
+    let (owners, patches, odd) = (reader.u32()?, reader.u32()?, reader.u32()?);
     reader.words(len, &mut run.locals)?;
     reader.words(len, &mut run.names)?;
     run.unnamed.clear();
@@ -171,7 +177,16 @@ fn read_run(reader: &mut Reader<'_>, slots: &[u32], run: &mut Packed) -> Option<
         let owner = (slot, usize::from(reader.u8()?), u32::from(reader.u16()?));
         run.owners.push(owner);
     }
-    let mut owned: Vec<_> = run.owners.iter().map(|o| (o.0, o.1)).collect();
+    run.patches.clear();
+    for _ in 0..patches {
+        let slot = *slots.get(reader.u32()? as usize)?;
+        let (tier, mut words) = (usize::from(reader.u8()?), Vec::new());
+        reader.words(len.div_ceil(64), &mut words)?;
+        run.patches.push((slot, tier, words));
+    }
+    let heads = run.owners.iter().map(|o| (o.0, o.1));
+    let patches = run.patches.iter().map(|p| (p.0, p.1));
+    let mut owned: Vec<_> = heads.chain(patches).collect();
     owned.sort_unstable();
     owned.windows(2).all(|two| two[0] != two[1]).then_some(())?;
     run.odd.clear();

@@ -1,7 +1,7 @@
 //! The writer's side of the tree of runs: its nodes, and the few steps that change them.
 //!
 //! What always holds between calls:
-//! - a run is 1 to [`RUN_MAX`] blocks; every leaf is held to its end by somebody;
+//! - a run is 1 to [`RUN_MAX`] blocks; the last block of every leaf is held by somebody;
 //! - `names` points to a block exactly if it is *named*: the block's name in its run, claimed by no block
 //!   before it. All runs are *clean* (all blocks named) unless one rank's name means another block for
 //!   another rank;
@@ -26,6 +26,7 @@ pub(crate) use store::Again;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use sdd::{AtomicShared, Shared, Tag};
@@ -34,6 +35,7 @@ use crate::edges::Edges;
 #[cfg(doc)]
 use crate::names::RUN_MAX;
 use crate::names::{Names, Place};
+use crate::owners::Held;
 use crate::run::Run;
 use crate::sync::Ordering;
 use crate::view::{CHUNK, Chunk, Directory, ROOT_END, View};
@@ -187,9 +189,20 @@ impl Tree {
         self.node(run).names.len() as u32
     }
 
+    /// What a holder holds of a run.
     #[inline]
-    fn extent(&self, run: u32, h: Holder) -> u32 {
-        self.node(run).run.extent(h.tier, h.slot)
+    fn held(&self, run: u32, h: Holder) -> Held<'_> {
+        self.node(run).run.held(h.tier, h.slot)
+    }
+
+    #[inline]
+    fn holds(&self, place: Place, h: Holder) -> bool {
+        self.held(place.run, h).has(place.pos)
+    }
+
+    /// Whether a holder holds anything of what may be a run.
+    fn holds_any(&self, run: u32, h: Holder) -> bool {
+        matches!(self.nodes.get(run as usize), Some(Some(n)) if !n.run.held(h.tier, h.slot).is_nothing())
     }
 
     fn holding(&mut self, h: Holder) -> &mut Holding {
@@ -377,7 +390,7 @@ impl Tree {
         head_run.end = head_end;
         for tier in 0..4 {
             if let Some(owners) = old.owners(tier) {
-                let (head, tail) = owners.split(at);
+                let (head, tail) = owners.split(at, old.len());
                 (*head_run.owners_mut(tier), *tail_run.owners_mut(tier)) = (head, tail);
             }
         }
@@ -415,9 +428,15 @@ impl Tree {
             let child = self.node(tail).children[i];
             self.node_mut(child).parent = tail;
         }
-        let old = self.node(id).run.clone();
-        for (tier, slot, _) in old.each_owner().filter(|(_, _, extent)| *extent > at) {
-            self.log(Holder { slot, tier }, tail);
+        let (old, len) = (self.node(id).run.clone(), at + self.len(tail));
+        for (tier, slot, held) in old.each_owner() {
+            let h = Holder { slot, tier };
+            if held.count(0, at) == 0 {
+                self.holding(h).runs -= 1;
+            }
+            if held.count(at, len) > 0 {
+                self.log(h, tail);
+            }
         }
     }
 
@@ -429,47 +448,80 @@ impl Tree {
             let mut log = std::mem::take(&mut holding.log);
             log.sort_unstable();
             log.dedup();
-            let held = |r: &u32| matches!(self.nodes.get(*r as usize), Some(Some(n)) if n.run.extent(h.tier, h.slot) > 0);
-            log.retain(held);
+            log.retain(|run| self.holds_any(*run, h));
             log.shrink_to_fit();
             self.holding(h).log = log;
         }
         self.holding(h).log.push(run);
     }
 
-    /// Makes a holder hold the first `extent` blocks of a run.
-    fn set_extent(&mut self, id: u32, h: Holder, extent: u32) {
-        let old = self.extent(id, h);
-        if old == extent {
+    /// Makes a holder hold (`on`), or hold no more, the blocks `from..to` of a run.
+    ///
+    /// Where it has gaps already this writes bits in place; readers are shown a new version only when its
+    /// first gap appears and when the last one is filled or nothing is left.
+    fn set_held(&mut self, id: u32, h: Holder, from: u32, to: u32, on: bool) {
+        let len = self.len(id);
+        let run = &self.node(id).run;
+        let held = run.held(h.tier, h.slot);
+        let (before, after) = match (held, on) {
+            (Held::Bits(bits), _) => {
+                let changed = bits.write(from, to, on);
+                if on && bits.first_clear(0, len) < len {
+                    return self.tally(h, i64::from(changed));
+                }
+                if !on && bits.reach(len) > 0 {
+                    return self.tally(h, -i64::from(changed));
+                }
+                match on {
+                    true => (len - changed, len),
+                    false => (changed, 0),
+                }
+            }
+            (Held::Head(extent), true) if from <= extent => (extent, extent.max(to)),
+            (Held::Head(extent), false) if to >= extent => (extent, extent.min(from)),
+            (Held::Head(extent), _) => return self.open_gap(id, h, extent, from..to, on),
+        };
+        if before == after {
             return;
         }
-        let len = self.len(id);
-        let mut draft = self.node(id).run.draft();
-        draft.owners_mut(h.tier).set(h.slot, extent, len);
-        if h.tier > 0
-            && draft
-                .lower
-                .as_ref()
-                .is_some_and(|l| l.iter().all(|o| o.is_empty()))
-        {
-            draft.lower = None;
-        }
+        let mut draft = run.draft();
+        draft.owners_mut(h.tier).set(h.slot, after, len);
+        draft.tidy();
         self.publish(id, draft);
-        self.count(h, id, old, extent);
+        self.count(h, id, before, after);
     }
 
-    /// Keeps the counts when a holder's extent in a run changed.
+    /// As [`Tree::set_held`], for a holder of the first `extent` blocks that is left with a gap.
+    fn open_gap(&mut self, id: u32, h: Holder, extent: u32, span: Range<u32>, on: bool) {
+        let len = self.len(id);
+        let mut draft = self.node(id).run.draft();
+        let bits = Held::Head(extent).to_bits(len);
+        bits.write(span.start, span.end, on);
+        let after = bits.count(0, len);
+        let owners = draft.owners_mut(h.tier);
+        owners.set_bits(h.slot, Arc::new(bits), len);
+        self.publish(id, draft);
+        self.count(h, id, extent, after);
+    }
+
+    /// Keeps the counts when a holder holds `new` and no more `old` blocks of a run.
     fn count(&mut self, h: Holder, id: u32, old: u32, new: u32) {
         match (old, new) {
+            (0, 0) => return,
             (0, _) => self.log(h, id),
             (_, 0) => self.holding(h).runs -= 1,
             _ => {}
         }
+        self.tally(h, i64::from(new) - i64::from(old));
+    }
+
+    /// Keeps the counts of blocks.
+    fn tally(&mut self, h: Holder, change: i64) {
         let holding = self.holding(h);
         let was_empty = holding.blocks == 0;
-        holding.blocks = holding.blocks + u64::from(new) - u64::from(old);
+        holding.blocks = holding.blocks.saturating_add_signed(change);
         let is_empty = holding.blocks == 0;
-        self.entries = self.entries + u64::from(new) - u64::from(old);
+        self.entries = self.entries.saturating_add_signed(change);
         if h.tier > 0 && was_empty != is_empty {
             let lower = &self.view.lower_holders;
             match is_empty {

@@ -143,7 +143,8 @@ fn extend(path: &[(&Run, u32)], tier: usize, slot: u32, from: u32) -> u32 {
         if run.start + matched <= depth {
             continue;
         }
-        let end = run.start + run.extent(tier, slot).min(*matched);
+        let held = run.held(tier, slot);
+        let end = run.start + held.until(depth - run.start, *matched);
         if end <= depth {
             break;
         }
@@ -233,30 +234,37 @@ fn enter(owners: &Owners, matched: u32, live: &mut Vec<u64>, depths: &mut [u32])
             *depth = cut.len.min(matched);
         }
     }
+    for patch in &owners.patches {
+        if let Some(depth) = depths.get_mut(patch.slot as usize) {
+            *depth = patch.bits.first_clear(0, matched);
+        }
+    }
 }
 
 /// Passes a later run: who of `live` does not hold all of it is left behind.
 #[inline]
 fn pass(owners: &Owners, depth: u32, matched: u32, live: &mut [u64], depths: &mut [u32]) {
     for cut in &owners.cuts {
-        let bit = 1 << (cut.slot % 64);
-        if let Some(word) = live
-            .get_mut(cut.slot as usize / 64)
-            .filter(|w| **w & bit != 0)
-        {
-            *word &= !bit;
-            mark(
-                depths,
-                cut.slot as usize / 64,
-                bit,
-                depth + cut.len.min(matched),
-            );
-        }
+        leave(cut.slot, || depth + cut.len.min(matched), live, depths);
+    }
+    for patch in &owners.patches {
+        let held = || depth + patch.bits.first_clear(0, matched);
+        leave(patch.slot, held, live, depths);
     }
     for (i, word) in live.iter_mut().enumerate() {
         let kept = *word & owners.full.word(i);
         mark(depths, i, *word & !kept, depth);
         *word = kept;
+    }
+}
+
+/// Takes a rank out of `live`, if it is there, with the depth that it reached.
+#[inline]
+fn leave(slot: u32, depth: impl Fn() -> u32, live: &mut [u64], depths: &mut [u32]) {
+    let (index, bit) = (slot as usize / 64, 1 << (slot % 64));
+    if let Some(word) = live.get_mut(index).filter(|w| **w & bit != 0) {
+        *word &= !bit;
+        mark(depths, index, bit, depth());
     }
 }
 

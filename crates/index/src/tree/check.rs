@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Holder, Node, ROOT, Tree};
 use crate::names::{Place, RUN_MAX};
+use crate::owners::Patch;
 
 impl Tree {
     pub(crate) fn check(&self) {
@@ -19,9 +20,10 @@ impl Tree {
             blocks += node.names.len();
             bytes += node.bytes;
             runs += 1;
-            for (tier, slot, extent) in node.run.each_owner() {
+            for (tier, slot, part) in node.run.each_owner() {
                 let sum = held.entry(Holder { slot, tier }).or_default();
-                *sum = (sum.0 + u64::from(extent), sum.1 + 1);
+                let blocks = part.count(0, node.run.len());
+                *sum = (sum.0 + u64::from(blocks), sum.1 + 1);
             }
         }
         assert_eq!(self.blocks, blocks, "blocks");
@@ -41,7 +43,7 @@ impl Tree {
                 assert_eq!((holding.blocks, holding.runs), sum, "{h:?}");
                 assert_eq!(holding.odd, self.odd.of(h).count(), "odd of {h:?}");
                 for (_, place) in self.odd.of(h) {
-                    assert!(place.pos < self.extent(place.run, h), "odd but not held");
+                    assert!(self.holds(place, h), "odd but not held");
                 }
                 lower += u64::from(tier > 0 && holding.blocks > 0);
             }
@@ -77,6 +79,18 @@ impl Tree {
         for owners in (0..4).filter_map(|tier| run.owners(tier)) {
             for cut in &owners.cuts {
                 assert!(0 < cut.len && cut.len < len && !owners.full.has(cut.slot));
+            }
+            let mut before = None;
+            for Patch { slot, bits } in &owners.patches {
+                assert!(before.replace(*slot) < Some(*slot), "patches by slot");
+                assert!(!owners.full.has(*slot) && owners.cuts.iter().all(|c| c.slot != *slot));
+                let held = bits.count(0, len);
+                assert!(0 < held && held < len && bits.room() >= len);
+                assert_eq!(
+                    bits.count(0, bits.room()),
+                    held,
+                    "bits beyond the end of {id}"
+                );
             }
         }
         for (tier, slot, _) in run.each_owner() {

@@ -4,7 +4,8 @@
 //! without its parent, so the gap is stored too and taken back at the end: whoever applies all events in
 //! order has the same holdings, counts and names included.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 use kvasir_types::{EngineHash, LocalHash, StoredBlock};
 
@@ -25,16 +26,18 @@ impl Tree {
     pub(crate) fn dump(&self, h: Holder) -> Vec<Dumped> {
         let mut out = Vec::new();
         let mut gaps = Vec::new();
-        let needed = self.needed(h);
-        for &(_, id) in &needed {
-            let extent = self.extent(id, h);
-            let below = self.node(id).children.iter().any(|c| {
-                needed.contains(&(self.node(*c).run.start, *c)) && !self.hangs_on_device(h, *c)
-            });
-            let end = if below { self.len(id) } else { extent };
-            let blocks = (0..end).map(|pos| self.block(h, Place { run: id, pos }));
-            out.push(Dumped::Stored(self.parent_name(h, id), blocks.collect()));
-            gaps.extend((extent..end).map(|pos| self.name_for(h, Place { run: id, pos })));
+        for (run, spans) in self.plan(h) {
+            for span in spans {
+                let first = Place {
+                    run,
+                    pos: span.start,
+                };
+                let places = span.map(|pos| Place { run, pos });
+                let blocks = places.clone().map(|place| self.block(h, place));
+                out.push(Dumped::Stored(self.parent_name(h, first), blocks.collect()));
+                let not_held = places.filter(|place| !self.holds(*place, h));
+                gaps.extend(not_held.map(|place| self.name_for(h, place)));
+            }
         }
         self.dump_odd(h, &mut out);
         if !gaps.is_empty() {
@@ -43,45 +46,75 @@ impl Tree {
         out
     }
 
-    /// Runs of which a holder holds something, and those above them that it must go through, by depth.
-    fn needed(&self, h: Holder) -> BTreeSet<(u32, u32)> {
-        let mut needed = BTreeSet::new();
+    /// The blocks to store, run by run from the root on: those that a holder holds, and those above them
+    /// that it must go through.
+    fn plan(&self, h: Holder) -> Vec<(u32, Vec<Range<u32>>)> {
         let Some(holding) = self.holdings.get(h.slot as usize) else {
-            return needed;
+            return Vec::new();
         };
-        for &run in &holding[h.tier].log {
-            let mut at = run;
-            let held = matches!(self.nodes.get(at as usize), Some(Some(n)) if n.run.extent(h.tier, h.slot) > 0);
-            while held && at != ROOT && needed.insert((self.node(at).run.start, at)) {
-                if self.hangs_on_device(h, at) {
-                    break;
-                }
-                at = self.node(at).parent;
+        let log = holding[h.tier].log.iter();
+        let held = log.filter(|run| self.holds_any(**run, h));
+        // By depth; whether the last block is needed because of one below it.
+        let mut open: BTreeMap<(u32, u32), bool> = held
+            .map(|&run| ((self.node(run).run.start, run), false))
+            .collect();
+        let mut plan = Vec::new();
+        while let Some(((_, run), to_end)) = open.pop_last() {
+            let spans = self.spans(h, run, to_end);
+            let first = Place { run, pos: 0 };
+            let to_start = spans.first().is_some_and(|span| span.start == 0);
+            plan.push((run, spans));
+            let parent = self.node(run).parent;
+            if to_start && parent != ROOT && !self.hangs_on_device(h, first) {
+                open.insert((self.node(parent).run.start, parent), true);
             }
         }
-        needed
+        plan.reverse();
+        plan
     }
 
-    /// Whether a run hangs on a block that only the rank's device holds, for a tier below it.
-    fn hangs_on_device(&self, h: Holder, id: u32) -> bool {
-        let parent = self.node(id).parent;
-        let device = Holder { tier: 0, ..h };
-        if h.tier == 0
-            || parent == ROOT
-            || self.extent(parent, device) < self.len(parent)
-            || self.extent(parent, h) == self.len(parent)
-        {
-            return false;
+    /// As [`Tree::plan`], of one run.
+    fn spans(&self, h: Holder, run: u32, to_end: bool) -> Vec<Range<u32>> {
+        let held = self.held(run, h);
+        let mut spans: Vec<Range<u32>> = Vec::new();
+        let mut needed = to_end;
+        for pos in (0..self.len(run)).rev() {
+            if !needed && !held.has(pos) {
+                continue;
+            }
+            match spans.last_mut() {
+                Some(span) if span.start == pos + 1 => span.start = pos,
+                _ => spans.push(pos..pos + 1),
+            }
+            needed = !self.hangs_on_device(h, Place { run, pos });
         }
-        let name = self.name_for(device, self.last(parent)).0;
-        self.held_as(h, name, self.named(name)).is_none()
+        spans.reverse();
+        spans
     }
 
-    fn last(&self, run: u32) -> Place {
-        Place {
+    /// The block before this one; none before the first of a sequence.
+    fn before(&self, place: Place) -> Option<Place> {
+        if let Some(pos) = place.pos.checked_sub(1) {
+            return Some(Place { pos, ..place });
+        }
+        let run = self.node(place.run).parent;
+        (run != ROOT).then(|| Place {
             run,
             pos: self.len(run) - 1,
+        })
+    }
+
+    /// Whether a block hangs on one that only the rank's device holds, for a tier below it.
+    fn hangs_on_device(&self, h: Holder, place: Place) -> bool {
+        let device = Holder { tier: 0, ..h };
+        let Some(before) = self.before(place).filter(|_| h.tier > 0) else {
+            return false;
+        };
+        if self.holds(before, h) || !self.holds(before, device) {
+            return false;
         }
+        let name = self.name_for(device, before).0;
+        self.held_as(h, name, self.named(name)).is_none()
     }
 
     fn block(&self, h: Holder, place: Place) -> StoredBlock {
@@ -95,7 +128,7 @@ impl Tree {
     /// it can be the block's own.
     fn name_for(&self, h: Holder, place: Place) -> EngineHash {
         let own = self.node(place.run).names[place.pos as usize];
-        if place.pos < self.extent(place.run, h) {
+        if self.holds(place, h) {
             let listed = self.odd.names(h, place).next();
             return EngineHash(listed.map_or(own, |(listed, _)| listed));
         }
@@ -110,33 +143,21 @@ impl Tree {
         EngineHash(name)
     }
 
-    fn parent_name(&self, h: Holder, id: u32) -> Option<EngineHash> {
-        let parent = self.node(id).parent;
-        (parent != ROOT).then(|| {
-            let last = self.last(parent);
-            let h = if self.hangs_on_device(h, id) {
-                Holder { tier: 0, ..h }
-            } else {
-                h
-            };
-            self.name_for(h, last)
-        })
+    /// What a holder calls the block before this one.
+    fn parent_name(&self, h: Holder, place: Place) -> Option<EngineHash> {
+        let before = self.before(place)?;
+        let tier = match self.hangs_on_device(h, place) {
+            true => 0,
+            false => h.tier,
+        };
+        Some(self.name_for(Holder { tier, ..h }, before))
     }
 
     /// Further names and counts.
     fn dump_odd(&self, h: Holder, out: &mut Vec<Dumped>) {
         for (name, place) in self.odd.of(h) {
             let announced = u32::from(self.name_for(h, place).0 == name);
-            let parent = match place.pos {
-                0 => self.parent_name(h, place.run),
-                pos => Some(self.name_for(
-                    h,
-                    Place {
-                        pos: pos - 1,
-                        ..place
-                    },
-                )),
-            };
+            let parent = self.parent_name(h, place);
             let block = StoredBlock {
                 engine: EngineHash(name),
                 ..self.block(h, place)

@@ -36,9 +36,8 @@ impl Tree {
             holding.odd = holding.odd.saturating_add_signed(grown);
         }
         let run = self.node(id).run.clone();
-        let owners: Vec<(usize, u32, u32)> = run.each_owner().collect();
-        for (tier, slot, extent) in owners {
-            self.count(Holder { slot, tier }, id, extent, 0);
+        for (tier, slot, held) in run.each_owner() {
+            self.count(Holder { slot, tier }, id, held.count(0, run.len()), 0);
         }
         let parent = self.free_run(id);
         self.trim(parent);

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::{Holder, Node, ROOT, Tree};
+use crate::bits::Bits;
 use crate::names::{Place, RUN_MAX};
+use crate::owners::Held;
 use crate::run::Run;
 
 /// A run by itself. Runs are numbered from 1 in the order in which they are packed; 0 is the root.
@@ -14,8 +16,10 @@ pub(crate) struct Packed {
     pub(crate) names: Vec<u64>,
     /// Positions of blocks whose name is another block's.
     pub(crate) unnamed: Vec<u32>,
-    /// (slot, tier, extent).
+    /// (slot, tier, extent) of those that hold the first blocks.
     pub(crate) owners: Vec<(u32, usize, u32)>,
+    /// (slot, tier, a bit for each block) of the others.
+    pub(crate) patches: Vec<(u32, usize, Vec<u64>)>,
     /// (slot, tier, position, name, count).
     pub(crate) odd: Vec<(u32, usize, u32, u64, u32)>,
 }
@@ -43,10 +47,16 @@ impl Tree {
                 packed.unnamed.extend(unnamed.map(|(pos, _)| pos));
             }
             packed.owners.clear();
-            let owners = node.run.each_owner();
-            packed
-                .owners
-                .extend(owners.map(|(tier, slot, extent)| (slot, tier, extent)));
+            packed.patches.clear();
+            for (tier, slot, held) in node.run.each_owner() {
+                match held {
+                    Held::Head(extent) => packed.owners.push((slot, tier, extent)),
+                    Held::Bits(bits) => {
+                        let words = (0..node.names.len().div_ceil(64)).map(|i| bits.word(i));
+                        packed.patches.push((slot, tier, words.collect()));
+                    }
+                }
+            }
             packed.odd.clear();
             for (h, name, place) in self.odd.in_run(id) {
                 let count = self.odd.count(h, place, name);
@@ -69,7 +79,13 @@ impl Tree {
         let first = packed.locals[0];
         let held =
             |&(_, tier, extent): &(u32, usize, u32)| tier < 4 && (1..=len as u32).contains(&extent);
-        if self.child(parent, first).is_some() || !packed.owners.iter().all(held) {
+        if self.child(parent, first).is_some()
+            || !packed.owners.iter().all(held)
+            || !packed
+                .patches
+                .iter()
+                .all(|patch| is_patch(patch, len as u32))
+        {
             return false;
         }
         let Some(id) = self.new_run(parent, packed) else {
@@ -79,9 +95,13 @@ impl Tree {
         for &(slot, tier, extent) in &packed.owners {
             self.count(Holder { slot, tier }, id, 0, extent);
         }
+        for &(slot, tier, ref words) in &packed.patches {
+            let blocks = words.iter().map(|w| w.count_ones()).sum();
+            self.count(Holder { slot, tier }, id, 0, blocks);
+        }
         packed.odd.iter().all(|&(slot, tier, pos, name, count)| {
             let (h, place) = (Holder { slot, tier }, Place { run: id, pos });
-            let fits = tier < 4 && count > 0 && pos < self.extent(id, h);
+            let fits = tier < 4 && count > 0 && self.holds(place, h);
             let fits = fits && self.odd.place(h, name).is_none();
             if fits {
                 let grown = self.odd.set(h, place, name, count);
@@ -102,6 +122,10 @@ impl Tree {
         let mut run = Run::new(end, follows, start, Arc::from(packed.locals.as_slice()));
         for &(slot, tier, extent) in &packed.owners {
             run.owners_mut(tier).set(slot, extent, len);
+        }
+        for &(slot, tier, ref words) in &packed.patches {
+            let bits = Arc::new(Bits::from_words(words));
+            run.owners_mut(tier).set_bits(slot, bits, len);
         }
         let mut node = Node::new(Run::new(0, 0, 0, Arc::new([])), parent);
         node.names.clone_from(&packed.names);
@@ -154,4 +178,11 @@ impl Tree {
             .filter(|n| n.children.is_empty())
             .all(|n| n.run.reach() == n.names.len() as u32)
     }
+}
+
+/// Whether these bits say that some blocks of a run of `len` are held, and not just the first ones.
+fn is_patch((_, tier, words): &(u32, usize, Vec<u64>), len: u32) -> bool {
+    let bits = Bits::from_words(words);
+    let fits = bits.room() == len.div_ceil(64) * 64 && bits.count(len, bits.room()) == 0;
+    *tier < 4 && fits && bits.first_clear(0, len) < bits.reach(len)
 }

@@ -7,6 +7,8 @@ use super::store::Again;
 use super::{Holder, ROOT, Tree};
 use crate::ApplyError;
 use crate::names::Place;
+use crate::owners::Held;
+use crate::run::LOWER;
 use crate::sync::Ordering;
 use crate::view::CHUNK;
 
@@ -40,17 +42,19 @@ impl Tree {
             return false;
         };
         let node = self.node(run);
-        let extent = node.run.extent(h.tier, h.slot);
-        if pos >= extent {
+        let held = node.run.held(h.tier, h.slot);
+        if !held.has(pos) {
             return false;
         }
         let (mut low, mut high) = (pos as usize, pos as usize + 1);
-        let mut more = node.clean;
+        let mut more = node.clean && !rest.is_empty();
         while more {
-            let down = common(node.names[..low].iter().rev(), rest);
+            let since = held.since(low as u32) as usize;
+            let down = common(node.names[since..low].iter().rev(), rest);
             *rest = &rest[down..];
             low -= down;
-            let up = common(node.names[high..extent as usize].iter(), rest);
+            let until = held.until(high as u32, node.names.len() as u32) as usize;
+            let up = common(node.names[high..until].iter(), rest);
             *rest = &rest[up..];
             high += up;
             more = down + up > 0;
@@ -59,40 +63,62 @@ impl Tree {
         true
     }
 
-    /// Makes a holder hold no more of `low..high` of a run, of which it holds at least so much.
+    /// Makes a holder hold no more of `low..high` of a run.
     fn give_up(&mut self, h: Holder, run: u32, low: u32, high: u32) {
         let node = self.node(run);
-        let len = node.names.len() as u32;
+        let end = high == node.names.len() as u32;
         let leaf = node.children.is_empty() && run != self.pinned;
-        if high == len && leaf && node.run.is_sole(h.tier, h.slot) {
+        if end && leaf && node.run.is_sole(h.tier, h.slot) {
             return self.drop_end(h, run, low);
         }
-        if high < self.extent(run, h) {
-            self.split(run, high);
+        self.set_held(run, h, low, high, false);
+        if end && leaf {
+            self.trim(run);
         }
-        self.set_extent(run, h, low);
-        self.trim(run);
     }
 
-    /// Takes the blocks from `keep` on off a leaf that only this holder holds.
-    fn drop_end(&mut self, h: Holder, run: u32, keep: u32) {
-        let len = self.len(run);
-        self.count(h, run, len, keep);
+    /// Takes the blocks from `low` on off a leaf that only this holder holds, and what is free before them.
+    fn drop_end(&mut self, h: Holder, run: u32, low: u32) {
+        let node = self.node(run);
+        let len = node.names.len() as u32;
+        let held = node.run.held(h.tier, h.slot);
+        let keep = held.reach(low);
+        let (before, after) = (held.count(0, len), held.count(0, low));
+        if let Held::Bits(bits) = held {
+            bits.write(low, len, false);
+        }
+        self.count(h, run, before, after);
         if keep == 0 {
             let parent = self.free_run(run);
             return self.trim(parent);
         }
         self.forget_names(run, keep);
-        let node = self.node(run);
-        if node.run.words() as u32 <= keep.saturating_mul(2) {
-            node.run.shorten(keep);
-            self.account(run);
-        } else {
-            let mut locals = Vec::with_capacity(keep as usize);
-            node.run.copy(0, keep as usize, &mut locals);
-            let draft = node.run.draft_with(locals.into());
-            self.publish(run, draft);
+        let run_now = &self.node(run).run;
+        let filled = after == keep && matches!(run_now.held(h.tier, h.slot), Held::Bits(_));
+        if filled || run_now.words() as u32 > keep.saturating_mul(2) {
+            return self.publish_short(run, keep);
         }
+        run_now.shorten(keep);
+        self.account(run);
+    }
+
+    /// Shows readers a leaf that is shorter.
+    fn publish_short(&mut self, run: u32, len: u32) {
+        let old = &self.node(run).run;
+        let mut draft = if old.words() as u32 <= len.saturating_mul(2) {
+            old.draft()
+        } else {
+            let mut locals = Vec::with_capacity(len as usize);
+            old.copy(0, len as usize, &mut locals);
+            old.draft_with(locals.into())
+        };
+        for tier in 0..=LOWER {
+            if draft.owners(tier).is_some() {
+                draft.owners_mut(tier).shorten(len);
+            }
+        }
+        draft.set_len(len);
+        self.publish(run, draft);
     }
 
     /// Forgets the names of the blocks from `keep` on.
@@ -121,24 +147,8 @@ impl Tree {
                 run = self.free_run(run);
                 continue;
             }
-            let mut draft = node.run.draft();
-            for tier in 0..4 {
-                let complete: Vec<u32> = match draft.owners(tier) {
-                    Some(o) => o
-                        .cuts
-                        .iter()
-                        .filter(|c| c.len == reach)
-                        .map(|c| c.slot)
-                        .collect(),
-                    None => continue,
-                };
-                for slot in complete {
-                    draft.owners_mut(tier).set(slot, reach, reach);
-                }
-            }
-            draft.set_len(reach);
             self.forget_names(run, reach);
-            self.publish(run, draft);
+            self.publish_short(run, reach);
             return;
         }
     }
@@ -178,12 +188,8 @@ impl Tree {
             let Some(run) = self.holding(h).log.pop() else {
                 break;
             };
-            let extent = match self.nodes.get(run as usize) {
-                Some(Some(node)) => node.run.extent(h.tier, h.slot),
-                _ => 0,
-            };
-            if extent > 0 {
-                self.give_up(h, run, 0, extent);
+            if self.holds_any(run, h) {
+                self.give_up(h, run, 0, self.len(run));
             }
         }
         let holding = self.holding(h);
@@ -212,7 +218,7 @@ impl Tree {
         if odd && let Some(place) = self.odd.place(h, name) {
             return Some(place);
         }
-        named.filter(|p| p.pos < self.extent(p.run, h) && !(odd && self.odd.lists(h, *p)))
+        named.filter(|p| self.holds(*p, h) && !(odd && self.odd.lists(h, *p)))
     }
 
     /// Sets how often a holder has announced a name of a block it does not hold plainly.
@@ -250,8 +256,8 @@ impl Tree {
         }
     }
 
-    /// Makes a holder hold a block under a name; returns where the block is afterwards.
-    pub(super) fn hold(&mut self, h: Holder, mut place: Place, name: u64, again: Again) -> Place {
+    /// Makes a holder hold a block under a name.
+    pub(super) fn hold(&mut self, h: Holder, place: Place, name: u64, again: Again) {
         let held = self.held_as(h, name, self.named(name));
         if held == Some(place) {
             if again == Again::Counts {
@@ -259,38 +265,26 @@ impl Tree {
                 self.set_odd(h, place, name, count.saturating_add(1));
             }
             self.pinned = ROOT;
-            return place;
+            return;
         }
         self.pinned = place.run;
         if let Some(old) = held {
             self.move_away(h, old, name);
-            while place.pos >= self.len(place.run) {
-                // The run was cut before this block: its head has one child, the tail.
-                place.pos -= self.len(place.run);
-                place.run = self.node(place.run).children[0];
-            }
         }
         let named = self.named(name) == Some(place);
-        if place.pos < self.extent(place.run, h) {
+        if self.holds(place, h) {
             if !self.odd.lists(h, place) {
                 let own = self.node(place.run).names[place.pos as usize];
                 self.set_odd(h, place, own, 1);
             }
             self.set_odd(h, place, name, 1);
         } else {
-            if place.pos > self.extent(place.run, h) {
-                place = Place {
-                    run: self.split(place.run, place.pos),
-                    pos: 0,
-                };
-            }
-            self.set_extent(place.run, h, place.pos + 1);
+            self.set_held(place.run, h, place.pos, place.pos + 1, true);
             if !named {
                 self.set_odd(h, place, name, 1);
             }
         }
         self.pinned = ROOT;
-        place
     }
 
     /// Takes a name off the block it stood for, however often it was announced.

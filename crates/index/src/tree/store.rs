@@ -12,6 +12,7 @@ use kvasir_types::{EngineHash, StoredBlock};
 use super::{Holder, Node, ROOT, Tree};
 use crate::ApplyError;
 use crate::names::{Place, RUN_MAX};
+use crate::owners::Held;
 use crate::run::{Run, TAIL_MAX};
 
 /// Whether a block that is announced again counts again.
@@ -167,20 +168,15 @@ impl Tree {
         let own = &node.names[s.at.pos as usize..];
         node.clean
             && own.iter().zip(blocks).all(|(name, b)| *name == b.engine.0)
-            && (again == Again::Confirms || self.extent(s.at.run, h) <= s.at.pos)
+            && (again == Again::Confirms
+                || self.held(s.at.run, h).count(s.at.pos, s.at.pos + s.len) == 0)
     }
 
     /// Makes a holder hold a stretch; returns the point after it.
     fn extend_plain(&mut self, h: Holder, s: Stretch) -> Point {
-        let Point { mut run, mut pos } = s.at;
-        let extent = self.extent(run, h);
-        if extent < pos {
-            (run, pos) = (self.split(run, pos), 0);
-        }
+        let Point { run, pos } = s.at;
         let end = pos + s.len;
-        if self.extent(run, h) < end {
-            self.set_extent(run, h, end);
-        }
+        self.set_held(run, h, pos, end, true);
         self.node_mut(run).touched = self.clock;
         Point { run, pos: end }
     }
@@ -248,13 +244,20 @@ impl Tree {
         let (len, added) = (node.run.len(), blocks.len() as u32);
         node.touched = clock;
         let fresh = len == node.written;
-        if !(fresh && node.run.push(blocks.iter().map(|b| b.local.0))) {
-            self.grow_copy(id, blocks, fresh);
+        let room = match node.run.held(h.tier, h.slot) {
+            Held::Bits(bits) if fresh && bits.room() >= len + added => {
+                bits.write(len, len + added, true);
+                true
+            }
+            Held::Bits(_) => false,
+            Held::Head(_) => fresh,
+        };
+        if !(room && node.run.push(blocks.iter().map(|b| b.local.0))) {
+            self.grow_copy(h, id, blocks, fresh);
         }
-        let node = self.node_mut(id);
-        node.written = len + added;
+        self.node_mut(id).written = len + added;
         self.blocks += blocks.len();
-        self.count(h, id, len, len + added);
+        self.tally(h, i64::from(added));
         self.account(id);
         Point {
             run: id,
@@ -263,20 +266,21 @@ impl Tree {
     }
 
     /// As [`Tree::grow`], by publishing a run with more room.
-    fn grow_copy(&mut self, id: u32, blocks: &[StoredBlock], fresh: bool) {
+    fn grow_copy(&mut self, h: Holder, id: u32, blocks: &[StoredBlock], fresh: bool) {
         let old = self.node(id).run.clone();
         let locals = blocks.iter().map(|b| b.local.0);
+        let (len, grown) = (old.len(), old.len() + blocks.len() as u32);
         let mut draft = old.draft();
-        if !(fresh
-            && blocks.len() <= TAIL_MAX / 4
-            && draft.open_tail()
-            && draft.push(locals.clone()))
-        {
-            let len = old.len() as usize;
-            let mut all = Vec::with_capacity(len + blocks.len());
-            old.copy(0, len, &mut all);
+        draft.own_bits(grown + TAIL_MAX as u32);
+        if let Held::Bits(bits) = draft.held(h.tier, h.slot) {
+            bits.write(len, grown, true);
+        }
+        let opened = fresh && blocks.len() <= TAIL_MAX / 4 && draft.open_tail();
+        if !(opened && draft.push(locals.clone())) {
+            let mut all = Vec::with_capacity(grown as usize);
+            old.copy(0, len as usize, &mut all);
             all.extend(locals);
-            draft = old.draft_with(all.into());
+            draft = draft.draft_with(all.into());
         }
         if !fresh {
             draft.end = self.new_end();
@@ -331,7 +335,7 @@ impl Tree {
                 },
                 None => self.make_single(h, *at, block),
             };
-            let place = self.hold(h, place, block.engine.0, again);
+            self.hold(h, place, block.engine.0, again);
             self.trim(place.run);
             *at = Point {
                 run: place.run,
@@ -356,7 +360,7 @@ impl Tree {
         self.attach(h, at, id, std::slice::from_ref(block));
         // Held only once `hold` says so; until then nothing may trim it away.
         self.pinned = id;
-        self.set_extent(id, h, 0);
+        self.set_held(id, h, 0, 1, false);
         place
     }
 }
