@@ -5,12 +5,14 @@
 //! means never changes under a reader. All accesses are relaxed, as a bit stands for itself: which block it
 //! means was published with the run, or by the run's `len`, which a reader reads first.
 
+use std::sync::Arc;
+
 use crate::sync::{AtomicU64, Ordering};
 
-/// Bits by position.
-#[derive(Debug)]
+/// Bits by position. A clone is the same set; [`Bits::part`] makes another one.
+#[derive(Clone, Debug)]
 pub(crate) struct Bits {
-    words: Box<[AtomicU64]>,
+    words: Arc<[AtomicU64]>,
 }
 
 /// The bits of word `index` that lie in `from..to`.
@@ -87,6 +89,20 @@ impl Bits {
         changed
     }
 
+    /// Clears one bit, which is set, unless its word would be empty; says whether it did. Only the writer
+    /// calls this.
+    #[inline]
+    pub(crate) fn clear_one(&self, pos: u32) -> bool {
+        let Some(word) = self.words.get(pos as usize / 64) else {
+            return false;
+        };
+        let left = word.load(Ordering::Relaxed) & !(1 << (pos % 64));
+        if left != 0 {
+            word.store(left, Ordering::Relaxed);
+        }
+        left != 0
+    }
+
     /// The first position from `from` on, below `to`, that is not set; `to` if there is none.
     #[inline]
     pub(crate) fn first_clear(&self, from: u32, to: u32) -> u32 {
@@ -133,7 +149,7 @@ impl Bits {
 
     /// Bytes, with the counts of the pointer to it.
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(&*self.words) + size_of::<Self>() + 16
+        size_of_val(&*self.words) + 16
     }
 }
 

@@ -98,6 +98,18 @@ impl Names {
         self.parts[usize::from(key.part)].find(key, is)
     }
 
+    /// The block that most likely is called `name`, if there is one.
+    #[inline]
+    pub(crate) fn guess(&self, name: u64) -> Option<Place> {
+        let key = Key::of(name);
+        let part = &self.parts[usize::from(key.part)];
+        let bucket = part.buckets.get(part.home(key.print))?;
+        match candidates(bucket, key.tag) {
+            0 => None,
+            found => Some(Place::unpack(bucket[word_of(found)])),
+        }
+    }
+
     /// Calls the block at `place` `name`, unless another has that name already, which is returned.
     #[inline(always)]
     pub(crate) fn insert(

@@ -1,8 +1,6 @@
 //! Who holds how much of a run: a set of ranks that hold all of it, a list of those that hold its head, and
 //! bits for those that hold something behind a gap.
 
-use std::sync::Arc;
-
 use crate::bits::Bits;
 
 /// Ranks by slot number; as many words as the highest one needs.
@@ -96,7 +94,7 @@ pub(crate) struct Cut {
 #[derive(Clone, Debug)]
 pub(crate) struct Patch {
     pub(crate) slot: u32,
-    pub(crate) bits: Arc<Bits>,
+    pub(crate) bits: Bits,
 }
 
 /// What one rank holds of a run.
@@ -105,7 +103,7 @@ pub(crate) enum Held<'a> {
     /// The first blocks, of which there may be none.
     Head(u32),
     /// Those whose bits are set.
-    Bits(&'a Arc<Bits>),
+    Bits(&'a Bits),
 }
 
 impl Held<'_> {
@@ -220,7 +218,7 @@ impl Owners {
     }
 
     /// Makes a rank hold the blocks of a run of `len` whose bits are set.
-    pub(crate) fn set_bits(&mut self, slot: u32, bits: Arc<Bits>, len: u32) {
+    pub(crate) fn set_bits(&mut self, slot: u32, bits: Bits, len: u32) {
         let head = bits.first_clear(0, len);
         if head == bits.reach(len) {
             return self.set(slot, head, len);
@@ -244,7 +242,7 @@ impl Owners {
     /// Gives a draft bits of its own: what a position of the published ones means is about to change.
     pub(crate) fn own_bits(&mut self, len: u32, room: u32) {
         for patch in &mut self.patches {
-            patch.bits = Arc::new(patch.bits.part(0, len, room));
+            patch.bits = patch.bits.part(0, len, room);
         }
     }
 
@@ -268,8 +266,8 @@ impl Owners {
             patches: Box::default(),
         };
         for Patch { slot, bits } in &self.patches {
-            head.set_bits(*slot, Arc::new(bits.part(0, at, 0)), at);
-            tail.set_bits(*slot, Arc::new(bits.part(at, len, 0)), len - at);
+            head.set_bits(*slot, bits.part(0, at, 0), at);
+            tail.set_bits(*slot, bits.part(at, len, 0), len - at);
         }
         (head, tail)
     }
@@ -348,7 +346,7 @@ mod tests {
                 *row = std::array::from_fn(|i| (i as u32) < extent);
             } else {
                 let word = rng.next_u64() & ((1 << LEN) - 1);
-                owners.set_bits(slot, Arc::new(Bits::from_words(&[word])), LEN);
+                owners.set_bits(slot, Bits::from_words(&[word]), LEN);
                 *row = std::array::from_fn(|i| word >> i & 1 != 0);
             }
         }

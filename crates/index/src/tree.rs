@@ -499,7 +499,7 @@ impl Tree {
         bits.write(span.start, span.end, on);
         let after = bits.count(0, len);
         let owners = draft.owners_mut(h.tier);
-        owners.set_bits(h.slot, Arc::new(bits), len);
+        owners.set_bits(h.slot, bits, len);
         self.publish(id, draft);
         self.count(h, id, extent, after);
     }

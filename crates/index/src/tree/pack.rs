@@ -124,7 +124,7 @@ impl Tree {
             run.owners_mut(tier).set(slot, extent, len);
         }
         for &(slot, tier, ref words) in &packed.patches {
-            let bits = Arc::new(Bits::from_words(words));
+            let bits = Bits::from_words(words);
             run.owners_mut(tier).set_bits(slot, bits, len);
         }
         let mut node = Node::new(Run::new(0, 0, 0, Arc::new([])), parent);

@@ -12,11 +12,15 @@ use crate::run::LOWER;
 use crate::sync::Ordering;
 use crate::view::CHUNK;
 
+/// Names that are looked at ahead of their removal.
+const AHEAD: usize = 16;
+
 impl Tree {
     /// Takes blocks off what a holder holds; unknown names are passed over and the first one reported.
     pub(crate) fn remove(&mut self, h: Holder, names: &[EngineHash]) -> Result<(), ApplyError> {
         let mut unknown = None;
         let mut rest = names;
+        let mut fetched = 0;
         while let Some((first, others)) = rest.split_first() {
             let plain = self
                 .holdings
@@ -31,8 +35,38 @@ impl Tree {
             if !known {
                 unknown = unknown.or(Some(*first));
             }
+            fetched += others.len() - rest.len() + 1;
+            if fetched % AHEAD == 1 && others.len() == rest.len() && rest.len() > 1 {
+                self.fetch(h, rest);
+            }
         }
         unknown.map_or(Ok(()), |name| Err(ApplyError::BlockNotFound(name)))
+    }
+
+    /// Looks at what the removal of the next names will look at, if they lie all over the tree: one kind of
+    /// thing after the other, so that the processor waits for many of them at once.
+    fn fetch(&self, h: Holder, names: &[EngineHash]) {
+        let mut places = [None; AHEAD];
+        for (place, name) in places.iter_mut().zip(names) {
+            *place = self.names.guess(name.0);
+        }
+        let nodes = || {
+            let node = |p: Place| Some((p.pos, self.nodes.get(p.run as usize)?.as_ref()?));
+            places.iter().filter_map(move |p| node((*p)?))
+        };
+        let mut seen = 0;
+        for (pos, node) in nodes() {
+            seen ^= node.names.get(pos as usize).copied().unwrap_or(0);
+        }
+        for (_, node) in nodes() {
+            seen ^= node.run.follows;
+        }
+        for (pos, node) in nodes() {
+            if let Held::Bits(bits) = node.run.held(h.tier, h.slot) {
+                seen ^= bits.word(pos as usize / 64);
+            }
+        }
+        std::hint::black_box(seen);
     }
 
     /// Removes a block, and with it as many of the next names as go on from there in its run, either way.
@@ -45,6 +79,13 @@ impl Tree {
         let held = node.run.held(h.tier, h.slot);
         if !held.has(pos) {
             return false;
+        }
+        if let Held::Bits(bits) = held
+            && pos + 1 < node.names.len() as u32
+            && bits.clear_one(pos)
+        {
+            self.tally(h, -1);
+            return true;
         }
         let (mut low, mut high) = (pos as usize, pos as usize + 1);
         let mut more = node.clean && !rest.is_empty();
