@@ -40,6 +40,6 @@ pub use index::Index;
 pub use matches::{Match, Matches, Sourced};
 pub use options::{Approximate, IndexOptions};
 #[cfg(any(test, feature = "oracle"))]
-pub use oracle::{Oracle, RoutingOracle, follow_events, follow_routing};
+pub use oracle::{Oracle, RoutingOracle, follow_events, follow_gaps, follow_routing};
 pub use shared_ranges::SharedRanges;
 pub use stats::Stats;

@@ -2,8 +2,10 @@
 //!
 //! It is slow on purpose: nothing here is shared between ranks, compressed or kept beside its definition.
 
+mod gaps;
 mod history;
 
+pub use gaps::follow_gaps;
 pub use history::{follow_events, follow_routing};
 
 use std::cmp::Reverse;

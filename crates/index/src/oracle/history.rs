@@ -20,24 +20,24 @@ const CONTENTS: u8 = 3;
 const NAMES: u8 = 14;
 
 /// Bytes as a source of decisions; 0 when used up, with an end.
-struct Source<'a> {
+pub(super) struct Source<'a> {
     bytes: std::slice::Iter<'a, u8>,
     prompts: u64,
 }
 
 impl<'a> Source<'a> {
-    fn new(bytes: &'a [u8]) -> Self {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
         Self {
             bytes: bytes.iter(),
             prompts: bytes.len() as u64,
         }
     }
 
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.bytes.len() == 0
     }
 
-    fn below(&mut self, bound: u8) -> u8 {
+    pub(super) fn below(&mut self, bound: u8) -> u8 {
         self.bytes.next().map_or(0, |b| b % bound.max(1))
     }
 
@@ -77,7 +77,7 @@ impl<'a> Source<'a> {
 }
 
 /// The name that an engine with hashes of its own gives to the last block of a path.
-fn name_of(path: &[LocalHash], seed: u64) -> EngineHash {
+pub(super) fn name_of(path: &[LocalHash], seed: u64) -> EngineHash {
     EngineHash(path.iter().fold(seed, |h, l| mix(h ^ l.0.wrapping_add(1))))
 }
 
@@ -144,7 +144,6 @@ pub fn follow_events(bytes: &[u8]) {
     let (index, mut oracle) = (Index::new(), Oracle::default());
     let mut source = Source::new(bytes);
     let floor = index.stats().bytes;
-    let mut matches = (Matches::new(), Matches::new());
     while !source.is_over() {
         let rank = source.rank();
         match source.below(40) {
@@ -162,31 +161,42 @@ pub fn follow_events(bytes: &[u8]) {
                 assert_eq!(index.apply(rank, &event), expected, "{rank} {event:?}");
             }
         }
-        index.check_invariants();
-        assert_eq!(index.stats().entries as usize, oracle.entries());
-        for _ in 0..4 {
-            let prompt = source.prompt();
-            oracle.find(&prompt, &mut matches.0);
-            index.find(&prompt, &mut matches.1);
-            assert_eq!(matches.1.sorted(), matches.0.sorted(), "{prompt:?}");
-            check_winner(&index, &prompt, &matches.0);
-        }
+        let prompts: [_; 4] = std::array::from_fn(|_| source.prompt());
+        check_step(&index, &oracle, prompts.into_iter());
     }
     check_copies(&index, &oracle, &mut source);
+    check_empty(&index, floor);
+}
+
+/// After a step: the index is sound and answers as the oracle does.
+pub(super) fn check_step(
+    index: &Index,
+    oracle: &Oracle,
+    prompts: impl Iterator<Item = Vec<LocalHash>>,
+) {
+    index.check_invariants();
+    assert_eq!(index.stats().entries as usize, oracle.entries());
+    let mut matches = (Matches::new(), Matches::new());
+    for prompt in prompts {
+        oracle.find(&prompt, &mut matches.0);
+        index.find(&prompt, &mut matches.1);
+        assert_eq!(matches.1.sorted(), matches.0.sorted(), "{prompt:?}");
+        check_winner(index, &prompt, &matches.0);
+    }
+}
+
+/// With all workers removed the index is as small as a new one, which took `floor` bytes.
+pub(super) fn check_empty(index: &Index, floor: u64) {
     for worker in 0..WORKERS {
         index.remove_worker(WorkerId(worker.into()));
     }
-    assert_eq!(index.stats().entries, 0);
-    assert_eq!(index.stats().blocks, 0);
-    assert!(
-        index.stats().bytes <= floor + 200,
-        "{} > {floor}",
-        index.stats().bytes
-    );
+    let stats = index.stats();
+    assert_eq!((stats.entries, stats.blocks), (0, 0));
+    assert!(stats.bytes <= floor + 200, "{} > {floor}", stats.bytes);
 }
 
 /// What was dumped or written down and made again answers alike, and goes on alike.
-fn check_copies(index: &Index, oracle: &Oracle, source: &mut Source<'_>) {
+pub(super) fn check_copies(index: &Index, oracle: &Oracle, source: &mut Source<'_>) {
     let (replayed, restored) = (Index::new(), Index::new());
     for (rank, event) in index.dump() {
         assert_eq!(replayed.apply(rank, &event), Ok(()), "{event:?} of a dump");

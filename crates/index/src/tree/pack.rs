@@ -180,9 +180,9 @@ impl Tree {
     }
 }
 
-/// Whether these bits say that some blocks of a run of `len` are held, and not just the first ones.
+/// Whether these bits say that some blocks of a run of `len` are held.
 fn is_patch((_, tier, words): &(u32, usize, Vec<u64>), len: u32) -> bool {
     let bits = Bits::from_words(words);
     let fits = bits.room() == len.div_ceil(64) * 64 && bits.count(len, bits.room()) == 0;
-    *tier < 4 && fits && bits.first_clear(0, len) < bits.reach(len)
+    *tier < 4 && fits && bits.reach(len) > 0
 }

@@ -1,6 +1,6 @@
 //! Random histories: after every step the index answers as the oracle does.
 
-use kvasir_index::{follow_events, follow_routing};
+use kvasir_index::{follow_events, follow_gaps, follow_routing};
 use kvasir_types::Rng;
 use proptest::prelude::*;
 
@@ -10,6 +10,11 @@ proptest! {
     #[test]
     fn events(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         follow_events(&bytes);
+    }
+
+    #[test]
+    fn gaps_in_long_chains(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        follow_gaps(&bytes);
     }
 
     #[test]
@@ -31,6 +36,7 @@ fn long_histories_by_seed() {
         let bytes = random_bytes(&mut rng, len);
         follow_events(&bytes);
         follow_routing(&bytes);
+        follow_gaps(&bytes[..bytes.len() / 4]);
     }
 }
 
@@ -44,5 +50,6 @@ fn very_many_histories_by_seed() {
         let bytes = random_bytes(&mut rng, len);
         follow_events(&bytes);
         follow_routing(&bytes);
+        follow_gaps(&bytes);
     }
 }
