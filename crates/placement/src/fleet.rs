@@ -19,6 +19,7 @@ pub struct Member {
     /// Hidden until then.
     down_until: Option<Time>,
     busy: bool,
+    draining: bool,
 }
 
 impl Member {
@@ -38,6 +39,12 @@ impl Member {
     #[must_use]
     pub fn down_until(&self) -> Option<Time> {
         self.down_until
+    }
+
+    /// Whether it is on its way out: it ends what it has and gets nothing new.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining
     }
 
     /// Whether it has an adapter loaded.
@@ -105,13 +112,13 @@ impl Fleet {
         &self.live
     }
 
-    /// Slots of members that are not hidden.
+    /// Slots of members that are neither hidden nor on their way out.
     #[must_use]
     pub fn up(&self) -> &Bits {
         &self.up
     }
 
-    /// Slots of members that are neither hidden nor busy.
+    /// Those of them that are not busy.
     #[must_use]
     pub fn open(&self) -> &Bits {
         &self.open
@@ -192,9 +199,9 @@ impl Fleet {
             }),
         };
         let old = self.members.get_mut(at as usize).and_then(Option::take);
-        let (down_until, busy) = old
+        let (down_until, busy, draining) = old
             .as_ref()
-            .map_or((None, false), |m| (m.down_until, m.busy));
+            .map_or((None, false, false), |m| (m.down_until, m.busy, m.draining));
         let mut kept: Vec<(DpRank, u32)> = Vec::new();
         for (rank, slot) in old.iter().flat_map(|m| m.spec.rank_iter().zip(&m.slots)) {
             if spec.rank_iter().any(|r| r.rank == rank.rank) {
@@ -229,6 +236,7 @@ impl Fleet {
             slots,
             down_until,
             busy,
+            draining,
         });
         self.mark(at);
     }
@@ -272,28 +280,33 @@ impl Fleet {
 
     /// Hides a worker until then, or shows it again; says whether that changed anything.
     pub fn set_down(&mut self, id: WorkerId, until: Option<Time>) -> bool {
-        let Some(&Home { member: at, .. }) = self.by_id.get(&id) else {
-            return false;
-        };
-        let Some(member) = self.members.get_mut(at as usize).and_then(Option::as_mut) else {
-            return false;
-        };
-        let changed = member.down_until.is_some() != until.is_some();
-        member.down_until = until;
-        self.mark(at);
-        changed
+        self.change(id, |member| {
+            let changed = member.down_until.is_some() != until.is_some();
+            member.down_until = until;
+            changed
+        })
     }
 
     /// Says whether a worker is busy; returns whether that changed anything.
     pub fn set_busy(&mut self, id: WorkerId, busy: bool) -> bool {
+        self.change(id, |member| {
+            std::mem::replace(&mut member.busy, busy) != busy
+        })
+    }
+
+    /// Says whether a worker is on its way out; returns whether that changed anything.
+    pub fn set_draining(&mut self, id: WorkerId, draining: bool) -> bool {
+        self.change(id, |member| {
+            std::mem::replace(&mut member.draining, draining) != draining
+        })
+    }
+
+    fn change(&mut self, id: WorkerId, change: impl FnOnce(&mut Member) -> bool) -> bool {
         let Some(&Home { member: at, .. }) = self.by_id.get(&id) else {
             return false;
         };
-        let Some(member) = self.members.get_mut(at as usize).and_then(Option::as_mut) else {
-            return false;
-        };
-        let changed = member.busy != busy;
-        member.busy = busy;
+        let member = self.members.get_mut(at as usize).and_then(Option::as_mut);
+        let changed = member.is_some_and(change);
         self.mark(at);
         changed
     }
@@ -304,12 +317,13 @@ impl Fleet {
             return;
         };
         let (down, busy) = (member.down_until.is_some(), member.busy);
+        let up = !down && !member.draining;
         for &slot in &member.slots {
             self.live.set(slot, true);
             self.down.set(slot, down);
             self.busy.set(slot, busy);
-            self.up.set(slot, !down);
-            self.open.set(slot, !down && !busy);
+            self.up.set(slot, up);
+            self.open.set(slot, up && !busy);
         }
     }
 }

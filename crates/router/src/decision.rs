@@ -86,6 +86,8 @@ pub enum Why {
     Taint,
     /// Hidden after a fault.
     Down,
+    /// On its way out.
+    Draining,
     /// Over a busy threshold.
     Busy,
     /// Does not have the adapter while others do.

@@ -45,7 +45,8 @@ impl Eligible {
             return Err(RouteError::PinnedWorkerNotAllowed(pin.worker));
         }
         let unknown = RouteError::PinnedWorkerUnknown(pin.worker);
-        let member = fleet.member(pin.worker).ok_or(unknown.clone())?;
+        let member = fleet.member(pin.worker).filter(|m| !m.is_draining());
+        let member = member.ok_or(unknown.clone())?;
         let slot = fleet.slot(pin).ok_or_else(|| {
             let first = member.spec.first_rank.0;
             RouteError::PinnedRankUnknown {
@@ -162,6 +163,8 @@ fn why(fleet: &Fleet, arrival: &Arrival, slot: u32) -> Why {
     let busy = fleet.busy().has(slot);
     if !allowed(arrival, rank) {
         Why::NotAllowed
+    } else if fleet.member_of(slot).is_some_and(|m| m.is_draining()) {
+        Why::Draining
     } else if !fleet.up().has(slot) {
         Why::Down
     } else if !tainted(fleet, arrival, slot) {

@@ -9,10 +9,12 @@ use kvasir_types::{RequestId, SequenceHash, WorkerId, WorkerRank};
 /// Something that happened. Unknown ids are no-ops everywhere: news may come late.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// A worker is there, or is back: a fault mark on it is lifted.
+    /// A worker is there, or is back: a fault mark on it is lifted, and it is not on its way out.
     Joined(WorkerSpec),
     /// A worker's facts changed. Ranks that are gone lose their bookings; the others keep theirs.
     Updated(WorkerSpec),
+    /// A worker is on its way out: it gets nothing new, its bookings end as they would.
+    Draining(WorkerId),
     /// A worker is gone. Its bookings are forgotten.
     Left(WorkerId),
     /// A request wants a worker: a new one, or the same id again after its attempt was `Finished`.

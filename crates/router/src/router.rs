@@ -174,6 +174,7 @@ impl Router {
         match input {
             Input::Joined(spec) => self.join(spec, true, out),
             Input::Updated(spec) => self.join(spec, false, out),
+            Input::Draining(worker) => self.drain(worker),
             Input::Left(worker) => self.leave(worker, out),
             Input::Arrived(arrival) => self.arrive(arrival, out),
             Input::Refreshed { id, overlap } => self.refreshed(id, overlap),

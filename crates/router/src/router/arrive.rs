@@ -167,7 +167,7 @@ impl Router {
     /// Whether a waiting request may go now.
     pub(super) fn may_go(&mut self, arrival: &Arrival, pin: Option<Pinned>, gate: Gate) -> bool {
         // An error is the choice's to report: whoever is routable counts.
-        let _ = self.fill(arrival, pin);
+        let _ = self.fill(arrival, self.still_bound(pin));
         self.is_open(arrival, gate)
     }
 

@@ -122,7 +122,7 @@ impl Router {
     pub(super) fn follow_session(&mut self, arrival: &Arrival) -> Option<WorkerRank> {
         let session = arrival.session.as_ref().filter(|s| self.serves(s.action))?;
         let target = self.sessions.find(&session.id)?;
-        if self.fleet.slot(target).is_none() || arrival.failed.contains(&target.worker) {
+        if !self.takes_new(target) || arrival.failed.contains(&target.worker) {
             self.sessions.unbind(&session.id);
             return None;
         }

@@ -39,8 +39,20 @@ impl Router {
         entered: Option<Time>,
         out: &mut Vec<Output>,
     ) {
+        let pin = self.still_bound(pin);
         let filled = self.fill(arrival, pin);
         self.place_filled(arrival, pin, filled, entered, out);
+    }
+
+    /// A session's worker may leave while a request waits for it: then the request is as free as any.
+    pub(super) fn still_bound(&self, pin: Option<Pinned>) -> Option<Pinned> {
+        pin.filter(|pin| !pin.by_session || self.takes_new(pin.rank))
+    }
+
+    /// Whether a rank is there and its worker not on its way out.
+    pub(super) fn takes_new(&self, rank: WorkerRank) -> bool {
+        let member = self.fleet.member(rank.worker);
+        member.is_some_and(|m| !m.is_draining()) && self.fleet.slot(rank).is_some()
     }
 
     /// The same, given who is eligible.

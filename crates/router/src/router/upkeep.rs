@@ -20,10 +20,18 @@ impl Router {
             self.busy.resize(end as usize, RankBusy::default());
         }
         if back {
+            self.fleet.set_draining(worker, false);
             self.show(worker, out);
         }
         self.check_all(out);
         self.stirred = Stirred::Anything;
+    }
+
+    /// Sends a worker nothing more; what it has goes on. Those that wait for it alone are refused.
+    pub(super) fn drain(&mut self, worker: WorkerId) {
+        if self.fleet.set_draining(worker, true) {
+            self.stirred = Stirred::Anything;
+        }
     }
 
     pub(super) fn leave(&mut self, worker: WorkerId, out: &mut Vec<Output>) {

@@ -355,3 +355,42 @@ fn each_rank_is_a_candidate() {
     let all: Vec<_> = (2..5).map(|rank| WorkerRank::new(1, rank)).collect();
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), all);
 }
+
+#[test]
+fn a_worker_on_its_way_out_ends_what_it_has_and_gets_nothing_new() {
+    let mut host = Host::kv(|_| {}).workers(2);
+    let first = host.sent(arrival()).target;
+    host.input(Input::Draining(first.worker));
+    for id in 2..8 {
+        let target = host.sent(Arrival::new(RequestId(id), 16)).target;
+        assert_ne!(target.worker, first.worker);
+        host.finish(id);
+    }
+    assert_eq!(host.router.load(first).unwrap().requests, 1);
+    let excluded = host.router.explain(RequestId(7)).unwrap().excluded.clone();
+    assert_eq!(excluded.named, [(first, Why::Draining)]);
+    let mut pinned = pinned(first.worker.0, Some(0));
+    pinned.id = RequestId(8);
+    let error = host.refused(pinned);
+    assert_eq!(error, RouteError::PinnedWorkerUnknown(first.worker));
+    host.finish(1);
+    assert_eq!(host.router.load(first).unwrap().requests, 0);
+    // News about it leaves the mark; coming back lifts it.
+    host.input(Input::Updated(WorkerSpec::new(first.worker)));
+    assert!(
+        host.router
+            .fleet()
+            .member(first.worker)
+            .unwrap()
+            .is_draining()
+    );
+    host.input(Input::Joined(WorkerSpec::new(first.worker)));
+    assert!(
+        !host
+            .router
+            .fleet()
+            .member(first.worker)
+            .unwrap()
+            .is_draining()
+    );
+}

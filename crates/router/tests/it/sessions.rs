@@ -289,3 +289,30 @@ fn the_first_live_binding_wins_among_replicas() {
     host.input(told(1));
     assert_eq!(host.worker(header(2)), 1);
 }
+
+/// One waits for its session's worker, which is asked to go: it is free to go elsewhere, as are those after it.
+#[test]
+fn a_session_moves_when_its_worker_is_on_its_way_out() {
+    let mut host = Host::kv(|c| c.router_queue_threshold = Some(2.0));
+    for id in 1..=2 {
+        host.join(id, |spec| spec.max_num_batched_tokens = Some(100));
+    }
+    let worker = host.worker(bind(1, "s"));
+    for (id, on) in [(2, 1), (3, 2)] {
+        let mut full = Arrival::new(RequestId(id), 1000);
+        full.pin.worker = Some(WorkerId(on));
+        host.sent(full);
+    }
+    let parked = host.arrive(follow(4, "s"));
+    assert!(matches!(parked, [Output::Queued { .. }]), "{parked:?}");
+    host.input(Input::Draining(WorkerId(worker)));
+    let other = 3 - worker;
+    let out = host.first_token(1 + other as u128);
+    let target = out.iter().find_map(|o| match o {
+        Output::Send(sent) => Some((sent.id, sent.target.worker.0)),
+        _ => None,
+    });
+    assert_eq!(target, Some((RequestId(4), other)), "{out:?}");
+    assert_eq!(host.worker(follow(5, "s")), other);
+    assert_eq!(host.router.sessions(), 0);
+}
