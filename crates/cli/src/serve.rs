@@ -35,11 +35,20 @@ pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure
 /// Listens on the configured address; an error names it.
 pub(crate) async fn listen(app: &Arc<App>, settings: &Settings) -> Result<Server, Failure> {
     let address = wiring::listen_address(settings)?;
-    let server = Server::start(Arc::clone(app), address)
+    let mut server = Server::start(Arc::clone(app), address)
         .await
         .map_err(|error| {
             format!("cannot listen on {address}: {error}; choose another port with --http-port")
         })?;
+    if let Some(address) = wiring::admin_address(settings)? {
+        server.start_admin(address).await.map_err(|error| {
+            format!("cannot listen on {address}: {error}; choose another port with --admin-port")
+        })?;
+        if !address.ip().is_loopback() && app.options().admin_token.is_empty() {
+            tracing::warn!(%address, "operators' routes are open to the network without a token; \
+                set --admin-token-file");
+        }
+    }
     Ok(server)
 }
 
@@ -74,17 +83,25 @@ pub(crate) async fn until_signal(server: Server, settings: &Settings) -> Result<
 pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let app = app(settings, Clock::new())?;
     let addresses = wiring::workers(settings)?;
+    let file = wiring::workers_file(settings)?;
     let mut fleet = Fleet::new(Arc::clone(&app), model_maker(&app, settings)?);
     if !settings.get(keys::ROUTER_KV_EVENTS) {
         fleet = fleet.without_events();
     }
+    fleet.start();
     for address in addresses {
         if !fleet.watch(address.clone()) {
             tracing::warn!(worker = %address, "--worker names it twice");
         }
     }
+    if let Some(file) = file {
+        file.start(app.members(), app.metrics(), app.tasks());
+    }
     let server = listen(&app, settings).await?;
     tracing::info!(address = %server.address(), "listening");
+    if let Some(address) = server.admin_address() {
+        tracing::info!(%address, "listening for operators");
+    }
     until_signal(server, settings).await
 }
 

@@ -1,10 +1,11 @@
 //! From checked options to what each part takes. The only place that knows both.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kvasir_config::{LogFormat, Settings, keys};
-use kvasir_frontend::{ApiKeys, AppOptions, Limits, Paths, WorkerAddress};
+use kvasir_frontend::{ApiKeys, AppOptions, Limits, Paths, WorkerAddress, WorkerKey, WorkersFile};
 use kvasir_index::{Approximate, IndexOptions};
 use kvasir_profile::Preset;
 use kvasir_router::{Mode, PrefillLoadModel, QueuePolicy, RouterConfig};
@@ -38,21 +39,56 @@ pub(crate) fn log_format(settings: &Settings) -> log::Format {
 /// Where to listen; an error names the option.
 pub(crate) fn listen_address(settings: &Settings) -> Result<SocketAddr, Failure> {
     let (host, port) = (settings.get(keys::HTTP_HOST), settings.get(keys::HTTP_PORT));
-    let found = (host.as_str(), port).to_socket_addrs();
+    resolve("--http-host", &host, port)
+}
+
+/// Where to listen for operators, if that is elsewhere.
+pub(crate) fn admin_address(settings: &Settings) -> Result<Option<SocketAddr>, Failure> {
+    let host = settings.get(keys::ADMIN_HOST);
+    let port = settings.get(keys::ADMIN_PORT);
+    port.map(|port| resolve("--admin-host", &host, port))
+        .transpose()
+}
+
+fn resolve(option: &str, host: &str, port: u16) -> Result<SocketAddr, Failure> {
+    let found = (host, port).to_socket_addrs();
     match found.map(|mut addresses| addresses.next()) {
         Ok(Some(address)) => Ok(address),
-        Ok(None) => Err(format!("--http-host {host} has no address").into()),
-        Err(error) => Err(format!("--http-host {host} has no address: {error}").into()),
+        Ok(None) => Err(format!("{option} {host} has no address").into()),
+        Err(error) => Err(format!("{option} {host} has no address: {error}").into()),
     }
 }
 
 /// The workers that `--worker` names; an error names the option and the value.
 pub(crate) fn workers(settings: &Settings) -> Result<Vec<WorkerAddress>, Failure> {
-    let parse = |text: &String| {
-        WorkerAddress::parse(text)
-            .map_err(|error| BadConfig(format!("--worker {text}: {error}")).into())
+    let key = worker_key(settings)?;
+    let parse = |text: &String| -> Result<WorkerAddress, Failure> {
+        let mut address = WorkerAddress::parse(text)
+            .map_err(|error| BadConfig(format!("--worker {text}: {error}")))?;
+        if address.api_key.is_none() {
+            address.api_key.clone_from(&key);
+        }
+        Ok(address)
     };
     settings.get(keys::WORKER).iter().map(parse).collect()
+}
+
+/// The workers file, read for the first time; an error names it.
+pub(crate) fn workers_file(settings: &Settings) -> Result<Option<WorkersFile>, Failure> {
+    let Some(path) = settings.get(keys::WORKERS_FILE) else {
+        return Ok(None);
+    };
+    let shown = path.display().to_string();
+    let file = WorkersFile::read(path, worker_key(settings)?)
+        .map_err(|error| BadConfig(format!("--workers-file {shown} {error}")))?;
+    Ok(Some(file))
+}
+
+/// The key for workers that have none of their own.
+fn worker_key(settings: &Settings) -> Result<Option<WorkerKey>, Failure> {
+    let key = settings.get(keys::WORKER_API_KEY);
+    let key = key.map(|key| WorkerKey::new(&key)).transpose();
+    key.map_err(|error| BadConfig(format!("KVASIR_WORKER_API_KEY: {error}")).into())
 }
 
 /// The HTTP side.
@@ -62,6 +98,8 @@ pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
         overload_status: settings.get(keys::HTTP_OVERLOAD_STATUS_CODE),
         retry_limit: settings.get(keys::RETRY_LIMIT),
         admin_enabled: !settings.get(keys::DISABLE_FRONTEND_ADMIN_API),
+        admin_apart: settings.get(keys::ADMIN_PORT).is_some(),
+        admin_token: admin_token(settings)?,
         nvext_enabled: !settings.get(keys::DISABLE_FRONTEND_NVEXT),
         paths: Paths {
             chat: settings.get(keys::HTTP_SVC_CHAT_PATH),
@@ -72,26 +110,38 @@ pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
             metrics: settings.get(keys::HTTP_SVC_METRICS_PATH),
         },
         limits: limits(settings),
-        keys: api_keys(settings)?,
+        keys: key_file("--http-api-key-file", settings.get(keys::HTTP_API_KEY_FILE))?,
         outcomes_max: settings.get(keys::ROUTER_DECISION_LOG) as usize,
     })
 }
 
-/// The keys that clients must show; an error names the file.
-fn api_keys(settings: &Settings) -> Result<ApiKeys, Failure> {
-    let Some(path) = settings.get(keys::HTTP_API_KEY_FILE) else {
+/// What operators must show; an error names the variable or the file.
+fn admin_token(settings: &Settings) -> Result<ApiKeys, Failure> {
+    match settings.get(keys::ADMIN_TOKEN) {
+        None => key_file("--admin-token-file", settings.get(keys::ADMIN_TOKEN_FILE)),
+        Some(token) if token.trim().is_empty() => {
+            Err(BadConfig("KVASIR_ADMIN_TOKEN is empty; unset it or give a token".into()).into())
+        }
+        Some(token) => Ok(ApiKeys::one(&token)),
+    }
+}
+
+/// The keys of a file; an error names it.
+fn key_file(option: &str, path: Option<PathBuf>) -> Result<ApiKeys, Failure> {
+    let Some(path) = path else {
         return Ok(ApiKeys::default());
     };
     let shown = path.display();
     let text = std::fs::read_to_string(&path)
-        .map_err(|error| format!("--http-api-key-file {shown}: {error}"))?;
+        .map_err(|error| BadConfig(format!("{option} {shown}: {error}")))?;
     let keys = ApiKeys::parse(&text);
-    if keys.is_empty() {
-        return Err(
-            format!("--http-api-key-file {shown} holds no key; write one on each line").into(),
-        );
+    match keys.is_empty() {
+        true => {
+            let text = format!("{option} {shown} holds no key; write one on each line");
+            Err(BadConfig(text).into())
+        }
+        false => Ok(keys),
     }
-    Ok(keys)
 }
 
 fn limits(settings: &Settings) -> Limits {

@@ -38,10 +38,14 @@ fn dependent_defaults(settings: &mut Settings) {
         settings.prefer(keys::ROUTER_MODE, kv.clone(), "kvasir demo");
     }
     engine_defaults(settings);
-    if !settings.get(keys::WORKER).is_empty() {
-        settings.prefer(keys::ROUTER_MODE, kv, "--worker");
+    let cause = match settings.get(keys::WORKER).is_empty() {
+        false => Some("--worker"),
+        true => settings.get(keys::WORKERS_FILE).map(|_| "--workers-file"),
+    };
+    if let Some(cause) = cause {
+        settings.prefer(keys::ROUTER_MODE, kv, cause);
         let backend = Value::Choice(DiscoveryBackend::Static.name());
-        settings.prefer(keys::DISCOVERY_BACKEND, backend, "--worker");
+        settings.prefer(keys::DISCOVERY_BACKEND, backend, cause);
     }
     let remote = matches!(
         settings.get(keys::DISCOVERY_BACKEND),

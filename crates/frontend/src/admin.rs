@@ -2,7 +2,7 @@
 //!
 //! Everything here reads the router between two steps, or tells it something; nothing is decided here.
 
-use std::sync::Arc;
+mod workers;
 
 use bytes::BytesMut;
 use http::header::CONTENT_TYPE;
@@ -16,6 +16,8 @@ use serde_json::{Value, json};
 use crate::models::ServedModel;
 use crate::reply::{self, Reply};
 use crate::{App, body};
+
+pub(crate) use workers::{add_worker, remove_worker, workers};
 
 /// What is said of a request that nobody knows, or knows no more.
 const NO_DECISION: &str = "no decision about this request is remembered; the latest ones are kept";
@@ -88,45 +90,6 @@ fn busy_error(error: &BusyError) -> Reply {
         );
     }
     reply
-}
-
-/// `GET /workers`: who serves what, and how busy the router thinks they are.
-pub(crate) fn workers(app: &App) -> Reply {
-    let rows: Vec<Value> = app.models().all().iter().flat_map(worker_rows).collect();
-    reply::json(StatusCode::OK, json!({ "workers": rows }).to_string())
-}
-
-fn worker_rows(model: &Arc<ServedModel>) -> Vec<Value> {
-    let specs = model.specs();
-    model.host.ask(|router| {
-        let row = |spec: &kvasir_router::WorkerSpec| {
-            let ranks: Vec<Value> = spec
-                .rank_iter()
-                .map(|rank| {
-                    let load = router.load(rank).unwrap_or_default();
-                    json!({
-                        "dp_rank": rank.rank.0,
-                        "active_requests": load.requests,
-                        "active_decode_blocks": load.active_blocks,
-                        "active_prefill_tokens": load.prefill_tokens,
-                        "cache": model.host.pictures().get(rank).map(|p| p.row()),
-                    })
-                })
-                .collect();
-            let member = router.fleet().member(spec.id);
-            json!({
-                "worker_id": spec.id.0,
-                "model": &*model.name,
-                "url": model.url_of(spec.id),
-                "kv_total_blocks": spec.kv_total_blocks,
-                "max_num_batched_tokens": spec.max_num_batched_tokens,
-                "busy": member.is_some_and(|member| member.is_busy()),
-                "down": member.is_some_and(|member| member.down_until().is_some()),
-                "ranks": ranks,
-            })
-        };
-        specs.iter().map(row).collect()
-    })
 }
 
 /// `GET /decisions`: the latest, newest first.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::BytesMut;
-use http::{HeaderValue, Request, StatusCode};
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use hyper::body::Incoming;
 use kvasir_openai::{ApiError, Endpoint, Health, ModelInfo};
 use kvasir_telemetry::{Clock, Metrics};
@@ -15,15 +16,27 @@ use crate::ids::RequestIds;
 use crate::in_flight::InFlight;
 use crate::keys::ApiKeys;
 use crate::limits::Limits;
+use crate::members::Members;
 use crate::models::{Models, ServedModel};
 use crate::outcomes::Outcomes;
 use crate::reply::{self, Reply};
-use crate::routes::{NoRoute, Paths, Route};
+use crate::routes::{Audience, NoRoute, Paths, Route};
 use crate::watch::Totals;
-use crate::{admin, generate, proxy};
+use crate::{admin, generate, openapi, proxy};
 
 /// What a client without a key is told.
 const NO_KEY: &str = "A key is needed: authorization: Bearer KEY";
+/// What an operator without the token is told.
+const NO_TOKEN: &str = "The admin token is needed: authorization: Bearer TOKEN";
+
+/// Which listener a request came in at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// Clients'; operators' too, unless they have one of their own.
+    Data,
+    /// Operators' own.
+    Admin,
+}
 
 /// Settings of the HTTP side.
 #[derive(Clone, Debug)]
@@ -38,6 +51,10 @@ pub struct AppOptions {
     pub nvext_enabled: bool,
     /// Whether operators' routes are there (`DYN_DISABLE_FRONTEND_ADMIN_API`).
     pub admin_enabled: bool,
+    /// Whether operators' routes are at a door of their own (`--admin-port`).
+    pub admin_apart: bool,
+    /// What operators show (`--admin-token-file`); without one, operators at the clients' door are clients.
+    pub admin_token: ApiKeys,
     /// Where the routes are.
     pub paths: Paths,
     /// How long and how much is borne.
@@ -56,6 +73,8 @@ impl Default for AppOptions {
             retry_limit: 2,
             nvext_enabled: true,
             admin_enabled: true,
+            admin_apart: false,
+            admin_token: ApiKeys::default(),
             paths: Paths::default(),
             limits: Limits::default(),
             keys: ApiKeys::default(),
@@ -68,6 +87,7 @@ impl Default for AppOptions {
 pub struct App {
     options: AppOptions,
     models: Models,
+    members: Members,
     metrics: Metrics,
     clock: Clock,
     tasks: Tasks,
@@ -89,6 +109,7 @@ impl App {
             outcomes: Outcomes::new(options.outcomes_max),
             options,
             models: Models::default(),
+            members: Members::default(),
             metrics,
             clock,
             tasks,
@@ -108,6 +129,12 @@ impl App {
     #[must_use]
     pub fn models(&self) -> &Models {
         &self.models
+    }
+
+    /// Which engine servers are to be its workers.
+    #[must_use]
+    pub fn members(&self) -> &Members {
+        &self.members
     }
 
     /// What it counts.
@@ -154,21 +181,22 @@ impl App {
         self.ids.next()
     }
 
-    /// Answers one HTTP request.
-    pub async fn handle(self: &Arc<Self>, request: Request<Incoming>) -> Reply {
+    /// Answers one HTTP request that came in at `door`.
+    pub async fn handle(self: &Arc<Self>, mut request: Request<Incoming>, door: Door) -> Reply {
         let (method, path) = (request.method(), request.uri().path());
-        let route = match self.options.paths.find(method, path) {
-            Ok(route) if route.is_admin() && !self.options.admin_enabled => {
-                return reply::error(&ApiError::route_not_found(method.as_str(), path));
-            }
-            Ok(route) => route,
+        let not_found = || reply::error(&ApiError::route_not_found(method.as_str(), path));
+        let (route, audience) = match self.options.paths.find(method, path) {
+            Ok((_, audience)) if !self.is_served(audience, door) => return not_found(),
+            Ok(found) => found,
             Err(NoRoute::Method(allowed)) => return reply::method_not_allowed(allowed),
-            Err(NoRoute::NotFound) => {
-                return reply::error(&ApiError::route_not_found(method.as_str(), path));
-            }
+            Err(NoRoute::NotFound) => return not_found(),
         };
-        if !route.is_open() && !self.options.keys.admit(request.headers()) {
-            return reply::error(&ApiError::new(401, NO_KEY));
+        if let Err(refusal) = self.admit(audience, door, request.headers()) {
+            return reply::error(&refusal);
+        }
+        if audience == Audience::Clients && !self.options.keys.is_empty() {
+            // The key is ours: engines do not see it.
+            request.headers_mut().remove(AUTHORIZATION);
         }
         match route {
             Route::Chat => generate::handle(self, Endpoint::Chat, request).await,
@@ -180,11 +208,57 @@ impl App {
             Route::Health => self.health(),
             Route::Live => self.live(),
             Route::Metrics => self.metrics_page(),
+            Route::OpenApi => self.describe(door),
             Route::BusyThreshold => admin::busy_threshold(self, request).await,
+            Route::Workers if request.method() == Method::POST => {
+                admin::add_worker(self, request).await
+            }
             Route::Workers => admin::workers(self),
+            Route::Worker(name) => admin::remove_worker(self, &name, request.uri().query()),
             Route::Decisions => admin::decisions(self),
             Route::Decision(id) => admin::decision(self, &id),
         }
+    }
+
+    /// Whether routes for this audience are behind this door.
+    fn is_served(&self, audience: Audience, door: Door) -> bool {
+        match audience {
+            Audience::Anyone => true,
+            Audience::Clients => door == Door::Data,
+            Audience::Operators => {
+                let here = door == Door::Admin || !self.options.admin_apart;
+                here && self.options.admin_enabled
+            }
+        }
+    }
+
+    /// Whether a request with these headers may pass. The admin token, where there is one, is the only key to
+    /// operators' routes.
+    fn admit(&self, audience: Audience, door: Door, headers: &HeaderMap) -> Result<(), ApiError> {
+        let (keys, refusal) = match audience {
+            Audience::Anyone => return Ok(()),
+            Audience::Operators if !self.options.admin_token.is_empty() => {
+                (&self.options.admin_token, NO_TOKEN)
+            }
+            Audience::Operators if door == Door::Admin => return Ok(()),
+            _ => (&self.options.keys, NO_KEY),
+        };
+        match keys.admit(headers) {
+            true => Ok(()),
+            false => Err(ApiError::new(401, refusal)),
+        }
+    }
+
+    fn describe(&self, door: Door) -> Reply {
+        let client_key = !self.options.keys.is_empty();
+        let scope = openapi::Scope {
+            clients: self.is_served(Audience::Clients, door),
+            operators: self.is_served(Audience::Operators, door),
+            client_key,
+            operator_key: !self.options.admin_token.is_empty() || door == Door::Data && client_key,
+        };
+        let document = openapi::document(&self.options.paths, scope);
+        reply::json(StatusCode::OK, document.to_string())
     }
 
     fn list_models(&self) -> Reply {

@@ -36,6 +36,14 @@ impl ApiKeys {
         }
     }
 
+    /// One key alone.
+    #[must_use]
+    pub fn one(key: &str) -> Self {
+        Self {
+            keys: Arc::from([key.trim().as_bytes().into()]),
+        }
+    }
+
     /// Whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -21,7 +21,9 @@ mod job;
 mod keys;
 mod lane;
 mod limits;
+mod members;
 mod models;
+mod openapi;
 mod outcomes;
 mod picture;
 mod place;
@@ -34,14 +36,18 @@ mod server;
 mod upstream;
 mod watch;
 
-pub use app::{App, AppOptions};
+pub use app::{App, AppOptions, Door};
 pub use events::EventPool;
 pub use host::{Booking, RouterHost};
 pub use in_flight::{InFlight, Ticket};
 pub use keys::ApiKeys;
 pub use limits::Limits;
+pub use members::{Change, Joined, Member, Members, MembersError, Origin, State};
 pub use models::{Backend, Models, ServedModel};
 pub use reply::{ByteSource, Cut, Reply, ReplyBody};
 pub use routes::Paths;
 pub use server::Server;
-pub use upstream::{AddressError, Fleet, MakeModel, NewModel, Upstreams, WorkerAddress};
+pub use upstream::{
+    AddressError, Fleet, MakeModel, NewModel, Upstreams, WorkerAddress, WorkerKey, WorkersFile,
+    WorkersFileError,
+};

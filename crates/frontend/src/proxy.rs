@@ -367,6 +367,7 @@ impl Forward {
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = uri;
         *request.headers_mut() = headers::to_worker(&self.headers, pool.authority(), target.rank);
+        pool.add_key(request.headers_mut());
         request
     }
 

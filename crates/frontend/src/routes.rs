@@ -1,9 +1,11 @@
-//! Which handler a path and a method name.
+//! Which handler a path and a method name: the one table of routes.
+//!
+//! What always holds: a route that is not in the table does not exist, and `/openapi.json` is made from it.
 
 use http::Method;
 
 /// Routes that only engines know; their bodies pass unread.
-const ENGINE_PATHS: [&str; 22] = [
+const ENGINE_PATHS: &[&str] = &[
     "/classify",
     "/detokenize",
     "/pooling",
@@ -79,31 +81,29 @@ pub enum Route {
     Live,
     /// Prometheus.
     Metrics,
+    /// This table, for programs.
+    OpenApi,
     /// When workers count as busy.
     BusyThreshold,
-    /// Who serves what.
+    /// Who serves what; one more.
     Workers,
+    /// One worker, by its id or its URL.
+    Worker(String),
     /// The latest decisions.
     Decisions,
     /// Why one request went where it went.
     Decision(String),
 }
 
-impl Route {
-    /// Whether anybody may ask, even where keys are needed: what orchestrators and scrapers look at.
-    #[must_use]
-    pub fn is_open(&self) -> bool {
-        matches!(self, Self::Health | Self::Live | Self::Metrics)
-    }
-
-    /// Whether it is for operators alone.
-    #[must_use]
-    pub fn is_admin(&self) -> bool {
-        matches!(
-            self,
-            Self::BusyThreshold | Self::Workers | Self::Decisions | Self::Decision(_)
-        )
-    }
+/// Whom a route is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audience {
+    /// Anybody, even where keys are needed, at every door: what orchestrators and scrapers look at.
+    Anyone,
+    /// Those with a key, where keys are needed.
+    Clients,
+    /// Operators.
+    Operators,
 }
 
 /// Why there is no route.
@@ -115,61 +115,293 @@ pub enum NoRoute {
     Method(&'static str),
 }
 
-impl Paths {
-    /// Finds the route.
-    pub fn find(&self, method: &Method, path: &str) -> Result<Route, NoRoute> {
-        let (route, allowed) = self.by_path(path).ok_or(NoRoute::NotFound)?;
-        let fits = match allowed {
-            "POST" => method == Method::POST,
-            "GET,POST" => method == Method::GET || method == Method::POST,
-            _ => method == Method::GET || method == Method::HEAD,
-        };
-        if fits {
-            Ok(route)
-        } else {
-            Err(NoRoute::Method(allowed))
+/// Where a row's paths are.
+pub(crate) enum Place {
+    /// Where the user put it.
+    Moved(fn(&Paths) -> &str),
+    /// Always there.
+    At(&'static str),
+    /// Always at each of these.
+    Each(&'static [&'static str]),
+}
+
+/// What follows a row's path.
+#[derive(Clone, Copy)]
+pub(crate) enum Tail {
+    /// Nothing.
+    None,
+    /// A name, which may contain slashes; the word is the name of the parameter.
+    Name(&'static str),
+    /// A name and this.
+    NameThen(&'static str, &'static str),
+}
+
+/// What can be done with a row's path.
+pub(crate) struct Operation {
+    /// The method, in lower case.
+    pub(crate) method: &'static str,
+    /// One line about it.
+    pub(crate) summary: &'static str,
+    /// What is sent, as a name in `openapi::schemas`.
+    pub(crate) takes: Option<&'static str>,
+    /// What comes back, as a status and a name in `openapi::schemas`.
+    pub(crate) gives: (u16, &'static str),
+}
+
+/// One row of the table.
+pub(crate) struct Row {
+    pub(crate) place: Place,
+    pub(crate) tail: Tail,
+    pub(crate) audience: Audience,
+    /// The methods, as `allow` names them. `HEAD` goes wherever `GET` does.
+    pub(crate) allow: &'static str,
+    make: fn(String) -> Route,
+    pub(crate) operations: &'static [Operation],
+}
+
+const fn get(summary: &'static str, gives: &'static str) -> Operation {
+    Operation {
+        method: "get",
+        summary,
+        takes: None,
+        gives: (200, gives),
+    }
+}
+
+const fn post(summary: &'static str, takes: &'static str, gives: &'static str) -> Operation {
+    Operation {
+        method: "post",
+        summary,
+        takes: Some(takes),
+        gives: (200, gives),
+    }
+}
+
+/// A route that is read.
+const fn read(
+    place: Place,
+    audience: Audience,
+    make: fn(String) -> Route,
+    operations: &'static [Operation],
+) -> Row {
+    Row {
+        place,
+        tail: Tail::None,
+        audience,
+        allow: "GET,HEAD",
+        make,
+        operations,
+    }
+}
+
+/// A route that a client posts to.
+const fn posted(place: Place, make: fn(String) -> Route, operations: &'static [Operation]) -> Row {
+    Row {
+        place,
+        tail: Tail::None,
+        audience: Audience::Clients,
+        allow: "POST",
+        make,
+        operations,
+    }
+}
+
+/// The table; the first row that fits is the route.
+pub(crate) const ROWS: &[Row] = &[
+    posted(
+        Place::Moved(|p| &p.chat),
+        |_| Route::Chat,
+        &[post("Answer a chat", "ChatRequest", "Completion")],
+    ),
+    posted(
+        Place::Moved(|p| &p.completions),
+        |_| Route::Completions,
+        &[post("Continue a text", "CompletionRequest", "Completion")],
+    ),
+    read(
+        Place::Moved(|p| &p.models),
+        Audience::Clients,
+        |_| Route::Models,
+        &[get("The models that are served", "Models")],
+    ),
+    read(
+        Place::Moved(|p| &p.health),
+        Audience::Anyone,
+        |_| Route::Health,
+        &[get("Whether requests are taken, and by whom", "Health")],
+    ),
+    read(
+        Place::Moved(|p| &p.live),
+        Audience::Anyone,
+        |_| Route::Live,
+        &[get("Whether the process is alive", "Live")],
+    ),
+    read(
+        Place::Moved(|p| &p.metrics),
+        Audience::Anyone,
+        |_| Route::Metrics,
+        &[get("Metrics for Prometheus", "Text")],
+    ),
+    read(
+        Place::At("/openapi.json"),
+        Audience::Anyone,
+        |_| Route::OpenApi,
+        &[get("This description", "Any")],
+    ),
+    Row {
+        allow: "GET,HEAD,POST",
+        ..read(
+            Place::At("/busy_threshold"),
+            Audience::Operators,
+            |_| Route::BusyThreshold,
+            &[
+                get("When workers count as busy, by model", "BusyThresholds"),
+                post(
+                    "Change when workers of a model count as busy, or read it",
+                    "BusyThreshold",
+                    "BusyThreshold",
+                ),
+            ],
+        )
+    },
+    Row {
+        allow: "GET,HEAD,POST",
+        ..read(
+            Place::At("/workers"),
+            Audience::Operators,
+            |_| Route::Workers,
+            &[
+                get("The workers: state, models, load", "Workers"),
+                Operation {
+                    gives: (201, "Worker"),
+                    ..post(
+                        "Add a worker, or change what is said about one",
+                        "NewWorker",
+                        "Worker",
+                    )
+                },
+            ],
+        )
+    },
+    Row {
+        tail: Tail::Name("worker"),
+        allow: "DELETE",
+        ..read(
+            Place::At("/workers"),
+            Audience::Operators,
+            Route::Worker,
+            &[Operation {
+                method: "delete",
+                summary: "Let a worker end what it has, then remove it; with `force` at once",
+                takes: None,
+                gives: (202, "Worker"),
+            }],
+        )
+    },
+    read(
+        Place::At("/decisions"),
+        Audience::Operators,
+        |_| Route::Decisions,
+        &[get(
+            "The latest routing decisions, newest first",
+            "Decisions",
+        )],
+    ),
+    Row {
+        tail: Tail::Name("request_id"),
+        ..read(
+            Place::At("/decisions"),
+            Audience::Operators,
+            Route::Decision,
+            &[get("Why a request went where it went", "Decision")],
+        )
+    },
+    posted(
+        Place::Each(ENGINE_PATHS),
+        |_| Route::Engine,
+        &[post("Passed to a worker by load, unread", "Any", "Any")],
+    ),
+    Row {
+        tail: Tail::NameThen("model", "/ready"),
+        ..read(
+            Place::Moved(|p| &p.models),
+            Audience::Clients,
+            Route::ModelReady,
+            &[get("Whether one model can answer", "Any")],
+        )
+    },
+    Row {
+        tail: Tail::Name("model"),
+        ..read(
+            Place::Moved(|p| &p.models),
+            Audience::Clients,
+            Route::Model,
+            &[get("One model", "Model")],
+        )
+    },
+];
+
+impl Place {
+    /// Where it is.
+    pub(crate) fn paths<'p>(&self, paths: &'p Paths) -> Vec<&'p str> {
+        match self {
+            Self::Moved(of) => vec![of(paths)],
+            Self::At(path) => vec![path],
+            Self::Each(list) => list.to_vec(),
         }
     }
 
-    fn by_path(&self, path: &str) -> Option<(Route, &'static str)> {
-        let posts = [
-            (&self.chat, Route::Chat),
-            (&self.completions, Route::Completions),
-        ];
-        let gets = [
-            (&self.models, Route::Models),
-            (&self.health, Route::Health),
-            (&self.live, Route::Live),
-            (&self.metrics, Route::Metrics),
-        ];
-        if let Some((_, route)) = posts.into_iter().find(|(p, _)| *p == path) {
-            return Some((route, "POST"));
-        }
-        if let Some((_, route)) = gets.into_iter().find(|(p, _)| *p == path) {
-            return Some((route, "GET,HEAD"));
-        }
-        match path {
-            "/busy_threshold" => return Some((Route::BusyThreshold, "GET,POST")),
-            "/workers" => return Some((Route::Workers, "GET,HEAD")),
-            "/decisions" => return Some((Route::Decisions, "GET,HEAD")),
-            _ => {}
-        }
-        if let Some(id) = path.strip_prefix("/decisions/") {
-            return Some((Route::Decision(percent_decode(id)), "GET,HEAD"));
-        }
-        if ENGINE_PATHS.contains(&path) {
-            return Some((Route::Engine, "POST"));
-        }
-        let id = path
-            .strip_prefix(&*self.models)?
-            .strip_prefix('/')
-            .filter(|id| !id.is_empty())?;
-        let id = percent_decode(id);
-        let route = match id.strip_suffix("/ready").filter(|id| !id.is_empty()) {
-            Some(id) => Route::ModelReady(id.to_owned()),
-            None => Route::Model(id),
+    /// What follows it in `path`, if that begins so.
+    fn strip<'a>(&self, paths: &Paths, path: &'a str, tail: Tail) -> Option<&'a str> {
+        let of = |base: &str| {
+            let rest = path.strip_prefix(base)?;
+            match tail {
+                Tail::None => rest.is_empty().then_some(rest),
+                _ => rest.strip_prefix('/').filter(|rest| !rest.is_empty()),
+            }
         };
-        Some((route, "GET,HEAD"))
+        match self {
+            Self::Moved(place) => of(place(paths)),
+            Self::At(place) => of(place),
+            Self::Each(list) => list.iter().find_map(|place| of(place)),
+        }
+    }
+}
+
+impl Row {
+    fn route(&self, paths: &Paths, path: &str) -> Option<Route> {
+        let rest = self.place.strip(paths, path, self.tail)?;
+        let name = match self.tail {
+            Tail::None => String::new(),
+            Tail::Name(_) => percent_decode(rest),
+            Tail::NameThen(_, then) => {
+                let name = percent_decode(rest);
+                let name = name.strip_suffix(then).filter(|name| !name.is_empty())?;
+                name.to_owned()
+            }
+        };
+        Some((self.make)(name))
+    }
+
+    fn allows(&self, method: &Method) -> bool {
+        self.allow
+            .split(',')
+            .any(|allowed| allowed == method.as_str())
+    }
+}
+
+impl Paths {
+    /// Finds the route, and whom it is for.
+    pub fn find(&self, method: &Method, path: &str) -> Result<(Route, Audience), NoRoute> {
+        for row in ROWS {
+            if let Some(route) = row.route(self, path) {
+                return match row.allows(method) {
+                    true => Ok((route, row.audience)),
+                    false => Err(NoRoute::Method(row.allow)),
+                };
+            }
+        }
+        Err(NoRoute::NotFound)
     }
 }
 
@@ -199,7 +431,8 @@ mod tests {
     use super::*;
 
     fn find(method: &str, path: &str) -> Result<Route, NoRoute> {
-        Paths::default().find(&method.parse().unwrap(), path)
+        let found = Paths::default().find(&method.parse().unwrap(), path);
+        found.map(|(route, _)| route)
     }
 
     #[test]
@@ -216,6 +449,31 @@ mod tests {
         assert_eq!(find("GET", "/v1/modelsx"), Err(NoRoute::NotFound));
         assert_eq!(find("POST", "/v1/embeddings"), Ok(Route::Engine));
         assert_eq!(find("GET", "/nope"), Err(NoRoute::NotFound));
+        assert_eq!(find("GET", "/workers/"), Err(NoRoute::NotFound));
+        assert_eq!(find("DELETE", "/workers/7"), Ok(Route::Worker("7".into())));
+        assert_eq!(
+            find("DELETE", "/workers/http%3A%2F%2Fa%3A1"),
+            Ok(Route::Worker("http://a:1".into()))
+        );
+        assert_eq!(find("GET", "/workers/7"), Err(NoRoute::Method("DELETE")));
+        assert_eq!(
+            find("DELETE", "/workers"),
+            Err(NoRoute::Method("GET,HEAD,POST"))
+        );
+    }
+
+    #[test]
+    fn what_a_row_says_it_does_it_allows() {
+        for row in ROWS {
+            let mut methods: Vec<String> = Vec::new();
+            for operation in row.operations {
+                methods.push(operation.method.to_uppercase());
+                if operation.method == "get" {
+                    methods.push("HEAD".into());
+                }
+            }
+            assert_eq!(row.allow, methods.join(","));
+        }
     }
 
     #[test]
@@ -248,10 +506,8 @@ mod tests {
             chat: "/chat".into(),
             ..Paths::default()
         };
-        assert_eq!(paths.find(&Method::POST, "/chat"), Ok(Route::Chat));
-        assert_eq!(
-            paths.find(&Method::POST, "/v1/chat/completions"),
-            Err(NoRoute::NotFound)
-        );
+        let find = |path| paths.find(&Method::POST, path).map(|(route, _)| route);
+        assert_eq!(find("/chat"), Ok(Route::Chat));
+        assert_eq!(find("/v1/chat/completions"), Err(NoRoute::NotFound));
     }
 }

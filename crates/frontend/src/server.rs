@@ -25,8 +25,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::App;
 use crate::reply::{Cut, ReplyBody};
+use crate::{App, Door};
 
 /// Pause after `accept` failed for want of descriptors or memory.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
@@ -35,25 +35,36 @@ const CLOSING_PATIENCE: Duration = Duration::from_secs(2);
 /// Requests that one HTTP/2 connection has under way at once.
 const STREAMS_MAX: u32 = 1024;
 
-/// An HTTP server on one address.
+/// An HTTP server on one address, or two.
 pub struct Server {
     app: Arc<App>,
     tasks: Tasks,
     address: SocketAddr,
+    admin: Option<SocketAddr>,
 }
 
 impl Server {
     /// Listens on `address` and serves `app`; port 0 takes a free one.
     pub async fn start(app: Arc<App>, address: SocketAddr) -> io::Result<Self> {
-        let listener = TcpListener::bind(address).await?;
-        let address = listener.local_addr()?;
-        let tasks = app.tasks().clone();
-        tasks.spawn(accept_loop(listener, Arc::clone(&app), tasks.clone()));
+        let address = open_door(&app, Door::Data, address).await?;
         Ok(Self {
+            tasks: app.tasks().clone(),
             app,
-            tasks,
             address,
+            admin: None,
         })
+    }
+
+    /// Listens on `address`, too, for operators.
+    pub async fn start_admin(&mut self, address: SocketAddr) -> io::Result<()> {
+        self.admin = Some(open_door(&self.app, Door::Admin, address).await?);
+        Ok(())
+    }
+
+    /// Where it listens for operators, if that is elsewhere.
+    #[must_use]
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin
     }
 
     /// Where it listens.
@@ -78,7 +89,15 @@ impl Server {
     }
 }
 
-async fn accept_loop(listener: TcpListener, app: Arc<App>, tasks: Tasks) {
+async fn open_door(app: &Arc<App>, door: Door, address: SocketAddr) -> io::Result<SocketAddr> {
+    let listener = TcpListener::bind(address).await?;
+    let address = listener.local_addr()?;
+    let tasks = app.tasks();
+    tasks.spawn(accept_loop(listener, Arc::clone(app), door, tasks.clone()));
+    Ok(address)
+}
+
+async fn accept_loop(listener: TcpListener, app: Arc<App>, door: Door, tasks: Tasks) {
     let places = Arc::new(Semaphore::new(app.options().limits.connections_max));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else {
@@ -91,7 +110,7 @@ async fn accept_loop(listener: TcpListener, app: Arc<App>, tasks: Tasks) {
         match accepted {
             Ok((stream, _peer)) => {
                 let _ = stream.set_nodelay(true);
-                let connection = serve_connection(stream, Arc::clone(&app), tasks.clone(), place);
+                let connection = serve_connection(stream, Arc::clone(&app), door, place);
                 tasks.spawn(connection);
             }
             Err(error) => {
@@ -105,16 +124,16 @@ async fn accept_loop(listener: TcpListener, app: Arc<App>, tasks: Tasks) {
 async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     app: Arc<App>,
-    tasks: Tasks,
+    door: Door,
     _place: OwnedSemaphorePermit,
 ) {
-    let limits = app.options().limits;
+    let (limits, tasks) = (app.options().limits, app.tasks().clone());
     let activity = Arc::new(Activity::default());
     let counted = Arc::clone(&activity);
     let service = service_fn(move |request: Request<Incoming>| {
         let (app, guard) = (Arc::clone(&app), UnderWay::enter(&counted));
         async move {
-            let reply = app.handle(request).await;
+            let reply = app.handle(request, door).await;
             Ok::<_, Infallible>(reply.map(|body| Counted { body, guard }))
         }
     });

@@ -8,12 +8,14 @@
 
 mod address;
 mod facts;
+mod file;
 mod fleet;
 mod line;
 mod listen;
 mod pool;
 
-pub use address::{AddressError, WorkerAddress};
+pub use address::{AddressError, WorkerAddress, WorkerKey};
+pub use file::{WorkersFile, WorkersFileError};
 pub use fleet::{Fleet, MakeModel, NewModel};
 pub(crate) use line::{UpstreamBody, UpstreamError};
 pub(crate) use pool::Pool;

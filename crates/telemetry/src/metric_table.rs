@@ -287,6 +287,8 @@ metrics! {
         gauge worker_events_connected = "worker_events_connected" ["model", "worker_id", "dp_rank"];
         /// What went wrong with a rank's stream of events, by kind.
         counter kv_event_faults_total = "kv_event_faults_total" ["model", "worker_id", "dp_rank", "kind"];
+        /// Changes of the workers file that could not be taken over; the workers stayed as they were.
+        counter workers_file_rejected_total = "workers_file_rejected_total" [];
         /// Requests that reached a limit of the server, by limit.
         counter limit_reached_total = "limit_reached_total" ["limit"];
     }

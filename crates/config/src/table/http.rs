@@ -27,6 +27,28 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     TLS_KEY_PATH: Option<PathBuf> = "tls-key-path" =>
         env(&[var("DYN_TLS_KEY_PATH")]).metavar("FILE");
 
+    /// Port of operators' routes; unset leaves them at the clients' port.
+    ///
+    /// Workers, thresholds and decisions are then only there. Health, liveness and metrics are at
+    /// both. 0 takes any free port.
+    ADMIN_PORT: Option<u16> = "admin-port" =>
+        env(&[var("KVASIR_ADMIN_PORT")]).ints(0, 65_535).metavar("PORT").effective();
+
+    /// Address of operators' routes.
+    ADMIN_HOST: String = "admin-host" =>
+        env(&[var("KVASIR_ADMIN_HOST")]).default("127.0.0.1").rule(&HOST).effective();
+
+    /// Ask operators for a token: a file with one a line.
+    ///
+    /// They send `authorization: Bearer TOKEN`. Keys of clients do not open operators' routes once
+    /// there is a token.
+    ADMIN_TOKEN_FILE: Option<PathBuf> = "admin-token-file" =>
+        env(&[var("KVASIR_ADMIN_TOKEN_FILE")]).metavar("FILE").effective();
+
+    /// The token itself; wins over the file.
+    ADMIN_TOKEN: Option<String> = "admin-token" =>
+        env(&[var("KVASIR_ADMIN_TOKEN")]).secret().effective();
+
     /// Largest request body, in MiB.
     HTTP_BODY_LIMIT_MB: u64 = "http-body-limit-mb" =>
         env(&[var("DYN_HTTP_BODY_LIMIT_MB")]).default("45").ints(1, 1 << 20).effective();

@@ -1,5 +1,6 @@
 //! Rows: which workers there are, how one is chosen, when one counts as busy.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::choice::{AdmissionControl, RouterMode};
@@ -14,6 +15,24 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
     /// The server is used as it is: the body of a request reaches it unchanged. With at least one,
     /// discovery is `static` and `--router-mode` is `kv` unless said otherwise.
     WORKER: Vec<String> = "worker" => env(&[var("KVASIR_WORKERS")]).rule(&URL).common().effective();
+
+    /// Take workers from this file, one a line as `--worker` takes them, and follow its changes.
+    ///
+    /// Blank lines and lines that begin with `#` are left out. A file that cannot be read or
+    /// understood stops the start; later it leaves the workers as they were and says so.
+    WORKERS_FILE: Option<PathBuf> = "workers-file" =>
+        env(&[var("KVASIR_WORKERS_FILE")]).metavar("FILE").common().effective();
+
+    /// Key that engine servers want, where a worker has none of its own.
+    ///
+    /// Not a flag: other users of a machine can read command lines. A worker's own is given with
+    /// `api-key-file=FILE` after its URL.
+    WORKER_API_KEY: Option<String> = "worker-api-key" =>
+        env(&[var("KVASIR_WORKER_API_KEY")]).secret().effective();
+
+    /// Certificate authority of workers reached by https, instead of the system's.
+    WORKER_TLS_CA_PATH: Option<PathBuf> = "worker-tls-ca-path" =>
+        env(&[var("KVASIR_WORKER_TLS_CA_PATH")]).metavar("FILE");
 
     /// Wait at start until so many workers are there; 0 does not wait.
     ROUTER_MIN_INITIAL_WORKERS: u32 = "router-min-initial-workers" =>

@@ -125,7 +125,13 @@ impl Row {
 }
 
 fn is_secret(name: &str) -> bool {
-    ["etcd-auth-password", "token"].contains(&name)
+    [
+        "etcd-auth-password",
+        "token",
+        "admin-token",
+        "worker-api-key",
+    ]
+    .contains(&name)
 }
 
 /// Names a file, so it cannot stand in one.

@@ -2,16 +2,22 @@
 
 use std::fmt;
 
-use http::Uri;
+use http::{HeaderValue, Uri};
 use kvasir_types::WorkerId;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The port of `http` when the address names none.
+/// Ports of `http` and `https` when the address names none.
 const HTTP_PORT: u16 = 80;
+const HTTPS_PORT: u16 = 443;
+/// What may follow the URL.
+const ADDITIONS: &str = "block-size, kv-blocks, max-num-batched-tokens, data-parallel-size, events, replay, \
+                         api-key-file";
 
 /// An engine server, with what its user says about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerAddress {
+    /// Whether it is reached by `https`.
+    pub tls: bool,
     /// Host name or address, without brackets.
     pub host: String,
     /// Port.
@@ -30,6 +36,38 @@ pub struct WorkerAddress {
     pub events: Option<String>,
     /// Where missed events are asked for.
     pub replay: Option<String>,
+    /// What it wants to be shown, where it wants anything.
+    pub api_key: Option<WorkerKey>,
+}
+
+/// The key that an engine server wants; never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct WorkerKey(HeaderValue);
+
+impl WorkerKey {
+    /// Reads a key; white space around it does not count.
+    pub fn new(key: &str) -> Result<Self, AddressError> {
+        let key = key.trim();
+        let value = HeaderValue::try_from(format!("Bearer {key}"));
+        match value {
+            Ok(mut value) if !key.is_empty() => {
+                value.set_sensitive(true);
+                Ok(Self(value))
+            }
+            _ => Err(AddressError::Key),
+        }
+    }
+
+    /// As the `authorization` header says it.
+    pub(crate) fn header(&self) -> &HeaderValue {
+        &self.0
+    }
+}
+
+impl fmt::Debug for WorkerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WorkerKey(hidden)")
+    }
 }
 
 /// Why a worker's address cannot be used.
@@ -39,12 +77,11 @@ pub enum AddressError {
     #[error("`{0}` is not a URL; write it as http://host:8000")]
     NotUrl(String),
     /// A URL of another kind.
-    #[error("`{0}` is not reached by plain http; write it as http://host:8000")]
+    #[error("`{0}` is not reached by http or https; write it as http://host:8000")]
     Scheme(String),
     /// An addition that does not exist.
     #[error(
-        "`{0}` is not known; after the URL may follow block-size, kv-blocks, max-num-batched-tokens, \
-             data-parallel-size, events, replay, each as name=value after a comma"
+        "`{0}` is not known; after the URL may follow {ADDITIONS}, each as name=value after a comma"
     )]
     Unknown(String),
     /// An addition with a bad value.
@@ -56,6 +93,22 @@ pub enum AddressError {
         value: String,
         /// What it takes.
         expected: &'static str,
+    },
+    /// A URL with a password, which would be shown wherever the URL is.
+    #[error(
+        "a URL with a user or a password in it is not taken; give a key with api-key-file=FILE"
+    )]
+    Credentials,
+    /// A key that cannot be sent. It is not repeated here.
+    #[error("the key is empty or holds characters that a header cannot carry")]
+    Key,
+    /// A key's file that cannot be read.
+    #[error("api-key-file={path}: {error}")]
+    KeyFile {
+        /// Which.
+        path: String,
+        /// Why not.
+        error: String,
     },
 }
 
@@ -71,33 +124,47 @@ impl WorkerAddress {
     /// ```
     pub fn parse(text: &str) -> Result<Self, AddressError> {
         let mut parts = text.trim().split(',');
-        let mut address = Self::parse_url(parts.next().unwrap_or_default().trim())?;
-        for part in parts {
-            address.add(part.trim())?;
+        let mut address = Self::parse_plain(parts.next().unwrap_or_default().trim())?;
+        for part in parts.map(str::trim) {
+            let (name, value) = part
+                .split_once('=')
+                .ok_or_else(|| AddressError::Unknown(part.to_owned()))?;
+            match name {
+                "api-key-file" => address.read_key(value)?,
+                _ => address.say(name, value)?,
+            }
         }
         Ok(address)
     }
 
-    fn parse_url(url: &str) -> Result<Self, AddressError> {
+    /// Reads the URL alone.
+    pub(crate) fn parse_plain(url: &str) -> Result<Self, AddressError> {
+        if url.contains('@') {
+            return Err(AddressError::Credentials);
+        }
         let uri: Uri = url
             .parse()
             .map_err(|_| AddressError::NotUrl(url.to_owned()))?;
-        match uri.scheme_str() {
-            Some("http") => {}
+        let tls = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
             Some(_) => return Err(AddressError::Scheme(url.to_owned())),
             None => return Err(AddressError::NotUrl(url.to_owned())),
-        }
+        };
         let host = uri
             .host()
             .unwrap_or_default()
             .trim_matches(['[', ']'])
             .to_ascii_lowercase();
-        if host.is_empty() || uri.query().is_some() {
+        // A comma in a path would be read as the end of the URL elsewhere.
+        if host.is_empty() || uri.query().is_some() || url.contains(',') {
             return Err(AddressError::NotUrl(url.to_owned()));
         }
+        let port = if tls { HTTPS_PORT } else { HTTP_PORT };
         Ok(Self {
+            tls,
             host,
-            port: uri.port_u16().unwrap_or(HTTP_PORT),
+            port: uri.port_u16().unwrap_or(port),
             prefix: uri.path().trim_end_matches('/').to_owned(),
             block_size: None,
             kv_blocks: None,
@@ -105,13 +172,12 @@ impl WorkerAddress {
             data_parallel_size: None,
             events: None,
             replay: None,
+            api_key: None,
         })
     }
 
-    fn add(&mut self, part: &str) -> Result<(), AddressError> {
-        let (name, value) = part
-            .split_once('=')
-            .ok_or_else(|| AddressError::Unknown(part.to_owned()))?;
+    /// Takes one addition over.
+    pub(crate) fn say(&mut self, name: &str, value: &str) -> Result<(), AddressError> {
         match name {
             "block-size" => self.block_size = Some(count("block-size", value)?),
             "kv-blocks" => self.kv_blocks = Some(count("kv-blocks", value)?.into()),
@@ -126,6 +192,16 @@ impl WorkerAddress {
             "replay" => self.replay = Some(socket("replay", value)?),
             _ => return Err(AddressError::Unknown(name.to_owned())),
         }
+        Ok(())
+    }
+
+    /// Takes the key over that a file holds.
+    fn read_key(&mut self, path: &str) -> Result<(), AddressError> {
+        let text = std::fs::read_to_string(path).map_err(|error| AddressError::KeyFile {
+            path: path.to_owned(),
+            error: error.to_string(),
+        })?;
+        self.api_key = Some(WorkerKey::new(&text)?);
         Ok(())
     }
 
@@ -148,7 +224,8 @@ impl WorkerAddress {
 /// The URL alone.
 impl fmt::Display for WorkerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}{}", self.authority(), self.prefix)
+        let scheme = if self.tls { "https" } else { "http" };
+        write!(f, "{scheme}://{}{}", self.authority(), self.prefix)
     }
 }
 
@@ -199,6 +276,8 @@ mod tests {
         let id = |text: &str| WorkerAddress::parse(text).unwrap().id();
         assert_eq!(id("http://A:80"), id("http://a/,block-size=16"));
         assert_ne!(id("http://a:80"), id("http://a:81"));
+        assert_ne!(id("http://a:443"), id("https://a"));
+        assert_eq!(id("https://a"), id("https://a:443/"));
     }
 
     #[test]
@@ -206,7 +285,9 @@ mod tests {
         let error = |text: &str| WorkerAddress::parse(text).unwrap_err().to_string();
         assert!(error("a:8000").contains("http://host:8000"));
         assert!(error("").contains("not a URL"));
-        assert!(error("https://a").contains("plain http"));
+        assert!(error("ftp://a").contains("http or https"));
+        assert!(error("http://user:secret@a").contains("api-key-file"));
+        assert!(error("http://a,api-key-file=/nonexistent").contains("/nonexistent"));
         assert!(error("http://a,blocks=1").contains("`blocks` is not known"));
         assert!(error("http://a,block-size=0").contains("whole number from 1"));
         assert!(error("http://a,events=5557").contains("tcp://host:5557"));

@@ -1,10 +1,10 @@
 //! Watching OpenAI workers: what each serves, whether it answers, how busy it is.
 //!
-//! Each address has one task that asks gently and for ever. A worker that answers joins the models that it
-//! serves; one that does not answer several times in a row leaves them and is asked again later.
+//! Follows the list of wanted workers ([`Members`]). Each has one task that asks gently and for ever. A worker
+//! that answers joins the models that it serves; one that does not answer several times in a row leaves them and
+//! is asked again later. One that is no longer wanted gets nothing new and leaves when what it has is done.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,12 +15,13 @@ use http_body_util::Full;
 use kvasir_router::{Input, LoadReport, WorkerSpec};
 use kvasir_trust::Doubt;
 use kvasir_types::{DpRank, WorkerId, WorkerRank};
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 use super::facts::{EngineModel, Facts, read_load};
 use super::listen::{Ears, sources};
 use super::{Pool, UpstreamError, WorkerAddress};
 use crate::App;
+use crate::members::{Change, Members, Origin, State};
 use crate::models::{Backend, ServedModel};
 
 /// Between two questions about load.
@@ -31,6 +32,8 @@ const LOADS_PER_PROBE: u32 = 5;
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 /// Failures in a row after which a worker leaves.
 const FAILURES_MAX: u32 = 3;
+/// Between two looks whether a worker on its way out still has something to do.
+const DRAIN_LOOK: Duration = Duration::from_millis(50);
 /// Longest answer to a question that is read.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 /// Tokens in a block where neither the engine nor its user says.
@@ -59,27 +62,32 @@ pub struct Fleet {
     make_model: Arc<MakeModel>,
     /// Whether workers' cache events are listened to.
     events: bool,
-    watched: Arc<Mutex<BTreeMap<WorkerId, Watched>>>,
+    /// What each watcher is to do; it takes itself out when it has ended.
+    watchers: Arc<Mutex<BTreeMap<WorkerId, watch::Sender<Wish>>>>,
     /// Held while a model is made: two workers that come at once share one.
     making: Arc<Mutex<()>>,
 }
 
-/// A worker that is watched.
-struct Watched {
-    address: WorkerAddress,
-    /// Tells its watcher to let go.
-    forget: Arc<Notify>,
+/// What is to become of a worker.
+#[derive(Clone, Debug)]
+enum Wish {
+    /// It is to serve.
+    Serve(WorkerAddress),
+    /// It is to end what it has and go.
+    Leave,
+    /// It is to go, and what runs there is cut off.
+    Cut,
 }
 
 impl Fleet {
-    /// A fleet without workers.
+    /// A fleet without workers; [`Self::start`] lets it follow the application's list of them.
     #[must_use]
     pub fn new(app: Arc<App>, make_model: Arc<MakeModel>) -> Self {
         Self {
             app,
             make_model,
             events: true,
-            watched: Arc::default(),
+            watchers: Arc::default(),
             making: Arc::default(),
         }
     }
@@ -93,54 +101,93 @@ impl Fleet {
         }
     }
 
-    /// Watches one more worker; false if it is watched already.
+    /// Follows the application's list of workers from now on.
+    pub fn start(&self) {
+        let mut changes = self.members().follow();
+        let (fleet, tasks) = (self.clone(), self.app.tasks().clone());
+        self.app.tasks().spawn(async move {
+            loop {
+                let change = tokio::select! {
+                    () = tasks.draining() => return,
+                    change = changes.recv() => change,
+                };
+                match change {
+                    Some(change) => fleet.follow(change),
+                    None => return,
+                }
+            }
+        });
+    }
+
+    /// Wants one more worker, as `--worker` does; false if it is there already.
     pub fn watch(&self, address: WorkerAddress) -> bool {
-        let forget = Arc::new(Notify::new());
-        let watched = Watched {
-            address: address.clone(),
-            forget: Arc::clone(&forget),
+        let joined = self.members().join(Origin::Flag, address);
+        matches!(joined, Ok(crate::members::Joined::New))
+    }
+
+    /// Lets go of a worker: it gets nothing new, what runs there goes on. False if it is not there.
+    pub fn forget(&self, worker: WorkerId) -> bool {
+        let leaving = |m: crate::members::Member| m.state == State::Draining;
+        let known = self.members().get(worker).is_some_and(|m| !leaving(m));
+        known && self.members().remove(worker, false) == Ok(true)
+    }
+
+    /// Who is wanted, whether it answers or not.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<WorkerAddress> {
+        let all = self.members().list().into_iter().map(|(_, member)| member);
+        let wanted = all.filter(|member| member.state != State::Draining);
+        wanted.map(|member| member.address).collect()
+    }
+
+    fn members(&self) -> &Members {
+        self.app.members()
+    }
+
+    /// Makes one change true.
+    fn follow(&self, change: Change) {
+        let (worker, wish) = match change {
+            Change::Joined(address) | Change::Updated(address) => {
+                (address.id(), Wish::Serve(address))
+            }
+            Change::Left { worker, force } => match force {
+                true => (worker, Wish::Cut),
+                false => (worker, Wish::Leave),
+            },
         };
-        match self.watched().entry(address.id()) {
-            Entry::Occupied(_) => return false,
-            Entry::Vacant(place) => place.insert(watched),
+        let mut watchers = self.watchers();
+        if let Some(watcher) = watchers.get(&worker) {
+            watcher.send_replace(wish);
+            return;
+        }
+        let Wish::Serve(address) = &wish else {
+            return self.members().gone(worker);
         };
-        let pool = Pool::new(address);
-        let mut watcher = Watcher {
-            id: pool.address().id(),
-            pool,
-            fleet: self.clone(),
-            serves: BTreeMap::new(),
-            ears: Ears::default(),
-            failures: 0,
-        };
+        let watcher = Watcher::new(address.clone(), self);
+        let (sender, wishes) = watch::channel(wish);
+        watchers.insert(worker, sender);
         let tasks = self.app.tasks().clone();
         self.app.tasks().spawn(async move {
             tokio::select! {
-                () = watcher.run() => {}
-                () = forget.notified() => watcher.leave(|_| true),
+                () = watcher.run(wishes) => {}
                 () = tasks.draining() => {}
             }
         });
+    }
+
+    /// Takes a watcher out that has nothing left to do, unless it was given something meanwhile.
+    fn is_done(&self, worker: WorkerId, wishes: &watch::Receiver<Wish>) -> bool {
+        let mut watchers = self.watchers();
+        if wishes.has_changed().unwrap_or(false) {
+            return false;
+        }
+        watchers.remove(&worker);
+        self.members().gone(worker);
         true
     }
 
-    /// Lets go of a worker: it gets nothing new, what runs there goes on. False if it is not watched.
-    pub fn forget(&self, worker: WorkerId) -> bool {
-        let watched = self.watched().remove(&worker);
-        if let Some(watched) = &watched {
-            watched.forget.notify_one();
-        }
-        watched.is_some()
-    }
-
-    /// Who is watched, whether it answers or not.
-    #[must_use]
-    pub fn addresses(&self) -> Vec<WorkerAddress> {
-        self.watched().values().map(|w| w.address.clone()).collect()
-    }
-
-    fn watched(&self) -> MutexGuard<'_, BTreeMap<WorkerId, Watched>> {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    fn watchers(&self) -> MutexGuard<'_, BTreeMap<WorkerId, watch::Sender<Wish>>> {
+        self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The model of that name, made if it is new.
@@ -175,7 +222,71 @@ struct Watcher {
 }
 
 impl Watcher {
-    async fn run(&mut self) {
+    fn new(address: WorkerAddress, fleet: &Fleet) -> Self {
+        Self {
+            id: address.id(),
+            pool: Pool::new(address),
+            fleet: fleet.clone(),
+            serves: BTreeMap::new(),
+            ears: Ears::default(),
+            failures: 0,
+        }
+    }
+
+    /// Does as wished until it is wished away.
+    async fn run(mut self, mut wishes: watch::Receiver<Wish>) {
+        loop {
+            let wish = wishes.borrow_and_update().clone();
+            let leaves = match wish {
+                Wish::Serve(address) => {
+                    self.serve_at(address);
+                    tokio::select! {
+                        () = self.serve() => false,
+                        _ = wishes.changed() => false,
+                    }
+                }
+                Wish::Leave => tokio::select! {
+                    () = self.drain() => true,
+                    _ = wishes.changed() => false,
+                },
+                Wish::Cut => {
+                    self.pool.cut();
+                    true
+                }
+            };
+            if leaves {
+                self.leave(|_| true);
+                self.ears.settle().await;
+                if self.fleet.is_done(self.id, &wishes) {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes over what is said about the worker now. One that was on its way out is back.
+    fn serve_at(&mut self, address: WorkerAddress) {
+        if self.pool.is_cut() || *self.pool.address() != address {
+            self.pool = Pool::new(address);
+            for (model, _) in self.serves.values() {
+                if let Backend::OpenAi { workers, .. } = &model.backend {
+                    workers.insert(self.id, self.pool.clone());
+                }
+            }
+        }
+        for (model, spec) in self.serves.values() {
+            let draining = |router: &kvasir_router::Router| {
+                let member = router.fleet().member(self.id);
+                member.is_some_and(|member| member.is_draining())
+            };
+            if model.host.ask(draining) {
+                tracing::info!(worker = %self.pool.address(), model = %model.name, "worker is wanted again");
+                model.host.tell(Input::Joined(spec.clone()));
+            }
+        }
+    }
+
+    async fn serve(&mut self) {
         loop {
             match self.probe().await {
                 Ok(facts) => {
@@ -185,6 +296,7 @@ impl Watcher {
                 }
                 Err(error) => self.failed(&error),
             }
+            self.fleet.members().report(self.id, self.state());
             for _ in 0..LOADS_PER_PROBE {
                 tokio::time::sleep(LOAD_EVERY).await;
                 self.pool.sweep();
@@ -196,6 +308,36 @@ impl Watcher {
                 }
             }
         }
+    }
+
+    fn state(&self) -> State {
+        match (self.serves.is_empty(), self.failures) {
+            (false, _) => State::Serving,
+            (true, 0) => State::Joining,
+            (true, _) => State::Unreachable,
+        }
+    }
+
+    /// Takes the worker out of every choice and waits until it has nothing left to do.
+    async fn drain(&self) {
+        tracing::info!(worker = %self.pool.address(), "worker is draining");
+        for (model, _) in self.serves.values() {
+            model.host.tell(Input::Draining(self.id));
+        }
+        while self.booked() > 0 || self.pool.open() > 0 {
+            tokio::time::sleep(DRAIN_LOOK).await;
+        }
+    }
+
+    /// Requests that are booked on the worker.
+    fn booked(&self) -> u64 {
+        let of = |(model, spec): &(Arc<ServedModel>, WorkerSpec)| {
+            model.host.ask(|router| {
+                let loads = spec.rank_iter().filter_map(|rank| router.load(rank));
+                loads.map(|load| u64::from(load.requests)).sum::<u64>()
+            })
+        };
+        self.serves.values().map(of).sum()
     }
 
     /// Asks everything. Only `/v1/models` must be answered.
@@ -321,6 +463,7 @@ impl Watcher {
             let mut request = Request::new(Full::default());
             *request.uri_mut() = uri.clone();
             request.headers_mut().insert(HOST, self.pool.authority());
+            self.pool.add_key(request.headers_mut());
             request
         };
         let answer = async {

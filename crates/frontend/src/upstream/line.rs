@@ -17,6 +17,7 @@ use hyper::client::conn::http1::{self, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::futures::OwnedNotified;
 
 use super::WorkerAddress;
 use super::pool::Pool;
@@ -27,7 +28,7 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(3);
 /// Why an engine gave no answer, or not all of it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UpstreamError {
-    #[error("the worker left while the request was on its way to it")]
+    #[error("the worker was taken away")]
     Gone,
     #[error("no connection within {} s", CONNECT_PATIENCE.as_secs())]
     ConnectTimeout,
@@ -112,6 +113,8 @@ pub(crate) struct UpstreamBody {
     line: Option<Line>,
     pool: Pool,
     _place: Option<OwnedSemaphorePermit>,
+    /// Who is woken when the pool is cut; made when there is first something to wait for.
+    cut: Option<(Pin<Box<OwnedNotified>>, Waker)>,
 }
 
 impl UpstreamBody {
@@ -126,6 +129,7 @@ impl UpstreamBody {
             line: Some(line),
             pool,
             _place: place,
+            cut: None,
         }
     }
 
@@ -135,7 +139,14 @@ impl UpstreamBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, UpstreamError>>> {
         loop {
-            match std::task::ready!(self.poll_frame(cx)) {
+            let Poll::Ready(frame) = self.poll_frame(cx) else {
+                if self.is_cut(cx) {
+                    self.line = None;
+                    return Poll::Ready(Some(Err(UpstreamError::Gone)));
+                }
+                return Poll::Pending;
+            };
+            match frame {
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
                         return Poll::Ready(Some(Ok(data)));
@@ -164,6 +175,18 @@ impl UpstreamBody {
             line.drive(cx);
         }
         Pin::new(&mut self.incoming).poll_frame(cx)
+    }
+
+    /// Whether the pool is cut; if not, `cx` is woken when it is.
+    fn is_cut(&mut self, cx: &mut Context<'_>) -> bool {
+        // Whoever polls is nearly always the same task, which is registered already.
+        let registered = |(_, waker): &(_, Waker)| waker.will_wake(cx.waker());
+        if !self.cut.as_ref().is_some_and(registered) {
+            let mut cut = Box::pin(self.pool.cutting());
+            let _ = cut.as_mut().poll(cx);
+            self.cut = Some((cut, cx.waker().clone()));
+        }
+        self.pool.is_cut()
     }
 
     /// All of it, if it is no longer than `limit` bytes.

@@ -1,13 +1,16 @@
 //! Kept connections to one worker.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response};
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::Full;
 use kvasir_types::WorkerId;
-use tokio::sync::Semaphore;
+use tokio::sync::futures::OwnedNotified;
+use tokio::sync::{Notify, Semaphore};
 
 use super::WorkerAddress;
 use super::line::{Line, UpstreamBody, UpstreamError};
@@ -62,6 +65,10 @@ struct Shared {
     authority: HeaderValue,
     idle: Mutex<Vec<Line>>,
     places: Arc<Semaphore>,
+    /// Everything that runs on these connections is given up.
+    cut: AtomicBool,
+    /// Tells those who wait that it is.
+    cutting: Arc<Notify>,
 }
 
 impl Pool {
@@ -74,6 +81,8 @@ impl Pool {
                 address,
                 idle: Mutex::default(),
                 places: Arc::new(Semaphore::new(OPEN_MAX)),
+                cut: AtomicBool::new(false),
+                cutting: Arc::default(),
             }),
         }
     }
@@ -88,12 +97,34 @@ impl Pool {
         self.shared.authority.clone()
     }
 
+    /// Shows the worker the key that it wants, in place of the client's.
+    pub(crate) fn add_key(&self, headers: &mut HeaderMap) {
+        if let Some(key) = &self.shared.address.api_key {
+            headers.insert(AUTHORIZATION, key.header().clone());
+        }
+    }
+
     /// Sends the request that `make` makes and waits for the head of the answer; dropping the future closes the
     /// connection.
     ///
     /// A kept connection that fails before an answer begins was most likely closed while it was idle. That says
     /// nothing about the worker, so the request is made again on a new connection, once.
     pub(crate) async fn send(
+        &self,
+        make: impl Fn() -> Request<Full<Bytes>>,
+    ) -> Result<Response<UpstreamBody>, UpstreamError> {
+        let cut = self.shared.cutting.notified();
+        if self.is_cut() {
+            return Err(UpstreamError::Gone);
+        }
+        tokio::select! {
+            biased;
+            response = self.send_uncut(make) => response,
+            () = cut => Err(UpstreamError::Gone),
+        }
+    }
+
+    async fn send_uncut(
         &self,
         make: impl Fn() -> Request<Full<Bytes>>,
     ) -> Result<Response<UpstreamBody>, UpstreamError> {
@@ -119,6 +150,28 @@ impl Pool {
         let mut line = Line::open(&self.shared.address).await?;
         let response = line.ask(request).await?;
         Ok((line, response))
+    }
+
+    /// How many requests are on their way or being answered.
+    pub(crate) fn open(&self) -> usize {
+        OPEN_MAX - self.shared.places.available_permits()
+    }
+
+    /// Gives up whatever runs on these connections, and lets nothing new begin.
+    pub(crate) fn cut(&self) {
+        self.shared.cut.store(true, Ordering::SeqCst);
+        self.shared.cutting.notify_waiters();
+        self.idle().clear();
+    }
+
+    /// Whether it was cut.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.shared.cut.load(Ordering::Relaxed)
+    }
+
+    /// Comes to an end when the pool is cut.
+    pub(super) fn cutting(&self) -> OwnedNotified {
+        Arc::clone(&self.shared.cutting).notified_owned()
     }
 
     /// Drops idle connections that engines have closed.

@@ -104,6 +104,7 @@ impl Stage {
 pub(crate) struct Engine {
     pub(crate) address: SocketAddr,
     tasks: Tasks,
+    open: Arc<AtomicUsize>,
 }
 
 impl Drop for Engine {
@@ -127,18 +128,28 @@ impl Engine {
         let address = listener.local_addr().unwrap();
         let (tasks, stage) = (Tasks::new(), Arc::clone(stage));
         let spawner = tasks.clone();
+        let open = Arc::new(AtomicUsize::new(0));
+        let here = Arc::clone(&open);
         tasks.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let stage = Arc::clone(&stage);
-                stage.open.fetch_add(1, Ordering::SeqCst);
-                let guard = Open(Arc::clone(&stage));
+                let guard = Open::enter(&stage, &here);
                 spawner.spawn(async move {
                     let _guard = guard;
                     serve(stream, address.port(), &stage).await;
                 });
             }
         });
-        Self { address, tasks }
+        Self {
+            address,
+            tasks,
+            open,
+        }
+    }
+
+    /// Connections to it that are open now.
+    pub(crate) fn open(&self) -> usize {
+        self.open.load(Ordering::SeqCst)
     }
 
     /// As `--worker` takes it.
@@ -147,11 +158,27 @@ impl Engine {
     }
 }
 
-struct Open(Arc<Stage>);
+/// One open connection.
+struct Open {
+    stage: Arc<Stage>,
+    engine: Arc<AtomicUsize>,
+}
+
+impl Open {
+    fn enter(stage: &Arc<Stage>, engine: &Arc<AtomicUsize>) -> Self {
+        stage.open.fetch_add(1, Ordering::SeqCst);
+        engine.fetch_add(1, Ordering::SeqCst);
+        Self {
+            stage: Arc::clone(stage),
+            engine: Arc::clone(engine),
+        }
+    }
+}
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::SeqCst);
+        self.stage.open.fetch_sub(1, Ordering::SeqCst);
+        self.engine.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

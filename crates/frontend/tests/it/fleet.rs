@@ -71,13 +71,16 @@ async fn a_worker_that_is_let_go_finishes_what_it_has() {
     assert!(client.read_until("\n\n").await);
     let worker = WorkerAddress::parse(&rig.engines[0].url()).unwrap().id();
     assert!(rig.fleet.forget(worker));
-    rig.joined(0).await;
+    until("it is draining", || rig.is_draining(worker)).await;
     assert_eq!(rig.post(CHAT, ASK).await.status, 503);
+    assert_eq!(rig.booked_requests(), 1, "what runs stays booked");
     rig.stage.gate.add_permits(1);
     assert_eq!(
         in_time("end", client.answer()).await.text(),
         [FIRST, DONE].concat()
     );
+    rig.joined(0).await;
+    until("it is forgotten", || rig.app.members().list().is_empty()).await;
     drop(client);
     rig.at_rest().await;
 }

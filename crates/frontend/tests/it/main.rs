@@ -13,6 +13,7 @@ mod engine;
 mod faults;
 mod fleet;
 mod limits;
+mod membership;
 mod rig;
 mod streams;
 mod tokens;

@@ -9,10 +9,10 @@ use kvasir_frontend::{
     Upstreams, WorkerAddress,
 };
 use kvasir_index::{Index, IndexOptions};
-use kvasir_router::{Mode, RouterConfig};
+use kvasir_router::{Load, Mode, Router, RouterConfig};
 use kvasir_telemetry::{Clock, Identity, Metrics};
 use kvasir_transport::Tasks;
-use kvasir_types::{DpRank, WorkerRank};
+use kvasir_types::{DpRank, WorkerId, WorkerRank};
 
 use crate::client::{Answer, Client};
 use crate::engine::{Engine, Stage};
@@ -104,6 +104,7 @@ impl Rig {
                 move |new: &NewModel| Ok(model(&app, new, setup.router.clone()))
             }),
         );
+        fleet.start();
         for engine in &all {
             assert!(fleet.watch(WorkerAddress::parse(&engine.url()).unwrap()));
         }
@@ -158,8 +159,17 @@ impl Rig {
         until("tasks end", || self.app.tasks().len() <= self.at_rest).await;
     }
 
-    /// Requests that the router thinks are running.
+    /// Everything that the router thinks is running: requests, their blocks, their prompt tokens.
     pub(crate) fn booked(&self) -> u64 {
+        self.loads(|load| u64::from(load.requests) + load.active_blocks + load.prefill_tokens)
+    }
+
+    /// Requests that the router thinks are running.
+    pub(crate) fn booked_requests(&self) -> u64 {
+        self.loads(|load| u64::from(load.requests))
+    }
+
+    fn loads(&self, of: impl Fn(Load) -> u64) -> u64 {
         let model = self.model();
         let specs: Vec<_> = model.workers.read().unwrap().keys().copied().collect();
         model.host.ask(|router| {
@@ -167,11 +177,14 @@ impl Rig {
                 worker: *worker,
                 rank: DpRank(0),
             });
-            let loads = ranks.filter_map(|rank| router.load(rank));
-            loads
-                .map(|load| u64::from(load.requests) + load.active_blocks + load.prefill_tokens)
-                .sum()
+            ranks.filter_map(|rank| router.load(rank)).map(of).sum()
         })
+    }
+
+    /// Whether a worker is on its way out.
+    pub(crate) fn is_draining(&self, worker: WorkerId) -> bool {
+        let draining = |router: &Router| Some(router.fleet().member(worker)?.is_draining());
+        self.model().host.ask(draining) == Some(true)
     }
 
     /// A counter or gauge of the metrics page, summed over its labels.

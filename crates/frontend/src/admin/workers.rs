@@ -1,0 +1,240 @@
+//! `/workers`: who serves what; adding and removing at run time.
+
+use std::sync::Arc;
+
+use http::{Request, StatusCode};
+use hyper::body::Incoming;
+use kvasir_openai::ApiError;
+use kvasir_router::{Router, WorkerSpec};
+use kvasir_types::WorkerId;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::members::{Joined, Member, MembersError, Origin, State};
+use crate::models::ServedModel;
+use crate::reply::{self, Reply};
+use crate::upstream::{AddressError, WorkerAddress, WorkerKey};
+use crate::{App, body};
+
+/// `GET /workers`: who serves what, and how busy the router thinks they are; who is wanted and serves nothing
+/// yet has a row without a model.
+pub(crate) fn workers(app: &App) -> Reply {
+    let members = app.members().list();
+    let of = |id: WorkerId| members.iter().find(|(of, _)| *of == id).map(|(_, m)| m);
+    let mut rows = Vec::new();
+    let mut serving: Vec<WorkerId> = Vec::new();
+    for model in app.models().all() {
+        let specs = model.specs();
+        serving.extend(specs.iter().map(|spec| spec.id));
+        let row = |router: &Router, spec| {
+            let mut row = served_row(&model, router, spec);
+            if let Some(member) = of(spec.id) {
+                add_member(&mut row, member);
+            }
+            row
+        };
+        model
+            .host
+            .ask(|router| rows.extend(specs.iter().map(|spec| row(router, spec))));
+    }
+    let idle = members.iter().filter(|(id, _)| !serving.contains(id));
+    rows.extend(idle.map(|(id, member)| member_row(*id, member)));
+    reply::json(StatusCode::OK, json!({ "workers": rows }).to_string())
+}
+
+fn served_row(model: &Arc<ServedModel>, router: &Router, spec: &WorkerSpec) -> Value {
+    let ranks: Vec<Value> = spec
+        .rank_iter()
+        .map(|rank| {
+            let load = router.load(rank).unwrap_or_default();
+            json!({
+                "dp_rank": rank.rank.0,
+                "active_requests": load.requests,
+                "active_decode_blocks": load.active_blocks,
+                "active_prefill_tokens": load.prefill_tokens,
+                "cache": model.host.pictures().get(rank).map(|p| p.row()),
+            })
+        })
+        .collect();
+    let member = router.fleet().member(spec.id);
+    json!({
+        "worker_id": spec.id.0,
+        "model": &*model.name,
+        "url": model.url_of(spec.id),
+        "state": State::Serving.name(),
+        "kv_total_blocks": spec.kv_total_blocks,
+        "max_num_batched_tokens": spec.max_num_batched_tokens,
+        "busy": member.is_some_and(|member| member.is_busy()),
+        "down": member.is_some_and(|member| member.down_until().is_some()),
+        "draining": member.is_some_and(|member| member.is_draining()),
+        "ranks": ranks,
+    })
+}
+
+/// A worker that serves no model.
+fn member_row(id: WorkerId, member: &Member) -> Value {
+    let mut row = json!({
+        "worker_id": id.0,
+        "model": null,
+        "busy": false,
+        "down": member.state == State::Unreachable,
+        "draining": member.state == State::Draining,
+        "ranks": [],
+    });
+    add_member(&mut row, member);
+    row
+}
+
+fn add_member(row: &mut Value, member: &Member) {
+    let origins: Vec<&str> = member.origins.iter().map(|origin| origin.name()).collect();
+    row["url"] = member.address.to_string().into();
+    row["state"] = member.state.name().into();
+    row["origins"] = origins.into();
+}
+
+/// The body of `POST /workers`: what `--worker` says, by name.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NewWorker {
+    url: String,
+    block_size: Option<u32>,
+    kv_blocks: Option<u32>,
+    max_num_batched_tokens: Option<u32>,
+    data_parallel_size: Option<u32>,
+    events: Option<String>,
+    replay: Option<String>,
+    api_key: Option<String>,
+}
+
+impl NewWorker {
+    fn address(self) -> Result<WorkerAddress, AddressError> {
+        let count = |count: Option<u32>| count.map(|count| count.to_string());
+        let said = [
+            ("block-size", count(self.block_size)),
+            ("kv-blocks", count(self.kv_blocks)),
+            ("max-num-batched-tokens", count(self.max_num_batched_tokens)),
+            ("data-parallel-size", count(self.data_parallel_size)),
+            ("events", self.events),
+            ("replay", self.replay),
+        ];
+        let mut address = WorkerAddress::parse_plain(&self.url)?;
+        for (name, value) in said {
+            if let Some(value) = value {
+                address.say(name, &value)?;
+            }
+        }
+        if let Some(key) = self.api_key {
+            address.api_key = Some(WorkerKey::new(&key)?);
+        }
+        Ok(address)
+    }
+}
+
+/// `POST /workers`: one more worker, or other words about one.
+pub(crate) async fn add_worker(app: &App, request: Request<Incoming>) -> Reply {
+    let (parts, incoming) = request.into_parts();
+    let read = async {
+        body::check_content_type(&parts.headers)?;
+        let body = body::read(incoming, app.options().body_limit_mb).await?;
+        let new: NewWorker = serde_json::from_slice(&body)
+            .map_err(|error| ApiError::bad_request(format!("Validation: {error}")))?;
+        new.address()
+            .map_err(|error| ApiError::bad_request(format!("Validation: {error}")))
+    };
+    let address = match read.await {
+        Ok(address) => address,
+        Err(error) => return reply::error(&error),
+    };
+    let id = address.id();
+    match app.members().join(Origin::Api, address) {
+        Ok(joined) => {
+            let status = match joined {
+                Joined::New => StatusCode::CREATED,
+                Joined::Changed | Joined::Same => StatusCode::OK,
+            };
+            member_reply(app, id, status)
+        }
+        Err(error) => refusal(error),
+    }
+}
+
+/// `DELETE /workers/{id or URL}`: it ends what it has and goes; with `force` it goes at once.
+pub(crate) fn remove_worker(app: &App, name: &str, query: Option<&str>) -> Reply {
+    let by_url = || WorkerAddress::parse_plain(name).ok().map(|a| a.id());
+    let id = name.parse().map(WorkerId).ok().or_else(by_url);
+    let force = match forced(query) {
+        Ok(force) => force,
+        Err(error) => return reply::error(&error),
+    };
+    let Some(id) = id else {
+        let text = "A worker is named by its id or its URL, percent-encoded";
+        return reply::error(&ApiError::bad_request(text));
+    };
+    match app.members().remove(id, force) {
+        Ok(true) => member_reply(app, id, StatusCode::ACCEPTED),
+        Ok(false) => reply::error(&ApiError::new(404, "No such worker")),
+        Err(error) => refusal(error),
+    }
+}
+
+/// `?force`, `?force=true` and `?force=1` mean it; anything unknown is refused.
+fn forced(query: Option<&str>) -> Result<bool, ApiError> {
+    match query.unwrap_or_default() {
+        "" | "force=false" | "force=0" => Ok(false),
+        "force" | "force=true" | "force=1" => Ok(true),
+        _ => Err(ApiError::bad_request(
+            "The query may be `force=true` and nothing else",
+        )),
+    }
+}
+
+fn member_reply(app: &App, id: WorkerId, status: StatusCode) -> Reply {
+    let row = match app.members().get(id) {
+        Some(member) => member_row(id, &member),
+        // It went in the meantime.
+        None => json!({ "worker_id": id.0, "url": null, "state": State::Draining.name() }),
+    };
+    reply::json(status, row.to_string())
+}
+
+fn refusal(error: MembersError) -> Reply {
+    let status = match error {
+        MembersError::Fixed => 501,
+        MembersError::Full => 409,
+        MembersError::Behind => 503,
+    };
+    reply::error(&ApiError::new(status, error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn force_is_said_in_one_of_few_ways() {
+        assert_eq!(forced(None).unwrap(), false);
+        assert!(forced(Some("force")).unwrap() && forced(Some("force=true")).unwrap());
+        assert!(!forced(Some("force=false")).unwrap());
+        assert!(forced(Some("forse=true")).is_err());
+    }
+
+    #[test]
+    fn a_new_worker_says_what_a_flag_can() {
+        let new = r#"{"url":"http://a:1","block_size":32,"events":"tcp://a:5557","api_key":"k"}"#;
+        let address = serde_json::from_str::<NewWorker>(new).unwrap().address();
+        let mut flag =
+            WorkerAddress::parse("http://a:1,block-size=32,events=tcp://a:5557").unwrap();
+        flag.api_key = Some(WorkerKey::new("k").unwrap());
+        assert_eq!(address, Ok(flag));
+        for wrong in [
+            r#"{"url":"a:1"}"#,
+            r#"{"url":"http://a:1","block_size":0}"#,
+            r#"{"url":"http://a:1,block-size=1"}"#,
+            r#"{"url":"http://a:1","api_key":"a\nb"}"#,
+        ] {
+            let new: NewWorker = serde_json::from_str(wrong).unwrap();
+            assert!(new.address().is_err(), "{wrong}");
+        }
+        assert!(serde_json::from_str::<NewWorker>(r#"{"url":"http://a:1","x":1}"#).is_err());
+    }
+}
