@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn force_is_said_in_one_of_few_ways() {
-        assert_eq!(forced(None).unwrap(), false);
+        assert!(!forced(None).unwrap());
         assert!(forced(Some("force")).unwrap() && forced(Some("force=true")).unwrap());
         assert!(!forced(Some("force=false")).unwrap());
         assert!(forced(Some("forse=true")).is_err());
