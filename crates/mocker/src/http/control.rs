@@ -1,4 +1,4 @@
-//! `/mock/…`: faults on command, a restart, and what the engine is doing.
+//! `/mock/…`: faults on command, a restart, what the engine is doing and what it was sent.
 
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -23,6 +23,13 @@ pub(crate) async fn answer(mock: &Mock, method: &Method, path: &str, body: &[u8]
             Some(reply(StatusCode::OK, "{\"success\":true}"))
         }
         (&Method::GET, "/mock/status") => Some(status(mock)),
+        (&Method::GET, "/mock/received") => {
+            Some(reply(StatusCode::OK, mock.received.list().to_string()))
+        }
+        (&Method::DELETE, "/mock/received") => {
+            mock.received.clear();
+            Some(reply(StatusCode::OK, "{\"success\":true}"))
+        }
         _ => None,
     }
 }

@@ -12,6 +12,7 @@ mod error;
 mod fault;
 mod generate;
 mod metrics;
+mod received;
 mod routes;
 mod server;
 mod words;

@@ -48,6 +48,9 @@ where
         Ok(body) => body,
         Err(refusal) => return Ok(refusal.reply()),
     };
+    if parts.method == Method::POST && !path.starts_with("/mock/") {
+        mock.received.keep(&parts, &body);
+    }
     match path {
         "/v1/chat/completions" => generate::answer(&mock, &parts.headers, &body, true).await,
         "/v1/completions" => generate::answer(&mock, &parts.headers, &body, false).await,

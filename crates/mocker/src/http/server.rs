@@ -21,6 +21,7 @@ use super::ask::Fields;
 use super::error::Refusal;
 use super::fault::{Faults, HttpFault};
 use super::metrics::Stats;
+use super::received::Received;
 use super::routes::route;
 use crate::{EventSockets, Worker};
 
@@ -62,6 +63,7 @@ pub(crate) struct Mock {
     pub(crate) text: Arc<TextModel>,
     pub(crate) faults: Faults,
     pub(crate) stats: Stats,
+    pub(crate) received: Received,
     pub(crate) tasks: Tasks,
     pub(crate) prompt_tokens_details: bool,
     clock: Clock,
@@ -138,6 +140,7 @@ impl MockServer {
             text: options.text,
             faults: Faults::new(options.faults, options.seed),
             stats: Stats::default(),
+            received: Received::default(),
             tasks: tasks.clone(),
             prompt_tokens_details: options.prompt_tokens_details,
             clock: Clock::new(),

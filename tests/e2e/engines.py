@@ -1,0 +1,103 @@
+"""Fleets for tests: a frontend before mock engines, and an engine that says what a test tells it."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+
+from conftest import Kvasir
+
+
+class Fleet:
+    """A frontend before two mock servers; `url` is where it listens, `engines` where they do."""
+
+    def __init__(self, model, mocker=(), frontend=(), env=None, token=None):
+        loopback = ["--http-host", "127.0.0.1", "--http-port", "0"]
+        self.mocker = Kvasir("mocker", *loopback, "--workers", "2", "--model-name", model, "--speedup", "50", *mocker)
+        self.engines = [self.mocker.wait_for(r"on (http://127\.0\.0\.1:\d+)").group(1) for _ in range(2)]
+        self.frontend = frontend_before(self.engines, *frontend, env=env, token=token)
+        self.url = self.frontend.url
+
+    def received(self):
+        """Every request for an answer that an engine got, in no order: method, path, headers, body."""
+        found = []
+        for engine in self.engines:
+            for request in httpx.get(f"{engine}/mock/received", timeout=30).json()["requests"]:
+                request["body"] = bytes.fromhex(request.pop("body_hex"))
+                found.append(request)
+        return found
+
+    def forget(self):
+        for engine in self.engines:
+            httpx.delete(f"{engine}/mock/received").raise_for_status()
+
+    def stop(self):
+        assert self.frontend.stop() == 0, self.frontend.log()
+        assert self.mocker.stop() == 0, self.mocker.log()
+
+
+def frontend_before(engines, *options, env=None, token=None):
+    """A frontend whose workers have all joined."""
+    workers = [word for url in engines for word in ("--worker", url)]
+    frontend = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", *workers, *options, env=env)
+    frontend.url = "http://" + frontend.wait_for(r"address\W+(127\.0\.0\.1:\d+)").group(1)
+    shown = {"authorization": f"Bearer {token}"} if token else {}
+    for _ in range(400):
+        if len(httpx.get(f"{frontend.url}/workers", headers=shown).json()["workers"]) == len(engines):
+            return frontend
+        threading.Event().wait(0.05)
+    raise AssertionError(f"not all workers joined:\n{frontend.log()}")
+
+
+class ScriptedEngine:
+    """An engine that answers each POST with the next thing it was told to: status, type, bytes, piece size."""
+
+    def __init__(self, model):
+        engine = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_):
+                pass
+
+            def do_GET(self):
+                models = json.dumps({"object": "list", "data": [{"id": model, "object": "model", "max_model_len": 4096}]})
+                known = self.path == "/v1/models"
+                self.answer(200 if known else 404, "application/json", models.encode() if known else b"{}", 0)
+
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["content-length"]))
+                engine.requests.append((self.path, dict(self.headers), body))
+                self.answer(*engine.next)
+
+            def answer(self, status, kind, body, piece):
+                self.send_response(status)
+                self.send_header("content-type", kind)
+                if not piece:
+                    self.send_header("content-length", str(len(body)))
+                    self.end_headers()
+                    self.wfile.write(body)
+                    return
+                self.send_header("transfer-encoding", "chunked")
+                self.end_headers()
+                for at in range(0, len(body), piece):
+                    part = body[at : at + piece]
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+                    self.wfile.flush()
+                self.wfile.write(b"0\r\n\r\n")
+
+        self.requests = []
+        self.next = (200, "application/json", b"{}", 0)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = "http://127.0.0.1:%d" % self.server.server_address[1]
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def say(self, body, status=200, kind="application/json", piece=0):
+        self.next = (status, kind, body if isinstance(body, bytes) else json.dumps(body).encode(), piece)
+
+    def stop(self):
+        self.server.shutdown()
+        self.server.server_close()
