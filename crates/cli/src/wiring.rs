@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kvasir_config::{LogFormat, Settings, keys};
-use kvasir_frontend::{ApiKeys, AppOptions, Limits, Paths, WorkerAddress, WorkerKey, WorkersFile};
+use kvasir_frontend::{
+    ApiKeys, AppOptions, Limits, MigrationOptions, Paths, WorkerAddress, WorkerKey, WorkersFile,
+};
 use kvasir_index::{Approximate, IndexOptions};
 use kvasir_profile::Preset;
 use kvasir_router::{Mode, PrefillLoadModel, QueuePolicy, RouterConfig};
@@ -97,6 +99,10 @@ pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
         body_limit_mb: settings.get(keys::HTTP_BODY_LIMIT_MB),
         overload_status: settings.get(keys::HTTP_OVERLOAD_STATUS_CODE),
         retry_limit: settings.get(keys::RETRY_LIMIT),
+        migration: MigrationOptions {
+            limit: settings.get(keys::MIGRATION_LIMIT),
+            max_seq_len: settings.get(keys::MIGRATION_MAX_SEQ_LEN),
+        },
         admin_enabled: !settings.get(keys::DISABLE_FRONTEND_ADMIN_API),
         admin_apart: settings.get(keys::ADMIN_PORT).is_some(),
         admin_token: admin_token(settings)?,

@@ -1,9 +1,13 @@
 //! An answer under way: tokens from workers become text, text becomes bytes for the client.
 //!
 //! It is polled by the connection that it is written to and owns everything that it uses. Dropping it at any
-//! moment cancels the workers' streams, frees the bookings and counts the client as gone.
+//! moment cancels the workers' streams, frees the bookings and counts the client as gone. A worker that breaks
+//! off is replaced by another that goes on from the last token, where that is allowed.
+
+mod thread;
 
 use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -14,21 +18,23 @@ use kvasir_openai::{
 };
 use kvasir_router::Outcome;
 use kvasir_text::Detokenizer;
-use kvasir_transport::{PlaneError, TokenStream};
+use kvasir_transport::{PlaneError, Retry, TokenStream};
 use kvasir_types::{FinishReason, Time, Token, TokenItem, WorkerRank};
+
+use thread::{Silence, Thread};
 
 use crate::App;
 use crate::host::Booking;
 use crate::job::Job;
 use crate::lane::{self, Lane};
-use crate::prompt;
 use crate::reply::{ByteSource, Cut};
 use crate::watch::{Totals, Watch};
+use crate::{migrate, prompt};
 
 /// An answer of one or several choices.
 pub(crate) struct Answer {
     app: Arc<App>,
-    job: Job,
+    job: Arc<Job>,
     lanes: Vec<Running>,
     watch: Option<Watch>,
     created: u64,
@@ -39,11 +45,18 @@ struct Running {
     index: u32,
     /// `None` once the choice has ended.
     work: Option<(Booking, TokenStream)>,
+    /// Another worker is asked to go on with it.
+    moving: Option<Moving>,
+    /// What it takes to go on elsewhere.
+    thread: Thread,
     /// What came before anybody polled.
     first: Option<TokenItem>,
+    /// Until when its worker must say something.
+    silence: Option<Silence>,
     /// Text to begin with, until it has been told.
     echo: String,
     text: Detokenizer,
+    /// The first worker that served it.
     target: WorkerRank,
     prompt_tokens: u32,
     hit_rate: f64,
@@ -52,6 +65,27 @@ struct Running {
     dispatched: Time,
     first_token: Time,
     last_token: Time,
+}
+
+/// Another worker that is asked to go on.
+type Moving = Pin<Box<dyn Future<Output = Result<Lane, ApiError>> + Send>>;
+
+/// Why a choice has no next item.
+enum Failure {
+    /// Its worker failed.
+    Worker(PlaneError),
+    /// No other worker could go on.
+    Move(ApiError),
+}
+
+/// What follows a worker's failure.
+enum Next {
+    /// Another worker is asked.
+    Elsewhere,
+    /// This, in the worker's place.
+    Item(TokenItem),
+    /// The end.
+    End(ApiError),
 }
 
 /// What one choice has to tell.
@@ -73,11 +107,11 @@ impl Answer {
         let created = app.clock().unix_secs(watch.received());
         let running = (0..)
             .zip(lanes)
-            .map(|(index, lane)| Running::new(index, lane, &job));
+            .map(|(index, lane)| Running::new(index, lane, &app, &job));
         Self {
             lanes: running.collect(),
             app,
-            job,
+            job: Arc::new(job),
             watch: Some(watch),
             created,
         }
@@ -96,22 +130,31 @@ impl Answer {
     fn poll_news(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<News, ApiError>>> {
         let mut running = false;
         for lane in &mut self.lanes {
-            let Poll::Ready(item) = lane.poll_item(cx) else {
-                running = true;
-                continue;
+            let item = loop {
+                match lane.poll_item(cx) {
+                    Poll::Ready(Some(Err(Failure::Worker(error)))) => {
+                        match lane.break_off(&self.app, &self.job, &error) {
+                            Next::Elsewhere => {}
+                            Next::Item(item) => break Poll::Ready(Some(Ok(item))),
+                            Next::End(failure) => break Poll::Ready(Some(Err(failure))),
+                        }
+                    }
+                    Poll::Ready(Some(Err(Failure::Move(failure)))) => {
+                        break Poll::Ready(Some(Err(failure)));
+                    }
+                    Poll::Ready(Some(Ok(item))) => break Poll::Ready(Some(Ok(item))),
+                    Poll::Ready(None) => break Poll::Ready(None),
+                    Poll::Pending => break Poll::Pending,
+                }
             };
             match item {
-                None => {}
-                Some(Ok(item)) => {
-                    let now = self.app.clock().now();
-                    return Poll::Ready(Some(Ok(lane.take(item, now, self.watch.as_ref()))));
+                Poll::Pending => running = true,
+                Poll::Ready(None) => {}
+                Poll::Ready(Some(Ok(item))) => {
+                    let news = lane.take(item, &self.app, &self.job, self.watch.as_ref());
+                    return Poll::Ready(Some(Ok(news)));
                 }
-                Some(Err(error)) => {
-                    tracing::warn!(request = %self.job.id, worker = %lane.target, %error, "answer broke off");
-                    let failure = lane::failure(&self.app, &error);
-                    lane.end(lane::outcome(&error));
-                    return Poll::Ready(Some(Err(failure)));
-                }
+                Poll::Ready(Some(Err(failure))) => return Poll::Ready(Some(Err(failure))),
             }
         }
         if running {
@@ -228,9 +271,13 @@ impl Answer {
 }
 
 impl Running {
-    fn new(index: u32, lane: Lane, job: &Job) -> Self {
+    fn new(index: u32, lane: Lane, app: &App, job: &Job) -> Self {
+        let limits = &app.options().limits;
         Self {
             index,
+            moving: None,
+            thread: Thread::new(index, &lane, app, job),
+            silence: limits.stream_silence.map(Silence::new),
             echo: job.echo_of(index).to_owned(),
             text: prompt::detokenizer(&job.text, &job.options),
             target: lane.booking.target(),
@@ -246,21 +293,86 @@ impl Running {
         }
     }
 
-    fn poll_item(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<TokenItem, PlaneError>>> {
-        let Some((_, stream)) = &mut self.work else {
+    fn poll_item(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<TokenItem, Failure>>> {
+        if let Some(moving) = &mut self.moving {
+            let moved = std::task::ready!(moving.as_mut().poll(cx));
+            self.moving = None;
+            match moved {
+                Ok(lane) => self.adopt(lane),
+                Err(error) => return Poll::Ready(Some(Err(Failure::Move(error)))),
+            }
+        }
+        let Some((booking, stream)) = &mut self.work else {
             return Poll::Ready(None);
         };
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(first)));
         }
-        let item = std::task::ready!(stream.poll_next(cx));
-        Poll::Ready(Some(
-            item.unwrap_or(Err(PlaneError::Disconnected(self.target.worker))),
-        ))
+        let worker = booking.target().worker;
+        let Poll::Ready(item) = stream.poll_next(cx) else {
+            let silence = self.silence.as_mut();
+            std::task::ready!(silence.map_or(Poll::Pending, |silence| silence.poll(cx)));
+            tracing::warn!(%worker, "its stream is silent for too long");
+            let silent = PlaneError::Disconnected(worker);
+            return Poll::Ready(Some(Err(Failure::Worker(silent))));
+        };
+        if let Some(silence) = &mut self.silence {
+            silence.heard();
+        }
+        let item = item.unwrap_or(Err(PlaneError::Disconnected(worker)));
+        Poll::Ready(Some(item.map_err(Failure::Worker)))
+    }
+
+    /// Another worker goes on.
+    fn adopt(&mut self, lane: Lane) {
+        self.thread.moved(lane.tried, lane.failed);
+        self.work = Some((lane.booking, lane.stream));
+        self.first = Some(lane.first);
+        if let Some(silence) = &mut self.silence {
+            silence.heard();
+        }
+    }
+
+    /// Its worker failed: another one goes on, or that was the end.
+    fn break_off(&mut self, app: &Arc<App>, job: &Arc<Job>, error: &PlaneError) -> Next {
+        let outcome = lane::outcome(error);
+        let id = self.work.as_ref().map(|(booking, _)| booking.sent().id);
+        let worker = self
+            .work
+            .as_ref()
+            .map(|(booking, _)| booking.target().worker);
+        self.end(outcome);
+        tracing::warn!(request = %job.id, worker = ?worker, %error, "answer broke off");
+        let (Some(id), Some(worker)) = (id, worker) else {
+            return Next::End(lane::failure(app, error));
+        };
+        if error.retry() == Retry::Never {
+            return Next::End(lane::failure(app, error));
+        }
+        if self.generated >= job.sampling(self.prompt_tokens as usize).max_tokens {
+            // Everything has come but the word that it is the end.
+            return Next::Item(TokenItem {
+                finish: Some(FinishReason::Length),
+                ..TokenItem::default()
+            });
+        }
+        match self.thread.go_on(id, worker, outcome) {
+            Ok(broken) => {
+                let (app, job) = (Arc::clone(app), Arc::clone(job));
+                let moving = async move { lane::go_on(&app, &job, broken).await };
+                self.moving = Some(Box::pin(moving));
+                Next::Elsewhere
+            }
+            Err(stay) => {
+                migrate::count_stay(app, &job.model.name, stay);
+                Next::End(lane::failure(app, error))
+            }
+        }
     }
 
     /// Turns an item into text, and ends the choice where it stops.
-    fn take(&mut self, item: TokenItem, now: Time, watch: Option<&Watch>) -> News {
+    fn take(&mut self, item: TokenItem, app: &App, job: &Job, watch: Option<&Watch>) -> News {
+        let now = app.clock().now();
         self.cached_tokens = self.cached_tokens.or(item.cached_tokens);
         let mut tokens = item.tokens;
         let mut text = std::mem::take(&mut self.echo);
@@ -282,6 +394,7 @@ impl Running {
             });
         } else if let Some((booking, _)) = &self.work {
             booking.tokens(self.generated);
+            self.thread.add(&tokens, app, &job.model.name);
         }
         News {
             index: self.index,

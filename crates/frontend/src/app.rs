@@ -17,6 +17,7 @@ use crate::in_flight::InFlight;
 use crate::keys::ApiKeys;
 use crate::limits::Limits;
 use crate::members::Members;
+use crate::migrate::MigrationOptions;
 use crate::models::{Models, ServedModel};
 use crate::outcomes::Outcomes;
 use crate::reply::{self, Reply};
@@ -47,6 +48,8 @@ pub struct AppOptions {
     pub overload_status: u16,
     /// Attempts after the first, before the first token (`--retry-limit`).
     pub retry_limit: u32,
+    /// When an answer that broke off goes on elsewhere.
+    pub migration: MigrationOptions,
     /// Whether requests may carry extensions (`DYN_DISABLE_FRONTEND_NVEXT`).
     pub nvext_enabled: bool,
     /// Whether operators' routes are there (`DYN_DISABLE_FRONTEND_ADMIN_API`).
@@ -71,6 +74,7 @@ impl Default for AppOptions {
             body_limit_mb: 45,
             overload_status: kvasir_openai::DEFAULT_OVERLOAD_STATUS,
             retry_limit: 2,
+            migration: MigrationOptions::default(),
             nvext_enabled: true,
             admin_enabled: true,
             admin_apart: false,
@@ -330,6 +334,10 @@ impl App {
 
     fn metrics_page(&self) -> Reply {
         for model in self.models.all() {
+            self.metrics
+                .model_migration_limit
+                .with_label_values(&[&*model.name])
+                .set(self.options.migration.limit.into());
             model.measure(&self.metrics, self.clock.now());
         }
         let mut page = String::new();

@@ -79,6 +79,15 @@ impl Job {
         sampling
     }
 
+    /// Why an answer that breaks off cannot go on at another worker.
+    pub(crate) fn obstacle(&self) -> Option<&'static str> {
+        if self.choices() != 1 {
+            return Some("choices");
+        }
+        let pinned = self.nvext.pinned_worker().map(|_| "pinned");
+        self.options.obstacle().or(pinned)
+    }
+
     /// Fails if a prompt leaves no room for an answer.
     pub(crate) fn check_length(&self) -> Result<(), ApiError> {
         let context = self.model.context_length as usize;

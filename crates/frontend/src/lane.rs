@@ -1,17 +1,20 @@
 //! One prompt on its way to one answer: look up, choose a worker, hand over, wait for the first token.
 //!
 //! A worker that fails before its first token is replaced by another, up to a limit; the client sees
-//! nothing of it.
+//! nothing of it. An answer that breaks off later goes on from its last token, likewise.
 
 use std::sync::Arc;
 
 use kvasir_openai::ApiError;
 use kvasir_router::Outcome;
 use kvasir_transport::{PlaneError, Retry, TokenStream};
-use kvasir_types::{RequestId, Sampling, Time, Token, TokenItem, TokenRequest, WorkerRank};
+use kvasir_types::{
+    RequestId, Sampling, Time, Token, TokenItem, TokenRequest, WorkerId, WorkerRank,
+};
 
 use crate::host::Booking;
 use crate::job::Job;
+use crate::migrate::{Move, Stage};
 use crate::models::ServedModel;
 use crate::{App, ask, place};
 
@@ -32,6 +35,24 @@ pub(crate) struct Lane {
     pub(crate) dispatched: Time,
     /// When the first tokens came.
     pub(crate) first_token: Time,
+    /// Workers that were tried, this one included.
+    pub(crate) tried: u32,
+    /// Workers that failed it.
+    pub(crate) failed: Vec<WorkerId>,
+}
+
+/// What is asked of workers, one after the other, until one begins to answer.
+struct Errand {
+    id: RequestId,
+    /// The prompt, and what has been answered of it.
+    tokens: Arc<[Token]>,
+    sampling: Sampling,
+    stage: Stage,
+    /// Workers that may be tried.
+    tries: u32,
+    /// Workers that failed it, and how the last one did.
+    failed: Vec<WorkerId>,
+    last_failure: Option<Outcome>,
 }
 
 /// Starts one answer to `prompt` under `id`.
@@ -41,34 +62,112 @@ pub(crate) async fn start(
     id: RequestId,
     prompt: &Arc<[Token]>,
 ) -> Result<Lane, ApiError> {
-    let model = &job.model;
-    let blocks = place::name_blocks(app, model, prompt, job.salt().unwrap_or_default());
-    let mut arrival = ask::arrival(id, prompt.len(), &job.nvext, &job.headers);
-    let sampling = job.sampling(prompt.len());
-    for attempt in 0.. {
-        let booking = place::book(app, model, arrival.clone(), &blocks)
-            .await
-            .map_err(|error| place::refusal(app, &error))?;
-        let worker = booking.target().worker;
-        let error = match dispatch(app, job, &booking, prompt, &sampling).await {
-            Ok(begun) => return Ok(lane(app, model, booking, begun, prompt.len())),
-            Err(error) => error,
-        };
-        let outcome = outcome(&error);
-        tracing::warn!(request = %id, %worker, %error, attempt, "no first token");
-        booking.finish(outcome);
-        if error.retry() == Retry::Never || attempt >= app.options().retry_limit {
-            return Err(failure(app, &error));
+    let errand = Errand {
+        id,
+        tokens: Arc::clone(prompt),
+        sampling: job.sampling(prompt.len()),
+        stage: Stage::New,
+        tries: app.options().retry_limit.saturating_add(1),
+        failed: Vec::new(),
+        last_failure: None,
+    };
+    errand.run(app, job, None).await
+}
+
+/// An answer that broke off, as it goes on elsewhere.
+pub(crate) struct Broken {
+    /// The request.
+    pub(crate) id: RequestId,
+    /// The prompt and every token that came.
+    pub(crate) tokens: Arc<[Token]>,
+    /// How many of them came.
+    pub(crate) generated: u32,
+    /// Workers that failed it.
+    pub(crate) failed: Vec<WorkerId>,
+    /// How the last of them did.
+    pub(crate) outcome: Outcome,
+    /// Workers that may be tried.
+    pub(crate) tries: u32,
+}
+
+/// Goes on with an answer that broke off; what comes is what has not come yet.
+pub(crate) async fn go_on(app: &App, job: &Job, broken: Broken) -> Result<Lane, ApiError> {
+    let moving = Move::begin(app, &job.model.name, Stage::Ongoing);
+    let prompt = broken
+        .tokens
+        .len()
+        .saturating_sub(broken.generated as usize);
+    let mut sampling = job.sampling(prompt);
+    sampling.max_tokens = sampling.max_tokens.saturating_sub(broken.generated);
+    sampling.min_tokens = sampling.min_tokens.saturating_sub(broken.generated);
+    let errand = Errand {
+        id: broken.id,
+        tokens: broken.tokens,
+        sampling,
+        stage: Stage::Ongoing,
+        tries: broken.tries,
+        failed: broken.failed,
+        last_failure: Some(broken.outcome),
+    };
+    errand.run(app, job, Some(moving)).await
+}
+
+impl Errand {
+    async fn run(mut self, app: &App, job: &Job, moving: Option<Move>) -> Result<Lane, ApiError> {
+        let mut moving = moving;
+        match self.find(app, job, &mut moving).await {
+            Ok(lane) => {
+                moving.map(Move::succeed);
+                Ok(lane)
+            }
+            Err(error) => {
+                moving.map(Move::fail);
+                Err(error)
+            }
         }
-        let labels = [&*model.name, "new_request"];
-        app.metrics()
-            .model_migration_total
-            .with_label_values(&labels)
-            .inc();
-        arrival.failed.push(worker);
-        arrival.last_failure = Some(outcome);
     }
-    Err(ApiError::internal())
+
+    async fn find(
+        &mut self,
+        app: &App,
+        job: &Job,
+        moving: &mut Option<Move>,
+    ) -> Result<Lane, ApiError> {
+        let model = &job.model;
+        let salt = job.salt().unwrap_or_default();
+        let blocks = place::name_blocks(app, model, &self.tokens, salt);
+        let mut arrival = ask::arrival(self.id, self.tokens.len(), &job.nvext, &job.headers);
+        for tried in 1..=self.tries {
+            arrival.failed.clone_from(&self.failed);
+            arrival.last_failure = self.last_failure;
+            if let Some(moving) = moving {
+                moving.attempt();
+            }
+            let booking = place::book(app, model, arrival.clone(), &blocks)
+                .await
+                .map_err(|error| place::refusal(app, &error))?;
+            let worker = booking.target().worker;
+            let error = match dispatch(app, job, &booking, &self.tokens, &self.sampling).await {
+                Ok(begun) => {
+                    let mut lane = lane(app, model, booking, begun, self.tokens.len());
+                    lane.tried = tried;
+                    lane.failed = std::mem::take(&mut self.failed);
+                    return Ok(lane);
+                }
+                Err(error) => error,
+            };
+            let outcome = outcome(&error);
+            tracing::warn!(request = %self.id, %worker, %error, tried, "no first token");
+            booking.finish(outcome);
+            if error.retry() == Retry::Never || tried == self.tries {
+                return Err(failure(app, &error));
+            }
+            moving.get_or_insert_with(|| Move::begin(app, &model.name, self.stage));
+            self.failed.push(worker);
+            self.last_failure = Some(outcome);
+        }
+        Err(ApiError::unavailable())
+    }
 }
 
 /// Where a prompt would go; nothing is booked.
@@ -153,6 +252,8 @@ fn lane(app: &App, model: &ServedModel, booking: Booking, begun: Begun, tokens: 
         hit_rate,
         dispatched,
         first_token,
+        tried: 1,
+        failed: Vec::new(),
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod headers;
 mod opening;
+mod resume;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use http::response::Parts as Head;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use kvasir_openai::resume::{obstacle, tokens_wanted};
 use kvasir_openai::{
     ApiError, Endpoint, Extra, HeaderHints, Nvext, ResponseNvext, Scan, Timing, WorkerIds,
 };
@@ -24,13 +26,17 @@ use kvasir_types::{Time, Token, WorkerRank};
 
 use crate::generate::Asked;
 use crate::host::Booking;
+use crate::migrate::{Move, Stage};
 use crate::models::{Backend, ServedModel};
 use crate::place::{self, Blocks};
-use crate::relay::{Begun, Books, Extras, Form, Patience, Relay, Source};
+use crate::relay::{Begun, Books, Extras, Form, Hide, Patience, Relay, Source, Thread};
 use crate::reply::{self, Reply, ReplyBody};
-use crate::upstream::{Pool, UpstreamError, Upstreams};
+use crate::upstream::{Pool, UpstreamBody, UpstreamError, Upstreams};
 use crate::watch::Watch;
 use crate::{App, ask, body, outcomes, prompt};
+
+use resume::Terms;
+pub(crate) use resume::{Moved, Moving, Rest, Resume};
 
 /// Bytes of text that count as one token where no tokenizer is at hand.
 const BYTES_PER_TOKEN: usize = 4;
@@ -58,9 +64,11 @@ enum Kind {
     /// A completion.
     Completion {
         stream: bool,
-        /// Usage is our wish and not the client's.
-        hide_usage: bool,
+        /// The usage that the client did not ask for.
+        hide: Hide,
         wanted: Extra,
+        /// What it says about going on elsewhere; none if that is not to be.
+        terms: Option<Terms>,
     },
     /// Nothing.
     Opaque,
@@ -107,7 +115,13 @@ pub(crate) async fn handle(
     blocks.guessed = guessed;
     blocks.certain = u32::try_from(tokens.len()).ok().filter(|_| certain);
     let arrival = ask::arrival(asked.id, tokens.len().max(1), &nvext, &hints);
-    let hide_usage = stream && !scan.include_usage();
+    let terms = migration_terms(app, scan, endpoint, &nvext);
+    let follow = terms.is_some_and(|terms| terms.obstacle.is_none());
+    let hide = match (stream, scan.include_usage()) {
+        (true, false) => Hide::All,
+        (true, true) if follow && !scan.continuous_usage() => Hide::Chunks,
+        _ => Hide::Nothing,
+    };
     let mut headers = headers::to_engine(&asked.parts.headers, asked.id);
     // What we look into must not be compressed.
     headers.remove(header::ACCEPT_ENCODING);
@@ -118,11 +132,12 @@ pub(crate) async fn handle(
         method: asked.parts.method.clone(),
         path: path_of(&asked.parts),
         headers,
-        body: outgoing(scan, &asked.body, &nvext, hide_usage),
+        body: outgoing(scan, &asked.body, &nvext, stream, follow),
         kind: Kind::Completion {
             stream,
-            hide_usage,
+            hide,
             wanted: nvext.extra,
+            terms,
         },
         received: watch.received(),
     };
@@ -258,12 +273,26 @@ fn stand_in(text: &str) -> Vec<Token> {
     text.as_bytes().chunks(BYTES_PER_TOKEN).map(word).collect()
 }
 
+/// What a request says about going on elsewhere; none where nothing goes on.
+fn migration_terms(app: &App, scan: &Scan<'_>, endpoint: Endpoint, nvext: &Nvext) -> Option<Terms> {
+    if app.options().migration.limit == 0 || !scan.stream() {
+        return None;
+    }
+    let pinned = nvext.pinned_worker().map(|_| "pinned");
+    Some(Terms {
+        endpoint,
+        wanted: tokens_wanted(scan, endpoint),
+        obstacle: pinned.or_else(|| obstacle(scan, endpoint)),
+    })
+}
+
 /// The body that the engine gets: the client's, less what is ours and plus what we need to learn.
-fn outgoing(scan: &Scan<'_>, body: &Bytes, nvext: &Nvext, ask_usage: bool) -> Bytes {
+fn outgoing(scan: &Scan<'_>, body: &Bytes, nvext: &Nvext, stream: bool, follow: bool) -> Bytes {
     let mut edits = scan.edit();
     edits.remove("nvext");
-    if ask_usage {
-        edits.ask_usage();
+    let asked = scan.include_usage() && (scan.continuous_usage() || !follow);
+    if stream && !asked {
+        edits.ask_usage(follow);
     }
     if let Some(salt) = &nvext.cache_salt {
         edits.set(
@@ -286,6 +315,7 @@ impl Forward {
     ) -> Result<Reply, ApiError> {
         let limit = self.app.options().retry_limit;
         let mut failure = UpstreamError::Gone;
+        let mut moving: Option<Move> = None;
         for attempt in 0..=limit {
             let booking = match place::book(&self.app, &self.model, arrival.clone(), &blocks).await
             {
@@ -295,23 +325,23 @@ impl Forward {
             let target = booking.target();
             watch.placed(booking.sent());
             failure = match self.open(target, attempt == limit).await {
-                Ok(opened) => return Ok(self.answer(opened, booking, watch)),
+                Ok(opened) => {
+                    moving.map(Move::succeed);
+                    return Ok(self.answer(opened, booking, watch, arrival));
+                }
                 Err(error) => error,
             };
             tracing::warn!(worker = %target, error = %failure, attempt, "no answer");
-            let outcome = match failure {
-                UpstreamError::Status(_) => Outcome::Overloaded,
-                _ => Outcome::Unreachable,
-            };
+            let outcome = outcome(&failure);
             booking.finish(outcome);
             arrival.failed.push(target.worker);
             arrival.last_failure = Some(outcome);
             if attempt < limit {
-                let labels = [&*self.model.name, "new_request"];
-                let retries = &self.app.metrics().model_migration_total;
-                retries.with_label_values(&labels).inc();
+                let new = || Move::begin(&self.app, &self.model.name, Stage::New);
+                moving.get_or_insert_with(new).attempt();
             }
         }
+        moving.map(Move::fail);
         Err(watch.fail(match failure {
             UpstreamError::AnswerTimeout => ApiError::deadline(),
             _ => ApiError::unavailable(),
@@ -325,16 +355,29 @@ impl Forward {
         opened.unwrap_or(Err(UpstreamError::AnswerTimeout))
     }
 
-    async fn attempt(&self, target: WorkerRank, last: bool) -> Result<Opened, UpstreamError> {
+    /// Sends `body` to a worker and waits for the head of its answer.
+    async fn ask(
+        &self,
+        target: WorkerRank,
+        body: &Bytes,
+    ) -> Result<Response<UpstreamBody>, UpstreamError> {
         let pool = self.workers.get(target.worker).ok_or(UpstreamError::Gone)?;
         let uri = self.uri(&pool);
-        let make = || self.request(&pool, uri.clone(), target);
-        let response = pool.send(make).await?;
+        let make = || self.request(&pool, uri.clone(), target, body.clone());
+        pool.send(make).await
+    }
+
+    async fn attempt(&self, target: WorkerRank, last: bool) -> Result<Opened, UpstreamError> {
+        let response = self.ask(target, &self.body).await?;
         if !last && try_elsewhere(response.status()) {
             return Err(UpstreamError::Status(response.status()));
         }
         let (head, body) = response.into_parts();
-        let mut source = Source::new(body, self.form(&head, target));
+        let form = self.form(&head, target);
+        let thread = self
+            .thread()
+            .filter(|_| matches!(form, Form::Events { .. }));
+        let mut source = Source::new(body, form, thread);
         let begun = source.begin().await?;
         Ok(Opened {
             head,
@@ -362,8 +405,25 @@ impl Forward {
         uri.unwrap_or(Uri::from_static("/"))
     }
 
-    fn request(&self, pool: &Pool, uri: Uri, target: WorkerRank) -> Request<Full<Bytes>> {
-        let mut request = Request::new(Full::new(self.body.clone()));
+    /// What keeps the thread of an answer that may go on elsewhere.
+    fn thread(&self) -> Option<Box<Thread>> {
+        match self.kind {
+            Kind::Completion {
+                terms: Some(Terms { obstacle: None, .. }),
+                ..
+            } => Some(Box::default()),
+            _ => None,
+        }
+    }
+
+    fn request(
+        &self,
+        pool: &Pool,
+        uri: Uri,
+        target: WorkerRank,
+        body: Bytes,
+    ) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(body));
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = uri;
         *request.headers_mut() = headers::to_worker(&self.headers, pool.authority(), target.rank);
@@ -375,8 +435,9 @@ impl Forward {
     fn form(&self, head: &Head, target: WorkerRank) -> Form {
         let Kind::Completion {
             stream,
-            hide_usage,
+            hide,
             wanted,
+            ..
         } = self.kind
         else {
             return Form::Opaque;
@@ -391,13 +452,13 @@ impl Forward {
             return Form::Opaque;
         }
         Form::Events {
-            hide_usage,
+            hide,
             extras: extras.map(Box::new),
             until_close: headers::is_until_close(&head.headers),
         }
     }
 
-    fn answer(self, opened: Opened, booking: Booking, watch: Watch) -> Reply {
+    fn answer(self, opened: Opened, booking: Booking, watch: Watch, arrival: Arrival) -> Reply {
         let Opened {
             head,
             source,
@@ -419,13 +480,24 @@ impl Forward {
                     comment: limits.keep_alive,
                     silence: limits.stream_silence,
                 };
-                ReplyBody::stream(Box::new(Relay::new(source, held, books, patience)))
+                let resume = self.resume(&source, arrival);
+                let relay = Relay::new(source, held, books, patience, resume);
+                ReplyBody::stream(Box::new(relay))
             }
         };
         let mut reply = Response::new(body);
         *reply.status_mut() = head.status;
         *reply.headers_mut() = headers;
         reply
+    }
+
+    fn resume(self, source: &Source, arrival: Arrival) -> Option<Box<Resume>> {
+        match self.kind {
+            Kind::Completion {
+                terms: Some(terms), ..
+            } if source.is_events() => Some(Box::new(Resume::new(Arc::new(self), terms, arrival))),
+            _ => None,
+        }
     }
 
     fn extras(&self, wanted: Extra, target: WorkerRank) -> Option<Extras> {
@@ -455,6 +527,14 @@ impl Forward {
     }
 }
 
+/// How the router is to take a worker's failure.
+fn outcome(error: &UpstreamError) -> Outcome {
+    match error {
+        UpstreamError::Status(_) => Outcome::Overloaded,
+        _ => Outcome::Unreachable,
+    }
+}
+
 /// Whether an engine's refusal says nothing about the request, so that another may take it.
 fn try_elsewhere(status: StatusCode) -> bool {
     matches!(
@@ -471,7 +551,10 @@ mod tests {
     fn a_body_without_extensions_goes_out_byte_for_byte() {
         let body = Bytes::from_static(b"{ \"model\":\"m\",  \"prompt\" : \"a\",\"x\":[1, 2] }");
         let scan = Scan::parse(&body).unwrap();
-        assert_eq!(outgoing(&scan, &body, &Nvext::default(), false), body);
+        assert_eq!(
+            outgoing(&scan, &body, &Nvext::default(), false, false),
+            body
+        );
     }
 
     #[test]
@@ -481,7 +564,7 @@ mod tests {
         );
         let scan = Scan::parse(&body).unwrap();
         let nvext = Nvext::parse(scan.nvext().unwrap()).unwrap();
-        let out = outgoing(&scan, &body, &nvext, true);
+        let out = outgoing(&scan, &body, &nvext, true, false);
         let text = std::str::from_utf8(&out).unwrap();
         assert!(
             text.ends_with("\"model\":\"m\", \"stream\":true, \"x\": 1}"),

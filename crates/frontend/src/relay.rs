@@ -1,7 +1,8 @@
 //! An engine's answer on its way to the client, with its booking and its count.
 //!
-//! What always holds: a stream that breaks off ends with an error frame and `[DONE]`; any other answer that
-//! breaks off is cut, so that nobody takes it for whole; the booking ends with the answer, whichever way.
+//! What always holds: a stream that breaks off goes on elsewhere where it may, and else ends with an error
+//! frame and `[DONE]`; any other answer that breaks off is cut, so that nobody takes it for whole; the booking
+//! ends with the answer, whichever way.
 
 mod source;
 
@@ -19,11 +20,12 @@ use tokio::time::{Instant, Sleep};
 
 use crate::host::Booking;
 use crate::picture::Report;
+use crate::proxy::{Moved, Moving, Rest, Resume};
 use crate::reply::{ByteSource, Cut};
 use crate::upstream::UpstreamError;
 use crate::watch::{Totals, Watch};
 
-pub(crate) use source::{Begun, Extras, Form, Source};
+pub(crate) use source::{Begun, Extras, Form, Hide, Source, Thread};
 
 /// The text of a comment that keeps a silent stream alive.
 const KEEP_ALIVE: &str = "keep-alive";
@@ -44,11 +46,18 @@ pub(crate) struct Relay {
     held: Option<Bytes>,
     books: Option<Books>,
     silence: Option<Box<Silence>>,
+    /// What it takes to ask another worker for the rest.
+    resume: Option<Box<Resume>>,
+    /// Another worker is asked for the rest.
+    moving: Option<Moving>,
 }
 
 /// What ends with the answer.
 pub(crate) struct Books {
-    booking: Booking,
+    /// None while another worker is asked to go on.
+    booking: Option<Booking>,
+    /// Who served it first.
+    target: WorkerRank,
     watch: Watch,
     clock: Clock,
     first: Time,
@@ -69,7 +78,8 @@ impl Books {
             watch.first_token(first);
         }
         Self {
-            booking,
+            target: booking.target(),
+            booking: Some(booking),
             watch,
             clock,
             first,
@@ -78,10 +88,12 @@ impl Books {
     }
 
     /// The answer is complete.
-    pub(crate) fn close(mut self, source: &Source) {
+    pub(crate) fn close(self, source: &Source) {
         let count = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
         if !self.status.is_success() {
-            self.booking.finish(Outcome::Failed);
+            if let Some(booking) = self.booking {
+                booking.finish(Outcome::Failed);
+            }
             return self.watch.refused(self.status.as_u16());
         }
         let totals = Totals {
@@ -89,16 +101,20 @@ impl Books {
             prompt_tokens: count(source.usage.prompt_tokens),
             cached_tokens: source.usage.cached_tokens.map(count),
             output_tokens: count(source.usage.completion_tokens),
-            target: self.booking.target(),
+            target: self.target,
         };
-        self.booking.reported(Report {
-            prompt: totals.prompt_tokens,
-            cached: source.usage.cached_tokens.map(count),
-            output: totals.output_tokens,
-        });
-        self.booking.finish(Outcome::Completed {
-            output_tokens: totals.output_tokens,
-        });
+        if let Some(mut booking) = self.booking {
+            if !source.is_grafted() {
+                booking.reported(Report {
+                    prompt: totals.prompt_tokens,
+                    cached: source.usage.cached_tokens.map(count),
+                    output: totals.output_tokens,
+                });
+            }
+            booking.finish(Outcome::Completed {
+                output_tokens: totals.output_tokens,
+            });
+        }
         if let Some(after_first) = totals.output_tokens.checked_sub(1) {
             let took = (self.clock.now() - self.first).as_secs_f64();
             self.watch.tokens(1, 0.0);
@@ -107,37 +123,122 @@ impl Books {
         self.watch.succeed(&totals);
     }
 
-    /// The engine broke off: its worker is set aside.
-    fn break_off(self, error: &UpstreamError, events: u32) -> ApiError {
-        let worker: WorkerRank = self.booking.target();
+    /// The engine broke off: its booking ends. Gives the worker and what is thought of it.
+    fn lose(&mut self, error: &UpstreamError, events: u32) -> Option<(WorkerRank, Outcome)> {
+        let booking = self.booking.take()?;
+        let worker = booking.target();
         tracing::warn!(%worker, %error, events, "answer broke off");
-        self.booking.finish(Outcome::Unreachable);
-        self.watch.fail(ApiError::unavailable())
+        let outcome = match error {
+            UpstreamError::Failed => Outcome::Failed,
+            _ => Outcome::Unreachable,
+        };
+        booking.finish(outcome);
+        Some((worker, outcome))
+    }
+
+    /// Another worker goes on.
+    fn go_on(&mut self, booking: Booking) {
+        booking.first_token();
+        self.booking = Some(booking);
     }
 }
 
+/// What the client gets next.
+type Next = Option<Result<Bytes, Cut>>;
+
 impl Relay {
     /// Relays an answer of which `held` has come.
-    pub(crate) fn new(source: Source, held: Bytes, books: Books, patience: Patience) -> Self {
+    pub(crate) fn new(
+        source: Source,
+        held: Bytes,
+        books: Books,
+        patience: Patience,
+        resume: Option<Box<Resume>>,
+    ) -> Self {
         let silence = source.is_events().then(|| Silence::new(patience)).flatten();
         Self {
             source,
             held: Some(held),
             books: Some(books),
             silence: silence.map(Box::new),
+            resume,
+            moving: None,
         }
     }
 
-    fn break_off(&mut self, error: &UpstreamError) -> Result<Bytes, Cut> {
-        let events = self.source.events;
-        let failure = self
-            .books
-            .take()
-            .map(|books| books.break_off(error, events));
-        match failure {
-            Some(failure) if self.source.is_events() => Ok(last_words(&failure)),
-            _ => Err(Cut),
+    /// The engine broke off: another one is asked for the rest, or this is the last that the client gets.
+    fn break_off(&mut self, error: &UpstreamError) -> Option<Next> {
+        let lost = self.books.as_mut()?.lose(error, self.source.events);
+        let is_events = self.source.is_events();
+        if let (Some(resume), Some((worker, outcome))) = (&mut self.resume, lost) {
+            match resume.rest(&mut self.source, worker, outcome) {
+                Rest::Ask(moving) => {
+                    self.moving = Some(moving);
+                    return None;
+                }
+                Rest::Words(words) => {
+                    self.close();
+                    return Some(Some(Ok(words)));
+                }
+                Rest::None => {}
+            }
         }
+        Some(self.give_up(ApiError::unavailable(), is_events))
+    }
+
+    fn give_up(&mut self, failure: ApiError, is_events: bool) -> Next {
+        let failure = self.books.take()?.watch.fail(failure);
+        if !is_events {
+            return Some(Err(Cut));
+        }
+        let Some(words) = self.source.last_words.take() else {
+            return Some(Ok(last_words(&failure)));
+        };
+        let mut out = BytesMut::from(&words[..]);
+        write_done(&mut out);
+        Some(Ok(out.freeze()))
+    }
+
+    fn close(&mut self) {
+        if let Some(books) = self.books.take() {
+            books.close(&self.source);
+        }
+    }
+
+    /// Waits for another worker to go on.
+    fn poll_move(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
+        let Some(moving) = &mut self.moving else {
+            return Poll::Ready(None);
+        };
+        let Poll::Ready(moved) = moving.as_mut().poll(cx) else {
+            let silence = self.silence.as_mut();
+            return match silence.map_or(Poll::Pending, |silence| silence.poll_comment(cx)) {
+                Poll::Pending => Poll::Pending,
+                Poll::Ready(()) => Poll::Ready(Some(Ok(sign_of_life()))),
+            };
+        };
+        self.moving = None;
+        let moved = match moved {
+            Ok(moved) => moved,
+            Err(error) => return Poll::Ready(self.give_up(error, true)),
+        };
+        if let Some(resume) = &mut self.resume {
+            resume.moved(&moved);
+        }
+        let Moved {
+            source,
+            begun,
+            booking,
+            ..
+        } = moved;
+        self.source = source;
+        if let Some(books) = &mut self.books {
+            books.go_on(booking);
+        }
+        if let Some(silence) = &mut self.silence {
+            silence.heard();
+        }
+        Poll::Ready(Some(Ok(begun)))
     }
 }
 
@@ -157,41 +258,47 @@ pub(crate) fn sign_of_life() -> Bytes {
 }
 
 impl ByteSource for Relay {
-    fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Cut>>> {
+    fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
         if let Some(held) = self.held.take().filter(|held| !held.is_empty()) {
             return Poll::Ready(Some(Ok(held)));
         }
-        if self.books.is_none() {
-            return Poll::Ready(None);
-        }
-        let next = match self.source.poll_bytes(cx) {
-            Poll::Ready(next) => next,
-            Poll::Pending => {
-                let silence = self.silence.as_mut();
-                return match silence.map_or(Poll::Pending, |silence| silence.poll(cx)) {
-                    Poll::Pending => Poll::Pending,
-                    Poll::Ready(Quiet::Comment) => Poll::Ready(Some(Ok(sign_of_life()))),
-                    Poll::Ready(Quiet::TooLong(limit)) => {
-                        Poll::Ready(Some(self.break_off(&UpstreamError::Silent(limit))))
+        loop {
+            if self.books.is_none() {
+                return Poll::Ready(None);
+            }
+            if self.moving.is_some() {
+                return self.poll_move(cx);
+            }
+            let error = match self.source.poll_bytes(cx) {
+                Poll::Ready(Some(Ok(bytes))) => {
+                    if let Some(silence) = &mut self.silence {
+                        silence.heard();
                     }
-                };
-            }
-        };
-        Poll::Ready(match next {
-            Some(Ok(bytes)) => {
-                if let Some(silence) = &mut self.silence {
-                    silence.heard();
+                    if let Some(resume) = &mut self.resume {
+                        resume.watch_length(&mut self.source.thread);
+                    }
+                    return Poll::Ready(Some(Ok(bytes)));
                 }
-                Some(Ok(bytes))
-            }
-            Some(Err(error)) => Some(self.break_off(&error)),
-            None => {
-                if let Some(books) = self.books.take() {
-                    books.close(&self.source);
+                Poll::Ready(Some(Err(error))) => error,
+                Poll::Ready(None) => {
+                    self.close();
+                    return Poll::Ready(None);
                 }
-                None
+                Poll::Pending => {
+                    let silence = self.silence.as_mut();
+                    match silence.map_or(Poll::Pending, |silence| silence.poll(cx)) {
+                        Poll::Pending => return Poll::Pending,
+                        Poll::Ready(Quiet::Comment) => {
+                            return Poll::Ready(Some(Ok(sign_of_life())));
+                        }
+                        Poll::Ready(Quiet::TooLong(limit)) => UpstreamError::Silent(limit),
+                    }
+                }
+            };
+            if let Some(next) = self.break_off(&error) {
+                return Poll::Ready(next);
             }
-        })
+        }
     }
 }
 
@@ -228,6 +335,16 @@ impl Silence {
     fn heard(&mut self) {
         self.heard = Instant::now();
         self.told = self.heard;
+    }
+
+    /// Ready when the client is to be told that its stream lives; no silence is too long.
+    fn poll_comment(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            match std::task::ready!(self.poll(cx)) {
+                Quiet::Comment => return Poll::Ready(()),
+                Quiet::TooLong(_) => self.heard = Instant::now(),
+            }
+        }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Quiet> {

@@ -19,6 +19,7 @@ mod logprobs;
 mod nvext;
 mod object;
 mod options;
+pub mod resume;
 mod scan;
 mod sse;
 mod strict;

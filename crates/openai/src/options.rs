@@ -90,10 +90,14 @@ impl Options {
         }
     }
 
-    /// Whether a lost stream may be continued elsewhere: several choices or a grammar's state cannot move.
+    /// Why a stream that breaks off cannot go on elsewhere: several choices or a grammar's state cannot move.
     #[must_use]
-    pub fn migratable(&self) -> bool {
-        self.n == 1 && self.guided.is_none()
+    pub fn obstacle(&self) -> Option<&'static str> {
+        match (self.n, &self.guided) {
+            (2.., _) => Some("choices"),
+            (_, Some(_)) => Some("guided"),
+            _ => None,
+        }
     }
 
     /// Takes the shared fields; types first, then ranges, as the API orders its errors.

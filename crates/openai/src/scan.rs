@@ -54,6 +54,14 @@ impl<'a> Scan<'a> {
             .unwrap_or(false)
     }
 
+    /// Whether the client asked for usage with every chunk of its stream, as engines offer it.
+    #[must_use]
+    pub fn continuous_usage(&self) -> bool {
+        self.stream_options()
+            .and_then(|o| read(o.get("continuous_usage_stats")?.value))
+            .unwrap_or(false)
+    }
+
     /// The `messages` as JSON text.
     #[must_use]
     pub fn messages(&self) -> Option<&'a str> {
@@ -213,29 +221,35 @@ impl Edits<'_, '_> {
         self
     }
 
-    /// Asks the engine for usage at the end of the stream, keeping the client's other stream options.
-    pub fn ask_usage(&mut self) -> &mut Self {
-        const WHOLE: &str = "{\"include_usage\":true}";
+    /// Asks the engine for usage at the end of the stream and, if `each`, with every chunk; keeps the client's
+    /// other stream options.
+    pub fn ask_usage(&mut self, each: bool) -> &mut Self {
+        const END: &str = "{\"include_usage\":true}";
+        const EACH: &str = "{\"include_usage\":true,\"continuous_usage_stats\":true}";
+        let whole = if each { EACH } else { END };
         let Some(field) = self.object.get("stream_options") else {
-            return self.set("stream_options", WHOLE);
+            return self.set("stream_options", whole);
         };
         let Ok(inner) = Object::parse_str(field.value) else {
-            return self.set("stream_options", WHOLE);
+            return self.set("stream_options", whole);
         };
         let base = field.span.start;
-        let (span, text) = match inner.get("include_usage") {
-            Some(asked) => (base + asked.span.start..base + asked.span.end, "true"),
-            None => {
-                let at = base + inner.opening();
-                let text = if inner.fields().is_empty() {
-                    "\"include_usage\":true"
-                } else {
-                    "\"include_usage\":true,"
-                };
-                (at..at, text)
+        let mut missing = Vec::new();
+        let keys = ["include_usage", "continuous_usage_stats"];
+        for key in keys.into_iter().take(if each { 2 } else { 1 }) {
+            match inner.get(key) {
+                Some(asked) => {
+                    let span = base + asked.span.start..base + asked.span.end;
+                    self.replaced.push((span, "true".to_owned()));
+                }
+                None => missing.push(format!("\"{key}\":true")),
             }
-        };
-        self.replaced.push((span, text.to_owned()));
+        }
+        if !missing.is_empty() {
+            let at = base + inner.opening();
+            let comma = if inner.fields().is_empty() { "" } else { "," };
+            self.replaced.push((at..at, missing.join(",") + comma));
+        }
         self
     }
 

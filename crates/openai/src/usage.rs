@@ -60,7 +60,7 @@ struct Chunk {
 }
 
 #[derive(Deserialize)]
-struct RawUsage {
+pub(crate) struct RawUsage {
     #[serde(default)]
     prompt_tokens: Option<u64>,
     #[serde(default)]
@@ -70,9 +70,19 @@ struct RawUsage {
 }
 
 #[derive(Deserialize)]
-struct RawDetails {
+pub(crate) struct RawDetails {
     #[serde(default)]
     cached_tokens: Option<u64>,
+}
+
+impl From<RawUsage> for Usage {
+    fn from(raw: RawUsage) -> Self {
+        Self {
+            prompt_tokens: raw.prompt_tokens.unwrap_or(0),
+            completion_tokens: raw.completion_tokens.unwrap_or(0),
+            cached_tokens: raw.prompt_tokens_details.and_then(|d| d.cached_tokens),
+        }
+    }
 }
 
 /// Looks for usage in one JSON answer or chunk of an engine. Most chunks have none and cost one search for a
@@ -90,13 +100,8 @@ struct RawDetails {
 pub fn find_usage(json: &[u8]) -> Option<UsageChunk> {
     memchr::memmem::find(json, b"\"usage\"")?;
     let chunk: Chunk = serde_json::from_slice(json).ok()?;
-    let raw = chunk.usage?;
     Some(UsageChunk {
-        usage: Usage {
-            prompt_tokens: raw.prompt_tokens.unwrap_or(0),
-            completion_tokens: raw.completion_tokens.unwrap_or(0),
-            cached_tokens: raw.prompt_tokens_details.and_then(|d| d.cached_tokens),
-        },
+        usage: chunk.usage?.into(),
         only_usage: chunk.choices.is_none_or(|c| c.is_empty()),
     })
 }

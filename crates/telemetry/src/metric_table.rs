@@ -173,6 +173,10 @@ metrics! {
         histogram tokenizer_latency_ms = "tokenizer_latency_ms" ["operation"] in TOKENIZER_MS;
         /// Requests moved to another worker.
         counter model_migration_total = "model_migration_total" ["model", "migration_type"];
+        /// From a worker's failure to the first token at another, by how that went.
+        histogram model_migration_duration_seconds = "model_migration_duration_seconds" ["model", "migration_type", "outcome"] in LATENCY_TTFT;
+        /// Answers that grew past the length up to which they are continued elsewhere.
+        counter model_migration_max_seq_len_exceeded_total = "model_migration_max_seq_len_exceeded_total" ["model"];
         /// Requests whose client left.
         counter model_cancellation_total = "model_cancellation_total" ["model", "endpoint", "request_type"];
         /// Requests refused because every worker was busy.
@@ -289,6 +293,8 @@ metrics! {
         counter kv_event_faults_total = "kv_event_faults_total" ["model", "worker_id", "dp_rank", "kind"];
         /// Changes of the workers file that could not be taken over; the workers stayed as they were.
         counter workers_file_rejected_total = "workers_file_rejected_total" [];
+        /// Answers that broke off and were not continued elsewhere although `--migration-limit` is set, by why.
+        counter migration_refused_total = "migration_refused_total" ["model", "reason"];
         /// Requests that reached a limit of the server, by limit.
         counter limit_reached_total = "limit_reached_total" ["limit"];
     }

@@ -12,11 +12,12 @@ options! { RESILIENCE_ROWS, Group::Resilience, Scope::SERVE;
         env(&[var("KVASIR_RETRY_LIMIT")]).default("2").ints(0, 1000).effective();
 
     /// Times a stream may be continued on another worker after it has begun.
-    MIGRATION_LIMIT: u32 = "migration-limit" => env(&[var("DYN_MIGRATION_LIMIT")]).default("0");
+    MIGRATION_LIMIT: u32 = "migration-limit" =>
+        env(&[var("DYN_MIGRATION_LIMIT")]).default("0").effective();
 
     /// Do not continue a sequence longer than this elsewhere.
     MIGRATION_MAX_SEQ_LEN: Option<u32> = "migration-max-seq-len" =>
-        env(&[var("DYN_MIGRATION_MAX_SEQ_LEN")]).ints(1, u32::MAX as u64);
+        env(&[var("DYN_MIGRATION_MAX_SEQ_LEN")]).ints(1, u32::MAX as u64).effective();
 
     /// Wait so long at shutdown for requests under way.
     ///

@@ -1,14 +1,16 @@
 //! The bytes of an engine's answer, as the client gets them.
 //!
-//! What always holds: the client gets the engine's bytes in the engine's order. Only two things change them: a
-//! usage event that we asked for and the client did not is left out, and `nvext` is added where the client
-//! asked for it. However the engine cuts its bytes, the client gets whole events.
+//! What always holds: the client gets the engine's bytes in the engine's order. Only three things change them:
+//! usage that we asked for and the client did not is left out, `nvext` is added where the client asked for it,
+//! and what goes on from another engine's answer takes over that one's name. However the engine cuts its
+//! bytes, the client gets whole events.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
-use kvasir_openai::{Event, EventParser, ResponseNvext, Usage, find_usage};
+use kvasir_openai::resume::{Graft, Progress, Seen};
+use kvasir_openai::{Event, EventParser, ResponseNvext, Usage, find_usage, without_usage};
 use kvasir_telemetry::Clock;
 use kvasir_types::Time;
 
@@ -66,13 +68,48 @@ impl Extras {
     }
 }
 
+/// Which usage was our wish and not the client's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hide {
+    /// None: the client gets what comes.
+    Nothing,
+    /// That of each chunk; the last one's is the client's.
+    Chunks,
+    /// All.
+    All,
+}
+
+/// An answer that can go on at another engine, should this one break off.
+#[derive(Debug, Default)]
+pub(crate) struct Thread {
+    /// What the client has.
+    pub(crate) progress: Progress,
+    /// Chunks of this engine go on from another's.
+    graft: Option<Graft>,
+}
+
+impl Thread {
+    /// Whether chunks go on from another engine's.
+    pub(crate) fn is_grafted(&self) -> bool {
+        self.graft.is_some()
+    }
+
+    /// The same, going on at another engine; none if nothing has come that could go on.
+    pub(crate) fn go_on(self) -> Option<Self> {
+        Some(Self {
+            graft: Some(Graft::new(&self.progress)?),
+            progress: self.progress,
+        })
+    }
+}
+
 /// How an answer is read.
 #[derive(Debug)]
 pub(crate) enum Form {
     /// Server-sent events of a completion.
     Events {
-        /// Usage was our wish: its event is left out.
-        hide_usage: bool,
+        /// The usage that the client did not ask for.
+        hide: Hide,
         /// What is put into each.
         extras: Option<Box<Extras>>,
         /// The connection's end is the only end of the body.
@@ -82,6 +119,15 @@ pub(crate) enum Form {
     Whole(Option<Box<Extras>>),
     /// Anything else, which nobody looks into.
     Opaque,
+}
+
+impl Form {
+    /// Whether the connection's end is the only end of the body.
+    pub(crate) fn set_until_close(&mut self, only: bool) {
+        if let Self::Events { until_close, .. } = self {
+            *until_close = only;
+        }
+    }
 }
 
 /// What can be said to the client for certain.
@@ -104,12 +150,21 @@ pub(crate) struct Source {
     pub(crate) events: u32,
     /// `[DONE]` came.
     done: bool,
+    /// The event with the whole answer's usage was passed on.
+    told_usage: bool,
+    /// What it takes to go on elsewhere; none if it cannot.
+    pub(crate) thread: Option<Box<Thread>>,
+    /// The engine's own words that it failed, kept back as long as another one may go on.
+    pub(crate) last_words: Option<Bytes>,
 }
 
 impl Source {
-    /// Reads `body` as `form` says.
-    pub(crate) fn new(body: UpstreamBody, form: Form) -> Self {
+    /// Reads `body` as `form` says; `thread` keeps what is needed to go on elsewhere.
+    pub(crate) fn new(body: UpstreamBody, form: Form, thread: Option<Box<Thread>>) -> Self {
         Self {
+            thread,
+            told_usage: false,
+            last_words: None,
             body,
             form,
             parser: EventParser::new(EVENT_BYTES_MAX),
@@ -117,6 +172,24 @@ impl Source {
             events: 0,
             done: false,
         }
+    }
+
+    /// How the answer is read; what comes from now on is not looked into.
+    pub(crate) fn take_form(&mut self) -> Form {
+        std::mem::replace(&mut self.form, Form::Opaque)
+    }
+
+    /// Whether it goes on from another engine's answer: its counts are then those of the whole.
+    pub(crate) fn is_grafted(&self) -> bool {
+        self.thread.as_ref().is_some_and(|t| t.is_grafted())
+    }
+
+    /// Whether the client waits for a usage event that has not come.
+    pub(crate) fn owes_usage(&self) -> bool {
+        let Form::Events { hide, .. } = &self.form else {
+            return false;
+        };
+        *hide != Hide::All && !self.told_usage
     }
 
     /// Whether an error can be told in the client's stream.
@@ -185,6 +258,9 @@ impl Source {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, UpstreamError>>> {
         loop {
+            if self.last_words.is_some() {
+                return Poll::Ready(Some(Err(UpstreamError::Failed)));
+            }
             match std::task::ready!(self.body.poll_data(cx)) {
                 Some(Ok(data)) => {
                     let bytes = match self.form {
@@ -214,6 +290,10 @@ impl Source {
             }
         );
         if until_close && !self.done {
+            return Some(Err(UpstreamError::Unfinished));
+        }
+        if self.thread.is_some() && !self.done {
+            // A stream that can be completed elsewhere is not ended without its last word.
             return Some(Err(UpstreamError::Unfinished));
         }
         let rest = self.parser.take_rest();
@@ -250,27 +330,50 @@ impl Source {
 
     /// One event as the client gets it; none if it is not for the client.
     fn look(&mut self, event: Event) -> Option<Bytes> {
-        let Form::Events {
-            hide_usage, extras, ..
-        } = &mut self.form
-        else {
-            return Some(event.raw);
-        };
+        if !self.is_events() || self.last_words.is_some() {
+            return (self.last_words.is_none()).then_some(event.raw);
+        }
         if event.is_done() {
             self.done = true;
             return Some(event.raw);
         }
         self.events = self.events.saturating_add(1);
+        let event = self.follow(event)?;
+        let Form::Events { hide, extras, .. } = &mut self.form else {
+            return Some(event.raw);
+        };
         let found = event.data().and_then(|data| find_usage(&data));
+        let mut shown = None;
         if let Some(chunk) = found {
             self.usage = chunk.usage;
-            if *hide_usage && chunk.only_usage {
-                return None;
+            self.told_usage |= chunk.only_usage;
+            match (*hide, chunk.only_usage) {
+                (Hide::All, true) => return None,
+                (Hide::All | Hide::Chunks, false) => shown = without_usage(&event),
+                (Hide::Nothing | Hide::Chunks, _) => {}
             }
         }
+        let event = shown.map_or(event, |raw| Event { raw });
         Some(match extras {
             Some(extras) => extras.put_into_event(&event),
             None => event.raw,
         })
+    }
+
+    /// Keeps the thread, where there is one; none if the event is not for the client.
+    fn follow(&mut self, event: Event) -> Option<Event> {
+        let Some(thread) = &mut self.thread else {
+            return Some(event);
+        };
+        let event = match &thread.graft {
+            Some(graft) => graft.event(event)?,
+            None => event,
+        };
+        let seen = event.data().map(|data| thread.progress.see(&data));
+        if seen == Some(Seen::Failure) {
+            self.last_words = Some(event.raw);
+            return None;
+        }
+        Some(event)
     }
 }

@@ -44,6 +44,8 @@ pub(crate) enum UpstreamError {
     Silent(Duration),
     #[error("it answered {0}")]
     Status(StatusCode),
+    #[error("its engine failed")]
+    Failed,
     #[error("its answer is too long")]
     TooLong,
 }

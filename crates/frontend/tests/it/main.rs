@@ -14,6 +14,7 @@ mod faults;
 mod fleet;
 mod limits;
 mod membership;
+mod migration;
 mod rig;
 mod streams;
 mod tokens;

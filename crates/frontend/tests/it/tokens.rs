@@ -11,7 +11,7 @@ use kvasir_router::{Mode, RouterConfig, WorkerSpec};
 use kvasir_telemetry::{Clock, Identity, Metrics};
 use kvasir_text::TextModel;
 use kvasir_transport::{Call, MemoryPlane, PlaneError, Tasks};
-use kvasir_types::{FinishReason, Token, TokenItem, WorkerId};
+use kvasir_types::{FinishReason, Token, TokenItem, TokenRequest, WorkerId};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What a worker does with a request.
 #[derive(Clone, Copy, Debug)]
-enum Act {
+pub(crate) enum Act {
     /// Answers with this many tokens.
     Answer(u32),
     /// Vanishes after this many tokens.
@@ -36,23 +36,39 @@ enum Act {
     Stall,
 }
 
-struct Fixture {
+pub(crate) struct Fixture {
     server: Server,
-    model: Arc<ServedModel>,
+    pub(crate) app: Arc<App>,
+    pub(crate) model: Arc<ServedModel>,
     /// Requests that each worker got, by id from 1.
     got: Arc<Vec<AtomicUsize>>,
     /// Requests that were cancelled while a worker stalled.
     cancelled: Arc<AtomicUsize>,
     /// The text of the answers' tokens.
     words: Arc<Mutex<Vec<Token>>>,
+    /// Every request that a worker got.
+    pub(crate) seen: Arc<Mutex<Vec<TokenRequest>>>,
 }
 
 impl Fixture {
     /// A server with one worker per act; with `mode` `RoundRobin` worker 1 is asked first.
     async fn start(acts: &[Act], mode: Mode) -> Self {
+        Self::with(acts, mode, AppOptions::default()).await
+    }
+
+    pub(crate) async fn with(acts: &[Act], mode: Mode, options: AppOptions) -> Self {
+        Self::set_up(acts, mode, options, false).await
+    }
+
+    /// A server with as many workers as acts; the first request that reaches any of them gets the first act.
+    pub(crate) async fn scripted(acts: &[Act], options: AppOptions) -> Self {
+        Self::set_up(acts, Mode::RoundRobin, options, true).await
+    }
+
+    async fn set_up(acts: &[Act], mode: Mode, options: AppOptions, in_order: bool) -> Self {
         let clock = Clock::new();
         let metrics = Metrics::new(&Identity::default()).unwrap();
-        let app = App::new(AppOptions::default(), metrics, clock, Tasks::new());
+        let app = App::new(options, metrics, clock, Tasks::new());
         let text = Arc::new(TextModel::builtin().unwrap());
         let words = text
             .encode_chat("one two three four five six seven eight")
@@ -83,32 +99,43 @@ impl Fixture {
             server: Server::start(Arc::clone(&app), ([127, 0, 0, 1], 0).into())
                 .await
                 .unwrap(),
+            app: Arc::clone(&app),
             model,
             got: Arc::new((0..=acts.len()).map(|_| AtomicUsize::new(0)).collect()),
             cancelled: Arc::default(),
             words: Arc::new(Mutex::new(words)),
+            seen: Arc::default(),
         };
         for (id, act) in (1..).zip(acts) {
-            fixture.add_worker(&app, &plane, id, *act);
+            let acts = if in_order { acts } else { &[*act] };
+            fixture.add_worker(&app, &plane, id, acts.to_vec());
         }
         fixture
     }
 
-    fn add_worker(&self, app: &Arc<App>, plane: &MemoryPlane, id: u64, act: Act) {
+    fn add_worker(&self, app: &Arc<App>, plane: &MemoryPlane, id: u64, acts: Vec<Act>) {
         let mut intake = plane.join(WorkerId(id));
         let (got, cancelled) = (Arc::clone(&self.got), Arc::clone(&self.cancelled));
         let words = self.words.lock().unwrap().clone();
+        let seen = Arc::clone(&self.seen);
         app.tasks().spawn(async move {
             while let Some(call) = intake.next().await {
                 got[id as usize].fetch_add(1, Ordering::SeqCst);
-                play(act, call, &words, &cancelled).await;
+                let (said, act) = {
+                    let mut seen = seen.lock().unwrap();
+                    seen.push(call.request.clone());
+                    let first = seen.iter().find(|other| other.id == call.request.id);
+                    let said = call.request.tokens.len() - first.unwrap().tokens.len();
+                    (said, acts[(seen.len() - 1).min(acts.len() - 1)])
+                };
+                play(act, call, said as u32, &words, &cancelled).await;
             }
         });
         self.model
             .join(WorkerSpec::new(WorkerId(id)), app.metrics());
     }
 
-    fn asked(&self) -> Vec<usize> {
+    pub(crate) fn asked(&self) -> Vec<usize> {
         self.got
             .iter()
             .skip(1)
@@ -117,7 +144,7 @@ impl Fixture {
     }
 
     /// Nothing is booked and nothing waits; news may take a moment to arrive.
-    async fn assert_idle(&self) {
+    pub(crate) async fn assert_idle(&self) {
         let idle = async {
             while !self.model.host.ask(|router| router.is_idle()) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -128,7 +155,7 @@ impl Fixture {
             .expect("something stays booked");
     }
 
-    async fn post(&self, body: &Value) -> (u16, String) {
+    pub(crate) async fn post(&self, body: &Value) -> (u16, String) {
         let mut stream = self.connect(body).await;
         let mut all = Vec::new();
         let read = stream.read_to_end(&mut all);
@@ -157,7 +184,8 @@ impl Fixture {
     }
 }
 
-async fn play(act: Act, call: Call, words: &[Token], cancelled: &AtomicUsize) {
+/// Plays `act` for a request whose answer has `said` tokens already.
+async fn play(act: Act, call: Call, said: u32, words: &[Token], cancelled: &AtomicUsize) {
     let item = |at: u32, last: bool| TokenItem {
         tokens: vec![words[at as usize % words.len()]],
         cached_tokens: (at == 0).then_some(0),
@@ -166,12 +194,12 @@ async fn play(act: Act, call: Call, words: &[Token], cancelled: &AtomicUsize) {
     let worker = WorkerId(0);
     match act {
         Act::Answer(count) => {
-            for at in 0..count {
+            for at in said..count {
                 call.reply.push(item(at, at + 1 == count));
             }
         }
         Act::DieAfter(count) => {
-            for at in 0..count {
+            for at in said..said + count {
                 call.reply.push(item(at, false));
                 // Let the reader take it before the end comes.
                 tokio::task::yield_now().await;
@@ -190,7 +218,7 @@ async fn play(act: Act, call: Call, words: &[Token], cancelled: &AtomicUsize) {
     }
 }
 
-fn ask(stream: bool) -> Value {
+pub(crate) fn ask(stream: bool) -> Value {
     serde_json::json!({
         "model": "m", "stream": stream, "messages": [{"role": "user", "content": "count, please"}],
     })

@@ -43,7 +43,7 @@ fn a_field_is_cut_with_its_comma() {
 #[test]
 fn usage_is_asked_for_without_touching_other_options() {
     let ask = |e: &mut Edits<'_, '_>| {
-        e.ask_usage();
+        e.ask_usage(false);
     };
     let tests = [
         (
@@ -84,7 +84,7 @@ fn changes_combine() {
             e.remove("nvext")
                 .set("priority", "5")
                 .set("cache_salt", "\"s\"")
-                .ask_usage();
+                .ask_usage(false);
         },
         &expect![[
             r#"{"cache_salt":"s","stream_options":{"include_usage":true},"model":"m","priority":5}"#

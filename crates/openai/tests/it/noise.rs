@@ -18,7 +18,7 @@ fn all_parsers(body: &[u8]) {
         let bytes = Bytes::copy_from_slice(body);
         let _ = (scan.model(), scan.prompts(), scan.include_usage(), scan.n());
         let mut edits = scan.edit();
-        edits.remove("nvext").ask_usage().set("priority", "1");
+        edits.remove("nvext").ask_usage(false).set("priority", "1");
         let out = edits.apply(&bytes);
         assert!(Scan::parse(&out).is_ok(), "{out:?}");
     }

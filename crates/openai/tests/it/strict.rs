@@ -298,7 +298,8 @@ fn sampling_is_bounded_by_the_context() {
     assert_eq!(sampling("").max_tokens, 100);
     assert_eq!(sampling("\"max_tokens\":7").max_tokens, 7);
     assert_eq!(sampling("\"max_tokens\":700").max_tokens, 100);
-    assert!(chat("").unwrap().options.migratable());
-    assert!(!chat("\"n\":2").unwrap().options.migratable());
-    assert!(!chat("\"guided_json\":{}").unwrap().options.migratable());
+    let obstacle = |more| chat(more).unwrap().options.obstacle();
+    assert_eq!(obstacle(""), None);
+    assert_eq!(obstacle("\"n\":2"), Some("choices"));
+    assert_eq!(obstacle("\"guided_json\":{}"), Some("guided"));
 }
