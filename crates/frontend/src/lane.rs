@@ -115,16 +115,11 @@ pub(crate) async fn go_on(app: &App, job: &Job, broken: Broken) -> Result<Lane, 
 impl Errand {
     async fn run(mut self, app: &App, job: &Job, moving: Option<Move>) -> Result<Lane, ApiError> {
         let mut moving = moving;
-        match self.find(app, job, &mut moving).await {
-            Ok(lane) => {
-                moving.map(Move::succeed);
-                Ok(lane)
-            }
-            Err(error) => {
-                moving.map(Move::fail);
-                Err(error)
-            }
+        let found = self.find(app, job, &mut moving).await;
+        if let Some(moving) = moving {
+            moving.settle(found.is_ok());
         }
+        found
     }
 
     async fn find(

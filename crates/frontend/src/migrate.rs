@@ -78,14 +78,9 @@ impl Move {
             .inc();
     }
 
-    /// The other worker answers.
-    pub(crate) fn succeed(mut self) {
-        self.end("success");
-    }
-
-    /// No other worker answers.
-    pub(crate) fn fail(mut self) {
-        self.end("failure");
+    /// The other worker answers, or none does.
+    pub(crate) fn settle(mut self, answers: bool) {
+        self.end(if answers { "success" } else { "failure" });
     }
 
     fn end(&mut self, outcome: &str) {

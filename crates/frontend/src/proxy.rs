@@ -326,7 +326,9 @@ impl Forward {
             watch.placed(booking.sent());
             failure = match self.open(target, attempt == limit).await {
                 Ok(opened) => {
-                    moving.map(Move::succeed);
+                    if let Some(moving) = moving {
+                        moving.settle(true);
+                    }
                     return Ok(self.answer(opened, booking, watch, arrival));
                 }
                 Err(error) => error,
@@ -341,7 +343,9 @@ impl Forward {
                 moving.get_or_insert_with(new).attempt();
             }
         }
-        moving.map(Move::fail);
+        if let Some(moving) = moving {
+            moving.settle(false);
+        }
         Err(watch.fail(match failure {
             UpstreamError::AnswerTimeout => ApiError::deadline(),
             _ => ApiError::unavailable(),

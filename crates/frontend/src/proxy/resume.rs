@@ -210,16 +210,9 @@ impl Errand {
     async fn run(mut self, kit: Kit) -> Result<Moved, ApiError> {
         let forward = Arc::clone(&self.forward);
         let moving = Move::begin(&forward.app, &forward.model.name, Stage::Ongoing);
-        match self.find(kit, &moving).await {
-            Ok(moved) => {
-                moving.succeed();
-                Ok(moved)
-            }
-            Err(error) => {
-                moving.fail();
-                Err(error)
-            }
-        }
+        let found = self.find(kit, &moving).await;
+        moving.settle(found.is_ok());
+        found
     }
 
     async fn find(&mut self, mut kit: Kit, moving: &Move) -> Result<Moved, ApiError> {
