@@ -84,7 +84,8 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let app = app(settings, Clock::new())?;
     let addresses = wiring::workers(settings)?;
     let file = wiring::workers_file(settings)?;
-    let mut fleet = Fleet::new(Arc::clone(&app), model_maker(&app, settings)?);
+    let mut fleet = Fleet::new(Arc::clone(&app), model_maker(&app, settings)?)
+        .with_tls(wiring::worker_tls(settings)?);
     if !settings.get(keys::ROUTER_KV_EVENTS) {
         fleet = fleet.without_events();
     }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use kvasir_config::{LogFormat, Settings, keys};
 use kvasir_frontend::{
-    ApiKeys, AppOptions, Limits, MigrationOptions, Paths, WorkerAddress, WorkerKey, WorkersFile,
+    ApiKeys, AppOptions, Limits, MigrationOptions, Paths, ServerTls, TlsError, TlsFile,
+    WorkerAddress, WorkerKey, WorkerTls, WorkersFile,
 };
 use kvasir_index::{Approximate, IndexOptions};
 use kvasir_profile::Preset;
@@ -116,9 +117,41 @@ pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
             metrics: settings.get(keys::HTTP_SVC_METRICS_PATH),
         },
         limits: limits(settings),
+        tls: server_tls(settings)?,
         keys: key_file("--http-api-key-file", settings.get(keys::HTTP_API_KEY_FILE))?,
         outcomes_max: settings.get(keys::ROUTER_DECISION_LOG) as usize,
     })
+}
+
+/// Our certificate; an error names the option and the file.
+fn server_tls(settings: &Settings) -> Result<Option<ServerTls>, Failure> {
+    let files = (
+        settings.get(keys::TLS_CERT_PATH),
+        settings.get(keys::TLS_KEY_PATH),
+    );
+    let (Some(certificate), Some(key)) = files else {
+        return Ok(None);
+    };
+    Ok(Some(
+        ServerTls::read(&certificate, &key).map_err(|error| bad_tls(&error))?,
+    ))
+}
+
+/// Who vouches for workers behind https; an error names the option and the file.
+pub(crate) fn worker_tls(settings: &Settings) -> Result<WorkerTls, Failure> {
+    match settings.get(keys::WORKER_TLS_CA_PATH) {
+        None => Ok(WorkerTls::default()),
+        Some(path) => Ok(WorkerTls::with_authority(&path).map_err(|error| bad_tls(&error))?),
+    }
+}
+
+fn bad_tls(error: &TlsError) -> BadConfig {
+    let option = match error.file {
+        TlsFile::Certificate => "--tls-cert-path",
+        TlsFile::Key => "--tls-key-path",
+        TlsFile::WorkerAuthority => "--worker-tls-ca-path",
+    };
+    BadConfig(format!("{option} {error}"))
 }
 
 /// What operators must show; an error names the variable or the file.

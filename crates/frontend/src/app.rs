@@ -22,6 +22,7 @@ use crate::models::{Models, ServedModel};
 use crate::outcomes::Outcomes;
 use crate::reply::{self, Reply};
 use crate::routes::{Audience, NoRoute, Paths, Route};
+use crate::tls::ServerTls;
 use crate::watch::Totals;
 use crate::{admin, generate, openapi, proxy};
 
@@ -66,6 +67,8 @@ pub struct AppOptions {
     pub keys: ApiKeys,
     /// Requests whose end is remembered (`--router-decision-log`).
     pub outcomes_max: usize,
+    /// Our certificate (`--tls-cert-path`); without one the doors are plain.
+    pub tls: Option<ServerTls>,
 }
 
 impl Default for AppOptions {
@@ -83,6 +86,7 @@ impl Default for AppOptions {
             limits: Limits::default(),
             keys: ApiKeys::default(),
             outcomes_max: 4096,
+            tls: None,
         }
     }
 }

@@ -34,6 +34,8 @@ mod relay;
 mod reply;
 mod routes;
 mod server;
+mod settling;
+mod tls;
 mod upstream;
 mod watch;
 
@@ -49,6 +51,7 @@ pub use models::{Backend, Models, ServedModel};
 pub use reply::{ByteSource, Cut, Reply, ReplyBody};
 pub use routes::Paths;
 pub use server::Server;
+pub use tls::{ServerTls, TlsError, TlsFile, WorkerTls};
 pub use upstream::{
     AddressError, Fleet, MakeModel, NewModel, Upstreams, WorkerAddress, WorkerKey, WorkersFile,
     WorkersFileError,

@@ -209,7 +209,9 @@ fn schemas() -> Value {
             "max_num_batched_tokens": { "type": ["integer", "null"] },
             "ranks": { "type": "array", "items": { "type": "object" } },
         })),
-        "Workers": open(&["workers"], &json!({ "workers": list("Worker") })),
+        "Workers": open(&["workers", "absent"], &json!({
+            "workers": list("Worker"), "absent": list("Worker"),
+        })),
         "Decision": { "type": "object" },
         "Decisions": open(&["decisions"], &json!({ "decisions": list("Decision") })),
     })

@@ -22,10 +22,11 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use kvasir_transport::Tasks;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::reply::{Cut, ReplyBody};
+use crate::tls::ServerTls;
 use crate::{App, Door};
 
 /// Pause after `accept` failed for want of descriptors or memory.
@@ -47,6 +48,9 @@ impl Server {
     /// Listens on `address` and serves `app`; port 0 takes a free one.
     pub async fn start(app: Arc<App>, address: SocketAddr) -> io::Result<Self> {
         let address = open_door(&app, Door::Data, address).await?;
+        if let Some(tls) = &app.options().tls {
+            tls.follow(app.tasks());
+        }
         Ok(Self {
             tasks: app.tasks().clone(),
             app,
@@ -110,14 +114,33 @@ async fn accept_loop(listener: TcpListener, app: Arc<App>, door: Door, tasks: Ta
         match accepted {
             Ok((stream, _peer)) => {
                 let _ = stream.set_nodelay(true);
-                let connection = serve_connection(stream, Arc::clone(&app), door, place);
-                tasks.spawn(connection);
+                let app = Arc::clone(&app);
+                match app.options().tls.clone() {
+                    None => tasks.spawn(serve_connection(stream, app, door, place)),
+                    Some(tls) => tasks.spawn(serve_secure(stream, tls, app, door, place)),
+                };
             }
             Err(error) => {
                 tracing::warn!(%error, "accept failed; waiting before the next try");
                 tokio::time::sleep(ACCEPT_BACKOFF).await;
             }
         }
+    }
+}
+
+/// The same under TLS; a client has as long for its handshake as for anything else.
+async fn serve_secure(
+    stream: TcpStream,
+    tls: ServerTls,
+    app: Arc<App>,
+    door: Door,
+    place: OwnedSemaphorePermit,
+) {
+    let patience = app.options().limits.client_stall;
+    match tokio::time::timeout(patience, tls.acceptor().accept(stream)).await {
+        Ok(Ok(stream)) => serve_connection(stream, app, door, place).await,
+        Ok(Err(error)) => tracing::debug!(%error, "no TLS with a client"),
+        Err(_) => tracing::debug!("client stalled in its TLS handshake"),
     }
 }
 

@@ -13,6 +13,7 @@ mod fleet;
 mod line;
 mod listen;
 mod pool;
+mod wire;
 
 pub use address::{AddressError, WorkerAddress, WorkerKey};
 pub use file::{WorkersFile, WorkersFileError};

@@ -19,13 +19,13 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
         scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_HTTP_HOST")]).default("0.0.0.0")
         .rule(&HOST).common().effective();
 
-    /// Certificate for HTTPS; needs the key too.
+    /// Certificate for HTTPS, in PEM; needs the key too. A renewed one is taken over.
     TLS_CERT_PATH: Option<PathBuf> = "tls-cert-path" =>
-        env(&[var("DYN_TLS_CERT_PATH")]).metavar("FILE");
+        env(&[var("DYN_TLS_CERT_PATH")]).metavar("FILE").effective();
 
-    /// Key for HTTPS; needs the certificate too.
+    /// Key for HTTPS, in PEM; needs the certificate too.
     TLS_KEY_PATH: Option<PathBuf> = "tls-key-path" =>
-        env(&[var("DYN_TLS_KEY_PATH")]).metavar("FILE");
+        env(&[var("DYN_TLS_KEY_PATH")]).metavar("FILE").effective();
 
     /// Port of operators' routes; unset leaves them at the clients' port.
     ///

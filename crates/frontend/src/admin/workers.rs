@@ -16,8 +16,8 @@ use crate::reply::{self, Reply};
 use crate::upstream::{AddressError, WorkerAddress, WorkerKey};
 use crate::{App, body};
 
-/// `GET /workers`: who serves what, and how busy the router thinks they are; who is wanted and serves nothing
-/// yet has a row without a model.
+/// `GET /workers`: who serves what, and how busy the router thinks they are; apart from them, who is wanted and
+/// serves nothing.
 pub(crate) fn workers(app: &App) -> Reply {
     let members = app.members().list();
     let of = |id: WorkerId| members.iter().find(|(of, _)| *of == id).map(|(_, m)| m);
@@ -37,9 +37,10 @@ pub(crate) fn workers(app: &App) -> Reply {
             .host
             .ask(|router| rows.extend(specs.iter().map(|spec| row(router, spec))));
     }
-    let idle = members.iter().filter(|(id, _)| !serving.contains(id));
-    rows.extend(idle.map(|(id, member)| member_row(*id, member)));
-    reply::json(StatusCode::OK, json!({ "workers": rows }).to_string())
+    let absent = members.iter().filter(|(id, _)| !serving.contains(id));
+    let absent: Vec<Value> = absent.map(|(id, m)| member_row(*id, m)).collect();
+    let body = json!({ "workers": rows, "absent": absent });
+    reply::json(StatusCode::OK, body.to_string())
 }
 
 fn served_row(model: &Arc<ServedModel>, router: &Router, spec: &WorkerSpec) -> Value {
@@ -117,7 +118,7 @@ impl NewWorker {
             ("events", self.events),
             ("replay", self.replay),
         ];
-        let mut address = WorkerAddress::parse_plain(&self.url)?;
+        let mut address = WorkerAddress::parse_remote(&self.url)?;
         for (name, value) in said {
             if let Some(value) = value {
                 address.say(name, &value)?;
@@ -226,10 +227,14 @@ mod tests {
             WorkerAddress::parse("http://a:1,block-size=32,events=tcp://a:5557").unwrap();
         flag.api_key = Some(WorkerKey::new("k").unwrap());
         assert_eq!(address, Ok(flag));
+        let short = r#"{"url":"http://a:1,block-size=32"}"#;
+        let short = serde_json::from_str::<NewWorker>(short).unwrap().address();
+        assert_eq!(short.unwrap().block_size, Some(32));
         for wrong in [
             r#"{"url":"a:1"}"#,
             r#"{"url":"http://a:1","block_size":0}"#,
-            r#"{"url":"http://a:1,block-size=1"}"#,
+            r#"{"url":"http://a:1,block-size=x"}"#,
+            r#"{"url":"http://a:1,api-key-file=/etc/hostname"}"#,
             r#"{"url":"http://a:1","api_key":"a\nb"}"#,
         ] {
             let new: NewWorker = serde_json::from_str(wrong).unwrap();

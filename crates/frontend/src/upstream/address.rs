@@ -123,16 +123,28 @@ impl WorkerAddress {
     /// # Ok::<(), kvasir_frontend::AddressError>(())
     /// ```
     pub fn parse(text: &str) -> Result<Self, AddressError> {
+        Self::parse_with(text, |address, name, value| match name {
+            "api-key-file" => address.read_key(value),
+            _ => address.say(name, value),
+        })
+    }
+
+    /// Reads an address that somebody else wrote: no file of ours is read for it.
+    pub(crate) fn parse_remote(text: &str) -> Result<Self, AddressError> {
+        Self::parse_with(text, Self::say)
+    }
+
+    fn parse_with(
+        text: &str,
+        say: impl Fn(&mut Self, &str, &str) -> Result<(), AddressError>,
+    ) -> Result<Self, AddressError> {
         let mut parts = text.trim().split(',');
         let mut address = Self::parse_plain(parts.next().unwrap_or_default().trim())?;
         for part in parts.map(str::trim) {
             let (name, value) = part
                 .split_once('=')
                 .ok_or_else(|| AddressError::Unknown(part.to_owned()))?;
-            match name {
-                "api-key-file" => address.read_key(value)?,
-                _ => address.say(name, value)?,
-            }
+            say(&mut address, name, value)?;
         }
         Ok(address)
     }

@@ -14,6 +14,7 @@ use kvasir_types::WorkerId;
 
 use super::{AddressError, WorkerAddress};
 use crate::members::{Members, MembersError, Origin};
+use crate::settling::Settling;
 
 /// Between two looks at the file. Looking is reading: dates lie on network file systems, and a mounted
 /// configuration changes by a link.
@@ -64,9 +65,8 @@ pub struct WorkersFile {
     path: PathBuf,
     /// What is taken over.
     wanted: Wanted,
-    /// What was seen last, and whether it counts already.
-    seen: Result<Vec<u8>, WorkersFileError>,
-    settled: bool,
+    /// What it holds.
+    content: Settling<Result<Vec<u8>, WorkersFileError>>,
     /// The key of workers for which the file names none.
     key: Option<super::WorkerKey>,
 }
@@ -79,8 +79,7 @@ impl WorkersFile {
         Ok(Self {
             path,
             wanted,
-            seen: Ok(bytes),
-            settled: true,
+            content: Settling::on(Ok(bytes)),
             key,
         })
     }
@@ -111,14 +110,7 @@ impl WorkersFile {
 
     /// Takes note of what the file holds now. Says whether it is valid, if that was decided now.
     fn look(&mut self, now: Result<Vec<u8>, WorkersFileError>, members: &Members) -> Option<bool> {
-        if now != self.seen {
-            (self.seen, self.settled) = (now, false);
-            return None;
-        }
-        if std::mem::replace(&mut self.settled, true) {
-            return None;
-        }
-        let parsed = match &self.seen {
+        let parsed = match self.content.look(now)? {
             Ok(bytes) => parse(bytes, self.key.as_ref()),
             Err(error) => Err(error.clone()),
         };
@@ -211,8 +203,7 @@ mod tests {
         WorkersFile {
             path: "workers".into(),
             wanted: parse(text.as_bytes(), None).unwrap(),
-            seen: Ok(text.into()),
-            settled: true,
+            content: Settling::on(Ok(text.into())),
             key: None,
         }
     }

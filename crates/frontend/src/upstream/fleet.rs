@@ -23,6 +23,7 @@ use super::{Pool, UpstreamError, WorkerAddress};
 use crate::App;
 use crate::members::{Change, Members, Origin, State};
 use crate::models::{Backend, ServedModel};
+use crate::tls::WorkerTls;
 
 /// Between two questions about load.
 const LOAD_EVERY: Duration = Duration::from_secs(2);
@@ -62,6 +63,8 @@ pub struct Fleet {
     make_model: Arc<MakeModel>,
     /// Whether workers' cache events are listened to.
     events: bool,
+    /// Which workers are believed to be who they are.
+    tls: WorkerTls,
     /// What each watcher is to do; it takes itself out when it has ended.
     watchers: Arc<Mutex<BTreeMap<WorkerId, watch::Sender<Wish>>>>,
     /// Held while a model is made: two workers that come at once share one.
@@ -87,6 +90,7 @@ impl Fleet {
             app,
             make_model,
             events: true,
+            tls: WorkerTls::default(),
             watchers: Arc::default(),
             making: Arc::default(),
         }
@@ -99,6 +103,12 @@ impl Fleet {
             events: false,
             ..self
         }
+    }
+
+    /// The same, believing others (`--worker-tls-ca-path`).
+    #[must_use]
+    pub fn with_tls(self, tls: WorkerTls) -> Self {
+        Self { tls, ..self }
     }
 
     /// Follows the application's list of workers from now on.
@@ -225,7 +235,7 @@ impl Watcher {
     fn new(address: WorkerAddress, fleet: &Fleet) -> Self {
         Self {
             id: address.id(),
-            pool: Pool::new(address),
+            pool: Pool::new(address, fleet.tls.clone()),
             fleet: fleet.clone(),
             serves: BTreeMap::new(),
             ears: Ears::default(),
@@ -267,7 +277,7 @@ impl Watcher {
     /// Takes over what is said about the worker now. One that was on its way out is back.
     fn serve_at(&mut self, address: WorkerAddress) {
         if self.pool.is_cut() || *self.pool.address() != address {
-            self.pool = Pool::new(address);
+            self.pool = Pool::new(address, self.fleet.tls.clone());
             for (model, _) in self.serves.values() {
                 if let Backend::OpenAi { workers, .. } = &model.backend {
                     workers.insert(self.id, self.pool.clone());

@@ -15,12 +15,13 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::futures::OwnedNotified;
 
 use super::WorkerAddress;
 use super::pool::Pool;
+use super::wire::Wire;
+use crate::tls::WorkerTls;
 
 /// A worker has this long to accept a connection (`DYN_TCP_CONNECT_TIMEOUT` of the seeds).
 const CONNECT_PATIENCE: Duration = Duration::from_secs(3);
@@ -54,18 +55,20 @@ pub(crate) enum UpstreamError {
 pub(super) struct Line {
     sender: SendRequest<Full<Bytes>>,
     /// None once it has ended.
-    connection: Option<Connection<TokioIo<TcpStream>, Full<Bytes>>>,
+    connection: Option<Connection<TokioIo<Wire>, Full<Bytes>>>,
 }
 
 impl Line {
     /// A new connection.
-    pub(super) async fn open(address: &WorkerAddress) -> Result<Self, UpstreamError> {
-        let connect = TcpStream::connect((address.host.as_str(), address.port));
+    pub(super) async fn open(
+        address: &WorkerAddress,
+        tls: &WorkerTls,
+    ) -> Result<Self, UpstreamError> {
+        let connect = Wire::open(address, tls);
         let stream = match tokio::time::timeout(CONNECT_PATIENCE, connect).await {
             Err(_) => return Err(UpstreamError::ConnectTimeout),
             Ok(stream) => stream.map_err(UpstreamError::Connect)?,
         };
-        let _ = stream.set_nodelay(true);
         let (sender, connection) = http1::Builder::new()
             .handshake(TokioIo::new(stream))
             .await

@@ -14,6 +14,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use super::WorkerAddress;
 use super::line::{Line, UpstreamBody, UpstreamError};
+use crate::tls::WorkerTls;
 
 /// Connections to one worker that are open at once; the next request waits for one of them.
 const OPEN_MAX: usize = 8192;
@@ -61,6 +62,7 @@ pub(crate) struct Pool {
 
 struct Shared {
     address: WorkerAddress,
+    tls: WorkerTls,
     /// What the `host` header says.
     authority: HeaderValue,
     idle: Mutex<Vec<Line>>,
@@ -73,12 +75,13 @@ struct Shared {
 
 impl Pool {
     /// A pool without connections.
-    pub(crate) fn new(address: WorkerAddress) -> Self {
+    pub(crate) fn new(address: WorkerAddress, tls: WorkerTls) -> Self {
         let authority = HeaderValue::try_from(address.authority());
         Self {
             shared: Arc::new(Shared {
                 authority: authority.unwrap_or(HeaderValue::from_static("localhost")),
                 address,
+                tls,
                 idle: Mutex::default(),
                 places: Arc::new(Semaphore::new(OPEN_MAX)),
                 cut: AtomicBool::new(false),
@@ -147,7 +150,7 @@ impl Pool {
         &self,
         request: Request<Full<Bytes>>,
     ) -> Result<(Line, Response<hyper::body::Incoming>), UpstreamError> {
-        let mut line = Line::open(&self.shared.address).await?;
+        let mut line = Line::open(&self.shared.address, &self.shared.tls).await?;
         let response = line.ask(request).await?;
         Ok((line, response))
     }

@@ -7,6 +7,7 @@
     reason = "helpers of tests fail by panicking"
 )]
 
+mod admin;
 mod bodies;
 mod client;
 mod engine;
@@ -17,4 +18,5 @@ mod membership;
 mod migration;
 mod rig;
 mod streams;
+mod tls;
 mod tokens;

@@ -224,6 +224,7 @@ async fn what_cannot_be_a_worker_is_refused_with_words() {
     })
     .await;
     let page = ask(&rig, "GET", "/workers", "").await;
+    assert_eq!(page.json()["absent"][0]["worker_id"], id);
     assert!(page.text().contains("unreachable") && !page.text().contains("hush"));
     assert_eq!(
         ask(&rig, "DELETE", &format!("/workers/{id}"), "")

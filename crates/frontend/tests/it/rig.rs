@@ -90,6 +90,15 @@ impl Rig {
     }
 
     pub(crate) async fn with(engines: usize, setup: Setup) -> Self {
+        Self::with_fleet(engines, setup, |fleet| fleet).await
+    }
+
+    /// With a fleet that differs, too.
+    pub(crate) async fn with_fleet(
+        engines: usize,
+        setup: Setup,
+        change: impl FnOnce(Fleet) -> Fleet,
+    ) -> Self {
         let stage = Stage::new();
         let mut all = Vec::new();
         for _ in 0..engines {
@@ -104,6 +113,7 @@ impl Rig {
                 move |new: &NewModel| Ok(model(&app, new, setup.router.clone()))
             }),
         );
+        let fleet = change(fleet);
         fleet.start();
         for engine in &all {
             assert!(fleet.watch(WorkerAddress::parse(&engine.url()).unwrap()));

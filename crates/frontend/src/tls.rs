@@ -1,0 +1,305 @@
+//! TLS at the door, and on the way to workers.
+//!
+//! Answers one question: with which certificate do we show ourselves, and whose do we believe? Files are read
+//! and checked at the start; a renewed certificate is taken over while connections run, and one that does not fit
+//! changes nothing.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
+
+use kvasir_transport::Tasks;
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
+use tokio_rustls::rustls::sign::CertifiedKey;
+use tokio_rustls::rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use crate::settling::Settling;
+
+/// Between two looks at the files of our certificate.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// What clients may speak, best first.
+const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
+/// What we speak to workers.
+const WORKER_PROTOCOL: &[u8] = b"http/1.1";
+
+/// Which file is at fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TlsFile {
+    /// Our certificate.
+    Certificate,
+    /// Its key.
+    Key,
+    /// The authority of workers.
+    WorkerAuthority,
+}
+
+/// Why a file cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {why}", path.display())]
+pub struct TlsError {
+    /// Which of them.
+    pub file: TlsFile,
+    /// Where it is.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+impl TlsError {
+    fn new(file: TlsFile, path: &Path, why: impl fmt::Display) -> Self {
+        Self {
+            file,
+            path: path.to_owned(),
+            why: why.to_string(),
+        }
+    }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+/// Our certificate at the door. Clones are one.
+#[derive(Clone)]
+pub struct ServerTls {
+    acceptor: TlsAcceptor,
+    shown: Arc<Shown>,
+    files: Files,
+}
+
+impl fmt::Debug for ServerTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ServerTls({})", self.files.certificate.display())
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Files {
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+/// The certificate that is shown now.
+#[derive(Debug)]
+struct Shown(RwLock<Arc<CertifiedKey>>);
+
+impl ResolvesServerCert for Shown {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(
+            &self.0.read().unwrap_or_else(PoisonError::into_inner),
+        ))
+    }
+}
+
+/// What the two files hold.
+type Content = Result<(Vec<u8>, Vec<u8>), TlsError>;
+
+impl ServerTls {
+    /// Reads a certificate chain and its key, both PEM.
+    pub fn read(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
+        let files = Files {
+            certificate: certificate.to_owned(),
+            key: key.to_owned(),
+        };
+        let (chain, key) = files.read()?;
+        let shown = Arc::new(Shown(RwLock::new(files.check(&chain, &key)?)));
+        let unusable = |error: Error| TlsError::new(TlsFile::Certificate, certificate, error);
+        let mut config = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(unusable)?
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::<Shown>::clone(&shown));
+        config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).to_vec();
+        Ok(Self {
+            acceptor: TlsAcceptor::from(Arc::new(config)),
+            shown,
+            files,
+        })
+    }
+
+    pub(crate) fn acceptor(&self) -> &TlsAcceptor {
+        &self.acceptor
+    }
+
+    /// Takes renewed files over from now on.
+    pub(crate) fn follow(&self, tasks: &Tasks) {
+        let (tls, ending) = (self.clone(), tasks.clone());
+        tasks.spawn(async move {
+            let mut content: Option<Settling<Content>> = None;
+            loop {
+                let files = tls.files.clone();
+                let Ok(now) = tokio::task::spawn_blocking(move || files.read()).await else {
+                    return;
+                };
+                match &mut content {
+                    None => content = Some(Settling::on(now)),
+                    Some(content) => {
+                        if let Some(now) = content.look(now) {
+                            tls.renew(now);
+                        }
+                    }
+                }
+                tokio::select! {
+                    () = ending.draining() => return,
+                    () = tokio::time::sleep(LOOK_EVERY) => {}
+                }
+            }
+        });
+    }
+
+    fn renew(&self, content: &Content) {
+        let checked = match content {
+            Ok((chain, key)) => self.files.check(chain, key),
+            Err(error) => Err(error.clone()),
+        };
+        match checked {
+            Ok(certified) => {
+                let mut shown = self.shown.0.write().unwrap_or_else(PoisonError::into_inner);
+                *shown = certified;
+                tracing::info!(path = %self.files.certificate.display(), "new certificate taken over");
+            }
+            Err(error) => {
+                tracing::error!(%error, "new certificate not taken over; the old one is still shown");
+            }
+        }
+    }
+}
+
+impl Files {
+    fn read(&self) -> Content {
+        let read = |file, path: &Path| {
+            std::fs::read(path).map_err(|error| TlsError::new(file, path, error))
+        };
+        let chain = read(TlsFile::Certificate, &self.certificate)?;
+        Ok((chain, read(TlsFile::Key, &self.key)?))
+    }
+
+    /// The pair, if it is one.
+    fn check(&self, chain: &[u8], key: &[u8]) -> Result<Arc<CertifiedKey>, TlsError> {
+        let of_chain = |why: String| TlsError::new(TlsFile::Certificate, &self.certificate, why);
+        let of_key = |why: String| TlsError::new(TlsFile::Key, &self.key, why);
+        let chain = certificates(chain).map_err(of_chain)?;
+        let key = PrivateKeyDer::from_pem_slice(key)
+            .map_err(|error| of_key(format!("holds no private key in PEM ({error})")))?;
+        let provider = provider();
+        let key = provider.key_provider.load_private_key(key);
+        let key = key.map_err(|error| of_key(error.to_string()))?;
+        let certified = CertifiedKey::new(chain, key);
+        match certified.keys_match() {
+            Ok(()) => Ok(Arc::new(certified)),
+            Err(Error::InconsistentKeys(_)) => {
+                let certificate = self.certificate.display();
+                Err(of_key(format!("is not the key of {certificate}")))
+            }
+            Err(error) => Err(of_chain(error.to_string())),
+        }
+    }
+}
+
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match all {
+        Ok(all) if all.is_empty() => Err("holds no certificate in PEM".into()),
+        Ok(all) => Ok(all),
+        Err(error) => Err(format!("holds no certificate in PEM ({error})")),
+    }
+}
+
+/// Whom we believe to be a worker. Clones are one.
+#[derive(Clone, Default)]
+pub struct WorkerTls {
+    /// The system's roots are read when a worker first needs them.
+    connector: Arc<OnceLock<Result<TlsConnector, String>>>,
+}
+
+impl WorkerTls {
+    /// Believes those whom this authority vouches for, and nobody else.
+    pub fn with_authority(path: &Path) -> Result<Self, TlsError> {
+        let of = |why: String| TlsError::new(TlsFile::WorkerAuthority, path, why);
+        let pem = std::fs::read(path).map_err(|error| of(error.to_string()))?;
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(&pem).map_err(of)? {
+            roots
+                .add(certificate)
+                .map_err(|error| of(error.to_string()))?;
+        }
+        let connector = connector(roots).map_err(of)?;
+        Ok(Self {
+            connector: Arc::new(OnceLock::from(Ok(connector))),
+        })
+    }
+
+    /// Makes connections to workers secure.
+    pub(crate) fn connector(&self) -> Result<TlsConnector, String> {
+        self.connector.get_or_init(system_connector).clone()
+    }
+}
+
+/// Believes whom the system believes.
+fn system_connector() -> Result<TlsConnector, String> {
+    let found = rustls_native_certs::load_native_certs();
+    for error in &found.errors {
+        tracing::warn!(%error, "part of the system's certificates cannot be read");
+    }
+    let mut roots = RootCertStore::empty();
+    let (added, _) = roots.add_parsable_certificates(found.certs);
+    match added {
+        0 => Err(
+            "the system has no certificates; name an authority with --worker-tls-ca-path".into(),
+        ),
+        _ => connector(roots),
+    }
+}
+
+fn connector(roots: RootCertStore) -> Result<TlsConnector, String> {
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![WORKER_PROTOCOL.to_vec()];
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(tls: &ServerTls) -> CertificateDer<'static> {
+        let shown = tls.shown.0.read().unwrap();
+        shown.cert.first().unwrap().clone()
+    }
+
+    /// Goal: a renewed pair is taken over, one that does not fit is not. Time is the runtime's own.
+    #[tokio::test(start_paused = true)]
+    async fn a_renewed_certificate_is_taken_over() {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/tls");
+        let to = std::env::temp_dir().join(format!("kvasir-tls-{}", std::process::id()));
+        std::fs::create_dir_all(&to).unwrap();
+        let copy = |name: &str, as_name: &str| {
+            std::fs::copy(from.join(name), to.join(as_name)).unwrap();
+        };
+        copy("server.pem", "cert.pem");
+        copy("server-key.pem", "key.pem");
+        let tls = ServerTls::read(&to.join("cert.pem"), &to.join("key.pem")).unwrap();
+        let (first, tasks) = (shown(&tls), Tasks::new());
+        tls.follow(&tasks);
+        let some_looks = || tokio::time::sleep(4 * LOOK_EVERY);
+        some_looks().await;
+        copy("second.pem", "cert.pem");
+        some_looks().await;
+        assert_eq!(shown(&tls), first, "its key has not come yet");
+        copy("second-key.pem", "key.pem");
+        some_looks().await;
+        assert_ne!(shown(&tls), first);
+        std::fs::remove_dir_all(&to).unwrap();
+        some_looks().await;
+        assert_ne!(shown(&tls), first, "what is gone changes nothing");
+        tasks.stop();
+    }
+}
