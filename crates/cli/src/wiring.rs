@@ -357,7 +357,7 @@ fn queue_policy(settings: &Settings) -> QueuePolicy {
 
 #[cfg(test)]
 mod tests {
-    use kvasir_config::Command;
+    use kvasir_config::{Command, Kind};
 
     use super::*;
 
@@ -372,32 +372,61 @@ mod tests {
         );
     }
 
-    /// What the table lets through, the router takes under the same name; it may take more.
+    /// Values at and beyond the ends of what the table allows, and some of other kinds.
+    fn probes(kind: &Kind) -> Vec<String> {
+        let mut out: Vec<String> = [
+            "-1", "-0.5", "0", "0.5", "1", "1.5", "2", "NaN", "inf", "-inf", "1e300", "kv", "true",
+            "None", "x", " ",
+        ]
+        .map(str::to_owned)
+        .into();
+        match *kind {
+            Kind::Int { min, max } => {
+                let around = [min.checked_sub(1), Some(min), Some(max), max.checked_add(1)];
+                out.extend(around.into_iter().flatten().map(|n| n.to_string()));
+            }
+            Kind::Float { min, max, .. } => {
+                let near = [
+                    min - 1e-9,
+                    min,
+                    min + 1e-9,
+                    max - 1e-9,
+                    max,
+                    max + 1e-9,
+                    max * 2.0,
+                ];
+                out.extend(near.iter().map(f64::to_string));
+            }
+            Kind::Choice(choices) => out.extend(choices.iter().map(|c| c.name.to_owned())),
+            _ => {}
+        }
+        out
+    }
+
+    /// The router's own reader of options takes the values that the table allows, and no other.
     #[test]
-    fn the_router_takes_what_the_table_lets_through() {
+    fn the_router_takes_what_the_table_allows_and_nothing_else() {
         let mut known = 0;
-        let mut refused = Vec::new();
+        let mut differ = Vec::new();
         for spec in kvasir_config::options() {
             let mut config = RouterConfig::default();
-            let Some(text) = spec.default else { continue };
+            let text = spec.default.unwrap_or("none");
             match config.set(spec.name, text) {
                 Ok(()) => known += 1,
                 Err(kvasir_router::ConfigError::Unknown(_)) => continue,
                 Err(error) => panic!("{error}"),
             }
             assert_eq!(config, RouterConfig::default(), "{}", spec.name);
-            for value in [
-                "-1", "0", "0.5", "1", "1.5", "NaN", "inf", "kv", "true", "none",
-            ] {
-                let by_table = kvasir_config::parse_value(&spec.kind, value).is_some()
-                    || spec.nullable && value == "none";
-                let by_router = config.clone().set(spec.name, value).is_ok();
-                if by_table && !by_router {
-                    refused.push((spec.name, value));
+            for value in probes(&spec.kind) {
+                let unset = spec.nullable && matches!(value.trim(), "" | "None");
+                let by_table = unset || kvasir_config::parse_value(&spec.kind, &value).is_some();
+                let by_router = config.clone().set(spec.name, &value).is_ok();
+                if by_table != by_router {
+                    differ.push((spec.name, value, by_table));
                 }
             }
         }
-        assert_eq!(refused, []);
-        assert!(known > 25, "{known}");
+        assert_eq!(differ, [], "option, value, whether the table allows it");
+        assert!(known > 30, "{known}");
     }
 }

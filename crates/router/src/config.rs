@@ -1,14 +1,22 @@
 //! The router's settings, each field named after its option.
 //!
 //! `router-prefill-load-scale` on the command line is `router_prefill_load_scale` here, and
-//! [`RouterConfig::set`] takes either spelling, so that a replay can vary any of them by name. Ranges are
-//! checked there too; relations between options are `kvasir-config`'s business.
+//! [`RouterConfig::set`] takes either spelling, so that a host without a command line can vary any of them by
+//! name. Ranges are checked there too and are those of the option table: a test in `kvasir-cli`, which sees both,
+//! compares them at and beyond their ends. Relations between options are `kvasir-config`'s business.
 
 use std::fmt;
 use std::str::FromStr;
 
 use kvasir_placement::{PolicyConfig, QueuePolicy};
 use kvasir_profile::Preset;
+
+/// Seconds beyond which a span is surely a mistake: a thousand years.
+const SECS_MAX: f64 = 31_536_000_000.0;
+/// How long a booking that nobody speaks of may last.
+const EXPIRY_SECS: std::ops::RangeInclusive<f64> = 0.001..=31_536_000.0;
+/// Most decisions that are kept.
+const DECISION_LOG_MAX: u32 = 1 << 24;
 
 /// How a worker is chosen (`router-mode`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -228,6 +236,12 @@ impl RouterConfig {
 
     fn put(&mut self, key: &str, value: &str) -> Result<(), Problem> {
         match key {
+            // Unset leaves it to others: the workers' word, the scale that this old option stands for.
+            "kv-cache-block-size"
+            | "router-block-size"
+            | "router-kv-overlap-score-weight"
+            | "kv-overlap-score-weight"
+                if is_none(value) => {}
             "kv-cache-block-size" | "router-block-size" => {
                 self.kv_cache_block_size = ranged(value, 1..=u32::MAX)?;
             }
@@ -256,7 +270,7 @@ impl RouterConfig {
 
     fn put_number(&mut self, key: &str, value: &str) -> Result<(), Problem> {
         match key {
-            "router-kv-overlap-score-credit" => self.router_kv_overlap_score_credit = real(value)?,
+            "router-kv-overlap-score-credit" => self.router_kv_overlap_score_credit = share(value)?,
             "router-kv-overlap-score-credit-decay" => {
                 self.router_kv_overlap_score_credit_decay = real(value)?;
             }
@@ -269,16 +283,18 @@ impl RouterConfig {
             "shared-cache-multiplier" => self.shared_cache_multiplier = share(value)?,
             "router-temperature" => self.router_temperature = real(value)?,
             "router-predicted-ttl-secs" => {
-                self.router_predicted_ttl_secs = optional(value, real)?;
+                self.router_predicted_ttl_secs = optional(value, secs)?;
             }
-            "router-queue-threshold" => self.router_queue_threshold = optional(value, real)?,
-            "router-queue-max-requests" => self.router_queue_max_requests = whole(value)?,
-            "router-queue-max-wait-secs" => self.router_queue_max_wait_secs = real(value)?,
+            "router-queue-threshold" => self.router_queue_threshold = optional(value, above_zero)?,
+            "router-queue-max-requests" => {
+                self.router_queue_max_requests = ranged(value, 1..=u32::MAX)?
+            }
+            "router-queue-max-wait-secs" => self.router_queue_max_wait_secs = secs(value)?,
             "router-overlap-refresh-after-secs" => {
-                self.router_overlap_refresh_after_secs = real(value)?;
+                self.router_overlap_refresh_after_secs = secs(value)?;
             }
             "router-active-request-expiry-secs" => {
-                self.router_active_request_expiry_secs = real(value)?;
+                self.router_active_request_expiry_secs = within(value, EXPIRY_SECS)?;
             }
             "active-prefill-tokens-threshold" => {
                 self.active_prefill_tokens_threshold = optional(value, whole)?;
@@ -290,14 +306,16 @@ impl RouterConfig {
                 self.router_session_affinity_ttl_secs =
                     optional(value, |v| ranged(v, 1..=31_536_000))?;
             }
-            "router-max-sessions" => self.router_max_sessions = whole(value)?,
+            "router-max-sessions" => self.router_max_sessions = ranged(value, 1..=u32::MAX)?,
             "encoder-cuda-to-cpu-ratio" => {
                 self.encoder_cuda_to_cpu_ratio = ranged(value, 1..=u32::MAX)?;
             }
             "runtime-inhibited-duration-secs" => {
-                self.runtime_inhibited_duration_secs = real(value)?;
+                self.runtime_inhibited_duration_secs = secs(value)?;
             }
-            "router-decision-log" => self.router_decision_log = whole(value)?,
+            "router-decision-log" => {
+                self.router_decision_log = ranged(value, 0..=DECISION_LOG_MAX)?
+            }
             "router-seed" => self.router_seed = whole(value)?,
             _ => return self.put_switch(key, value),
         }
@@ -411,7 +429,7 @@ const QUEUE_POLICIES: Names<QueuePolicy> = &[
 ];
 
 fn named<T: Copy>(value: &str, names: Names<T>) -> Result<T, Problem> {
-    let wanted = value.replace('_', "-");
+    let wanted = value.to_ascii_lowercase().replace('_', "-");
     let found = names.iter().find(|(name, _)| *name == wanted);
     found
         .map(|(_, value)| *value)
@@ -435,6 +453,20 @@ fn share(value: &str) -> Result<f64, Problem> {
     number.ok_or(Problem::Expected("a number from 0 to 1"))
 }
 
+fn above_zero(value: &str) -> Result<f64, Problem> {
+    let number = real(value).ok().filter(|v| *v > 0.0);
+    number.ok_or(Problem::Expected("a finite number above 0"))
+}
+
+fn secs(value: &str) -> Result<f64, Problem> {
+    within(value, 0.0..=SECS_MAX)
+}
+
+fn within(value: &str, range: std::ops::RangeInclusive<f64>) -> Result<f64, Problem> {
+    let number = value.parse().ok().filter(|v| range.contains(v));
+    number.ok_or(Problem::Expected("a number in its range"))
+}
+
 fn whole<T: FromStr>(value: &str) -> Result<T, Problem> {
     value
         .parse()
@@ -453,10 +485,14 @@ fn optional<T>(
     value: &str,
     read: impl Fn(&str) -> Result<T, Problem>,
 ) -> Result<Option<T>, Problem> {
-    match value {
-        "" | "None" | "none" => Ok(None),
-        _ => read(value).map(Some),
+    match is_none(value) {
+        true => Ok(None),
+        false => read(value).map(Some),
     }
+}
+
+fn is_none(value: &str) -> bool {
+    value.is_empty() || value.eq_ignore_ascii_case("none")
 }
 
 fn switch(value: &str, bare: bool) -> Result<bool, Problem> {
