@@ -81,20 +81,21 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// The first value that no setting could have, by name.
+    /// The first value that the option it replaces could not have, by name.
     pub fn check(&self) -> Result<(), BadOverride> {
         if *self == Self::default() {
             return Ok(());
         }
+        let any = f64::MAX;
         let numbers = [
-            ("overlap_score_credit", self.overlap_score_credit),
-            ("prefill_load_scale", self.prefill_load_scale),
-            ("overlap_score_weight", self.overlap_score_weight),
-            ("router_temperature", self.router_temperature),
-            ("shared_cache_multiplier", self.shared_cache_multiplier),
+            ("overlap_score_credit", self.overlap_score_credit, 1.0),
+            ("prefill_load_scale", self.prefill_load_scale, any),
+            ("overlap_score_weight", self.overlap_score_weight, any),
+            ("router_temperature", self.router_temperature, any),
+            ("shared_cache_multiplier", self.shared_cache_multiplier, 1.0),
         ];
-        for (name, value) in numbers {
-            if let Some(value) = value.filter(|v| !v.is_finite() || *v < 0.0) {
+        for (name, value, max) in numbers {
+            if let Some(value) = value.filter(|v| !(0.0..=max).contains(v)) {
                 return Err(BadOverride { name, value });
             }
         }
@@ -102,7 +103,7 @@ impl Overrides {
     }
 }
 
-/// An override that is negative or not a number.
+/// An override outside of what the option it replaces may be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BadOverride {
     /// The field.
