@@ -16,6 +16,23 @@ const WIDTH: usize = 100;
 /// Column at which texts of options begin in full help.
 const INDENT: usize = 10;
 
+/// Commands that only print: as in usage, and what they are for.
+pub(crate) const PAGES: &[(&str, &str)] = &[
+    (
+        "config show|check|schema",
+        "Show every option with its origin, check them, or print the file's schema",
+    ),
+    (
+        "completions bash|zsh|fish",
+        "Print a completion script for a shell",
+    ),
+    (
+        "man [COMMAND]",
+        "Print the manual page, of all or of a command",
+    ),
+    ("help [COMMAND]", "Show this, or the help of a command"),
+];
+
 /// The list of commands.
 pub(crate) fn overview() -> String {
     let mut out = String::from(
@@ -23,17 +40,14 @@ pub(crate) fn overview() -> String {
          Usage: kvasir <command> [options]\n\nCommands:\n",
     );
     let row = |out: &mut String, name: &str, text: &str| {
-        let _ = writeln!(out, "  {name:<10}{text}");
+        let _ = writeln!(out, "  {name:<13}{text}");
     };
     for command in Command::ALL.iter().filter(|command| command.available()) {
         row(&mut out, command.name(), command.summary());
     }
-    row(
-        &mut out,
-        "config",
-        "Show every option with its value and origin, or check them",
-    );
-    row(&mut out, "help", "Show this, or the help of a command");
+    for (usage, summary) in PAGES {
+        row(&mut out, usage.split(' ').next().unwrap_or(usage), summary);
+    }
     out.push_str(
         "\nA first try:\n  kvasir demo --traffic\n  \
          kvasir frontend --worker http://10.0.0.7:8000 --worker http://10.0.0.8:8000\n\n\
@@ -62,9 +76,31 @@ pub(crate) fn config(length: HelpLength) -> String {
     let head = "Show or check what a command would run with\n\n\
                 Usage: kvasir config show [--for COMMAND] [--changed] [--json] \
                 [options of COMMAND]\n       \
-                kvasir config check [--for COMMAND] [options of COMMAND]\n";
+                kvasir config check [--for COMMAND] [options of COMMAND]\n       \
+                kvasir config schema\n";
     page(head, Scope::CONFIG, length, "kvasir config")
 }
+
+/// Help of `kvasir completions`.
+pub(crate) const COMPLETIONS: &str = "\
+Print a completion script for a shell
+
+Usage: kvasir completions bash|zsh|fish
+
+  bash   source <(kvasir completions bash)
+  zsh    kvasir completions zsh > \"${fpath[1]}/_kvasir\"
+  fish   kvasir completions fish > ~/.config/fish/completions/kvasir.fish
+";
+
+/// Help of `kvasir man`.
+pub(crate) const MANUAL: &str = "\
+Print the manual page, of all or of a command
+
+Usage: kvasir man [COMMAND]
+
+  kvasir man | man -l -                             read it
+  kvasir man frontend > kvasir-frontend.1           keep it
+";
 
 fn page(head: &str, scope: Scope, length: HelpLength, name: &str) -> String {
     let mut out = String::from(head);
@@ -150,7 +186,7 @@ fn full_row(out: &mut String, spec: &Spec) {
 }
 
 /// The facts below an option's text, a line each.
-fn facts(spec: &Spec) -> Vec<String> {
+pub(crate) fn facts(spec: &Spec) -> Vec<String> {
     let mut facts = Vec::new();
     if let Kind::Choice(choices) = spec.kind {
         facts.extend(

@@ -11,6 +11,7 @@ use std::path::Path;
 
 use crate::args;
 use crate::command::{Command, Scope};
+use crate::complete::{self, Shell};
 use crate::environment::{self, Environment};
 use crate::error::{ConfigError, Problem, quoted};
 use crate::file;
@@ -18,7 +19,7 @@ use crate::keys;
 use crate::nearest::nearest;
 use crate::notice::{self, Notice};
 use crate::settings::{Assignment, Settings};
-use crate::{help, rules, show};
+use crate::{help, man, rules, schema, show};
 
 /// What the command line asks for.
 #[derive(Debug)]
@@ -83,8 +84,11 @@ fn dispatch(
     env: &Environment,
     read_file: ReadFile<'_>,
 ) -> Result<Invocation, ConfigError> {
-    if word == "config" {
-        return config(rest, env, read_file);
+    match word {
+        "config" => return config(rest, env, read_file),
+        "completions" => return completions(rest),
+        "man" => return manual(rest),
+        _ => {}
     }
     match Command::named(word).filter(|command| command.available()) {
         Some(command) => run(command, rest, env, read_file),
@@ -109,9 +113,10 @@ fn no_such_command(word: &str) -> String {
         return format!("{word} stands before the command; write kvasir <command> first");
     }
     let available = Command::ALL.iter().filter(|command| command.available());
-    let names = available
-        .map(|command| command.name())
-        .chain(["config", "help"]);
+    let pages = help::PAGES
+        .iter()
+        .filter_map(|(usage, _)| usage.split(' ').next());
+    let names = available.map(|command| command.name()).chain(pages);
     let suggestion = nearest(word, names).map(|name| format!(". Did you mean `{name}`?"));
     format!(
         "no command is called {}{}",
@@ -155,7 +160,44 @@ fn stray(word: &str, command: &str) -> Problem {
     ))
 }
 
-/// `kvasir config show|check`: the options of another command, looked at and not run.
+/// `kvasir completions SHELL`.
+fn completions(words: &[String]) -> Result<Invocation, ConfigError> {
+    if wants_help(words) {
+        return Ok(Invocation::Print(help::COMPLETIONS.to_owned()));
+    }
+    let shell = match words {
+        [name] => Shell::named(name),
+        _ => None,
+    };
+    match shell {
+        Some(shell) => Ok(Invocation::Print(complete::script(shell))),
+        None => Err(usage(format!(
+            "kvasir completions needs one shell: bash, zsh or fish, not {}",
+            quoted(&words.join(" "))
+        ))),
+    }
+}
+
+/// `kvasir man [COMMAND]`.
+fn manual(words: &[String]) -> Result<Invocation, ConfigError> {
+    if wants_help(words) {
+        return Ok(Invocation::Print(help::MANUAL.to_owned()));
+    }
+    match words {
+        [] => Ok(Invocation::Print(man::page(None))),
+        [name] => match Command::named(name).filter(|command| command.available()) {
+            Some(command) => Ok(Invocation::Print(man::page(Some(command)))),
+            None => Err(usage(no_such_command(name))),
+        },
+        [_, second, ..] => Err(ConfigError::new("kvasir man", vec![stray(second, "man")])),
+    }
+}
+
+fn wants_help(words: &[String]) -> bool {
+    words.iter().any(|word| word == "-h" || word == "--help")
+}
+
+/// `kvasir config show|check|schema`: the options of another command, looked at and not run.
 fn config(
     words: &[String],
     env: &Environment,
@@ -169,12 +211,19 @@ fn config(
     }
     let mut problems = scanned.problems;
     let verb = scanned.operands.first().map(String::as_str);
-    if !matches!((verb, scanned.operands.len()), (Some("show" | "check"), 1)) {
+    let verbs = ["show", "check", "schema"];
+    if scanned.operands.len() != 1 || !verb.is_some_and(|verb| verbs.contains(&verb)) {
         let given = scanned.operands.join(" ");
         problems.push(Problem::usage(match verb {
-            None => "kvasir config needs to know what to do: show or check".into(),
-            Some(_) => format!("kvasir config knows show and check, not {}", quoted(&given)),
+            None => "kvasir config needs to know what to do: show, check or schema".into(),
+            Some(_) => format!(
+                "kvasir config knows show, check and schema, not {}",
+                quoted(&given)
+            ),
         }));
+    }
+    if verb == Some("schema") && problems.is_empty() {
+        return Ok(Invocation::Print(schema::page()));
     }
     let loaded = load(target, &scanned.assignments, env, read_file, problems)
         .map_err(|problems| ConfigError::new("kvasir config", problems))?;

@@ -142,7 +142,7 @@ fn words_out_of_place() {
         &[],
         None,
         expect![[r#"
-            error: kvasir config needs to know what to do: show or check
+            error: kvasir config needs to know what to do: show, check or schema
             More: kvasir config --help"#]],
     );
     check(
@@ -150,7 +150,7 @@ fn words_out_of_place() {
         &[],
         None,
         expect![[r#"
-            error: kvasir config knows show and check, not `sow`
+            error: kvasir config knows show, check and schema, not `sow`
             More: kvasir config --help"#]],
     );
 }

@@ -30,15 +30,17 @@ fn overview() {
             Usage: kvasir <command> [options]
 
             Commands:
-              frontend  Serve the OpenAI API and route each request to the best worker
-              demo      Try it: frontend, mock workers and sample traffic in one process
-              mocker    A mock engine that behaves as an inference server does
-              replay    Simulate a trace under several policies, in virtual time
-              why       Show why a request went where it went, or the latest decisions
-              workers   List the workers of a running frontend, add one, remove one
-              top       Watch a running frontend: workers, load, cache, requests
-              config    Show every option with its value and origin, or check them
-              help      Show this, or the help of a command
+              frontend     Serve the OpenAI API and route each request to the best worker
+              demo         Try it: frontend, mock workers and sample traffic in one process
+              mocker       A mock engine that behaves as an inference server does
+              replay       Simulate a trace under several policies, in virtual time
+              why          Show why a request went where it went, or the latest decisions
+              workers      List the workers of a running frontend, add one, remove one
+              top          Watch a running frontend: workers, load, cache, requests
+              config       Show every option with its origin, check them, or print the file's schema
+              completions  Print a completion script for a shell
+              man          Print the manual page, of all or of a command
+              help         Show this, or the help of a command
 
             A first try:
               kvasir demo --traffic
@@ -64,25 +66,26 @@ fn help_of_commands() {
     check(
         "config -h",
         expect![[r#"
-        Show or check what a command would run with
+            Show or check what a command would run with
 
-        Usage: kvasir config show [--for COMMAND] [--changed] [--json] [options of COMMAND]
-               kvasir config check [--for COMMAND] [options of COMMAND]
+            Usage: kvasir config show [--for COMMAND] [--changed] [--json] [options of COMMAND]
+                   kvasir config check [--for COMMAND] [options of COMMAND]
+                   kvasir config schema
 
-        General:
-          --config FILE
-                  Read options from this TOML file. [KVASIR_CONFIG, default: unset]
-          --for COMMAND
-                  Command whose options to look at. [default: frontend]
-          --json
-                  Print JSON instead of text. [default: false]
-          --changed
-                  Show only what differs from the defaults. [default: false]
+            General:
+              --config FILE
+                      Read options from this TOML file. [KVASIR_CONFIG, default: unset]
+              --for COMMAND
+                      Command whose options to look at. [default: frontend]
+              --json
+                      Print JSON instead of text. [default: false]
+              --changed
+                      Show only what differs from the defaults. [default: false]
 
-          -h, --help  Short or full help
+              -h, --help  Short or full help
 
-        All 4 options: kvasir config --help
-    "#]],
+            All 4 options: kvasir config --help
+        "#]],
     );
     expect_file!["pages/frontend-short.txt"].assert_eq(&settled(&printed(
         "frontend -h",
