@@ -29,7 +29,7 @@ use crate::job::Job;
 use crate::lane::{self, Lane};
 use crate::reply::{ByteSource, Cut};
 use crate::watch::{Totals, Watch};
-use crate::{migrate, prompt};
+use crate::{meter, migrate, prompt};
 
 /// An answer of one or several choices.
 pub(crate) struct Answer {
@@ -252,8 +252,8 @@ impl Answer {
             target: self.lanes.first().map(|l| l.target).unwrap_or_default(),
         };
         if let Some(watch) = self.watch.take() {
-            self.app
-                .remember_worker(&totals, self.lanes.first().map(Running::latencies));
+            let latencies = self.lanes.first().map(Running::latencies);
+            meter::ended(self.app.metrics(), &totals, latencies);
             watch.succeed(&totals);
         }
     }

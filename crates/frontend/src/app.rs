@@ -23,7 +23,6 @@ use crate::outcomes::Outcomes;
 use crate::reply::{self, Reply};
 use crate::routes::{Audience, NoRoute, Paths, Route};
 use crate::tls::ServerTls;
-use crate::watch::Totals;
 use crate::{admin, generate, openapi, proxy};
 
 /// What a client without a key is told.
@@ -351,36 +350,6 @@ impl App {
         }
         let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
         reply::whole(StatusCode::OK, text, page.into())
-    }
-
-    /// Notes what the last answer of a worker was like: its prompt and its latencies.
-    pub(crate) fn remember_worker(&self, totals: &Totals, latencies: Option<(f64, f64)>) {
-        let (worker, rank) = (
-            totals.target.worker.to_string(),
-            totals.target.rank.to_string(),
-        );
-        let labels = [&*worker, &*rank, "decode"];
-        let Some((first, between)) = latencies else {
-            return;
-        };
-        let metrics = &self.metrics;
-        metrics
-            .router_requests_total
-            .with_label_values::<&str>(&[])
-            .inc();
-        metrics
-            .worker_last_time_to_first_token_seconds
-            .with_label_values(&labels)
-            .set(first);
-        metrics
-            .worker_last_inter_token_latency_seconds
-            .with_label_values(&labels)
-            .set(between);
-        let tokens = f64::from(totals.prompt_tokens);
-        metrics
-            .worker_last_input_sequence_tokens
-            .with_label_values(&labels)
-            .set(tokens);
     }
 }
 

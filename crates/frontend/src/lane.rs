@@ -16,7 +16,7 @@ use crate::host::Booking;
 use crate::job::Job;
 use crate::migrate::{Move, Stage};
 use crate::models::ServedModel;
-use crate::{App, ask, place};
+use crate::{App, ask, meter, place};
 
 /// One answer under way: its first tokens are here.
 #[derive(Debug)]
@@ -207,10 +207,7 @@ async fn dispatch(
         salt: job.salt().map(Into::into),
     };
     let dispatched = app.clock().now();
-    app.metrics()
-        .router_requests_started_total
-        .with_label_values::<&str>(&[])
-        .inc();
+    meter::dispatched(app.metrics());
     let mut stream = job.plane.send(target.worker, request).await?;
     match stream.next().await {
         Some(first) => Ok((stream, first?, dispatched)),
@@ -222,23 +219,8 @@ fn lane(app: &App, model: &ServedModel, booking: Booking, begun: Begun, tokens: 
     let (stream, first, dispatched) = begun;
     booking.first_token();
     let first_token = app.clock().now();
-    let blocks = tokens.div_ceil(model.block_size.max(1) as usize).max(1);
-    let hit_rate = (f64::from(booking.sent().overlap_blocks) / blocks as f64).min(1.0);
-    let metrics = app.metrics();
-    metrics
-        .router_kv_hit_rate
-        .with_label_values::<&str>(&[])
-        .observe(hit_rate);
-    let waited = (first_token - dispatched).as_secs_f64();
-    metrics
-        .router_time_to_first_token_seconds
-        .with_label_values::<&str>(&[])
-        .observe(waited);
-    let phase = [&*model.name, "aggregated"];
-    let selected = metrics
-        .router_kv_selected_cached_prefix_tokens_total
-        .with_label_values(&phase);
-    selected.inc_by(booking.sent().cached_tokens.into());
+    let waited = first_token - dispatched;
+    let hit_rate = meter::begun(app.metrics(), model, booking.sent(), tokens, waited);
     Lane {
         booking,
         stream,

@@ -22,6 +22,7 @@ mod keys;
 mod lane;
 mod limits;
 mod members;
+mod meter;
 mod migrate;
 mod models;
 mod openapi;

@@ -29,11 +29,11 @@ use crate::host::Booking;
 use crate::migrate::{Move, Stage};
 use crate::models::{Backend, ServedModel};
 use crate::place::{self, Blocks};
-use crate::relay::{Begun, Books, Extras, Form, Hide, Patience, Relay, Source, Thread};
+use crate::relay::{Began, Begun, Books, Extras, Form, Hide, Patience, Relay, Source, Thread};
 use crate::reply::{self, Reply, ReplyBody};
 use crate::upstream::{Pool, UpstreamBody, UpstreamError, Upstreams};
 use crate::watch::Watch;
-use crate::{App, ask, body, outcomes, prompt};
+use crate::{App, ask, body, meter, outcomes, prompt};
 
 use resume::Terms;
 pub(crate) use resume::{Moved, Moving, Rest, Resume};
@@ -76,6 +76,8 @@ enum Kind {
 
 /// An answer that has begun.
 struct Opened {
+    /// When the worker was asked.
+    dispatched: Time,
     head: Head,
     source: Source,
     begun: Begun,
@@ -372,6 +374,8 @@ impl Forward {
     }
 
     async fn attempt(&self, target: WorkerRank, last: bool) -> Result<Opened, UpstreamError> {
+        let dispatched = self.app.clock().now();
+        meter::dispatched(self.app.metrics());
         let response = self.ask(target, &self.body).await?;
         if !last && try_elsewhere(response.status()) {
             return Err(UpstreamError::Status(response.status()));
@@ -384,6 +388,7 @@ impl Forward {
         let mut source = Source::new(body, form, thread);
         let begun = source.begin().await?;
         Ok(Opened {
+            dispatched,
             head,
             source,
             begun,
@@ -464,15 +469,27 @@ impl Forward {
 
     fn answer(self, opened: Opened, booking: Booking, watch: Watch, arrival: Arrival) -> Reply {
         let Opened {
+            dispatched,
             head,
             source,
             begun,
         } = opened;
+        let completion = matches!(self.kind, Kind::Completion { .. });
+        if completion && head.status.is_success() {
+            let waited = self.app.clock().now() - dispatched;
+            let (metrics, tokens) = (self.app.metrics(), arrival.isl_tokens as usize);
+            meter::begun(metrics, &self.model, booking.sent(), tokens, waited);
+        }
         let mut headers = headers::to_client(head.headers);
         if source.is_edited() {
             headers.remove(header::CONTENT_LENGTH);
         }
-        let books = Books::open(booking, watch, self.app.clock(), head.status);
+        let began = Began {
+            dispatched,
+            status: head.status,
+            block_size: completion.then_some(self.model.block_size),
+        };
+        let books = Books::open(booking, watch, self.app.clock(), &began);
         let body = match begun {
             Begun::Whole(bytes) => {
                 books.close(&source);

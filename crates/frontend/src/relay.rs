@@ -19,6 +19,7 @@ use kvasir_types::{Time, WorkerRank};
 use tokio::time::{Instant, Sleep};
 
 use crate::host::Booking;
+use crate::meter;
 use crate::picture::Report;
 use crate::proxy::{Moved, Moving, Rest, Resume};
 use crate::reply::{ByteSource, Cut};
@@ -60,20 +61,32 @@ pub(crate) struct Books {
     target: WorkerRank,
     watch: Watch,
     clock: Clock,
+    /// When it was handed over, and when it began.
+    dispatched: Time,
     first: Time,
     status: StatusCode,
+    /// Tokens after which the router is told how far the answer is: those of a block. None for what is no
+    /// completion.
+    every: Option<u32>,
+    /// Tokens that were counted, and when.
+    counted: (u32, Time),
+}
+
+/// How an answer began.
+pub(crate) struct Began {
+    /// When it was handed over.
+    pub(crate) dispatched: Time,
+    /// With this status.
+    pub(crate) status: StatusCode,
+    /// Tokens in a block, if it is a completion.
+    pub(crate) block_size: Option<u32>,
 }
 
 impl Books {
-    /// The answer has begun now, with this status.
-    pub(crate) fn open(
-        booking: Booking,
-        mut watch: Watch,
-        clock: Clock,
-        status: StatusCode,
-    ) -> Self {
+    /// The answer has begun now.
+    pub(crate) fn open(booking: Booking, mut watch: Watch, clock: Clock, began: &Began) -> Self {
         let first = clock.now();
-        if status.is_success() {
+        if began.status.is_success() {
             booking.first_token();
             watch.first_token(first);
         }
@@ -82,8 +95,27 @@ impl Books {
             booking: Some(booking),
             watch,
             clock,
+            dispatched: began.dispatched,
             first,
-            status,
+            status: began.status,
+            every: began.block_size,
+            counted: (0, first),
+        }
+    }
+
+    /// More has come: at every block the router is told, and the time between tokens is measured.
+    fn count(&mut self, source: &Source) {
+        let tokens = source.tokens();
+        let (counted, since) = self.counted;
+        let new = tokens.saturating_sub(counted);
+        if self.every.is_none_or(|every| new < every.max(1)) {
+            return;
+        }
+        let now = self.clock.now();
+        self.watch.tokens(new as usize, (now - since).as_secs_f64());
+        self.counted = (tokens, now);
+        if let Some(booking) = &self.booking {
+            booking.tokens(tokens);
         }
     }
 
@@ -115,10 +147,22 @@ impl Books {
                 output_tokens: totals.output_tokens,
             });
         }
-        if let Some(after_first) = totals.output_tokens.checked_sub(1) {
-            let took = (self.clock.now() - self.first).as_secs_f64();
-            self.watch.tokens(1, 0.0);
-            self.watch.tokens(after_first as usize, took);
+        let now = self.clock.now();
+        let (counted, since) = self.counted;
+        let left = totals.output_tokens.saturating_sub(counted);
+        // The first token came when the time began: nothing was waited for it.
+        let waited = if counted == 0 && left < 2 {
+            0.0
+        } else {
+            (now - since).as_secs_f64()
+        };
+        self.watch.tokens(left as usize, waited);
+        if self.every.is_some() {
+            let gaps = f64::from(totals.output_tokens.saturating_sub(1).max(1));
+            let first = (self.first - self.dispatched).as_secs_f64();
+            let between = (now - self.first).as_secs_f64() / gaps;
+            let latencies = source.is_events().then_some((first, between));
+            meter::ended(self.watch.metrics(), &totals, latencies);
         }
         self.watch.succeed(&totals);
     }
@@ -260,6 +304,9 @@ pub(crate) fn sign_of_life() -> Bytes {
 impl ByteSource for Relay {
     fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
         if let Some(held) = self.held.take().filter(|held| !held.is_empty()) {
+            if let Some(books) = &mut self.books {
+                books.count(&self.source);
+            }
             return Poll::Ready(Some(Ok(held)));
         }
         loop {
@@ -273,6 +320,9 @@ impl ByteSource for Relay {
                 Poll::Ready(Some(Ok(bytes))) => {
                     if let Some(silence) = &mut self.silence {
                         silence.heard();
+                    }
+                    if let Some(books) = &mut self.books {
+                        books.count(&self.source);
                     }
                     if let Some(resume) = &mut self.resume {
                         resume.watch_length(&mut self.source.thread);

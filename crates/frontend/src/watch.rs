@@ -106,6 +106,11 @@ impl Watch {
         watch
     }
 
+    /// Where it counts.
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
     /// When the request came.
     pub(crate) fn received(&self) -> Time {
         self.received

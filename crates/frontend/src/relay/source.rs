@@ -139,6 +139,9 @@ pub(crate) enum Begun {
     Partly(Bytes),
 }
 
+/// Events of a stream that may carry no token: the role, the end, the usage.
+const EVENTS_WITHOUT_TOKEN: u32 = 3;
+
 /// Reads an engine's answer.
 pub(crate) struct Source {
     body: UpstreamBody,
@@ -177,6 +180,14 @@ impl Source {
     /// How the answer is read; what comes from now on is not looked into.
     pub(crate) fn take_form(&mut self) -> Form {
         std::mem::replace(&mut self.form, Form::Opaque)
+    }
+
+    /// Tokens that have come, as the engine says or at least as many as its events show.
+    pub(crate) fn tokens(&self) -> u32 {
+        match self.usage.completion_tokens {
+            0 => self.events.saturating_sub(EVENTS_WITHOUT_TOKEN),
+            counted => u32::try_from(counted).unwrap_or(u32::MAX),
+        }
     }
 
     /// Whether it goes on from another engine's answer: its counts are then those of the whole.

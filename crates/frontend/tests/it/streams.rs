@@ -176,3 +176,66 @@ async fn connections_are_used_again_and_bounded() {
     drop(rig.engines);
     until("connections are gone", || rig.stage.open() == 0).await;
 }
+
+/// What the router and its operator know of an engine's answers: every token once, and how quick it was.
+#[tokio::test]
+async fn an_engines_tokens_are_counted_as_they_come() {
+    let rig = Rig::of(1).await;
+    let event = |text: &str, more: &str| {
+        format!(
+            "data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}}}}]{more}}}\n\n"
+        )
+    };
+    // 40 tokens are more than two blocks of 16.
+    let begun = [
+        STREAM_HEAD.as_bytes(),
+        &chunk(event("a", "").repeat(36).as_bytes()),
+    ]
+    .concat();
+    let usage = r#"data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":40}}"#;
+    let rest = event("a", "").repeat(4) + usage + "\n\n" + DONE;
+    let rest = [&chunk(rest.as_bytes())[..], b"0\r\n\r\n"].concat();
+    rig.stage
+        .play(vec![Step::Write(begun), Step::Gate, Step::Write(rest)]);
+    let mut client = rig.client().await;
+    client.post(CHAT, "", ASK_STREAM).await;
+    assert!(client.read_until("\n\n").await);
+    let total = "dynamo_frontend_output_tokens_total";
+    in_time("tokens are counted before the end", async {
+        while rig.metric(total).await < 32.0 {}
+    })
+    .await;
+    rig.stage.gate.add_permits(1);
+    let answer = in_time("end", client.answer()).await;
+    assert!(answer.whole && !answer.text().contains("usage"));
+    drop(client);
+    rig.at_rest().await;
+    assert_eq!(rig.metric(total).await, 40.0);
+    let worker = "dynamo_frontend_worker_last_";
+    let last = async |name: &str| rig.metric(&format!("{worker}{name}")).await;
+    assert_eq!(last("input_sequence_tokens").await, 9.0);
+    assert!(last("time_to_first_token_seconds").await > 0.0);
+    assert!(last("inter_token_latency_seconds").await > 0.0);
+    for name in [
+        "requests_started_total",
+        "requests_total",
+        "kv_hit_rate_count",
+    ] {
+        let name = format!("dynamo_component_router_{name}");
+        assert_eq!(rig.metric(&name).await, 1.0, "{name}");
+    }
+}
+
+/// Usage that we asked for is taken out of chunks that carry more, too.
+#[tokio::test]
+async fn usage_beside_text_is_hidden_and_the_text_is_not() {
+    let rig = Rig::of(1).await;
+    let with = "data: {\"choices\":[{\"text\":\"a\"}],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":1}}\n\n";
+    let all = format!("{with}{DONE}");
+    rig.stage.play(vec![stream(&[all.as_bytes()])]);
+    let shown = format!("data: {{\"choices\":[{{\"text\":\"a\"}}]}}\n\n{DONE}");
+    assert_eq!(rig.post(CHAT, ASK_STREAM).await.text(), shown);
+    rig.stage.play(vec![stream(&[all.as_bytes()])]);
+    assert_eq!(rig.post(CHAT, WITH_USAGE).await.text(), all);
+    rig.at_rest().await;
+}
