@@ -83,15 +83,15 @@ def same(answer):
 
 
 def test_a_chat_is_answered_as_the_engine_answers(client, direct):
-    ours, theirs = chat(client, max_tokens=20), chat(direct, max_tokens=20)
+    ours, theirs = chat(client, max_tokens=12), chat(direct, max_tokens=12)
     assert same(ours) == same(theirs)
-    assert ours.choices[0].message.content and ours.usage.completion_tokens == 20
-    assert chat(client, max_tokens=20).usage.prompt_tokens_details.cached_tokens > 0
+    assert ours.choices[0].message.content and ours.usage.completion_tokens == 12
+    assert chat(client, max_tokens=12).usage.prompt_tokens_details.cached_tokens > 0
 
 
 def test_a_streamed_chat_has_the_engines_chunks(client, direct):
-    ours = list(chat(client, max_tokens=20, stream=True))
-    theirs = list(chat(direct, max_tokens=20, stream=True))
+    ours = list(chat(client, max_tokens=12, stream=True))
+    theirs = list(chat(direct, max_tokens=12, stream=True))
     # An engine says several tokens in one chunk when it is quick; what it says does not depend on that.
     for chunks in (ours, theirs):
         assert chunks[0].choices[0].delta.role == "assistant" and chunks[-1].choices[0].finish_reason == "length"
@@ -103,9 +103,9 @@ def test_a_streamed_chat_has_the_engines_chunks(client, direct):
 
 
 def test_usage_in_a_stream_comes_when_it_is_asked_for(client):
-    whole = chat(client, max_tokens=20)
-    chunks = list(chat(client, max_tokens=20, stream=True, stream_options={"include_usage": True}))
-    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 20
+    whole = chat(client, max_tokens=12)
+    chunks = list(chat(client, max_tokens=12, stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 12
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content

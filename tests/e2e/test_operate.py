@@ -73,7 +73,7 @@ def test_workers(demo):
     told = kvasir("workers", "--url", demo.url)
     lines = told.stdout.splitlines()
     assert lines[0].split()[:3] == ["WORKER", "RANK", "STATE"] and len(lines) == 5
-    assert {line.split()[2] for line in lines[1:]} == {"ready"}
+    assert {line.split()[2] for line in lines[1:]} == {"serving"}
     rows = json.loads(kvasir("workers", "--json", "--url", demo.url).stdout)["workers"]
     assert sorted(row["worker_id"] for row in rows) == [1, 2, 3, 4]
     for wrong in (["workers", "ad"], ["workers", "add"], ["workers", "remove", "x"], ["workers", "a", "b", "c"]):
@@ -85,7 +85,7 @@ def test_top_once_when_nobody_watches(demo):
     told = kvasir("top", "--url", demo.url)
     assert told.returncode == 0 and "\x1b" not in told.stdout
     assert told.stdout.startswith("kvasir top  http://") and "in flight" in told.stdout
-    assert len([line for line in told.stdout.splitlines() if " ready " in line]) == 4
+    assert len([line for line in told.stdout.splitlines() if " serving " in line]) == 4
     data = json.loads(kvasir("top", "--json", "--url", demo.url).stdout)
     assert data["requests"]["done"] >= 1 and data["latest"]["requests"] >= 1 and len(data["workers"]) == 4
 
