@@ -418,7 +418,8 @@ def test_promtool_reads_the_metrics_of_a_frontend(client, http):
     labels = ('endpoint="chat_completions"', f'model="{MODEL}"')
     assert any('status="success"' in line and all(label in line for label in labels) for line in done)
     assert any('error_type="validation"' in line and all(label in line for label in labels) for line in done)
-    started = sum(float(line.split()[-1]) for line in page.splitlines() if "_requests_started_total{" in line)
+    started = sum(float(line.split()[-1]) for line in page.splitlines()
+                  if line.startswith("dynamo_frontend_requests_started_total{"))
     assert started == sum(float(line.split()[-1]) for line in done)
 
 

@@ -108,11 +108,12 @@ def test_an_answer_to_its_own_end(fleet, ask):
 def test_what_cannot_move_is_a_clean_error(fleet, ask):
     strike(fleet, "die=3")
     errors = 0
-    for _ in range(3):
+    for _ in range(30):  # One that broke off before its first event was read is quietly asked elsewhere.
         try:
             ask["chat"]("Two answers, please.", n=2, max_tokens=40)
         except openai.APIError:
             errors += 1
+            break
     strike(fleet)
-    assert errors >= 1
+    assert errors == 1
     assert metric(fleet, "kvasir_migration_refused_total") == errors
