@@ -193,6 +193,7 @@ fn limits(settings: &Settings) -> Limits {
             .get(keys::HTTP_SSE_KEEP_ALIVE_INTERVAL_MS)
             .map(Duration::from_millis),
         connections_max: settings.get(keys::HTTP_CONNECTIONS_MAX) as usize,
+        requests_max: settings.get(keys::HTTP_REQUESTS_MAX) as usize,
         header_bytes_max: settings.get(keys::HTTP_HEADER_LIMIT_KB) as usize * 1024,
         client_stall: settings.get(keys::HTTP_CLIENT_TIMEOUT_SECS),
     }

@@ -98,10 +98,12 @@ pub(crate) fn assignments(env: &Environment, scope: Scope) -> (Vec<Assignment>, 
     (found, problems)
 }
 
-/// Several values in one variable: spaces or new lines stand between them, and mostly commas too.
+/// Several values in one variable: spaces or new lines stand between them, and mostly commas too. Where commas
+/// belong to values, one before a space still belongs to none.
 fn split_list(text: &str, commas: bool) -> Vec<String> {
     let separator = |c: char| (commas && c == ',') || c.is_whitespace();
     text.split(separator)
+        .map(|part| part.trim_end_matches(','))
         .filter(|part| !part.is_empty())
         .map(str::to_owned)
         .collect()

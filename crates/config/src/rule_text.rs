@@ -13,6 +13,20 @@ pub(crate) const URL: TextRule = TextRule {
     accepts: is_http_url,
 };
 
+/// An engine server, with what is said about it.
+pub(crate) const WORKER: TextRule = TextRule {
+    expects: "an address such as http://10.0.0.7:8000, with additions as name=value after commas",
+    metavar: "URL[,NAME=VALUE]",
+    accepts: |text| {
+        let mut parts = text.split(',');
+        let addition = |part: &str| {
+            part.split_once('=')
+                .is_some_and(|(name, _)| !name.contains(':'))
+        };
+        parts.next().is_some_and(is_http_url) && parts.all(addition)
+    },
+};
+
 /// Address of a service, with any scheme.
 pub(crate) const ADDRESS: TextRule = TextRule {
     expects: "an address such as nats://localhost:4222",
@@ -296,6 +310,17 @@ mod tests {
             "http://a:80:90",
         ] {
             assert!(!is_http_url(bad), "{bad}");
+        }
+        let worker = WORKER.accepts;
+        assert!(worker(
+            "http://a:1,block-size=16,events=tcp://a:5557,api-key-file=/a/b"
+        ));
+        for bad in [
+            "http://a:1,http://b:1",
+            "http://a:1,block-size",
+            "a:1,block-size=16",
+        ] {
+            assert!(!worker(bad), "{bad}");
         }
     }
 

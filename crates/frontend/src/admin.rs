@@ -34,7 +34,7 @@ pub(crate) async fn busy_threshold(app: &App, request: Request<Incoming>) -> Rep
     if let Err(error) = body::check_content_type(&parts.headers) {
         return reply::error(&error);
     }
-    let body = match body::read(incoming, app.options().body_limit_mb).await {
+    let body = match body::read_for(app, incoming).await {
         Ok(body) => body,
         Err(error) => return reply::error(&error),
     };

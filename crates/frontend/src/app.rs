@@ -23,7 +23,7 @@ use crate::outcomes::Outcomes;
 use crate::reply::{self, Reply};
 use crate::routes::{Audience, NoRoute, Paths, Route};
 use crate::tls::ServerTls;
-use crate::{admin, generate, openapi, proxy};
+use crate::{admin, framing, generate, openapi, proxy};
 
 /// What a client without a key is told.
 const NO_KEY: &str = "A key is needed: authorization: Bearer KEY";
@@ -190,6 +190,9 @@ impl App {
 
     /// Answers one HTTP request that came in at `door`.
     pub async fn handle(self: &Arc<Self>, mut request: Request<Incoming>, door: Door) -> Reply {
+        if let Err(refusal) = framing::check(&request) {
+            return reply::error(&refusal);
+        }
         let (method, path) = (request.method(), request.uri().path());
         let not_found = || reply::error(&ApiError::route_not_found(method.as_str(), path));
         let (route, audience) = match self.options.paths.find(method, path) {
@@ -200,6 +203,11 @@ impl App {
         };
         if let Err(refusal) = self.admit(audience, door, request.headers()) {
             return reply::error(&refusal);
+        }
+        if audience == Audience::Clients
+            && self.in_flight.count() >= self.options.limits.requests_max
+        {
+            return self.refuse_too_many();
         }
         if audience == Audience::Clients && !self.options.keys.is_empty() {
             // The key is ours: engines do not see it.
@@ -254,6 +262,20 @@ impl App {
             true => Ok(()),
             false => Err(ApiError::new(401, refusal)),
         }
+    }
+
+    /// Answers as to an overload, without reading any further.
+    fn refuse_too_many(&self) -> Reply {
+        self.limit_reached("requests");
+        let rejected = &self.metrics.tasks_rejected_total;
+        rejected.with_label_values::<&str>(&[]).inc();
+        reply::error(&ApiError::overloaded(self.options.overload_status))
+    }
+
+    /// Counts that a limit of the server was reached.
+    pub(crate) fn limit_reached(&self, limit: &'static str) {
+        let reached = &self.metrics.limit_reached_total;
+        reached.with_label_values(&[limit]).inc();
     }
 
     fn describe(&self, door: Door) -> Reply {

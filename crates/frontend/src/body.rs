@@ -8,11 +8,16 @@ use http::header::CONTENT_TYPE;
 use http_body::Body;
 use http_body_util::BodyExt;
 use kvasir_openai::ApiError;
+use tokio::time::Instant;
+
+use crate::App;
 
 /// What a declared length may reserve before any byte has come.
 const RESERVE_MAX: u64 = 1 << 20;
-/// The client has this long for each piece of its body.
+/// The client has this long for each piece of its body, and for all of it this and what [`RATE_MIN`] allows.
 const PIECE_PATIENCE: Duration = Duration::from_secs(30);
+/// Bytes that a client sends in a second, on average, once it has had its patience.
+const RATE_MIN: u64 = 1024;
 /// What is said when it takes longer.
 const STALLED: &str = "The request's body stopped coming; send it again";
 /// Bytes that are read of a body that is too large, so that its client sees the answer.
@@ -43,8 +48,22 @@ pub(crate) fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
+/// Reads a request's body; limits that it reaches are counted.
+pub(crate) async fn read_for<B>(app: &App, body: B) -> Result<Bytes, ApiError>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let outcome = read(body, app.options().body_limit_mb).await;
+    match outcome.as_ref().map_err(|error| error.status) {
+        Err(413) => app.limit_reached("body_bytes"),
+        Err(408) => app.limit_reached("body_time"),
+        _ => {}
+    }
+    outcome
+}
+
 /// Reads a body of at most `limit_mb` MiB.
-pub(crate) async fn read<B>(mut body: B, limit_mb: u64) -> Result<Bytes, ApiError>
+async fn read<B>(mut body: B, limit_mb: u64) -> Result<Bytes, ApiError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -56,10 +75,12 @@ where
     }
     let mut whole: Option<Bytes> = None;
     let mut joined = BytesMut::new();
-    while let Some(frame) = next(&mut body).await? {
+    let mut pace = Pace::begin();
+    while let Some(frame) = next(&mut body, &pace).await? {
         let Ok(data) = frame.into_data() else {
             continue;
         };
+        pace.came(data.len());
         let had = whole.as_ref().map_or(joined.len(), Bytes::len) as u64;
         if had + data.len() as u64 > limit {
             discard(body).await;
@@ -78,12 +99,41 @@ where
     Ok(whole.unwrap_or_else(|| joined.freeze()))
 }
 
+/// How fast a body comes: a client that sends a byte now and then must not hold its place for ever.
+struct Pace {
+    begun: Instant,
+    last: Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    fn begin() -> Self {
+        let now = Instant::now();
+        Self {
+            begun: now,
+            last: now,
+            bytes: 0,
+        }
+    }
+
+    fn came(&mut self, bytes: usize) {
+        self.last = Instant::now();
+        self.bytes += bytes as u64;
+    }
+
+    /// When the next piece is too late.
+    fn deadline(&self) -> Instant {
+        let earned = Duration::from_secs(self.bytes / RATE_MIN);
+        (self.last + PIECE_PATIENCE).min(self.begun + PIECE_PATIENCE + earned)
+    }
+}
+
 /// The next frame; an error if the upload broke or stalled.
-async fn next<B>(body: &mut B) -> Result<Option<http_body::Frame<Bytes>>, ApiError>
+async fn next<B>(body: &mut B, pace: &Pace) -> Result<Option<http_body::Frame<Bytes>>, ApiError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    match tokio::time::timeout(PIECE_PATIENCE, body.frame()).await {
+    match tokio::time::timeout_at(pace.deadline(), body.frame()).await {
         Ok(None) => Ok(None),
         Ok(Some(Ok(frame))) => Ok(Some(frame)),
         // A broken upload: the client is gone, nobody reads this answer.
@@ -155,6 +205,69 @@ mod tests {
         assert_eq!(read_pieces(&[limit + 1]).await, Err(413));
         assert_eq!(read_pieces(&[limit, 1]).await, Err(413));
         assert_eq!(read_pieces(&[1, limit - 1, 1]).await, Err(413));
+    }
+
+    /// A body of `count` pieces of `size` bytes, one every `every`.
+    struct Slow {
+        left: usize,
+        size: usize,
+        every: Duration,
+        timer: Pin<Box<tokio::time::Sleep>>,
+    }
+
+    impl Body for Slow {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            if self.left == 0 {
+                return Poll::Ready(None);
+            }
+            std::task::ready!(self.timer.as_mut().poll(cx));
+            self.left -= 1;
+            let (size, every) = (self.size, self.every);
+            self.timer.set(tokio::time::sleep(every));
+            Poll::Ready(Some(Ok(Frame::data(Bytes::from(vec![b'x'; size])))))
+        }
+    }
+
+    /// Goal: the boundary between slow and too slow. Time is the runtime's own.
+    #[tokio::test(start_paused = true)]
+    async fn a_body_must_come_at_some_pace() {
+        let slow = |left, size, secs| {
+            let every = Duration::from_secs(secs);
+            let timer = Box::pin(tokio::time::sleep(every));
+            read(
+                Slow {
+                    left,
+                    size,
+                    every,
+                    timer,
+                },
+                1,
+            )
+        };
+        let status = async |left, size, secs| {
+            let read = slow(left, size, secs).await;
+            read.map(|b| b.len()).map_err(|e| e.status)
+        };
+        assert_eq!(status(1, 1, 29).await, Ok(1));
+        assert_eq!(status(1, 1, 31).await, Err(408), "nothing came");
+        assert_eq!(status(29, 1, 1).await, Ok(29));
+        assert_eq!(status(32, 1, 1).await, Err(408), "a byte a second");
+        assert_eq!(
+            status(200, 1024, 1).await,
+            Ok(200 * 1024),
+            "a kibibyte a second"
+        );
+        assert_eq!(
+            status(10, 64 << 10, 29).await,
+            Ok(640 << 10),
+            "large and seldom"
+        );
     }
 
     #[test]

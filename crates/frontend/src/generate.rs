@@ -79,7 +79,7 @@ async fn read(app: &App, parts: &Parts, incoming: Incoming) -> Result<Bytes, Api
         return Err(ApiError::not_ready());
     }
     body::check_content_type(&parts.headers)?;
-    body::read(incoming, app.options().body_limit_mb).await
+    body::read_for(app, incoming).await
 }
 
 /// Counts a request that failed before its model was known.

@@ -13,6 +13,7 @@ mod app;
 mod ask;
 mod body;
 mod events;
+mod framing;
 mod generate;
 mod host;
 mod ids;

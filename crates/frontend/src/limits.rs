@@ -13,6 +13,8 @@ pub struct Limits {
     pub keep_alive: Option<Duration>,
     /// Connections that are open at once; the next ones wait in the kernel's backlog.
     pub connections_max: usize,
+    /// Requests that are under way at once; the next ones are refused as overload.
+    pub requests_max: usize,
     /// Bytes of a request's head.
     pub header_bytes_max: usize,
     /// A client that neither sends nor takes anything for so long is left; at most twice as long.
@@ -26,6 +28,7 @@ impl Default for Limits {
             stream_silence: None,
             keep_alive: None,
             connections_max: 32_768,
+            requests_max: 65_536,
             header_bytes_max: 64 * 1024,
             client_stall: Duration::from_secs(30),
         }

@@ -165,7 +165,7 @@ async fn pass_on(app: &Arc<App>, parts: &Parts, incoming: Incoming) -> Result<Re
     if app.is_draining() {
         return Err(ApiError::not_ready());
     }
-    let body = body::read(incoming, app.options().body_limit_mb).await?;
+    let body = body::read_for(app, incoming).await?;
     let model = model_of(app, &body).ok_or_else(ApiError::model_not_found)?;
     let Backend::OpenAi { workers, .. } = &model.backend else {
         let (method, path) = (parts.method.as_str(), parts.uri.path());

@@ -27,7 +27,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::reply::{Cut, ReplyBody};
 use crate::tls::ServerTls;
-use crate::{App, Door};
+use crate::{App, Door, framing};
 
 /// Pause after `accept` failed for want of descriptors or memory.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
@@ -35,6 +35,8 @@ const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
 const CLOSING_PATIENCE: Duration = Duration::from_secs(2);
 /// Requests that one HTTP/2 connection has under way at once.
 const STREAMS_MAX: u32 = 1024;
+/// Bytes of an answer that one HTTP/2 stream holds for a client that does not take them.
+const STREAM_BYTES_MAX: usize = 64 << 10;
 
 /// An HTTP server on one address, or two.
 pub struct Server {
@@ -104,6 +106,9 @@ async fn open_door(app: &Arc<App>, door: Door, address: SocketAddr) -> io::Resul
 async fn accept_loop(listener: TcpListener, app: Arc<App>, door: Door, tasks: Tasks) {
     let places = Arc::new(Semaphore::new(app.options().limits.connections_max));
     loop {
+        if places.available_permits() == 0 {
+            app.limit_reached("connections");
+        }
         let Ok(place) = Arc::clone(&places).acquire_owned().await else {
             return;
         };
@@ -156,7 +161,11 @@ async fn serve_connection(
     let service = service_fn(move |request: Request<Incoming>| {
         let (app, guard) = (Arc::clone(&app), UnderWay::enter(&counted));
         async move {
-            let reply = app.handle(request, door).await;
+            let is_last = framing::is_last(&request);
+            let mut reply = app.handle(request, door).await;
+            if is_last {
+                framing::close_after(&mut reply);
+            }
             Ok::<_, Infallible>(reply.map(|body| Counted { body, guard }))
         }
     });
@@ -172,6 +181,7 @@ async fn serve_connection(
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(limits.header_bytes_max).unwrap_or(u32::MAX))
         .max_concurrent_streams(STREAMS_MAX)
+        .max_send_buf_size(STREAM_BYTES_MAX)
         .keep_alive_interval(limits.client_stall);
     let connection = builder.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);

@@ -79,6 +79,10 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     HTTP_CONNECTIONS_MAX: u32 = "http-connections-max" =>
         env(&[var("KVASIR_HTTP_CONNECTIONS_MAX")]).default("32768").ints(1, 1 << 24).effective();
 
+    /// Clients' requests that are under way at once; further ones are refused as overload.
+    HTTP_REQUESTS_MAX: u32 = "http-requests-max" =>
+        env(&[var("KVASIR_HTTP_REQUESTS_MAX")]).default("65536").ints(1, 1 << 24).effective();
+
     /// Ask clients for a key: a file with one key a line.
     ///
     /// Clients send `authorization: Bearer KEY`. Health, liveness and metrics need none.

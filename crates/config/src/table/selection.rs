@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::choice::{AdmissionControl, RouterMode};
 use crate::command::Scope;
-use crate::rule_text::URL;
+use crate::rule_text;
 use crate::spec::{Group, options, var};
 
 options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
@@ -14,7 +14,13 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
     ///
     /// The server is used as it is: the body of a request reaches it unchanged. With at least one,
     /// discovery is `static` and `--router-mode` is `kv` unless said otherwise.
-    WORKER: Vec<String> = "worker" => env(&[var("KVASIR_WORKERS")]).rule(&URL).common().effective();
+    ///
+    /// What the server does not tell can follow its URL: `block-size`, `kv-blocks`,
+    /// `max-num-batched-tokens`, `data-parallel-size`, `events`, `replay`, `api-key-file`, each as
+    /// `name=value` after a comma.
+    WORKER: Vec<String> = "worker" =>
+        env(&[var("KVASIR_WORKERS")]).space_separated().rule(&rule_text::WORKER)
+        .metavar("URL[,NAME=VALUE]").common().effective();
 
     /// Take workers from this file, one a line as `--worker` takes them, and follow its changes.
     ///

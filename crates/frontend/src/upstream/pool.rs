@@ -1,7 +1,7 @@
 //! Kept connections to one worker.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use bytes::Bytes;
@@ -20,6 +20,8 @@ use crate::tls::WorkerTls;
 const OPEN_MAX: usize = 8192;
 /// Idle connections that are kept for one worker.
 const IDLE_MAX: usize = 256;
+/// Sweeps after which a connection that was not used is closed; the fleet sweeps every two seconds.
+const IDLE_SWEEPS: u32 = 30;
 
 /// The workers of one model by id. Clones are one set.
 #[derive(Clone, Default)]
@@ -65,7 +67,9 @@ struct Shared {
     tls: WorkerTls,
     /// What the `host` header says.
     authority: HeaderValue,
-    idle: Mutex<Vec<Line>>,
+    /// Kept connections, latest last, each with the sweep after which it was given back.
+    idle: Mutex<Vec<(Line, u32)>>,
+    sweeps: AtomicU32,
     places: Arc<Semaphore>,
     /// Everything that runs on these connections is given up.
     cut: AtomicBool,
@@ -83,6 +87,7 @@ impl Pool {
                 address,
                 tls,
                 idle: Mutex::default(),
+                sweeps: AtomicU32::new(0),
                 places: Arc::new(Semaphore::new(OPEN_MAX)),
                 cut: AtomicBool::new(false),
                 cutting: Arc::default(),
@@ -177,12 +182,15 @@ impl Pool {
         Arc::clone(&self.shared.cutting).notified_owned()
     }
 
-    /// Drops idle connections that engines have closed.
+    /// Drops idle connections that engines have closed, and those that nobody has used for long.
     pub(crate) fn sweep(&self) {
-        self.idle().retain_mut(Line::is_ready);
+        let sweep = self.shared.sweeps.fetch_add(1, Ordering::Relaxed);
+        let young = |since: u32| sweep.wrapping_sub(since) < IDLE_SWEEPS;
+        self.idle()
+            .retain_mut(|(line, since)| young(*since) && line.is_ready());
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Line>> {
+    fn idle(&self) -> MutexGuard<'_, Vec<(Line, u32)>> {
         self.shared
             .idle
             .lock()
@@ -191,15 +199,19 @@ impl Pool {
 
     fn take_idle(&self) -> Option<Line> {
         let mut idle = self.idle();
-        std::iter::from_fn(|| idle.pop()).find_map(|mut line| line.is_ready().then_some(line))
+        let latest = std::iter::from_fn(|| idle.pop());
+        latest
+            .map(|(line, _)| line)
+            .find_map(|mut line| line.is_ready().then_some(line))
     }
 
     /// Keeps a connection whose answer was read to its end.
     pub(super) fn give_back(&self, mut line: Line) {
-        if line.is_ready() {
+        if line.is_ready() && !self.is_cut() {
+            let since = self.shared.sweeps.load(Ordering::Relaxed);
             let mut idle = self.idle();
             if idle.len() < IDLE_MAX {
-                idle.push(line);
+                idle.push((line, since));
             }
         }
     }

@@ -16,6 +16,7 @@ mod fleet;
 mod limits;
 mod membership;
 mod migration;
+mod overload;
 mod rig;
 mod streams;
 mod tls;

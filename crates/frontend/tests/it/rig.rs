@@ -48,6 +48,8 @@ pub(crate) async fn in_time<T>(what: &str, wait: impl Future<Output = T>) -> T {
 pub(crate) struct Setup {
     pub(crate) options: AppOptions,
     pub(crate) router: RouterConfig,
+    /// What is said about each worker after its URL.
+    pub(crate) additions: String,
 }
 
 impl Setup {
@@ -70,6 +72,7 @@ impl Setup {
         Self {
             options: AppOptions::default(),
             router,
+            additions: String::new(),
         }
     }
 }
@@ -116,7 +119,8 @@ impl Rig {
         let fleet = change(fleet);
         fleet.start();
         for engine in &all {
-            assert!(fleet.watch(WorkerAddress::parse(&engine.url()).unwrap()));
+            let said = [engine.url(), setup.additions.clone()].concat();
+            assert!(fleet.watch(WorkerAddress::parse(&said).unwrap()));
         }
         let server = Server::start(Arc::clone(&app), "127.0.0.1:0".parse().unwrap())
             .await

@@ -1,0 +1,236 @@
+//! More than the fleet can take: who waits, who is refused, how it ends.
+
+use std::time::Duration;
+
+use kvasir_frontend::{AppOptions, Limits};
+use kvasir_router::{Mode, RouterConfig};
+use kvasir_transport::Tasks;
+
+use crate::client::Client;
+use crate::engine::{ANSWER, Step, ok};
+use crate::rig::{ASK, ASK_STREAM, CHAT, Rig, Setup, in_time, until};
+
+/// One request's prompt without a tokenizer: four bytes of its messages count as a token.
+const PROMPT_TOKENS: usize = r#"[{"role":"user","content":"hi"}]"#.len() / 4;
+/// Requests that wait at most.
+const QUEUE: usize = 4;
+/// Requests that the engine has at once before others wait: one, and one that makes it too much.
+const RUNNING: usize = 2;
+
+/// A fleet of one worker that is full with two prompts, and a queue of four.
+async fn small_fleet() -> Rig {
+    let router = RouterConfig {
+        router_mode: Mode::Kv,
+        router_queue_threshold: Some(1.0),
+        router_queue_max_requests: QUEUE as u32,
+        ..RouterConfig::default()
+    };
+    let setup = Setup {
+        router,
+        additions: format!(",max-num-batched-tokens={PROMPT_TOKENS}"),
+        ..Setup::usual()
+    };
+    Rig::with(1, setup).await
+}
+
+#[tokio::test]
+async fn three_times_too_much_waits_or_is_refused_at_once_and_all_is_well_after() {
+    let rig = small_fleet().await;
+    for round in 1..=2 {
+        three_times_too_much(&rig, round).await;
+    }
+}
+
+async fn three_times_too_much(rig: &Rig, round: usize) {
+    let capacity = RUNNING + QUEUE;
+    for _ in 0..capacity {
+        rig.stage.play(vec![Step::Gate, ok()]);
+    }
+    let mut taken = Vec::new();
+    for number in 0..3 * capacity {
+        let mut client = rig.client().await;
+        let body = if number % 2 == 0 { ASK } else { ASK_STREAM };
+        client.post(CHAT, "", body).await;
+        if number < capacity {
+            // Order matters: those that come first are taken.
+            until("it is taken", || rig.app.in_flight().count() == number + 1).await;
+            taken.push(client);
+            continue;
+        }
+        let answer = in_time("refusal", client.answer()).await;
+        assert_eq!(answer.status, 503);
+        let body = answer.json();
+        assert_eq!(
+            (&body["message"], &body["type"], &body["code"]),
+            (
+                &"Service temporarily unavailable: All workers are busy, please retry later".into(),
+                &"service_unavailable".into(),
+                &503.into()
+            )
+        );
+        assert_eq!(answer.header("content-type"), Some("application/json"));
+        assert!(answer.header("retry-after").is_some());
+    }
+    let refused = (round * 2 * capacity) as f64;
+    assert_eq!(rig.metric("dynamo_tasks_rejected_total").await, refused);
+    assert_eq!(
+        rig.metric("dynamo_frontend_model_rejection_total").await,
+        refused
+    );
+    assert_eq!(rig.metric("dynamo_queued_requests").await, capacity as f64);
+    let waiting = "dynamo_frontend_router_queue_pending_requests";
+    assert_eq!(rig.metric(waiting).await, QUEUE as f64);
+    // Each round ends with one more.
+    let before = (round - 1) * (capacity + 1);
+    assert_eq!(rig.stage.seen().len(), before + RUNNING);
+
+    rig.stage.gate.add_permits(capacity);
+    for mut client in taken {
+        let answer = in_time("answer", client.answer()).await;
+        assert_eq!((answer.status, answer.text()), (200, ANSWER));
+    }
+    assert_eq!(
+        rig.post(CHAT, ASK).await.text(),
+        ANSWER,
+        "it recovers by itself"
+    );
+    rig.at_rest().await;
+    assert_eq!(rig.metric("dynamo_queued_requests").await, 0.0);
+    assert_eq!(rig.metric(waiting).await, 0.0);
+}
+
+/// A client that leaves the queue makes room in it.
+#[tokio::test]
+async fn who_leaves_the_queue_makes_room() {
+    let rig = small_fleet().await;
+    for _ in 0..RUNNING + QUEUE {
+        rig.stage.play(vec![Step::Gate, ok()]);
+    }
+    let mut clients = Vec::new();
+    for number in 0..RUNNING + QUEUE {
+        let mut client = rig.client().await;
+        client.post(CHAT, "", ASK).await;
+        until("it is taken", || rig.app.in_flight().count() == number + 1).await;
+        clients.push(client);
+    }
+    assert_eq!(rig.post(CHAT, ASK).await.status, 503);
+    drop(clients.pop());
+    until("it is gone", || {
+        rig.app.in_flight().count() == RUNNING + QUEUE - 1
+    })
+    .await;
+    let mut late = rig.client().await;
+    late.post(CHAT, "", ASK).await;
+    clients.push(late);
+    until("it is taken", || {
+        rig.app.in_flight().count() == RUNNING + QUEUE
+    })
+    .await;
+    rig.stage.gate.add_permits(RUNNING + QUEUE);
+    for mut client in clients {
+        assert_eq!(in_time("answer", client.answer()).await.text(), ANSWER);
+    }
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn requests_beyond_the_limit_are_refused_unread() {
+    let limits = Limits {
+        requests_max: 2,
+        ..Limits::default()
+    };
+    let rig = Rig::with(1, Setup::limits(limits)).await;
+    let mut running = Vec::new();
+    for number in 0..2 {
+        rig.stage.play(vec![Step::Gate, ok()]);
+        let mut client = rig.client().await;
+        client.post(CHAT, "", ASK).await;
+        until("it runs", || rig.stage.seen().len() == number + 1).await;
+        running.push(client);
+    }
+    for path in [CHAT, "/v1/completions", "/v1/embeddings"] {
+        let answer = rig.post(path, ASK).await;
+        assert_eq!(
+            (answer.status, answer.json()["code"].as_u64()),
+            (503, Some(503)),
+            "{path}"
+        );
+    }
+    assert_eq!(rig.metric("kvasir_limit_reached_total").await, 3.0);
+    assert_eq!(rig.metric("dynamo_tasks_rejected_total").await, 3.0);
+    rig.stage.gate.add_permits(2);
+    for mut client in running {
+        assert_eq!(in_time("answer", client.answer()).await.text(), ANSWER);
+    }
+    assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_wait_until_one_is_closed() {
+    let limits = Limits {
+        connections_max: 2,
+        client_stall: Duration::from_secs(20),
+        ..Limits::default()
+    };
+    let rig = Rig::with(1, Setup::limits(limits)).await;
+    let mut first = rig.client().await;
+    let mut second = rig.client().await;
+    for client in [&mut first, &mut second] {
+        client.post(CHAT, "", ASK).await;
+        assert_eq!(in_time("answer", client.answer()).await.text(), ANSWER);
+    }
+    let (waiting, address) = (Tasks::new(), rig.address());
+    let third = waiting.spawn(async move {
+        let mut third = Client::connect(address).await;
+        third.post(CHAT, "connection: close\r\n", ASK).await;
+        third.answer().await
+    });
+    // The two that are in are served as if nothing were.
+    for client in [&mut first, &mut second] {
+        client.post(CHAT, "", ASK).await;
+        assert_eq!(in_time("answer", client.answer()).await.text(), ANSWER);
+    }
+    assert_eq!(rig.stage.seen().len(), 4, "the third waits");
+    assert!(!third.is_finished());
+    drop(first);
+    let answer = in_time("the third is let in", third)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(answer.text(), ANSWER);
+    assert!(rig.metric("kvasir_limit_reached_total").await >= 1.0);
+    drop(second);
+    rig.at_rest().await;
+}
+
+/// Many clients that each hold a connection and never finish: all are left, and a good one is served meanwhile.
+#[tokio::test]
+async fn slow_clients_do_not_keep_others_out() {
+    let limits = Limits {
+        client_stall: Duration::from_millis(200),
+        connections_max: 64,
+        ..Limits::default()
+    };
+    let options = AppOptions {
+        limits,
+        ..AppOptions::default()
+    };
+    let setup = Setup {
+        options,
+        ..Setup::usual()
+    };
+    let rig = Rig::with(1, setup).await;
+    let mut slow = Vec::new();
+    for number in 0..64 {
+        let mut client = rig.client().await;
+        let begun = &"GET /health HTTP/1.1\r\nhost: x\r\nx-slow: 1"[..number % 40];
+        client.try_send(begun).await;
+        slow.push(client);
+    }
+    assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    for mut client in slow {
+        in_time("it is left", async { while !client.closed().await {} }).await;
+    }
+    rig.at_rest().await;
+}
