@@ -186,9 +186,18 @@ impl<'p> Sample<'p> {
     }
 }
 
+/// The samples that are read at all. A page has a thousand others, and it is looked at every few seconds for
+/// every worker, so names are compared before anything is parsed.
+const READ: [&str; 4] = [
+    "vllm:cache_config_info",
+    "vllm:kv_cache_usage_perc",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+];
+
 fn samples(page: &str) -> impl Iterator<Item = Sample<'_>> {
     page.lines()
-        .filter(|line| !line.starts_with('#'))
+        .filter(|line| READ.iter().any(|name| line.starts_with(name)))
         .filter_map(|line| {
             let (series, value) = line.rsplit_once(' ')?;
             let value = value.parse::<f64>().ok().filter(|v| v.is_finite())?;

@@ -54,6 +54,8 @@ impl Seen {
 pub(crate) struct Stage {
     scripts: Mutex<VecDeque<Vec<Step>>>,
     seen: Mutex<Vec<Seen>>,
+    /// What engines answer to `/metrics`; without it they do not know the route.
+    pub(crate) metrics: Mutex<Option<String>>,
     /// Lets [`Step::Gate`] pass.
     pub(crate) gate: Semaphore,
     /// Connections that are open now.
@@ -71,6 +73,7 @@ impl Stage {
         Arc::new(Self {
             scripts: Mutex::default(),
             seen: Mutex::default(),
+            metrics: Mutex::default(),
             gate: Semaphore::new(0),
             open: AtomicUsize::new(0),
             hung_up: Semaphore::new(0),
@@ -92,6 +95,11 @@ impl Stage {
     /// Connections that are open now.
     pub(crate) fn open(&self) -> usize {
         self.open.load(Ordering::SeqCst)
+    }
+
+    fn metrics_answer(&self) -> Vec<u8> {
+        let page = self.metrics.lock().unwrap();
+        page.as_deref().map_or(NOT_FOUND.to_vec(), unary)
     }
 
     fn next(&self) -> Vec<Step> {
@@ -187,9 +195,10 @@ async fn serve(mut stream: TcpStream, port: u16, stage: &Stage) {
     let mut buffer = Vec::new();
     while let Some((head, body)) = read_request(&mut stream, &mut buffer).await {
         if head.starts_with("GET") {
-            let answer = match head.starts_with("GET /v1/models ") {
-                true => unary(r#"{"object":"list","data":[{"id":"m","max_model_len":4096}]}"#),
-                false => b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_vec(),
+            let answer = match head.split(' ').nth(1) {
+                Some("/v1/models") => unary(MODELS),
+                Some("/metrics") => stage.metrics_answer(),
+                _ => NOT_FOUND.to_vec(),
             };
             stream.write_all(&answer).await.unwrap_or(());
             continue;
@@ -244,6 +253,9 @@ async fn read_request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<(S
         }
     }
 }
+
+const MODELS: &str = r#"{"object":"list","data":[{"id":"m","max_model_len":4096}]}"#;
+const NOT_FOUND: &[u8] = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
 
 /// A short answer in one piece.
 pub(crate) fn ok() -> Step {

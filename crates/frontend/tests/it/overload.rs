@@ -234,3 +234,41 @@ async fn slow_clients_do_not_keep_others_out() {
     }
     rig.at_rest().await;
 }
+
+/// What a vLLM says on its metrics page when so much of its cache is in use; nothing else is published.
+fn page(used: f64) -> String {
+    let recorded = include_str!("../../../../testdata/vllm-facts/metrics_under_load.txt");
+    let mut lines: Vec<String> = recorded.lines().map(str::to_owned).collect();
+    for line in &mut lines {
+        if line.starts_with("vllm:kv_cache_usage_perc{") {
+            let (series, _) = line.rsplit_once(' ').unwrap();
+            *line = format!("{series} {used}");
+        }
+    }
+    lines.join("\n")
+}
+
+#[tokio::test]
+async fn an_engine_is_busy_by_its_metrics_page_alone() {
+    let router = RouterConfig {
+        active_decode_blocks_threshold: Some(0.8),
+        ..Setup::usual().router
+    };
+    let setup = Setup {
+        router,
+        ..Setup::usual()
+    };
+    let rig = Rig::of_stage(1, setup, |stage| {
+        *stage.metrics.lock().unwrap() = Some(page(0.5));
+    })
+    .await;
+    assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    let say = |used| *rig.stage.metrics.lock().unwrap() = Some(page(used));
+    let asks = async |status: u16| while rig.post(CHAT, ASK).await.status != status {};
+    say(0.95);
+    in_time("it is busy", asks(503)).await;
+    assert_eq!(rig.booked(), 0, "and not by our own count");
+    say(0.1);
+    in_time("it is free again", asks(200)).await;
+    rig.at_rest().await;
+}

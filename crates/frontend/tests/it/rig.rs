@@ -102,7 +102,22 @@ impl Rig {
         setup: Setup,
         change: impl FnOnce(Fleet) -> Fleet,
     ) -> Self {
+        Self::on(Stage::new(), engines, setup, change).await
+    }
+
+    /// With engines that are told something before they are asked anything.
+    pub(crate) async fn of_stage(engines: usize, setup: Setup, tell: impl FnOnce(&Stage)) -> Self {
         let stage = Stage::new();
+        tell(&stage);
+        Self::on(stage, engines, setup, |fleet| fleet).await
+    }
+
+    async fn on(
+        stage: Arc<Stage>,
+        engines: usize,
+        setup: Setup,
+        change: impl FnOnce(Fleet) -> Fleet,
+    ) -> Self {
         let mut all = Vec::new();
         for _ in 0..engines {
             all.push(Engine::start(&stage).await);
