@@ -105,10 +105,10 @@ def test_zsh_completes(tmp_path):
             seen += os.read(leader, 65536).decode(errors="replace")
 
     try:
-        say(f"fpath=({tmp_path} $fpath); autoload -U compinit; compinit -u -D; print re''ady\n", "ready")
+        say(f"fpath=({tmp_path} $fpath); bindkey -e; autoload -U compinit; compinit -u -D; print re''ady\n", "ready")
         say("kvasir wh\t", "why ")
-        say("\x03kvasir frontend --router-mode=ro\t", "=round-robin")
-        say("\x03kvasir workers \t", "remove")
+        say("\x15kvasir frontend --router-mode=ro\t", "=round-robin")
+        say("\x15kvasir workers \t", "remove")
     finally:
         shell.kill()
         shell.wait()
