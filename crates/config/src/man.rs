@@ -142,7 +142,7 @@ fn tail(out: &mut String) {
     for (at, (what, line)) in examples.into_iter().enumerate() {
         out.push_str(if at > 0 { ".PP\n" } else { "" });
         text(out, what);
-        let _ = write!(out, ".PP\n.nf\n.RS 4\n{}\n.RE\n.fi\n.PP\n", escaped(line));
+        let _ = write!(out, ".RS 4\n.nf\n{}\n.fi\n.RE\n", escaped(line));
     }
 }
 
