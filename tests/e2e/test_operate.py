@@ -4,15 +4,18 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 
 import httpx
 import pytest
 
 from conftest import Kvasir
+from engines import frontend_before
 from test_cli import kvasir
 
 MODEL = "kvasir-demo"
@@ -76,8 +79,69 @@ def test_workers(demo):
     assert {line.split()[2] for line in lines[1:]} == {"serving"}
     rows = json.loads(kvasir("workers", "--json", "--url", demo.url).stdout)["workers"]
     assert sorted(row["worker_id"] for row in rows) == [1, 2, 3, 4]
-    for wrong in (["workers", "ad"], ["workers", "add"], ["workers", "remove", "x"], ["workers", "a", "b", "c"]):
+    for wrong in (["workers", "ad"], ["workers", "add"], ["workers", "a", "b", "c"]):
         assert kvasir(*wrong, "--url", demo.url).returncode == 2, wrong
+
+
+def until(is_so, seconds=20):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if is_so():
+            return True
+        threading.Event().wait(0.05)
+    return False
+
+
+def test_workers_are_added_and_removed():
+    """Two engines, one of them unknown at the start; it is added, serves, drains and is forced out."""
+    loopback = ["--http-host", "127.0.0.1", "--http-port", "0"]
+    mocker = Kvasir("mocker", *loopback, "--workers", "2", "--model-name", "tiny", "--speedup", "50", "--events", "tcp://127.0.0.1:0")
+    one, two = [mocker.wait_for(r"on (http://127\.0\.0\.1:\d+)").group(1) for _ in range(2)]
+    frontend = frontend_before([one])
+    try:
+        states = lambda: {row["url"]: row["state"] for row in json.loads(
+            kvasir("workers", "--json", "--url", frontend.url).stdout)["workers"]}  # fmt: skip
+        told = kvasir("workers", "add", two, "--url", frontend.url)
+        assert told.returncode == 0 and f"at {two} is watched" in told.stdout, told.stderr
+        assert until(lambda: states() == {one: "serving", two: "serving"}), states()
+        listed = lambda: kvasir("workers", "--url", frontend.url).stdout
+        assert "CACHE PICTURE" in listed() and until(lambda: listed().count("listening") + listed().count("complete") == 2)
+        worker = json.loads(kvasir("workers", "--json", "--url", frontend.url).stdout)["workers"]
+        ids = {row["url"]: str(row["worker_id"]) for row in worker}
+        told = kvasir("workers", "remove", ids[two], "--url", frontend.url)
+        assert told.returncode == 0 and "gets nothing new" in told.stdout, told.stderr
+        assert until(lambda: two not in states()), states()
+        again = kvasir("workers", "remove", ids[two], "--url", frontend.url)
+        assert again.returncode == 1 and "No such worker" in again.stderr
+        assert json.loads(kvasir("workers", "add", two, "--json", "--url", frontend.url).stdout)["url"] == two
+        assert kvasir("workers", "remove", two, "--force", "--url", frontend.url).returncode == 0
+        wrong = kvasir("workers", "add", "nonsense", "--url", frontend.url)
+        assert wrong.returncode == 1 and "error: Validation" in wrong.stderr
+    finally:
+        assert frontend.stop() == 0, frontend.log()
+        mocker.stop()
+
+
+def test_the_workers_of_a_demo_are_fixed(demo):
+    told = kvasir("workers", "add", "http://127.0.0.1:9", "--url", demo.url)
+    assert told.returncode == 1 and told.stderr.startswith("error: "), told
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_https_is_spoken(tmp_path):
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", key,
+         "-out", cert, "-addext", "basicConstraints=critical,CA:FALSE", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"], check=True, capture_output=True)  # fmt: skip
+    frontend = Kvasir("demo", "--http-host", "127.0.0.1", "--http-port", "0", "--tls-cert-path", str(cert), "--tls-key-path", str(key))
+    url = frontend.wait_for(r"at (https?://127\.0\.0\.1:\d+)").group(1)
+    assert url.startswith("https://")
+    told = kvasir("workers", "--url", url, "--tls-ca-path", str(cert))
+    assert told.returncode == 0 and len(told.stdout.splitlines()) == 5, told.stderr
+    doubted = kvasir("workers", "--url", url)
+    assert doubted.returncode in (1, 2) and "--tls-ca-path" in doubted.stderr
+    assert kvasir("workers", "--url", url, "--tls-ca-path", str(key)).returncode == 2
+    assert frontend.stop() == 0
 
 
 def test_top_once_when_nobody_watches(demo):
@@ -143,10 +207,10 @@ def test_a_token_is_sent_where_one_is_needed(tmp_path):
     frontend = Kvasir("demo", "--http-host", "127.0.0.1", "--http-port", "0", "--http-api-key-file", str(keys))
     url = frontend.wait_for(r"at (http://127\.0\.0\.1:\d+)").group(1)
     bare = kvasir("workers", "--url", url)
-    assert bare.returncode == 1 and "--token-file" in bare.stderr
-    assert kvasir("workers", "--url", url, "--token-file", str(keys)).returncode == 0
-    assert kvasir("workers", "--url", url, KVASIR_TOKEN="hush-hush").returncode == 0
-    wrong = kvasir("workers", "--url", url, KVASIR_TOKEN="wrong")
+    assert bare.returncode == 1 and "--admin-token-file" in bare.stderr
+    assert kvasir("workers", "--url", url, "--admin-token-file", str(keys)).returncode == 0
+    assert kvasir("workers", "--url", url, KVASIR_ADMIN_TOKEN="hush-hush").returncode == 0
+    wrong = kvasir("workers", "--url", url, KVASIR_ADMIN_TOKEN="wrong")
     assert wrong.returncode == 1 and "does not accept the token" in wrong.stderr and "wrong" not in wrong.stderr
     assert frontend.stop() == 0 and "hush-hush" not in frontend.log()
 

@@ -44,7 +44,12 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let app = serve::app(settings, Clock::new())?;
     let model = start_model(&app, settings)?;
     let server = serve::listen(&app, settings).await?;
-    greet(server.address(), &model.name, settings.get(keys::WORKERS));
+    let scheme = match settings.get(keys::TLS_CERT_PATH) {
+        Some(_) => "https",
+        None => "http",
+    };
+    let url = format!("{scheme}://{}", loopback(server.address()));
+    greet(&url, &model.name, settings.get(keys::WORKERS));
     if settings.get(keys::TRAFFIC) {
         let summary = Arc::new(Mutex::new(Summary::default()));
         let address = loopback(server.address());
@@ -156,19 +161,18 @@ fn loopback(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-fn greet(address: SocketAddr, model: &str, workers: u32) {
-    let address = loopback(address);
+fn greet(url: &str, model: &str, workers: u32) {
     let text = format!(
         r#"
-Kvasir demo: model {model} on {workers} mock workers at http://{address}
+Kvasir demo: model {model} on {workers} mock workers at {url}
 
 Ask something, then the same again: the second time its prefix is cached and it goes to the same worker.
 
-  curl -s http://{address}/v1/chat/completions -H 'content-type: application/json' -d '{{
+  curl -s {url}/v1/chat/completions -H 'content-type: application/json' -d '{{
     "model": "{model}", "messages": [{{"role": "user", "content": "When does my parcel leave if I bring it at noon?"}}],
     "nvext": {{"extra_fields": ["worker_id", "timing"]}}}}'
 
-  add "stream": true for server-sent events · http://{address}/metrics for Prometheus
+  add "stream": true for server-sent events · {url}/metrics for Prometheus
   kvasir demo --traffic for a live load · kvasir demo --help for every setting · Ctrl-C to stop
 
 "#

@@ -234,8 +234,8 @@ impl WorkerTls {
         })
     }
 
-    /// Makes connections to workers secure.
-    pub(crate) fn connector(&self) -> Result<TlsConnector, String> {
+    /// Makes connections to workers secure, or to another frontend.
+    pub fn connector(&self) -> Result<TlsConnector, String> {
         self.connector.get_or_init(system_connector).clone()
     }
 }

@@ -13,8 +13,12 @@ use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use kvasir_config::{Settings, keys};
+use kvasir_frontend::WorkerTls;
 use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::wiring::{BadConfig, Failure};
 
@@ -24,12 +28,12 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 const SHOWN_CHARS_MAX: usize = 300;
 
 /// Where a frontend is and how to ask it.
-#[derive(Debug)]
 pub(super) struct Client {
     /// As the user wrote it.
     url: String,
     host: String,
     port: u16,
+    tls: Option<TlsConnector>,
     authority: HeaderValue,
     prefix: String,
     token: Option<HeaderValue>,
@@ -80,11 +84,11 @@ impl fmt::Display for AskError {
             Self::Broken { url, cause } => write!(f, "{url} broke off its answer: {cause}"),
             Self::Unauthorized { url, sent: false } => write!(
                 f,
-                "{url} asks for a token: give it in a file with --token-file, or in the variable KVASIR_TOKEN"
+                "{url} asks for a token: give it in a file with --admin-token-file, or in the variable KVASIR_ADMIN_TOKEN"
             ),
             Self::Unauthorized { url, sent: true } => write!(
                 f,
-                "{url} does not accept the token of --token-file or KVASIR_TOKEN"
+                "{url} does not accept the token of --admin-token-file or KVASIR_ADMIN_TOKEN"
             ),
             Self::Status {
                 asked,
@@ -109,15 +113,14 @@ impl Client {
         let url: String = settings.get(keys::URL);
         let bad = |why: &str| BadConfig(format!("--url {url}: {why}"));
         let uri: Uri = url.parse().map_err(|_| bad("not an address"))?;
-        if uri.scheme() == Some(&Scheme::HTTPS) {
-            return Err(
-                bad("https is not spoken here; ask the frontend on its own machine").into(),
-            );
-        }
+        let secure = uri.scheme() == Some(&Scheme::HTTPS);
         let authority = uri.authority().ok_or_else(|| bad("it names no host"))?;
         Ok(Self {
             host: authority.host().trim_matches(['[', ']']).to_owned(),
-            port: authority.port_u16().unwrap_or(80),
+            port: authority
+                .port_u16()
+                .unwrap_or(if secure { 443 } else { 80 }),
+            tls: if secure { Some(tls(settings)?) } else { None },
             authority: HeaderValue::from_str(authority.as_str())
                 .map_err(|_| bad("not an address"))?,
             prefix: uri.path().trim_end_matches('/').to_owned(),
@@ -191,6 +194,32 @@ impl Client {
             url: self.url.clone(),
             cause,
         })?;
+        let Some(tls) = &self.tls else {
+            return self.exchange(stream, method, path, body).await;
+        };
+        let name = ServerName::try_from(self.host.clone()).map_err(|error| broken(&error))?;
+        let stream = tls.connect(name, stream).await.map_err(|cause| {
+            let why = format!("{cause} (https; --tls-ca-path names whom to believe)");
+            broken(&why)
+        })?;
+        self.exchange(stream, method, path, body).await
+    }
+
+    /// One request and its answer over a connection of their own.
+    async fn exchange<S>(
+        &self,
+        stream: S,
+        method: &Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Bytes, AskError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let broken = |cause: &dyn fmt::Display| AskError::Broken {
+            url: self.url.clone(),
+            cause: cause.to_string(),
+        };
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| broken(&error))?;
@@ -256,6 +285,16 @@ impl Client {
     }
 }
 
+/// Whose certificates are believed; an error names the option.
+fn tls(settings: &Settings) -> Result<TlsConnector, Failure> {
+    let bad = |error: &dyn fmt::Display| BadConfig(format!("--tls-ca-path {error}"));
+    let trusted = match settings.get(keys::TLS_CA_PATH) {
+        Some(path) => WorkerTls::with_authority(&path).map_err(|error| bad(&error))?,
+        None => WorkerTls::default(),
+    };
+    Ok(trusted.connector().map_err(|error| bad(&error))?)
+}
+
 /// What an error's body says, in one short line.
 fn message(body: &[u8]) -> String {
     let value: Value = serde_json::from_slice(body).unwrap_or_default();
@@ -272,8 +311,8 @@ fn message(body: &[u8]) -> String {
 
 /// The header that shows who asks.
 fn token(settings: &Settings) -> Result<Option<HeaderValue>, Failure> {
-    let path = settings.get(keys::TOKEN_FILE);
-    let token = match (settings.get(keys::TOKEN), &path) {
+    let path = settings.get(keys::ADMIN_TOKEN_FILE);
+    let token = match (settings.get(keys::ADMIN_TOKEN), &path) {
         (Some(token), _) => token,
         (None, Some(path)) => token_of_file(path)?,
         (None, None) => return Ok(None),
@@ -286,13 +325,13 @@ fn token(settings: &Settings) -> Result<Option<HeaderValue>, Failure> {
 
 fn token_of_file(path: &Path) -> Result<String, Failure> {
     let shown = path.display();
-    let text =
-        std::fs::read_to_string(path).map_err(|error| format!("--token-file {shown}: {error}"))?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| format!("--admin-token-file {shown}: {error}"))?;
     let mut lines = text.lines().map(str::trim);
     let token = lines.find(|line| !line.is_empty() && !line.starts_with('#'));
     match token {
         Some(token) => Ok(token.to_owned()),
-        None => Err(format!("--token-file {shown} holds no token").into()),
+        None => Err(format!("--admin-token-file {shown} holds no token").into()),
     }
 }
 

@@ -99,6 +99,20 @@ pub(super) fn cell(value: Option<&Value>) -> String {
     }
 }
 
+/// A path segment whatever the user typed.
+pub(super) fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                out.push(char::from(byte));
+            }
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
 /// A text without control characters.
 pub(super) fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
@@ -137,5 +151,11 @@ mod tests {
     #[test]
     fn a_cell_obeys_nobody() {
         assert_eq!(plain("a\x1b[2Jb\n"), "a[2Jb");
+    }
+
+    #[test]
+    fn what_is_typed_is_one_path_segment() {
+        assert_eq!(escaped("chatcmpl-1f.~_"), "chatcmpl-1f.~_");
+        assert_eq!(escaped("a/../b?c#\u{e9}"), "a%2F..%2Fb%3Fc%23%C3%A9");
     }
 }

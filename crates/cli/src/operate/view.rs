@@ -262,9 +262,9 @@ mod tests {
             latest 3   first token p50 30 ms, p95 50 ms; whole answer p50 200 ms, p95 200 ms
             cache      47% of their prompt tokens were cached, 80% were predicted
 
-            WORKER  RANK  STATE  REQUESTS  DECODE BLOCKS  PREFILL TOKENS  MODEL  URL            SHARE  CACHED
-            1          0  ready         1        8 (50%)               0  tiny   http://a:8000    67%     70%
-            2          0  ready         1        8 (50%)               0  tiny   http://b:8000    33%      0%"#]]
+            WORKER  RANK  STATE    REQUESTS  DECODE BLOCKS  PREFILL TOKENS  MODEL  URL            SHARE  CACHED
+            1          0  serving         1        8 (50%)               0  tiny   http://a:8000    67%     70%
+            2          0  serving         1        8 (50%)               0  tiny   http://b:8000    33%      0%"#]]
         .assert_eq(&lines.join("\n"));
     }
 

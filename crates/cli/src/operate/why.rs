@@ -26,7 +26,10 @@ pub(super) async fn run(client: &Client, run: &Run) -> Result<(), Failure> {
         show(run, &answer, |answer| latest(answer, now_ms));
         return Ok(());
     };
-    match client.get(&format!("/decisions/{}", escaped(id))).await {
+    match client
+        .get(&format!("/decisions/{}", text::escaped(id)))
+        .await
+    {
         Ok(decision) => show(run, &decision, |decision| one(decision, now_ms)),
         Err(error) if error.is_not_found() => return Err(unknown(client, id).await.into()),
         Err(error) => return Err(error.into()),
@@ -51,20 +54,6 @@ async fn unknown(client: &Client, id: &str) -> String {
              frontend keeps"
         ),
     }
-}
-
-/// A path segment whatever the user typed.
-fn escaped(id: &str) -> String {
-    let mut out = String::with_capacity(id.len());
-    for byte in id.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-                out.push(char::from(byte));
-            }
-            _ => out.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    out
 }
 
 /// The latest decisions, one a line, newest first.

@@ -51,7 +51,7 @@ pub(super) async fn list(client: &Client) -> Result<Value, Failure> {
 async fn add(client: &Client, run: &Run, url: &str) -> Result<(), Failure> {
     let body = json!({ "url": url });
     let answer = client.send(&Method::POST, "/workers", Some(&body)).await;
-    let answer = answer.map_err(changeable)?;
+    let answer = answer.map_err(refused)?;
     if run.settings.get(keys::JSON) {
         print(&format!("{answer:#}\n"));
         return Ok(());
@@ -64,25 +64,19 @@ async fn add(client: &Client, run: &Run, url: &str) -> Result<(), Failure> {
 }
 
 async fn remove(client: &Client, run: &Run, id: &str) -> Result<(), Failure> {
-    if id.parse::<u64>().is_err() {
-        return Err(BadConfig(format!(
-            "`{}` is no worker id; kvasir workers lists them",
-            text::plain(id)
-        ))
-        .into());
-    }
     let force = if run.settings.get(keys::FORCE) {
         "?force=true"
     } else {
         ""
     };
-    let path = format!("/workers/{id}{force}");
+    let path = format!("/workers/{}{force}", text::escaped(id));
     let answer = client.send(&Method::DELETE, &path, None).await;
-    let answer = answer.map_err(changeable)?;
+    let answer = answer.map_err(refused)?;
     if run.settings.get(keys::JSON) {
         print(&format!("{answer:#}\n"));
         return Ok(());
     }
+    let id = cell(answer.get("worker_id"));
     let how = match run.settings.get(keys::FORCE) {
         true => "is removed; what ran there was cut",
         false => "gets nothing new and leaves when what runs there has ended",
@@ -91,13 +85,11 @@ async fn remove(client: &Client, run: &Run, id: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A frontend whose workers cannot be changed says so by not knowing the method.
-fn changeable(error: AskError) -> Failure {
-    match &error {
-        AskError::Status { status, .. } if status.as_u16() == 405 => {
-            "this frontend's workers cannot be changed while it runs".into()
-        }
-        _ => error.into(),
+/// The frontend's own words, without the request that they are about.
+fn refused(error: AskError) -> Failure {
+    match error {
+        AskError::Status { message, .. } => message.into(),
+        other => other.into(),
     }
 }
 
@@ -107,15 +99,19 @@ struct Row<'v> {
     rank: &'v Value,
 }
 
+impl Row<'_> {
+    fn cache(&self) -> Option<&Value> {
+        self.rank.get("cache").filter(|cache| !cache.is_null())
+    }
+}
+
 /// The table of workers, a line for each rank.
 pub(super) fn table(answer: &Value) -> Table {
-    let workers = answer.get("workers").and_then(Value::as_array);
-    let rows: Vec<Row<'_>> = workers.into_iter().flatten().flat_map(rows).collect();
+    let rows: Vec<Row<'_>> = all(answer).flat_map(rows).collect();
     let mut table = Table::default();
     let mut add = |title, align, rank, of: &dyn Fn(&Row<'_>) -> String| {
         table.column(title, align, rank, rows.iter().map(of));
     };
-    let both = |row: &Row<'_>, field: &str| row.rank.get(field).or(row.worker.get(field)).cloned();
     add("WORKER", Align::Left, 0, &|row| {
         cell(row.worker.get("worker_id"))
     });
@@ -133,16 +129,9 @@ pub(super) fn table(answer: &Value) -> Table {
         let tokens = whole(row.rank, "active_prefill_tokens");
         tokens.map_or_else(|| UNKNOWN.to_owned(), count)
     });
-    for (title, field, place) in [
-        ("ENGINE", "engine", 9),
-        ("EVENTS", "events", 6),
-        ("TRUST", "trust", 4),
-    ] {
-        if rows.iter().any(|row| both(row, field).is_some()) {
-            add(title, Align::Left, place, &|row| {
-                brief(both(row, field).as_ref())
-            });
-        }
+    if rows.iter().any(|row| row.cache().is_some()) {
+        add("CACHE PICTURE", Align::Left, 4, &|row| picture(row.cache()));
+        add("EVENTS", Align::Left, 6, &|row| events(row.cache()));
     }
     add("MODEL", Align::Left, 8, &|row| {
         cell(row.worker.get("model"))
@@ -151,10 +140,16 @@ pub(super) fn table(answer: &Value) -> Table {
     table
 }
 
+/// Workers that serve, then those that are wanted and serve nothing.
+fn all(answer: &Value) -> impl Iterator<Item = &Value> {
+    let list = |name: &str| answer.get(name).and_then(Value::as_array);
+    let lists = [list("workers"), list("absent")];
+    lists.into_iter().flatten().flatten()
+}
+
 /// Worker and rank of each line of the table.
 pub(super) fn ranks(answer: &Value) -> Vec<(u64, u64)> {
-    let workers = answer.get("workers").and_then(Value::as_array);
-    let rows = workers.into_iter().flatten().flat_map(rows);
+    let rows = all(answer).flat_map(rows);
     let id = |value: &Value, field| whole(value, field).unwrap_or(u64::MAX);
     rows.map(|row| (id(row.worker, "worker_id"), id(row.rank, "dp_rank")))
         .collect()
@@ -171,15 +166,50 @@ fn rows(worker: &Value) -> Vec<Row<'_>> {
     }
 }
 
-/// One word: what the frontend says, or what follows from its marks.
+/// One word: what is the matter with it, else what it does.
 fn state(worker: &Value) -> String {
     let is = |mark: &str| worker.get(mark).and_then(Value::as_bool) == Some(true);
-    match worker.get("state").and_then(Value::as_str) {
-        Some(state) => text::plain(state),
-        None if is("draining") => "draining".to_owned(),
-        None if is("down") => "down".to_owned(),
-        None if is("busy") => "busy".to_owned(),
-        None => "ready".to_owned(),
+    let stated = worker.get("state").and_then(Value::as_str);
+    match stated.unwrap_or("serving") {
+        "serving" if is("draining") => "draining".to_owned(),
+        "serving" if is("down") => "down".to_owned(),
+        "serving" if is("busy") => "busy".to_owned(),
+        stated => text::plain(stated),
+    }
+}
+
+/// How far the router believes what it knows of a rank's cache, and why not more.
+fn picture(cache: Option<&Value>) -> String {
+    let field = |name: &str| {
+        cache
+            .and_then(|cache| cache.get(name))
+            .and_then(Value::as_str)
+    };
+    match (field("state"), field("cause")) {
+        (Some(state), Some(cause)) => {
+            let cause = cause.replace('_', " ");
+            format!("{} ({})", text::plain(state), text::plain(&cause))
+        }
+        (state, _) => state.map_or_else(|| UNKNOWN.to_owned(), text::plain),
+    }
+}
+
+/// How a rank's events come in.
+fn events(cache: Option<&Value>) -> String {
+    let Some(cache) = cache else {
+        return UNKNOWN.to_owned();
+    };
+    let Some(events) = cache.get("events").filter(|e| !e.is_null()) else {
+        return "none".to_owned();
+    };
+    let is = |name: &str| events.get(name).and_then(Value::as_bool) == Some(true);
+    let says = |name: &str| events.get(name).and_then(Value::as_str).is_some();
+    match () {
+        () if says("error") => "broken".to_owned(),
+        () if !is("connected") => "connecting".to_owned(),
+        () if says("recovering") => "recovering".to_owned(),
+        () if is("complete") => "complete".to_owned(),
+        () => "listening".to_owned(),
     }
 }
 
@@ -198,20 +228,6 @@ fn blocks(row: &Row<'_>, field: &str) -> String {
     }
 }
 
-/// A value in one cell: of an object, its state.
-fn brief(value: Option<&Value>) -> String {
-    match value {
-        Some(Value::Object(fields)) => {
-            let word = ["state", "level", "status", "value"];
-            cell(word.iter().find_map(|name| fields.get(*name)))
-        }
-        Some(Value::Number(number)) => number
-            .as_f64()
-            .map_or(UNKNOWN.to_owned(), |n| format!("{n:.2}")),
-        other => cell(other),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use expect_test::expect;
@@ -220,25 +236,29 @@ mod tests {
 
     #[test]
     fn a_line_for_each_rank() {
-        let answer = json!({"workers": [
-            {"worker_id": 7, "model": "tiny", "url": "http://a:8000", "kv_total_blocks": 4096, "busy": false,
-             "down": false, "ranks": [
-                {"dp_rank": 0, "active_requests": 3, "active_decode_blocks": 1024, "active_prefill_tokens": 12345},
-                {"dp_rank": 1, "active_requests": 0, "active_decode_blocks": 0, "active_prefill_tokens": 0}]},
-            {"worker_id": 18446744073709551615_u64, "model": "tiny", "url": null, "kv_total_blocks": null,
-             "busy": true, "down": true, "trust": 0.5, "ranks": []},
-        ]});
+        let exact = json!({"state": "exact", "cause": null, "events": {"connected": true, "complete": true}});
+        let poor = json!({"state": "approximate", "cause": "no_events", "events": null});
+        let answer = json!({
+            "workers": [{"worker_id": 7, "model": "tiny", "url": "http://a:8000", "kv_total_blocks": 4096, "ranks": [
+                {"dp_rank": 0, "active_requests": 3, "active_decode_blocks": 1024, "active_prefill_tokens": 12345, "cache": exact},
+                {"dp_rank": 1, "active_requests": 0, "active_decode_blocks": 0, "active_prefill_tokens": 0, "cache": poor}],
+             "state": "serving", "busy": false, "down": false},
+             {"worker_id": 8, "model": "tiny", "state": "serving", "busy": true, "down": true}],
+            "absent": [{"worker_id": 18446744073709551615_u64, "model": null, "url": "http://c:8000",
+                        "state": "unreachable", "down": true, "ranks": []}],
+        });
         expect![[r#"
-            WORKER                RANK  STATE  REQUESTS  DECODE BLOCKS  PREFILL TOKENS  TRUST  MODEL  URL
-            7                        0  ready         3    1,024 (25%)          12,345  -      tiny   http://a:8000
-            7                        1  ready         0         0 (0%)               0  -      tiny   http://a:8000
-            18446744073709551615     -  down          -              -               -  0.50   tiny   -"#]].assert_eq(&table(&answer).lines(120).join("\n"));
+            WORKER                RANK  STATE        REQUESTS  DECODE BLOCKS  PREFILL TOKENS  CACHE PICTURE            EVENTS    MODEL  URL
+            7                        0  serving             3    1,024 (25%)          12,345  exact                    complete  tiny   http://a:8000
+            7                        1  serving             0         0 (0%)               0  approximate (no events)  none      tiny   http://a:8000
+            8                        -  down                -              -               -  -                        -         tiny   -
+            18446744073709551615     -  unreachable         -              -               -  -                        -         -      http://c:8000"#]].assert_eq(&table(&answer).lines(160).join("\n"));
         let narrow = table(&answer).lines(40);
         assert!(
             narrow.iter().all(|line| line.chars().count() <= 40),
             "{narrow:?}"
         );
-        assert!(narrow[1].starts_with("7 ") && narrow[1].contains("ready"));
+        assert!(narrow[1].starts_with("7 ") && narrow[1].contains("serving"));
     }
 
     #[test]

@@ -38,16 +38,18 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     ADMIN_HOST: String = "admin-host" =>
         env(&[var("KVASIR_ADMIN_HOST")]).default("127.0.0.1").rule(&HOST).effective();
 
-    /// Ask operators for a token: a file with one a line.
+    /// Ask operators for a token: a file with one a line. Operators' commands send the first.
     ///
     /// They send `authorization: Bearer TOKEN`. Keys of clients do not open operators' routes once
     /// there is a token.
     ADMIN_TOKEN_FILE: Option<PathBuf> = "admin-token-file" =>
-        env(&[var("KVASIR_ADMIN_TOKEN_FILE")]).metavar("FILE").effective();
+        scope(Scope::SERVE.and(Scope::OPERATE)).env(&[var("KVASIR_ADMIN_TOKEN_FILE")])
+        .metavar("FILE").effective();
 
     /// The token itself; wins over the file.
     ADMIN_TOKEN: Option<String> = "admin-token" =>
-        env(&[var("KVASIR_ADMIN_TOKEN")]).secret().effective();
+        scope(Scope::SERVE.and(Scope::OPERATE)).env(&[var("KVASIR_ADMIN_TOKEN")]).secret()
+        .effective();
 
     /// Largest request body, in MiB.
     HTTP_BODY_LIMIT_MB: u64 = "http-body-limit-mb" =>

@@ -14,14 +14,11 @@ options! { OPERATE_ROWS, Group::Operate, Scope::OPERATE;
         env(&[var("KVASIR_URL")]).default("http://127.0.0.1:8000").rule(&HTTP_URL).effective()
         .common();
 
-    /// A file with the admin token, or with a client's key where that is what the frontend asks for.
+    /// Believe the certificate authority in this file, and no other, when the address is https.
     ///
-    /// The first line that is neither blank nor a comment (`#`) is sent as `authorization: Bearer TOKEN`.
-    TOKEN_FILE: Option<PathBuf> = "token-file" =>
-        env(&[var("KVASIR_TOKEN_FILE")]).metavar("FILE").effective().common();
-
-    /// The token itself; wins over the file.
-    TOKEN: Option<String> = "token" => env(&[var("KVASIR_TOKEN")]).secret().effective();
+    /// In PEM. Unset believes those that the system believes.
+    TLS_CA_PATH: Option<PathBuf> = "tls-ca-path" =>
+        env(&[var("KVASIR_TLS_CA_PATH")]).metavar("FILE").effective();
 
     /// Give up when the frontend has not answered after so many seconds.
     TIMEOUT_SECS: Duration = "timeout-secs" =>

@@ -125,13 +125,7 @@ impl Row {
 }
 
 fn is_secret(name: &str) -> bool {
-    [
-        "etcd-auth-password",
-        "token",
-        "admin-token",
-        "worker-api-key",
-    ]
-    .contains(&name)
+    ["etcd-auth-password", "admin-token", "worker-api-key"].contains(&name)
 }
 
 /// Names a file, so it cannot stand in one.
