@@ -107,11 +107,15 @@ def test_refusal_and_silence(client, control):
 @pytest.mark.parametrize("fault", ["die=3", "cut=3"])
 def test_death_in_mid_stream(client, control, fault):
     control(fault)
-    seen = []
-    with pytest.raises((openai.APIError, httpx.RemoteProtocolError)):
-        for chunk in chat(client, stream=True, max_tokens=40):
-            seen.append(chunk.choices[0].delta.content)
-    assert 1 <= len(seen) <= 4
+    for _ in range(5):
+        seen = []
+        with pytest.raises((openai.APIError, httpx.RemoteProtocolError)):
+            for chunk in chat(client, stream=True, max_tokens=40):
+                seen.append(chunk.choices[0].delta.content)
+        assert len(seen) <= 4
+        if seen:  # a cut can overtake what was written just before it
+            return
+    raise AssertionError("nothing was ever said before the cut")
 
 
 def test_slowness(client, control):
