@@ -1,81 +1,281 @@
-"""`kvasir frontend` before mock engines that publish their cache events over real sockets."""
+"""`kvasir frontend` before mock engines that publish their cache events over real sockets.
 
-import re
-import socket
-import threading
+Each fault that an engine can be made to have is noticed, named and mended, or the engine is believed less.
+"""
 
-import httpx
+import random
+
 import pytest
 
-from conftest import Kvasir
-
-MODEL = "tiny"
+from events_rig import BLOCK, VOCABULARY, Engine, Rig
 
 
-def free_ports(count):
-    """A run of free ports: an engine's replay socket is one above its events."""
-    for _ in range(50):
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-        try:
-            for n in range(count):
-                with socket.socket() as other:
-                    other.bind(("127.0.0.1", port + n))
-            return port
-        except OSError:
-            continue
-    raise AssertionError("no free ports")
+@pytest.fixture
+def rig():
+    rig = Rig(1)
+    yield rig
+    rig.close()
 
 
-@pytest.fixture(scope="module")
-def fleet():
-    """A frontend with two mock engines; `fleet.url` is where it listens."""
-    common = ["--http-host", "127.0.0.1", "--http-port", "0", "--model-name", MODEL, "--block-size", "16", "--speedup", "50"]
-    engines = [Kvasir("mocker", *common, "--kv-events-port", str(free_ports(2))) for _ in range(2)]
-    urls = [engine.wait_for(r"on (http://127\.0\.0\.1:\d+)").group(1) for engine in engines]
-    workers = [word for url in urls for word in ("--worker", url)]
-    frontend = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", *workers)
-    frontend.url = "http://" + frontend.wait_for(r"address=(127\.0\.0\.1:\d+)").group(1)
-    with httpx.Client(base_url=frontend.url, timeout=30) as http:
-        for _ in range(200):
-            if len(http.get("/workers").json()["workers"]) == 2:
-                break
-            threading.Event().wait(0.05)
-        frontend.http = http
-        yield frontend
-    assert frontend.stop() == 0, frontend.log()
-    for engine in engines:
-        engine.stop()
+@pytest.fixture
+def engine(rig):
+    return rig.engines[0]
 
 
-def complete(http, tokens):
-    answer = http.post("/v1/completions", json={"model": MODEL, "max_tokens": 4, "prompt": tokens})
-    assert answer.status_code == 200, answer.text
-    return answer.json()["usage"]
-
-
-def applied(http):
-    page = http.get("/metrics").text
-    found = re.findall(r'kv_cache_events_applied\{.*event_type="stored",status="ok".*\} (\S+)', page)
-    return sum(float(value) for value in found)
-
-
-def test_events_tell_which_engine_has_a_prompt(fleet):
+def test_events_tell_which_engine_has_a_prompt():
     """Prompts as token ids, so that no tokenizer is needed; what the index foretells is what engines report."""
-    http = fleet.http
-    prompts = [list(range(400 * case, 400 * case + 160)) for case in range(1, 7)]
+    rig = Rig(2)
+    prompts = [rig.fresh() for _ in range(6)]
     for prompt in prompts:
-        before = applied(http)
-        complete(http, prompt)
-        for _ in range(200):
-            if applied(http) > before:
-                break
-            threading.Event().wait(0.02)
-        assert applied(http) > before, fleet.log()
+        rig.ask(prompt)
+        for engine in rig.engines:
+            rig.settle(engine)
     for prompt in prompts:
         # 160 tokens are ten blocks; the last one is always computed again.
-        assert complete(http, prompt)["prompt_tokens_details"]["cached_tokens"] == 144
-    lines = re.findall(r"Formula for worker_(\d+): .*\(cached_blocks: (\d+)\)", fleet.log())
-    assert [blocks for _, blocks in lines[-6:]] == ["10"] * 6, lines
-    assert len({worker for worker, _ in lines}) == 2, "all went to one engine"
+        assert rig.cached(prompt) == 144
+    assert rig.foretold()[-6:] == [10] * 6
+    assert all(engine.truth()[0] for engine in rig.engines), "all went to one engine"
+    rig.close()
+
+
+def test_without_faults_every_prediction_is_right():
+    """Conversations of many turns over two engines whose caches are too small for them: every request's cached
+    tokens are what was foretold when it was sent."""
+    rig = Rig(2, engine_options=["--num-blocks", "256"])
+    for engine in rig.engines:
+        rig.prove(engine)
+    rng = random.Random(11)
+    talks = [rig.fresh(4) for _ in range(12)]
+    hits = 0
+    for turn in range(60):
+        talk = rng.choice(talks)
+        talk.extend(rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 40)))
+        usage = rig.ask(talk)
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        foretold = min(rig.foretold()[-1], (len(talk) - 1) // BLOCK) * BLOCK
+        assert cached == foretold, f"turn {turn}: {len(talk)} tokens\n{rig.log()}"
+        hits += cached > 0
+        for engine in rig.engines:
+            rig.settle(engine)
+    assert hits > 20, "too few hits to show anything"
+    for engine in rig.engines:
+        assert rig.same(engine)
+        page = rig.http.get("/metrics").text
+        findings = [line for line in page.splitlines() if line.startswith("kvasir_worker_predictions_total")]
+        assert findings and all('finding="right"' in line for line in findings), findings
+        assert rig.cache(engine)["error"] == 0
+    rig.close()
+
+
+def test_a_lost_message_is_noticed_at_the_next(rig, engine):
+    rig.prove(engine)
+    engine.fault("drop=1")
+    rig.ask(rig.fresh(), engine)
+    rig.ask(rig.fresh(), engine)
+    assert rig.same(engine)
+    cache = rig.cache(engine)
+    assert (cache["state"], cache["last_fault"]) == ("exact", "gap")
+    assert cache["events"]["faults"]["missed"] == 1 == rig.faults(engine, "missed")
+
+
+def test_a_lost_last_message_is_noticed_by_what_does_not_appear(rig, engine):
+    """Nothing follows that could show the gap: the prompt's blocks are looked for, and the engine is asked."""
+    rig.prove(engine)
+    engine.fault("drop=1")
+    rig.ask(rig.fresh(), engine)
+    assert not rig.indexed(engine) == engine.truth()[0]
+    assert rig.same(engine)
+    assert rig.findings(engine, "events_missing") == 1
+    assert rig.cache(engine)["state"] == "exact"
+
+
+def test_repeated_messages_change_nothing(rig, engine):
+    rig.prove(engine)
+    engine.fault("duplicate")
+    rig.ask(rig.fresh(), engine)
+    rig.until(lambda: rig.faults(engine, "duplicate") == 1, "the second is counted")
+    assert rig.same(engine)
+    assert rig.cache(engine)["state"] == "exact"
+
+
+def test_messages_in_disorder_are_put_in_order(rig, engine):
+    rig.prove(engine)
+    engine.fault("reorder")
+    rig.ask(rig.fresh(), engine)
+    rig.ask(rig.fresh(), engine)
+    assert rig.same(engine)
+    cache = rig.cache(engine)
+    assert (cache["state"], cache["last_fault"]) == ("exact", "gap")
+    assert cache["events"]["faults"]["missed"] == 1 == rig.faults(engine, "missed")
+
+
+def test_a_late_message_is_asked_for(rig, engine):
+    rig.prove(engine)
+    engine.fault("delay=4000")
+    rig.ask(rig.fresh(), engine)
+    assert rig.same(engine)
+    assert rig.findings(engine, "events_missing") == 1
+    rig.until(lambda: rig.faults(engine, "duplicate") == 1, "it comes after all")
+    assert rig.same(engine)
+
+
+def test_a_sequence_that_begins_again_empties_the_rank(rig, engine):
+    """The engine still holds what nobody will tell of again: it is believed less, until an announced clear."""
+    rig.prove(engine)
+    old = [rig.fresh() for _ in range(14)]
+    for prompt in old:
+        rig.ask(prompt, engine)
+    rig.settle(engine)
+    engine.fault("restart-sequence")
+    rig.ask(rig.fresh(), engine)
+    rig.until(lambda: rig.faults(engine, "restart") == 1, "the restart is noticed")
+    rig.settle(engine)
+    assert rig.cache(engine)["last_fault"] == "restart"
+    assert rig.indexed(engine) < engine.truth()[0]
+    assert rig.cached(old[0], engine) == 144
+    assert rig.findings(engine, "events_missing") == 1, "named by the first answer that shows it"
+    for prompt in old[1:]:
+        assert rig.cached(prompt, engine) == 144
+    cache = rig.cache(engine)
+    assert (cache["state"], cache["cause"]) != ("exact", None)
+    assert cache["cause"] == "events_missing"
+    assert rig.metric("worker_cache_state", engine, state=cache["state"], cause="events_missing") == 1
+    engine.clear()
+    rig.ask(rig.fresh(), engine)
+    assert rig.same(engine)
+    rig.prove(engine)
+    assert rig.same(engine)
+
+
+@pytest.mark.parametrize("how", ["restart-empty", "/mock/restart"])
+def test_a_restarted_engine_is_emptied(rig, engine, how):
+    rig.prove(engine)
+    if how.startswith("/"):
+        engine.http.post(how)
+    else:
+        engine.fault(how)
+    rig.until(lambda: rig.faults(engine, "restart") == 1, "the restart is noticed")
+    rig.until(lambda: rig.indexed(engine) == set() == engine.truth()[0], "all is forgotten")
+    assert rig.cache(engine)["last_fault"] == "restart"
+    rig.prove(engine)
+    assert rig.same(engine)
+
+
+def test_a_silent_clear_is_named_and_forgotten(rig, engine):
+    rig.prove(engine)
+    old = [rig.fresh() for _ in range(16)]
+    for prompt in old:
+        rig.ask(prompt, engine)
+    rig.settle(engine)
+    engine.fault("silent-clear")
+    engine.clear()
+    assert rig.cached(old[0], engine) == 0
+    assert rig.findings(engine, "silent_eviction") == 1, "named by the first answer that shows it"
+    assert rig.cache(engine)["error_by_cause"]["silent_eviction"] > 0
+    seen = set()
+    for prompt in old[1:]:
+        rig.ask(prompt, engine)
+        rig.settle(engine)
+        cache = rig.cache(engine)
+        seen.add((cache["state"], cache["cause"]))
+    assert ("shrunk", "silent_eviction") in seen, seen
+    assert rig.indexed(engine) <= engine.truth()[0], "ghosts are left"
+    rig.prove(engine)
+    engine.clear()
+    rig.ask(rig.fresh(), engine)
+    assert rig.same(engine)
+    assert "forgetting the picture" in rig.log()
+
+
+def test_a_replay_that_no_longer_reaches_back_empties_the_rank(rig, engine):
+    rig.prove(engine)
+    engine.fault("drop=1000")
+    for _ in range(2):
+        rig.ask(rig.fresh(), engine)
+    engine.fault("drop=0")
+    engine.fault("forget-replay=0")
+    last = rig.fresh()
+    rig.ask(last, engine)
+    rig.until(lambda: rig.faults(engine, "replay_too_short") >= 1, "the short replay is noticed")
+    rig.settle(engine)
+    cache = rig.cache(engine)
+    assert cache["last_fault"] == "replay_too_short" and not cache["events"]["complete"]
+    assert set() < rig.indexed(engine) < engine.truth()[0]
+    assert rig.cached(last, engine) == 144
+    engine.clear()
+    rig.prove(engine)
+    assert rig.same(engine)
+    assert rig.cache(engine)["events"]["complete"]
+
+
+def test_another_block_size_is_named_at_the_first_event(rig, engine):
+    rig.prove(engine)
+    engine.fault("block-size=8")
+    rig.ask(rig.fresh(), engine)
+    rig.until(lambda: rig.cache(engine)["cause"] == "block_size_differs", "the size is noticed")
+    assert rig.cache(engine)["state"] == "approximate"
+    assert rig.metric("worker_cache_state", engine, state="approximate", cause="block_size_differs") == 1
+    assert rig.faults(engine, "block_size") >= 1
+    engine.fault("block-size=0")
+    engine.clear()
+    for _ in range(4):
+        rig.ask(rig.fresh(), engine)
+    rig.until(lambda: rig.cache(engine)["cause"] != "block_size_differs", "the size is right again")
+    rig.prove(engine)
+    assert rig.same(engine)
+
+
+def test_an_engine_that_falls_silent_is_no_longer_believed(rig, engine):
+    rig.prove(engine)
+    engine.fault("mute")
+    for _ in range(16):
+        prompt = rig.fresh()
+        rig.ask(prompt, engine)
+        assert rig.cached(prompt, engine) == 144
+        if rig.cache(engine)["state"] == "approximate":
+            break
+    cache = rig.cache(engine)
+    assert (cache["state"], cache["cause"]) == ("approximate", "events_missing")
+    # From here on its own requests say where a prompt was sent.
+    prompt = rig.fresh()
+    rig.ask(prompt, engine)
+    rig.ask(prompt, engine)
+    assert rig.foretold()[-1] == 10
+    engine.fault("unmute")
+    engine.clear()
+    rig.prove(engine)
+    assert rig.same(engine)
+
+
+def test_an_engine_without_events_stays_approximate():
+    rig = Rig([Engine(events=False)])
+    engine = rig.engines[0]
+    prompt = rig.fresh()
+    for _ in range(5):
+        rig.ask(prompt, engine)
+    cache = rig.cache(engine)
+    assert (cache["state"], cache["cause"], cache["events"]) == ("approximate", "no_events", None)
+    assert rig.foretold() == [0, 10, 10, 10, 10]
+    rig.close()
+
+
+def test_events_can_be_refused():
+    rig = Rig(1, "--no-router-kv-events")
+    engine = rig.engines[0]
+    prompt = rig.fresh()
+    for _ in range(5):
+        rig.ask(prompt, engine)
+    cache = rig.cache(engine)
+    assert (cache["state"], cache["cause"], cache["events"]) == ("approximate", "forced", None)
+    assert rig.foretold() == [0, 10, 10, 10, 10]
+    rig.close()
+
+
+def test_an_event_socket_that_is_not_there_is_named():
+    engine = Engine(events=False)
+    engine.url += ",events=tcp://127.0.0.1:1"
+    rig = Rig([engine], settle=False)
+    rig.until(lambda: rig.cache(engine)["cause"] == "events_unreachable", "the cause is named")
+    cache = rig.cache(engine)
+    assert cache["state"] == "approximate" and not cache["events"]["connected"] and cache["events"]["error"]
+    rig.close()

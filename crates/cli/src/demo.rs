@@ -62,7 +62,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
         traffic.start(settings.get(keys::SEED).unwrap_or(0));
         app.tasks().spawn(show(app.tasks().clone(), summary));
     }
-    serve::until_signal(server, settings).await
+    serve::until_signal(server, settings, None).await
 }
 
 /// Serves the demo's model with its mock workers.

@@ -1,11 +1,13 @@
 //! Serving until a signal: what `frontend` and `demo` have in common.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
 use kvasir_frontend::{
-    App, Backend, EventPool, Fleet, MakeModel, NewModel, RouterHost, ServedModel, Server, Upstreams,
+    App, Backend, EventPool, Fleet, MakeModel, NewModel, RouterHost, ServedModel, Server,
+    Upstreams, Warm,
 };
 use kvasir_index::Index;
 use kvasir_telemetry::{Clock, Metrics};
@@ -52,8 +54,12 @@ pub(crate) async fn listen(app: &Arc<App>, settings: &Settings) -> Result<Server
     Ok(server)
 }
 
-/// Waits for SIGINT or SIGTERM, then drains; a second signal ends at once.
-pub(crate) async fn until_signal(server: Server, settings: &Settings) -> Result<(), Failure> {
+/// Waits for SIGINT or SIGTERM, then drains; a second signal ends at once. The index goes to `keep`.
+pub(crate) async fn until_signal(
+    server: Server,
+    settings: &Settings,
+    keep: Option<PathBuf>,
+) -> Result<(), Failure> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut next = async || {
@@ -68,8 +74,15 @@ pub(crate) async fn until_signal(server: Server, settings: &Settings) -> Result<
         patience_secs = patience.as_secs(),
         "draining; a second signal ends at once"
     );
+    let drained = async {
+        let patience = match &keep {
+            Some(path) => keep_index(&server, path, patience).await,
+            None => patience,
+        };
+        server.shut_down(patience).await
+    };
     tokio::select! {
-        cut = server.shut_down(patience) => {
+        cut = drained => {
             if cut > 0 {
                 return Err(format!("{cut} requests were still running when patience ended").into());
             }
@@ -77,6 +90,43 @@ pub(crate) async fn until_signal(server: Server, settings: &Settings) -> Result<
         () = next() => return Err("ended by a second signal".into()),
     }
     Ok(())
+}
+
+/// Writes the index down when the last request has ended: no event can follow that matters. Returns how much
+/// patience is left.
+async fn keep_index(server: &Server, path: &Path, patience: Duration) -> Duration {
+    let app = server.app();
+    app.start_draining();
+    let emptied = tokio::time::timeout(patience, app.in_flight().emptied()).await;
+    let shown = path.display();
+    match kvasir_frontend::save(app, path).await {
+        Ok(saved) => {
+            tracing::info!(path = %shown, streams = saved.streams, left_out = saved.left_out,
+            bytes = saved.bytes, "index kept")
+        }
+        Err(error) => {
+            tracing::error!(path = %shown, %error, "index not kept: the next start is a cold one")
+        }
+    }
+    match emptied {
+        Ok(()) => patience,
+        Err(_) => Duration::ZERO,
+    }
+}
+
+/// What an earlier process kept in `--index-snapshot`. A file that cannot be used costs a cold start, no more.
+fn kept_index(settings: &Settings) -> Option<Warm> {
+    let path = settings.get(keys::INDEX_SNAPSHOT)?;
+    let shown = path.display();
+    match Warm::load(&path) {
+        Ok(Some(warm)) => return Some(warm),
+        Ok(None) => tracing::info!(path = %shown, "no index was kept: starting cold"),
+        Err(error) => {
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            tracing::warn!(path = %shown, %error, cause, "kept index refused: starting cold");
+        }
+    }
+    None
 }
 
 /// `kvasir frontend`.
@@ -88,6 +138,8 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
         .with_tls(wiring::worker_tls(settings)?);
     if !settings.get(keys::ROUTER_KV_EVENTS) {
         fleet = fleet.without_events();
+    } else if let Some(warm) = kept_index(settings) {
+        fleet = fleet.with_kept(warm);
     }
     fleet.start();
     for address in addresses {
@@ -103,7 +155,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     if let Some(address) = server.admin_address() {
         tracing::info!(%address, "listening for operators");
     }
-    until_signal(server, settings).await
+    until_signal(server, settings, settings.get(keys::INDEX_SNAPSHOT)).await
 }
 
 /// How a model of OpenAI workers is served: one router and one index for all that serve it.

@@ -23,7 +23,7 @@ use crate::outcomes::Outcomes;
 use crate::reply::{self, Reply};
 use crate::routes::{Audience, NoRoute, Paths, Route};
 use crate::tls::ServerTls;
-use crate::{admin, framing, generate, openapi, proxy};
+use crate::{admin, dump, framing, generate, openapi, proxy};
 
 /// What a client without a key is told.
 const NO_KEY: &str = "A key is needed: authorization: Bearer KEY";
@@ -230,6 +230,7 @@ impl App {
             }
             Route::Workers => admin::workers(self),
             Route::Worker(name) => admin::remove_worker(self, &name, request.uri().query()),
+            Route::Dump => dump::answer(self).await,
             Route::Decisions => admin::decisions(self),
             Route::Decision(id) => admin::decision(self, &id),
         }

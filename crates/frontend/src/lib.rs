@@ -12,6 +12,7 @@ mod answer;
 mod app;
 mod ask;
 mod body;
+mod dump;
 mod events;
 mod framing;
 mod generate;
@@ -39,6 +40,7 @@ mod server;
 mod settling;
 mod tls;
 mod upstream;
+mod warm;
 mod watch;
 
 pub use app::{App, AppOptions, Door};
@@ -58,3 +60,4 @@ pub use upstream::{
     AddressError, Fleet, MakeModel, NewModel, Upstreams, WorkerAddress, WorkerKey, WorkersFile,
     WorkersFileError,
 };
+pub use warm::{Saved, Warm, WarmError, save};

@@ -89,6 +89,8 @@ pub enum Route {
     Workers,
     /// One worker, by its id or its URL.
     Worker(String),
+    /// What the index holds.
+    Dump,
     /// The latest decisions.
     Decisions,
     /// Why one request went where it went.
@@ -283,6 +285,15 @@ pub(crate) const ROWS: &[Row] = &[
             ],
         )
     },
+    read(
+        Place::At("/dump"),
+        Audience::Operators,
+        |_| Route::Dump,
+        &[get(
+            "What the index holds, as the events that would make it",
+            "Any",
+        )],
+    ),
     Row {
         tail: Tail::Name("worker"),
         allow: "DELETE",

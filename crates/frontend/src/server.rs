@@ -73,6 +73,12 @@ impl Server {
         self.admin
     }
 
+    /// What it serves.
+    #[must_use]
+    pub fn app(&self) -> &App {
+        &self.app
+    }
+
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {

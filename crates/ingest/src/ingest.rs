@@ -525,6 +525,13 @@ impl Ingest {
         while self.recovery.is_none()
             && let Some(frame) = self.held.pop()
         {
+            let found = Cursor::of(frame.sequence, &frame.payload);
+            let known = |last: Cursor| found.sequence <= last.sequence;
+            if self.trail.last().is_some_and(known) && self.trail.judge(&found) == Repeat::Duplicate
+            {
+                // The recovery brought it, too.
+                continue;
+            }
             self.live(frame, io);
         }
     }

@@ -21,7 +21,7 @@ use bytes::Bytes;
 use kvasir_engine::{CacheEvent, Load};
 use kvasir_transport::Tasks;
 use kvasir_transport::zmq::{Endpoint, ZmqLimits, ZmqPublisher, ZmqReplayServer};
-use kvasir_types::{KvEvent, RequestId, TokenRequest, WorkerRank};
+use kvasir_types::{EngineHash, KvEvent, RequestId, TokenRequest, WorkerRank};
 use kvasir_wire::engine::Dialect;
 use kvasir_wire::frame::Frame;
 
@@ -171,6 +171,13 @@ impl EventSockets {
     pub fn published(&self, rank: u32) -> u64 {
         let sockets = self.ranks.get(rank as usize);
         sockets.map_or(0, |s| lock(&s.log).published())
+    }
+
+    /// The blocks that a rank's cache holds, whatever its events told; sorted.
+    #[must_use]
+    pub fn held(&self, rank: u32) -> Vec<EngineHash> {
+        let sockets = self.ranks.get(rank as usize);
+        sockets.map_or_else(Vec::new, |s| lock(&s.log).held())
     }
 
     /// Makes something go wrong at every rank.

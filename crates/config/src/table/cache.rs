@@ -1,5 +1,6 @@
 //! Rows: the cache picture.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::choice::SharedCacheType;
@@ -67,4 +68,14 @@ options! { CACHE_ROWS, Group::Cache, Scope::ROUTING;
     /// Worth of a block in the shared cache, against one on the device.
     SHARED_CACHE_MULTIPLIER: f64 = "shared-cache-multiplier" =>
         env(&[var("DYN_SHARED_CACHE_MULTIPLIER")]).default("0.5").floats(0.0, 1.0);
+}
+
+options! { KEPT_ROWS, Group::Cache, Scope::FRONTEND;
+
+    /// File to keep the index in from one start to the next.
+    ///
+    /// Written when draining, read at start: events that were missed meanwhile are replayed, and what an
+    /// engine lost by a restart of its own is dropped. Leave it out to learn everything from replay.
+    INDEX_SNAPSHOT: Option<PathBuf> = "index-snapshot" =>
+        env(&[var("KVASIR_INDEX_SNAPSHOT")]).metavar("FILE").effective();
 }

@@ -38,6 +38,7 @@ const TABLES: &[&[Spec]] = &[
     cost::TRACKING_ROWS,
     queue::QUEUE_ROWS,
     cache::CACHE_ROWS,
+    cache::KEPT_ROWS,
     cost::AIC_ROWS,
     disagg::DISAGG_ROWS,
     model::MODEL_ROWS,

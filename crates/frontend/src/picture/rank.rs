@@ -1,11 +1,10 @@
 //! One rank's picture: what is known for and against it, and who listens to its events.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use kvasir_index::{Index, Matches};
-use kvasir_ingest::{Counts, Notice, Resync};
+use kvasir_ingest::{Counts, Kept, Notice, Resync};
 use kvasir_intake::{IntakeHandle, Snapshot, Witness};
 use kvasir_telemetry::{Clock, Metrics};
 use kvasir_transport::{SourceFault, Tasks};
@@ -36,8 +35,23 @@ pub(crate) struct Picture {
     opinions: Opinions,
     pub(super) inner: Mutex<Inner>,
     ear: RwLock<Option<Ear>>,
-    /// Somebody waits to look what appeared.
-    looking: AtomicBool,
+    looks: Mutex<Looks>,
+}
+
+/// Whose blocks are looked for. One at a time; of those that come meanwhile the last.
+#[derive(Debug, Default)]
+struct Looks {
+    running: bool,
+    next: Option<Look>,
+}
+
+/// A prompt whose blocks must have appeared by and by.
+#[derive(Debug)]
+struct Look {
+    answered: Time,
+    prompt: Arc<[LocalHash]>,
+    blocks: u32,
+    sent: Told,
 }
 
 /// Who listens, and where.
@@ -102,12 +116,22 @@ impl Picture {
                 shown: None,
             }),
             ear: RwLock::new(None),
-            looking: AtomicBool::new(false),
+            looks: Mutex::default(),
         }
     }
 
     pub(super) fn block_size(&self) -> u32 {
         self.block_size
+    }
+
+    /// Which rank it is of.
+    pub(crate) fn rank(&self) -> WorkerRank {
+        self.rank
+    }
+
+    /// How it stands, for keeping.
+    pub(crate) fn standing(&self) -> Standing {
+        self.lock().trust.standing()
     }
 
     /// Its events come through `intake` now, from `address`.
@@ -131,6 +155,11 @@ impl Picture {
         ear.as_ref()
             .map(|ear| ear.intake.read(part))
             .unwrap_or_default()
+    }
+
+    /// Ends its stream and leaves its blocks in the index; what a later stream needs to go on.
+    pub(crate) async fn freeze(&self) -> Option<Kept> {
+        self.ear()?.intake.freeze().await
     }
 
     /// What events have told so far.
@@ -158,30 +187,52 @@ impl Picture {
         self.step_at(&mut inner, now, Evidence::Answer(answer));
     }
 
-    /// Looks, in a while, whether the blocks of an answered prompt have appeared. One look at a time.
+    /// Looks, in a while, whether the first `blocks` of an answered prompt have appeared.
     pub(super) fn look_later(self: &Arc<Self>, prompt: Arc<[LocalHash]>, blocks: u32, sent: Told) {
-        let barred = self.lock().bar.is_some();
-        if blocks == 0 || barred || self.looking.swap(true, Ordering::Relaxed) {
+        if blocks == 0 || self.lock().bar.is_some() {
             return;
         }
-        let this = Arc::clone(self);
-        self.tasks.spawn(async move {
-            tokio::time::sleep(LOOK_AFTER).await;
-            this.looking.store(false, Ordering::Relaxed);
-            this.look(&prompt, blocks, &sent);
+        let answered = self.clock.now();
+        let mut looks = self.looks();
+        looks.next = Some(Look {
+            answered,
+            prompt,
+            blocks,
+            sent,
         });
+        if !std::mem::replace(&mut looks.running, true) {
+            self.tasks.spawn(Arc::clone(self).keep_looking());
+        }
     }
 
-    fn look(&self, prompt: &[LocalHash], blocks: u32, sent: &Told) {
+    async fn keep_looking(self: Arc<Self>) {
+        while let Some(look) = self.next_look() {
+            tokio::time::sleep((look.answered + LOOK_AFTER) - self.clock.now()).await;
+            self.look(&look);
+        }
+    }
+
+    fn next_look(&self) -> Option<Look> {
+        let mut looks = self.looks();
+        let next = looks.next.take();
+        looks.running = next.is_some();
+        next
+    }
+
+    fn looks(&self) -> MutexGuard<'_, Looks> {
+        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn look(&self, look: &Look) {
         let mut matches = Matches::new();
-        self.index.find(prompt, &mut matches);
+        self.index.find(&look.prompt, &mut matches);
         let ours = matches.sources().find(|s| s.events.rank == self.rank);
         let told = self.told();
         let appeared = Appeared {
-            expected: blocks,
+            expected: look.blocks,
             found: ours.map_or(0, |s| s.events.disk_cumulative()),
-            stored: told.stored_since(sent),
-            removed: told.removed_since(sent),
+            stored: told.stored_since(&look.sent),
+            removed: told.removed_since(&look.sent),
             orphans: self.read(|s| s.status.orphan_blocks) > 0,
         };
         let mut inner = self.lock();

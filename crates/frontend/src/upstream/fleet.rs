@@ -24,6 +24,7 @@ use crate::App;
 use crate::members::{Change, Members, Origin, State};
 use crate::models::{Backend, ServedModel};
 use crate::tls::WorkerTls;
+use crate::warm::Warm;
 
 /// Between two questions about load.
 const LOAD_EVERY: Duration = Duration::from_secs(2);
@@ -67,6 +68,8 @@ pub struct Fleet {
     tls: WorkerTls,
     /// What each watcher is to do; it takes itself out when it has ended.
     watchers: Arc<Mutex<BTreeMap<WorkerId, watch::Sender<Wish>>>>,
+    /// What an earlier process kept.
+    warm: Arc<Warm>,
     /// Held while a model is made: two workers that come at once share one.
     making: Arc<Mutex<()>>,
 }
@@ -92,6 +95,7 @@ impl Fleet {
             events: true,
             tls: WorkerTls::default(),
             watchers: Arc::default(),
+            warm: Arc::default(),
             making: Arc::default(),
         }
     }
@@ -109,6 +113,15 @@ impl Fleet {
     #[must_use]
     pub fn with_tls(self, tls: WorkerTls) -> Self {
         Self { tls, ..self }
+    }
+
+    /// The same, with the cache pictures that an earlier process kept.
+    #[must_use]
+    pub fn with_kept(self, warm: Warm) -> Self {
+        Self {
+            warm: Arc::new(warm),
+            ..self
+        }
     }
 
     /// Follows the application's list of workers from now on.
@@ -196,6 +209,14 @@ impl Fleet {
         true
     }
 
+    pub(super) fn app(&self) -> &Arc<App> {
+        &self.app
+    }
+
+    pub(super) fn warm(&self) -> &Warm {
+        &self.warm
+    }
+
     fn watchers(&self) -> MutexGuard<'_, BTreeMap<WorkerId, watch::Sender<Wish>>> {
         self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -208,6 +229,7 @@ impl Fleet {
         }
         match (self.make_model)(new) {
             Ok(model) => {
+                self.warm.restore(&self.app, &model);
                 self.app.models().insert(Arc::clone(&model));
                 Some(model)
             }
@@ -418,11 +440,14 @@ impl Watcher {
                 true => None,
                 false => Some(Doubt::NoEvents),
             };
-            let pictures = served.host.pictures();
-            pictures.join(&self.fleet.app, &served, rank, bar, None);
+            let (app, warm) = (&self.fleet.app, &self.fleet.warm);
+            if bar.is_some() {
+                warm.forget(app, |model, kept| *model == *served.name && kept == rank);
+            }
+            let known = warm.standing(&served.name, rank);
+            served.host.pictures().join(app, &served, rank, bar, known);
         }
-        self.ears
-            .attend(&self.fleet.app, &served, self.id, &sources);
+        self.ears.attend(&self.fleet, &served, self.id, &sources);
         if self
             .serves
             .get(&new.name)

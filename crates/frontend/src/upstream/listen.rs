@@ -14,9 +14,8 @@ use kvasir_transport::zmq::{Endpoint, EndpointError, ZmqSource, ZmqSourceOptions
 use kvasir_types::{DpRank, KvEvent, WorkerId, WorkerRank};
 use tokio::task::JoinHandle;
 
-use super::WorkerAddress;
 use super::facts::{EventSource, Facts};
-use crate::App;
+use super::{Fleet, WorkerAddress};
 use crate::events::apply_counted;
 use crate::models::ServedModel;
 
@@ -81,7 +80,7 @@ impl Ears {
     /// [`Self::settle`] first.
     pub(super) fn attend(
         &mut self,
-        app: &App,
+        fleet: &Fleet,
         model: &ServedModel,
         worker: WorkerId,
         sources: &BTreeMap<u32, EventSource>,
@@ -102,7 +101,7 @@ impl Ears {
                 worker,
                 rank: DpRank(rank),
             };
-            match listen(app, model, name, source) {
+            match listen(fleet, model, name, source) {
                 Ok(Some(intake)) => {
                     let source = source.clone();
                     self.open.insert(key, Ear { source, intake });
@@ -153,7 +152,7 @@ impl Cache for Counted {
 }
 
 fn listen(
-    app: &App,
+    fleet: &Fleet,
     model: &ServedModel,
     rank: WorkerRank,
     source: &EventSource,
@@ -164,7 +163,7 @@ fn listen(
     options.replay = replay.is_some();
     let mut sockets = ZmqSourceOptions::new(events, replay);
     sockets.topic.clone_from(&source.topic);
-    let clock = app.clock();
+    let (app, clock) = (fleet.app(), fleet.app().clock());
     let Some(picture) = model.host.pictures().get(rank) else {
         return Ok(None);
     };
@@ -174,10 +173,14 @@ fn listen(
         index: Arc::clone(model.host.index()),
         metrics: app.metrics().clone(),
     };
+    let ingest = match fleet.warm().resume(&model.name, rank) {
+        Some(kept) => Ingest::resume_kept(rank.worker, rank.rank, options, &kept),
+        None => Ingest::new(rank.worker, rank.rank, options),
+    };
     let intake = Intake::spawn(
         app.tasks(),
         ZmqSource::start(app.tasks(), sockets),
-        Ingest::new(rank.worker, rank.rank, options),
+        ingest,
         Arc::new(cache),
         Arc::new(move || clock.now()),
         Arc::clone(&picture) as _,

@@ -1,6 +1,6 @@
 //! One rank's batches: encoded, numbered, kept for replay, and bent where a fault says so.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -121,6 +121,8 @@ pub(super) struct Log {
     buffer: VecDeque<Frame<Bytes>>,
     faults: Faults,
     overtaken: Option<Frame<Bytes>>,
+    /// What the cache holds, whatever was told: times each block is stored.
+    held: HashMap<EngineHash, u32>,
 }
 
 impl Log {
@@ -133,6 +135,34 @@ impl Log {
             buffer: VecDeque::new(),
             faults: Faults::default(),
             overtaken: None,
+            held: HashMap::new(),
+        }
+    }
+
+    /// The blocks that the cache holds, sorted.
+    pub(super) fn held(&self) -> Vec<EngineHash> {
+        let mut held: Vec<EngineHash> = self.held.keys().copied().collect();
+        held.sort_unstable();
+        held
+    }
+
+    fn hold(&mut self, event: &KvEvent) {
+        match event {
+            KvEvent::Stored { blocks, .. } => {
+                for block in blocks {
+                    *self.held.entry(block.engine).or_default() += 1;
+                }
+            }
+            KvEvent::Removed { blocks, .. } => {
+                for name in blocks {
+                    match self.held.get_mut(name) {
+                        Some(count) if *count > 1 => *count -= 1,
+                        Some(_) => drop(self.held.remove(name)),
+                        None => {}
+                    }
+                }
+            }
+            KvEvent::Cleared { .. } => self.held.clear(),
         }
     }
 
@@ -141,6 +171,7 @@ impl Log {
     }
 
     pub(super) fn note(&mut self, event: &CacheEvent, scope: Scope) {
+        self.hold(&event.event);
         if self.faults.mute {
             return;
         }
@@ -157,6 +188,7 @@ impl Log {
         self.next = 0;
         self.noted.clear();
         self.buffer.clear();
+        self.held.clear();
         self.overtaken = None;
     }
 

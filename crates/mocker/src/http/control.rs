@@ -30,6 +30,7 @@ pub(crate) async fn answer(mock: &Mock, method: &Method, path: &str, body: &[u8]
             mock.received.clear();
             Some(reply(StatusCode::OK, "{\"success\":true}"))
         }
+        (&Method::GET, "/mock/cache") => Some(cache(mock)),
         _ => None,
     }
 }
@@ -105,6 +106,21 @@ async fn event_fault(mock: &Mock, body: &[u8]) -> Reply {
         }
         Err(error) => bad(error.to_string()),
     }
+}
+
+/// What the cache of each rank holds, whatever its events told.
+fn cache(mock: &Mock) -> Reply {
+    let Some(events) = mock.events() else {
+        let message = "this engine has no event sockets; start it with --events";
+        let text = json!({ "error": { "message": message } }).to_string();
+        return reply(StatusCode::BAD_REQUEST, text);
+    };
+    let rank = |rank| {
+        let blocks: Vec<u64> = events.held(rank).into_iter().map(|name| name.0).collect();
+        json!({ "published": events.published(rank), "blocks": blocks })
+    };
+    let ranks: Vec<Value> = (0..events.ranks()).map(rank).collect();
+    reply(StatusCode::OK, json!({ "ranks": ranks }).to_string())
 }
 
 fn status(mock: &Mock) -> Reply {

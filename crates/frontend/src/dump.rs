@@ -1,0 +1,50 @@
+//! `GET /dump`: what the index holds, as the events that would make it.
+//!
+//! The shape is that of the seeds' standalone indexer, so that its tools and peers can read it. For looking and
+//! comparing: the answer is as large as the index, some 100 bytes a block.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use kvasir_openai::ApiError;
+use kvasir_wire::native::RouterEvent;
+use serde_json::{Map, Value, json};
+
+use crate::App;
+use crate::models::ServedModel;
+use crate::reply::{self, Reply};
+
+/// The group that a fleet without groups is.
+const GROUP: &str = "default";
+
+/// Answers with the indexes of all models.
+pub(crate) async fn answer(app: &App) -> Reply {
+    let models = app.models().all();
+    let text = tokio::task::spawn_blocking(move || {
+        let page: Map<String, Value> = models.iter().map(dump).collect();
+        Value::Object(page).to_string()
+    });
+    match text.await {
+        Ok(text) => reply::json(StatusCode::OK, text),
+        Err(_) => reply::error(&ApiError::internal()),
+    }
+}
+
+fn dump(model: &Arc<ServedModel>) -> (String, Value) {
+    let numbered = (1..).zip(model.host.index().dump());
+    let events: Vec<Value> = numbered
+        .map(|(id, (rank, event))| {
+            let event = RouterEvent {
+                rank,
+                id,
+                residency: None,
+                position: None,
+                event,
+            };
+            event.to_value().to_json()
+        })
+        .collect();
+    let block_size = model.block_size;
+    let body = json!({ "block_size": block_size, "events": events });
+    (format!("{}:{GROUP}", model.name), body)
+}

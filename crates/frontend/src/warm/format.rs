@@ -1,0 +1,270 @@
+//! The bytes of a warm-restart file.
+//!
+//! Little-endian throughout: `KVST`, a version (u16), the models, then XXH3-64 of everything before it. Texts
+//! and lists begin with their length (u32). The index inside has a form, a version and a checksum of its own.
+
+use std::sync::Arc;
+
+use kvasir_ingest::{Cursor, Kept, Learned};
+use kvasir_trust::{Level, Standing};
+use kvasir_types::{DpRank, EngineHash, WorkerRank};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::WarmError;
+
+const MAGIC: [u8; 4] = *b"KVST";
+const VERSION: u16 = 1;
+const CHECKSUM: usize = 8;
+
+/// One model's part.
+#[derive(Debug, PartialEq)]
+pub(super) struct KeptModel {
+    pub(super) name: String,
+    pub(super) block_size: u32,
+    pub(super) streams: Vec<KeptStream>,
+    /// As `Index::snapshot` made it.
+    pub(super) index: Vec<u8>,
+}
+
+/// One event stream's part.
+#[derive(Debug, PartialEq)]
+pub(super) struct KeptStream {
+    pub(super) rank: WorkerRank,
+    pub(super) standing: Standing,
+    pub(super) kept: Kept,
+}
+
+pub(super) fn write(models: &[KeptModel]) -> Vec<u8> {
+    let mut out = Writer(Vec::new());
+    out.0.extend(MAGIC);
+    out.0.extend(VERSION.to_le_bytes());
+    out.list(models, |out, model| {
+        out.bytes(model.name.as_bytes());
+        out.u32(model.block_size);
+        out.list(&model.streams, Writer::stream);
+        out.u64(model.index.len() as u64);
+        out.0.extend(&model.index);
+    });
+    let sum = xxh3_64(&out.0);
+    out.u64(sum);
+    out.0
+}
+
+pub(super) fn read(bytes: &[u8]) -> Result<Vec<KeptModel>, WarmError> {
+    let rest = bytes.strip_prefix(&MAGIC).ok_or(WarmError::Foreign)?;
+    let (version, rest) = rest.split_first_chunk().ok_or(WarmError::Corrupt)?;
+    let version = u16::from_le_bytes(*version);
+    if version != VERSION {
+        return Err(WarmError::Version(version));
+    }
+    let (body, sum) = rest
+        .split_last_chunk::<CHECKSUM>()
+        .ok_or(WarmError::Corrupt)?;
+    let summed = bytes.len() - CHECKSUM;
+    if xxh3_64(bytes.get(..summed).unwrap_or_default()) != u64::from_le_bytes(*sum) {
+        return Err(WarmError::Corrupt);
+    }
+    let mut reader = Reader(body);
+    let models = reader.list(Reader::model);
+    models
+        .filter(|_| reader.0.is_empty())
+        .ok_or(WarmError::Corrupt)
+}
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn u32(&mut self, value: u32) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    fn u64(&mut self, value: u64) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.u32(bytes.len() as u32);
+        self.0.extend(bytes);
+    }
+
+    fn list<T>(&mut self, items: &[T], mut one: impl FnMut(&mut Self, &T)) {
+        self.u32(items.len() as u32);
+        items.iter().for_each(|item| one(self, item));
+    }
+
+    fn stream(&mut self, stream: &KeptStream) {
+        self.u64(stream.rank.worker.0);
+        self.u32(stream.rank.rank.0);
+        self.0.push(match stream.standing.level {
+            Level::Approximate => 0,
+            Level::Shrunk => 1,
+            Level::Exact => 2,
+        });
+        self.u32(stream.standing.flaps);
+        let cursor = stream.kept.cursor;
+        self.u64(cursor.sequence);
+        self.u64(cursor.print);
+        self.u64(cursor.at.to_bits());
+        self.list(&stream.kept.ranks, |out, (rank, learned)| {
+            out.u32(rank.0);
+            out.list(&learned.groups, |out, whole| {
+                out.0.push(whole.map_or(2, u8::from));
+            });
+            out.list(&learned.salts, |out, (name, salt, count)| {
+                out.u64(name.0);
+                out.bytes(salt.as_bytes());
+                out.u32(*count);
+            });
+        });
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take(&mut self, count: usize) -> Option<&[u8]> {
+        let (taken, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        self.take(1)?.first().copied()
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let count = self.u32()? as usize;
+        String::from_utf8(self.take(count)?.to_vec()).ok()
+    }
+
+    fn list<T>(&mut self, mut one: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let count = self.u32()?;
+        // An item has at least one byte: a length that lies costs no memory.
+        (count as usize <= self.0.len()).then_some(())?;
+        (0..count).map(|_| one(self)).collect()
+    }
+
+    fn model(&mut self) -> Option<KeptModel> {
+        let (name, block_size) = (self.text()?, self.u32()?);
+        let streams = self.list(Self::stream)?;
+        let count = usize::try_from(self.u64()?).ok()?;
+        Some(KeptModel {
+            name,
+            block_size,
+            streams,
+            index: self.take(count)?.to_vec(),
+        })
+    }
+
+    fn stream(&mut self) -> Option<KeptStream> {
+        let rank = WorkerRank::new(self.u64()?, self.u32()?);
+        let level = match self.u8()? {
+            0 => Level::Approximate,
+            1 => Level::Shrunk,
+            2 => Level::Exact,
+            _ => return None,
+        };
+        let flaps = self.u32()?;
+        let cursor = Cursor {
+            sequence: self.u64()?,
+            print: self.u64()?,
+            at: f64::from_bits(self.u64()?),
+        };
+        let ranks = self.list(|r| Some((DpRank(r.u32()?), r.learned()?)))?;
+        Some(KeptStream {
+            rank,
+            standing: Standing { level, flaps },
+            kept: Kept { cursor, ranks },
+        })
+    }
+
+    fn learned(&mut self) -> Option<Learned> {
+        let groups = self.list(|r| match r.u8()? {
+            0 => Some(Some(false)),
+            1 => Some(Some(true)),
+            2 => Some(None),
+            _ => None,
+        })?;
+        let salts = self.list(|r| {
+            let (name, salt) = (EngineHash(r.u64()?), r.text()?);
+            Some((name, Arc::from(salt), r.u32()?))
+        })?;
+        Some(Learned { groups, salts })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn models() -> Vec<KeptModel> {
+        let learned = Learned {
+            groups: vec![Some(true), None, Some(false)],
+            salts: vec![(EngineHash(7), "tenant".into(), 2)],
+        };
+        let stream = KeptStream {
+            rank: WorkerRank::new(u64::MAX, 3),
+            standing: Standing {
+                level: Level::Exact,
+                flaps: 1,
+            },
+            kept: Kept {
+                cursor: Cursor {
+                    sequence: 99,
+                    print: 5,
+                    at: 1.5,
+                },
+                ranks: vec![(DpRank(3), learned)],
+            },
+        };
+        vec![
+            KeptModel {
+                name: "org/model".into(),
+                block_size: 16,
+                streams: vec![stream],
+                index: vec![1, 2, 3],
+            },
+            KeptModel {
+                name: String::new(),
+                block_size: 0,
+                streams: Vec::new(),
+                index: Vec::new(),
+            },
+        ]
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        assert_eq!(read(&write(&models())).unwrap(), models());
+        assert_eq!(read(&write(&[])).unwrap(), []);
+    }
+
+    #[test]
+    fn any_other_bytes_are_refused() {
+        let good = write(&models());
+        for end in 0..good.len() {
+            assert!(read(&good[..end]).is_err(), "cut at {end}");
+        }
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x40;
+            assert!(read(&bad).is_err(), "bit of byte {at}");
+        }
+        assert!(matches!(read(b"#!/bin/sh"), Err(WarmError::Foreign)));
+        assert!(matches!(read(b"KVST\x02\x00"), Err(WarmError::Version(2))));
+        // A right checksum over lengths that lie.
+        let mut lying = MAGIC.to_vec();
+        lying.extend(VERSION.to_le_bytes());
+        lying.extend(u32::MAX.to_le_bytes());
+        lying.extend(xxh3_64(&lying).to_le_bytes());
+        assert!(matches!(read(&lying), Err(WarmError::Corrupt)));
+    }
+}
