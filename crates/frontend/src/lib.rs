@@ -57,7 +57,7 @@ pub use routes::Paths;
 pub use server::Server;
 pub use tls::{ServerTls, TlsError, TlsFile, WorkerTls};
 pub use upstream::{
-    AddressError, Fleet, MakeModel, NewModel, Upstreams, WorkerAddress, WorkerKey, WorkersFile,
-    WorkersFileError,
+    AddressError, EngineModel, EventSource, Facts, Fleet, MakeModel, NewModel, Upstreams,
+    WorkerAddress, WorkerKey, WorkersFile, WorkersFileError, event_sources,
 };
 pub use warm::{Saved, Warm, WarmError, save};

@@ -16,8 +16,10 @@ mod pool;
 mod wire;
 
 pub use address::{AddressError, WorkerAddress, WorkerKey};
+pub use facts::{EngineModel, EventSource, Facts};
 pub use file::{WorkersFile, WorkersFileError};
 pub use fleet::{Fleet, MakeModel, NewModel};
 pub(crate) use line::{UpstreamBody, UpstreamError};
+pub use listen::sources as event_sources;
 pub(crate) use pool::Pool;
 pub use pool::Upstreams;

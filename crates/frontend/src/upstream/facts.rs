@@ -11,37 +11,43 @@ const ROWS_MAX: usize = 4096;
 
 /// What is known about an engine server.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Facts {
+pub struct Facts {
     /// Its version, as it says.
-    pub(crate) version: Option<String>,
+    pub version: Option<String>,
     /// Models that it serves.
-    pub(crate) models: Vec<EngineModel>,
+    pub models: Vec<EngineModel>,
     /// Tokens in a block.
-    pub(crate) block_size: Option<u32>,
+    pub block_size: Option<u32>,
     /// KV blocks of one rank.
-    pub(crate) kv_blocks: Option<u64>,
+    pub kv_blocks: Option<u64>,
     /// Data-parallel ranks.
-    pub(crate) ranks: Option<u32>,
+    pub ranks: Option<u32>,
     /// Whether it caches prefixes.
-    pub(crate) prefix_caching: Option<bool>,
+    pub prefix_caching: Option<bool>,
     /// Where each rank publishes its cache events.
-    pub(crate) events: BTreeMap<u32, EventSource>,
+    pub events: BTreeMap<u32, EventSource>,
 }
 
 /// A model that an engine serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct EngineModel {
-    pub(crate) name: String,
+pub struct EngineModel {
+    /// The name that requests use.
+    pub name: String,
+    /// Where the engine took it from: a folder, or a name on a hub.
+    pub root: Option<String>,
     /// Longest prompt and answer together.
-    pub(crate) max_model_len: Option<u32>,
+    pub max_model_len: Option<u32>,
 }
 
 /// Where a rank publishes its cache events; a `*` stands for the engine's own host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct EventSource {
-    pub(crate) events: String,
-    pub(crate) replay: Option<String>,
-    pub(crate) topic: String,
+pub struct EventSource {
+    /// The socket that publishes.
+    pub events: String,
+    /// The socket that repeats.
+    pub replay: Option<String>,
+    /// First part of every message.
+    pub topic: String,
 }
 
 /// How busy one rank says it is.
@@ -61,6 +67,8 @@ struct ModelList {
 #[derive(Deserialize)]
 struct ModelRow {
     id: String,
+    #[serde(default)]
+    root: Option<String>,
     #[serde(default)]
     max_model_len: Option<u32>,
 }
@@ -86,7 +94,7 @@ struct EventRow {
 
 impl Facts {
     /// Reads `/v1/models`.
-    pub(crate) fn read_models(&mut self, body: &[u8]) {
+    pub fn read_models(&mut self, body: &[u8]) {
         let Ok(list) = serde_json::from_slice::<ModelList>(body) else {
             return;
         };
@@ -94,20 +102,21 @@ impl Facts {
         self.models = rows
             .map(|row| EngineModel {
                 name: row.id,
+                root: row.root,
                 max_model_len: row.max_model_len,
             })
             .collect();
     }
 
     /// Reads `/version`.
-    pub(crate) fn read_version(&mut self, body: &[u8]) {
+    pub fn read_version(&mut self, body: &[u8]) {
         self.version = serde_json::from_slice::<Version>(body)
             .ok()
             .map(|v| v.version);
     }
 
     /// Reads vLLM's list of event sources.
-    pub(crate) fn read_event_sources(&mut self, body: &[u8]) {
+    pub fn read_event_sources(&mut self, body: &[u8]) {
         let Ok(rows) = serde_json::from_slice::<BTreeMap<u32, EventRow>>(body) else {
             return;
         };
@@ -128,7 +137,7 @@ impl Facts {
     }
 
     /// Reads `/metrics`: the cache's shape.
-    pub(crate) fn read_metrics(&mut self, page: &str) {
+    pub fn read_metrics(&mut self, page: &str) {
         for sample in samples(page).filter(|s| s.name == "vllm:cache_config_info") {
             self.block_size = sample.number("block_size").or(self.block_size);
             self.kv_blocks = sample.number("num_gpu_blocks").or(self.kv_blocks);
@@ -244,6 +253,7 @@ mod tests {
                 version: Some("0.32.0".into()),
                 models: vec![EngineModel {
                     name: "tiny-qwen".into(),
+                    root: Some("model".into()),
                     max_model_len: Some(2048)
                 }],
                 block_size: Some(32),

@@ -20,11 +20,8 @@ use crate::events::apply_counted;
 use crate::models::ServedModel;
 
 /// Where each rank publishes: as the user says, else as the engine says.
-pub(super) fn sources(
-    address: &WorkerAddress,
-    facts: &Facts,
-    ranks: u32,
-) -> BTreeMap<u32, EventSource> {
+#[must_use]
+pub fn sources(address: &WorkerAddress, facts: &Facts, ranks: u32) -> BTreeMap<u32, EventSource> {
     let Some(events) = &address.events else {
         let here = |source: &EventSource| EventSource {
             events: on_host(&source.events, &address.host),

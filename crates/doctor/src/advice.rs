@@ -1,0 +1,154 @@
+//! The exact words to change, made from what was seen.
+
+use kvasir_frontend::EventSource;
+use kvasir_transport::zmq::Endpoint;
+use serde::Serialize;
+
+use crate::finding::{Advice, Whose};
+use crate::world::World;
+
+/// Advice for the engine's command line.
+pub(crate) fn engine(args: &[&str], text: impl Into<String>) -> Advice {
+    made(Whose::Engine, args, text)
+}
+
+/// Advice for Kvasir's command line.
+pub(crate) fn kvasir(args: &[&str], text: impl Into<String>) -> Advice {
+    made(Whose::Kvasir, args, text)
+}
+
+fn made(whose: Whose, args: &[&str], text: impl Into<String>) -> Advice {
+    Advice {
+        whose,
+        args: args.iter().map(|arg| (*arg).to_owned()).collect(),
+        text: text.into(),
+    }
+}
+
+/// vLLM's `--kv-events-config`, its fields in the order of vLLM's own documents.
+#[derive(Serialize)]
+struct EventsConfig<'a> {
+    enable_kv_cache_events: bool,
+    publisher: &'a str,
+    endpoint: &'a str,
+    replay_endpoint: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    topic: &'a str,
+}
+
+/// Has the engine publish, with replay. What it has already stays as it is.
+pub(crate) fn publish(world: &World, text: impl Into<String>) -> Advice {
+    let (events, replay) = free_sockets(world);
+    let known = world.facts.events.get(&0);
+    let events = known.map_or(events, |k| k.events.clone());
+    let replay = known.and_then(|k| k.replay.clone()).unwrap_or_else(|| {
+        let after = |e: Endpoint| {
+            let port = u32::from(e.port()).saturating_add(ranks(world));
+            u16::try_from(port).ok().map(|p| e.with_port(p).to_string())
+        };
+        let next = known.and_then(|k| after(k.events.parse().ok()?));
+        next.unwrap_or(replay)
+    });
+    let config = EventsConfig {
+        enable_kv_cache_events: true,
+        publisher: "zmq",
+        endpoint: &events,
+        replay_endpoint: &replay,
+        topic: known.map_or("", |k| k.topic.as_str()),
+    };
+    let json = serde_json::to_string(&config).unwrap_or_default();
+    engine(&["--kv-events-config", &json], text)
+}
+
+/// Sockets for an engine that has none: on its own machine only, if that is where it is asked.
+fn free_sockets(world: &World) -> (String, String) {
+    let host = world.told.address.host.as_str();
+    let local = ["localhost", "127.0.0.1", "::1"].contains(&host);
+    let host = match local {
+        true if host == "::1" => "::1",
+        true => "127.0.0.1",
+        false => "*",
+    };
+    let port = world.free_event_port;
+    let next = u32::from(port).saturating_add(ranks(world));
+    let next = u16::try_from(next).unwrap_or(u16::MAX);
+    let at = |port| Endpoint::new(host, port).to_string();
+    (at(port), at(next))
+}
+
+fn ranks(world: &World) -> u32 {
+    let told = world.told.address.data_parallel_size;
+    told.or(world.facts.ranks).unwrap_or(1).max(1)
+}
+
+/// What `--worker` is to say, with other sockets.
+pub(crate) fn with_sockets(world: &World, source: &EventSource, text: impl Into<String>) -> Advice {
+    let mut address = world.told.address.clone();
+    address.events = Some(source.events.clone());
+    address.replay.clone_from(&source.replay);
+    worker(&address, text)
+}
+
+/// The same for an engine that does not say where its sockets are.
+pub(crate) fn with_free_sockets(world: &World, text: impl Into<String>) -> Advice {
+    let (events, replay) = free_sockets(world);
+    let host = &world.told.address.host;
+    let there = |endpoint: &str| endpoint.replacen('*', host, 1);
+    let source = EventSource {
+        events: there(&events),
+        replay: Some(there(&replay)),
+        topic: String::new(),
+    };
+    with_sockets(world, &source, text)
+}
+
+/// What `--worker` is to say, with another block size.
+pub(crate) fn with_block_size(world: &World, size: u32, text: impl Into<String>) -> Advice {
+    if world.told.block_size.is_some() {
+        return kvasir(&["--kv-cache-block-size", &size.to_string()], text);
+    }
+    let mut address = world.told.address.clone();
+    address.block_size = Some(size);
+    worker(&address, text)
+}
+
+fn worker(address: &kvasir_frontend::WorkerAddress, text: impl Into<String>) -> Advice {
+    let mut words = address.to_string();
+    let mut add = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            words = format!("{words},{name}={value}");
+        }
+    };
+    add("block-size", address.block_size.map(|n| n.to_string()));
+    add("kv-blocks", address.kv_blocks.map(|n| n.to_string()));
+    let tokens = address.max_num_batched_tokens;
+    add("max-num-batched-tokens", tokens.map(|n| n.to_string()));
+    let ranks = address.data_parallel_size;
+    add("data-parallel-size", ranks.map(|n| n.to_string()));
+    add("events", address.events.clone());
+    add("replay", address.replay.clone());
+    kvasir(&["--worker", &words], text)
+}
+
+/// A word as a shell wants it.
+pub(crate) fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn words_survive_a_shell() {
+        assert_eq!(quoted("--block-size"), "--block-size");
+        assert_eq!(quoted(r#"{"a": 1}"#), r#"'{"a": 1}'"#);
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+        assert_eq!(quoted("tcp://*:5557"), "'tcp://*:5557'");
+        assert_eq!(quoted(""), "''");
+    }
+}

@@ -1,0 +1,48 @@
+//! The checks, each a function from what was seen to a verdict.
+//!
+//! Where one fault makes several checks fail, the one that names the fault fails and the others are skipped:
+//! an operator should read one line for each thing to change.
+
+mod cache;
+mod engine;
+mod events;
+#[cfg(test)]
+mod tests;
+
+use crate::finding::{Check, Finding, Verdict};
+use crate::world::World;
+
+type Judge = fn(&World) -> Verdict;
+
+const fn judge(check: Check) -> Judge {
+    match check {
+        Check::Reachable => engine::reachable,
+        Check::Model => engine::model,
+        Check::Version => engine::version,
+        Check::BlockSize => engine::block_size,
+        Check::PrefixCaching => engine::prefix_caching,
+        Check::EventSocket => events::socket,
+        Check::EventsArrive => events::arrive,
+        Check::Replay => events::replay,
+        Check::Tokens => cache::tokens,
+        Check::CachedTokens => cache::cached_tokens,
+    }
+}
+
+/// Judges one worker. If it does not answer, there is nothing more to say than that.
+#[must_use]
+pub fn examine(world: &World) -> Vec<Finding> {
+    let finding = |check: Check| {
+        let verdict = match (check, &world.models) {
+            (Check::Reachable, _) | (_, Ok(_)) => judge(check)(world),
+            (_, Err(_)) => Verdict::skip("the worker does not answer"),
+        };
+        Finding {
+            check,
+            outcome: verdict.outcome,
+            why: verdict.why,
+            advice: verdict.advice,
+        }
+    };
+    Check::ALL.into_iter().map(finding).collect()
+}

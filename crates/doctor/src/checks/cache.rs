@@ -1,0 +1,132 @@
+//! Would the frontend foretell what the engine's cache holds?
+
+use crate::advice::{engine, kvasir};
+use crate::finding::{Outcome, Verdict};
+use crate::world::{Comparison, Difference, TextSeen, Twice, World};
+
+pub(super) fn tokens(world: &World) -> Verdict {
+    match &world.text {
+        TextSeen::NotAsked => Verdict::skip("not asked"),
+        TextSeen::NoModelPath(folder) => {
+            let folder = folder.as_deref().unwrap_or("DIR");
+            let text = "the folder with the model's tokenizer and template; without it only prompts of \
+                        token ids are routed by cache";
+            let advice = vec![kvasir(&["--model-path", folder], text)];
+            Verdict::of(Outcome::Skip, "--model-path is not given", advice)
+        }
+        TextSeen::Unusable(error) => Verdict::fail(
+            error.clone(),
+            vec![kvasir(
+                &["--model-path", "DIR"],
+                "a folder with tokenizer.json",
+            )],
+        ),
+        TextSeen::Untold(silence) => {
+            Verdict::skip(format!("the engine tells no tokens ({silence})"))
+        }
+        TextSeen::Compared(found) => compared(world, found),
+    }
+}
+
+fn compared(world: &World, found: &Comparison) -> Verdict {
+    let (what, difference) = match (&found.plain, &found.chat) {
+        (None, None) => {
+            let how = match found.counts_only {
+                true => "as many as the engine counts",
+                false => "as the engine's own",
+            };
+            return Verdict::pass(format!("{} of a conversation, {how}", found.chat_tokens));
+        }
+        (Some(plain), _) => ("the tokenizer differs", plain),
+        (None, Some(chat)) => ("the chat template differs", chat),
+    };
+    let why = format!("{what}: {}", shown(difference, found.counts_only));
+    let ours = world.told.model_path.as_deref().unwrap_or("DIR");
+    let template = found.plain.is_none();
+    let advice = match &found.engine_folder {
+        Some(folder) => kvasir(&["--model-path", folder], "the engine's own folder"),
+        None if template => {
+            let file = format!("{ours}/chat_template.jinja");
+            engine(&["--chat-template", &file], "give both the same template")
+        }
+        None => kvasir(
+            &["--model-path", "DIR"],
+            "the folder of the model that the engine serves",
+        ),
+    };
+    Verdict::fail(why, vec![advice])
+}
+
+fn shown(difference: &Difference, counts_only: bool) -> String {
+    let Difference {
+        at,
+        ours,
+        theirs,
+        our_text,
+        their_text,
+    } = difference;
+    match counts_only {
+        true => format!("{ours} tokens here, {theirs} there"),
+        false => format!(
+            "{ours} tokens here, {theirs} there, from token {at} on {our_text:?} here, {their_text:?} there"
+        ),
+    }
+}
+
+pub(super) fn cached_tokens(world: &World) -> Verdict {
+    let mut passed = None;
+    for rank in &world.ranks {
+        let verdict = match &rank.twice {
+            Err(silence) => Verdict::skip(format!("the test request failed: {silence}")),
+            Ok(twice) => compared_hits(world, twice),
+        };
+        if verdict.outcome != Outcome::Pass {
+            return verdict;
+        }
+        passed = Some(verdict);
+    }
+    passed.unwrap_or_else(|| Verdict::skip("no rank was looked at"))
+}
+
+fn compared_hits(world: &World, twice: &Twice) -> Verdict {
+    if world.facts.prefix_caching == Some(false) {
+        return Verdict::skip("prefix caching is off");
+    }
+    let Some(reported) = twice.reported else {
+        let why = match twice.hits {
+            Some(hits) if hits > 0 => {
+                format!(
+                    "usage does not say them, though the engine counted {hits} tokens found again"
+                )
+            }
+            _ => "usage does not say them".to_owned(),
+        };
+        let text = "have it report prompt_tokens_details, by which predictions are judged";
+        return Verdict::fail(why, vec![engine(&["--enable-prompt-tokens-details"], text)]);
+    };
+    if !world.block_size_fits() {
+        return Verdict::skip("the block size differs");
+    }
+    match twice.predicted {
+        None => Verdict::skip("without events nothing is foretold"),
+        Some(predicted) if predicted == reported => Verdict::pass(format!(
+            "{predicted} of {} foretold and reported",
+            twice.prompt
+        )),
+        Some(predicted) => {
+            let why = format!(
+                "{predicted} of {} foretold, {reported} reported",
+                twice.prompt
+            );
+            let text = match predicted > reported {
+                true => {
+                    "it evicts without saying so, or is busy with much else: ask again when it is idle"
+                }
+                false => {
+                    "it keeps more than it tells: look at its offloading and at the event topic"
+                }
+            };
+            Verdict::fail(why, vec![engine(&[], text)])
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! Asking a worker, within bounds, what a frontend would have to know.
+//!
+//! At most a dozen small requests to each worker, two or four of which make it compute one token; each has a time
+//! limit. Whatever does not answer is written down as silent, and the rest goes on.
+
+mod ear;
+mod http;
+mod talk;
+mod tokens;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvasir_frontend::{EventSource, WorkerAddress, event_sources};
+use kvasir_telemetry::Clock;
+use kvasir_text::TextModel;
+use kvasir_transport::{SourceFault, Tasks};
+use kvasir_types::Rng;
+
+use crate::world::{
+    Asked, EventsSeen, RankSeen, ReplaySeen, Silence, TextSeen, Told, Twice, World,
+};
+use ear::Ear;
+use http::Client;
+use talk::Talk;
+
+/// Ranks of one worker that are looked at; the rest is taken to be like them.
+const RANKS_MAX: u32 = 8;
+/// Workers that are asked at a time.
+const WORKERS_AT_ONCE: usize = 16;
+/// vLLM's own default, where an engine publishes.
+const EVENT_PORT: u16 = 5557;
+/// Tokens in a block where nobody says.
+const BLOCK_SIZE: u32 = 16;
+/// Times that a prompt is sent twice before a wrong prediction counts: a busy engine may evict meanwhile.
+const ATTEMPTS: u32 = 2;
+/// An event comes within milliseconds; nobody waits longer than this for one that does not.
+const EVENT_PATIENCE_MAX: Duration = Duration::from_secs(3);
+
+/// How to ask.
+#[derive(Clone, Debug)]
+pub struct Probe {
+    /// How long one answer may take.
+    pub patience: Duration,
+    /// Sent as `authorization: Bearer …` to the frontend, where it asks for a token.
+    pub token: Option<String>,
+    /// The tokenizer of `--model-path`, or why there is none.
+    pub text: Option<Result<Arc<TextModel>, String>>,
+    /// Where requests that must not repeat each other come from.
+    pub seed: u64,
+}
+
+/// A worker to look at, and what the operator says about it.
+pub type Patient = Told;
+
+/// The workers of a running frontend.
+pub async fn workers_of(
+    probe: &Probe,
+    tasks: &Tasks,
+    frontend: &WorkerAddress,
+) -> Asked<Vec<WorkerAddress>> {
+    let client = Client::new(tasks.clone(), probe.patience, probe.token.clone());
+    let answer = client.get(frontend, "/workers").await?;
+    let rows: serde_json::Value =
+        serde_json::from_slice(&answer).map_err(|error| Silence::Unreadable(error.to_string()))?;
+    let rows = rows.get("workers").and_then(|rows| rows.as_array());
+    let rows = rows.ok_or_else(|| Silence::Unreadable("it lists no workers".to_owned()))?;
+    let mut found: Vec<WorkerAddress> = Vec::new();
+    for row in rows {
+        let text = ["address", "url"]
+            .iter()
+            .find_map(|name| row.get(*name)?.as_str());
+        let address = text.and_then(|text| WorkerAddress::parse(text).ok());
+        found.extend(address.filter(|a| !found.iter().any(|f| f.to_string() == a.to_string())));
+    }
+    Ok(found)
+}
+
+impl Probe {
+    /// Looks at all of them, several at a time, in the order given.
+    pub async fn look(&self, tasks: &Tasks, patients: Vec<Patient>) -> Vec<World> {
+        let ports = event_ports(&patients);
+        let mut worlds = Vec::new();
+        let mut waiting = patients.into_iter().zip(ports).enumerate();
+        loop {
+            let some: Vec<_> = waiting.by_ref().take(WORKERS_AT_ONCE).collect();
+            if some.is_empty() {
+                break;
+            }
+            let looks = some.into_iter().map(|(at, (told, port))| {
+                let (probe, own, unseen) = (self.clone(), tasks.clone(), unseen(told, port));
+                let fallback = unseen.clone();
+                let look = async move { probe.look_at(&own, unseen, at as u64).await };
+                (tasks.spawn(look), fallback)
+            });
+            for (look, fallback) in looks.collect::<Vec<_>>() {
+                worlds.push(look.await.ok().flatten().unwrap_or(fallback));
+            }
+        }
+        note_peers(&mut worlds);
+        worlds
+    }
+
+    async fn look_at(&self, tasks: &Tasks, mut world: World, at: u64) -> World {
+        let client = Client::new(tasks.clone(), self.patience, None);
+        ask_facts(&client, &mut world).await;
+        if world.models.is_err() {
+            return world;
+        }
+        let address = world.told.address.clone();
+        let ranks = address
+            .data_parallel_size
+            .or(world.facts.ranks)
+            .unwrap_or(1);
+        let sources = event_sources(&address, &world.facts, ranks);
+        let size = world
+            .told_block_size()
+            .or(world.facts.block_size)
+            .unwrap_or(BLOCK_SIZE);
+        let rng = Rng::new(self.seed ^ at.rotate_left(40));
+        let mut talk = Talk::new(&client, &world, size, ranks, rng);
+        for rank in 0..ranks.min(RANKS_MAX) {
+            let source = sources.get(&rank).cloned();
+            let seen = self.look_at_rank(tasks, &mut talk, rank, source).await;
+            world.ranks.push(seen);
+        }
+        world.text = tokens::compare(&client, &world, self.text.as_ref()).await;
+        world
+    }
+
+    async fn look_at_rank(
+        &self,
+        tasks: &Tasks,
+        talk: &mut Talk<'_>,
+        rank: u32,
+        source: Option<EventSource>,
+    ) -> RankSeen {
+        let (mut ear, link) = match &source {
+            None => (None, Err(SourceFault::NoReplay)),
+            Some(source) => {
+                match Ear::open(tasks, talk.worker(), rank, talk.block_size(), source) {
+                    Err(error) => (None, Err(SourceFault::Unreachable(error))),
+                    Ok(mut ear) => {
+                        let link = ear.linked(self.patience).await;
+                        (link.is_ok().then_some(ear), link)
+                    }
+                }
+            }
+        };
+        let wait = self.patience.min(EVENT_PATIENCE_MAX);
+        let mut twice = Err(Silence::NotAsked);
+        for _ in 0..ATTEMPTS {
+            twice = talk.twice(rank, ear.as_mut(), wait).await;
+            if twice.as_ref().is_ok_and(settled) {
+                break;
+            }
+        }
+        let replay = match (&source, &ear) {
+            (Some(source), Some(ear)) if source.replay.is_some() => {
+                ear.ask_replay(tasks, source, self.patience).await
+            }
+            (Some(_), Some(_)) => ReplaySeen::Unknown,
+            _ => ReplaySeen::NotAsked,
+        };
+        RankSeen {
+            rank,
+            source,
+            link,
+            events: ear.as_ref().map_or_else(EventsSeen::default, Ear::seen),
+            replay,
+            twice,
+        }
+    }
+}
+
+/// Whether asking again would tell nothing new.
+fn settled(twice: &Twice) -> bool {
+    match (twice.predicted, twice.reported) {
+        (Some(predicted), Some(reported)) => predicted == reported && predicted > 0,
+        (None, _) => true,
+        (Some(predicted), None) => predicted > 0,
+    }
+}
+
+/// A worker of which nothing is known yet.
+fn unseen(told: Told, free_event_port: u16) -> World {
+    World {
+        told,
+        models: Err(Silence::NotAsked),
+        version: Err(Silence::NotAsked),
+        metrics: Err(Silence::NotAsked),
+        event_route: Err(Silence::NotAsked),
+        facts: kvasir_frontend::Facts::default(),
+        ranks: Vec::new(),
+        text: TextSeen::NotAsked,
+        peers_block_size: None,
+        free_event_port,
+    }
+}
+
+/// What the engine says about itself.
+async fn ask_facts(client: &Client, world: &mut World) {
+    let clock = Clock::new();
+    let address = world.told.address.clone();
+    let began = clock.now();
+    world.models = match client.get(&address, "/v1/models").await {
+        Err(silence) => Err(silence),
+        Ok(body) => {
+            world.facts.read_models(&body);
+            match is_model_list(&body) {
+                true => Ok(clock.now() - began),
+                false => Err(Silence::Unreadable("no list of models".to_owned())),
+            }
+        }
+    };
+    if world.models.is_err() {
+        return;
+    }
+    let version = client.get(&address, "/version").await;
+    world.version = version.map(|body| world.facts.read_version(&body));
+    let metrics = client.get(&address, "/metrics").await;
+    world.metrics = metrics.map(|page| world.facts.read_metrics(&String::from_utf8_lossy(&page)));
+    let sources = client.get(&address, "/kv_event_sources").await;
+    world.event_route = sources.map(|body| world.facts.read_event_sources(&body));
+}
+
+fn is_model_list(body: &[u8]) -> bool {
+    let read: Result<serde_json::Value, _> = serde_json::from_slice(body);
+    read.is_ok_and(|list| list.get("data").is_some_and(serde_json::Value::is_array))
+}
+
+/// For each worker a port for its events; neighbours on one host get ports of their own.
+fn event_ports(patients: &[Patient]) -> Vec<u16> {
+    let mut next: BTreeMap<&str, u16> = BTreeMap::new();
+    let mut ports = Vec::new();
+    for told in patients {
+        let next = next.entry(told.address.host.as_str()).or_insert(EVENT_PORT);
+        let ranks = told.address.data_parallel_size.unwrap_or(1).clamp(1, 64) as u16;
+        ports.push(*next);
+        *next = next.saturating_add(2 * ranks);
+    }
+    ports
+}
+
+/// Tells each worker the block size of most others that serve its model.
+fn note_peers(worlds: &mut [World]) {
+    let model = |world: &World| world.facts.models.first().map(|m| m.name.clone());
+    let rows: Vec<(Option<String>, Option<u32>, String)> = worlds
+        .iter()
+        .map(|w| (model(w), w.true_block_size(), w.told.address.to_string()))
+        .collect();
+    for (at, world) in worlds.iter_mut().enumerate() {
+        let name = model(world);
+        let mut sizes: BTreeMap<u32, (usize, &String)> = BTreeMap::new();
+        for (other, (served, size, url)) in rows.iter().enumerate() {
+            if let Some(size) = size.filter(|_| *served == name && other != at) {
+                sizes.entry(size).or_insert((0, url)).0 += 1;
+            }
+        }
+        // Of two that disagree, the first is right.
+        let first = rows
+            .iter()
+            .position(|(served, size, _)| *served == name && size.is_some());
+        let most = sizes.iter().max_by_key(|(_, (count, _))| *count);
+        let alone = sizes.values().map(|(count, _)| count).sum::<usize>() == 1;
+        let exempt = alone && first == Some(at);
+        world.peers_block_size = most
+            .filter(|_| !exempt)
+            .map(|(size, (_, url))| (*size, (*url).clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(url: &str) -> Told {
+        Told {
+            address: WorkerAddress::parse(url).unwrap(),
+            model: None,
+            block_size: None,
+            model_path: None,
+        }
+    }
+
+    #[test]
+    fn neighbours_get_ports_of_their_own() {
+        let patients = [
+            told("http://a:8000"),
+            told("http://a:8001,data-parallel-size=2"),
+            told("http://b:8000"),
+            told("http://a:8002"),
+        ];
+        assert_eq!(event_ports(&patients), [5557, 5559, 5557, 5563]);
+    }
+
+    #[test]
+    fn a_prediction_is_asked_for_again_only_where_that_may_help() {
+        let twice = |predicted, reported| Twice {
+            prompt: 72,
+            predicted,
+            reported,
+            hits: None,
+        };
+        assert!(settled(&twice(Some(64), Some(64))));
+        assert!(settled(&twice(None, None)));
+        assert!(settled(&twice(Some(64), None)));
+        assert!(!settled(&twice(Some(0), Some(0))));
+        assert!(!settled(&twice(Some(0), Some(64))));
+    }
+}

@@ -1,0 +1,199 @@
+//! Listening to one rank as the frontend does: the same intake, an index of its own.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kvasir_frontend::EventSource;
+use kvasir_index::{Index, Matches};
+use kvasir_ingest::{Ingest, IngestOptions, Notice};
+use kvasir_intake::{Intake, Witness};
+use kvasir_telemetry::Clock;
+use kvasir_transport::zmq::{Endpoint, ZmqSource, ZmqSourceOptions};
+use kvasir_transport::{EventSource as _, SourceEvent, SourceFault, Tasks, next_event};
+use kvasir_types::{DpRank, LocalHash, WorkerId, WorkerRank};
+use kvasir_wire::Skip;
+
+use crate::world::{EventsSeen, ReplaySeen};
+
+/// A connection that failed once may be on its way up again.
+const SECOND_CHANCE: Duration = Duration::from_millis(500);
+
+#[derive(Default)]
+struct Notes {
+    other_block_size: Option<u32>,
+    refused: Option<String>,
+}
+
+#[derive(Default)]
+struct Book(Mutex<Notes>);
+
+impl Book {
+    fn notes(&self) -> MutexGuard<'_, Notes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Witness for Book {
+    fn notice(&self, notice: &Notice) {
+        match notice {
+            Notice::Skipped(Skip::BlockSize { engine }) => {
+                self.notes().other_block_size = Some(*engine);
+            }
+            Notice::Refused(error) => self.notes().refused = Some(error.to_string()),
+            _ => {}
+        }
+    }
+
+    fn link(&self, _: Option<&SourceFault>) {}
+}
+
+/// One rank's events, going into an index.
+pub(crate) struct Ear {
+    intake: Intake,
+    index: Arc<Index>,
+    book: Arc<Book>,
+    rank: WorkerRank,
+    clock: Clock,
+    after: Option<Duration>,
+}
+
+impl Ear {
+    /// Begins to listen; an error says what is wrong with the address.
+    pub(crate) fn open(
+        tasks: &Tasks,
+        worker: WorkerId,
+        rank: u32,
+        block_size: u32,
+        source: &EventSource,
+    ) -> Result<Self, String> {
+        let events = source.events.parse::<Endpoint>();
+        let events = events.map_err(|error| error.to_string())?;
+        let mut sockets = ZmqSourceOptions::new(events, None);
+        sockets.topic.clone_from(&source.topic);
+        let mut options = IngestOptions::new(block_size);
+        // The past is not needed, and asking for it would keep a busy publisher from its work.
+        options.replay = false;
+        options.verify_every = None;
+        let (index, book) = (Arc::new(Index::new()), Arc::new(Book::default()));
+        let rank = WorkerRank {
+            worker,
+            rank: DpRank(rank),
+        };
+        let clock = Clock::new();
+        let intake = Intake::spawn(
+            tasks,
+            ZmqSource::start(tasks, sockets),
+            Ingest::new(worker, rank.rank, options),
+            Arc::clone(&index),
+            Arc::new(move || clock.now()),
+            Arc::clone(&book) as _,
+        );
+        Ok(Self {
+            intake,
+            index,
+            book,
+            rank,
+            clock,
+            after: None,
+        })
+    }
+
+    /// Waits until the socket is reached, or is known not to be there.
+    pub(crate) async fn linked(&mut self, patience: Duration) -> Result<(), SourceFault> {
+        let news = self
+            .intake
+            .until(|s| s.status.connected || s.fault.is_some());
+        let _ = tokio::time::timeout(patience, news).await;
+        if !self.intake.snapshot().status.connected {
+            let up = self.intake.until(|s| s.status.connected);
+            let _ = tokio::time::timeout(SECOND_CHANCE, up).await;
+        }
+        let snapshot = self.intake.snapshot();
+        match snapshot.status.connected {
+            true => Ok(()),
+            false => Err(snapshot.fault.unwrap_or(SourceFault::Silent)),
+        }
+    }
+
+    /// Blocks from the start of `locals` that the rank announced; waits until that are all, or until nothing
+    /// more is to be expected.
+    pub(crate) async fn predicted(&mut self, locals: &[LocalHash], wait: Duration) -> u32 {
+        let began = self.clock.now();
+        let deadline = began + wait;
+        loop {
+            let status = self.intake.snapshot().status;
+            let found = self.found(locals);
+            if status.counts.batches > 0 && self.after.is_none() {
+                self.after = Some(self.clock.now() - began);
+            }
+            let left = deadline - self.clock.now();
+            if found as usize >= locals.len() || left.is_zero() {
+                return found;
+            }
+            let more = self
+                .intake
+                .until(|s| s.status.counts != status.counts || s.fault.is_some());
+            let waited = tokio::time::timeout(left, more).await;
+            if waited.is_err() || !self.intake.snapshot().status.connected {
+                return self.found(locals);
+            }
+        }
+    }
+
+    fn found(&self, locals: &[LocalHash]) -> u32 {
+        let mut matches = Matches::new();
+        self.index.find(locals, &mut matches);
+        matches.get(self.rank).map_or(0, |m| m.device)
+    }
+
+    /// What came so far.
+    pub(crate) fn seen(&self) -> EventsSeen {
+        let (status, notes) = (self.intake.snapshot().status, self.book.notes());
+        EventsSeen {
+            batches: status.counts.batches,
+            blocks: status.counts.blocks_stored,
+            other_block_size: notes.other_block_size,
+            refused: notes.refused.clone(),
+            after: self.after,
+        }
+    }
+
+    /// Asks the replay socket for the last batch that came, or for all if none came.
+    pub(crate) async fn ask_replay(
+        &self,
+        tasks: &Tasks,
+        source: &EventSource,
+        patience: Duration,
+    ) -> ReplaySeen {
+        let last = self.intake.snapshot().status.cursor.map(|c| c.sequence);
+        let parse = |text: &str| text.parse::<Endpoint>();
+        let replay = parse(source.replay.as_deref().unwrap_or_default());
+        let (events, replay) = match (parse(&source.events), replay) {
+            (Ok(events), Ok(replay)) => (events, replay),
+            (Err(error), _) | (_, Err(error)) => {
+                return ReplaySeen::Failed(SourceFault::Unreachable(error.to_string()));
+            }
+        };
+        let mut source = ZmqSource::start(tasks, ZmqSourceOptions::new(events, Some(replay)));
+        source.replay(1, last.unwrap_or(0));
+        let (mut batches, mut has_last) = (0, last.map(|_| false));
+        let deadline = self.clock.now() + patience;
+        loop {
+            let left: Duration = deadline - self.clock.now();
+            let Ok(event) = tokio::time::timeout(left, next_event(&mut source)).await else {
+                return ReplaySeen::TimedOut(patience);
+            };
+            match event {
+                SourceEvent::Replayed { frame, .. } => {
+                    batches += 1;
+                    has_last = has_last.map(|has| has || Some(frame.sequence) == last);
+                }
+                SourceEvent::ReplayEnded { .. } => {
+                    return ReplaySeen::Answered { batches, has_last };
+                }
+                SourceEvent::ReplayFailed { fault, .. } => return ReplaySeen::Failed(fault),
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! The test prompt: made of tokens that the engine knows, never the same twice, sent twice.
+
+use std::time::Duration;
+
+use kvasir_frontend::WorkerAddress;
+use kvasir_hash::{Scope, local_hashes};
+use kvasir_types::{Rng, Token, WorkerId};
+use serde_json::{Value, json};
+
+use super::ear::Ear;
+use super::http::Client;
+use crate::world::{Asked, Silence, Twice, World};
+
+/// Whole blocks of the test prompt, if the model takes so many.
+const BLOCKS: u32 = 4;
+/// Tokens left for the answer and for what an engine may put in front.
+const SPARE_TOKENS: u32 = 16;
+/// Where tokens are drawn from if the engine does not tokenize; every vocabulary is larger.
+const TOKENS: std::ops::Range<u64> = 1000..8000;
+/// Words that any tokenizer knows; which follow which makes a prompt new.
+const WORDS: [&str; 16] = [
+    "the", "sea", "and", "rain", "over", "hill", "when", "light", "from", "stone", "under", "bird",
+    "with", "river", "after", "wind",
+];
+
+/// Test requests to one worker.
+pub(crate) struct Talk<'c> {
+    client: &'c Client,
+    address: WorkerAddress,
+    model: String,
+    block_size: u32,
+    prompt_len: u32,
+    /// Whether a request must say which rank it is for.
+    several_ranks: bool,
+    rng: Rng,
+}
+
+impl<'c> Talk<'c> {
+    pub(crate) fn new(
+        client: &'c Client,
+        world: &World,
+        block_size: u32,
+        ranks: u32,
+        rng: Rng,
+    ) -> Self {
+        let models = &world.facts.models;
+        let wanted = world.told.model.as_ref();
+        let served = wanted.and_then(|name| models.iter().find(|m| m.name == *name));
+        let served = served.or(models.first());
+        let longest = served.and_then(|m| m.max_model_len).unwrap_or(u32::MAX);
+        let whole = block_size.saturating_mul(BLOCKS);
+        let len = whole.saturating_add((block_size / 2).max(1));
+        Self {
+            client,
+            address: world.told.address.clone(),
+            model: served.map_or_else(String::new, |m| m.name.clone()),
+            block_size,
+            prompt_len: len.min(longest.saturating_sub(SPARE_TOKENS)).max(1),
+            several_ranks: ranks > 1,
+            rng,
+        }
+    }
+
+    pub(crate) fn worker(&self) -> WorkerId {
+        self.address.id()
+    }
+
+    pub(crate) const fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// Sends a new prompt twice, listening meanwhile.
+    pub(crate) async fn twice(
+        &mut self,
+        rank: u32,
+        ear: Option<&mut Ear>,
+        wait: Duration,
+    ) -> Asked<Twice> {
+        let prompt = self.prompt().await;
+        self.ask(&prompt, rank).await?;
+        let mut locals = local_hashes(&prompt, self.block_size as usize, &Scope::default());
+        // An engine computes at least the last token, so a prompt of whole blocks is never found as a whole.
+        locals.truncate(prompt.len().saturating_sub(1) / self.block_size.max(1) as usize);
+        let predicted = match ear {
+            None => None,
+            Some(ear) => Some(ear.predicted(&locals, wait).await * self.block_size),
+        };
+        let before = self.hits().await;
+        let reported = self.ask(&prompt, rank).await?;
+        let after = self.hits().await;
+        Ok(Twice {
+            prompt: prompt.len() as u32,
+            predicted,
+            reported,
+            hits: after.zip(before).map(|(a, b)| a.saturating_sub(b)),
+        })
+    }
+
+    /// One token of an answer; the cached tokens that `usage` tells.
+    async fn ask(&self, prompt: &[Token], rank: u32) -> Asked<Option<u32>> {
+        let body = json!({
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": 1,
+            "temperature": 0,
+        });
+        let rank = self.several_ranks.then_some(rank);
+        let answer = self
+            .client
+            .post(&self.address, "/v1/completions", &body, rank)
+            .await?;
+        let answer: Value = serde_json::from_slice(&answer)
+            .map_err(|error| Silence::Unreadable(error.to_string()))?;
+        let cached = answer.pointer("/usage/prompt_tokens_details/cached_tokens");
+        Ok(cached.and_then(Value::as_u64).map(|n| n as u32))
+    }
+
+    /// Tokens of a text of random words, as the engine makes them.
+    async fn prompt(&mut self) -> Vec<Token> {
+        let words = self.prompt_len as usize + 8;
+        let text: Vec<&str> = (0..words)
+            .filter_map(|_| {
+                WORDS
+                    .get(self.rng.below(WORDS.len() as u64) as usize)
+                    .copied()
+            })
+            .collect();
+        let body = json!({
+            "model": self.model,
+            "prompt": text.join(" "),
+            "add_special_tokens": false,
+        });
+        let told = self
+            .client
+            .post(&self.address, "/tokenize", &body, None)
+            .await;
+        let told = told.ok().and_then(|body| read_tokens(&body));
+        let mut tokens = told.unwrap_or_default();
+        let len = self.prompt_len as usize;
+        while tokens.len() < len {
+            let span = TOKENS.end - TOKENS.start;
+            tokens.push((TOKENS.start + self.rng.below(span)) as Token);
+        }
+        tokens.truncate(len);
+        tokens
+    }
+
+    /// Tokens that the engine found in its cache since it began, by its own count.
+    async fn hits(&self) -> Option<u64> {
+        let page = self.client.get(&self.address, "/metrics").await.ok()?;
+        hits_on(&String::from_utf8_lossy(&page))
+    }
+}
+
+/// `tokens` of an answer of `/tokenize`.
+pub(crate) fn read_tokens(body: &[u8]) -> Option<Vec<Token>> {
+    let answer: Value = serde_json::from_slice(body).ok()?;
+    let tokens = answer.get("tokens")?.as_array()?;
+    let token = |value: &Value| Token::try_from(value.as_u64()?).ok();
+    tokens.iter().map(token).collect()
+}
+
+fn hits_on(page: &str) -> Option<u64> {
+    let rows = page
+        .lines()
+        .filter(|line| line.starts_with("vllm:prefix_cache_hits_total"));
+    let values = rows.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
+    values.fold(None, |sum, value| Some(sum.unwrap_or(0) + value as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_read() {
+        assert_eq!(read_tokens(br#"{"tokens":[1,2]}"#), Some(vec![1, 2]));
+        assert_eq!(read_tokens(br#"{"tokens":[1,-2]}"#), None);
+        let page = "# TYPE x\nvllm:prefix_cache_hits_total{engine=\"0\"} 64.0\n\
+                    vllm:prefix_cache_hits_total{engine=\"1\"} 1e2\nvllm:prefix_cache_hits_created 5\n";
+        assert_eq!(hits_on(page), Some(164));
+        assert_eq!(hits_on(""), None);
+    }
+}

@@ -1,0 +1,261 @@
+//! What was seen of one worker, as values. Nothing here asks, and nothing judges.
+
+use std::time::Duration;
+
+use kvasir_frontend::{EventSource, Facts, WorkerAddress};
+use kvasir_transport::SourceFault;
+use kvasir_types::Token;
+
+/// What a question brought.
+pub type Asked<T> = Result<T, Silence>;
+
+/// Why a question brought nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Silence {
+    /// Nobody listens there, the name is unknown, or the way is blocked.
+    #[error("cannot connect: {0}")]
+    Unreachable(String),
+    /// No answer came in time.
+    #[error("no answer within {} s", .0.as_secs_f64())]
+    TimedOut(Duration),
+    /// A refusal: its status, and how its body begins.
+    #[error("it answers {0}: {1}")]
+    Status(u16, String),
+    /// An answer that means nothing here.
+    #[error("its answer cannot be read: {0}")]
+    Unreadable(String),
+    /// An earlier question already failed.
+    #[error("not asked")]
+    NotAsked,
+}
+
+/// What the operator says, as `kvasir frontend` would be told.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Told {
+    /// `--worker`.
+    pub address: WorkerAddress,
+    /// `--model-name`.
+    pub model: Option<String>,
+    /// `--kv-cache-block-size`.
+    pub block_size: Option<u32>,
+    /// `--model-path`.
+    pub model_path: Option<String>,
+}
+
+/// One worker.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// What the operator says.
+    pub told: Told,
+    /// Whether it lists its models, and after how long.
+    pub models: Asked<Duration>,
+    /// Whether it says its version.
+    pub version: Asked<()>,
+    /// Whether it has metrics.
+    pub metrics: Asked<()>,
+    /// Whether it says where its events are.
+    pub event_route: Asked<()>,
+    /// What it says.
+    pub facts: Facts,
+    /// What was seen at each rank that was looked at; empty if the worker did not answer.
+    pub ranks: Vec<RankSeen>,
+    /// Whether our tokens are its tokens.
+    pub text: TextSeen,
+    /// The block size of most other workers that serve the model, and one of them.
+    pub peers_block_size: Option<(u32, String)>,
+    /// Where its events could be published without meeting a neighbour on its host.
+    pub free_event_port: u16,
+}
+
+/// One rank of a worker.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankSeen {
+    /// Which.
+    pub rank: u32,
+    /// Where the frontend would listen, if it knew of a place.
+    pub source: Option<EventSource>,
+    /// Whether somebody is there.
+    pub link: Result<(), SourceFault>,
+    /// What came.
+    pub events: EventsSeen,
+    /// What the replay socket said.
+    pub replay: ReplaySeen,
+    /// One prompt, sent twice.
+    pub twice: Asked<Twice>,
+}
+
+/// What came over an event socket while the test requests ran.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EventsSeen {
+    /// Batches.
+    pub batches: u64,
+    /// Blocks that the index took.
+    pub blocks: u64,
+    /// Another block size than expected, as events say it.
+    pub other_block_size: Option<u32>,
+    /// A message that could not be read.
+    pub refused: Option<String>,
+    /// From the answer to the first event.
+    pub after: Option<Duration>,
+}
+
+/// What the replay socket said.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ReplaySeen {
+    /// There was nothing to ask.
+    NotAsked,
+    /// Nobody said where it is.
+    Unknown,
+    /// It answered to the end.
+    Answered {
+        /// Batches that it repeated.
+        batches: u64,
+        /// Whether the batch that came live last was among them; unknown if none came.
+        has_last: Option<bool>,
+    },
+    /// It did not.
+    Failed(SourceFault),
+    /// It was silent for so long.
+    TimedOut(Duration),
+}
+
+/// One prompt, sent twice, as tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Twice {
+    /// Tokens of the prompt.
+    pub prompt: u32,
+    /// Cached tokens that the index foretold before the second time; none if no events came.
+    pub predicted: Option<u32>,
+    /// What `usage` said the second time.
+    pub reported: Option<u32>,
+    /// By how much the engine's own counter of hits grew meanwhile.
+    pub hits: Option<u64>,
+}
+
+/// Whether our tokens are the engine's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TextSeen {
+    /// Not looked at, since the engine does not answer.
+    NotAsked,
+    /// `--model-path` is not given. The engine's own folder, if it is on this machine too.
+    NoModelPath(Option<String>),
+    /// The folder is of no use.
+    Unusable(String),
+    /// Both are here.
+    Compared(Comparison),
+    /// The engine tells no tokens.
+    Untold(Silence),
+}
+
+/// Our tokens beside the engine's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Comparison {
+    /// Of a text without template.
+    pub plain: Option<Difference>,
+    /// Of a conversation.
+    pub chat: Option<Difference>,
+    /// Tokens of the conversation, as we count them.
+    pub chat_tokens: usize,
+    /// The engine told only how many there are.
+    pub counts_only: bool,
+    /// The engine's own folder, if it is on this machine too and is another one than ours.
+    pub engine_folder: Option<String>,
+}
+
+/// Where two lists of tokens begin to differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Position of the first token that differs.
+    pub at: usize,
+    /// How many we have.
+    pub ours: usize,
+    /// How many the engine has.
+    pub theirs: usize,
+    /// Ours from there on, as text.
+    pub our_text: String,
+    /// Theirs from there on, as text.
+    pub their_text: String,
+}
+
+impl Difference {
+    /// Compares; `text` shows a few tokens.
+    pub fn between(
+        ours: &[Token],
+        theirs: &[Token],
+        text: impl Fn(&[Token]) -> String,
+    ) -> Option<Self> {
+        /// Tokens shown on each side.
+        const SHOWN: usize = 6;
+        if ours == theirs {
+            return None;
+        }
+        let same = ours.iter().zip(theirs).take_while(|(a, b)| a == b).count();
+        let from = |tokens: &[Token]| {
+            let rest = tokens.get(same..).unwrap_or_default();
+            text(rest.get(..SHOWN).unwrap_or(rest))
+        };
+        Some(Self {
+            at: same,
+            ours: ours.len(),
+            theirs: theirs.len(),
+            our_text: from(ours),
+            their_text: from(theirs),
+        })
+    }
+}
+
+impl World {
+    /// Tokens in a block as the frontend would be told.
+    #[must_use]
+    pub fn told_block_size(&self) -> Option<u32> {
+        self.told.block_size.or(self.told.address.block_size)
+    }
+
+    /// Tokens in a block as the engine's events say it, else as the engine says it.
+    #[must_use]
+    pub fn true_block_size(&self) -> Option<u32> {
+        let by_events = self.ranks.iter().find_map(|r| r.events.other_block_size);
+        by_events.or(self.facts.block_size)
+    }
+
+    /// Whether the frontend would read this worker's blocks in the right size.
+    #[must_use]
+    pub fn block_size_fits(&self) -> bool {
+        let differs = self
+            .ranks
+            .iter()
+            .any(|r| r.events.other_block_size.is_some());
+        let told = self.told_block_size();
+        !differs && told.is_none_or(|told| self.facts.block_size.is_none_or(|b| b == told))
+    }
+
+    /// Where the engine itself says that a rank's events are, seen from here.
+    #[must_use]
+    pub fn own_source(&self, rank: u32) -> Option<EventSource> {
+        let plain = WorkerAddress {
+            events: None,
+            replay: None,
+            ..self.told.address.clone()
+        };
+        kvasir_frontend::event_sources(&plain, &self.facts, 1).remove(&rank)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_difference_is_shown() {
+        let text = |tokens: &[Token]| format!("{tokens:?}");
+        assert_eq!(Difference::between(&[1, 2], &[1, 2], text), None);
+        let found = Difference::between(&[1, 2, 3], &[1, 9], text).unwrap();
+        assert_eq!((found.at, found.ours, found.theirs), (1, 3, 2));
+        assert_eq!(
+            (found.our_text.as_str(), found.their_text.as_str()),
+            ("[2, 3]", "[9]")
+        );
+        let longer = Difference::between(&[1], &[1, 2], text).unwrap();
+        assert_eq!((longer.at, longer.our_text.as_str()), (1, "[]"));
+    }
+}
