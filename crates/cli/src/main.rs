@@ -1,6 +1,7 @@
 //! The one binary: finds the command and runs it. Nothing here that a second binary would need.
 
 mod demo;
+mod doctor;
 mod mocker;
 mod operate;
 mod policy_file;
@@ -49,14 +50,16 @@ fn start(run: &Run) -> ExitCode {
     };
     let outcome = runtime.block_on(async {
         match run.command {
+            Command::Doctor => return doctor::run(&run.settings).await,
             Command::Demo => demo::run(&run.settings).await,
             Command::Mocker => mocker::run(&run.settings).await,
             Command::Why | Command::Workers | Command::Top => operate::run(run).await,
             _ => serve::run(&run.settings).await,
         }
+        .map(|()| ExitCode::SUCCESS)
     });
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             let code = if error.is::<wiring::BadConfig>() {
                 BAD_CONFIG

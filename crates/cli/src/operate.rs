@@ -19,6 +19,7 @@ use serde_json::Value;
 
 use crate::wiring::Failure;
 use client::Client;
+pub(crate) use client::token;
 
 /// Runs the command.
 pub(crate) async fn run(run: &Run) -> Result<(), Failure> {

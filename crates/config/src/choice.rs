@@ -189,5 +189,6 @@ choices! {
         Why = "why": "kvasir why",
         Workers = "workers": "kvasir workers",
         Top = "top": "kvasir top",
+        Doctor = "doctor": "kvasir doctor",
     }
 }

@@ -24,6 +24,8 @@ pub enum Command {
     Workers,
     /// A running frontend at a glance.
     Top,
+    /// What is wrong with a worker, and the flag that mends it.
+    Doctor,
 }
 
 impl Command {
@@ -37,6 +39,7 @@ impl Command {
         Self::Why,
         Self::Workers,
         Self::Top,
+        Self::Doctor,
     ];
 
     /// The word on the command line.
@@ -50,6 +53,7 @@ impl Command {
             Self::Why => "why",
             Self::Workers => "workers",
             Self::Top => "top",
+            Self::Doctor => "doctor",
         }
     }
 
@@ -64,6 +68,9 @@ impl Command {
             Self::Why => "Show why a request went where it went, or the latest decisions",
             Self::Workers => "List the workers of a running frontend, add one, remove one",
             Self::Top => "Watch a running frontend: workers, load, cache, requests",
+            Self::Doctor => {
+                "Say what keeps a worker's cache from being known, and which flag mends it"
+            }
         }
     }
 
@@ -108,6 +115,7 @@ impl Command {
             Self::Why => Scope::WHY,
             Self::Workers => Scope::WORKERS,
             Self::Top => Scope::TOP,
+            Self::Doctor => Scope::DOCTOR,
         }
     }
 }
@@ -135,6 +143,8 @@ impl Scope {
     pub const WORKERS: Self = Self(1 << 7);
     /// `kvasir top`.
     pub const TOP: Self = Self(1 << 8);
+    /// `kvasir doctor`.
+    pub const DOCTOR: Self = Self(1 << 9);
     /// Commands that ask a running frontend.
     pub const OPERATE: Self = Self::WHY.and(Self::WORKERS).and(Self::TOP);
     /// Commands that listen for HTTP clients.

@@ -60,6 +60,23 @@ pub(crate) fn publish(world: &World, text: impl Into<String>) -> Advice {
     engine(&["--kv-events-config", &json], text)
 }
 
+/// Has the engine publish at other ports than it does, which somebody else has.
+pub(crate) fn publish_elsewhere(world: &World, text: impl Into<String>) -> Advice {
+    /// Far enough for the ranks of a usual engine.
+    const PORTS_FURTHER: u16 = 100;
+    let mut world = world.clone();
+    for source in world.facts.events.values_mut() {
+        let further = |text: &str| {
+            let endpoint: Endpoint = text.parse().ok()?;
+            let port = endpoint.port().checked_add(PORTS_FURTHER)?;
+            Some(endpoint.with_port(port).to_string())
+        };
+        source.events = further(&source.events).unwrap_or_default();
+        source.replay = source.replay.as_deref().and_then(further);
+    }
+    publish(&world, text)
+}
+
 /// Sockets for an engine that has none: on its own machine only, if that is where it is asked.
 fn free_sockets(world: &World) -> (String, String) {
     let host = world.told.address.host.as_str();

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::http::HeaderValue;
 use kvasir_frontend::{EventSource, WorkerAddress, event_sources};
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
@@ -43,8 +44,8 @@ const EVENT_PATIENCE_MAX: Duration = Duration::from_secs(3);
 pub struct Probe {
     /// How long one answer may take.
     pub patience: Duration,
-    /// Sent as `authorization: Bearer …` to the frontend, where it asks for a token.
-    pub token: Option<String>,
+    /// What is sent as `authorization` to the frontend, where it asks for a token.
+    pub authorization: Option<HeaderValue>,
     /// The tokenizer of `--model-path`, or why there is none.
     pub text: Option<Result<Arc<TextModel>, String>>,
     /// Where requests that must not repeat each other come from.
@@ -60,7 +61,7 @@ pub async fn workers_of(
     tasks: &Tasks,
     frontend: &WorkerAddress,
 ) -> Asked<Vec<WorkerAddress>> {
-    let client = Client::new(tasks.clone(), probe.patience, probe.token.clone());
+    let client = Client::new(tasks.clone(), probe.patience, probe.authorization.clone());
     let answer = client.get(frontend, "/workers").await?;
     let rows: serde_json::Value =
         serde_json::from_slice(&answer).map_err(|error| Silence::Unreadable(error.to_string()))?;

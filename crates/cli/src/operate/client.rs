@@ -310,7 +310,7 @@ fn message(body: &[u8]) -> String {
 }
 
 /// The header that shows who asks.
-fn token(settings: &Settings) -> Result<Option<HeaderValue>, Failure> {
+pub(crate) fn token(settings: &Settings) -> Result<Option<HeaderValue>, Failure> {
     let path = settings.get(keys::ADMIN_TOKEN_FILE);
     let token = match (settings.get(keys::ADMIN_TOKEN), &path) {
         (Some(token), _) => token,

@@ -7,7 +7,8 @@ use crate::command::Scope;
 use crate::rule_text::{LOG_FILTER, METRIC_PREFIX};
 use crate::spec::{Group, options, var};
 
-options! { GENERAL_ROWS, Group::General, Scope::ALL.and(Scope::CONFIG).and(Scope::OPERATE);
+options! { GENERAL_ROWS, Group::General, Scope::ALL.and(Scope::CONFIG).and(Scope::OPERATE)
+    .and(Scope::DOCTOR);
 
     /// Read options from this TOML file.
     ///
@@ -23,7 +24,8 @@ options! { GENERAL_ROWS, Group::General, Scope::ALL.and(Scope::CONFIG).and(Scope
 
     /// Print JSON instead of text.
     JSON: bool = "json" =>
-        scope(Scope::CONFIG.and(Scope::OPERATE)).default("false").flag_only().effective().common();
+        scope(Scope::CONFIG.and(Scope::OPERATE).and(Scope::DOCTOR)).default("false").flag_only()
+        .effective().common();
 
     /// Show only what differs from the defaults.
     CHANGED: bool = "changed" =>

@@ -8,13 +8,13 @@ options! { MODEL_ROWS, Group::Model, Scope::SERVE;
 
     /// Name under which the model is served.
     MODEL_NAME: Option<String> = "model-name" =>
-        scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_MODEL_NAME")])
+        scope(Scope::SERVE.and(Scope::MOCKER).and(Scope::DOCTOR)).env(&[var("DYN_MODEL_NAME")])
         .aliases(&["served-model-name"]).default_note("what the workers announce").metavar("NAME")
         .common().effective();
 
     /// Directory with the model's tokenizer and templates.
     MODEL_PATH: Option<String> = "model-path" =>
-        scope(Scope::FRONTEND.and(Scope::MOCKER)).env(&[var("DYN_MODEL_PATH")])
+        scope(Scope::FRONTEND.and(Scope::MOCKER).and(Scope::DOCTOR)).env(&[var("DYN_MODEL_PATH")])
         .default_note("what the workers announce").metavar("PATH").common().effective();
 
     /// Tokenizer library.

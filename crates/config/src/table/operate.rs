@@ -20,9 +20,13 @@ options! { OPERATE_ROWS, Group::Operate, Scope::OPERATE;
     TLS_CA_PATH: Option<PathBuf> = "tls-ca-path" =>
         env(&[var("KVASIR_TLS_CA_PATH")]).metavar("FILE").effective();
 
-    /// Give up when the frontend has not answered after so many seconds.
+    /// Give up when no answer has come after so many seconds.
     TIMEOUT_SECS: Duration = "timeout-secs" =>
-        env(&[var("KVASIR_TIMEOUT_SECS")]).default("10").positive().metavar("SECONDS").effective();
+        scope(Scope::OPERATE.and(Scope::DOCTOR)).env(&[var("KVASIR_TIMEOUT_SECS")]).default("10").positive().metavar("SECONDS").effective();
+
+    /// A running frontend whose workers to look at.
+    FRONTEND: Option<String> = "frontend" =>
+        scope(Scope::DOCTOR).env(&[var("KVASIR_FRONTEND")]).rule(&HTTP_URL).effective().common();
 
     /// How many of the latest decisions to list, when no request is named.
     LIMIT: u32 = "limit" =>

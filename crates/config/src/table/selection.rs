@@ -19,7 +19,8 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
     /// `max-num-batched-tokens`, `data-parallel-size`, `events`, `replay`, `api-key-file`, each as
     /// `name=value` after a comma.
     WORKER: Vec<String> = "worker" =>
-        env(&[var("KVASIR_WORKERS")]).space_separated().rule(&rule_text::WORKER)
+        scope(Scope::FRONTEND.and(Scope::ROUTER).and(Scope::DOCTOR)).env(&[var("KVASIR_WORKERS")])
+        .space_separated().rule(&rule_text::WORKER)
         .metavar("URL[,NAME=VALUE]").common().effective();
 
     /// Take workers from this file, one a line as `--worker` takes them, and follow its changes.
@@ -62,7 +63,7 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
 
     /// Tokens in a KV block; must be what the engines use.
     KV_CACHE_BLOCK_SIZE: Option<u32> = "kv-cache-block-size" =>
-        env(&[var("DYN_KV_CACHE_BLOCK_SIZE")]).ints(1, u32::MAX as u64)
+        scope(Scope::ROUTING.and(Scope::DOCTOR)).env(&[var("DYN_KV_CACHE_BLOCK_SIZE")]).ints(1, u32::MAX as u64)
         .default_note("what the model's workers announce").common().effective();
 
     /// A worker is busy above this share of its KV blocks in use.

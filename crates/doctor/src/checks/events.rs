@@ -3,7 +3,7 @@
 use kvasir_frontend::EventSource;
 use kvasir_transport::SourceFault;
 
-use crate::advice::{engine, publish, with_free_sockets, with_sockets};
+use crate::advice::{engine, publish, publish_elsewhere, with_free_sockets, with_sockets};
 use crate::finding::{Advice, Outcome, Verdict};
 use crate::world::{RankSeen, ReplaySeen, Silence, World};
 
@@ -128,7 +128,10 @@ pub(super) fn arrive(world: &World) -> Verdict {
             let other = rank.source.as_ref();
             let other = other.and_then(|source| other_sockets(world, rank.rank, source));
             let text = "its sockets are another engine's: give each engine on a host its own ports";
-            return Verdict::fail(why, vec![other.unwrap_or_else(|| publish(world, text))]);
+            return Verdict::fail(
+                why,
+                vec![other.unwrap_or_else(|| publish_elsewhere(world, text))],
+            );
         }
         let after = events.after.unwrap_or_default().as_millis();
         Verdict::pass(format!(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use http::{Method, Request, StatusCode};
+use http::{HeaderValue, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -24,15 +24,19 @@ const SHOWN_CHARS: usize = 160;
 pub(crate) struct Client {
     tasks: Tasks,
     patience: Duration,
-    token: Option<String>,
+    authorization: Option<HeaderValue>,
 }
 
 impl Client {
-    pub(crate) fn new(tasks: Tasks, patience: Duration, token: Option<String>) -> Self {
+    pub(crate) fn new(
+        tasks: Tasks,
+        patience: Duration,
+        authorization: Option<HeaderValue>,
+    ) -> Self {
         Self {
             tasks,
             patience,
-            token,
+            authorization,
         }
     }
 
@@ -66,8 +70,8 @@ impl Client {
             .uri(format!("{}{path}", at.prefix))
             .header(HOST, at.authority())
             .header(CONTENT_TYPE, "application/json");
-        if let Some(token) = &self.token {
-            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        if let Some(value) = &self.authorization {
+            request = request.header(AUTHORIZATION, value);
         }
         if let Some(rank) = rank {
             request = request.header("x-data-parallel-rank", rank);

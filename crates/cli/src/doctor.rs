@@ -1,0 +1,96 @@
+//! `kvasir doctor`: looks at workers, prints what is wrong and which flag mends it.
+//!
+//! Exit code 0 if nothing failed, 1 if something did or nothing could be looked at, 2 for a wrong command line.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvasir_config::{Settings, keys};
+use kvasir_doctor::{Examined, Probe, Report, Told, examine, workers_of};
+use kvasir_frontend::WorkerAddress;
+use kvasir_telemetry::Clock;
+use kvasir_text::TextModel;
+use kvasir_transport::Tasks;
+
+use crate::operate;
+use crate::wiring::{self, BadConfig, Failure};
+
+/// Looks, prints, and says by its code whether all is well.
+pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, Failure> {
+    let tasks = Tasks::new();
+    let clock = Clock::new();
+    let model_path = settings.get(keys::MODEL_PATH);
+    let load = |path: &String| {
+        let model = TextModel::load(Path::new(path));
+        model.map(Arc::new).map_err(|error| error.to_string())
+    };
+    let probe = Probe {
+        patience: settings.get(keys::TIMEOUT_SECS),
+        authorization: operate::token(settings)?,
+        text: model_path.as_ref().map(load),
+        seed: clock.unix_millis(clock.now()) ^ u64::from(std::process::id()) << 48,
+    };
+    let told = |address| Told {
+        address,
+        model: settings.get(keys::MODEL_NAME),
+        block_size: settings.get(keys::KV_CACHE_BLOCK_SIZE),
+        model_path: model_path.clone(),
+    };
+    let workers = workers(settings, &probe, &tasks).await?;
+    let worlds = probe
+        .look(&tasks, workers.into_iter().map(told).collect())
+        .await;
+    let examined = worlds.iter().map(|world| Examined {
+        worker: world.told.address.to_string(),
+        checks: examine(world),
+    });
+    let report = Report {
+        workers: examined.collect(),
+    };
+    tasks.shut_down(Duration::ZERO).await;
+    let text = match settings.get(keys::JSON) {
+        true => report.to_json() + "\n",
+        false => report.to_string(),
+    };
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(match report.is_well() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+/// Those that are named, and those of the frontend that is.
+async fn workers(
+    settings: &Settings,
+    probe: &Probe,
+    tasks: &Tasks,
+) -> Result<Vec<WorkerAddress>, Failure> {
+    let mut workers = wiring::workers(settings)?;
+    let Some(url) = settings.get(keys::FRONTEND) else {
+        if workers.is_empty() {
+            let message = "whom to look at? Give --worker URL for each engine, or --frontend URL";
+            return Err(BadConfig(message.to_owned()).into());
+        }
+        return Ok(workers);
+    };
+    let frontend = WorkerAddress::parse(&url)
+        .map_err(|error| BadConfig(format!("--frontend {url}: {error}")))?;
+    let found = workers_of(probe, tasks, &frontend)
+        .await
+        .map_err(|silence| {
+            format!("--frontend {url}: {silence}; it must run, and its admin routes must be open")
+        })?;
+    let named: Vec<String> = workers.iter().map(ToString::to_string).collect();
+    workers.extend(
+        found
+            .into_iter()
+            .filter(|f| !named.contains(&f.to_string())),
+    );
+    if workers.is_empty() {
+        return Err(format!("--frontend {url} has no worker of its own to look at").into());
+    }
+    Ok(workers)
+}

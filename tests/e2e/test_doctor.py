@@ -1,0 +1,260 @@
+"""`kvasir doctor` before real processes: each thing that can be wrong is found, and what is advised mends it."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+from conftest import Kvasir
+from test_events import free_ports
+
+MODEL = "tiny"
+MODEL_DIR = pathlib.Path(__file__).parents[2] / "crates/text/src/builtin"
+CHECKS = [
+    "reachable", "model", "version", "block-size", "prefix-caching", "event-socket", "events-arrive", "replay", "tokens",
+    "cached-tokens",
+]  # fmt: skip
+
+
+class Setup:
+    """One engine and one doctor, as command lines that advice changes."""
+
+    def __init__(self, engine, doctor, running=True):
+        self.port, events = free_ports(1), free_ports(2)
+        self.engine = {
+            "--http-host": "127.0.0.1", "--http-port": str(self.port), "--speedup": "50", "--block-size": "16",
+            "--served-model-name": MODEL, "--model-path": str(MODEL_DIR),
+            "--events": f"tcp://127.0.0.1:{events}", "--replay": f"tcp://127.0.0.1:{events + 1}",
+        }  # fmt: skip
+        self.doctor = {"--worker": f"http://127.0.0.1:{self.port}", "--model-path": str(MODEL_DIR), "--model-name": MODEL}
+        change(self.engine, engine)
+        change(self.doctor, {k: v and v.format(url=self.doctor["--worker"]) for k, v in doctor.items()})
+        self.process = None
+        if running:
+            self.start()
+
+    def start(self):
+        self.stop()
+        self.process = Kvasir("mocker", *words(self.engine))
+        self.process.wait_for(r"on (http://127\.0\.0\.1:\d+)")
+
+    def stop(self):
+        if self.process:
+            assert self.process.stop() == 0, self.process.log()
+
+    def ask(self):
+        return ask(*words(self.doctor))
+
+    def follow(self, advice):
+        """Does what is advised: changes a command line, and starts what it belongs to again."""
+        flags = dict(zip(*[iter(advice["args"])] * 2)) if len(advice["args"]) % 2 == 0 else {advice["args"][0]: None}
+        if advice["where"] == "kvasir":
+            return change(self.doctor, flags)
+        if "--kv-events-config" in flags:
+            for flag in ["--events", "--replay", "--kv-events-config"]:
+                self.engine.pop(flag, None)
+            flags["--kv-events-config"] = at_free_ports(flags["--kv-events-config"])
+        if "--host" in flags:
+            # vLLM's name for it; and tests stay on this machine.
+            flags = {"--http-host": "127.0.0.1", "--http-port": flags["--port"]}
+        self.engine.pop(f"--no-{next(iter(flags), '--')[2:]}", None)
+        change(self.engine, flags)
+        # What was done to the process on command ends with it.
+        self.engine.pop("--event-fault-at-start", None)
+        self.start()
+
+
+def change(line, flags):
+    """Adds flags, or takes those away that are False."""
+    for flag, value in flags.items():
+        if value is False:
+            line.pop(flag)
+        else:
+            line[flag] = value
+
+
+def words(line):
+    return [word for flag, value in line.items() for word in ([flag] if value is None else [flag, value])]
+
+
+def at_free_ports(config):
+    """The same sockets where nothing else of this machine listens."""
+    config, port = json.loads(config), free_ports(2)
+    assert config["enable_kv_cache_events"] is True and config["publisher"] == "zmq"
+    for at, field in enumerate(["endpoint", "replay_endpoint"]):
+        assert config[field].startswith("tcp://127.0.0.1:"), config
+        config[field] = f"tcp://127.0.0.1:{port + at}"
+    return json.dumps(config)
+
+
+def run(*args):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "KVASIR_"))}
+    command = [os.environ["KVASIR_BIN"], "doctor", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+
+
+def ask(*args):
+    """Exit code, and each worker's findings by check."""
+    done = run("--json", "--timeout-secs", "5", *args)
+    assert done.returncode in (0, 1), done.stderr
+    report = json.loads(done.stdout)
+    assert report["ok"] == (done.returncode == 0)
+    for worker in report["workers"]:
+        assert [check["check"] for check in worker["checks"]] == CHECKS
+    return done.returncode, [{check["check"]: check for check in worker["checks"]} for worker in report["workers"]]
+
+
+def of(findings, outcome):
+    return [name for name, finding in findings.items() if finding["outcome"] == outcome]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders like the engine's own, but for the template and for the tokenizer."""
+    root = tmp_path_factory.mktemp("models")
+    for name in ["template", "tokenizer"]:
+        shutil.copytree(MODEL_DIR, root / name)
+    template = root / "template/chat_template.jinja"
+    template.write_text(template.read_text() + "\n[and so on]")
+    tokenizer = root / "tokenizer/tokenizer.json"
+    content = json.loads(tokenizer.read_text())
+    content["model"]["merges"] = content["model"]["merges"][:50]
+    tokenizer.write_text(json.dumps(content))
+    return root
+
+
+# What is wrong: the engine's flags, the doctor's, and the checks that fail.
+WRONG = {
+    "events off": ({"--events": False, "--replay": False}, {}, ["event-socket"]),
+    "events off in vLLM's words": (
+        {"--events": False, "--replay": False, "--kv-events-config": '{"enable_kv_cache_events": false}'}, {}, ["event-socket"]),
+    "prefix caching off": ({"--no-enable-prefix-caching": None}, {}, ["prefix-caching"]),
+    "usage details off": ({"--no-enable-prompt-tokens-details": None}, {}, ["cached-tokens"]),
+    "another block size than told": ({}, {"--kv-cache-block-size": "32"}, ["block-size"]),
+    "another block size than told of this worker": ({}, {"--worker": "{url},block-size=64"}, ["block-size"]),
+    "no replay socket": ({"--replay": False}, {}, ["replay"]),
+    "replay not told": ({}, {"--worker": "{url},events=EVENTS"}, ["replay"]),
+    "another tokenizer": ({}, {"--model-path": "FOLDER/tokenizer"}, ["tokens"]),
+    "another template": ({}, {"--model-path": "FOLDER/template"}, ["tokens"]),
+    "another model": ({"--served-model-name": "other"}, {}, ["model"]),
+    "events are silent": ({"--event-fault-at-start": "mute"}, {}, ["events-arrive"]),
+    "sockets swapped": ({}, {"--worker": "{url},events=REPLAY,replay=EVENTS"}, ["event-socket"]),
+    "nobody at the event socket": ({}, {"--worker": "{url},events=tcp://127.0.0.1:1"}, ["event-socket"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_advised_mends_it(case, folders):
+    engine, doctor, failing = WRONG[case]
+    setup = Setup(engine, {})
+    places = {"FOLDER": str(folders), "EVENTS": setup.engine.get("--events", ""), "REPLAY": setup.engine.get("--replay", "")}
+    for flag, value in doctor.items():
+        for name, place in places.items():
+            value = value.replace(name, place)
+        setup.doctor[flag] = value.format(url=setup.doctor["--worker"])
+    code, [findings] = setup.ask()
+    assert (code, of(findings, "fail")) == (1, failing), findings
+    advice = findings[failing[0]]["advice"]
+    assert advice and all(piece["text"] for piece in advice)
+    setup.follow(advice[0])
+    code, [findings] = setup.ask()
+    assert (code, of(findings, "pass")) == (0, CHECKS), findings
+    setup.stop()
+
+
+def test_another_engines_events(tmp_path):
+    """Told another engine's sockets: idle, they are silent; busy, they tell of other prompts."""
+    stranger, setup = Setup({}, {}), Setup({}, {})
+    own = setup.doctor["--worker"]
+    setup.doctor["--worker"] = f"{own},events={stranger.engine['--events']},replay={stranger.engine['--replay']}"
+    code, [findings] = setup.ask()
+    assert (code, of(findings, "fail")) == (1, ["events-arrive"]), findings
+    setup.follow(findings["events-arrive"]["advice"][0])
+    assert setup.doctor["--worker"] == f"{own},events={setup.engine['--events']},replay={setup.engine['--replay']}"
+    code, [findings] = setup.ask()
+    assert (code, of(findings, "pass")) == (0, CHECKS), findings
+    setup.stop()
+    stranger.stop()
+
+
+def test_an_engine_that_is_not_there():
+    setup = Setup({}, {}, running=False)
+    code, [findings] = setup.ask()
+    assert (code, of(findings, "fail")) == (1, ["reachable"]) and len(of(findings, "skip")) == len(CHECKS) - 1
+    advice = findings["reachable"]["advice"][0]
+    assert advice["args"] == ["--host", "0.0.0.0", "--port", str(setup.port)]
+    setup.follow(advice)
+    code, [findings] = setup.ask()
+    assert (code, of(findings, "pass")) == (0, CHECKS), findings
+    setup.stop()
+
+
+def test_two_things_wrong_are_mended_one_by_one():
+    setup = Setup({"--no-enable-prefix-caching": None, "--no-enable-prompt-tokens-details": None, "--replay": False}, {})
+    for _ in range(4):
+        code, [findings] = setup.ask()
+        if code == 0:
+            break
+        setup.follow(findings[of(findings, "fail")[0]]["advice"][0])
+    assert (code, of(findings, "pass")) == (0, CHECKS), findings
+    setup.stop()
+
+
+def test_two_ranks_in_an_older_wire():
+    ports = free_ports(4)
+    sockets = {"--events": f"tcp://127.0.0.1:{ports}", "--replay": f"tcp://127.0.0.1:{ports + 2}"}
+    setup = Setup({"--data-parallel-size": "2", "--event-wire": "vllm-0.9", **sockets}, {})
+    code, [findings] = setup.ask()
+    assert (code, of(findings, "pass")) == (0, CHECKS), findings
+    assert findings["events-arrive"]["why"].startswith("2 ranks"), findings
+    setup.stop()
+
+
+def test_the_workers_of_a_frontend_and_peers_that_differ():
+    """A frontend's own list is enough; of two engines with unlike blocks the second is told to follow the first."""
+    setups = [Setup({}, {}), Setup({"--block-size": "32"}, {})]
+    workers = [word for setup in setups for word in ("--worker", setup.doctor["--worker"])]
+    frontend = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", *workers)
+    url = "http://" + frontend.wait_for(r"address=(127\.0\.0\.1:\d+)").group(1)
+    for _ in range(50):
+        done = run("--json", "--frontend", url, "--model-path", str(MODEL_DIR))
+        if done.returncode == 1 and '"workers":[' in done.stdout and done.stdout.count('"worker":') == 2:
+            break
+    report = {worker["worker"]: {c["check"]: c for c in worker["checks"]} for worker in json.loads(done.stdout)["workers"]}
+    first, second = (report[setup.doctor["--worker"]] for setup in setups)
+    assert of(first, "pass") == CHECKS, first
+    assert of(second, "fail") == ["block-size"], second
+    setups[1].follow(second["block-size"]["advice"][0])
+    done = run("--json", "--frontend", url, "--model-path", str(MODEL_DIR))
+    assert done.returncode == 0, done.stdout
+    assert frontend.stop() == 0, frontend.log()
+    for setup in setups:
+        setup.stop()
+
+
+def test_a_table_for_people():
+    setup = Setup({"--no-enable-prefix-caching": None}, {})
+    done = run(*words(setup.doctor))
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert done.returncode == 1 and lines[0] == [setup.doctor["--worker"]]
+    assert ["FAIL", "prefix-caching"] in [line[:2] for line in lines]
+    assert ["engine:", "--enable-prefix-caching"] in [line[:2] for line in lines]
+    assert lines[-1] == ["7", "passed,", "1", "failed,", "2", "skipped"]
+    setup.stop()
+
+
+@pytest.mark.parametrize("args, words", [
+    ([], "--worker URL"), (["--worker", "engine:8000"], "http://"), (["--worker", "http://a:1,colour=red"], "colour"),
+    (["--frontend", "nowhere"], "--frontend"),
+])  # fmt: skip
+def test_wrong_command_lines(args, words):
+    done = run(*args)
+    assert done.returncode == 2 and words in done.stderr, done.stderr
+
+
+def test_a_frontend_that_is_not_there():
+    done = run("--frontend", "http://127.0.0.1:1")
+    assert done.returncode == 1 and "cannot connect" in done.stderr
