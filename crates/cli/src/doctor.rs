@@ -84,11 +84,13 @@ async fn workers(
             format!("--frontend {url}: {silence}; it must run, and its admin routes must be open")
         })?;
     let named: Vec<String> = workers.iter().map(ToString::to_string).collect();
-    workers.extend(
-        found
-            .into_iter()
-            .filter(|f| !named.contains(&f.to_string())),
-    );
+    let key = wiring::worker_key(settings)?;
+    for mut address in found {
+        if !named.contains(&address.to_string()) {
+            address.api_key.clone_from(&key);
+            workers.push(address);
+        }
+    }
     if workers.is_empty() {
         return Err(format!("--frontend {url} has no worker of its own to look at").into());
     }

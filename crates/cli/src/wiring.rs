@@ -88,7 +88,7 @@ pub(crate) fn workers_file(settings: &Settings) -> Result<Option<WorkersFile>, F
 }
 
 /// The key for workers that have none of their own.
-fn worker_key(settings: &Settings) -> Result<Option<WorkerKey>, Failure> {
+pub(crate) fn worker_key(settings: &Settings) -> Result<Option<WorkerKey>, Failure> {
     let key = settings.get(keys::WORKER_API_KEY);
     let key = key.map(|key| WorkerKey::new(&key)).transpose();
     key.map_err(|error| BadConfig(format!("KVASIR_WORKER_API_KEY: {error}")).into())

@@ -144,6 +144,10 @@ fn worker(address: &kvasir_frontend::WorkerAddress, text: impl Into<String>) -> 
     add("data-parallel-size", ranks.map(|n| n.to_string()));
     add("events", address.events.clone());
     add("replay", address.replay.clone());
+    add(
+        "api-key-file",
+        address.api_key.as_ref().map(|_| "FILE".to_owned()),
+    );
     kvasir(&["--worker", &words], text)
 }
 

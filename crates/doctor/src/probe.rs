@@ -68,14 +68,25 @@ pub async fn workers_of(
     let rows = rows.get("workers").and_then(|rows| rows.as_array());
     let rows = rows.ok_or_else(|| Silence::Unreadable("it lists no workers".to_owned()))?;
     let mut found: Vec<WorkerAddress> = Vec::new();
-    for row in rows {
-        let text = ["address", "url"]
-            .iter()
-            .find_map(|name| row.get(*name)?.as_str());
-        let address = text.and_then(|text| WorkerAddress::parse(text).ok());
-        found.extend(address.filter(|a| !found.iter().any(|f| f.to_string() == a.to_string())));
+    for address in rows.iter().filter_map(read_row) {
+        if !found.iter().any(|known| known.id() == address.id()) {
+            found.push(address);
+        }
     }
     Ok(found)
+}
+
+/// A worker as the frontend lists it, with what the frontend was told about it.
+fn read_row(row: &serde_json::Value) -> Option<WorkerAddress> {
+    let mut address = WorkerAddress::parse(row.get("url")?.as_str()?).ok()?;
+    let told = row.get("told");
+    let text = |name| told?.get(name)?.as_str().map(str::to_owned);
+    let count = |name| u32::try_from(told?.get(name)?.as_u64()?).ok();
+    address.events = text("events");
+    address.replay = text("replay");
+    address.block_size = count("block_size");
+    address.data_parallel_size = count("data_parallel_size");
+    Some(address)
 }
 
 impl Probe {
@@ -283,6 +294,17 @@ mod tests {
             block_size: None,
             model_path: None,
         }
+    }
+
+    #[test]
+    fn a_frontends_own_words_are_kept() {
+        let row = serde_json::json!({
+            "url": "http://a:8000",
+            "told": {"block_size": 32, "data_parallel_size": null, "events": "tcp://a:1", "replay": null},
+        });
+        let expected = WorkerAddress::parse("http://a:8000,block-size=32,events=tcp://a:1");
+        assert_eq!(read_row(&row), expected.ok());
+        assert_eq!(read_row(&serde_json::json!({"url": null})), None);
     }
 
     #[test]

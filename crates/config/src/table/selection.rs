@@ -35,7 +35,7 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
     /// Not a flag: other users of a machine can read command lines. A worker's own is given with
     /// `api-key-file=FILE` after its URL.
     WORKER_API_KEY: Option<String> = "worker-api-key" =>
-        env(&[var("KVASIR_WORKER_API_KEY")]).secret().effective();
+        scope(Scope::FRONTEND.and(Scope::ROUTER).and(Scope::DOCTOR)).env(&[var("KVASIR_WORKER_API_KEY")]).secret().effective();
 
     /// Certificate authority of workers reached by https, instead of the system's.
     WORKER_TLS_CA_PATH: Option<PathBuf> = "worker-tls-ca-path" =>

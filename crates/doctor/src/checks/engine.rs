@@ -28,10 +28,10 @@ pub(super) fn reachable(world: &World) -> Verdict {
             Verdict::fail(silence.to_string(), vec![engine(&[], text)])
         }
         Err(Silence::Status(status @ (401 | 403), _)) => {
-            let text = "start it without --api-key; keys of clients are the frontend's \
-                        (--http-api-key-file)";
-            let why = format!("it answers {status}: it asks for a key, and the frontend has none");
-            Verdict::fail(why, vec![engine(&[], text)])
+            let words = format!("{address},api-key-file=FILE");
+            let text = "a file with the key that the engine was started with (--api-key)";
+            let why = format!("it answers {status}: it asks for a key, or for another one");
+            Verdict::fail(why, vec![kvasir(&["--worker", &words], text)])
         }
         Err(silence) => {
             let root = format!("http://{}", address.authority());

@@ -163,8 +163,8 @@ fn another_answer_than_models() {
         |world| world.models = Err(Silence::Status(401, "Unauthorized".to_owned())),
         expect![[r#"
             http://gpu-1:8000
-              FAIL  reachable       it answers 401: it asks for a key, and the frontend has none
-                                    engine: start it without --api-key; keys of clients are the frontend's (--http-api-key-file)
+              FAIL  reachable       it answers 401: it asks for a key, or for another one
+                                    kvasir: --worker http://gpu-1:8000,api-key-file=FILE   (a file with the key that the engine was started with (--api-key))
               skip  model           the worker does not answer
               skip  version         the worker does not answer
               skip  block-size      the worker does not answer

@@ -70,7 +70,8 @@ impl Client {
             .uri(format!("{}{path}", at.prefix))
             .header(HOST, at.authority())
             .header(CONTENT_TYPE, "application/json");
-        if let Some(value) = &self.authorization {
+        let key = at.api_key.as_ref().map(|key| key.header());
+        if let Some(value) = key.or(self.authorization.as_ref()) {
             request = request.header(AUTHORIZATION, value);
         }
         if let Some(rank) = rank {
@@ -96,6 +97,10 @@ impl Client {
     ) -> Asked<(StatusCode, Bytes)> {
         let unreachable = |error: std::io::Error| Silence::Unreachable(error.to_string());
         let broken = |error: hyper::Error| Silence::Unreadable(error.to_string());
+        if at.tls {
+            let why = "this version of the doctor does not speak https".to_owned();
+            return Err(Silence::Unreachable(why));
+        }
         let stream = TcpStream::connect((at.host.as_str(), at.port))
             .await
             .map_err(unreachable)?;

@@ -91,6 +91,13 @@ fn add_member(row: &mut Value, member: &Member) {
     row["url"] = member.address.to_string().into();
     row["state"] = member.state.name().into();
     row["origins"] = origins.into();
+    let said = |text: &Option<String>| text.clone().map_or(Value::Null, Value::from);
+    row["told"] = json!({
+        "block_size": member.address.block_size,
+        "data_parallel_size": member.address.data_parallel_size,
+        "events": said(&member.address.events),
+        "replay": said(&member.address.replay),
+    });
 }
 
 /// The body of `POST /workers`: what `--worker` says, by name.

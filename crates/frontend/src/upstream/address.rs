@@ -59,7 +59,8 @@ impl WorkerKey {
     }
 
     /// As the `authorization` header says it.
-    pub(crate) fn header(&self) -> &HeaderValue {
+    #[must_use]
+    pub fn header(&self) -> &HeaderValue {
         &self.0
     }
 }
