@@ -5,7 +5,9 @@ import os
 import pathlib
 import shutil
 import subprocess
+import threading
 
+import httpx
 import pytest
 
 from conftest import Kvasir
@@ -213,26 +215,38 @@ def test_two_ranks_in_an_older_wire():
     setup.stop()
 
 
-def test_the_workers_of_a_frontend_and_peers_that_differ():
-    """A frontend's own list is enough; of two engines with unlike blocks the second is told to follow the first."""
-    setups = [Setup({}, {}), Setup({"--block-size": "32"}, {})]
-    workers = [word for setup in setups for word in ("--worker", setup.doctor["--worker"])]
-    frontend = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", *workers)
+def test_the_workers_of_a_frontend():
+    """A frontend's own list is enough: one engine has other blocks than the index, another is told wrong sockets."""
+    good, small, deaf = Setup({}, {}), Setup({"--block-size": "32"}, {}), Setup({}, {})
+    url_of = lambda setup: setup.doctor["--worker"]
+    frontend = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", "--worker", url_of(good))
     url = "http://" + frontend.wait_for(r"address=(127\.0\.0\.1:\d+)").group(1)
-    for _ in range(50):
-        done = run("--json", "--frontend", url, "--model-path", str(MODEL_DIR))
-        if done.returncode == 1 and '"workers":[' in done.stdout and done.stdout.count('"worker":') == 2:
-            break
-    report = {worker["worker"]: {c["check"]: c for c in worker["checks"]} for worker in json.loads(done.stdout)["workers"]}
-    first, second = (report[setup.doctor["--worker"]] for setup in setups)
-    assert of(first, "pass") == CHECKS, first
-    assert of(second, "fail") == ["block-size"], second
-    setups[1].follow(second["block-size"]["advice"][0])
+    with httpx.Client(base_url=url, timeout=30) as http:
+        wait(lambda: [row["state"] for row in http.get("/workers").json()["workers"]] == ["serving"])
+        http.post("/workers", json={"url": url_of(small)}).raise_for_status()
+        http.post("/workers", json={"url": url_of(deaf), "events": good.engine["--events"]}).raise_for_status()
+        wait(lambda: [row["state"] for row in http.get("/workers").json()["workers"]] == ["serving"] * 3)
     done = run("--json", "--frontend", url, "--model-path", str(MODEL_DIR))
+    report = {worker["worker"]: {c["check"]: c for c in worker["checks"]} for worker in json.loads(done.stdout)["workers"]}
+    assert done.returncode == 1
+    assert of(report[url_of(good)], "pass") == CHECKS, report[url_of(good)]
+    assert of(report[url_of(small)], "fail") == ["block-size"], report[url_of(small)]
+    small.follow(report[url_of(small)]["block-size"]["advice"][0])
+    advice = report[url_of(deaf)]["events-arrive"]["advice"][0]
+    assert advice["args"] == ["--worker", f"{url_of(deaf)},events={deaf.engine['--events']},replay={deaf.engine['--replay']}"]
+    done = run("--json", "--frontend", url, "--model-path", str(MODEL_DIR), *advice["args"])
     assert done.returncode == 0, done.stdout
     assert frontend.stop() == 0, frontend.log()
-    for setup in setups:
+    for setup in [good, small, deaf]:
         setup.stop()
+
+
+def wait(done):
+    for _ in range(400):
+        if done():
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError("it never came")
 
 
 def test_a_table_for_people():

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
-use kvasir_doctor::{Examined, Probe, Report, Told, examine, workers_of};
+use kvasir_doctor::{Examined, Listed, Probe, Report, Told, examine, workers_of};
 use kvasir_frontend::WorkerAddress;
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
@@ -33,8 +33,9 @@ pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, Failure> {
         text: model_path.as_ref().map(load),
         seed: clock.unix_millis(clock.now()) ^ u64::from(std::process::id()) << 48,
     };
-    let told = |address| Told {
-        address,
+    let told = |listed: Listed| Told {
+        address: listed.address,
+        index_block_size: listed.block_size,
         model: settings.get(keys::MODEL_NAME),
         block_size: settings.get(keys::KV_CACHE_BLOCK_SIZE),
         model_path: model_path.clone(),
@@ -67,8 +68,14 @@ async fn workers(
     settings: &Settings,
     probe: &Probe,
     tasks: &Tasks,
-) -> Result<Vec<WorkerAddress>, Failure> {
-    let mut workers = wiring::workers(settings)?;
+) -> Result<Vec<Listed>, Failure> {
+    let named = wiring::workers(settings)?.into_iter();
+    let mut workers: Vec<Listed> = named
+        .map(|address| Listed {
+            address,
+            block_size: None,
+        })
+        .collect();
     let Some(url) = settings.get(keys::FRONTEND) else {
         if workers.is_empty() {
             let message = "whom to look at? Give --worker URL for each engine, or --frontend URL";
@@ -83,12 +90,14 @@ async fn workers(
         .map_err(|silence| {
             format!("--frontend {url}: {silence}; it must run, and its admin routes must be open")
         })?;
-    let named: Vec<String> = workers.iter().map(ToString::to_string).collect();
     let key = wiring::worker_key(settings)?;
-    for mut address in found {
-        if !named.contains(&address.to_string()) {
-            address.api_key.clone_from(&key);
-            workers.push(address);
+    for mut listed in found {
+        if !workers
+            .iter()
+            .any(|w| w.address.id() == listed.address.id())
+        {
+            listed.address.api_key.clone_from(&key);
+            workers.push(listed);
         }
     }
     if workers.is_empty() {

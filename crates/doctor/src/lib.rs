@@ -18,7 +18,7 @@ mod world;
 
 pub use checks::examine;
 pub use finding::{Advice, Check, Finding, Outcome, Whose};
-pub use probe::{Patient, Probe, workers_of};
+pub use probe::{Listed, Probe, workers_of};
 pub use report::{Examined, Report};
 pub use world::{
     Asked, Comparison, Difference, EventsSeen, RankSeen, ReplaySeen, Silence, TextSeen, Told,

@@ -52,46 +52,57 @@ pub struct Probe {
     pub seed: u64,
 }
 
-/// A worker to look at, and what the operator says about it.
-pub type Patient = Told;
+/// A worker as a running frontend lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Where it is, with what the frontend was told about it.
+    pub address: WorkerAddress,
+    /// Tokens in a block of the frontend's index of its model.
+    pub block_size: Option<u32>,
+}
 
 /// The workers of a running frontend.
 pub async fn workers_of(
     probe: &Probe,
     tasks: &Tasks,
     frontend: &WorkerAddress,
-) -> Asked<Vec<WorkerAddress>> {
+) -> Asked<Vec<Listed>> {
     let client = Client::new(tasks.clone(), probe.patience, probe.authorization.clone());
     let answer = client.get(frontend, "/workers").await?;
     let rows: serde_json::Value =
         serde_json::from_slice(&answer).map_err(|error| Silence::Unreadable(error.to_string()))?;
     let rows = rows.get("workers").and_then(|rows| rows.as_array());
     let rows = rows.ok_or_else(|| Silence::Unreadable("it lists no workers".to_owned()))?;
-    let mut found: Vec<WorkerAddress> = Vec::new();
-    for address in rows.iter().filter_map(read_row) {
-        if !found.iter().any(|known| known.id() == address.id()) {
-            found.push(address);
+    let mut found: Vec<Listed> = Vec::new();
+    for listed in rows.iter().filter_map(read_row) {
+        let id = listed.address.id();
+        if !found.iter().any(|known| known.address.id() == id) {
+            found.push(listed);
         }
     }
     Ok(found)
 }
 
-/// A worker as the frontend lists it, with what the frontend was told about it.
-fn read_row(row: &serde_json::Value) -> Option<WorkerAddress> {
+fn read_row(row: &serde_json::Value) -> Option<Listed> {
     let mut address = WorkerAddress::parse(row.get("url")?.as_str()?).ok()?;
     let told = row.get("told");
     let text = |name| told?.get(name)?.as_str().map(str::to_owned);
-    let count = |name| u32::try_from(told?.get(name)?.as_u64()?).ok();
+    let count_in = |of: Option<&serde_json::Value>, name| of?.get(name)?.as_u64();
+    let count = |name| u32::try_from(count_in(told, name)?).ok();
     address.events = text("events");
     address.replay = text("replay");
     address.block_size = count("block_size");
     address.data_parallel_size = count("data_parallel_size");
-    Some(address)
+    let block_size = count_in(Some(row), "block_size").and_then(|n| u32::try_from(n).ok());
+    Some(Listed {
+        address,
+        block_size,
+    })
 }
 
 impl Probe {
     /// Looks at all of them, several at a time, in the order given.
-    pub async fn look(&self, tasks: &Tasks, patients: Vec<Patient>) -> Vec<World> {
+    pub async fn look(&self, tasks: &Tasks, patients: Vec<Told>) -> Vec<World> {
         let ports = event_ports(&patients);
         let mut worlds = Vec::new();
         let mut waiting = patients.into_iter().zip(ports).enumerate();
@@ -243,7 +254,7 @@ fn is_model_list(body: &[u8]) -> bool {
 }
 
 /// For each worker a port for its events; neighbours on one host get ports of their own.
-fn event_ports(patients: &[Patient]) -> Vec<u16> {
+fn event_ports(patients: &[Told]) -> Vec<u16> {
     let mut next: BTreeMap<&str, u16> = BTreeMap::new();
     let mut ports = Vec::new();
     for told in patients {
@@ -293,17 +304,20 @@ mod tests {
             model: None,
             block_size: None,
             model_path: None,
+            index_block_size: None,
         }
     }
 
     #[test]
     fn a_frontends_own_words_are_kept() {
-        let row = serde_json::json!({
-            "url": "http://a:8000",
-            "told": {"block_size": 32, "data_parallel_size": null, "events": "tcp://a:1", "replay": null},
-        });
+        let told = serde_json::json!({"block_size": 32, "events": "tcp://a:1", "replay": null});
+        let row = serde_json::json!({"url": "http://a:8000", "block_size": 16, "told": told});
         let expected = WorkerAddress::parse("http://a:8000,block-size=32,events=tcp://a:1");
-        assert_eq!(read_row(&row), expected.ok());
+        let listed = read_row(&row).unwrap();
+        assert_eq!(
+            (Ok(listed.address), listed.block_size),
+            (expected, Some(16))
+        );
         assert_eq!(read_row(&serde_json::json!({"url": null})), None);
     }
 

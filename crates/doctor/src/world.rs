@@ -40,6 +40,8 @@ pub struct Told {
     pub block_size: Option<u32>,
     /// `--model-path`.
     pub model_path: Option<String>,
+    /// Tokens in a block of the index that a running frontend has for the worker's model.
+    pub index_block_size: Option<u32>,
 }
 
 /// One worker.

@@ -37,6 +37,7 @@ fn overview() {
               why          Show why a request went where it went, or the latest decisions
               workers      List the workers of a running frontend, add one, remove one
               top          Watch a running frontend: workers, load, cache, requests
+              doctor       Say what keeps a worker's cache from being known, and which flag mends it
               config       Show every option with its origin, check them, or print the file's schema
               completions  Print a completion script for a shell
               man          Print the manual page, of all or of a command

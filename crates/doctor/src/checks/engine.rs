@@ -113,7 +113,17 @@ pub(super) fn block_size(world: &World) -> Verdict {
             advice,
         );
     }
-    match &world.peers_block_size {
+    if let Some(index) = world.told.index_block_size.filter(|index| *index != size) {
+        return Verdict::fail(
+            format!("{size}, while the frontend's index of this model has {index}"),
+            vec![engine(
+                &["--block-size", &index.to_string()],
+                "as its peers have it",
+            )],
+        );
+    }
+    let peers = world.peers_block_size.as_ref();
+    match peers.filter(|_| world.told.index_block_size.is_none()) {
         Some((peers, one)) if *peers != size => Verdict::fail(
             format!("{size}, while {one} has {peers}: one model has one index, of one block size"),
             vec![engine(

@@ -63,6 +63,7 @@ fn served_row(model: &Arc<ServedModel>, router: &Router, spec: &WorkerSpec) -> V
         "model": &*model.name,
         "url": model.url_of(spec.id),
         "state": State::Serving.name(),
+        "block_size": model.block_size,
         "kv_total_blocks": spec.kv_total_blocks,
         "max_num_batched_tokens": spec.max_num_batched_tokens,
         "busy": member.is_some_and(|member| member.is_busy()),

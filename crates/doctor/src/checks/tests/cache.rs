@@ -1,0 +1,171 @@
+//! What is foretold is not what is so.
+
+use super::*;
+
+#[test]
+fn usage_without_details() {
+    let quiet = |hits| {
+        move |world: &mut World| {
+            world.ranks[0].twice = Ok(Twice {
+                prompt: 72,
+                predicted: Some(64),
+                reported: None,
+                hits,
+            });
+        }
+    };
+    check(
+        quiet(Some(64)),
+        &expect![[r#"
+        http://gpu-1:8000
+          FAIL  cached-tokens   usage does not say them, though the engine counted 64 tokens found again
+                                engine: --enable-prompt-tokens-details   (have it report prompt_tokens_details, by which predictions are judged)
+
+        0 passed, 1 failed
+    "#]],
+    );
+    check(
+        quiet(None),
+        &expect![[r#"
+        http://gpu-1:8000
+          FAIL  cached-tokens   usage does not say them
+                                engine: --enable-prompt-tokens-details   (have it report prompt_tokens_details, by which predictions are judged)
+
+        0 passed, 1 failed
+    "#]],
+    );
+}
+
+#[test]
+fn a_wrong_prediction() {
+    let said = |predicted, reported| {
+        move |world: &mut World| {
+            world.ranks[0].twice = Ok(Twice {
+                prompt: 72,
+                predicted: Some(predicted),
+                reported: Some(reported),
+                hits: None,
+            });
+        }
+    };
+    check(
+        said(64, 32),
+        &expect![[r#"
+        http://gpu-1:8000
+          FAIL  cached-tokens   64 of 72 foretold, 32 reported
+                                engine: it evicts without saying so, or is busy with much else: ask again when it is idle
+
+        0 passed, 1 failed
+    "#]],
+    );
+    check(
+        said(16, 64),
+        &expect![[r#"
+        http://gpu-1:8000
+          FAIL  cached-tokens   16 of 72 foretold, 64 reported
+                                engine: it keeps more than it tells: look at its offloading and at the event topic
+
+        0 passed, 1 failed
+    "#]],
+    );
+}
+
+fn differs() -> Option<Difference> {
+    Some(Difference {
+        at: 3,
+        ours: 71,
+        theirs: 80,
+        our_text: "<|im_start|>".to_owned(),
+        their_text: "\n".to_owned(),
+    })
+}
+
+#[test]
+fn other_tokens() {
+    let compared = |plain, chat, engine_folder: Option<&str>, counts_only| {
+        let engine_folder = engine_folder.map(str::to_owned);
+        move |world: &mut World| {
+            world.text = TextSeen::Compared(Comparison {
+                plain,
+                chat,
+                chat_tokens: 71,
+                counts_only,
+                engine_folder,
+            });
+        }
+    };
+    let folder = Some("/models/other");
+    check(
+        compared(differs(), differs(), folder, false),
+        &expect![[r#"
+        http://gpu-1:8000
+          FAIL  tokens          the tokenizer differs: 71 tokens here, 80 there, from token 3 on "<|im_start|>" here, "\n" there
+                                kvasir: --model-path /models/other   (the engine's own folder)
+
+        0 passed, 1 failed
+    "#]],
+    );
+    check(
+        compared(None, differs(), None, false),
+        &expect![[r#"
+        http://gpu-1:8000
+          FAIL  tokens          the chat template differs: 71 tokens here, 80 there, from token 3 on "<|im_start|>" here, "\n" there
+                                engine: --chat-template /models/tiny/chat_template.jinja   (give both the same template)
+
+        0 passed, 1 failed
+    "#]],
+    );
+    check(
+        compared(differs(), None, None, false),
+        &expect![[r#"
+        http://gpu-1:8000
+          FAIL  tokens          the tokenizer differs: 71 tokens here, 80 there, from token 3 on "<|im_start|>" here, "\n" there
+                                kvasir: --model-path DIR   (the folder of the model that the engine serves)
+
+        0 passed, 1 failed
+    "#]],
+    );
+    check(
+        compared(None, differs(), None, true),
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  tokens          the tokens of a conversation differ: 71 tokens here, 80 there
+                                    engine: --chat-template /models/tiny/chat_template.jinja   (give both the same template)
+
+            0 passed, 1 failed
+        "#]],
+    );
+}
+
+#[test]
+fn no_tokenizer() {
+    check(
+        |world| world.text = TextSeen::NoModelPath(Some("/models/tiny".to_owned())),
+        &expect![[r#"
+            http://gpu-1:8000
+              skip  tokens          --model-path is not given
+                                    kvasir: --model-path /models/tiny   (the folder with the model's tokenizer and template; without it only prompts of token ids are routed by cache)
+
+            0 passed, 1 skipped
+        "#]],
+    );
+    check(
+        |world| world.text = TextSeen::Unusable("no tokenizer.json".to_owned()),
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  tokens          no tokenizer.json
+                                    kvasir: --model-path DIR   (a folder with tokenizer.json)
+
+            0 passed, 1 failed
+        "#]],
+    );
+    check(
+        |world| world.text = TextSeen::Untold(Silence::Status(404, "Not Found".to_owned())),
+        &expect![[r#"
+            http://gpu-1:8000
+              skip  tokens          the engine tells no tokens (it answers 404: Not Found)
+
+            0 passed, 1 skipped
+        "#]],
+    );
+}

@@ -1,0 +1,272 @@
+//! The engine is not there, or not as it should be.
+
+use super::*;
+
+#[test]
+fn a_good_worker_passes_everything() {
+    let checks = examine(&good());
+    assert!(
+        checks.iter().all(|c| c.outcome == Outcome::Pass),
+        "{checks:?}"
+    );
+    assert_eq!(checks.len(), 10);
+}
+
+#[test]
+fn not_there() {
+    check(
+        |world| {
+            let error = "Connection refused".to_owned();
+            world.models = Err(Silence::Unreachable(error));
+        },
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  reachable       cannot connect: Connection refused
+                                    engine: --host 0.0.0.0 --port 8000   (start it, and let it listen there)
+                                    kvasir: or name the place where it does listen: --worker http://HOST:PORT
+              skip  model           the worker does not answer
+              skip  version         the worker does not answer
+              skip  block-size      the worker does not answer
+              skip  prefix-caching  the worker does not answer
+              skip  event-socket    the worker does not answer
+              skip  events-arrive   the worker does not answer
+              skip  replay          the worker does not answer
+              skip  tokens          the worker does not answer
+              skip  cached-tokens   the worker does not answer
+
+            0 passed, 1 failed, 9 skipped
+        "#]],
+    );
+}
+
+#[test]
+fn another_answer_than_models() {
+    check(
+        |world| {
+            tell(world, "http://gpu-1:8000/base");
+            world.models = Err(Silence::Status(404, "Not Found".to_owned()));
+        },
+        &expect![[r#"
+            http://gpu-1:8000/base
+              FAIL  reachable       it answers 404: Not Found
+                                    kvasir: --worker http://gpu-1:8000   (no OpenAI server answers at /v1/models under this address)
+              skip  model           the worker does not answer
+              skip  version         the worker does not answer
+              skip  block-size      the worker does not answer
+              skip  prefix-caching  the worker does not answer
+              skip  event-socket    the worker does not answer
+              skip  events-arrive   the worker does not answer
+              skip  replay          the worker does not answer
+              skip  tokens          the worker does not answer
+              skip  cached-tokens   the worker does not answer
+
+            0 passed, 1 failed, 9 skipped
+        "#]],
+    );
+    check(
+        |world| world.models = Err(Silence::Status(401, "Unauthorized".to_owned())),
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  reachable       it answers 401: it asks for a key, or for another one
+                                    kvasir: --worker http://gpu-1:8000,api-key-file=FILE   (a file with the key that the engine was started with (--api-key))
+              skip  model           the worker does not answer
+              skip  version         the worker does not answer
+              skip  block-size      the worker does not answer
+              skip  prefix-caching  the worker does not answer
+              skip  event-socket    the worker does not answer
+              skip  events-arrive   the worker does not answer
+              skip  replay          the worker does not answer
+              skip  tokens          the worker does not answer
+              skip  cached-tokens   the worker does not answer
+
+            0 passed, 1 failed, 9 skipped
+        "#]],
+    );
+}
+
+#[test]
+fn another_model() {
+    check(
+        |world| world.told.model = Some("big".to_owned()),
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  model           it serves tiny, not big
+                                    engine: --served-model-name big   (serve it under that name)
+                                    kvasir: --model-name tiny   (or ask for the name that it has)
+
+            0 passed, 1 failed
+        "#]],
+    );
+}
+
+#[test]
+fn an_old_version_and_one_from_source() {
+    check(
+        |world| world.facts.version = Some("0.8.5".to_owned()),
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  version         0.8.5 is older than 0.9, whose events are the first that are known
+                                    engine: upgrade it
+
+            0 passed, 1 failed
+        "#]],
+    );
+    check(
+        |world| world.facts.version = Some("0.1.dev7+g12".to_owned()),
+        &expect![[r#"
+            http://gpu-1:8000
+
+            0 passed
+        "#]],
+    );
+    check(
+        |world| {
+            world.facts.version = None;
+            world.version = Err(Silence::Status(404, "Not Found".to_owned()));
+        },
+        &expect![[r#"
+            http://gpu-1:8000
+              skip  version         not told (it answers 404: Not Found)
+
+            0 passed, 1 skipped
+        "#]],
+    );
+}
+
+#[test]
+fn another_block_size_than_told() {
+    let differs = |world: &mut World| {
+        let rank = &mut world.ranks[0];
+        rank.events.other_block_size = Some(16);
+        rank.events.blocks = 0;
+        rank.twice = Ok(Twice {
+            prompt: 144,
+            predicted: Some(0),
+            reported: Some(128),
+            hits: Some(128),
+        });
+    };
+    check(
+        |world| {
+            world.told.block_size = Some(32);
+            differs(world);
+        },
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  block-size      the engine has 16, the frontend is told 32
+                                    kvasir: --kv-cache-block-size 16   (tell the frontend the truth)
+              skip  cached-tokens   the block size differs
+
+            0 passed, 1 failed, 1 skipped
+        "#]],
+    );
+    check(
+        |world| {
+            tell(world, "http://gpu-1:8000,block-size=32");
+            differs(world);
+        },
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  block-size      the engine has 16, the frontend is told 32
+                                    kvasir: --worker http://gpu-1:8000,block-size=16   (tell the frontend the truth)
+              skip  cached-tokens   the block size differs
+
+            0 passed, 1 failed, 1 skipped
+        "#]],
+    );
+}
+
+#[test]
+fn another_block_size_than_its_peers_or_than_it_says() {
+    check(
+        |world| world.peers_block_size = Some((32, "http://gpu-2:8000".to_owned())),
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  block-size      16, while http://gpu-2:8000 has 32: one model has one index, of one block size
+                                    engine: --block-size 32   (as its peers have it)
+
+            0 passed, 1 failed
+        "#]],
+    );
+    check(
+        |world| {
+            world.ranks[0].events.other_block_size = Some(64);
+            world.ranks[0].events.blocks = 0;
+        },
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  block-size      its events have 64, the engine itself says 16
+                                    kvasir: --worker http://gpu-1:8000,block-size=64   (tell the frontend the truth)
+              skip  cached-tokens   the block size differs
+
+            0 passed, 1 failed, 1 skipped
+        "#]],
+    );
+    check(
+        |world| {
+            world.facts.block_size = None;
+            world.peers_block_size = None;
+        },
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  block-size      the engine does not say, and nobody else does
+                                    kvasir: --worker http://gpu-1:8000,block-size=16   (give its own --block-size, if it is not 16)
+
+            0 passed, 1 failed
+        "#]],
+    );
+}
+
+#[test]
+fn another_block_size_than_the_index_of_a_frontend() {
+    check(
+        |world| world.told.index_block_size = Some(64),
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  block-size      16, while the frontend's index of this model has 64
+                                    engine: --block-size 64   (as its peers have it)
+
+            0 passed, 1 failed
+        "#]],
+    );
+    check(
+        |world| {
+            world.told.index_block_size = Some(16);
+            world.peers_block_size = Some((32, "http://gpu-2:8000".to_owned()));
+        },
+        &expect![[r#"
+            http://gpu-1:8000
+
+            0 passed
+        "#]],
+    );
+}
+
+#[test]
+fn no_prefix_caching() {
+    check(
+        |world| {
+            world.facts.prefix_caching = Some(false);
+            world.ranks[0].events = EventsSeen::default();
+            world.ranks[0].replay = ReplaySeen::Answered {
+                batches: 0,
+                has_last: None,
+            };
+            world.ranks[0].twice = Ok(Twice {
+                prompt: 72,
+                predicted: Some(0),
+                reported: Some(0),
+                hits: Some(0),
+            });
+        },
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  prefix-caching  off: nothing is kept, so nothing can be found again
+                                    engine: --enable-prefix-caching   (turn it on)
+              skip  events-arrive   prefix caching is off, so there is nothing to tell
+              skip  cached-tokens   prefix caching is off
+
+            0 passed, 1 failed, 2 skipped
+        "#]],
+    );
+}
