@@ -79,8 +79,7 @@ impl BlockHasher {
 
     fn hash(&self, window: &[Token], media: &[u64]) -> LocalHash {
         if media.is_empty() && window.len() <= STACK_TOKENS {
-            let mut bytes = [0u8; STACK_TOKENS * 4];
-            return LocalHash(xxh3_64_with_seed(to_bytes(window, &mut bytes), self.seed.0));
+            return LocalHash(hash_short(window, self.seed.0));
         }
         let mut state = Xxh3::with_seed(self.seed.0);
         let mut bytes = [0u8; STACK_TOKENS * 4];
@@ -94,6 +93,35 @@ impl BlockHasher {
         }
         LocalHash(state.digest())
     }
+}
+
+/// Hashes at most [`STACK_TOKENS`] tokens. The usual sizes have a buffer of their own, which need not be
+/// cleared first.
+fn hash_short(window: &[Token], seed: u64) -> u64 {
+    let exact = match window.len() {
+        16 => hash_exact::<16, 64>(window, seed),
+        32 => hash_exact::<32, 128>(window, seed),
+        64 => hash_exact::<64, 256>(window, seed),
+        128 => hash_exact::<128, 512>(window, seed),
+        _ => None,
+    };
+    exact.unwrap_or_else(|| {
+        let mut bytes = [0u8; STACK_TOKENS * 4];
+        xxh3_64_with_seed(to_bytes(window, &mut bytes), seed)
+    })
+}
+
+/// `BYTES` is four times `TOKENS`; `None` for a window of another length.
+#[inline]
+fn hash_exact<const TOKENS: usize, const BYTES: usize>(window: &[Token], seed: u64) -> Option<u64> {
+    const { assert!(BYTES == 4 * TOKENS) };
+    let tokens: &[Token; TOKENS] = window.try_into().ok()?;
+    let mut bytes = [0u8; BYTES];
+    let (slots, _) = bytes.as_chunks_mut::<4>();
+    for (slot, token) in slots.iter_mut().zip(tokens) {
+        *slot = token.to_le_bytes();
+    }
+    Some(xxh3_64_with_seed(&bytes, seed))
 }
 
 fn to_bytes<'b>(tokens: &[Token], bytes: &'b mut [u8; STACK_TOKENS * 4]) -> &'b [u8] {
@@ -301,6 +329,12 @@ mod tests {
     #[test]
     fn long_blocks_hash_as_one_run_of_bytes() {
         for size in [
+            1,
+            15,
+            16,
+            17,
+            32,
+            64,
             STACK_TOKENS - 1,
             STACK_TOKENS,
             STACK_TOKENS + 1,

@@ -3,6 +3,8 @@
 //! Invariants: a reader never moves past its bytes; a length that the sender claims is never trusted for
 //! an allocation; skipping is iterative, so depth costs no stack. Why not a crate: docs/decisions/0060.
 
+use std::mem;
+
 use crate::DecodeError;
 
 /// Deepest nesting that is read into a tree. Events nest 6 levels deep.
@@ -175,6 +177,16 @@ impl<'a> Reader<'a> {
         })
     }
 
+    /// Reads an integer if it is written with all of its 64 bits, as names of blocks are.
+    #[inline]
+    pub fn u64_of_nine_bytes(&mut self) -> Option<u64> {
+        let [0xcf, value @ ..] = self.bytes.get(self.at..)?.first_chunk::<9>()? else {
+            return None;
+        };
+        self.at += 9;
+        Some(u64::from_be_bytes(*value))
+    }
+
     /// Reads an integer that is not negative and fits 32 bits.
     #[inline]
     pub fn u32(&mut self, field: &'static str) -> Result<u32> {
@@ -182,6 +194,49 @@ impl<'a> Reader<'a> {
             Int::Unsigned(value) => u32::try_from(value).map_err(|_| DecodeError::Range { field }),
             Int::Negative(_) => Err(DecodeError::Range { field }),
         }
+    }
+
+    /// Reads `len` integers as [`Self::u32`] reads one, and appends them to `out`.
+    ///
+    /// Token ids are most of what engines send, and most of them are written as three bytes: five of those
+    /// are read at once.
+    pub fn u32s(&mut self, len: usize, field: &'static str, out: &mut Vec<u32>) -> Result<()> {
+        let mut rest = self.bytes.get(self.at..).unwrap_or_default();
+        if len > rest.len() {
+            // Each takes a byte at least: a claimed length is not believed for an allocation.
+            return Err(self.truncated());
+        }
+        let start = out.len();
+        out.resize(start + len, 0);
+        let mut slots = out.get_mut(start..).unwrap_or_default();
+        while let Some((slot, more)) = slots.split_first_mut() {
+            if let [0xcd, a, b, after @ ..] = rest {
+                *slot = u32::from(u16::from_be_bytes([*a, *b]));
+                (rest, slots) = (after, more);
+                while let Some((five, after)) = five_u16(rest)
+                    && slots.len() >= five.len()
+                    && let Some((slot, more)) = mem::take(&mut slots).split_first_chunk_mut()
+                {
+                    *slot = five;
+                    (rest, slots) = (after, more);
+                }
+                continue;
+            }
+            let (value, after) = match rest {
+                [value @ 0x00..=0x7f, after @ ..] => (u32::from(*value), after),
+                [0xce, a, b, c, d, after @ ..] => (u32::from_be_bytes([*a, *b, *c, *d]), after),
+                [0xcc, value, after @ ..] => (u32::from(*value), after),
+                _ => {
+                    self.at = self.bytes.len() - rest.len();
+                    let value = self.u32(field)?;
+                    (value, self.bytes.get(self.at..).unwrap_or_default())
+                }
+            };
+            *slot = value;
+            (rest, slots) = (after, more);
+        }
+        self.at = self.bytes.len() - rest.len();
+        Ok(())
     }
 
     /// Reads a float; integers are widened.
@@ -212,6 +267,14 @@ impl<'a> Reader<'a> {
 
     /// Reads text.
     pub fn str(&mut self) -> Result<&'a str> {
+        let start = self.at;
+        let bytes = self.text_bytes()?;
+        std::str::from_utf8(bytes).map_err(|_| DecodeError::Utf8 { at: start })
+    }
+
+    /// Reads text without looking whether it is any; for comparing it with text.
+    #[inline]
+    pub fn text_bytes(&mut self) -> Result<&'a [u8]> {
         let marker = self.marker()?;
         let start = self.at;
         self.at += 1;
@@ -225,8 +288,7 @@ impl<'a> Reader<'a> {
                 return Err(self.wrong("text", found));
             }
         };
-        let bytes = self.raw(len)?;
-        std::str::from_utf8(bytes).map_err(|_| DecodeError::Utf8 { at: start })
+        self.raw(len)
     }
 
     /// Reads bytes.
@@ -295,10 +357,7 @@ impl<'a> Reader<'a> {
     }
 
     fn skip_str(&mut self) -> Result<()> {
-        match self.str() {
-            Ok(_) | Err(DecodeError::Utf8 { .. }) => Ok(()),
-            Err(error) => Err(error),
-        }
+        self.text_bytes().map(drop)
     }
 
     fn skip_ext(&mut self) -> Result<()> {
@@ -316,6 +375,20 @@ impl<'a> Reader<'a> {
         };
         self.raw(len.saturating_add(1)).map(drop)
     }
+}
+
+/// Five numbers of 16 bits, each behind its marker, if that is what comes next.
+#[inline]
+fn five_u16(bytes: &[u8]) -> Option<([u32; 5], &[u8])> {
+    const MARKERS: u128 = 0xff00_00ff_0000_ff00_00ff_0000_ff00_0000;
+    const FIVE: u128 = 0xcd00_00cd_0000_cd00_00cd_0000_cd00_0000;
+    let word = u128::from_be_bytes(*bytes.first_chunk::<16>()?);
+    if word & MARKERS != FIVE {
+        return None;
+    }
+    let at = |shift: u32| u32::from((word >> shift) as u16);
+    let five = [at(104), at(80), at(56), at(32), at(8)];
+    Some((five, bytes.get(15..)?))
 }
 
 const fn signed(value: i64) -> Int {

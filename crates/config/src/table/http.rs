@@ -43,13 +43,13 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     /// They send `authorization: Bearer TOKEN`. Keys of clients do not open operators' routes once
     /// there is a token.
     ADMIN_TOKEN_FILE: Option<PathBuf> = "admin-token-file" =>
-        scope(Scope::SERVE.and(Scope::OPERATE)).env(&[var("KVASIR_ADMIN_TOKEN_FILE")])
-        .metavar("FILE").effective();
+        scope(Scope::SERVE.and(Scope::OPERATE).and(Scope::DOCTOR))
+        .env(&[var("KVASIR_ADMIN_TOKEN_FILE")]).metavar("FILE").effective();
 
     /// The token itself; wins over the file.
     ADMIN_TOKEN: Option<String> = "admin-token" =>
-        scope(Scope::SERVE.and(Scope::OPERATE)).env(&[var("KVASIR_ADMIN_TOKEN")]).secret()
-        .effective();
+        scope(Scope::SERVE.and(Scope::OPERATE).and(Scope::DOCTOR))
+        .env(&[var("KVASIR_ADMIN_TOKEN")]).secret().effective();
 
     /// Largest request body, in MiB.
     HTTP_BODY_LIMIT_MB: u64 = "http-body-limit-mb" =>

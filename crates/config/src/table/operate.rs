@@ -22,7 +22,8 @@ options! { OPERATE_ROWS, Group::Operate, Scope::OPERATE;
 
     /// Give up when no answer has come after so many seconds.
     TIMEOUT_SECS: Duration = "timeout-secs" =>
-        scope(Scope::OPERATE.and(Scope::DOCTOR)).env(&[var("KVASIR_TIMEOUT_SECS")]).default("10").positive().metavar("SECONDS").effective();
+        scope(Scope::OPERATE.and(Scope::DOCTOR)).env(&[var("KVASIR_TIMEOUT_SECS")]).default("10")
+        .positive().metavar("SECONDS").effective();
 
     /// A running frontend whose workers to look at.
     FRONTEND: Option<String> = "frontend" =>

@@ -35,7 +35,8 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
     /// Not a flag: other users of a machine can read command lines. A worker's own is given with
     /// `api-key-file=FILE` after its URL.
     WORKER_API_KEY: Option<String> = "worker-api-key" =>
-        scope(Scope::FRONTEND.and(Scope::ROUTER).and(Scope::DOCTOR)).env(&[var("KVASIR_WORKER_API_KEY")]).secret().effective();
+        scope(Scope::FRONTEND.and(Scope::ROUTER).and(Scope::DOCTOR))
+        .env(&[var("KVASIR_WORKER_API_KEY")]).secret().effective();
 
     /// Certificate authority of workers reached by https, instead of the system's.
     WORKER_TLS_CA_PATH: Option<PathBuf> = "worker-tls-ca-path" =>
@@ -63,7 +64,8 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
 
     /// Tokens in a KV block; must be what the engines use.
     KV_CACHE_BLOCK_SIZE: Option<u32> = "kv-cache-block-size" =>
-        scope(Scope::ROUTING.and(Scope::DOCTOR)).env(&[var("DYN_KV_CACHE_BLOCK_SIZE")]).ints(1, u32::MAX as u64)
+        scope(Scope::ROUTING.and(Scope::DOCTOR)).env(&[var("DYN_KV_CACHE_BLOCK_SIZE")])
+        .ints(1, u32::MAX as u64)
         .default_note("what the model's workers announce").common().effective();
 
     /// A worker is busy above this share of its KV blocks in use.

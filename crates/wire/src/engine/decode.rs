@@ -4,7 +4,7 @@
 //! 0.5.18) and maps with `type` (since then). Fields that we do not know, and elements past the last one
 //! that we know, are read past.
 
-use kvasir_types::{EngineHash, Token};
+use kvasir_types::{EngineHash, Tier, Token};
 
 use super::{Attention, Batch, BlockMedia, EVENTS_MAX, Medium, RawEvent, RawRemoved, RawStored};
 use crate::DecodeError;
@@ -58,22 +58,27 @@ const REMOVED_ORDER: [Field; 4] = [
     Field::Locality,
 ];
 
-fn field(name: &str) -> Field {
-    match name {
-        "block_hashes" => Field::BlockHashes,
-        "parent_block_hash" => Field::Parent,
-        "token_ids" => Field::Tokens,
-        "block_size" => Field::BlockSize,
-        "lora_id" => Field::LoraId,
-        "medium" => Field::Medium,
-        "lora_name" => Field::LoraName,
-        "cache_salt" => Field::Salt,
-        "extra_keys" => Field::ExtraKeys,
-        "block_mm_infos" => Field::BlockMedia,
-        "group_idx" => Field::Group,
-        "kv_cache_spec_kind" => Field::SpecKind,
-        "locality" => Field::Locality,
-        _ => Field::Other,
+/// The field of that name. Length and first letter leave one candidate.
+fn field(name: &[u8]) -> Field {
+    let (full, field): (&[u8], Field) = match (name.len(), name.first()) {
+        (12, _) => (b"block_hashes", Field::BlockHashes),
+        (17, _) => (b"parent_block_hash", Field::Parent),
+        (9, Some(b't')) => (b"token_ids", Field::Tokens),
+        (10, Some(b'b')) => (b"block_size", Field::BlockSize),
+        (7, _) => (b"lora_id", Field::LoraId),
+        (6, _) => (b"medium", Field::Medium),
+        (9, Some(b'l')) => (b"lora_name", Field::LoraName),
+        (10, Some(b'c')) => (b"cache_salt", Field::Salt),
+        (10, Some(b'e')) => (b"extra_keys", Field::ExtraKeys),
+        (14, _) => (b"block_mm_infos", Field::BlockMedia),
+        (9, Some(b'g')) => (b"group_idx", Field::Group),
+        (18, _) => (b"kv_cache_spec_kind", Field::SpecKind),
+        (8, _) => (b"locality", Field::Locality),
+        _ => return Field::Other,
+    };
+    match name == full {
+        true => field,
+        false => Field::Other,
     }
 }
 
@@ -86,12 +91,12 @@ enum Tag {
     Unknown,
 }
 
-fn tag(name: &str) -> Tag {
+fn tag(name: &[u8]) -> Tag {
     match name {
-        "BlockStored" => Tag::Stored,
-        "BlockRemoved" => Tag::Removed,
-        "AllBlocksCleared" => Tag::Cleared,
-        "Ignored" => Tag::Ignored,
+        b"BlockStored" => Tag::Stored,
+        b"BlockRemoved" => Tag::Removed,
+        b"AllBlocksCleared" => Tag::Cleared,
+        b"Ignored" => Tag::Ignored,
         _ => Tag::Unknown,
     }
 }
@@ -176,14 +181,27 @@ impl Batch {
     }
 
     fn event_map(&mut self, reader: &mut Reader<'_>, draft: &mut Draft) -> Result<Tag> {
-        let pairs = reader.map()?;
-        let body = *reader;
-        let tag = find_tag(body, pairs)?;
+        let mut pairs = reader.map()?;
+        let mut body = *reader;
+        // Every engine writes it first.
+        let tag = if pairs > 0 && body.text_bytes()? == b"type" {
+            let tag = read_tag(&mut body)?;
+            *reader = body;
+            pairs -= 1;
+            tag
+        } else {
+            find_tag(*reader, pairs)?
+        };
         for _ in 0..pairs {
-            let name = reader.str()?;
             match tag {
-                Tag::Stored | Tag::Removed => self.value(reader, field(name), draft)?,
-                Tag::Cleared | Tag::Ignored | Tag::Unknown => reader.skip()?,
+                Tag::Stored | Tag::Removed => {
+                    let field = read_field(reader)?;
+                    self.value(reader, field, draft)?;
+                }
+                Tag::Cleared | Tag::Ignored | Tag::Unknown => {
+                    reader.str()?;
+                    reader.skip()?;
+                }
             }
         }
         Ok(tag)
@@ -194,7 +212,7 @@ impl Batch {
         if len == 0 {
             return Err(DecodeError::Missing { field: "type" });
         }
-        let tag = tag(reader.str()?);
+        let tag = read_tag(reader)?;
         let order: &[Field] = match tag {
             Tag::Stored => &STORED_ORDER,
             Tag::Removed => &REMOVED_ORDER,
@@ -221,7 +239,7 @@ impl Batch {
 
     fn named(&mut self, reader: &mut Reader<'_>, draft: &mut Draft) -> Result<()> {
         for _ in 0..reader.map()? {
-            let field = field(reader.str()?);
+            let field = read_field(reader)?;
             self.value(reader, field, draft)?;
         }
         Ok(())
@@ -246,13 +264,13 @@ impl Batch {
             _ if nil => reader.skip()?,
             Field::Parent => draft.stored.parent = Some(read_hash(reader)?),
             Field::LoraId => draft.stored.lora_id = optional_int(reader)?,
-            Field::Medium => draft.stored.medium = Medium::from_name(reader.str()?),
+            Field::Medium => draft.stored.medium = read_medium(reader)?,
             Field::LoraName => draft.stored.lora_name = Some(self.intern(reader.str()?)),
             Field::Salt => draft.stored.salt = Some(self.intern_salt(reader.str()?)),
             Field::ExtraKeys => self.read_extra_keys(reader, draft)?,
             Field::BlockMedia => self.read_block_media(reader, draft)?,
             Field::Group => draft.stored.group = Some(reader.u32("group_idx")?),
-            Field::SpecKind => draft.stored.attention = Attention::from_name(reader.str()?),
+            Field::SpecKind => draft.stored.attention = read_attention(reader)?,
             Field::Locality => {
                 draft.stored.remote = !reader.str()?.eq_ignore_ascii_case("local");
             }
@@ -273,17 +291,17 @@ impl Batch {
         let start = self.tokens.len();
         let len = reader.array()?;
         let pairs = len > 0 && reader.peek()? == Kind::Array;
+        if !pairs {
+            reader.u32s(len, "token_ids", &mut self.tokens)?;
+            return Ok((start..self.tokens.len(), false));
+        }
         let mut last: Option<Token> = None;
         for _ in 0..len {
-            if pairs {
-                if reader.array()? != 2 {
-                    return Err(DecodeError::Range { field: "token_ids" });
-                }
-                self.tokens.push(reader.u32("token_ids")?);
-                last = Some(reader.u32("token_ids")?);
-            } else {
-                self.tokens.push(reader.u32("token_ids")?);
+            if reader.array()? != 2 {
+                return Err(DecodeError::Range { field: "token_ids" });
             }
+            self.tokens.push(reader.u32("token_ids")?);
+            last = Some(reader.u32("token_ids")?);
         }
         self.tokens.extend(last);
         Ok((start..self.tokens.len(), pairs))
@@ -438,11 +456,51 @@ pub fn peek_time(payload: &[u8]) -> Option<f64> {
     reader.float().ok()
 }
 
-/// The `type` of a map; almost always its first key.
+/// What kind of event it is; a kind that is no text is refused.
+#[inline]
+fn read_tag(reader: &mut Reader<'_>) -> Result<Tag> {
+    let mut again = *reader;
+    let tag = tag(reader.text_bytes()?);
+    if tag == Tag::Unknown {
+        again.str()?;
+    }
+    Ok(tag)
+}
+
+/// Where blocks lie; almost always the device.
+fn read_medium(reader: &mut Reader<'_>) -> Result<Medium> {
+    let mut again = *reader;
+    match reader.text_bytes()? {
+        b"GPU" => Ok(Medium::Known(Tier::Device)),
+        _ => Ok(Medium::from_name(again.str()?)),
+    }
+}
+
+/// A group's kind of attention.
+fn read_attention(reader: &mut Reader<'_>) -> Result<Attention> {
+    let mut again = *reader;
+    match reader.text_bytes()? {
+        b"full_attention" => Ok(Attention::Full),
+        _ => Ok(Attention::from_name(again.str()?)),
+    }
+}
+
+/// A key of a map; one that is no text is refused, known ones need no second look.
+#[inline]
+fn read_field(reader: &mut Reader<'_>) -> Result<Field> {
+    let mut again = *reader;
+    let field = field(reader.text_bytes()?);
+    if field == Field::Other {
+        again.str()?;
+    }
+    Ok(field)
+}
+
+/// The `type` of a map that has it somewhere.
 fn find_tag(mut body: Reader<'_>, pairs: usize) -> Result<Tag> {
     for _ in 0..pairs {
         if body.str()? == "type" {
-            return Ok(tag(body.str()?));
+            return read_tag(&mut body);
         }
         body.skip()?;
     }
@@ -474,6 +532,9 @@ fn optional_int(reader: &mut Reader<'_>) -> Result<Option<u64>> {
 /// they send integers.
 #[inline]
 fn read_hash(reader: &mut Reader<'_>) -> Result<EngineHash> {
+    if let Some(name) = reader.u64_of_nine_bytes() {
+        return Ok(EngineHash(name));
+    }
     if reader.peek()? == Kind::Bin {
         let digest = reader.bin()?;
         let tail = digest
