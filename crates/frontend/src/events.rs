@@ -9,9 +9,12 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use kvasir_index::{ApplyError, Index};
+use kvasir_index::Index;
+use kvasir_ingest::Cache as _;
 use kvasir_telemetry::Metrics;
 use kvasir_types::{KvEvent, WorkerId, WorkerRank};
+
+use crate::counted::CountedIndex;
 
 /// Events that wait on one thread.
 const QUEUE_MAX: usize = 16_384;
@@ -56,8 +59,7 @@ impl EventPool {
             let (queue, items) = sync_channel(QUEUE_MAX);
             let lossy = Arc::new(Mutex::new(HashSet::new()));
             let writer = Writer {
-                index: Arc::clone(index),
-                metrics: metrics.clone(),
+                cache: CountedIndex::new(index, metrics),
                 lossy: Arc::clone(&lossy),
             };
             thread::Builder::new()
@@ -104,8 +106,7 @@ impl EventPool {
 }
 
 struct Writer {
-    index: Arc<Index>,
-    metrics: Metrics,
+    cache: CountedIndex,
     lossy: Arc<Mutex<HashSet<WorkerRank>>>,
 }
 
@@ -114,7 +115,7 @@ impl Writer {
         while let Ok(item) = items.recv() {
             match item {
                 Item::Event(rank, event) => self.apply(rank, &event),
-                Item::WorkerGone(worker) => self.index.remove_worker(worker),
+                Item::WorkerGone(worker) => self.cache.index().remove_worker(worker),
             }
         }
     }
@@ -126,37 +127,8 @@ impl Writer {
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&rank)
         {
-            self.index.remove_rank(rank);
+            self.cache.remove_rank(rank);
         }
-        let _ = apply_counted(&self.index, &self.metrics, rank, event);
+        let _ = self.cache.apply(rank, event);
     }
-}
-
-/// Applies one event and counts what became of it.
-pub(crate) fn apply_counted(
-    index: &Index,
-    metrics: &Metrics,
-    rank: WorkerRank,
-    event: &KvEvent,
-) -> Result<(), ApplyError> {
-    let outcome = index.apply(rank, event);
-    let kind = match event {
-        KvEvent::Stored { .. } => "stored",
-        KvEvent::Removed { .. } => "removed",
-        KvEvent::Cleared { .. } => "cleared",
-    };
-    let status = match &outcome {
-        Ok(_) => "ok",
-        Err(ApplyError::ParentBlockNotFound(_)) => "parent_block_not_found",
-        Err(ApplyError::BlockNotFound(_)) => "block_not_found",
-        Err(_) => "invalid_block",
-    };
-    if let Err(error) = &outcome {
-        tracing::debug!(%rank, %error, "cache event not applied");
-    }
-    metrics
-        .kv_cache_events_applied
-        .with_label_values(&[kind, status])
-        .inc();
-    outcome
 }

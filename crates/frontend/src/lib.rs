@@ -12,6 +12,7 @@ mod answer;
 mod app;
 mod ask;
 mod body;
+mod counted;
 mod dump;
 mod events;
 mod framing;

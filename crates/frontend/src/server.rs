@@ -168,7 +168,9 @@ async fn serve_connection(
         let (app, guard) = (Arc::clone(&app), UnderWay::enter(&counted));
         async move {
             let is_last = framing::is_last(&request);
-            let mut reply = app.handle(request, door).await;
+            // In a box of its own: the library keeps the room of this future for as long as the connection is
+            // open, and a stream is open long after its head was made.
+            let mut reply = Box::pin(app.handle(request, door)).await;
             if is_last {
                 framing::close_after(&mut reply);
             }

@@ -13,4 +13,4 @@ pub use metric_table::{Metrics, SPECS};
 pub use metrics::{
     Buckets, Group, Identity, Kind, Spec, log_spaced, metrics_reference, observe_ms,
 };
-pub use prometheus::GaugeVec;
+pub use prometheus::{GaugeVec, IntCounter};

@@ -6,17 +6,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvasir_index::{ApplyError, Index};
-use kvasir_ingest::{Cache, Ingest, IngestOptions};
+use kvasir_ingest::{Ingest, IngestOptions};
 use kvasir_intake::Intake;
-use kvasir_telemetry::Metrics;
 use kvasir_transport::zmq::{Endpoint, EndpointError, ZmqSource, ZmqSourceOptions};
-use kvasir_types::{DpRank, KvEvent, WorkerId, WorkerRank};
+use kvasir_types::{DpRank, WorkerId, WorkerRank};
 use tokio::task::JoinHandle;
 
 use super::facts::{EventSource, Facts};
 use super::{Fleet, WorkerAddress};
-use crate::events::apply_counted;
+use crate::counted::CountedIndex;
 use crate::models::ServedModel;
 
 /// Where each rank publishes: as the user says, else as the engine says.
@@ -132,22 +130,6 @@ impl Ears {
     }
 }
 
-/// A model's index; what becomes of each event is counted.
-struct Counted {
-    index: Arc<Index>,
-    metrics: Metrics,
-}
-
-impl Cache for Counted {
-    fn apply(&self, rank: WorkerRank, event: &KvEvent) -> Result<(), ApplyError> {
-        apply_counted(&self.index, &self.metrics, rank, event)
-    }
-
-    fn remove_rank(&self, rank: WorkerRank) {
-        self.index.remove_rank(rank);
-    }
-}
-
 fn listen(
     fleet: &Fleet,
     model: &ServedModel,
@@ -166,10 +148,7 @@ fn listen(
     };
     tracing::info!(%rank, model = %model.name, events = %source.events, replay = source.replay,
         "listening to cache events");
-    let cache = Counted {
-        index: Arc::clone(model.host.index()),
-        metrics: app.metrics().clone(),
-    };
+    let cache = CountedIndex::new(model.host.index(), app.metrics());
     let ingest = match fleet.warm().resume(&model.name, rank) {
         Some(kept) => Ingest::resume_kept(rank.worker, rank.rank, options, &kept),
         None => Ingest::new(rank.worker, rank.rank, options),
