@@ -84,6 +84,7 @@ fn start_model(app: &Arc<App>, settings: &Settings) -> Result<Arc<ServedModel>, 
         name,
         block_size,
         context_length: CONTEXT_LENGTH,
+        lora: None,
         created: app.clock().unix_secs(app.clock().now()),
         host: RouterHost::start(config, index, app.clock(), app.tasks()),
         backend: Backend::Tokens {

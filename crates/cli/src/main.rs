@@ -3,6 +3,7 @@
 mod demo;
 mod doctor;
 mod mocker;
+mod model_path;
 mod operate;
 mod policy_file;
 mod serve;

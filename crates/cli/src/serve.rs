@@ -1,6 +1,6 @@
 //! Serving until a signal: what `frontend` and `demo` have in common.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use kvasir_frontend::{
 };
 use kvasir_index::Index;
 use kvasir_telemetry::{Clock, Metrics};
-use kvasir_text::TextModel;
 use kvasir_transport::Tasks;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::model_path::ModelFolders;
 use crate::wiring::{self, Failure, RouterSetup};
 
 /// The application with the settings of its HTTP side.
@@ -160,10 +160,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
 
 /// How a model of OpenAI workers is served: one router and one index for all that serve it.
 fn model_maker(app: &Arc<App>, settings: &Settings) -> Result<Arc<MakeModel>, Failure> {
-    let text = match settings.get(keys::MODEL_PATH) {
-        Some(folder) => Some(Arc::new(TextModel::load(Path::new(&folder))?)),
-        None => None,
-    };
+    let folders = ModelFolders::load(settings.get(keys::MODEL_PATH).as_deref())?;
     let setup = RouterSetup::read(settings)?;
     let (app, settings) = (Arc::clone(app), settings.clone());
     Ok(Arc::new(move |new: &NewModel| {
@@ -187,11 +184,12 @@ fn model_maker(app: &Arc<App>, settings: &Settings) -> Result<Arc<MakeModel>, Fa
             name: Arc::clone(&new.name),
             block_size,
             context_length: new.context_length,
+            lora: new.parent.is_some().then(|| Arc::clone(&new.name)),
             created: app.clock().unix_secs(app.clock().now()),
             host: RouterHost::start(config, index, app.clock(), app.tasks()),
             backend: Backend::OpenAi {
                 workers: Upstreams::default(),
-                text: text.clone(),
+                tokens: folders.of(&new.name, new.parent.as_deref()).into(),
             },
             events,
             predict_heard,

@@ -45,6 +45,11 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
+    /// Whether it asks for any.
+    pub(crate) fn any(self) -> bool {
+        self.index || self.sequence
+    }
+
     fn of(config: &RouterConfig) -> Self {
         let index = config.needs_index();
         let ledger = config.router_mode == Mode::Kv && config.router_track_active_blocks;

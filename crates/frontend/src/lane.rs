@@ -203,7 +203,7 @@ async fn dispatch(
             .priority
             .or(job.options.priority)
             .unwrap_or(0),
-        lora: None,
+        lora: job.model.lora.clone(),
         salt: job.salt().map(Into::into),
     };
     let dispatched = app.clock().now();

@@ -40,6 +40,7 @@ mod routes;
 mod server;
 mod settling;
 mod tls;
+mod tokens;
 mod upstream;
 mod warm;
 mod watch;
@@ -57,6 +58,7 @@ pub use reply::{ByteSource, Cut, Reply, ReplyBody};
 pub use routes::Paths;
 pub use server::Server;
 pub use tls::{ServerTls, TlsError, TlsFile, WorkerTls};
+pub use tokens::TokenSources;
 pub use upstream::{
     AddressError, EngineModel, EventSource, Facts, Fleet, MakeModel, NewModel, Upstreams,
     WorkerAddress, WorkerKey, WorkersFile, WorkersFileError, event_sources,

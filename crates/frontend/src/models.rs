@@ -13,6 +13,7 @@ use serde_json::value::RawValue;
 
 use crate::events::EventPool;
 use crate::host::RouterHost;
+use crate::tokens::{TokenSource, TokenSources};
 use crate::upstream::Upstreams;
 
 /// The name of a static fleet's endpoint, as Dynamo's users know it.
@@ -31,8 +32,8 @@ pub enum Backend {
     OpenAi {
         /// The way to them.
         workers: Upstreams,
-        /// Template and tokenizer, to know what is cached; without it equal text stands in.
-        text: Option<Arc<TextModel>>,
+        /// How prompts become tokens, to know what is cached.
+        tokens: TokenSources,
     },
 }
 
@@ -44,6 +45,8 @@ pub struct ServedModel {
     pub block_size: u32,
     /// Longest sequence, prompt and answer together.
     pub context_length: u32,
+    /// The adapter that it is, if it is not a model of its own: blocks are cached under its name.
+    pub lora: Option<Arc<str>>,
     /// When it was first served, in seconds since 1970.
     pub created: u64,
     /// Its router.
@@ -164,7 +167,15 @@ impl ServedModel {
     pub fn text(&self) -> Option<&Arc<TextModel>> {
         match &self.backend {
             Backend::Tokens { text, .. } => Some(text),
-            Backend::OpenAi { text, .. } => text.as_ref(),
+            Backend::OpenAi { tokens, .. } => tokens.text(),
+        }
+    }
+
+    /// What its prompts become tokens by, as a word.
+    pub(crate) fn tokens_from(&self) -> &'static str {
+        match &self.backend {
+            Backend::Tokens { .. } => TokenSource::Folder.name(),
+            Backend::OpenAi { tokens, .. } => tokens.best().name(),
         }
     }
 

@@ -48,6 +48,7 @@ pub(crate) fn name_blocks(app: &App, model: &ServedModel, tokens: &[Token], salt
     let mut locals = Vec::new();
     let scope = Scope {
         salt,
+        lora: model.lora.as_deref().unwrap_or_default(),
         ..Scope::default()
     };
     BlockHasher::new(model.block_size as usize, &scope).extend(tokens, &mut locals);

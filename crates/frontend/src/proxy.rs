@@ -22,7 +22,7 @@ use kvasir_openai::{
     ApiError, Endpoint, Extra, HeaderHints, Nvext, ResponseNvext, Scan, Timing, WorkerIds,
 };
 use kvasir_router::{Arrival, Outcome};
-use kvasir_types::{Time, Token, WorkerRank};
+use kvasir_types::{Time, WorkerRank};
 
 use crate::generate::Asked;
 use crate::host::Booking;
@@ -31,15 +31,14 @@ use crate::models::{Backend, ServedModel};
 use crate::place::{self, Blocks};
 use crate::relay::{Began, Begun, Books, Extras, Form, Hide, Patience, Relay, Source, Thread};
 use crate::reply::{self, Reply, ReplyBody};
+use crate::tokens::{self, BYTES_PER_TOKEN};
 use crate::upstream::{Pool, UpstreamBody, UpstreamError, Upstreams};
 use crate::watch::Watch;
-use crate::{App, ask, body, meter, outcomes, prompt};
+use crate::{App, ask, body, meter, outcomes};
 
 use resume::Terms;
 pub(crate) use resume::{Moved, Moving, Rest, Resume};
 
-/// Bytes of text that count as one token where no tokenizer is at hand.
-const BYTES_PER_TOKEN: usize = 4;
 /// The label of requests for routes that only engines know.
 const ENGINE_ROUTE: &str = "engine";
 
@@ -104,18 +103,15 @@ pub(crate) async fn handle(
         Ok(extension) => extension,
         Err(error) => return Err(watch.fail(error)),
     };
-    let Reading {
-        tokens,
-        guessed,
-        certain,
-    } = routing_tokens(app, model, endpoint, scan, &nvext);
+    let reading = tokens::read(app, model, endpoint, scan, &asked.body, &nvext).await;
+    let tokens = &reading.tokens;
     let salt = nvext
         .cache_salt
         .clone()
         .or_else(|| scan.cache_salt().map(Into::into));
-    let mut blocks = place::name_blocks(app, model, &tokens, salt.as_deref().unwrap_or_default());
-    blocks.guessed = guessed;
-    blocks.certain = u32::try_from(tokens.len()).ok().filter(|_| certain);
+    let mut blocks = place::name_blocks(app, model, tokens, salt.as_deref().unwrap_or_default());
+    blocks.guessed = reading.guessed();
+    blocks.certain = u32::try_from(tokens.len()).ok().filter(|_| reading.certain);
     let arrival = ask::arrival(asked.id, tokens.len().max(1), &nvext, &hints);
     let terms = migration_terms(app, scan, endpoint, &nvext);
     let follow = terms.is_some_and(|terms| terms.obstacle.is_none());
@@ -222,57 +218,6 @@ fn extension(
     let hints = HeaderHints::read(ask::header_pairs(headers));
     hints.apply(&mut nvext);
     Ok((nvext, hints))
-}
-
-/// A prompt as far as we can read it.
-struct Reading {
-    tokens: Vec<Token>,
-    /// The tokens are a stand-in.
-    guessed: bool,
-    /// The engine must see and count the same tokens, once, and look for them in its cache.
-    certain: bool,
-}
-
-/// The prompt's tokens as the engine will see them, or a stand-in that is the same for the same text.
-fn routing_tokens(
-    app: &App,
-    model: &ServedModel,
-    endpoint: Endpoint,
-    scan: &Scan<'_>,
-    nvext: &Nvext,
-) -> Reading {
-    if let Some(tokens) = &nvext.token_data {
-        return Reading {
-            tokens: tokens.clone(),
-            guessed: false,
-            certain: false,
-        };
-    }
-    let now = app.clock().unix_secs(app.clock().now());
-    let chat = endpoint == Endpoint::Chat;
-    let text = model.text().map(|text| &**text);
-    if let Some((tokens, alone)) = prompt::of_scan(text, scan, chat, now) {
-        return Reading {
-            tokens,
-            guessed: false,
-            certain: alone && prompt::is_plain(scan),
-        };
-    }
-    let text = match endpoint {
-        Endpoint::Chat => scan.messages(),
-        Endpoint::Completions => scan.raw("prompt"),
-    };
-    Reading {
-        tokens: stand_in(text.unwrap_or_default()),
-        guessed: true,
-        certain: false,
-    }
-}
-
-/// Tokens made of the text's bytes: no engine knows them, but equal beginnings give equal blocks.
-fn stand_in(text: &str) -> Vec<Token> {
-    let word = |bytes: &[u8]| bytes.iter().fold(0u32, |sum, b| sum << 8 | u32::from(*b));
-    text.as_bytes().chunks(BYTES_PER_TOKEN).map(word).collect()
 }
 
 /// What a request says about going on elsewhere; none where nothing goes on.
@@ -595,16 +540,5 @@ mod tests {
         assert_eq!(value["priority"], 3);
         assert_eq!(value["stream_options"]["include_usage"], true);
         assert!(value.get("nvext").is_none());
-    }
-
-    #[test]
-    fn equal_beginnings_stand_in_as_equal_tokens() {
-        let (a, b) = (
-            stand_in("the same beginning, one"),
-            stand_in("the same beginning, two"),
-        );
-        let shared = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
-        assert_eq!(shared, "the same beginning, ".len() / BYTES_PER_TOKEN);
-        assert!(stand_in("").is_empty());
     }
 }

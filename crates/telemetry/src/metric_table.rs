@@ -293,6 +293,8 @@ metrics! {
         counter kv_event_faults_total = "kv_event_faults_total" ["model", "worker_id", "dp_rank", "kind"];
         /// Changes of the workers file that could not be taken over; the workers stayed as they were.
         counter workers_file_rejected_total = "workers_file_rejected_total" [];
+        /// Prompts read for routing, by what they became tokens by: the client's ids, a folder, the engine, or bytes.
+        counter prompts_read_total = "prompts_read_total" ["model", "source"];
         /// Answers that broke off and were not continued elsewhere although `--migration-limit` is set, by why.
         counter migration_refused_total = "migration_refused_total" ["model", "reason"];
         /// Requests that reached a limit of the server, by limit.

@@ -12,7 +12,7 @@ options! { MODEL_ROWS, Group::Model, Scope::SERVE;
         .aliases(&["served-model-name"]).default_note("what the workers announce").metavar("NAME")
         .common().effective();
 
-    /// Directory with the model's tokenizer and templates.
+    /// Directory with the model's tokenizer and templates; `NAME=PATH,NAME=PATH` for several models.
     MODEL_PATH: Option<String> = "model-path" =>
         scope(Scope::FRONTEND.and(Scope::MOCKER).and(Scope::DOCTOR)).env(&[var("DYN_MODEL_PATH")])
         .default_note("what the workers announce").metavar("PATH").common().effective();

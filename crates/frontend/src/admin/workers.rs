@@ -62,6 +62,7 @@ fn served_row(model: &Arc<ServedModel>, router: &Router, spec: &WorkerSpec) -> V
         "worker_id": spec.id.0,
         "model": &*model.name,
         "url": model.url_of(spec.id),
+        "tokens_from": model.tokens_from(),
         "state": State::Serving.name(),
         "block_size": model.block_size,
         "kv_total_blocks": spec.kv_total_blocks,

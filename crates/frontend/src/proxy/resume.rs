@@ -12,11 +12,12 @@ use kvasir_openai::{ApiError, Endpoint, Nvext, Scan, write_done};
 use kvasir_router::{Arrival, Outcome};
 use kvasir_types::{WorkerId, WorkerRank};
 
-use super::{Forward, Reading, headers};
+use super::{Forward, headers};
 use crate::host::Booking;
 use crate::migrate::{self, Move, Stage, Stay};
 use crate::place::{self, Blocks};
 use crate::relay::{Begun, Form, Source, Thread};
+use crate::tokens;
 use crate::upstream::UpstreamError;
 
 /// What is needed to ask for the rest of an answer.
@@ -218,7 +219,7 @@ impl Errand {
     async fn find(&mut self, mut kit: Kit, moving: &Move) -> Result<Moved, ApiError> {
         let forward = Arc::clone(&self.forward);
         let (app, model) = (&forward.app, &forward.model);
-        let blocks = self.name_blocks();
+        let blocks = self.name_blocks().await;
         for tried in 1..=self.tries {
             moving.attempt();
             let booking = place::book(app, model, self.arrival.clone(), &blocks)
@@ -255,21 +256,22 @@ impl Errand {
     }
 
     /// The names of the blocks of the prompt and what has been answered of it.
-    fn name_blocks(&mut self) -> Blocks {
+    async fn name_blocks(&mut self) -> Blocks {
         let forward = &self.forward;
-        let Ok(scan) = Scan::parse(&self.body) else {
+        let body = self.body.clone();
+        let Ok(scan) = Scan::parse(&body) else {
             return Blocks::none();
         };
         let (app, model) = (&forward.app, &forward.model);
-        let Reading {
-            tokens, guessed, ..
-        } = super::routing_tokens(app, model, self.endpoint, &scan, &Nvext::default());
+        let nvext = Nvext::default();
+        let reading = tokens::read(app, model, self.endpoint, &scan, &body, &nvext).await;
+        let tokens = &reading.tokens;
         self.arrival.isl_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX).max(1);
         let salt = scan.cache_salt();
         let salt = salt.as_deref().unwrap_or_default();
         Blocks {
-            guessed,
-            ..place::name_blocks(app, model, &tokens, salt)
+            guessed: reading.guessed(),
+            ..place::name_blocks(app, model, tokens, salt)
         }
     }
 

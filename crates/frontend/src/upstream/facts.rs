@@ -37,6 +37,8 @@ pub struct EngineModel {
     pub root: Option<String>,
     /// Longest prompt and answer together.
     pub max_model_len: Option<u32>,
+    /// The model that it is an adapter of.
+    pub parent: Option<String>,
 }
 
 /// Where a rank publishes its cache events; a `*` stands for the engine's own host.
@@ -71,6 +73,8 @@ struct ModelRow {
     root: Option<String>,
     #[serde(default)]
     max_model_len: Option<u32>,
+    #[serde(default)]
+    parent: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -104,8 +108,18 @@ impl Facts {
                 name: row.id,
                 root: row.root,
                 max_model_len: row.max_model_len,
+                parent: row.parent,
             })
             .collect();
+    }
+
+    /// What the engine loaded a model's tokenizer from: an adapter has that of its parent.
+    pub(crate) fn root_of<'f>(&'f self, model: &'f EngineModel) -> Option<&'f str> {
+        let base = match &model.parent {
+            Some(parent) => self.models.iter().find(|other| other.name == *parent)?,
+            None => model,
+        };
+        base.root.as_deref()
     }
 
     /// Reads `/version`.
@@ -253,8 +267,9 @@ mod tests {
                 version: Some("0.32.0".into()),
                 models: vec![EngineModel {
                     name: "tiny-qwen".into(),
+                    max_model_len: Some(2048),
                     root: Some("model".into()),
-                    max_model_len: Some(2048)
+                    parent: None,
                 }],
                 block_size: Some(32),
                 kv_blocks: Some(150),

@@ -24,6 +24,7 @@ use crate::App;
 use crate::members::{Change, Members, Origin, State};
 use crate::models::{Backend, ServedModel};
 use crate::tls::WorkerTls;
+use crate::tokens;
 use crate::warm::Warm;
 
 /// Between two questions about load.
@@ -52,6 +53,8 @@ pub struct NewModel {
     pub block_size: u32,
     /// Longest prompt and answer together.
     pub context_length: u32,
+    /// The model that it is an adapter of.
+    pub parent: Option<Arc<str>>,
 }
 
 /// Makes what is needed to serve a model; an error says why it cannot be served.
@@ -416,6 +419,7 @@ impl Watcher {
             name: model.name.as_str().into(),
             block_size,
             context_length: model.max_model_len.unwrap_or(CONTEXT_LENGTH),
+            parent: model.parent.as_deref().map(Into::into),
         };
         let Some(served) = self.fleet.model(&new) else {
             return;
@@ -423,6 +427,9 @@ impl Watcher {
         let Backend::OpenAi { workers, .. } = &served.backend else {
             return;
         };
+        if let Some(root) = facts.root_of(model) {
+            tokens::announce(&self.fleet.app, &served, root);
+        }
         let spec = WorkerSpec {
             ranks: address.data_parallel_size.or(facts.ranks).unwrap_or(1),
             kv_total_blocks: address.kv_blocks.or(facts.kv_blocks),

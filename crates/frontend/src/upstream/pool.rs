@@ -39,6 +39,13 @@ impl Upstreams {
             .cloned()
     }
 
+    /// The connections to some worker, to each in turn.
+    pub(crate) fn any(&self, turn: usize) -> Option<Pool> {
+        let by_id = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
+        let at = turn.checked_rem(by_id.len())?;
+        by_id.values().nth(at).cloned()
+    }
+
     /// Adds a worker, or replaces its connections.
     pub(crate) fn insert(&self, worker: WorkerId, pool: Pool) {
         self.by_id

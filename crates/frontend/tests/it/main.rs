@@ -17,6 +17,7 @@ mod limits;
 mod membership;
 mod migration;
 mod overload;
+mod reading;
 mod rig;
 mod streams;
 mod tls;

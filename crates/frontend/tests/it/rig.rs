@@ -216,6 +216,16 @@ impl Rig {
         self.model().host.ask(draining) == Some(true)
     }
 
+    /// What `GET /workers` lists.
+    pub(crate) async fn workers(&self) -> Vec<serde_json::Value> {
+        let mut client = self.client().await;
+        client
+            .send("GET /workers HTTP/1.1\r\nhost: door\r\n\r\n")
+            .await;
+        let list = client.answer().await.json();
+        list["workers"].as_array().unwrap().clone()
+    }
+
     /// A counter or gauge of the metrics page, summed over its labels.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
         let mut client = self.client().await;
@@ -239,11 +249,12 @@ fn model(app: &App, new: &NewModel, router: RouterConfig) -> Arc<ServedModel> {
         name: Arc::clone(&new.name),
         block_size: new.block_size,
         context_length: new.context_length,
+        lora: None,
         created: 1,
         host: RouterHost::start(router, index, app.clock(), app.tasks()),
         backend: Backend::OpenAi {
             workers: Upstreams::default(),
-            text: None,
+            tokens: Default::default(),
         },
         events,
         predict_heard: true,

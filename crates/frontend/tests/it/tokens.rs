@@ -85,6 +85,7 @@ impl Fixture {
             name,
             block_size: 16,
             context_length: 4096,
+            lora: None,
             created: 0,
             host: RouterHost::start(config, index, clock, app.tasks()),
             backend: Backend::Tokens {

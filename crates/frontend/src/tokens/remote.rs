@@ -1,0 +1,344 @@
+//! `/tokenize` of an engine: its own tokens for a prompt, asked over HTTP.
+//!
+//! What always holds: a question takes [`PATIENCE`] at most and few run at once; an engine that does not offer
+//! it, or does not answer, is left alone for a while; what was answered is kept within [`CACHE_BYTES_MAX`].
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_TYPE, HOST};
+use http::{HeaderValue, Method, Request, StatusCode, Uri};
+use http_body_util::Full;
+use kvasir_openai::{Endpoint, Prompt, Scan, write_json_str};
+use kvasir_types::Token;
+use serde::Deserialize;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::upstream::{Pool, UpstreamError, Upstreams};
+
+/// A request waits this long for its tokens; without them it is routed by its bytes.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(150);
+/// Questions under way at once, for one model.
+const ASKING_MAX: usize = 32;
+/// Failures in a row after which nobody is asked for [`PAUSE`].
+const FAILURES_MAX: u32 = 3;
+/// How long engines that do not answer are left alone.
+const PAUSE: Duration = Duration::from_secs(5);
+/// How long an engine that says that it has no such route is left alone.
+const ABSENT_PAUSE: Duration = Duration::from_secs(60);
+/// Longest answer that is read: some two million tokens.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+/// Memory for answers, questions included.
+pub(super) const CACHE_BYTES_MAX: usize = 16 << 20;
+/// Fields of a chat that `/tokenize` takes, beside the messages.
+const CHAT_FIELDS: [&str; 6] = [
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "tools",
+];
+/// Fields that change the prompt and that `/tokenize` does not take.
+const UNKNOWN_FIELDS: [&str; 2] = ["documents", "reasoning_effort"];
+
+/// Tokens from a model's engines.
+pub(super) struct Remote {
+    chat: Mutex<Manner>,
+    completions: Mutex<Manner>,
+    cache: Mutex<Cache>,
+    asking: Semaphore,
+    turn: AtomicUsize,
+}
+
+/// How engines take one kind of question.
+#[derive(Debug, Default)]
+struct Manner {
+    failures: u32,
+    not_before: Option<Instant>,
+    answered: bool,
+}
+
+/// What was answered, by question.
+#[derive(Default)]
+struct Cache {
+    by_question: HashMap<Bytes, Arc<[Token]>>,
+    /// Oldest first.
+    order: VecDeque<Bytes>,
+    used: usize,
+}
+
+#[derive(Deserialize)]
+struct Tokenized {
+    tokens: Vec<Token>,
+}
+
+impl Default for Remote {
+    fn default() -> Self {
+        Self {
+            chat: Mutex::default(),
+            completions: Mutex::default(),
+            cache: Mutex::default(),
+            asking: Semaphore::new(ASKING_MAX),
+            turn: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl Remote {
+    /// Whether engines have answered lately.
+    pub(super) fn is_offered(&self) -> bool {
+        [&self.chat, &self.completions]
+            .iter()
+            .any(|manner| lock(manner).answered)
+    }
+
+    /// The tokens of a body's first prompt, and whether that is its only one; `None` if nobody says.
+    pub(super) async fn tokens(
+        &self,
+        workers: &Upstreams,
+        scan: &Scan<'_>,
+        endpoint: Endpoint,
+    ) -> Option<(Vec<Token>, bool)> {
+        let (question, alone) = question(scan, endpoint)?;
+        if let Some(known) = lock(&self.cache).get(&question) {
+            return Some((known.to_vec(), alone));
+        }
+        let manner = match endpoint {
+            Endpoint::Chat => &self.chat,
+            Endpoint::Completions => &self.completions,
+        };
+        if lock(manner)
+            .not_before
+            .is_some_and(|at| Instant::now() < at)
+        {
+            return None;
+        }
+        let _place = self.asking.try_acquire().ok()?;
+        let pool = workers.any(self.turn.fetch_add(1, Ordering::Relaxed))?;
+        let asked = tokio::time::timeout(PATIENCE, ask(&pool, &question)).await;
+        let answer = asked.unwrap_or(Err(UpstreamError::AnswerTimeout));
+        lock(manner).learn(answer.as_ref().err());
+        match answer {
+            Ok(tokens) => {
+                lock(&self.cache).put(question, tokens.as_slice().into());
+                Some((tokens, alone))
+            }
+            Err(error) => {
+                tracing::debug!(worker = %pool.address(), %error, "no tokens from the engine");
+                None
+            }
+        }
+    }
+}
+
+impl Manner {
+    fn learn(&mut self, error: Option<&UpstreamError>) {
+        match error {
+            None => {
+                *self = Self {
+                    answered: true,
+                    ..Self::default()
+                };
+            }
+            // The route is not there, or does not take this kind of question.
+            Some(UpstreamError::Status(status)) if is_absent(*status) => {
+                *self = Self {
+                    not_before: Some(Instant::now() + ABSENT_PAUSE),
+                    ..Self::default()
+                };
+            }
+            // This prompt is refused; the next one may not be.
+            Some(UpstreamError::Status(status)) if status.is_client_error() => {}
+            Some(_) => {
+                self.failures = self.failures.saturating_add(1);
+                if self.failures >= FAILURES_MAX {
+                    *self = Self {
+                        not_before: Some(Instant::now() + PAUSE),
+                        ..Self::default()
+                    };
+                }
+            }
+        }
+    }
+}
+
+fn is_absent(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::NOT_FOUND
+            | StatusCode::METHOD_NOT_ALLOWED
+            | StatusCode::NOT_IMPLEMENTED
+            | StatusCode::UNPROCESSABLE_ENTITY
+            | StatusCode::FORBIDDEN
+    )
+}
+
+impl Cache {
+    fn get(&self, question: &Bytes) -> Option<Arc<[Token]>> {
+        self.by_question.get(question).cloned()
+    }
+
+    fn put(&mut self, question: Bytes, tokens: Arc<[Token]>) {
+        let cost = cost(&question, &tokens);
+        if cost > CACHE_BYTES_MAX / 4 || self.by_question.contains_key(&question) {
+            return;
+        }
+        while self.used + cost > CACHE_BYTES_MAX {
+            let Some(oldest) = self.order.pop_front() else {
+                break;
+            };
+            if let Some(tokens) = self.by_question.remove(&oldest) {
+                self.used -= self::cost(&oldest, &tokens);
+            }
+        }
+        self.used += cost;
+        self.order.push_back(question.clone());
+        self.by_question.insert(question, tokens);
+    }
+}
+
+/// Memory of one answer, about.
+fn cost(question: &Bytes, tokens: &Arc<[Token]>) -> usize {
+    question.len() + size_of_val(&**tokens) + 256
+}
+
+/// The body of the question, and whether its prompt is the only one.
+fn question(scan: &Scan<'_>, endpoint: Endpoint) -> Option<(Bytes, bool)> {
+    let mut out = BytesMut::from(&b"{"[..]);
+    if let Some(model) = scan.raw("model") {
+        field(&mut out, "model", model);
+    }
+    let alone = match endpoint {
+        Endpoint::Chat => {
+            if UNKNOWN_FIELDS.iter().any(|key| scan.raw(key).is_some()) {
+                return None;
+            }
+            field(&mut out, "messages", scan.messages()?);
+            for key in CHAT_FIELDS {
+                if let Some(value) = scan.raw(key) {
+                    field(&mut out, key, value);
+                }
+            }
+            true
+        }
+        Endpoint::Completions => {
+            let mut prompts = scan.prompts()?.into_iter();
+            let Prompt::Text(prompt) = prompts.next()? else {
+                return None;
+            };
+            let mut text = BytesMut::new();
+            write_json_str(&mut text, &prompt);
+            field(&mut out, "prompt", std::str::from_utf8(&text).ok()?);
+            if let Some(special) = scan.raw("add_special_tokens") {
+                field(&mut out, "add_special_tokens", special);
+            }
+            prompts.next().is_none()
+        }
+    };
+    out.extend_from_slice(b"}");
+    Some((out.freeze(), alone))
+}
+
+fn field(out: &mut BytesMut, key: &str, value: &str) {
+    if out.len() > 1 {
+        out.extend_from_slice(b",");
+    }
+    out.extend_from_slice(format!("\"{key}\":").as_bytes());
+    out.extend_from_slice(value.as_bytes());
+}
+
+async fn ask(pool: &Pool, question: &Bytes) -> Result<Vec<Token>, UpstreamError> {
+    let uri = format!("{}/tokenize", pool.address().prefix);
+    let uri: Uri = uri.parse().map_err(|_| UpstreamError::Gone)?;
+    let make = || {
+        let mut request = Request::new(Full::new(question.clone()));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = uri.clone();
+        let headers = request.headers_mut();
+        headers.insert(HOST, pool.authority());
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        pool.add_key(headers);
+        request
+    };
+    let response = pool.send(make).await?;
+    if response.status() != StatusCode::OK {
+        return Err(UpstreamError::Status(response.status()));
+    }
+    let body = response.into_body().collect(ANSWER_BYTES_MAX).await?;
+    let answer: Result<Tokenized, _> = serde_json::from_slice(&body);
+    match answer {
+        Ok(answer) if !answer.tokens.is_empty() => Ok(answer.tokens),
+        _ => Err(UpstreamError::Status(StatusCode::NOT_IMPLEMENTED)),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(body: &str, endpoint: Endpoint) -> Option<(String, bool)> {
+        let scan = Scan::parse(body.as_bytes()).unwrap();
+        let (question, alone) = question(&scan, endpoint)?;
+        Some((String::from_utf8(question.to_vec()).unwrap(), alone))
+    }
+
+    #[test]
+    fn only_what_makes_the_prompt_is_asked() {
+        let chat = r#"{"model":"m","temperature":1,"messages":[{"role":"user", "content":"a"}],"tools":[1],"stream":true}"#;
+        let question = r#"{"model":"m","messages":[{"role":"user", "content":"a"}],"tools":[1]}"#;
+        assert_eq!(asked(chat, Endpoint::Chat), Some((question.into(), true)));
+        let several = r#"{"prompt":["a \"b\"","c"],"add_special_tokens":false}"#;
+        let question = r#"{"prompt":"a \"b\"","add_special_tokens":false}"#;
+        assert_eq!(
+            asked(several, Endpoint::Completions),
+            Some((question.into(), false))
+        );
+        for body in [r#"{"prompt":[1,2]}"#, r#"{"prompt":5}"#, "{}"] {
+            assert_eq!(asked(body, Endpoint::Completions), None, "{body}");
+        }
+        let effort = r#"{"messages":[],"reasoning_effort":"low"}"#;
+        assert_eq!(asked(effort, Endpoint::Chat), None);
+    }
+
+    #[test]
+    fn the_cache_stays_within_its_bytes() {
+        let mut cache = Cache::default();
+        let tokens: Arc<[Token]> = vec![7; 100_000].into();
+        for at in 0..200u32 {
+            cache.put(Bytes::from(format!("question {at}")), Arc::clone(&tokens));
+            assert!(cache.used <= CACHE_BYTES_MAX);
+        }
+        assert!(cache.get(&Bytes::from("question 0")).is_none());
+        assert_eq!(cache.get(&Bytes::from("question 199")), Some(tokens));
+        assert_eq!(cache.order.len(), cache.by_question.len());
+        let huge: Arc<[Token]> = vec![7; CACHE_BYTES_MAX].into();
+        cache.put(Bytes::from("huge"), huge);
+        assert!(cache.get(&Bytes::from("huge")).is_none());
+    }
+
+    #[test]
+    fn engines_that_do_not_answer_are_left_alone() {
+        let mut manner = Manner::default();
+        for _ in 1..FAILURES_MAX {
+            manner.learn(Some(&UpstreamError::AnswerTimeout));
+            assert!(manner.not_before.is_none());
+        }
+        manner.learn(Some(&UpstreamError::AnswerTimeout));
+        assert!(manner.not_before.is_some());
+        manner.learn(None);
+        assert!(manner.answered && manner.not_before.is_none());
+        manner.learn(Some(&UpstreamError::Status(StatusCode::BAD_REQUEST)));
+        assert!(manner.answered, "one prompt was refused");
+        manner.learn(Some(&UpstreamError::Status(StatusCode::NOT_FOUND)));
+        assert!(!manner.answered && manner.not_before.is_some());
+    }
+}
