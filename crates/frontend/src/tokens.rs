@@ -62,7 +62,7 @@ pub struct TokenSources {
     text: OnceLock<(Arc<TextModel>, TokenSource)>,
     /// The folder that an engine named was looked at.
     looked: AtomicBool,
-    remote: Remote,
+    remote: Box<Remote>,
     /// The source that was last said aloud.
     said: AtomicU8,
 }
