@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,6 +13,9 @@ use tokio::sync::{Notify, Semaphore};
 
 /// A write that takes this long is held up by its reader.
 const HELD_UP: Duration = Duration::from_millis(300);
+
+/// The answer of a route that is not there.
+const NOT_FOUND: &[u8] = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
 
 /// What an engine does for one request.
 #[derive(Clone, Debug)]
@@ -53,6 +56,8 @@ impl Seen {
 /// What several engines play together: the first request that reaches any of them gets the first script.
 pub(crate) struct Stage {
     scripts: Mutex<VecDeque<Vec<Step>>>,
+    /// Whether `/tokenize` is played too; otherwise engines do not have it.
+    pub(crate) tokenizes: AtomicBool,
     seen: Mutex<Vec<Seen>>,
     /// What engines answer to `/metrics`; without it they do not know the route.
     pub(crate) metrics: Mutex<Option<String>>,
@@ -72,6 +77,7 @@ impl Stage {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             scripts: Mutex::default(),
+            tokenizes: AtomicBool::new(false),
             seen: Mutex::default(),
             metrics: Mutex::default(),
             gate: Semaphore::new(0),
@@ -201,6 +207,10 @@ async fn serve(mut stream: TcpStream, port: u16, stage: &Stage) {
                 _ => NOT_FOUND.to_vec(),
             };
             stream.write_all(&answer).await.unwrap_or(());
+            continue;
+        }
+        if head.starts_with("POST /tokenize ") && !stage.tokenizes.load(Ordering::SeqCst) {
+            stream.write_all(NOT_FOUND).await.unwrap_or(());
             continue;
         }
         stage.seen.lock().unwrap().push(Seen { port, head, body });

@@ -1,5 +1,7 @@
 //! What prompts become tokens by, when engines are asked, refuse, or are too slow.
 
+use std::sync::atomic::Ordering;
+
 use kvasir_router::{Mode, RouterConfig};
 
 use crate::engine::{Step, unary};
@@ -15,7 +17,9 @@ async fn kv_rig() -> Rig {
         },
         ..Setup::usual()
     };
-    Rig::with(1, setup).await
+    let rig = Rig::with(1, setup).await;
+    rig.stage.tokenizes.store(true, Ordering::SeqCst);
+    rig
 }
 
 fn paths(rig: &Rig) -> Vec<String> {
