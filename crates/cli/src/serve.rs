@@ -1,6 +1,6 @@
 //! Serving until a signal: what `frontend` and `demo` have in common.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -14,9 +14,6 @@ use tokio::sync::{Notify, Semaphore};
 /// A write that takes this long is held up by its reader.
 const HELD_UP: Duration = Duration::from_millis(300);
 
-/// The answer of a route that is not there.
-const NOT_FOUND: &[u8] = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
-
 /// What an engine does for one request.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
