@@ -1,5 +1,7 @@
 //! What engines get and what clients get back, beside the streams.
 
+use std::sync::atomic::Ordering;
+
 use crate::engine::{ANSWER, DONE, FIRST, LAST, Step, stream, unary};
 use crate::rig::{ASK, CHAT, Rig, until};
 
@@ -141,6 +143,7 @@ async fn the_client_is_told_who_served_it_and_when() {
 #[tokio::test]
 async fn routes_that_only_engines_know_pass_unread() {
     let rig = Rig::of(2).await;
+    rig.stage.tokenizes.store(true, Ordering::SeqCst);
     let body = "{\"model\":\"m\", \"input\" : [\"a\"],\"nvext\":{\"kept\":1}}";
     for path in [
         "/v1/embeddings",
