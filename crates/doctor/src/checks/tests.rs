@@ -35,6 +35,7 @@ fn good() -> World {
             name: "tiny".to_owned(),
             root: Some("/models/tiny".to_owned()),
             max_model_len: Some(2048),
+            parent: None,
         }],
         block_size: Some(16),
         prefix_caching: Some(true),
