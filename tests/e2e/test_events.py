@@ -3,11 +3,12 @@
 Each fault that an engine can be made to have is noticed, named and mended, or the engine is believed less.
 """
 
+import os
 import random
 
 import pytest
 
-from events_rig import BLOCK, VOCABULARY, Engine, Rig
+from events_rig import BLOCK, MODEL, VOCABULARY, Engine, Rig
 
 
 @pytest.fixture
@@ -278,4 +279,90 @@ def test_an_event_socket_that_is_not_there_is_named():
     rig.until(lambda: rig.cache(engine)["cause"] == "events_unreachable", "the cause is named")
     cache = rig.cache(engine)
     assert cache["state"] == "approximate" and not cache["events"]["connected"] and cache["events"]["error"]
+    rig.close()
+
+
+def test_another_tokenizer_is_named():
+    """The frontend has another model's tokenizer than the engine: the first answer shows it by its count."""
+    folder = os.environ.get("KVASIR_TEST_QWEN_DIR")
+    if not folder:
+        pytest.skip("KVASIR_TEST_QWEN_DIR is not set")
+    rig = Rig(1, "--model-path", folder)
+    engine = rig.engines[0]
+
+    def chat(text):
+        body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": text}]}
+        answer = rig.http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+
+    chat("Which of the boats in the harbour came first, and who was on it? " * 9)
+    assert rig.findings(engine, "tokenization_differs") == 1
+    for turn in range(5):
+        chat(f"{turn}: which of the boats in the harbour came first, and who was on it? " * 9)
+    cache = rig.cache(engine)
+    assert (cache["state"], cache["cause"]) == ("approximate", "tokenization_differs")
+    assert "--model-path" in cache["advice"]
+    assert rig.metric("worker_cache_state", engine, state="approximate", cause="tokenization_differs") == 1
+    rig.close()
+
+
+HONEST = ["drop=1", "drop=3", "duplicate", "reorder", "delay=30", "delay=300", "restart-empty"]
+ANY = [*HONEST, "restart-sequence", "silent-clear", "forget-replay=0", "forget-replay=2", "block-size=8", "mute"]
+
+
+def misbehave(rig, rng, faults, steps):
+    """Requests over all engines, and faults among them."""
+    prompts = [rig.fresh(rng.randrange(1, 12)) for _ in range(20)]
+    for _ in range(steps):
+        engine = rng.choice(rig.engines)
+        if rng.random() < 0.3:
+            fault = rng.choice(faults)
+            engine.fault(fault)
+            if fault == "silent-clear":
+                engine.clear()
+        elif rng.random() < 0.05:
+            engine.clear()
+        prompt = rng.choice(prompts)
+        if rng.random() < 0.3:
+            prompt.extend(rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 50)))
+        rig.ask(prompt, rng.choice([None, engine]))
+
+
+def end_faults(rig):
+    """Nothing goes wrong any more, and every engine says something that shows what did."""
+    for engine in rig.engines:
+        for fault in ["unmute", "block-size=0", "drop=0"]:
+            engine.fault(fault)
+    for engine in rig.engines:
+        for _ in range(2):
+            rig.ask(rig.fresh(), engine)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_whatever_goes_wrong_on_the_way_is_mended(seed):
+    """Messages lost, repeated, late and in disorder, engines restarted: replay tells all of it in the end."""
+    rig = Rig(3, engine_options=["--num-blocks", "128"])
+    misbehave(rig, random.Random(seed), HONEST, 80)
+    end_faults(rig)
+    for engine in rig.engines:
+        rig.until(lambda: rig.same(engine), "index and engine agree")
+    rig.close()
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_whatever_engines_conceal_is_relearned(seed):
+    """Silent clears, numbering that begins again, replays that are too short, events that are not sent at all: once
+    every engine has told of a clear, index and truth agree again, and the engines are believed again."""
+    rig = Rig(3, engine_options=["--num-blocks", "128"])
+    misbehave(rig, random.Random(seed), ANY, 80)
+    end_faults(rig)
+    for engine in rig.engines:
+        # Twice: a silent clear may still be due from a time when nothing was told at all.
+        for _ in range(2):
+            engine.clear()
+            rig.ask(rig.fresh(), engine)
+    for engine in rig.engines:
+        rig.until(lambda: rig.same(engine), "index and engine agree")
+        rig.prove(engine)
+        assert rig.same(engine)
     rig.close()

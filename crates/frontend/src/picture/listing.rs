@@ -1,7 +1,7 @@
 //! A picture as operators see it: the workers listing and the metrics.
 
 use kvasir_ingest::Counts;
-use kvasir_trust::Doubt;
+use kvasir_trust::{Doubt, Finding};
 use serde_json::{Value, json};
 
 use super::{Picture, Pictures};
@@ -131,6 +131,16 @@ impl Picture {
             let labels = [labels[0], labels[1], labels[2], doubt.name()];
             let _ = metrics.worker_prediction_error.remove_label_values(&labels);
         }
+        for finding in FINDINGS {
+            let labels = [labels[0], labels[1], labels[2], finding.name()];
+            let _ = metrics
+                .worker_predictions_total
+                .remove_label_values(&labels);
+        }
+        for (kind, _) in faults(&Counts::default()) {
+            let labels = [labels[0], labels[1], labels[2], kind];
+            let _ = metrics.kv_event_faults_total.remove_label_values(&labels);
+        }
         if let Some(shown) = self.lock().shown.take() {
             let cause = shown.doubt.map_or("", Doubt::name);
             let labels = [labels[0], labels[1], labels[2], shown.level.name(), cause];
@@ -139,6 +149,15 @@ impl Picture {
     }
 }
 
+/// What answers can show.
+const FINDINGS: [Finding; 6] = [
+    Finding::Right,
+    Finding::Late,
+    Finding::Wrong(Doubt::EventsMissing),
+    Finding::Wrong(Doubt::EventsLate),
+    Finding::Wrong(Doubt::Tokenization),
+    Finding::Wrong(Doubt::SilentEviction),
+];
 /// Causes that answers can show.
 const CAUSES: [Doubt; 4] = [
     Doubt::EventsMissing,

@@ -255,6 +255,7 @@ pub(crate) struct Worker {
     pub(crate) rank: WorkerRank,
     pub(crate) engine: Engine,
     pub(crate) ingest: Ingest,
+    pub(crate) options: IngestOptions,
     /// Messages on the live path.
     pub(crate) live: VecDeque<Frame<Bytes>>,
     /// Answers on the replay path.
@@ -271,7 +272,8 @@ impl Worker {
         Self {
             rank: WorkerRank::new(id, 0),
             engine,
-            ingest: Ingest::new(WorkerId(id), DpRank(0), options),
+            ingest: Ingest::new(WorkerId(id), DpRank(0), options.clone()),
+            options,
             live: VecDeque::new(),
             answers: VecDeque::new(),
             notices: Vec::new(),
