@@ -20,7 +20,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def free_run(count):
     """The first of `count` free ports in a row."""
-    for first in range(20000, 32000, count):
+    for first in range(20000, 32000 - count, max(count, 10)):
         try:
             for port in range(first, first + count):
                 with socket.socket() as probe:
@@ -44,6 +44,11 @@ def switches(pid):
     return total
 
 
+def sockets(pid):
+    links = (os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+    return sum(link.startswith("socket:") for link in links)
+
+
 def measure(kvasir, urls, seconds, *more):
     workers = [word for url in urls for word in ("--worker", url)]
     port = free_run(1)
@@ -63,7 +68,8 @@ def measure(kvasir, urls, seconds, *more):
         time.sleep(3)
         before, switched = cpu_seconds(frontend.pid), switches(frontend.pid)
         time.sleep(seconds)
-        return cpu_seconds(frontend.pid) - before, switches(frontend.pid) - switched
+        cpu, switched = cpu_seconds(frontend.pid) - before, switches(frontend.pid) - switched
+        return cpu, switched, sockets(frontend.pid)
     finally:
         frontend.terminate()
         frontend.wait()
@@ -73,8 +79,8 @@ def main():
     kvasir = sys.argv[1]
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 100
     seconds = int(sys.argv[3]) if len(sys.argv) > 3 else 20
-    http, events = free_run(count), None
-    events = free_run(2 * count + 1)
+    http = free_run(3 * count)
+    events = http + count
     mocker = subprocess.Popen([
         kvasir, "mocker", "--http-host", "127.0.0.1", "--http-port", str(http), "--workers", str(count),
         "--events", f"tcp://127.0.0.1:{events}", "--replay", f"tcp://127.0.0.1:{events + count}", "--num-blocks", "1000",
@@ -82,10 +88,12 @@ def main():
     try:
         urls = [f"http://127.0.0.1:{http + at}" for at in range(count)]
         time.sleep(3)
+        if mocker.poll() is not None:
+            raise SystemExit("the mock engines did not start")
         for name, more in [("with events", []), ("without events", ["--no-router-kv-events"])]:
-            cpu, switched = measure(kvasir, urls, seconds, *more)
+            cpu, switched, open_sockets = measure(kvasir, urls, seconds, *more)
             print(f"{name:<15} {count} idle workers, {seconds} s: {cpu:.2f} s of CPU ({cpu / seconds:.2%} of a core), "
-                  f"{switched / seconds:.0f} context switches/s", flush=True)  # fmt: skip
+                  f"{switched / seconds:.0f} context switches/s, {open_sockets} sockets", flush=True)  # fmt: skip
     finally:
         mocker.terminate()
         mocker.wait()

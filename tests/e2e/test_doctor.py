@@ -11,10 +11,11 @@ import httpx
 import pytest
 
 from conftest import Kvasir
-from test_events import free_ports
+from events_rig import free_ports
 
 MODEL = "tiny"
 MODEL_DIR = pathlib.Path(__file__).parents[2] / "crates/text/src/builtin"
+TLS = pathlib.Path(__file__).parents[2] / "testdata/tls"
 CHECKS = [
     "reachable", "model", "version", "block-size", "prefix-caching", "event-socket", "events-arrive", "replay", "tokens",
     "cached-tokens",
@@ -192,6 +193,24 @@ def test_an_engine_that_is_not_there():
     code, [findings] = setup.ask()
     assert (code, of(findings, "pass")) == (0, CHECKS), findings
     setup.stop()
+
+
+def test_an_engine_behind_tls_whose_authority_is_not_known():
+    """A frontend stands in for the engine, which has no TLS of its own; only whether it is believed is asked."""
+    files = ["--tls-cert-path", str(TLS / "server.pem"), "--tls-key-path", str(TLS / "server-key.pem")]
+    engine = Setup({}, {})
+    port = free_ports(1)
+    secure = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", str(port), "--worker", engine.doctor["--worker"], *files)
+    secure.wait_for(r"address=127\.0\.0\.1")
+    worker = ["--worker", f"https://localhost:{port}"]
+    _, [findings] = ask(*worker)
+    assert of(findings, "fail") == ["reachable"], findings
+    flag, value = findings["reachable"]["advice"][0]["args"]
+    assert (flag, value) == ("--worker-tls-ca-path", "FILE")
+    _, [findings] = ask(*worker, flag, str(TLS / "ca.pem"))
+    assert findings["reachable"]["outcome"] == "pass", findings
+    assert secure.stop() == 0, secure.log()
+    engine.stop()
 
 
 def test_two_things_wrong_are_mended_one_by_one():

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
 use kvasir_doctor::{Examined, Listed, Probe, Report, Told, examine, workers_of};
-use kvasir_frontend::WorkerAddress;
+use kvasir_frontend::{WorkerAddress, WorkerTls};
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
 use kvasir_transport::Tasks;
@@ -29,6 +29,8 @@ pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, Failure> {
     };
     let probe = Probe {
         patience: settings.get(keys::TIMEOUT_SECS),
+        worker_tls: wiring::worker_tls(settings)?,
+        frontend_tls: frontend_tls(settings)?,
         authorization: operate::token(settings)?,
         text: model_path.as_ref().map(load),
         seed: clock.unix_millis(clock.now()) ^ u64::from(std::process::id()) << 48,
@@ -61,6 +63,15 @@ pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, Failure> {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
+}
+
+/// Whom to believe when the frontend is reached by https.
+fn frontend_tls(settings: &Settings) -> Result<WorkerTls, Failure> {
+    let Some(path) = settings.get(keys::TLS_CA_PATH) else {
+        return Ok(WorkerTls::default());
+    };
+    let tls = WorkerTls::with_authority(&path);
+    tls.map_err(|error| BadConfig(format!("--tls-ca-path {error}")).into())
 }
 
 /// Those that are named, and those of the frontend that is.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::http::HeaderValue;
-use kvasir_frontend::{EventSource, WorkerAddress, event_sources};
+use kvasir_frontend::{EventSource, WorkerAddress, WorkerTls, event_sources};
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
 use kvasir_transport::{SourceFault, Tasks};
@@ -44,6 +44,10 @@ const EVENT_PATIENCE_MAX: Duration = Duration::from_secs(3);
 pub struct Probe {
     /// How long one answer may take.
     pub patience: Duration,
+    /// Whom to believe among workers, and among frontends, that are reached by https.
+    pub worker_tls: WorkerTls,
+    /// Likewise.
+    pub frontend_tls: WorkerTls,
     /// What is sent as `authorization` to the frontend, where it asks for a token.
     pub authorization: Option<HeaderValue>,
     /// The tokenizer of `--model-path`, or why there is none.
@@ -67,7 +71,8 @@ pub async fn workers_of(
     tasks: &Tasks,
     frontend: &WorkerAddress,
 ) -> Asked<Vec<Listed>> {
-    let client = Client::new(tasks.clone(), probe.patience, probe.authorization.clone());
+    let (tls, authorization) = (probe.frontend_tls.clone(), probe.authorization.clone());
+    let client = Client::new(tasks.clone(), probe.patience, tls, authorization);
     let answer = client.get(frontend, "/workers").await?;
     let rows: serde_json::Value =
         serde_json::from_slice(&answer).map_err(|error| Silence::Unreadable(error.to_string()))?;
@@ -126,7 +131,8 @@ impl Probe {
     }
 
     async fn look_at(&self, tasks: &Tasks, mut world: World, at: u64) -> World {
-        let client = Client::new(tasks.clone(), self.patience, None);
+        let tls = self.worker_tls.clone();
+        let client = Client::new(tasks.clone(), self.patience, tls, None);
         ask_facts(&client, &mut world).await;
         if world.models.is_err() {
             return world;

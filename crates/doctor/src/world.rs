@@ -15,6 +15,9 @@ pub enum Silence {
     /// Nobody listens there, the name is unknown, or the way is blocked.
     #[error("cannot connect: {0}")]
     Unreachable(String),
+    /// Somebody is there, and no secure connection comes about.
+    #[error("no secure connection: {0}")]
+    Insecure(String),
     /// No answer came in time.
     #[error("no answer within {} s", .0.as_secs_f64())]
     TimedOut(Duration),

@@ -60,7 +60,7 @@ pub use server::Server;
 pub use tls::{ServerTls, TlsError, TlsFile, WorkerTls};
 pub use tokens::TokenSources;
 pub use upstream::{
-    AddressError, EngineModel, EventSource, Facts, Fleet, MakeModel, NewModel, Upstreams,
+    AddressError, EngineModel, EventSource, Facts, Fleet, MakeModel, NewModel, Upstreams, Wire,
     WorkerAddress, WorkerKey, WorkersFile, WorkersFileError, event_sources,
 };
 pub use warm::{Saved, Warm, WarmError, save};

@@ -217,6 +217,12 @@ pub struct WorkerTls {
     connector: Arc<OnceLock<Result<TlsConnector, String>>>,
 }
 
+impl fmt::Debug for WorkerTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkerTls").finish_non_exhaustive()
+    }
+}
+
 impl WorkerTls {
     /// Believes those whom this authority vouches for, and nobody else.
     pub fn with_authority(path: &Path) -> Result<Self, TlsError> {

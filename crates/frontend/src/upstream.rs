@@ -23,3 +23,4 @@ pub(crate) use line::{UpstreamBody, UpstreamError};
 pub use listen::sources as event_sources;
 pub(crate) use pool::Pool;
 pub use pool::Upstreams;
+pub use wire::Wire;

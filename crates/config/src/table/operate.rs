@@ -18,7 +18,8 @@ options! { OPERATE_ROWS, Group::Operate, Scope::OPERATE;
     ///
     /// In PEM. Unset believes those that the system believes.
     TLS_CA_PATH: Option<PathBuf> = "tls-ca-path" =>
-        env(&[var("KVASIR_TLS_CA_PATH")]).metavar("FILE").effective();
+        scope(Scope::OPERATE.and(Scope::DOCTOR)).env(&[var("KVASIR_TLS_CA_PATH")]).metavar("FILE")
+        .effective();
 
     /// Give up when no answer has come after so many seconds.
     TIMEOUT_SECS: Duration = "timeout-secs" =>

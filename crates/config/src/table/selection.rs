@@ -40,7 +40,8 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
 
     /// Certificate authority of workers reached by https, instead of the system's.
     WORKER_TLS_CA_PATH: Option<PathBuf> = "worker-tls-ca-path" =>
-        env(&[var("KVASIR_WORKER_TLS_CA_PATH")]).metavar("FILE").effective();
+        scope(Scope::FRONTEND.and(Scope::ROUTER).and(Scope::DOCTOR))
+        .env(&[var("KVASIR_WORKER_TLS_CA_PATH")]).metavar("FILE").effective();
 
     /// Wait at start until so many workers are there; 0 does not wait.
     ROUTER_MIN_INITIAL_WORKERS: u32 = "router-min-initial-workers" =>

@@ -23,6 +23,13 @@ pub(super) fn reachable(world: &World) -> Verdict {
                 ],
             )
         }
+        Err(silence @ Silence::Insecure(_)) => {
+            let text = "a file with the authority that vouches for the engine, in PEM";
+            Verdict::fail(
+                silence.to_string(),
+                vec![kvasir(&["--worker-tls-ca-path", "FILE"], text)],
+            )
+        }
         Err(silence @ Silence::TimedOut(_)) => {
             let text = "it takes connections and does not answer: look at its log, restart it";
             Verdict::fail(silence.to_string(), vec![engine(&[], text)])
@@ -34,7 +41,8 @@ pub(super) fn reachable(world: &World) -> Verdict {
             Verdict::fail(why, vec![kvasir(&["--worker", &words], text)])
         }
         Err(silence) => {
-            let root = format!("http://{}", address.authority());
+            let scheme = if address.tls { "https" } else { "http" };
+            let root = format!("{scheme}://{}", address.authority());
             let text = "no OpenAI server answers at /v1/models under this address";
             Verdict::fail(
                 silence.to_string(),

@@ -1,5 +1,6 @@
 //! One question over HTTP: a connection of its own, a time limit, a bounded answer.
 
+use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,9 +9,8 @@ use http::{HeaderValue, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use kvasir_frontend::WorkerAddress;
+use kvasir_frontend::{Wire, WorkerAddress, WorkerTls};
 use kvasir_transport::Tasks;
-use tokio::net::TcpStream;
 
 use crate::world::{Asked, Silence};
 
@@ -24,6 +24,7 @@ const SHOWN_CHARS: usize = 160;
 pub(crate) struct Client {
     tasks: Tasks,
     patience: Duration,
+    tls: WorkerTls,
     authorization: Option<HeaderValue>,
 }
 
@@ -31,11 +32,13 @@ impl Client {
     pub(crate) fn new(
         tasks: Tasks,
         patience: Duration,
+        tls: WorkerTls,
         authorization: Option<HeaderValue>,
     ) -> Self {
         Self {
             tasks,
             patience,
+            tls,
             authorization,
         }
     }
@@ -95,15 +98,9 @@ impl Client {
         at: &WorkerAddress,
         request: Request<Full<Bytes>>,
     ) -> Asked<(StatusCode, Bytes)> {
-        let unreachable = |error: std::io::Error| Silence::Unreachable(error.to_string());
         let broken = |error: hyper::Error| Silence::Unreadable(error.to_string());
-        if at.tls {
-            let why = "this version of the doctor does not speak https".to_owned();
-            return Err(Silence::Unreachable(why));
-        }
-        let stream = TcpStream::connect((at.host.as_str(), at.port))
-            .await
-            .map_err(unreachable)?;
+        let stream = Wire::open(at, &self.tls).await;
+        let stream = stream.map_err(|error| unconnected(at, &error))?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(broken)?;
@@ -118,6 +115,15 @@ impl Client {
             .await
             .map_err(|error| Silence::Unreadable(error.to_string()))?;
         Ok((status, body.to_bytes()))
+    }
+}
+
+/// Why no connection came about: nobody is there, or nobody who is believed.
+fn unconnected(at: &WorkerAddress, error: &io::Error) -> Silence {
+    use io::ErrorKind::{InvalidData, Other, UnexpectedEof};
+    match at.tls && matches!(error.kind(), InvalidData | Other | UnexpectedEof) {
+        true => Silence::Insecure(error.to_string()),
+        false => Silence::Unreachable(error.to_string()),
     }
 }
 

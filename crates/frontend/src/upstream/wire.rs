@@ -13,14 +13,17 @@ use super::WorkerAddress;
 use crate::tls::WorkerTls;
 
 /// A connection's bytes.
-pub(super) enum Wire {
+#[derive(Debug)]
+pub enum Wire {
+    /// As they are.
     Plain(TcpStream),
+    /// Under TLS.
     Secure(Box<TlsStream<TcpStream>>),
 }
 
 impl Wire {
     /// Connects to `address`.
-    pub(super) async fn open(address: &WorkerAddress, tls: &WorkerTls) -> io::Result<Self> {
+    pub async fn open(address: &WorkerAddress, tls: &WorkerTls) -> io::Result<Self> {
         let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
         let _ = stream.set_nodelay(true);
         if !address.tls {

@@ -2,7 +2,8 @@
 //! runs as an ordinary test; nothing may panic, and a refused payload must leave an empty buffer.
 
 use kvasir_types::Rng;
-use kvasir_wire::engine::Batch;
+use kvasir_wire::engine::{self, Batch};
+use kvasir_wire::frame::{parse_live, parse_replay, parse_replay_request};
 use kvasir_wire::msgpack::Reader;
 use kvasir_wire::native::{Envelope, RouterEvent};
 use kvasir_wire::value::Value;
@@ -47,6 +48,8 @@ fn feed(input: &[u8], batch: &mut Batch, translator: &mut Translator) -> bool {
     } else {
         assert!(batch.is_empty() && batch.rank().is_none());
     }
+    let _ = engine::peek_time(input);
+    frames(input);
     let _ = Reader::new(input).skip();
     let _ = Envelope::decode_prefixed(input);
     let _ = Value::from_msgpack(input);
@@ -54,6 +57,22 @@ fn feed(input: &[u8], batch: &mut Batch, translator: &mut Translator) -> bool {
     let _ = RouterEvent::from_json(input);
     let _ = trtllm::decode(input);
     decoded
+}
+
+/// The same bytes as the parts of messages, cut where the bytes themselves say.
+fn frames(input: &[u8]) {
+    let mut parts: Vec<&[u8]> = Vec::new();
+    let mut rest = input;
+    while let Some((&len, after)) = rest.split_first()
+        && parts.len() < 6
+    {
+        let (part, after) = after.split_at(usize::from(len % 16).min(after.len()));
+        parts.push(part);
+        rest = after;
+    }
+    let _ = parse_live(&parts);
+    let _ = parse_replay(&parts);
+    let _ = parse_replay_request(input);
 }
 
 #[test]

@@ -85,6 +85,33 @@ fn another_answer_than_models() {
 }
 
 #[test]
+fn an_engine_whose_certificate_is_not_believed() {
+    check(
+        |world| {
+            tell(world, "https://gpu-1:8000");
+            let error = "invalid peer certificate: UnknownIssuer".to_owned();
+            world.models = Err(Silence::Insecure(error));
+        },
+        &expect![[r#"
+            https://gpu-1:8000
+              FAIL  reachable       no secure connection: invalid peer certificate: UnknownIssuer
+                                    kvasir: --worker-tls-ca-path FILE   (a file with the authority that vouches for the engine, in PEM)
+              skip  model           the worker does not answer
+              skip  version         the worker does not answer
+              skip  block-size      the worker does not answer
+              skip  prefix-caching  the worker does not answer
+              skip  event-socket    the worker does not answer
+              skip  events-arrive   the worker does not answer
+              skip  replay          the worker does not answer
+              skip  tokens          the worker does not answer
+              skip  cached-tokens   the worker does not answer
+
+            0 passed, 1 failed, 9 skipped
+        "#]],
+    );
+}
+
+#[test]
 fn another_model() {
     check(
         |world| world.told.model = Some("big".to_owned()),
