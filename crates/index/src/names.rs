@@ -1,6 +1,6 @@
 //! Which block has this name? One table for all ranks, from engine hash to (run, position).
 //!
-//! An entry takes eight bytes: 22 bits of the name's hash, the run, the position. The name itself stays
+//! An entry takes eight bytes: the highest 22 bits of the name's hash, the run, the position. The name itself stays
 //! with its run; the caller compares it where the 22 bits agree. An entry knows its home from those bits
 //! alone, so that growing touches no run.
 //!
@@ -9,25 +9,24 @@
 //! went on to the next. A search ends at the first bucket that nobody passed, so a removal leaves no
 //! tombstone and moves nothing.
 //!
-//! The table is cut into [`PARTS`] parts that grow and shrink on their own: no operation moves more than
-//! one part's entries.
-
-use crate::mix::mix;
+//! The table is cut into [`PARTS`] parts that grow and shrink on their own: no insertion moves more than
+//! one part's entries. A part grows when a bucket is full and the part is too; one that has become sparse is
+//! noticed by [`Names::tend`], so that neither is asked for each name.
 
 /// Longest run: what the position field can count.
 pub(crate) const RUN_MAX: usize = 1 << POSITION_BITS;
 
 const PARTS: usize = 256;
 const POSITION_BITS: u32 = 10;
-const PRINT_BITS: u32 = 22;
-const PRINT_SHIFT: u32 = 64 - PRINT_BITS;
+/// What of an entry is the highest bits of its name's hash.
+const PRINT: u64 = !(u64::MAX >> 22);
 /// Words of a bucket: one that tells about the entries, and the entries.
 const WORDS: usize = 8;
 /// Entries in a bucket.
 const WIDE: usize = WORDS - 1;
-/// The lowest bit of each entry's byte in a bucket's first word.
+/// The lowest bit of each entry's byte in a bucket's first word: whether there is an entry.
 const LOW: u64 = 0x0101_0101_0101_0100;
-/// The highest one: whether there is an entry.
+/// The highest one.
 const HIGH: u64 = LOW << 7;
 /// How many entries passed the bucket: the lowest byte. A bucket that so many passed that the byte is full
 /// counts as passed until its part is resized.
@@ -41,9 +40,10 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// As the low bits of an entry; those of the next block are one more.
     #[inline]
-    fn pack(self, print: u64) -> u64 {
-        print << PRINT_SHIFT | u64::from(self.run) << POSITION_BITS | u64::from(self.pos)
+    fn pack(self) -> u64 {
+        u64::from(self.run) << POSITION_BITS | u64::from(self.pos)
     }
 
     #[inline]
@@ -55,38 +55,63 @@ impl Place {
     }
 }
 
+/// Buckets of a part that has any.
+const SIZE_MIN: usize = 2;
+/// Names that are forgotten before a part is looked at that may have become sparse.
+const TEND_EVERY: usize = 32;
+
 /// The table.
 #[derive(Debug)]
 pub(crate) struct Names {
     parts: Box<[Part; PARTS]>,
+    /// The part to be looked at next, and how many names were forgotten since the last.
+    tended: u8,
+    forgotten: usize,
 }
 
 impl Default for Names {
     fn default() -> Self {
         Self {
             parts: Box::new([const { Part::EMPTY }; PARTS]),
+            tended: 0,
+            forgotten: 0,
         }
     }
 }
 
-/// What of a name's hash says where it goes.
+/// A name's hash: the highest bits say which bucket of a part, others which part, the lowest are the tag.
 #[derive(Clone, Copy)]
-struct Key {
-    part: u8,
-    print: u64,
-    /// Seven bits, and one that is always set.
-    tag: u64,
-}
+struct Key(u64);
 
 impl Key {
-    #[inline]
+    #[inline(always)]
     fn of(name: u64) -> Self {
-        let hash = mix(name);
-        Self {
-            part: (hash >> 32) as u8,
-            print: hash >> PRINT_SHIFT,
-            tag: hash & 0x7F | 0x80,
-        }
+        // Names may be small numbers: every bit of the product's halves depends on all of the name's.
+        let wide = u128::from(name) * u128::from(0x9E37_79B9_7F4A_7C15_u64);
+        Self((wide >> 64) as u64 ^ wide as u64)
+    }
+
+    #[inline(always)]
+    fn part(self) -> usize {
+        (self.0 >> 32) as usize % PARTS
+    }
+
+    /// Seven bits, and one that is always set.
+    #[inline(always)]
+    fn tag(self) -> u64 {
+        self.0 & 0xFF | 1
+    }
+
+    /// The entry of a block with this name.
+    #[inline(always)]
+    fn entry(self, place: u64) -> u64 {
+        self.0 & PRINT | place
+    }
+
+    /// Whether an entry can be of this name.
+    #[inline(always)]
+    fn agrees(self, entry: u64) -> bool {
+        (self.0 ^ entry) & PRINT == 0
     }
 }
 
@@ -95,16 +120,16 @@ impl Names {
     #[inline]
     pub(crate) fn find(&self, name: u64, is: impl Fn(Place) -> bool) -> Option<Place> {
         let key = Key::of(name);
-        self.parts[usize::from(key.part)].find(key, is)
+        self.parts[key.part()].find(key, is)
     }
 
     /// The block that most likely is called `name`, if there is one.
     #[inline]
     pub(crate) fn guess(&self, name: u64) -> Option<Place> {
         let key = Key::of(name);
-        let part = &self.parts[usize::from(key.part)];
-        let bucket = part.buckets.get(part.home(key.print))?;
-        match candidates(bucket, key.tag) {
+        let part = &self.parts[key.part()];
+        let bucket = part.buckets.get(part.home(key.0))?;
+        match candidates(bucket, key.tag()) {
             0 => None,
             found => Some(Place::unpack(bucket[word_of(found)])),
         }
@@ -119,16 +144,16 @@ impl Names {
         is: impl Fn(Place) -> bool,
     ) -> Result<(), Place> {
         let key = Key::of(name);
-        self.parts[usize::from(key.part)].insert(key, place, is)
+        self.parts[key.part()].insert(key, place.pack(), is)
     }
 
     /// Points `name` from one place to another; does nothing if it did not point there.
     #[inline]
     pub(crate) fn relocate(&mut self, name: u64, from: Place, to: Place) {
         let key = Key::of(name);
-        let part = &mut self.parts[usize::from(key.part)];
-        if let Some((at, i)) = part.position(key, from.pack(key.print)) {
-            part.buckets[at][i] = to.pack(key.print);
+        let part = &mut self.parts[key.part()];
+        if let Some((at, i)) = part.position(key, key.entry(from.pack())) {
+            part.buckets[at][i] = key.entry(to.pack());
         }
     }
 
@@ -136,29 +161,89 @@ impl Names {
     /// nothing changes and false is returned.
     pub(crate) fn claim(
         &mut self,
-        names: impl Iterator<Item = u64> + Clone,
+        names: &[u64],
         first: Place,
         is: impl Fn(Place, u64) -> bool,
     ) -> bool {
-        let mut place = first;
-        for name in names.clone() {
-            if self.insert(name, place, |p| is(p, name)).is_err() {
-                self.forget(names.take((place.pos - first.pos) as usize), first);
+        let mut done = 0;
+        loop {
+            done += self.insert_easy(&names[done..], first.pack() + done as u64);
+            let Some(&name) = names.get(done) else {
+                return true;
+            };
+            let (key, place) = (Key::of(name), first.pack() + done as u64);
+            let part = &mut self.parts[key.part()];
+            if part.insert_slowly(key, place, |p| is(p, name)).is_err() {
+                self.forget(&names[..done], first);
                 return false;
             }
-            place.pos += 1;
+            done += 1;
         }
-        true
+    }
+
+    /// Inserts names up to the first that is not as easy as most; says how many.
+    #[inline(never)]
+    fn insert_easy(&mut self, names: &[u64], first: u64) -> usize {
+        let mut place = first;
+        for &name in names {
+            let key = Key::of(name);
+            if !self.parts[key.part()].insert_easily(key, place) {
+                break;
+            }
+            place += 1;
+        }
+        (place - first) as usize
     }
 
     /// Forgets these names where they point to the blocks from `first` on.
-    #[inline]
-    pub(crate) fn forget(&mut self, names: impl Iterator<Item = u64>, first: Place) {
-        let mut place = first;
-        for name in names {
+    pub(crate) fn forget(&mut self, names: &[u64], first: Place) {
+        let mut done = 0;
+        loop {
+            done += self.forget_easy(&names[done..], first.pack() + done as u64);
+            let Some(&name) = names.get(done) else {
+                break;
+            };
             let key = Key::of(name);
-            self.parts[usize::from(key.part)].forget(key, place.pack(key.print));
-            place.pos += 1;
+            let entry = key.entry(first.pack() + done as u64);
+            self.parts[key.part()].forget_slowly(key, entry);
+            done += 1;
+        }
+        self.forgotten += names.len();
+        if self.forgotten >= TEND_EVERY {
+            self.tend();
+        }
+    }
+
+    /// Forgets names up to the first that is not as easy as most; says how many.
+    #[inline(never)]
+    fn forget_easy(&mut self, names: &[u64], first: u64) -> usize {
+        let mut place = first;
+        for &name in names {
+            let key = Key::of(name);
+            if !self.parts[key.part()].forget_easily(key, key.entry(place)) {
+                break;
+            }
+            place += 1;
+        }
+        (place - first) as usize
+    }
+
+    /// Gives back memory of parts that have become sparse: one part for each [`TEND_EVERY`] names that were
+    /// forgotten, in turn.
+    #[inline(never)]
+    fn tend(&mut self) {
+        let parts = (self.forgotten / TEND_EVERY).min(PARTS);
+        self.forgotten %= TEND_EVERY;
+        for _ in 0..parts {
+            self.tended = self.tended.wrapping_add(1);
+            self.parts[usize::from(self.tended)].shrink();
+        }
+    }
+
+    /// Forgets all names.
+    pub(crate) fn clear(&mut self) {
+        for part in self.parts.iter_mut() {
+            *part = Part::EMPTY;
         }
     }
 
@@ -203,11 +288,10 @@ fn position(bucket: &Bucket, tag: u64, is: impl Fn(u64) -> bool) -> Option<usize
 /// Adds an entry; false if there is no room.
 #[inline]
 fn push(bucket: &mut Bucket, tag: u64, entry: u64) -> bool {
-    let free = !bucket[0] & HIGH;
+    let free = !bucket[0] & LOW;
     if free != 0 {
-        let i = word_of(free);
-        bucket[i] = entry;
-        bucket[0] |= tag << (i * 8);
+        bucket[word_of(free)] = entry;
+        bucket[0] |= tag << free.trailing_zeros();
     }
     free != 0
 }
@@ -231,14 +315,14 @@ fn unpass(bucket: &mut Bucket) {
 }
 
 #[derive(Debug)]
+#[repr(align(64))]
 struct Part {
     buckets: Vec<Bucket>,
     used: usize,
     /// `used` at which to grow.
     full: usize,
-    /// `used` below which to shrink.
-    sparse: usize,
-    /// What of a print is not the number of its home. There are a power of two of buckets.
+    /// How many bits of a hash are not the number of its home. There are a power of two of buckets, from
+    /// two on.
     shift: u32,
 }
 
@@ -247,13 +331,13 @@ impl Part {
         buckets: Vec::new(),
         used: 0,
         full: 0,
-        sparse: 0,
-        shift: PRINT_BITS,
+        shift: 63,
     };
 
+    /// The home of a name with this hash, or of an entry: the highest bits are the same.
     #[inline]
-    fn home(&self, print: u64) -> usize {
-        (print >> self.shift) as usize
+    fn home(&self, hash: u64) -> usize {
+        (hash >> self.shift) as usize
     }
 
     #[inline]
@@ -267,15 +351,15 @@ impl Part {
 
     #[inline]
     fn find(&self, key: Key, is: impl Fn(Place) -> bool) -> Option<Place> {
-        self.find_from(self.home(key.print), key, is)
+        self.find_from(self.home(key.0), key, is)
     }
 
     #[inline]
     fn find_from(&self, mut at: usize, key: Key, is: impl Fn(Place) -> bool) -> Option<Place> {
         loop {
             let bucket = self.buckets.get(at)?;
-            let wanted = |entry: u64| entry >> PRINT_SHIFT == key.print && is(Place::unpack(entry));
-            if let Some(i) = position(bucket, key.tag, wanted) {
+            let wanted = |entry: u64| key.agrees(entry) && is(Place::unpack(entry));
+            if let Some(i) = position(bucket, key.tag(), wanted) {
                 return Some(Place::unpack(bucket[i]));
             }
             if !was_passed(bucket) {
@@ -287,10 +371,10 @@ impl Part {
 
     /// Where exactly this entry is.
     fn position(&self, key: Key, wanted: u64) -> Option<(usize, usize)> {
-        let mut at = self.home(key.print);
+        let mut at = self.home(key.0);
         loop {
             let bucket = self.buckets.get(at)?;
-            if let Some(i) = position(bucket, key.tag, |entry| entry == wanted) {
+            if let Some(i) = position(bucket, key.tag(), |entry| entry == wanted) {
                 return Some((at, i));
             }
             if !was_passed(bucket) {
@@ -300,37 +384,43 @@ impl Part {
         }
     }
 
-    #[inline(always)]
-    fn insert(&mut self, key: Key, place: Place, is: impl Fn(Place) -> bool) -> Result<(), Place> {
-        let home = self.home(key.print);
-        if self.used < self.full
-            && let Some(bucket) = self.buckets.get_mut(home)
-            && !was_passed(bucket)
-            && candidates(bucket, key.tag) == 0
-            && push(bucket, key.tag, place.pack(key.print))
-        {
-            self.used += 1;
+    fn insert(&mut self, key: Key, place: u64, is: impl Fn(Place) -> bool) -> Result<(), Place> {
+        if self.insert_easily(key, place) {
             return Ok(());
         }
         self.insert_slowly(key, place, is)
     }
 
-    /// As [`Part::insert`], where the name may be there already, or the bucket or the part is full.
+    /// Inserts a name if it is certainly not there and its home has room for it.
+    #[inline(always)]
+    fn insert_easily(&mut self, key: Key, place: u64) -> bool {
+        let home = self.home(key.0);
+        if let Some(bucket) = self.buckets.get_mut(home)
+            && candidates(bucket, key.tag()) | bucket[0] & PASSED == 0
+            && push(bucket, key.tag(), key.entry(place))
+        {
+            self.used += 1;
+            return true;
+        }
+        false
+    }
+
+    /// As [`Part::insert`], where the name may be there already or the bucket is full.
     #[inline(never)]
     fn insert_slowly(
         &mut self,
         key: Key,
-        place: Place,
+        place: u64,
         is: impl Fn(Place) -> bool,
     ) -> Result<(), Place> {
         if let Some(taken) = self.find(key, is) {
             return Err(taken);
         }
-        if self.used == self.full {
-            self.resize((self.buckets.len() * 2).max(1));
+        if self.used >= self.full {
+            self.grow();
         }
         self.used += 1;
-        self.put(self.home(key.print), key.tag, place.pack(key.print));
+        self.put(self.home(key.0), key.tag(), key.entry(place));
         Ok(())
     }
 
@@ -347,63 +437,107 @@ impl Part {
         }
     }
 
-    /// Takes an entry out, if it is there.
+    /// Takes an entry out if it is where it most likely is.
     #[inline(always)]
-    fn forget(&mut self, key: Key, entry: u64) {
-        let home = self.home(key.print);
+    fn forget_easily(&mut self, key: Key, entry: u64) -> bool {
+        let home = self.home(key.0);
         if let Some(bucket) = self.buckets.get_mut(home)
-            && let candidates = candidates(bucket, key.tag)
+            && let candidates = candidates(bucket, key.tag())
             && candidates != 0
             && let i = word_of(candidates)
             && bucket[i] == entry
-            && self.used > self.sparse
         {
             take_out(bucket, i);
             self.used -= 1;
-            return;
+            return true;
         }
-        self.forget_slowly(key, entry);
+        false
     }
 
-    /// As [`Part::forget`], where the entry may be in a later bucket or the part is to shrink.
+    /// Takes an entry out, if it is there.
     #[inline(never)]
     fn forget_slowly(&mut self, key: Key, entry: u64) {
         let Some((at, i)) = self.position(key, entry) else {
             return;
         };
-        let mut passed = self.home(key.print);
+        let mut passed = self.home(key.0);
         while passed != at {
             unpass(&mut self.buckets[passed]);
             passed = self.next(passed);
         }
         take_out(&mut self.buckets[at], i);
         self.used -= 1;
-        if self.used < self.sparse {
-            self.resize(self.buckets.len() / 2);
+    }
+
+    /// Doubles the buckets: what was in one goes to two neighbours, next to each other in the new list, which
+    /// is therefore written once and in order.
+    #[cold]
+    fn grow(&mut self) {
+        let old = std::mem::take(&mut self.buckets);
+        self.set_size((old.len() * 2).max(SIZE_MIN));
+        let mut new: Vec<Bucket> = Vec::with_capacity((old.len() * 2).max(SIZE_MIN));
+        let mut strays: Vec<(u64, u64)> = Vec::new();
+        for (i, bucket) in old.iter().enumerate() {
+            let mut two = [[0; WORDS]; 2];
+            let mut left = bucket[0] & LOW;
+            while left != 0 {
+                let at = word_of(left);
+                let (tag, entry) = (bucket[0] >> left.trailing_zeros() & 0xFF, bucket[at]);
+                let home = self.home(entry);
+                if home / 2 == i {
+                    push(&mut two[home % 2], tag, entry);
+                } else {
+                    strays.push((tag, entry));
+                }
+                left &= left - 1;
+            }
+            new.extend(two);
+        }
+        new.resize((old.len() * 2).max(SIZE_MIN), [0; WORDS]);
+        self.buckets = new;
+        for (tag, entry) in strays {
+            self.put(self.home(entry), tag, entry);
+        }
+    }
+
+    /// Halves the buckets as often as there are few entries in them.
+    fn shrink(&mut self) {
+        let mut size = self.buckets.len();
+        while size > SIZE_MIN && self.used < Self::room(size) / 4 {
+            size /= 2;
+        }
+        if self.used == 0 {
+            size = 0;
+        }
+        if size < self.buckets.len() {
+            self.resize(size);
         }
     }
 
     #[cold]
-    fn resize(&mut self, buckets: usize) {
-        let buckets = if self.used == 0 && self.full > 0 {
-            0
-        } else {
-            buckets.max(1)
-        };
-        let old = std::mem::replace(&mut self.buckets, vec![[0; WORDS]; buckets]);
-        // Two places in five stay free, so that few entries pass a bucket.
-        self.full = buckets * WIDE * 3 / 5;
-        self.sparse = (self.full / 4).max(1).min(self.full);
-        self.shift = PRINT_BITS - buckets.max(1).ilog2();
+    fn resize(&mut self, size: usize) {
+        let old = std::mem::replace(&mut self.buckets, vec![[0; WORDS]; size]);
+        self.set_size(size);
         for bucket in &old {
-            let mut left = bucket[0] & HIGH;
+            let mut left = bucket[0] & LOW;
             while left != 0 {
-                let i = word_of(left);
-                let (tag, entry) = (bucket[0] >> (i * 8) & 0xFF, bucket[i]);
-                self.put(self.home(entry >> PRINT_SHIFT), tag, entry);
+                let at = word_of(left);
+                let (tag, entry) = (bucket[0] >> left.trailing_zeros() & 0xFF, bucket[at]);
+                self.put(self.home(entry), tag, entry);
                 left &= left - 1;
             }
         }
+    }
+
+    /// Entries at which so many buckets are full: two places in five stay free, so that few entries pass a
+    /// bucket.
+    fn room(buckets: usize) -> usize {
+        buckets * WIDE * 3 / 5
+    }
+
+    fn set_size(&mut self, buckets: usize) {
+        self.full = Self::room(buckets);
+        self.shift = 64 - buckets.max(SIZE_MIN).ilog2();
     }
 }
 
@@ -439,17 +573,25 @@ mod tests {
                     truth.insert(name, place);
                 }
                 (2, Some(old)) => {
-                    names.forget([name].into_iter(), place);
+                    names.forget(&[name], place);
                     assert_eq!(names.find(name, is), known);
-                    names.forget([name].into_iter(), old);
+                    names.forget(&[name], old);
                     truth.remove(&name);
                 }
                 _ => {}
             }
         }
         for (name, place) in truth.drain() {
-            names.forget([name].into_iter(), place);
+            names.forget(&[name], place);
         }
+        for part in names.parts.iter() {
+            assert_eq!(part.used, 0);
+        }
+        // Every part is looked at once more.
+        let others: Vec<u64> = (0..(PARTS * TEND_EVERY) as u64)
+            .map(|i| i + 20_000)
+            .collect();
+        names.forget(&others, Place { run: 1, pos: 0 });
         assert_eq!(names.bytes(), Names::default().bytes());
     }
 }

@@ -288,6 +288,7 @@ impl Tree {
         self.nodes.truncate((chunks * CHUNK).max(1));
         if chunks == 0 {
             self.free = BinaryHeap::new();
+            self.names.clear();
             self.nodes.shrink_to_fit();
             self.in_use.shrink_to_fit();
             self.chunks.shrink_to_fit();

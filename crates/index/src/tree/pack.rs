@@ -149,10 +149,9 @@ impl Tree {
     fn claim_packed(&mut self, id: u32, packed: &Packed) -> bool {
         let nodes = &self.nodes;
         if packed.unnamed.is_empty() {
-            let (names, first) = (packed.names.iter().copied(), Place { run: id, pos: 0 });
-            return self
-                .names
-                .claim(names, first, |p, name| Self::is_called(nodes, p, name));
+            let first = Place { run: id, pos: 0 };
+            let is_called = |p, name| Self::is_called(nodes, p, name);
+            return self.names.claim(&packed.names, first, is_called);
         }
         for (pos, &name) in (0u32..).zip(&packed.names) {
             let place = Place { run: id, pos };
@@ -163,7 +162,7 @@ impl Tree {
                     .insert(name, place, |p| Self::is_called(nodes, p, name))
                     .is_err()
             {
-                let claimed = packed.names.iter().copied().take(pos as usize);
+                let claimed = &packed.names[..pos as usize];
                 self.names.forget(claimed, Place { run: id, pos: 0 });
                 return false;
             }

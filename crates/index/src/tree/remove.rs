@@ -168,7 +168,7 @@ impl Tree {
             return;
         };
         self.blocks -= node.names.len() - keep as usize;
-        let gone = node.names[keep as usize..].iter().copied();
+        let gone = &node.names[keep as usize..];
         self.names.forget(gone, Place { run, pos: keep });
         node.names.truncate(keep as usize);
         if node.names.capacity() > 2 * keep as usize + 2 * crate::run::TAIL_MAX {

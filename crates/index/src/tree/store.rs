@@ -212,18 +212,17 @@ impl Tree {
             names.reserve_exact(blocks.len() + spare);
         }
         names.extend(blocks.iter().map(|b| b.engine.0));
-        let (nodes, place) = (
-            &self.nodes,
-            Place {
-                run: id,
-                pos: from as u32,
-            },
-        );
-        let claimed = blocks.iter().map(|b| b.engine.0);
-        if self
-            .names
-            .claim(claimed, place, |p, name| Self::is_called(nodes, p, name))
-        {
+        let nodes = &self.nodes;
+        let claimed = match &nodes[id as usize] {
+            Some(node) => &node.names[from..],
+            None => &[],
+        };
+        let first = Place {
+            run: id,
+            pos: from as u32,
+        };
+        let is_called = |p, name| Self::is_called(nodes, p, name);
+        if self.names.claim(claimed, first, is_called) {
             return Some(if grows {
                 Made::Grown(blocks.len())
             } else {
