@@ -470,33 +470,49 @@ impl Part {
     }
 
     /// Doubles the buckets: what was in one goes to two neighbours, next to each other in the new list, which
-    /// is therefore written once and in order.
+    /// is therefore written once and in order. Both are copies in which only the entries count that belong
+    /// there.
     #[cold]
     fn grow(&mut self) {
         let old = std::mem::take(&mut self.buckets);
-        self.set_size((old.len() * 2).max(SIZE_MIN));
-        let mut new: Vec<Bucket> = Vec::with_capacity((old.len() * 2).max(SIZE_MIN));
+        let size = (old.len() * 2).max(SIZE_MIN);
+        self.set_size(size);
+        let mut new: Vec<Bucket> = Vec::with_capacity(size);
         let mut strays: Vec<(u64, u64)> = Vec::new();
+        let mut passed = old.last().is_some_and(was_passed);
         for (i, bucket) in old.iter().enumerate() {
-            let mut two = [[0; WORDS]; 2];
-            let mut left = bucket[0] & LOW;
-            while left != 0 {
-                let at = word_of(left);
-                let (tag, entry) = (bucket[0] >> left.trailing_zeros() & 0xFF, bucket[at]);
-                let home = self.home(entry);
-                if home / 2 == i {
-                    push(&mut two[home % 2], tag, entry);
-                } else {
-                    strays.push((tag, entry));
-                }
-                left &= left - 1;
+            let mut kept = *bucket;
+            if passed {
+                self.take_strays(i, &mut kept, &mut strays);
             }
-            new.extend(two);
+            passed = was_passed(bucket);
+            let upper = (1..WORDS).fold(0, |upper, at| {
+                upper | (kept[at] >> self.shift & 1) << (at * 8)
+            });
+            let upper = upper * 0xFF;
+            let (mut first, mut second) = (kept, kept);
+            first[0] = kept[0] & !upper & !PASSED;
+            second[0] = kept[0] & upper;
+            new.extend([first, second]);
         }
-        new.resize((old.len() * 2).max(SIZE_MIN), [0; WORDS]);
+        new.resize(size, [0; WORDS]);
         self.buckets = new;
         for (tag, entry) in strays {
             self.put(self.home(entry), tag, entry);
+        }
+    }
+
+    /// Takes those entries out of what was bucket `i` that had only found room there.
+    fn take_strays(&self, i: usize, bucket: &mut Bucket, strays: &mut Vec<(u64, u64)>) {
+        let mut left = bucket[0] & LOW;
+        while left != 0 {
+            let at = word_of(left);
+            if self.home(bucket[at]) / 2 != i {
+                let tag = bucket[0] >> left.trailing_zeros() & 0xFF;
+                strays.push((tag, bucket[at]));
+                take_out(bucket, at);
+            }
+            left &= left - 1;
         }
     }
 
