@@ -157,75 +157,53 @@ impl Names {
         }
     }
 
-    /// Calls the blocks from `first` on by these names, unless another block has one of them already: then
+    /// Calls blocks from `first` on by their names, unless another block has one of them already: then
     /// nothing changes and false is returned.
-    pub(crate) fn claim(
+    ///
+    /// One loop, slow cases within: left and entered again at each of them it took half as long again, as
+    /// the processor then waited for each cache miss by itself.
+    #[inline(never)]
+    pub(crate) fn claim<B>(
         &mut self,
-        names: &[u64],
+        blocks: &[B],
+        name: impl Fn(&B) -> u64 + Copy,
         first: Place,
         is: impl Fn(Place, u64) -> bool,
     ) -> bool {
-        let mut done = 0;
-        loop {
-            done += self.insert_easy(&names[done..], first.pack() + done as u64);
-            let Some(&name) = names.get(done) else {
-                return true;
-            };
-            let (key, place) = (Key::of(name), first.pack() + done as u64);
+        let mut place = first.pack();
+        for block in blocks {
+            let n = name(block);
+            let key = Key::of(n);
             let part = &mut self.parts[key.part()];
-            if part.insert_slowly(key, place, |p| is(p, name)).is_err() {
-                self.forget(&names[..done], first);
+            if !part.insert_easily(key, place)
+                && part.insert_slowly(key, place, |p| is(p, n)).is_err()
+            {
+                let done = (place - first.pack()) as usize;
+                let claimed: Vec<u64> = blocks[..done].iter().map(name).collect();
+                self.forget(&claimed, first);
                 return false;
-            }
-            done += 1;
-        }
-    }
-
-    /// Inserts names up to the first that is not as easy as most; says how many.
-    #[inline(never)]
-    fn insert_easy(&mut self, names: &[u64], first: u64) -> usize {
-        let mut place = first;
-        for &name in names {
-            let key = Key::of(name);
-            if !self.parts[key.part()].insert_easily(key, place) {
-                break;
             }
             place += 1;
         }
-        (place - first) as usize
+        true
     }
 
     /// Forgets these names where they point to the blocks from `first` on.
+    #[inline(never)]
     pub(crate) fn forget(&mut self, names: &[u64], first: Place) {
-        let mut done = 0;
-        loop {
-            done += self.forget_easy(&names[done..], first.pack() + done as u64);
-            let Some(&name) = names.get(done) else {
-                break;
-            };
+        let mut place = first.pack();
+        for &name in names {
             let key = Key::of(name);
-            let entry = key.entry(first.pack() + done as u64);
-            self.parts[key.part()].forget_slowly(key, entry);
-            done += 1;
+            let part = &mut self.parts[key.part()];
+            if !part.forget_easily(key, key.entry(place)) {
+                part.forget_slowly(key, key.entry(place));
+            }
+            place += 1;
         }
         self.forgotten += names.len();
         if self.forgotten >= TEND_EVERY {
             self.tend();
         }
-    }
-
-    /// Forgets names up to the first that is not as easy as most; says how many.
-    #[inline(never)]
-    fn forget_easy(&mut self, names: &[u64], first: u64) -> usize {
-        let mut place = first;
-        for &name in names {
-            let key = Key::of(name);
-            if !self.parts[key.part()].forget_easily(key, key.entry(place)) {
-                break;
-            }
-            place += 1;
-        }
-        (place - first) as usize
     }
 
     /// Gives back memory of parts that have become sparse: one part for each [`TEND_EVERY`] names that were

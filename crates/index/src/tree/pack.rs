@@ -151,7 +151,9 @@ impl Tree {
         if packed.unnamed.is_empty() {
             let first = Place { run: id, pos: 0 };
             let is_called = |p, name| Self::is_called(nodes, p, name);
-            return self.names.claim(&packed.names, first, is_called);
+            return self
+                .names
+                .claim(&packed.names, |name| *name, first, is_called);
         }
         for (pos, &name) in (0u32..).zip(&packed.names) {
             let place = Place { run: id, pos };

@@ -213,16 +213,12 @@ impl Tree {
         }
         names.extend(blocks.iter().map(|b| b.engine.0));
         let nodes = &self.nodes;
-        let claimed = match &nodes[id as usize] {
-            Some(node) => &node.names[from..],
-            None => &[],
-        };
         let first = Place {
             run: id,
             pos: from as u32,
         };
         let is_called = |p, name| Self::is_called(nodes, p, name);
-        if self.names.claim(claimed, first, is_called) {
+        if self.names.claim(blocks, |b| b.engine.0, first, is_called) {
             return Some(if grows {
                 Made::Grown(blocks.len())
             } else {
