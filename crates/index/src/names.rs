@@ -170,8 +170,7 @@ impl Names {
         first: Place,
         is: impl Fn(Place, u64) -> bool,
     ) -> bool {
-        let mut place = first.pack();
-        for block in blocks {
+        for (place, block) in (first.pack()..).zip(blocks) {
             let n = name(block);
             let key = Key::of(n);
             let part = &mut self.parts[key.part()];
@@ -183,7 +182,6 @@ impl Names {
                 self.forget(&claimed, first);
                 return false;
             }
-            place += 1;
         }
         true
     }
@@ -191,14 +189,12 @@ impl Names {
     /// Forgets these names where they point to the blocks from `first` on.
     #[inline(never)]
     pub(crate) fn forget(&mut self, names: &[u64], first: Place) {
-        let mut place = first.pack();
-        for &name in names {
+        for (place, &name) in (first.pack()..).zip(names) {
             let key = Key::of(name);
             let part = &mut self.parts[key.part()];
             if !part.forget_easily(key, key.entry(place)) {
                 part.forget_slowly(key, key.entry(place));
             }
-            place += 1;
         }
         self.forgotten += names.len();
         if self.forgotten >= TEND_EVERY {
