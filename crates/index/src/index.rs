@@ -10,7 +10,7 @@ use sdd::Guard;
 
 use crate::ranks::{RankTable, Ranks};
 use crate::routing::Routing;
-use crate::tree::{Again, Holder, Tree};
+use crate::tree::{Again, Holder, NAMES_AT_ONCE, Tree};
 use crate::view::View;
 use crate::{ApplyError, Approximate, IndexOptions, Matches, Stats};
 
@@ -19,6 +19,9 @@ const RECLAIM_EVERY: u32 = 32;
 
 /// Runs taken from a rank before other writers get a turn.
 const CLEAR_SLICE: usize = 256;
+
+/// Names of removed ranks that are forgotten when somebody asks for figures: some hundred microseconds.
+const TIDY_WITH_STATS: usize = 128 * NAMES_AT_ONCE;
 
 /// What is left of the byte budget after entries were dropped because of it, in percent.
 const BUDGET_TARGET_PERCENT: u64 = 90;
@@ -56,12 +59,26 @@ pub(crate) struct Writer {
     pub(crate) events: Tree,
     /// What routing decisions taught: all there is in an approximate index, a side index otherwise.
     pub(crate) routing: Option<Routing>,
+    /// Bytes of `routing` when it was last changed.
+    routing_bytes: usize,
     evicted: u64,
     /// Counts events.
     events_applied: u32,
 }
 
 impl Writer {
+    /// Drops entries until all takes at most `target` bytes.
+    #[cold]
+    fn evict(&mut self, target: usize) {
+        if let Some(routing) = &mut self.routing {
+            let left = target.saturating_sub(self.events.bytes());
+            self.evicted += routing.evict(left, self.ranks.by_slot());
+            self.routing_bytes = routing.bytes();
+        }
+        let left = target.saturating_sub(self.routing_bytes);
+        self.evicted += self.events.evict(left);
+    }
+
     /// Now and then frees what no reader can see any more, so that readers need not.
     #[inline]
     fn reclaim(&mut self) {
@@ -104,6 +121,7 @@ impl Index {
                 ranks: Ranks::default(),
                 events,
                 routing,
+                routing_bytes: 0,
                 evicted: 0,
                 events_applied: 0,
             }),
@@ -115,6 +133,7 @@ impl Index {
     pub fn apply(&self, rank: WorkerRank, event: &KvEvent) -> Result<(), ApplyError> {
         let mut writer = self.write();
         writer.reclaim();
+        writer.events.tidy(NAMES_AT_ONCE);
         match event {
             KvEvent::Stored {
                 tier,
@@ -164,15 +183,22 @@ impl Index {
         if let Some(routing) = &mut writer.routing {
             routing.record(now, slot, locals, sequence);
             routing.prune(writer.ranks.by_slot());
+            if self.max_bytes > 0 {
+                writer.routing_bytes = routing.bytes();
+                self.keep_budget(writer);
+            }
         }
     }
 
     /// Forgets what routing decisions taught and is too old at `now` to be believed.
     pub fn expire(&self, now: Time) {
-        if self.routing.is_some()
-            && let Some(routing) = &mut self.write().routing
-        {
+        if self.routing.is_none() {
+            return;
+        }
+        let writer = &mut *self.write();
+        if let Some(routing) = &mut writer.routing {
             routing.expire(now);
+            writer.routing_bytes = routing.bytes();
         }
     }
 
@@ -252,7 +278,9 @@ impl Index {
     /// How much there is, and what was dropped.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let writer = self.write();
+        let writer = &mut *self.write();
+        // Figures are asked for now and then: an index without events gives its memory back all the same.
+        writer.events.tidy(TIDY_WITH_STATS);
         let routing = writer.routing.as_ref();
         let routed = routing.map(|r| &r.tree);
         Stats {
@@ -265,12 +293,15 @@ impl Index {
         }
     }
 
-    /// Drops the least useful entries if the index is larger than it may be.
+    /// Drops the least useful entries if the index is larger than it may be: what routing decisions taught,
+    /// the next to expire first, then leaves that were stored longest ago.
     #[inline]
     fn keep_budget(&self, writer: &mut Writer) {
-        if self.max_bytes > 0 && writer.events.bytes() as u64 > self.max_bytes {
-            let target = self.max_bytes * BUDGET_TARGET_PERCENT / 100;
-            writer.evicted += writer.events.evict(target as usize);
+        if self.max_bytes > 0
+            && (writer.events.bytes() + writer.routing_bytes) as u64 > self.max_bytes
+        {
+            let target = (self.max_bytes * BUDGET_TARGET_PERCENT / 100) as usize;
+            writer.evict(target);
         }
     }
 
@@ -281,6 +312,15 @@ impl Index {
 
     pub(crate) fn rank_table(&self) -> &RankTable {
         &self.ranks
+    }
+
+    /// (rank, tier, block) triples, without the tidying that [`Index::stats`] does. For tests.
+    #[cfg(any(test, feature = "oracle"))]
+    #[must_use]
+    pub fn entries(&self) -> u64 {
+        let writer = self.write();
+        let routed = writer.routing.as_ref().map_or(0, |r| r.tree.entries());
+        writer.events.entries() + routed
     }
 
     /// Panics if the structure contradicts itself. For tests.

@@ -58,7 +58,7 @@ impl Place {
 /// Buckets of a part that has any.
 const SIZE_MIN: usize = 2;
 /// Names that are forgotten before a part is looked at that may have become sparse.
-const TEND_EVERY: usize = 32;
+const TEND_EVERY: usize = 8;
 
 /// The table.
 #[derive(Debug)]

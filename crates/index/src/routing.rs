@@ -13,7 +13,7 @@ use kvasir_types::{EngineHash, LocalHash, SequenceHash, StoredBlock, Time, Worke
 
 use crate::Approximate;
 use crate::mix::IdMap;
-use crate::tree::{Again, Holder, Tree};
+use crate::tree::{Again, Holder, NAMES_AT_ONCE, Tree};
 
 /// A count of [`Approximate::GRAIN`]s.
 type Grain = u64;
@@ -66,6 +66,7 @@ impl Routing {
         locals: &[LocalHash],
         sequence: &[SequenceHash],
     ) {
+        self.tree.tidy(NAMES_AT_ONCE);
         let expiry = (now + self.options.ttl).as_nanos().div_ceil(grain_nanos());
         let known = self.confirmed(slot, sequence, expiry);
         let named = locals.iter().zip(sequence).skip(known);
@@ -130,6 +131,7 @@ impl Routing {
 
     /// Forgets what has expired.
     pub(crate) fn expire(&mut self, now: Time) {
+        self.tree.tidy(NAMES_AT_ONCE);
         let due = now.as_nanos() / grain_nanos();
         while let Some(bucket) = self.buckets.first_entry().filter(|b| *b.key() <= due) {
             let grain = *bucket.key();
@@ -141,10 +143,26 @@ impl Routing {
 
     /// Forgets blocks if there are too many. `ranks` by slot, to make the order definite.
     pub(crate) fn prune(&mut self, ranks: &[WorkerRank]) {
-        if self.blocks <= self.options.max_blocks {
-            return;
+        if self.blocks > self.options.max_blocks {
+            let before = self.blocks;
+            self.prune_to(self.options.prune_target(), ranks);
+            self.pruned += (before - self.blocks) as u64;
         }
-        let target = self.options.prune_target();
+    }
+
+    /// Forgets blocks, in the order of [`Routing::prune`], until all takes at most `target` bytes. Returns
+    /// how many went.
+    pub(crate) fn evict(&mut self, target: usize, ranks: &[WorkerRank]) -> u64 {
+        let before = self.blocks;
+        self.tree.tidy(usize::MAX);
+        while self.bytes() > target && self.blocks > 0 {
+            self.prune_to(self.blocks * 7 / 8, ranks);
+            self.timers.iter_mut().for_each(IdMap::shrink_to_fit);
+        }
+        (before - self.blocks) as u64
+    }
+
+    fn prune_to(&mut self, target: usize, ranks: &[WorkerRank]) {
         while self.blocks > target
             && let Some((grain, waiting)) = self.buckets.pop_first()
         {
@@ -155,7 +173,6 @@ impl Routing {
             });
             let excess = (self.blocks - target).min(due.len());
             let left = due.split_off(excess);
-            self.pruned += due.len() as u64;
             self.drop_blocks(&due);
             self.wait_again(grain, left);
         }

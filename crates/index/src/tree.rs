@@ -15,12 +15,14 @@
 mod check;
 mod dump;
 mod evict;
+mod graves;
 mod odd;
 mod pack;
 mod remove;
 mod store;
 
 pub(crate) use dump::Dumped;
+pub(crate) use graves::NAMES_AT_ONCE;
 pub(crate) use pack::Packed;
 pub(crate) use store::Again;
 
@@ -39,6 +41,7 @@ use crate::owners::Held;
 use crate::run::Run;
 use crate::sync::Ordering;
 use crate::view::{CHUNK, Chunk, Directory, ROOT_END, View};
+use graves::Graves;
 use odd::Odd;
 
 pub(crate) const ROOT: u32 = 0;
@@ -90,6 +93,8 @@ pub(crate) struct Tree {
     nodes: Vec<Option<Node>>,
     free: BinaryHeap<Reverse<u32>>,
     names: Names,
+    /// Runs that are gone, whose names are still to be forgotten.
+    graves: Graves,
     odd: Odd,
     holdings: Vec<[Holding; 4]>,
     edges: Arc<Edges>,
@@ -122,6 +127,7 @@ impl Tree {
             nodes: vec![Some(root)],
             free: BinaryHeap::new(),
             names: Names::default(),
+            graves: Graves::default(),
             odd: Odd::default(),
             holdings: Vec::new(),
             edges,
@@ -156,6 +162,7 @@ impl Tree {
     pub(crate) fn bytes(&self) -> usize {
         self.run_bytes
             + self.names.bytes()
+            + self.graves.bytes()
             + self.odd.bytes()
             + self.edges.bytes()
             + self.chunks.len() * size_of::<Chunk>()
@@ -271,6 +278,11 @@ impl Tree {
     /// Gives a slot back; chunks of free slots at the end are dropped, all but one.
     fn unreserve(&mut self, id: u32) {
         self.nodes[id as usize] = None;
+        self.release(id);
+    }
+
+    /// As [`Tree::unreserve`], for a slot whose run is gone already.
+    fn release(&mut self, id: u32) {
         self.free.push(Reverse(id));
         self.in_use[id as usize / CHUNK] -= 1;
         let idle = self.in_use.iter().rev().take_while(|n| **n == 0).count();

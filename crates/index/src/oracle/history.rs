@@ -175,7 +175,7 @@ pub(super) fn check_step(
     prompts: impl Iterator<Item = Vec<LocalHash>>,
 ) {
     index.check_invariants();
-    assert_eq!(index.stats().entries as usize, oracle.entries());
+    assert_eq!(index.entries() as usize, oracle.entries());
     let mut matches = (Matches::new(), Matches::new());
     for prompt in prompts {
         oracle.find(&prompt, &mut matches.0);
@@ -210,7 +210,7 @@ pub(super) fn check_copies(index: &Index, oracle: &Oracle, source: &mut Source<'
         let bytes: Vec<u8> = (0..120u64).map(|i| mix(i ^ source.prompts) as u8).collect();
         let mut later = Source::new(&bytes);
         while !later.is_over() {
-            assert_eq!(copy.stats().entries as usize, oracle.entries());
+            assert_eq!(copy.entries() as usize, oracle.entries());
             let prompt = later.prompt();
             oracle.find(&prompt, &mut matches.0);
             copy.find(&prompt, &mut matches.1);
@@ -287,7 +287,7 @@ pub fn follow_routing(bytes: &[u8]) {
             }
         }
         index.check_invariants();
-        assert_eq!(index.stats().entries as usize, oracle.entries());
+        assert_eq!(index.entries() as usize, oracle.entries());
         for _ in 0..4 {
             let prompt = source.prompt();
             oracle.find(&prompt, &mut matches.0);

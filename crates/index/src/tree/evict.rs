@@ -6,6 +6,7 @@ impl Tree {
     /// Drops leaves, those first in which something was stored longest ago, until the tree takes at most
     /// `target` bytes. Returns how many entries went.
     pub(crate) fn evict(&mut self, target: usize) -> u64 {
+        self.tidy(usize::MAX);
         let before = self.entries;
         while self.bytes() > target {
             let mut leaves: Vec<(u64, u32)> = (0u32..)

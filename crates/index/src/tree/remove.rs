@@ -200,19 +200,27 @@ impl Tree {
         let (parent, place) = (node.parent, node.place);
         let (follows, first) = (node.run.follows, node.run.first());
         self.edges.remove(follows, first, run);
-        self.forget_names(run, 0);
         self.disown(parent, place);
-        self.unpublish(run);
+        if self.graves.open {
+            self.unpublish(run);
+            self.bury(run);
+        } else {
+            self.forget_names(run, 0);
+            self.unpublish(run);
+            self.unreserve(run);
+            if self.runs == 0 {
+                self.forget_graves();
+            }
+        }
         parent
     }
 
-    /// Takes a run from the readers and gives its slot back.
+    /// Takes a run from the readers.
     fn unpublish(&mut self, run: u32) {
         let cell = &self.chunks[run as usize / CHUNK][run as usize % CHUNK];
         drop(cell.swap((None, Tag::None), Ordering::AcqRel));
         self.run_bytes -= self.node(run).bytes;
         self.runs -= 1;
-        self.unreserve(run);
     }
 
     /// Removes everything of a holder, in slices: at most `runs` runs a call. Says whether more is left.
@@ -225,6 +233,7 @@ impl Tree {
             self.odd.set(h, place, name, 0);
         }
         self.holding(h).odd = 0;
+        self.graves.open = true;
         for _ in 0..runs {
             let Some(run) = self.holding(h).log.pop() else {
                 break;
@@ -232,6 +241,10 @@ impl Tree {
             if self.holds_any(run, h) {
                 self.give_up(h, run, 0, self.len(run));
             }
+        }
+        self.graves.open = false;
+        if self.runs == 0 {
+            self.forget_graves();
         }
         let holding = self.holding(h);
         if holding.log.is_empty() {

@@ -1,7 +1,11 @@
 //! Long chains, the byte budget, memory that comes back, damaged snapshots.
 
 use kvasir_index::{ApplyError, Index, IndexOptions, Matches, RestoreError};
-use kvasir_types::{EngineHash, KvEvent, LocalHash, Rng, StoredBlock, Tier, WorkerId, WorkerRank};
+use kvasir_types::{
+    EngineHash, KvEvent, LocalHash, Rng, SequenceHash, StoredBlock, Tier, Time, WorkerId,
+    WorkerRank,
+};
+use std::time::Duration;
 
 fn chain(seed: u64, len: u64) -> Vec<StoredBlock> {
     let block = |i| StoredBlock {
@@ -96,6 +100,72 @@ fn the_byte_budget_holds() {
     assert_eq!(depth(&index, rank, &chain(0, 300)), 0, "the oldest");
     let gone = index.apply(rank, &removed(chain(0, 300).into_iter().take(1)));
     assert!(matches!(gone, Err(ApplyError::BlockNotFound(_))));
+}
+
+/// What routing decisions taught counts against the budget too, and goes first.
+#[test]
+fn the_byte_budget_covers_routing_decisions() {
+    let max_bytes = 600_000;
+    let index = Index::with_options(&IndexOptions {
+        max_bytes,
+        predicted_ttl: Some(Duration::from_secs(5)),
+        ..IndexOptions::default()
+    });
+    let rank = WorkerRank::new(1, 0);
+    for seed in 0..10 {
+        index.apply(rank, &stored(None, &chain(seed, 300))).unwrap();
+    }
+    let stored_entries = index.stats().entries;
+    for seed in 100..200_u64 {
+        let blocks = chain(seed, 300);
+        let locals: Vec<LocalHash> = blocks.iter().map(|b| b.local).collect();
+        let names: Vec<SequenceHash> = blocks.iter().map(|b| SequenceHash(b.engine.0)).collect();
+        let now = Time::from_nanos(seed * 200_000_000);
+        index.record_routing(now, rank, &locals, &names);
+        assert!(index.stats().bytes <= max_bytes, "after {seed}");
+        index.check_invariants();
+    }
+    let stats = index.stats();
+    assert!(stats.evicted > 0 && stats.pruned == 0);
+    assert_eq!(depth(&index, rank, &chain(0, 300)), 300, "an event's");
+    assert!(stats.entries > stored_entries, "the newest predictions");
+    for seed in 10..100 {
+        index.apply(rank, &stored(None, &chain(seed, 300))).unwrap();
+        assert!(index.stats().bytes <= max_bytes, "after {seed}");
+    }
+}
+
+/// A removed rank's names are forgotten by later events; what they named can be stored again meanwhile.
+#[test]
+fn a_removed_rank_leaves_names_that_later_events_forget() {
+    let (index, other) = (Index::new(), WorkerRank::new(2, 0));
+    index.apply(other, &stored(None, &chain(9, 10))).unwrap();
+    let small = index.stats().bytes;
+    let rank = WorkerRank::new(1, 0);
+    for seed in 20..60 {
+        index
+            .apply(rank, &stored(None, &chain(seed, 1_000)))
+            .unwrap();
+    }
+    assert!(index.stats().bytes > small + 1_000_000);
+    index.remove_rank(rank);
+    index.check_invariants();
+    assert_eq!(index.entries(), 10);
+    for seed in 20..30 {
+        let blocks = chain(seed, 1_000);
+        assert_eq!(depth(&index, rank, &blocks), 0);
+        index.apply(other, &stored(None, &blocks)).unwrap();
+        assert_eq!(depth(&index, other, &blocks), 1_000);
+        index
+            .apply(other, &removed(blocks.into_iter().rev()))
+            .unwrap();
+        index.check_invariants();
+    }
+    for _ in 0..200 {
+        assert_eq!(index.stats().entries, 10);
+    }
+    let bytes = index.stats().bytes;
+    assert!(bytes < small + 150_000, "{bytes} after {small}");
 }
 
 /// Filled and emptied in several ways, the index is as small as a new one.
