@@ -134,10 +134,11 @@ pub(super) fn arrive(world: &World) -> Verdict {
             );
         }
         let after = events.after.unwrap_or_default().as_millis();
-        Verdict::pass(format!(
-            "{} batches, first after {after} ms",
-            events.batches
-        ))
+        let batches = match events.batches {
+            1 => "1 batch".to_owned(),
+            count => format!("{count} batches"),
+        };
+        Verdict::pass(format!("{batches}, {after} ms after the first answer"))
     })
 }
 

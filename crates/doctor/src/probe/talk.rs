@@ -13,6 +13,8 @@ use crate::world::{Asked, Silence, Twice, World};
 
 /// Whole blocks of the test prompt, if the model takes so many.
 const BLOCKS: u32 = 4;
+/// Its least tokens: of fewer random words some would have been asked before.
+const TOKENS_MIN: u32 = 64;
 /// Tokens left for the answer and for what an engine may put in front.
 const SPARE_TOKENS: u32 = 16;
 /// Where tokens are drawn from if the engine does not tokenize; every vocabulary is larger.
@@ -48,7 +50,8 @@ impl<'c> Talk<'c> {
         let served = wanted.and_then(|name| models.iter().find(|m| m.name == *name));
         let served = served.or(models.first());
         let longest = served.and_then(|m| m.max_model_len).unwrap_or(u32::MAX);
-        let whole = block_size.saturating_mul(BLOCKS);
+        let blocks = TOKENS_MIN.div_ceil(block_size.max(1)).max(BLOCKS);
+        let whole = block_size.saturating_mul(blocks);
         let len = whole.saturating_add((block_size / 2).max(1));
         Self {
             client,
@@ -109,10 +112,7 @@ impl<'c> Talk<'c> {
             .client
             .post(&self.address, "/v1/completions", &body, rank)
             .await?;
-        let answer: Value = serde_json::from_slice(&answer)
-            .map_err(|error| Silence::Unreadable(error.to_string()))?;
-        let cached = answer.pointer("/usage/prompt_tokens_details/cached_tokens");
-        Ok(cached.and_then(Value::as_u64).map(|n| n as u32))
+        read_cached(&answer)
     }
 
     /// Tokens of a text of random words, as the engine makes them.
@@ -152,6 +152,16 @@ impl<'c> Talk<'c> {
     }
 }
 
+/// The cached tokens that an answer's `usage` tells, if it tells them.
+fn read_cached(body: &[u8]) -> Asked<Option<u32>> {
+    let answer: Value =
+        serde_json::from_slice(body).map_err(|error| Silence::Unreadable(error.to_string()))?;
+    let cached = answer.pointer("/usage/prompt_tokens_details/cached_tokens");
+    Ok(cached
+        .and_then(Value::as_u64)
+        .and_then(|n| u32::try_from(n).ok()))
+}
+
 /// `tokens` of an answer of `/tokenize`.
 pub(crate) fn read_tokens(body: &[u8]) -> Option<Vec<Token>> {
     let answer: Value = serde_json::from_slice(body).ok()?;
@@ -172,8 +182,39 @@ fn hits_on(page: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
+    /// A recorded answer of a real vLLM.
+    fn recorded(name: &str) -> Vec<u8> {
+        let cases = include_str!("../../../../testdata/vllm-http/cases.jsonl");
+        let mut cases = cases
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let case = cases.find(|case| case["name"] == name).unwrap();
+        case["answer"].as_str().unwrap().as_bytes().to_vec()
+    }
+
+    #[test]
+    fn a_real_vllm_is_understood() {
+        let cached = |name| read_cached(&recorded(name)).unwrap();
+        assert_eq!(cached("chat_cached_tokens_1"), Some(0));
+        assert_eq!(cached("chat_cached_tokens_2"), Some(32));
+        assert_eq!(cached("completions_token_ids"), Some(0));
+        for name in ["tokenize_prompt", "tokenize_chat"] {
+            let answer = recorded(name);
+            let count = serde_json::from_slice::<Value>(&answer).unwrap()["count"].as_u64();
+            let tokens = read_tokens(&answer).unwrap();
+            assert_eq!(Some(tokens.len() as u64), count);
+        }
+        let page = include_str!("../../../../testdata/vllm-facts/metrics.txt");
+        assert!(hits_on(page).is_some());
+    }
+
     #[test]
     fn answers_are_read() {
+        assert_eq!(
+            read_cached(br#"{"usage":{"prompt_tokens_details":null}}"#),
+            Ok(None)
+        );
+        assert!(read_cached(b"<html>").is_err());
         assert_eq!(read_tokens(br#"{"tokens":[1,2]}"#), Some(vec![1, 2]));
         assert_eq!(read_tokens(br#"{"tokens":[1,-2]}"#), None);
         let page = "# TYPE x\nvllm:prefix_cache_hits_total{engine=\"0\"} 64.0\n\
