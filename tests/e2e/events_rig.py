@@ -2,7 +2,6 @@
 
 import collections
 import random
-import socket
 import time
 
 import httpx
@@ -15,27 +14,12 @@ PATIENCE = 15
 VOCABULARY = 4000
 
 
-def free_ports(count):
-    """A run of free ports: an engine's replay socket is one above its events."""
-    for _ in range(50):
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-        try:
-            for n in range(count):
-                with socket.socket() as other:
-                    other.bind(("127.0.0.1", port + n))
-            return port
-        except OSError:
-            continue
-    raise AssertionError("no free ports")
-
-
 class Engine:
     """A mock engine; `url` is where it answers."""
 
     def __init__(self, *extra, events=True):
-        sockets = ["--kv-events-port", str(free_ports(2))] if events else []
+        free = "tcp://127.0.0.1:0"
+        sockets = ["--events", free, "--replay", free] if events else []
         self.process = Kvasir(
             "mocker", "--http-host", "127.0.0.1", "--http-port", "0", "--model-name", MODEL, "--block-size", str(BLOCK),
             "--speedup", "50", *sockets, *extra,

@@ -25,6 +25,8 @@ pub struct Counts {
     pub unknown_kinds: u64,
     /// Events left out by rule (place, group, shape, salts).
     pub skipped: u64,
+    /// Those of them that spoke of groups of layers which keep no whole prefixes: the model is a hybrid.
+    pub group_skipped: u64,
     /// Events left out because the block size differs.
     pub block_size_differs: u64,
     /// Removals of blocks that were not known.

@@ -512,7 +512,10 @@ impl Ingest {
                 (0, _) | (_, 1..) => 0,
                 _ => self.fruitless + 1,
             };
-            if cause != Cause::Verify || messages > 0 {
+            // What waited came live, too: nothing of that was missed.
+            let last = self.trail.last().map(|c| c.sequence);
+            let missed = messages.saturating_sub(self.held.count_until(last));
+            if cause != Cause::Verify || missed > 0 {
                 io.notice(Notice::Recovered { cause, messages });
             }
         }

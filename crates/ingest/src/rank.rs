@@ -227,6 +227,7 @@ impl<C: Cache> Applier<'_, '_, C> {
             *self.exact = false;
         }
         let counts = &mut *self.effects.counts;
+        counts.group_skipped += u64::from(skip == Skip::Group);
         let (count, said) = match skip {
             Skip::BlockSize { .. } => (&mut counts.block_size_differs, &mut self.said.block_size),
             Skip::Unknown => (&mut counts.unknown_kinds, &mut self.said.unknown),

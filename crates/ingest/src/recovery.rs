@@ -140,6 +140,12 @@ impl Held {
         Some(frame)
     }
 
+    /// How many are numbered up to `last`.
+    pub(crate) fn count_until(&self, last: Option<u64>) -> u64 {
+        let known = |frame: &&Frame<Bytes>| last.is_some_and(|last| frame.sequence <= last);
+        self.frames.iter().filter(known).count() as u64
+    }
+
     /// The engine is being asked now.
     pub(crate) fn asked(&mut self) {
         self.before_ask = self.frames.len();

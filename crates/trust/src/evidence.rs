@@ -84,6 +84,9 @@ pub enum Doubt {
     BlockSize,
     /// The engine holds less than its events told: it evicts or clears without saying.
     SilentEviction,
+    /// The engine holds less than its events told, and has layers that keep no whole prefixes: a hit is at most
+    /// what the others have.
+    Hybrid,
 }
 
 impl Level {
@@ -100,7 +103,7 @@ impl Level {
 
 impl Doubt {
     /// Every one of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Starting,
         Self::NoEvents,
         Self::Forced,
@@ -110,6 +113,7 @@ impl Doubt {
         Self::Tokenization,
         Self::BlockSize,
         Self::SilentEviction,
+        Self::Hybrid,
     ];
 
     /// A short name for labels and listings.
@@ -125,6 +129,7 @@ impl Doubt {
             Self::Tokenization => "tokenization_differs",
             Self::BlockSize => "block_size_differs",
             Self::SilentEviction => "silent_eviction",
+            Self::Hybrid => "hybrid_cache",
         }
     }
 
@@ -146,6 +151,9 @@ impl Doubt {
                 "check that --model-path is the engine's own model, and its chat template"
             }
             Self::BlockSize => "set block-size for this worker to the engine's --block-size",
+            Self::Hybrid => {
+                "layers with a sliding window keep less than whole prefixes; nothing is wrong, predictions count half"
+            }
             Self::SilentEviction => {
                 "the engine drops blocks without an event; a newer release may mend it"
             }
@@ -201,6 +209,8 @@ pub struct Answer {
     pub removed_since: u32,
     /// Tokens of blocks that events added meanwhile for other requests.
     pub stored_since: u32,
+    /// The engine has groups of layers that keep no whole prefixes.
+    pub hybrid: bool,
 }
 
 /// What a piece of evidence showed.
@@ -245,6 +255,7 @@ impl Answer {
         Some(match over {
             _ if wrong.saturating_sub(explained) < block_size => Finding::Late,
             true if recovering => Finding::Wrong(Doubt::EventsLate),
+            true if self.hybrid => Finding::Wrong(Doubt::Hybrid),
             true => Finding::Wrong(Doubt::SilentEviction),
             false => Finding::Wrong(Doubt::EventsMissing),
         })

@@ -150,7 +150,7 @@ impl Trust {
             }
             Evidence::Mended => {
                 self.window.forget_wrong();
-                self.asked = None;
+                self.asked = self.asked.map(|(at, _)| (at, 0));
             }
             Evidence::Link(true) => self.linked(now, out),
             Evidence::Link(false) => {
@@ -260,6 +260,12 @@ impl Trust {
             out.push(Action::Forget);
         }
         let level = match self.opinion.level {
+            // The picture is right and says too much: neither forgetting nor guessing would be better.
+            Level::Exact if doubt == Doubt::Hybrid => {
+                self.flaps = (self.flaps + 1).min(self.options.flaps_max);
+                Level::Shrunk
+            }
+            level if doubt == Doubt::Hybrid => level,
             Level::Exact if curable => Level::Shrunk,
             Level::Exact | Level::Shrunk => {
                 self.flaps = (self.flaps + 1).min(self.options.flaps_max);

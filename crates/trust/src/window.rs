@@ -108,6 +108,7 @@ impl Window {
         let over = [
             Doubt::EventsLate,
             Doubt::SilentEviction,
+            Doubt::Hybrid,
             Doubt::Tokenization,
         ];
         let many =

@@ -30,6 +30,8 @@ pub(crate) struct Told {
     removed: u64,
     /// Times that all was forgotten.
     emptied: u64,
+    /// Some groups of layers keep no whole prefixes.
+    hybrid: bool,
 }
 
 impl From<&Counts> for Told {
@@ -37,6 +39,7 @@ impl From<&Counts> for Told {
         Self {
             stored: counts.blocks_stored,
             removed: counts.blocks_removed,
+            hybrid: counts.group_skipped > 0,
             emptied: counts.cleared + counts.restarts + counts.replays_too_short,
         }
     }
@@ -113,6 +116,7 @@ impl Forecast {
             cached_reported: report.cached,
             removed_since: told.removed_since(&self.sent).saturating_mul(size),
             stored_since: stored.saturating_mul(size),
+            hybrid: told.hybrid,
         };
         self.picture.answered(now, answer);
         let unexpected = report

@@ -150,18 +150,20 @@ impl Picture {
 }
 
 /// What answers can show.
-const FINDINGS: [Finding; 6] = [
+const FINDINGS: [Finding; 7] = [
     Finding::Right,
     Finding::Late,
     Finding::Wrong(Doubt::EventsMissing),
     Finding::Wrong(Doubt::EventsLate),
     Finding::Wrong(Doubt::Tokenization),
     Finding::Wrong(Doubt::SilentEviction),
+    Finding::Wrong(Doubt::Hybrid),
 ];
 /// Causes that answers can show.
-const CAUSES: [Doubt; 4] = [
+const CAUSES: [Doubt; 5] = [
     Doubt::EventsMissing,
     Doubt::EventsLate,
     Doubt::Tokenization,
     Doubt::SilentEviction,
+    Doubt::Hybrid,
 ];

@@ -281,6 +281,26 @@ fn a_suspicion_is_settled_by_asking() {
     };
     assert_eq!(worker.notices, [recovered]);
     worker.compare(&index, true, "asked");
+    // What comes live while the answer is on its way is in the answer, too, and was not missed.
+    worker.notices.clear();
+    worker.input(&index, Input::Resync(Resync::Verify));
+    let frame = worker.engine.step();
+    let attempt = match worker.answers.pop_back() {
+        Some(Input::ReplayEnded { attempt }) => attempt,
+        other => panic!("{other:?}"),
+    };
+    let answers = [
+        Input::Replayed {
+            attempt,
+            frame: frame.clone(),
+        },
+        Input::ReplayEnded { attempt },
+    ];
+    worker.answers.extend(answers);
+    worker.input(&index, Input::Live(frame));
+    worker.settle(&index);
+    assert_eq!(worker.notices, []);
+    worker.compare(&index, true, "asked and heard");
 }
 
 /// A buffer that begins in the middle knows less than we do.

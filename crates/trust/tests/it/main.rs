@@ -315,6 +315,7 @@ fn what_events_explain_is_late_and_not_wrong() {
             cached_reported: Some(reported),
             removed_since,
             stored_since,
+            hybrid: false,
         })
     };
     let found = |evidence| {
@@ -477,4 +478,28 @@ fn a_standing_outlives_the_router() {
     };
     let resumed = Trust::resume(TrustOptions::new(BLOCK), shrunk);
     assert_eq!(resumed.opinion().doubt, Some(Doubt::Starting));
+}
+
+/// A hybrid model's hits are at most what its events tell: it counts half, is never forgotten, and is no worse
+/// than that.
+#[test]
+fn a_hybrid_model_counts_half() {
+    let less = Evidence::Answer(Answer {
+        prompt: 1000,
+        prompt_reported: Some(1000),
+        cached: 320,
+        cached_reported: Some(64),
+        hybrid: true,
+        ..Answer::default()
+    });
+    let mut worker = Worker::new();
+    worker
+        .show("hit", 3, cached(320, 320))
+        .show("less", 40, less)
+        .show("hit", 9, cached(320, 320));
+    worker.check(&expect![[r#"
+        hit 3: Exact
+        less 4: Shrunk hybrid_cache
+        hit 6: Exact
+    "#]]);
 }
