@@ -256,7 +256,7 @@ def test_only_the_named_fields_change(http, fleet):
     extended = ODD.replace(b'"n":1', nvext + b'"n":1')
     answer, request = post(http, fleet, "/v1/chat/completions", extended)
     assert answer.json()["nvext"]["worker_id"]["decode_worker_id"] > 0
-    assert json.loads(request["body"]) == {**json.loads(ODD), "priority": 7, "cache_salt": "s"}
+    assert json.loads(request["body"]) == {**json.loads(ODD), "priority": -7, "cache_salt": "s"}
 
 
 def test_heads_reach_the_engine(http, fleet):

@@ -4,6 +4,7 @@
 //! moment cancels the workers' streams, frees the bookings and counts the client as gone. A worker that breaks
 //! off is replaced by another that goes on from the last token, where that is allowed.
 
+mod next_turn;
 mod thread;
 
 use std::future::poll_fn;
@@ -56,6 +57,8 @@ struct Running {
     /// Text to begin with, until it has been told.
     echo: String,
     text: Detokenizer,
+    /// All text so far, where the next turn is to be computed ahead.
+    said: Option<String>,
     /// The first worker that served it.
     target: WorkerRank,
     prompt_tokens: u32,
@@ -255,6 +258,10 @@ impl Answer {
             let latencies = self.lanes.first().map(Running::latencies);
             meter::ended(self.app.metrics(), &totals, latencies);
             watch.succeed(&totals);
+            let said = self.lanes.first_mut().and_then(|lane| lane.said.take());
+            if let Some(said) = said {
+                next_turn::prefill(&self.app, &self.job, totals.target, said);
+            }
         }
     }
 
@@ -280,6 +287,7 @@ impl Running {
             silence: limits.stream_silence.map(Silence::new),
             echo: job.echo_of(index).to_owned(),
             text: prompt::detokenizer(&job.text, &job.options),
+            said: job.chat.is_some().then(String::new),
             target: lane.booking.target(),
             work: Some((lane.booking, lane.stream)),
             first: Some(lane.first),
@@ -384,6 +392,9 @@ impl Running {
             finish = Some(FinishReason::Stop);
         }
         self.generated = self.text.tokens();
+        if let Some(said) = &mut self.said {
+            said.push_str(&text);
+        }
         if let Some(watch) = watch {
             watch.tokens(tokens.len(), (now - self.last_token).as_secs_f64());
         }

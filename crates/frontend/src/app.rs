@@ -12,6 +12,7 @@ use kvasir_telemetry::{Clock, Metrics};
 use kvasir_transport::Tasks;
 use kvasir_types::RequestId;
 
+use crate::ahead::Places;
 use crate::ids::RequestIds;
 use crate::in_flight::InFlight;
 use crate::keys::ApiKeys;
@@ -102,6 +103,7 @@ pub struct App {
     outcomes: Outcomes,
     draining: AtomicBool,
     ids: RequestIds,
+    ahead: Places,
 }
 
 impl App {
@@ -123,6 +125,7 @@ impl App {
             in_flight: InFlight::default(),
             draining: AtomicBool::new(false),
             ids: RequestIds::new(),
+            ahead: Places::default(),
         })
     }
 
@@ -182,6 +185,11 @@ impl App {
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Turns that are computed ahead.
+    pub(crate) fn ahead(&self) -> &Places {
+        &self.ahead
     }
 
     pub(crate) fn new_request_id(&self) -> RequestId {

@@ -180,6 +180,12 @@ async fn prepare(
     };
     let (mut nvext, options) = parsed.extension(app.options().nvext_enabled);
     headers.apply(&mut nvext);
+    let chat = match &parsed {
+        Parsed::Chat(chat) if nvext.hints.speculative_prefill && options.n == 1 => {
+            Some(chat.clone())
+        }
+        _ => None,
+    };
     let start = app.clock().now();
     let prompts = tokenize(app, &text, parsed, &mut nvext).await?;
     let took = app.clock().now() - start;
@@ -198,6 +204,7 @@ async fn prepare(
         nvext,
         headers,
         prompts,
+        chat,
     };
     job.check_length()?;
     Ok(job)

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvasir_openai::{ApiError, Endpoint, HeaderHints, Nvext, Options};
+use kvasir_openai::{ApiError, ChatRequest, Endpoint, HeaderHints, Nvext, Options};
 use kvasir_text::TextModel;
 use kvasir_transport::RequestPlane;
 use kvasir_types::{RequestId, Sampling, Token};
@@ -30,6 +30,8 @@ pub(crate) struct Job {
     pub(crate) headers: HeaderHints,
     /// What is asked.
     pub(crate) prompts: Prompts,
+    /// The conversation, where the next turn is to be computed ahead.
+    pub(crate) chat: Option<Box<ChatRequest>>,
 }
 
 impl Job {

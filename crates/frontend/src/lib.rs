@@ -8,6 +8,7 @@
 //! ends its work at the worker; while draining nothing new begins and nothing that runs is cut before its time.
 
 mod admin;
+mod ahead;
 mod answer;
 mod app;
 mod ask;

@@ -4,6 +4,7 @@
 //! its answers pass unchanged, errors included. Until something has been said to the client, a worker that fails
 //! is replaced by another.
 
+mod ahead;
 mod headers;
 mod opening;
 mod resume;
@@ -17,6 +18,7 @@ use http::response::Parts as Head;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use kvasir_openai::answer_text;
 use kvasir_openai::resume::{obstacle, tokens_wanted};
 use kvasir_openai::{
     ApiError, Endpoint, Extra, HeaderHints, Nvext, ResponseNvext, Scan, Timing, WorkerIds,
@@ -36,6 +38,7 @@ use crate::upstream::{Pool, UpstreamBody, UpstreamError, Upstreams};
 use crate::watch::Watch;
 use crate::{App, ask, body, meter, outcomes};
 
+pub(crate) use ahead::NextTurn;
 use resume::Terms;
 pub(crate) use resume::{Moved, Moving, Rest, Resume};
 
@@ -68,6 +71,8 @@ enum Kind {
         wanted: Extra,
         /// What it says about going on elsewhere; none if that is not to be.
         terms: Option<Terms>,
+        /// The next turn is to be computed ahead.
+        ahead: bool,
     },
     /// Nothing.
     Opaque,
@@ -130,12 +135,13 @@ pub(crate) async fn handle(
         method: asked.parts.method.clone(),
         path: path_of(&asked.parts),
         headers,
-        body: outgoing(scan, &asked.body, &nvext, stream, follow),
+        body: outgoing(scan, &asked.body, &nvext, workers, follow),
         kind: Kind::Completion {
             stream,
             hide,
             wanted: nvext.extra,
             terms,
+            ahead: nvext.hints.speculative_prefill && endpoint == Endpoint::Chat && scan.n() == 1,
         },
         received: watch.received(),
     };
@@ -234,7 +240,14 @@ fn migration_terms(app: &App, scan: &Scan<'_>, endpoint: Endpoint, nvext: &Nvext
 }
 
 /// The body that the engine gets: the client's, less what is ours and plus what we need to learn.
-fn outgoing(scan: &Scan<'_>, body: &Bytes, nvext: &Nvext, stream: bool, follow: bool) -> Bytes {
+fn outgoing(
+    scan: &Scan<'_>,
+    body: &Bytes,
+    nvext: &Nvext,
+    workers: &Upstreams,
+    follow: bool,
+) -> Bytes {
+    let stream = scan.stream();
     let mut edits = scan.edit();
     edits.remove("nvext");
     let asked = scan.include_usage() && (scan.continuous_usage() || !follow);
@@ -247,8 +260,8 @@ fn outgoing(scan: &Scan<'_>, body: &Bytes, nvext: &Nvext, stream: bool, follow: 
             &serde_json::Value::from(salt.as_str()).to_string(),
         );
     }
-    if let Some(priority) = nvext.hints.priority {
-        edits.set("priority", &priority.to_string());
+    if let Some(urgency) = nvext.hints.priority {
+        edits.set("priority", &workers.priority_of(urgency).to_string());
     }
     edits.apply(body)
 }
@@ -331,6 +344,7 @@ impl Forward {
             .thread()
             .filter(|_| matches!(form, Form::Events { .. }));
         let mut source = Source::new(body, form, thread);
+        source.gather(self.looks_ahead());
         let begun = source.begin().await?;
         Ok(Opened {
             dispatched,
@@ -357,6 +371,11 @@ impl Forward {
             false => format!("{prefix}{}", self.path).parse(),
         };
         uri.unwrap_or(Uri::from_static("/"))
+    }
+
+    /// Whether the next turn is to be computed ahead.
+    fn looks_ahead(&self) -> bool {
+        matches!(self.kind, Kind::Completion { ahead: true, .. })
     }
 
     /// What keeps the thread of an answer that may go on elsewhere.
@@ -434,20 +453,31 @@ impl Forward {
             status: head.status,
             block_size: completion.then_some(self.model.block_size),
         };
+        let target = booking.target();
         let books = Books::open(booking, watch, self.app.clock(), &began);
+        let forward = Arc::new(self);
+        let next = forward.looks_ahead().then(|| NextTurn {
+            forward: Arc::clone(&forward),
+            target,
+        });
         let body = match begun {
             Begun::Whole(bytes) => {
                 books.close(&source);
+                let said = next.as_ref().and_then(|_| answer_text(&bytes));
+                if let (Some(next), Some(said)) = (next, said) {
+                    next.prefill(&said);
+                }
                 ReplyBody::from(bytes)
             }
             Begun::Partly(held) => {
-                let limits = &self.app.options().limits;
+                let limits = &forward.app.options().limits;
                 let patience = Patience {
                     comment: limits.keep_alive,
                     silence: limits.stream_silence,
                 };
-                let resume = self.resume(&source, arrival);
-                let relay = Relay::new(source, held, books, patience, resume);
+                let resume = forward.resume(&source, arrival);
+                let mut relay = Relay::new(source, held, books, patience, resume);
+                relay.then(next);
                 ReplyBody::stream(Box::new(relay))
             }
         };
@@ -457,11 +487,11 @@ impl Forward {
         reply
     }
 
-    fn resume(self, source: &Source, arrival: Arrival) -> Option<Box<Resume>> {
+    fn resume(self: Arc<Self>, source: &Source, arrival: Arrival) -> Option<Box<Resume>> {
         match self.kind {
             Kind::Completion {
                 terms: Some(terms), ..
-            } if source.is_events() => Some(Box::new(Resume::new(Arc::new(self), terms, arrival))),
+            } if source.is_events() => Some(Box::new(Resume::new(self, terms, arrival))),
             _ => None,
         }
     }
@@ -518,7 +548,13 @@ mod tests {
         let body = Bytes::from_static(b"{ \"model\":\"m\",  \"prompt\" : \"a\",\"x\":[1, 2] }");
         let scan = Scan::parse(&body).unwrap();
         assert_eq!(
-            outgoing(&scan, &body, &Nvext::default(), false, false),
+            outgoing(
+                &scan,
+                &body,
+                &Nvext::default(),
+                &Upstreams::default(),
+                false
+            ),
             body
         );
     }
@@ -530,14 +566,14 @@ mod tests {
         );
         let scan = Scan::parse(&body).unwrap();
         let nvext = Nvext::parse(scan.nvext().unwrap()).unwrap();
-        let out = outgoing(&scan, &body, &nvext, true, false);
+        let out = outgoing(&scan, &body, &nvext, &Upstreams::default(), false);
         let text = std::str::from_utf8(&out).unwrap();
         assert!(
             text.ends_with("\"model\":\"m\", \"stream\":true, \"x\": 1}"),
             "{text}"
         );
         let value: serde_json::Value = serde_json::from_slice(&out).unwrap();
-        assert_eq!(value["priority"], 3);
+        assert_eq!(value["priority"], -3, "vLLM takes the smaller first");
         assert_eq!(value["stream_options"]["include_usage"], true);
         assert!(value.get("nvext").is_none());
     }

@@ -21,7 +21,7 @@ use tokio::time::{Instant, Sleep};
 use crate::host::Booking;
 use crate::meter;
 use crate::picture::Report;
-use crate::proxy::{Moved, Moving, Rest, Resume};
+use crate::proxy::{Moved, Moving, NextTurn, Rest, Resume};
 use crate::reply::{ByteSource, Cut};
 use crate::upstream::UpstreamError;
 use crate::watch::{Totals, Watch};
@@ -51,6 +51,8 @@ pub(crate) struct Relay {
     resume: Option<Box<Resume>>,
     /// Another worker is asked for the rest.
     moving: Option<Moving>,
+    /// What follows the answer.
+    next: Option<NextTurn>,
 }
 
 /// What ends with the answer.
@@ -207,7 +209,13 @@ impl Relay {
             silence: silence.map(Box::new),
             resume,
             moving: None,
+            next: None,
         }
+    }
+
+    /// What is to follow the answer, once it is complete.
+    pub(crate) fn then(&mut self, next: Option<NextTurn>) {
+        self.next = next;
     }
 
     /// The engine broke off: another one is asked for the rest, or this is the last that the client gets.
@@ -246,6 +254,9 @@ impl Relay {
     fn close(&mut self) {
         if let Some(books) = self.books.take() {
             books.close(&self.source);
+        }
+        if let (Some(next), Some(said)) = (self.next.take(), self.source.gathered()) {
+            next.prefill(said);
         }
     }
 

@@ -16,6 +16,7 @@ mod completion;
 mod error;
 mod json;
 mod logprobs;
+mod next_turn;
 mod nvext;
 mod object;
 mod options;
@@ -35,6 +36,7 @@ pub use completion::{CompletionRequest, Prompt};
 pub use error::{ApiError, DEFAULT_OVERLOAD_STATUS};
 pub use json::{JsonText, write_json_str};
 pub use logprobs::{Logprob, TokenLogprob};
+pub use next_turn::{answer_text, next_turn};
 pub use nvext::{
     AgentHints, Extra, Nvext, ResponseNvext, RoutingConstraints, SessionAction, SessionControl,
     SessionHeaders, Timing, WorkerIds, headers::HeaderHints,

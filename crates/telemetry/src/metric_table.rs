@@ -295,6 +295,8 @@ metrics! {
         counter workers_file_rejected_total = "workers_file_rejected_total" [];
         /// Prompts read for routing, by what they became tokens by: the client's ids, a folder, the engine, or bytes.
         counter prompts_read_total = "prompts_read_total" ["model", "source"];
+        /// Beginnings of next turns that clients asked to be computed ahead (`speculative_prefill`), by how that ended.
+        counter speculative_prefills_total = "speculative_prefills_total" ["model", "outcome"];
         /// Answers that broke off and were not continued elsewhere although `--migration-limit` is set, by why.
         counter migration_refused_total = "migration_refused_total" ["model", "reason"];
         /// Requests that reached a limit of the server, by limit.

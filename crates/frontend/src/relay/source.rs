@@ -157,6 +157,8 @@ pub(crate) struct Source {
     told_usage: bool,
     /// What it takes to go on elsewhere; none if it cannot.
     pub(crate) thread: Option<Box<Thread>>,
+    /// What was said, where somebody wants to know afterwards.
+    said: Option<Box<Progress>>,
     /// The engine's own words that it failed, kept back as long as another one may go on.
     pub(crate) last_words: Option<Bytes>,
 }
@@ -167,6 +169,7 @@ impl Source {
         Self {
             thread,
             told_usage: false,
+            said: None,
             last_words: None,
             body,
             form,
@@ -175,6 +178,18 @@ impl Source {
             events: 0,
             done: false,
         }
+    }
+
+    /// Keeps what is said, if `wanted`. Call it before anything has come.
+    pub(crate) fn gather(&mut self, wanted: bool) {
+        self.said = (wanted && self.is_events()).then(Box::default);
+    }
+
+    /// All that was said, if it was kept, is complete and is text alone.
+    pub(crate) fn gathered(&self) -> Option<&str> {
+        let said = self.said.as_ref()?;
+        let whole = said.is_finished() && said.obstacle().is_none();
+        whole.then(|| said.text())
     }
 
     /// How the answer is read; what comes from now on is not looked into.
@@ -350,6 +365,9 @@ impl Source {
         }
         self.events = self.events.saturating_add(1);
         let event = self.follow(event)?;
+        if let (Some(said), Some(data)) = (&mut self.said, event.data()) {
+            said.see(&data);
+        }
         let Form::Events { hide, extras, .. } = &mut self.form else {
             return Some(event.raw);
         };

@@ -22,6 +22,8 @@ pub struct Facts {
     pub kv_blocks: Option<u64>,
     /// Data-parallel ranks.
     pub ranks: Option<u32>,
+    /// Whether it is SGLang, by the names of its metrics.
+    pub sglang: bool,
     /// Whether it caches prefixes.
     pub prefix_caching: Option<bool>,
     /// Where each rank publishes its cache events.
@@ -152,6 +154,7 @@ impl Facts {
 
     /// Reads `/metrics`: the cache's shape.
     pub fn read_metrics(&mut self, page: &str) {
+        self.sglang |= samples(page).any(|s| s.name.starts_with("sglang:"));
         for sample in samples(page).filter(|s| s.name == "vllm:cache_config_info") {
             self.block_size = sample.number("block_size").or(self.block_size);
             self.kv_blocks = sample.number("num_gpu_blocks").or(self.kv_blocks);
@@ -275,6 +278,7 @@ mod tests {
                 kv_blocks: Some(150),
                 ranks: Some(1),
                 prefix_caching: Some(true),
+                sglang: false,
                 events: BTreeMap::from([(0, source)]),
             }
         );

@@ -427,6 +427,7 @@ impl Watcher {
         let Backend::OpenAi { workers, .. } = &served.backend else {
             return;
         };
+        workers.set_larger_first(facts.sglang);
         if let Some(root) = facts.root_of(model) {
             tokens::announce(&self.fleet.app, &served, root);
         }

@@ -27,6 +27,7 @@ const IDLE_SWEEPS: u32 = 30;
 #[derive(Clone, Default)]
 pub struct Upstreams {
     by_id: Arc<RwLock<HashMap<WorkerId, Pool>>>,
+    larger_first: Arc<AtomicBool>,
 }
 
 impl Upstreams {
@@ -37,6 +38,19 @@ impl Upstreams {
             .unwrap_or_else(PoisonError::into_inner)
             .get(&worker)
             .cloned()
+    }
+
+    /// Whether these engines take the larger priority first, as SGLang does; vLLM takes the smaller.
+    pub(crate) fn set_larger_first(&self, larger: bool) {
+        self.larger_first.store(larger, Ordering::Relaxed);
+    }
+
+    /// An urgency as these engines write it; larger is more urgent.
+    pub(crate) fn priority_of(&self, urgency: i32) -> i32 {
+        match self.larger_first.load(Ordering::Relaxed) {
+            true => urgency,
+            false => urgency.saturating_neg(),
+        }
     }
 
     /// The connections to some worker, to each in turn.

@@ -31,7 +31,7 @@ async fn only_named_fields_change() {
     let value: serde_json::Value = serde_json::from_slice(&sent).unwrap();
     assert_eq!(
         value,
-        serde_json::json!({"model":"m","messages":[],"x":1.0,"priority":3})
+        serde_json::json!({"model":"m","messages":[],"x":1.0,"priority":-3})
     );
     assert!(
         String::from_utf8(sent)

@@ -8,6 +8,7 @@
 )]
 
 mod admin;
+mod ahead;
 mod bodies;
 mod client;
 mod engine;

@@ -1,0 +1,151 @@
+//! `agent_hints.speculative_prefill`: after a turn, the engine computes what the next one will begin with.
+//!
+//! An agent's next prompt is its conversation and the answer it just got, rendered anew. A request for one token
+//! of that, in the background, leaves it in the engine's cache while the agent is busy with its tools.
+//!
+//! What always holds: nobody waits for it; few run at once ([`RUNNING_MAX`]); it is not begun, and is given up,
+//! while anything waits or the worker is busy; it is booked and freed as any request is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use kvasir_router::RouteError;
+use kvasir_types::WorkerRank;
+
+use crate::App;
+use crate::host::Booking;
+use crate::models::ServedModel;
+
+/// Running at once, over all models.
+const RUNNING_MAX: usize = 8;
+/// Requests on a rank above which it has better things to do.
+const RANK_REQUESTS_MAX: u32 = 4;
+/// Between two looks whether something else needs the worker.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// The router has this long to place it: it does not wait in the queue.
+const PLACE_PATIENCE: Duration = Duration::from_millis(20);
+/// Longest that one may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How one ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The engine has computed it.
+    Done,
+    /// It was not begun: too many run, or the worker is busy.
+    Dropped,
+    /// It was given up for other work.
+    Cancelled,
+    /// The engine did not answer, or what it would be could not be told.
+    Failed,
+}
+
+impl End {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Dropped => "dropped",
+            Self::Cancelled => "cancelled",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// How many run. Dropping a place ends one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Places {
+    running: Arc<AtomicUsize>,
+}
+
+struct Place(Arc<AtomicUsize>);
+
+impl Places {
+    fn take(&self) -> Option<Place> {
+        let taken = self.running.fetch_add(1, Ordering::AcqRel);
+        let place = Place(Arc::clone(&self.running));
+        (taken < RUNNING_MAX).then_some(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Runs `work` in the background, for a worker that just ended a turn, unless there is something better to do.
+pub(crate) fn start(
+    app: &Arc<App>,
+    model: &Arc<ServedModel>,
+    target: WorkerRank,
+    work: impl Future<Output = End> + Send + 'static,
+) {
+    let Some(place) = app.ahead().take().filter(|_| !is_loaded(model, target, 0)) else {
+        return count(app, model, End::Dropped);
+    };
+    let (app, model) = (Arc::clone(app), Arc::clone(model));
+    let tasks = app.tasks().clone();
+    tasks.spawn(async move {
+        let _place = place;
+        let end = tokio::select! {
+            ended = tokio::time::timeout(PATIENCE, work) => ended.unwrap_or(End::Cancelled),
+            () = until_loaded(&model, target) => End::Cancelled,
+            () = app.tasks().draining() => End::Cancelled,
+        };
+        count(&app, &model, end);
+    });
+}
+
+/// Waits until something else needs the worker; the booking of the work itself does not count.
+async fn until_loaded(model: &ServedModel, target: WorkerRank) {
+    while !is_loaded(model, target, 1) {
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+fn is_loaded(model: &ServedModel, target: WorkerRank, own: u32) -> bool {
+    model.host.ask(|router| {
+        let queued = router
+            .queue_stats()
+            .any(|(_, waiting)| waiting.requests > 0);
+        let busy = router
+            .fleet()
+            .member(target.worker)
+            .is_none_or(|member| member.is_busy());
+        let running = router.load(target).map_or(0, |load| load.requests);
+        queued || busy || running > RANK_REQUESTS_MAX + own
+    })
+}
+
+fn count(app: &App, model: &ServedModel, end: End) {
+    tracing::debug!(model = %model.name, end = end.name(), "prefill ahead of the next turn");
+    app.metrics()
+        .speculative_prefills_total
+        .with_label_values(&[&*model.name, end.name()])
+        .inc();
+}
+
+/// Waits for a booking, but not in the queue.
+pub(crate) async fn placed(
+    booking: impl Future<Output = Result<Booking, RouteError>>,
+) -> Option<Booking> {
+    let placed = tokio::time::timeout(PLACE_PATIENCE, booking).await;
+    placed.ok()?.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_so_many_places_and_they_come_back() {
+        let places = Places::default();
+        let taken: Vec<_> = (0..RUNNING_MAX).map(|_| places.take()).collect();
+        assert!(taken.iter().all(Option::is_some));
+        assert!(places.take().is_none() && places.take().is_none());
+        drop(taken);
+        assert!(places.take().is_some());
+        assert_eq!(places.running.load(Ordering::Acquire), 0);
+    }
+}

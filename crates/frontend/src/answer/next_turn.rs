@@ -1,0 +1,71 @@
+//! The beginning of the next turn, computed ahead by a token worker.
+
+use std::sync::Arc;
+
+use kvasir_openai::{HeaderHints, JsonText, Nvext, Options};
+use kvasir_router::Outcome;
+use kvasir_types::WorkerRank;
+
+use crate::ahead::{self, End};
+use crate::job::Job;
+use crate::{App, lane, prompt};
+
+/// A turn of `job` ended with the answer `said`, by `target`.
+pub(super) fn prefill(app: &Arc<App>, job: &Arc<Job>, target: WorkerRank, said: String) {
+    let work = run(Arc::clone(app), Arc::clone(job), target, said);
+    ahead::start(app, &job.model, target, work);
+}
+
+async fn run(app: Arc<App>, job: Arc<Job>, target: WorkerRank, said: String) -> End {
+    let Some(next) = next_job(&app, &job, target, &said) else {
+        return End::Failed;
+    };
+    let Some(prompt) = next.prompt_of(0) else {
+        return End::Failed;
+    };
+    match lane::start(&app, &next, next.id, prompt).await {
+        Ok(lane) => {
+            lane.booking.finish(Outcome::Completed { output_tokens: 1 });
+            End::Done
+        }
+        Err(_) => End::Failed,
+    }
+}
+
+/// One token after the conversation and its answer, at the same worker.
+fn next_job(app: &App, job: &Job, target: WorkerRank, said: &str) -> Option<Job> {
+    let mut chat = job.chat.clone()?;
+    let said = serde_json::to_string(said).ok()?;
+    let messages = chat.messages.as_str().trim_end().strip_suffix(']')?;
+    let messages = format!("{messages},{{\"role\":\"assistant\",\"content\":{said}}}]");
+    chat.messages = JsonText::new(&messages)?;
+    chat.add_generation_prompt = false;
+    let now = app.clock().unix_secs(app.clock().now());
+    let prompts = prompt::of_chat(&job.text, &chat, now).ok()?;
+    let options = Options {
+        max_tokens: Some(1),
+        min_tokens: 0,
+        n: 1,
+        guided: None,
+        ..job.options.clone()
+    };
+    let next = Job {
+        id: app.new_request_id(),
+        model: Arc::clone(&job.model),
+        plane: Arc::clone(&job.plane),
+        text: Arc::clone(&job.text),
+        endpoint: job.endpoint,
+        nvext: Nvext {
+            backend_instance_id: Some(target.worker.0),
+            dp_rank: Some(target.rank.0),
+            cache_salt: job.nvext.cache_salt.clone(),
+            ..Nvext::default()
+        },
+        headers: HeaderHints::default(),
+        options,
+        prompts,
+        chat: None,
+    };
+    next.check_length().ok()?;
+    Some(next)
+}

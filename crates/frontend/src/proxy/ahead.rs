@@ -1,0 +1,78 @@
+//! The beginning of the next turn, computed ahead by an OpenAI worker.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kvasir_openai::{Endpoint, Nvext, Scan, next_turn};
+use kvasir_router::{Arrival, Outcome, Pin};
+use kvasir_types::WorkerRank;
+
+use super::Forward;
+use crate::ahead::{self, End};
+use crate::place::{self, Blocks};
+use crate::tokens;
+
+/// Longest answer to a request for one token.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+/// A turn whose next one is to be computed ahead.
+pub(crate) struct NextTurn {
+    pub(super) forward: Arc<Forward>,
+    pub(super) target: WorkerRank,
+}
+
+impl NextTurn {
+    /// The turn ended with the answer `said`.
+    pub(crate) fn prefill(self, said: &str) {
+        let forward = self.forward;
+        let scan = Scan::parse(&forward.body).ok();
+        let Some(body) = scan.and_then(|scan| next_turn(&scan, said)) else {
+            return;
+        };
+        let (app, model) = (Arc::clone(&forward.app), Arc::clone(&forward.model));
+        let work = run(forward, self.target, body);
+        ahead::start(&app, &model, self.target, work);
+    }
+}
+
+async fn run(forward: Arc<Forward>, target: WorkerRank, body: Bytes) -> End {
+    let (app, model) = (&forward.app, &forward.model);
+    let Ok(scan) = Scan::parse(&body) else {
+        return End::Failed;
+    };
+    let reading = tokens::read(app, model, Endpoint::Chat, &scan, &body, &Nvext::default()).await;
+    let length = u32::try_from(reading.tokens.len()).unwrap_or(u32::MAX);
+    let salt = scan.cache_salt();
+    let blocks = Blocks {
+        guessed: reading.guessed(),
+        ..place::name_blocks(
+            app,
+            model,
+            &reading.tokens,
+            salt.as_deref().unwrap_or_default(),
+        )
+    };
+    let arrival = Arrival {
+        pin: Pin {
+            worker: Some(target.worker),
+            rank: Some(target.rank),
+        },
+        ..Arrival::new(app.new_request_id(), length.max(1))
+    };
+    let Some(booking) = ahead::placed(place::book(app, model, arrival, &blocks)).await else {
+        return End::Dropped;
+    };
+    let answer = async {
+        let response = forward.ask(target, &body).await.ok()?;
+        let well = response.status().is_success();
+        response.into_body().collect(ANSWER_BYTES_MAX).await.ok()?;
+        well.then_some(())
+    };
+    if answer.await.is_none() {
+        booking.finish(Outcome::Failed);
+        return End::Failed;
+    }
+    booking.first_token();
+    booking.finish(Outcome::Completed { output_tokens: 1 });
+    End::Done
+}
