@@ -23,8 +23,8 @@ use kvasir_text::TextModel;
 use kvasir_transport::MemoryPlane;
 use kvasir_types::{WorkerId, WorkerRank};
 
-use crate::serve;
 use crate::wiring::{self, Failure, RouterSetup};
+use crate::{serve, traces};
 use summary::Summary;
 use traffic::Traffic;
 
@@ -62,7 +62,9 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
         traffic.start(settings.get(keys::SEED).unwrap_or(0));
         app.tasks().spawn(show(app.tasks().clone(), summary));
     }
-    serve::until_signal(server, settings, None).await
+    let ended = serve::until_signal(server, settings, None).await;
+    traces::flush(&app).await;
+    ended
 }
 
 /// Serves the demo's model with its mock workers.

@@ -7,6 +7,7 @@ mod model_path;
 mod operate;
 mod policy_file;
 mod serve;
+mod traces;
 mod wiring;
 
 use std::io::Write;

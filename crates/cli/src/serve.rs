@@ -15,6 +15,7 @@ use kvasir_transport::Tasks;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::model_path::ModelFolders;
+use crate::traces;
 use crate::wiring::{self, Failure, RouterSetup};
 
 /// The application with the settings of its HTTP side.
@@ -155,7 +156,9 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     if let Some(address) = server.admin_address() {
         tracing::info!(%address, "listening for operators");
     }
-    until_signal(server, settings, settings.get(keys::INDEX_SNAPSHOT)).await
+    let ended = until_signal(server, settings, settings.get(keys::INDEX_SNAPSHOT)).await;
+    traces::flush(&app).await;
+    ended
 }
 
 /// How a model of OpenAI workers is served: one router and one index for all that serve it.

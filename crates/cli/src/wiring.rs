@@ -15,6 +15,7 @@ use kvasir_router::{Mode, PrefillLoadModel, QueuePolicy, RouterConfig};
 use kvasir_telemetry::{Identity, log};
 
 use crate::policy_file::PolicyFile;
+use crate::traces;
 
 /// Options that cannot be followed, found only when their files or names were looked at. Exit code 2.
 #[derive(Debug)]
@@ -120,6 +121,7 @@ pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
         tls: server_tls(settings)?,
         keys: key_file("--http-api-key-file", settings.get(keys::HTTP_API_KEY_FILE))?,
         outcomes_max: settings.get(keys::ROUTER_DECISION_LOG) as usize,
+        tracer: traces::tracer(settings)?,
     })
 }
 

@@ -8,7 +8,7 @@ use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use hyper::body::Incoming;
 use kvasir_openai::{ApiError, Endpoint, Health, ModelInfo};
-use kvasir_telemetry::{Clock, Metrics};
+use kvasir_telemetry::{Clock, Metrics, Tracer};
 use kvasir_transport::Tasks;
 use kvasir_types::RequestId;
 
@@ -67,6 +67,8 @@ pub struct AppOptions {
     pub keys: ApiKeys,
     /// Requests whose end is remembered (`--router-decision-log`).
     pub outcomes_max: usize,
+    /// Where spans go (`--otel-export-enabled`).
+    pub tracer: Option<Tracer>,
     /// Our certificate (`--tls-cert-path`); without one the doors are plain.
     pub tls: Option<ServerTls>,
 }
@@ -86,6 +88,7 @@ impl Default for AppOptions {
             limits: Limits::default(),
             keys: ApiKeys::default(),
             outcomes_max: 4096,
+            tracer: None,
             tls: None,
         }
     }

@@ -40,6 +40,7 @@ mod reply;
 mod routes;
 mod server;
 mod settling;
+mod spans;
 mod tls;
 mod tokens;
 mod upstream;

@@ -128,6 +128,7 @@ pub(crate) async fn handle(
     let mut headers = headers::to_engine(&asked.parts.headers, asked.id);
     // What we look into must not be compressed.
     headers.remove(header::ACCEPT_ENCODING);
+    watch.trace_to(&mut headers);
     let forward = Forward {
         app: Arc::clone(app),
         model: Arc::clone(model),
@@ -178,12 +179,14 @@ async fn pass_on(app: &Arc<App>, parts: &Parts, incoming: Incoming) -> Result<Re
     let watch = Watch::start_at(app, id, &parts.headers, Some(name), ENGINE_ROUTE, false);
     let tokens = (body.len() / BYTES_PER_TOKEN).max(1);
     let arrival = ask::arrival(id, tokens, &Nvext::default(), &HeaderHints::default());
+    let mut headers = headers::to_engine(&parts.headers, id);
+    watch.trace_to(&mut headers);
     let forward = Forward {
         app: Arc::clone(app),
         workers: workers.clone(),
         method: parts.method.clone(),
         path: path_of(parts),
-        headers: headers::to_engine(&parts.headers, id),
+        headers,
         body,
         kind: Kind::Opaque,
         received: watch.received(),

@@ -13,6 +13,7 @@ use kvasir_types::{RequestId, Time, WorkerRank};
 
 use crate::App;
 use crate::outcomes::{self, Ended, Outcomes};
+use crate::spans::{Times, Traced};
 
 /// The label of a request whose model is not served; a client's text is never a label.
 const UNKNOWN_MODEL: &str = "unknown";
@@ -36,6 +37,9 @@ pub(crate) struct Watch {
     endpoint: &'static str,
     request_type: &'static str,
     first_token: Option<Time>,
+    /// It was first sent to a worker then.
+    sent: Option<Time>,
+    traced: Option<Box<Traced>>,
     ended: bool,
 }
 
@@ -93,6 +97,8 @@ impl Watch {
             endpoint,
             request_type: if stream { "stream" } else { "unary" },
             first_token: None,
+            sent: None,
+            traced: Traced::begin(app.options().tracer.as_ref(), headers),
             ended: false,
         };
         let labels = [&*watch.model, watch.endpoint, watch.request_type];
@@ -116,9 +122,19 @@ impl Watch {
         self.received
     }
 
+    /// Tells the engine whose trace its work belongs to.
+    pub(crate) fn trace_to(&self, headers: &mut HeaderMap) {
+        if let Some(traced) = &self.traced {
+            traced.tell(headers);
+        }
+    }
+
     /// The router sent it somewhere.
     pub(crate) fn placed(&mut self, sent: &Sent) {
         self.placed = Some((sent.target, sent.cached_tokens));
+        if self.traced.is_some() && self.sent.is_none() {
+            self.sent = Some(self.clock.now());
+        }
     }
 
     /// The client is about to see its first token.
@@ -231,6 +247,14 @@ impl Watch {
             took: self.clock.now() - self.received,
         };
         self.say(&ended, error);
+        if let Some(traced) = self.traced.take() {
+            let times = Times {
+                received: self.received,
+                placed: self.sent,
+                ended: self.received + ended.took,
+            };
+            traced.finish(self.clock, times, self.endpoint, &self.model, &ended);
+        }
         self.outcomes.keep(ended);
     }
 

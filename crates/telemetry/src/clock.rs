@@ -46,6 +46,12 @@ impl Clock {
         self.start_unix_nanos.saturating_add(time.as_nanos()) / 1_000_000
     }
 
+    /// The same in nanoseconds.
+    #[must_use]
+    pub fn unix_nanos(&self, time: Time) -> u64 {
+        self.start_unix_nanos.saturating_add(time.as_nanos())
+    }
+
     /// What the wall clock showed at `time`, in seconds since 1970.
     #[must_use]
     pub fn unix_secs(&self, time: Time) -> u64 {

@@ -1,16 +1,23 @@
 //! What the process tells about itself: metrics, log lines, the time.
 //!
 //! Answers: which series exist ([`Metrics`], one table), what time it is ([`Clock`], the only reader of
-//! the system's clocks), how log lines look ([`log::init`]). No decision is taken here.
+//! the system's clocks), how log lines look ([`log::init`]), which spans a request has ([`Tracer`]) and, with the
+//! feature `otel`, how they reach a collector. No decision is taken here.
 
 mod clock;
 pub mod log;
 mod metric_table;
 mod metrics;
+#[cfg(feature = "otel")]
+mod otel;
+mod trace;
 
 pub use clock::Clock;
 pub use metric_table::{Metrics, SPECS};
 pub use metrics::{
     Buckets, Group, Identity, Kind, Spec, log_spaced, metrics_reference, observe_ms,
 };
+#[cfg(feature = "otel")]
+pub use otel::{Otel, OtelOptions};
 pub use prometheus::{GaugeVec, IntCounter};
+pub use trace::{Attribute, RequestSpans, Span, SpanKind, SpanSink, TraceContext, Tracer};

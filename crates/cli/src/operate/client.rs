@@ -232,13 +232,14 @@ impl Client {
             let body = body.collect().await.map_err(|error| broken(&error))?;
             Ok((status, body.to_bytes()))
         };
-        // The connection lives as long as the exchange: both end together.
+        // The connection only carries the exchange: how that ends is what counts.
+        let carry = async {
+            let _ = connection.await;
+            std::future::pending().await
+        };
         let answered = tokio::select! {
             answered = exchange => answered,
-            ended = connection => Err(match ended {
-                Err(error) => broken(&error),
-                Ok(()) => broken(&"the connection was closed"),
-            }),
+            never = carry => never,
         };
         let (status, body) = answered?;
         self.judge(method, path, status, body)

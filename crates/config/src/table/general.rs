@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::choice::{ForCommand, LogFormat};
 use crate::command::Scope;
-use crate::rule_text::{LOG_FILTER, METRIC_PREFIX};
+use crate::rule_text::{LOG_FILTER, METRIC_PREFIX, URL};
 use crate::spec::{Group, options, var};
 
 options! { GENERAL_ROWS, Group::General, Scope::ALL.and(Scope::CONFIG).and(Scope::OPERATE)
@@ -64,6 +64,28 @@ options! { OBSERVABILITY_ROWS, Group::Observability, Scope::ALL;
     METRICS_PREFIX: String = "metrics-prefix" =>
         scope(Scope::SERVE).env(&[var("DYN_METRICS_PREFIX")]).default("dynamo_frontend")
         .rule(&METRIC_PREFIX).effective();
+
+    /// Send spans of requests to an OpenTelemetry collector.
+    ///
+    /// Only in a build with the feature `otel`; others say so at start. A caller's `traceparent` is
+    /// continued, and the engine's work becomes a child of ours.
+    OTEL_EXPORT_ENABLED: bool = "otel-export-enabled" =>
+        scope(Scope::SERVE).env(&[var("OTEL_EXPORT_ENABLED")]).default("false").effective();
+
+    /// Where the collector takes traces: OTLP over HTTP, protobuf.
+    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: String = "otel-exporter-otlp-traces-endpoint" =>
+        scope(Scope::SERVE).env(&[var("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")])
+        .default("http://localhost:4318/v1/traces").rule(&URL).effective();
+
+    /// How this process is called in traces.
+    OTEL_SERVICE_NAME: String = "otel-service-name" =>
+        scope(Scope::SERVE).env(&[var("OTEL_SERVICE_NAME")]).default("kvasir").metavar("NAME")
+        .effective();
+
+    /// Share of requests to trace that come without a trace of their own; others follow their caller.
+    OTEL_TRACES_SAMPLER_ARG: f64 = "otel-traces-sampler-arg" =>
+        scope(Scope::SERVE).env(&[var("OTEL_TRACES_SAMPLER_ARG")]).default("1").floats(0.0, 1.0)
+        .effective();
 
     /// Port of the status server with its own `/metrics` and `/health`; unset opens none.
     SYSTEM_PORT: Option<u16> = "system-port" =>
