@@ -166,7 +166,7 @@ impl Probe {
         source: Option<EventSource>,
     ) -> RankSeen {
         let (mut ear, link) = match &source {
-            None => (None, Err(SourceFault::NoReplay)),
+            None => (None, Err(SourceFault::Silent)),
             Some(source) => {
                 match Ear::open(tasks, talk.worker(), rank, talk.block_size(), source) {
                     Err(error) => (None, Err(SourceFault::Unreachable(error))),

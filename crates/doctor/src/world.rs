@@ -79,7 +79,7 @@ pub struct RankSeen {
     pub rank: u32,
     /// Where the frontend would listen, if it knew of a place.
     pub source: Option<EventSource>,
-    /// Whether somebody is there.
+    /// Whether somebody is there; without a source nobody is.
     pub link: Result<(), SourceFault>,
     /// What came.
     pub events: EventsSeen,

@@ -96,14 +96,16 @@ pub(super) fn block_size(world: &World) -> Verdict {
     let Some(size) = world.true_block_size() else {
         return match world.told_block_size() {
             Some(told) => Verdict::pass(format!("{told} as told; the engine does not say")),
-            None => Verdict::fail(
-                "the engine does not say, and nobody else does",
-                vec![with_block_size(
-                    world,
-                    16,
-                    "give its own --block-size, if it is not 16",
-                )],
-            ),
+            None => {
+                let why = match &world.metrics {
+                    Ok(()) => "neither the engine's metrics nor anybody else say it".to_owned(),
+                    Err(silence) => {
+                        format!("nobody says it; the engine has no metrics ({silence})")
+                    }
+                };
+                let text = "give its own --block-size, if it is not 16";
+                Verdict::fail(why, vec![with_block_size(world, 16, text)])
+            }
         };
     };
     let advice = vec![with_block_size(world, size, "tell the frontend the truth")];

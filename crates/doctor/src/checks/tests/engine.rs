@@ -236,7 +236,7 @@ fn another_block_size_than_its_peers_or_than_it_says() {
         },
         &expect![[r#"
             http://gpu-1:8000
-              FAIL  block-size      the engine does not say, and nobody else does
+              FAIL  block-size      neither the engine's metrics nor anybody else say it
                                     kvasir: --worker http://gpu-1:8000,block-size=16   (give its own --block-size, if it is not 16)
 
             0 passed, 1 failed

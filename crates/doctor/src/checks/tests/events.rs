@@ -5,7 +5,7 @@ use super::*;
 fn unheard(world: &mut World) {
     let rank = &mut world.ranks[0];
     rank.source = None;
-    rank.link = Err(SourceFault::NoReplay);
+    rank.link = Err(SourceFault::Silent);
     rank.events = EventsSeen::default();
     rank.replay = ReplaySeen::NotAsked;
     rank.twice = Ok(Twice {
