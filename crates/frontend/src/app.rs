@@ -224,6 +224,15 @@ impl App {
             // The key is ours: engines do not see it.
             request.headers_mut().remove(AUTHORIZATION);
         }
+        self.answer(route, request, door).await
+    }
+
+    async fn answer(
+        self: &Arc<Self>,
+        route: Route,
+        request: Request<Incoming>,
+        door: Door,
+    ) -> Reply {
         match route {
             Route::Chat => generate::handle(self, Endpoint::Chat, request).await,
             Route::Completions => generate::handle(self, Endpoint::Completions, request).await,

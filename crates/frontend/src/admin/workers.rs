@@ -1,5 +1,6 @@
 //! `/workers`: who serves what; adding and removing at run time.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use http::{Request, StatusCode};
@@ -19,16 +20,15 @@ use crate::{App, body};
 /// `GET /workers`: who serves what, and how busy the router thinks they are; apart from them, who is wanted and
 /// serves nothing.
 pub(crate) fn workers(app: &App) -> Reply {
-    let members = app.members().list();
-    let of = |id: WorkerId| members.iter().find(|(of, _)| *of == id).map(|(_, m)| m);
+    let members: BTreeMap<WorkerId, Member> = app.members().list().into_iter().collect();
     let mut rows = Vec::new();
-    let mut serving: Vec<WorkerId> = Vec::new();
+    let mut serving: BTreeSet<WorkerId> = BTreeSet::new();
     for model in app.models().all() {
         let specs = model.specs();
         serving.extend(specs.iter().map(|spec| spec.id));
         let row = |router: &Router, spec| {
             let mut row = served_row(&model, router, spec);
-            if let Some(member) = of(spec.id) {
+            if let Some(member) = members.get(&spec.id) {
                 add_member(&mut row, member);
             }
             row
@@ -37,7 +37,7 @@ pub(crate) fn workers(app: &App) -> Reply {
             .host
             .ask(|router| rows.extend(specs.iter().map(|spec| row(router, spec))));
     }
-    let absent = members.iter().filter(|(id, _)| !serving.contains(id));
+    let absent = members.iter().filter(|(id, _)| !serving.contains(*id));
     let absent: Vec<Value> = absent.map(|(id, m)| member_row(*id, m)).collect();
     let body = json!({ "workers": rows, "absent": absent });
     reply::json(StatusCode::OK, body.to_string())

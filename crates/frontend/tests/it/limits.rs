@@ -282,6 +282,49 @@ async fn http2_comes_in_as_http1_does() {
     rig.at_rest().await;
 }
 
+/// A client of HTTP/2 that takes one window and no more: its stream slows its engine, the others run on.
+#[tokio::test]
+async fn a_slow_http2_stream_slows_its_engine_alone() {
+    let rig = Rig::of(1).await;
+    let socket = TcpStream::connect(rig.address()).await.unwrap();
+    let (mut sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(Some(64 << 10))
+        .handshake::<_, Full<Bytes>>(TokioIo::new(socket))
+        .await
+        .unwrap();
+    let driver = kvasir_transport::Tasks::new();
+    driver.spawn(connection);
+    let request = |body: &'static str| {
+        http::Request::post(format!("http://door{CHAT}"))
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from_static(body.as_bytes())))
+            .unwrap()
+    };
+    let event = format!("data: {}\n\n", "x".repeat(60_000));
+    let flood = Step::Flood(crate::engine::chunk(event.as_bytes()));
+    rig.stage.play(vec![first_event(), flood]);
+    let slow = sender.send_request(request(ASK_STREAM)).await.unwrap();
+    in_time("the engine is held up", rig.stage.held_up.notified()).await;
+    let flooded = rig.stage.flooded.load(std::sync::atomic::Ordering::SeqCst);
+    assert!(
+        flooded < crate::streams::UNREAD_MAX,
+        "{flooded} bytes went into buffers"
+    );
+    for _ in 0..3 {
+        let answer = sender.send_request(request(ASK)).await.unwrap();
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(body, ANSWER);
+    }
+    drop(slow);
+    in_time("the engine is left", rig.stage.hung_up.acquire())
+        .await
+        .unwrap()
+        .forget();
+    drop(sender);
+    driver.stop();
+    rig.at_rest().await;
+}
+
 #[tokio::test]
 async fn where_keys_are_needed_nobody_asks_without_one() {
     let keys = kvasir_frontend::ApiKeys::parse("secret");

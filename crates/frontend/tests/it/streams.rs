@@ -8,7 +8,7 @@ use crate::rig::{ASK_STREAM, CHAT, Rig, in_time, until};
 const WITH_USAGE: &str =
     r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true}}"#;
 /// What the kernel's buffers on the way and ours may hold of a stream that nobody reads.
-const UNREAD_MAX: usize = 48 << 20;
+pub(crate) const UNREAD_MAX: usize = 48 << 20;
 
 #[tokio::test]
 async fn events_are_whole_wherever_the_engine_cuts_them() {
