@@ -16,6 +16,10 @@ use std::process::ExitCode;
 use kvasir_config::{Command, Environment, Invocation, Run, Settings, keys};
 use kvasir_telemetry::log;
 
+/// Thousands of streams come and go; the C library's allocator keeps what they held and more (decision 0074).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// The code of a command line, variable or file that is wrong.
 const BAD_CONFIG: u8 = 2;
 
