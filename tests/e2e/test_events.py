@@ -226,6 +226,19 @@ def test_another_block_size_is_named_at_the_first_event(rig, engine):
     assert rig.same(engine)
 
 
+def test_an_engine_with_another_block_size_than_its_peers_is_named():
+    """One index has one block size: that of the engine that came first. The other one is predicted from requests."""
+    rig = Rig([Engine(), Engine("--block-size", "32")], settle=False)
+    states = [(rig.cache(engine)["state"], rig.cache(engine)["cause"]) for engine in rig.engines]
+    assert sorted(states) == [("approximate", "block_size_differs"), ("approximate", "starting")]
+    odd = rig.engines[states.index(("approximate", "block_size_differs"))]
+    prompt = rig.fresh()
+    for _ in range(3):
+        rig.ask(prompt, odd)
+    assert rig.foretold()[-1] > 0 and rig.cache(odd)["cause"] == "block_size_differs"
+    rig.close()
+
+
 def test_an_engine_that_falls_silent_is_no_longer_believed(rig, engine):
     rig.prove(engine)
     engine.fault("mute")
