@@ -9,6 +9,7 @@ use kvasir_types::LocalHash;
 use loom::sync::atomic::AtomicUsize;
 use loom::thread as interleaved;
 
+use crate::bits::Bits;
 use crate::edges::Edges;
 use crate::run::Run;
 use crate::sync::Ordering;
@@ -136,5 +137,27 @@ fn an_old_end_leads_nowhere() {
         assert!([1, 2].contains(&depth), "{depth}");
         writer.join().unwrap();
         assert_eq!(shown.depth(&[1, 9, 7]), 3);
+    });
+}
+
+/// A gap is filled and another opened in place: a reader sees each block as it was at some moment, and those
+/// that stayed held, as far as the first that did not, always.
+#[test]
+fn gaps_open_and_close_in_place() {
+    loom::model(|| {
+        let mut run = run(10, ROOT_END, 0, &[1; 80]);
+        let bits = Bits::with_room(80);
+        bits.write(0, 80, true);
+        bits.write(3, 4, false);
+        run.device.set_bits(0, bits.clone(), 80);
+        let run = Arc::new(run);
+        let writer = interleaved::spawn(move || {
+            bits.write(70, 71, false);
+            bits.write(3, 4, true);
+        });
+        let seen = run.held(0, 0).until(0, 80);
+        assert!([3, 70, 80].contains(&seen), "{seen}");
+        writer.join().unwrap();
+        assert_eq!(run.held(0, 0).until(0, 80), 70);
     });
 }
