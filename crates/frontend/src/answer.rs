@@ -4,6 +4,7 @@
 //! moment cancels the workers' streams, frees the bookings and counts the client as gone. A worker that breaks
 //! off is replaced by another that goes on from the last token, where that is allowed.
 
+mod likely;
 mod next_turn;
 mod thread;
 
@@ -14,8 +15,8 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use kvasir_openai::{
-    AnswerHead, ApiError, Choice, ResponseNvext, StreamWriter, Timing, Usage, WorkerIds,
-    write_annotation, write_done, write_unary,
+    AnswerHead, ApiError, Choice, ResponseNvext, StreamWriter, Timing, TokenLogprob, Usage,
+    WorkerIds, write_annotation, write_done, write_unary,
 };
 use kvasir_router::Outcome;
 use kvasir_text::Detokenizer;
@@ -96,6 +97,8 @@ struct News {
     index: u32,
     text: String,
     tokens: Vec<Token>,
+    /// How likely they were, where the client wants to know and the worker tells.
+    logprobs: Option<Vec<TokenLogprob>>,
     finish: Option<FinishReason>,
 }
 
@@ -180,6 +183,9 @@ impl Answer {
             if let Some(choice) = choices.get_mut(news.index as usize) {
                 choice.text.push_str(&news.text);
                 choice.finish = news.finish;
+                if let Some(told) = news.logprobs {
+                    choice.logprobs.get_or_insert_default().extend(told);
+                }
             }
         }
         let mut nvext = self.nvext(0, true);
@@ -392,6 +398,8 @@ impl Running {
             finish = Some(FinishReason::Stop);
         }
         self.generated = self.text.tokens();
+        let logprobs = job.options.logprobs.filter(|_| !item.logprobs.is_empty());
+        let logprobs = logprobs.map(|most| likely::told(&job.text, &tokens, &item.logprobs, most));
         if let Some(said) = &mut self.said {
             said.push_str(&text);
         }
@@ -411,6 +419,7 @@ impl Running {
             index: self.index,
             text,
             tokens,
+            logprobs,
             finish,
         }
     }
@@ -459,9 +468,10 @@ impl StreamedAnswer {
         if self.answer.job.nvext.extra.completion_token_ids && !news.tokens.is_empty() {
             nvext.completion_token_ids = Some(news.tokens.clone());
         }
-        if !news.text.is_empty() || nvext.completion_token_ids.is_some() {
+        let told = news.logprobs.as_deref();
+        if !news.text.is_empty() || nvext.completion_token_ids.is_some() || told.is_some() {
             self.writer
-                .text(&mut self.buffer, news.index, &news.text, None, &nvext);
+                .text(&mut self.buffer, news.index, &news.text, told, &nvext);
         }
         if let Some(reason) = news.finish {
             let nvext = self.answer.nvext(news.index, true);

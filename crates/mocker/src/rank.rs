@@ -202,6 +202,7 @@ impl Rank {
                 tokens: vec![output.token],
                 cached_tokens: output.cached_tokens,
                 finish: output.finish,
+                ..TokenItem::default()
             });
             if output.finish.is_some() {
                 self.live.remove(&output.id);

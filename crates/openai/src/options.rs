@@ -60,6 +60,8 @@ pub struct Options {
     pub presence_penalty: Option<f32>,
     /// Above 0, to 2.
     pub repetition_penalty: Option<f32>,
+    /// Added to the odds of these tokens, each -100 to 100.
+    pub logit_bias: Vec<(Token, f32)>,
     /// Fixes the draw where the engine can.
     pub seed: Option<i64>,
     /// Log probabilities wanted, with this many alternatives a token.
@@ -86,6 +88,14 @@ impl Options {
             ignore_eos: self.ignore_eos,
             temperature: self.temperature.unwrap_or(1.0),
             top_p: self.top_p.unwrap_or(1.0),
+            top_k: self.top_k.unwrap_or(-1),
+            min_p: self.min_p.unwrap_or(0.0),
+            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
+            presence_penalty: self.presence_penalty.unwrap_or(0.0),
+            repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
+            logit_bias: self.logit_bias.clone(),
+            guided: self.guided.as_ref().map(|text| text.as_str().into()),
+            logprobs: self.logprobs,
             seed: self.seed.map(i64::cast_unsigned),
         }
     }
@@ -224,6 +234,7 @@ impl RawOptions {
         range("Length penalty", self.length_penalty, -2.0..=2.0)?;
         range("n", self.n, 1..=CHOICES_MAX)?;
         self.check_rest(max_tokens)?;
+        let logit_bias = self.bias()?;
         let (stop, stop_token_ids) = stops(self.stop, self.stop_token_ids)?;
         let stream = self.stream.unwrap_or(false);
         let usage = self.stream_options.filter(|_| stream);
@@ -248,6 +259,7 @@ impl RawOptions {
             frequency_penalty: self.frequency_penalty,
             presence_penalty: self.presence_penalty,
             repetition_penalty: self.repetition_penalty,
+            logit_bias,
             seed: self.seed,
             logprobs,
             guided: guided.or(self.guided),
@@ -287,12 +299,12 @@ impl RawOptions {
         {
             return invalid("User ID cannot be empty");
         }
-        self.check_bias()
+        Ok(())
     }
 
-    fn check_bias(&self) -> Result<(), ApiError> {
+    fn bias(&self) -> Result<Vec<(Token, f32)>, ApiError> {
         let Some(bias) = &self.logit_bias else {
-            return Ok(());
+            return Ok(Vec::new());
         };
         if bias.len() > LOGIT_BIAS_MAX {
             return invalid(format_args!(
@@ -300,11 +312,18 @@ impl RawOptions {
                 bias.len()
             ));
         }
-        for (token, value) in bias {
-            let name = format!("Logit bias for token '{}'", crate::strict::echo(token));
+        let entry = |(token, value): (&String, &f32)| {
+            let shown = crate::strict::echo(token);
+            let name = format!("Logit bias for token '{shown}'");
             range(&name, Some(*value), -100.0..=100.0)?;
-        }
-        Ok(())
+            match token.parse() {
+                Ok(id) => Ok((id, *value)),
+                Err(_) => invalid(format_args!(
+                    "logit_bias has a key that is no token id: '{shown}'"
+                )),
+            }
+        };
+        bias.iter().map(entry).collect()
     }
 }
 

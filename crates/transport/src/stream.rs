@@ -88,6 +88,7 @@ impl TokenSink {
                 None => state.pending = Some(item),
                 Some(pending) => {
                     pending.tokens.extend_from_slice(&item.tokens);
+                    pending.logprobs.extend(item.logprobs);
                     pending.cached_tokens = pending.cached_tokens.or(item.cached_tokens);
                     pending.finish = item.finish;
                 }

@@ -11,6 +11,6 @@ mod time;
 
 pub use event::{KvEvent, StoredBlock, Tier};
 pub use id::{DpRank, EngineHash, LocalHash, RequestId, SequenceHash, Token, WorkerId, WorkerRank};
-pub use request::{FinishReason, Sampling, TokenItem, TokenRequest};
+pub use request::{FinishReason, Likelihood, Sampling, TokenItem, TokenRequest};
 pub use rng::Rng;
 pub use time::Time;

@@ -40,6 +40,22 @@ pub struct Sampling {
     pub temperature: f32,
     /// Nucleus share, 1 for all.
     pub top_p: f32,
+    /// Draw among this many of the likeliest tokens; -1 for all.
+    pub top_k: i32,
+    /// Draw only tokens at least this likely, relative to the likeliest; 0 for all.
+    pub min_p: f32,
+    /// Against tokens by how often they came; 0 is none.
+    pub frequency_penalty: f32,
+    /// Against tokens that came at all; 0 is none.
+    pub presence_penalty: f32,
+    /// Divides the odds of tokens that came, the prompt's included; 1 is none.
+    pub repetition_penalty: f32,
+    /// Added to the odds of these tokens.
+    pub logit_bias: Vec<(Token, f32)>,
+    /// The answer must follow a grammar or schema: JSON text of what the client asked for.
+    pub guided: Option<Arc<str>>,
+    /// Tell how likely each token was, with this many alternatives.
+    pub logprobs: Option<u32>,
     /// Fixes the draw where the engine can.
     pub seed: Option<u64>,
 }
@@ -53,6 +69,14 @@ impl Default for Sampling {
             ignore_eos: false,
             temperature: 1.0,
             top_p: 1.0,
+            top_k: -1,
+            min_p: 0.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            repetition_penalty: 1.0,
+            logit_bias: Vec::new(),
+            guided: None,
+            logprobs: None,
             seed: None,
         }
     }
@@ -63,10 +87,21 @@ impl Default for Sampling {
 pub struct TokenItem {
     /// New tokens; may be empty in the last item.
     pub tokens: Vec<Token>,
+    /// How likely each of them was, where the worker tells; else empty.
+    pub logprobs: Vec<Likelihood>,
     /// Prompt tokens that the engine found in its cache, where it says so (usually the first item).
     pub cached_tokens: Option<u32>,
     /// Present on the last item only.
     pub finish: Option<FinishReason>,
+}
+
+/// How likely a token of an answer was.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Likelihood {
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// The likeliest tokens in its place, likeliest first, with theirs.
+    pub top: Vec<(Token, f32)>,
 }
 
 /// Why an answer ended.

@@ -193,3 +193,41 @@ async fn routes_that_only_engines_know_pass_unread() {
     );
     rig.at_rest().await;
 }
+
+/// `DYN_DISABLE_FRONTEND_NVEXT`: extensions are taken out and mean nothing, in body and headers alike.
+#[tokio::test]
+async fn switched_off_extensions_mean_nothing() {
+    let mut setup = crate::rig::Setup::usual();
+    setup.options.nvext_enabled = false;
+    let rig = Rig::with(1, setup).await;
+    let body = r#"{"model":"m","nvext":{"agent_hints":{"priority":3},"cache_salt":"s","backend_instance_id":1,"extra_fields":["worker_id"]},"messages":[]}"#;
+    let mut client = rig.client().await;
+    let pinned = "x-dynamo-worker-instance-id: 1\r\nx-tenant-id: t\r\nconnection: close\r\n";
+    client.post(CHAT, pinned, body).await;
+    let answer = client.answer().await;
+    assert_eq!((answer.status, answer.text()), (200, ANSWER));
+    let sent = rig.stage.seen().pop().unwrap().body;
+    assert_eq!(sent, br#"{"model":"m","messages":[]}"#);
+    rig.at_rest().await;
+}
+
+/// A tenant's salt goes to the engine in its own field, header before body, and nothing else changes.
+#[tokio::test]
+async fn a_salt_reaches_the_engine() {
+    let rig = Rig::of(1).await;
+    let body = r#"{"model":"m","nvext":{"cache_salt":"s"},"messages":[]}"#;
+    for (headers, salt) in [("", "s"), ("x-tenant-id: t\r\n", "t")] {
+        let mut client = rig.client().await;
+        client
+            .post(CHAT, &format!("{headers}connection: close\r\n"), body)
+            .await;
+        assert_eq!(client.answer().await.status, 200);
+        let sent = rig.stage.seen().pop().unwrap().body;
+        let value: serde_json::Value = serde_json::from_slice(&sent).unwrap();
+        assert_eq!(
+            value,
+            serde_json::json!({"model":"m","messages":[],"cache_salt":salt})
+        );
+    }
+    rig.at_rest().await;
+}

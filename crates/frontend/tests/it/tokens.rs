@@ -11,7 +11,7 @@ use kvasir_router::{Mode, RouterConfig, WorkerSpec};
 use kvasir_telemetry::{Clock, Identity, Metrics};
 use kvasir_text::TextModel;
 use kvasir_transport::{Call, MemoryPlane, PlaneError, Tasks};
-use kvasir_types::{FinishReason, Token, TokenItem, TokenRequest, WorkerId};
+use kvasir_types::{FinishReason, Likelihood, Token, TokenItem, TokenRequest, WorkerId};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -191,6 +191,13 @@ async fn play(act: Act, call: Call, said: u32, words: &[Token], cancelled: &Atom
         tokens: vec![words[at as usize % words.len()]],
         cached_tokens: (at == 0).then_some(0),
         finish: last.then_some(FinishReason::Stop),
+        logprobs: match call.request.sampling.logprobs {
+            Some(_) => vec![Likelihood {
+                logprob: -0.5,
+                top: words.iter().map(|word| (*word, -1.5)).collect(),
+            }],
+            None => Vec::new(),
+        },
     };
     let worker = WorkerId(0);
     match act {
@@ -384,5 +391,58 @@ async fn health_while_draining(address: SocketAddr) -> String {
         if text.contains("draining") {
             return text;
         }
+    }
+}
+
+/// Everything that a client may say about drawing reaches the worker.
+#[tokio::test]
+async fn a_worker_is_told_how_to_draw() {
+    let fixture = Fixture::start(&[Act::Answer(2)], Mode::RoundRobin).await;
+    let mut body = ask(false);
+    let wishes = serde_json::json!({
+        "temperature": 0.5, "top_p": 0.75, "top_k": 7, "min_p": 0.25, "frequency_penalty": 1.0,
+        "presence_penalty": -1.0, "repetition_penalty": 1.5, "logit_bias": {"5": 2.0, "9": -100.0},
+        "guided_regex": "a+", "seed": 11, "stop_token_ids": [3], "logprobs": true, "top_logprobs": 2,
+    });
+    for (key, value) in wishes.as_object().unwrap() {
+        body[key] = value.clone();
+    }
+    assert_eq!(fixture.post(&body).await.0, 200);
+    let sampling = fixture.seen.lock().unwrap()[0].sampling.clone();
+    assert_eq!((sampling.temperature, sampling.top_p), (0.5, 0.75));
+    assert_eq!((sampling.top_k, sampling.min_p), (7, 0.25));
+    assert_eq!(
+        (sampling.frequency_penalty, sampling.presence_penalty),
+        (1.0, -1.0)
+    );
+    assert_eq!(sampling.repetition_penalty, 1.5);
+    assert_eq!(sampling.logit_bias, [(5, 2.0), (9, -100.0)]);
+    assert_eq!(sampling.guided.as_deref(), Some("\"a+\""));
+    assert_eq!((sampling.seed, sampling.logprobs), (Some(11), Some(2)));
+    assert!(sampling.stop_tokens.contains(&3));
+    let mut odd = ask(false);
+    odd["logit_bias"] = serde_json::json!({"five": 1});
+    let (status, answer) = fixture.post(&odd).await;
+    assert_eq!(status, 400);
+    assert!(answer.contains("no token id"), "{answer}");
+    fixture.assert_idle().await;
+}
+
+/// How likely each token was is told once for each, streamed or whole, with no more alternatives than asked for.
+#[tokio::test]
+async fn likelihoods_reach_the_client() {
+    for stream in [true, false] {
+        let fixture = Fixture::start(&[Act::Answer(3)], Mode::RoundRobin).await;
+        let mut body = ask(stream);
+        body["logprobs"] = true.into();
+        body["top_logprobs"] = 2.into();
+        let (status, answer) = fixture.post(&body).await;
+        assert_eq!(status, 200);
+        assert_eq!(answer.matches("\"logprob\":-0.5").count(), 3, "{answer}");
+        assert_eq!(answer.matches("\"logprob\":-1.5").count(), 6, "{answer}");
+        assert!(answer.contains("\"token\":\" two\""), "{answer}");
+        let (_, plain) = fixture.post(&ask(stream)).await;
+        assert!(!plain.contains("-0.5"), "{plain}");
+        fixture.assert_idle().await;
     }
 }

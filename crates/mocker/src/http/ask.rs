@@ -267,8 +267,8 @@ fn sampling(fields: &Fields, chat: bool) -> Result<Sampling, Refusal> {
             .collect(),
         ignore_eos: fields.flag("ignore_eos"),
         temperature: temperature as f32,
-        top_p: 1.0,
         seed: fields.get("seed").and_then(Value::as_u64),
+        ..Sampling::default()
     })
 }
 
