@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import threading
 
@@ -11,7 +12,6 @@ import httpx
 import pytest
 
 from conftest import Kvasir
-from events_rig import free_ports
 
 MODEL = "tiny"
 MODEL_DIR = pathlib.Path(__file__).parents[2] / "crates/text/src/builtin"
@@ -20,6 +20,22 @@ CHECKS = [
     "reachable", "model", "version", "block-size", "prefix-caching", "event-socket", "events-arrive", "replay", "tokens",
     "cached-tokens",
 ]  # fmt: skip
+
+
+def free_ports(count):
+    """The first of some free ports in a row: an engine must come back at the addresses that it had."""
+    for _ in range(50):
+        with socket.socket() as first:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+        try:
+            for n in range(count):
+                with socket.socket() as other:
+                    other.bind(("127.0.0.1", port + n))
+            return port
+        except OSError:
+            continue
+    raise AssertionError("no free ports")
 
 
 class Setup:
