@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-START_SECONDS = 30
+START_SECONDS = 60
 
 
 class Kvasir:

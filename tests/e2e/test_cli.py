@@ -55,7 +55,7 @@ def test_the_settings_in_use_can_be_kept(tmp_path):
     """A start that fails for another reason has written them by then."""
     kept = tmp_path / "settings.json"
     told = kvasir(
-        "frontend", "--dump-config-to", str(kept), "--model-path", str(tmp_path), "--worker", "http://127.0.0.1:9",
+        "frontend", "--dump-config-to", str(kept), "--worker", "http://127.0.0.1:9",
         "--http-host", "192.0.2.1", ETCD_AUTH_PASSWORD="hush",
     )
     assert told.returncode == 1, told.stderr

@@ -226,7 +226,7 @@ def post(http, fleet, path, body, **headers):
     """Sends bytes as they are; the answer, and the one request that an engine got."""
     fleet.forget()
     answer = http.post(path, content=body, headers={"content-type": "application/json", **headers})
-    requests = fleet.received()
+    requests = fleet.received(path)
     assert len(requests) == 1, requests
     return answer, requests[0]
 
