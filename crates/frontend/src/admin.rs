@@ -31,10 +31,7 @@ pub(crate) async fn busy_threshold(app: &App, request: Request<Incoming>) -> Rep
         return reply::json(StatusCode::OK, busy_thresholds(&list));
     }
     let (parts, incoming) = request.into_parts();
-    if let Err(error) = body::check_content_type(&parts.headers) {
-        return reply::error(&error);
-    }
-    let body = match body::read_for(app, incoming).await {
+    let body = match body::read_json(app, &parts.headers, incoming).await {
         Ok(body) => body,
         Err(error) => return reply::error(&error),
     };

@@ -24,7 +24,7 @@ use crate::outcomes::Outcomes;
 use crate::reply::{self, Reply};
 use crate::routes::{Audience, NoRoute, Paths, Route};
 use crate::tls::ServerTls;
-use crate::{admin, dump, framing, generate, openapi, proxy};
+use crate::{admin, body, dump, framing, generate, openapi, proxy};
 
 /// What a client without a key is told.
 const NO_KEY: &str = "A key is needed: authorization: Bearer KEY";
@@ -202,29 +202,45 @@ impl App {
     /// Answers one HTTP request that came in at `door`.
     pub async fn handle(self: &Arc<Self>, mut request: Request<Incoming>, door: Door) -> Reply {
         if let Err(refusal) = framing::check(&request) {
-            return reply::error(&refusal);
+            return reply::error(&refusal); // Where its body ends is in doubt: nothing more is read.
         }
+        match self.find(&request, door) {
+            Ok((route, audience)) => {
+                if audience == Audience::Clients && !self.options.keys.is_empty() {
+                    // The key is ours: engines do not see it.
+                    request.headers_mut().remove(AUTHORIZATION);
+                }
+                self.answer(route, request, door).await
+            }
+            Err(refusal) => {
+                body::leave(request.into_body()).await;
+                *refusal
+            }
+        }
+    }
+
+    /// What is asked for, and for whom that is; the answer if it is not to be had.
+    fn find<B>(&self, request: &Request<B>, door: Door) -> Result<(Route, Audience), Box<Reply>> {
+        let refuse = |error: &ApiError| Err(Box::new(reply::error(error)));
         let (method, path) = (request.method(), request.uri().path());
-        let not_found = || reply::error(&ApiError::route_not_found(method.as_str(), path));
+        let not_found = || refuse(&ApiError::route_not_found(method.as_str(), path));
         let (route, audience) = match self.options.paths.find(method, path) {
             Ok((_, audience)) if !self.is_served(audience, door) => return not_found(),
             Ok(found) => found,
-            Err(NoRoute::Method(allowed)) => return reply::method_not_allowed(allowed),
+            Err(NoRoute::Method(allowed)) => {
+                return Err(Box::new(reply::method_not_allowed(allowed)));
+            }
             Err(NoRoute::NotFound) => return not_found(),
         };
         if let Err(refusal) = self.admit(audience, door, request.headers()) {
-            return reply::error(&refusal);
+            return refuse(&refusal);
         }
         if audience == Audience::Clients
             && self.in_flight.count() >= self.options.limits.requests_max
         {
-            return self.refuse_too_many();
+            return Err(Box::new(self.refuse_too_many()));
         }
-        if audience == Audience::Clients && !self.options.keys.is_empty() {
-            // The key is ours: engines do not see it.
-            request.headers_mut().remove(AUTHORIZATION);
-        }
-        self.answer(route, request, door).await
+        Ok((route, audience))
     }
 
     async fn answer(

@@ -24,11 +24,15 @@ const STALLED: &str = "The request's body stopped coming; send it again";
 const DISCARD_MAX: u64 = 64 << 20;
 /// Time that is spent on them.
 const DISCARD_PATIENCE: Duration = Duration::from_secs(5);
+/// The same for a request that is refused for other reasons, by anybody.
+const LEAVE_MAX: u64 = 256 << 10;
+/// Time that is spent on that.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
 /// A mebibyte, the unit of the body limit.
 const MIB: u64 = 1 << 20;
 
 /// Fails unless the request says that it brings JSON.
-pub(crate) fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let value = headers
         .get(CONTENT_TYPE)
         .and_then(|v| v.to_str().ok())
@@ -46,6 +50,18 @@ pub(crate) fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     } else {
         Err(ApiError::media_type())
     }
+}
+
+/// Reads the body of a request that is to bring JSON.
+pub(crate) async fn read_json<B>(app: &App, headers: &HeaderMap, body: B) -> Result<Bytes, ApiError>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    if let Err(refusal) = check_content_type(headers) {
+        leave(body).await;
+        return Err(refusal);
+    }
+    read_for(app, body).await
 }
 
 /// Reads a request's body; limits that it reaches are counted.
@@ -70,7 +86,7 @@ where
     let limit = limit_mb.saturating_mul(MIB);
     let hint = body.size_hint();
     if hint.lower() > limit {
-        discard(body).await;
+        discard(body, DISCARD_MAX, DISCARD_PATIENCE).await;
         return Err(ApiError::body_too_large(limit_mb));
     }
     let mut whole: Option<Bytes> = None;
@@ -83,7 +99,7 @@ where
         pace.came(data.len());
         let had = whole.as_ref().map_or(joined.len(), Bytes::len) as u64;
         if had + data.len() as u64 > limit {
-            discard(body).await;
+            discard(body, DISCARD_MAX, DISCARD_PATIENCE).await;
             return Err(ApiError::body_too_large(limit_mb));
         }
         if joined.is_empty() && whole.is_none() {
@@ -142,14 +158,24 @@ where
     }
 }
 
+/// Lets go of a refused request's body: one that is short is read, so that its connection can go on.
+pub(crate) async fn leave<B>(body: B)
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    if !body.is_end_stream() && body.size_hint().lower() <= LEAVE_MAX {
+        discard(body, LEAVE_MAX, LEAVE_PATIENCE).await;
+    }
+}
+
 /// Reads what is left and forgets it: a client that is still sending would never see its answer, as closing
 /// on unread bytes resets the connection.
-async fn discard<B>(mut body: B)
+async fn discard<B>(mut body: B, bytes_max: u64, patience: Duration)
 where
     B: Body<Data = Bytes> + Unpin,
 {
     let reading = async {
-        let mut left = DISCARD_MAX;
+        let mut left = bytes_max;
         while let Some(Ok(frame)) = body.frame().await {
             let read = frame.data_ref().map_or(0, |data| data.len() as u64);
             left = match left.checked_sub(read) {
@@ -158,7 +184,7 @@ where
             };
         }
     };
-    let _ = tokio::time::timeout(DISCARD_PATIENCE, reading).await;
+    let _ = tokio::time::timeout(patience, reading).await;
 }
 
 #[cfg(test)]

@@ -76,10 +76,10 @@ pub(crate) async fn handle(
 
 async fn read(app: &App, parts: &Parts, incoming: Incoming) -> Result<Bytes, ApiError> {
     if app.is_draining() {
+        body::leave(incoming).await;
         return Err(ApiError::not_ready());
     }
-    body::check_content_type(&parts.headers)?;
-    body::read_for(app, incoming).await
+    body::read_json(app, &parts.headers, incoming).await
 }
 
 /// Counts a request that failed before its model was known.

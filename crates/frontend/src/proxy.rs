@@ -166,6 +166,7 @@ pub(crate) async fn pass(app: &Arc<App>, request: Request<Incoming>) -> Reply {
 
 async fn pass_on(app: &Arc<App>, parts: &Parts, incoming: Incoming) -> Result<Reply, ApiError> {
     if app.is_draining() {
+        body::leave(incoming).await;
         return Err(ApiError::not_ready());
     }
     let body = body::read_for(app, incoming).await?;

@@ -30,6 +30,8 @@ const FAILURES_MAX: u32 = 3;
 const PAUSE: Duration = Duration::from_secs(5);
 /// How long an engine that says that it has no such route is left alone.
 const ABSENT_PAUSE: Duration = Duration::from_secs(60);
+/// Longest question: an engine takes longer than [`PATIENCE`] for more.
+const QUESTION_BYTES_MAX: usize = 512 << 10;
 /// Longest answer that is read: some two million tokens.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// Memory for answers, questions included.
@@ -104,7 +106,8 @@ impl Remote {
         scan: &Scan<'_>,
         endpoint: Endpoint,
     ) -> Option<(Vec<Token>, bool)> {
-        let (question, alone) = question(scan, endpoint)?;
+        let (question, alone) =
+            question(scan, endpoint).filter(|(asked, _)| asked.len() <= QUESTION_BYTES_MAX)?;
         if let Some(known) = lock(&self.cache).get(&question) {
             return Some((known.to_vec(), alone));
         }

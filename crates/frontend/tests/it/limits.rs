@@ -96,6 +96,32 @@ async fn a_body_over_the_limit_is_refused_with_words() {
 }
 
 #[tokio::test]
+async fn a_refused_request_leaves_its_connection_in_order() {
+    let rig = Rig::of(1).await;
+    let mut client = rig.client().await;
+    for (line, kind, status) in [
+        ("POST /v1/chat/completions", "text/csv", 415),
+        ("POST /v1/nothing", "application/json", 404),
+        ("DELETE /v1/chat/completions", "application/json", 405),
+    ] {
+        let head = format!(
+            "{line} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ncontent-length: 2\r\n\r\n"
+        );
+        client.send(&head).await;
+        for _ in 0..100 {
+            tokio::task::yield_now().await; // The head is read alone.
+        }
+        client.send("{}").await;
+        assert_eq!(client.answer().await.status, status, "{line}");
+    }
+    rig.stage.play(vec![crate::engine::ok()]);
+    client.post(CHAT, "", ASK).await;
+    assert_eq!(client.answer().await.text(), ANSWER);
+    drop(client);
+    rig.at_rest().await;
+}
+
+#[tokio::test]
 async fn a_head_over_the_limit_is_refused() {
     let limits = Limits {
         header_bytes_max: 8192,
