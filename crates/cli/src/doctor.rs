@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
 use kvasir_doctor::{Examined, Listed, Probe, Report, Told, examine, workers_of};
-use kvasir_frontend::{WorkerAddress, WorkerTls};
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
 use kvasir_transport::Tasks;
+use kvasir_upstream::{WorkerAddress, WorkerTls};
 
 use crate::operate;
 use crate::wiring::{self, BadConfig, Failure};

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
 use kvasir_frontend::{
-    App, Backend, EventPool, Fleet, MakeModel, NewModel, RouterHost, ServedModel, Server,
-    Upstreams, Warm,
+    App, Backend, EventPool, Fleet, MakeModel, NewModel, RouterHost, ServedModel, Server, Warm,
 };
 use kvasir_index::Index;
 use kvasir_telemetry::{Clock, Metrics};
 use kvasir_transport::Tasks;
+use kvasir_upstream::Upstreams;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::model_path::ModelFolders;

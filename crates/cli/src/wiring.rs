@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use kvasir_config::{LogFormat, Settings, keys};
 use kvasir_frontend::{
-    ApiKeys, AppOptions, Limits, MigrationOptions, Paths, ServerTls, TlsError, TlsFile,
-    WorkerAddress, WorkerKey, WorkerTls, WorkersFile,
+    ApiKeys, AppOptions, Limits, MigrationOptions, Paths, ServerTls, WorkersFile,
 };
 use kvasir_index::{Approximate, IndexOptions};
 use kvasir_profile::Preset;
 use kvasir_router::{Mode, PrefillLoadModel, QueuePolicy, RouterConfig};
 use kvasir_telemetry::{Identity, log};
+use kvasir_upstream::{TlsError, TlsFile, WorkerAddress, WorkerKey, WorkerTls};
 
 use crate::policy_file::PolicyFile;
 use crate::traces;

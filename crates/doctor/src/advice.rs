@@ -1,7 +1,7 @@
 //! The exact words to change, made from what was seen.
 
-use kvasir_frontend::EventSource;
 use kvasir_transport::zmq::Endpoint;
+use kvasir_upstream::EventSource;
 use serde::Serialize;
 
 use crate::finding::{Advice, Whose};
@@ -129,7 +129,7 @@ pub(crate) fn with_block_size(world: &World, size: u32, text: impl Into<String>)
     worker(&address, text)
 }
 
-fn worker(address: &kvasir_frontend::WorkerAddress, text: impl Into<String>) -> Advice {
+fn worker(address: &kvasir_upstream::WorkerAddress, text: impl Into<String>) -> Advice {
     let mut words = address.to_string();
     let mut add = |name: &str, value: Option<String>| {
         if let Some(value) = value {

@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::http::HeaderValue;
-use kvasir_frontend::{EventSource, WorkerAddress, WorkerTls, event_sources};
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
 use kvasir_transport::{SourceFault, Tasks};
 use kvasir_types::Rng;
+use kvasir_upstream::{EventSource, WorkerAddress, WorkerTls, event_sources};
 
 use crate::world::{
     Asked, EventsSeen, RankSeen, ReplaySeen, Silence, TextSeen, Told, Twice, World,
@@ -220,7 +220,7 @@ fn unseen(told: Told, free_event_port: u16) -> World {
         version: Err(Silence::NotAsked),
         metrics: Err(Silence::NotAsked),
         event_route: Err(Silence::NotAsked),
-        facts: kvasir_frontend::Facts::default(),
+        facts: kvasir_upstream::Facts::default(),
         ranks: Vec::new(),
         text: TextSeen::NotAsked,
         peers_block_size: None,

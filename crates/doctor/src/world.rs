@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use kvasir_frontend::{EventSource, Facts, WorkerAddress};
 use kvasir_transport::SourceFault;
 use kvasir_types::Token;
+use kvasir_upstream::{EventSource, Facts, WorkerAddress};
 
 /// What a question brought.
 pub type Asked<T> = Result<T, Silence>;
@@ -242,7 +242,7 @@ impl World {
             replay: None,
             ..self.told.address.clone()
         };
-        kvasir_frontend::event_sources(&plain, &self.facts, 1).remove(&rank)
+        kvasir_upstream::event_sources(&plain, &self.facts, 1).remove(&rank)
     }
 }
 

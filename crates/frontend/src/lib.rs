@@ -16,6 +16,7 @@ mod body;
 mod counted;
 mod dump;
 mod events;
+mod fleet;
 mod framing;
 mod generate;
 mod host;
@@ -43,12 +44,12 @@ mod settling;
 mod spans;
 mod tls;
 mod tokens;
-mod upstream;
 mod warm;
 mod watch;
 
 pub use app::{App, AppOptions, Door};
 pub use events::EventPool;
+pub use fleet::{Fleet, MakeModel, NewModel, WorkersFile, WorkersFileError};
 pub use host::{Booking, RouterHost};
 pub use in_flight::{InFlight, Ticket};
 pub use keys::ApiKeys;
@@ -59,10 +60,6 @@ pub use models::{Backend, Models, ServedModel};
 pub use reply::{ByteSource, Cut, Reply, ReplyBody};
 pub use routes::Paths;
 pub use server::Server;
-pub use tls::{ServerTls, TlsError, TlsFile, WorkerTls};
+pub use tls::ServerTls;
 pub use tokens::TokenSources;
-pub use upstream::{
-    AddressError, EngineModel, EventSource, Facts, Fleet, MakeModel, NewModel, Upstreams, Wire,
-    WorkerAddress, WorkerKey, WorkersFile, WorkersFileError, event_sources,
-};
 pub use warm::{Saved, Warm, WarmError, save};

@@ -12,9 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvasir_types::WorkerId;
+use kvasir_upstream::WorkerAddress;
 use tokio::sync::mpsc::{self, Receiver, Sender};
-
-use crate::upstream::WorkerAddress;
 
 /// Changes that wait for their follower.
 const CHANGES_MAX: usize = 2 * Members::MAX;

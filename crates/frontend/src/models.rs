@@ -9,12 +9,12 @@ use kvasir_telemetry::{GaugeVec, Metrics};
 use kvasir_text::TextModel;
 use kvasir_transport::RequestPlane;
 use kvasir_types::{Time, WorkerId};
+use kvasir_upstream::Upstreams;
 use serde_json::value::RawValue;
 
 use crate::events::EventPool;
 use crate::host::RouterHost;
 use crate::tokens::{TokenSource, TokenSources};
-use crate::upstream::Upstreams;
 
 /// The name of a static fleet's endpoint, as Dynamo's users know it.
 const ENDPOINT: &str = "dyn://dynamo.backend.generate";

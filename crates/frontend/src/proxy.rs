@@ -25,6 +25,7 @@ use kvasir_openai::{
 };
 use kvasir_router::{Arrival, Outcome};
 use kvasir_types::{Time, WorkerRank};
+use kvasir_upstream::{Pool, UpstreamBody, UpstreamError, Upstreams};
 
 use crate::generate::Asked;
 use crate::host::Booking;
@@ -34,7 +35,6 @@ use crate::place::{self, Blocks};
 use crate::relay::{Began, Begun, Books, Extras, Form, Hide, Patience, Relay, Source, Thread};
 use crate::reply::{self, Reply, ReplyBody};
 use crate::tokens::{self, BYTES_PER_TOKEN};
-use crate::upstream::{Pool, UpstreamBody, UpstreamError, Upstreams};
 use crate::watch::Watch;
 use crate::{App, ask, body, meter, outcomes};
 

@@ -16,6 +16,7 @@ use kvasir_openai::{ApiError, write_comment, write_done};
 use kvasir_router::Outcome;
 use kvasir_telemetry::Clock;
 use kvasir_types::{Time, WorkerRank};
+use kvasir_upstream::UpstreamError;
 use tokio::time::{Instant, Sleep};
 
 use crate::host::Booking;
@@ -23,7 +24,6 @@ use crate::meter;
 use crate::picture::Report;
 use crate::proxy::{Moved, Moving, NextTurn, Rest, Resume};
 use crate::reply::{ByteSource, Cut};
-use crate::upstream::UpstreamError;
 use crate::watch::{Totals, Watch};
 
 pub(crate) use source::{Begun, Extras, Form, Hide, Source, Thread};

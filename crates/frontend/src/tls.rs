@@ -1,22 +1,23 @@
-//! TLS at the door, and on the way to workers.
+//! TLS at the door.
 //!
-//! Answers one question: with which certificate do we show ourselves, and whose do we believe? Files are read
+//! Answers one question: with which certificate do we show ourselves? Files are read
 //! and checked at the start; a renewed certificate is taken over while connections run, and one that does not fit
 //! changes nothing.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use kvasir_transport::Tasks;
-use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
-use tokio_rustls::rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
-use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio_rustls::rustls::{Error, ServerConfig};
+
+use kvasir_upstream::{TlsError, TlsFile, certificates, provider};
 
 use crate::settling::Settling;
 
@@ -24,45 +25,6 @@ use crate::settling::Settling;
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// What clients may speak, best first.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
-/// What we speak to workers.
-const WORKER_PROTOCOL: &[u8] = b"http/1.1";
-
-/// Which file is at fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TlsFile {
-    /// Our certificate.
-    Certificate,
-    /// Its key.
-    Key,
-    /// The authority of workers.
-    WorkerAuthority,
-}
-
-/// Why a file cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}: {why}", path.display())]
-pub struct TlsError {
-    /// Which of them.
-    pub file: TlsFile,
-    /// Where it is.
-    pub path: PathBuf,
-    /// What is wrong with it.
-    pub why: String,
-}
-
-impl TlsError {
-    fn new(file: TlsFile, path: &Path, why: impl fmt::Display) -> Self {
-        Self {
-            file,
-            path: path.to_owned(),
-            why: why.to_string(),
-        }
-    }
-}
-
-fn provider() -> Arc<CryptoProvider> {
-    Arc::new(ring::default_provider())
-}
 
 /// Our certificate at the door. Clones are one.
 #[derive(Clone)]
@@ -201,79 +163,10 @@ impl Files {
     }
 }
 
-fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    match all {
-        Ok(all) if all.is_empty() => Err("holds no certificate in PEM".into()),
-        Ok(all) => Ok(all),
-        Err(error) => Err(format!("holds no certificate in PEM ({error})")),
-    }
-}
-
-/// Whom we believe to be a worker. Clones are one.
-#[derive(Clone, Default)]
-pub struct WorkerTls {
-    /// The system's roots are read when a worker first needs them.
-    connector: Arc<OnceLock<Result<TlsConnector, String>>>,
-}
-
-impl fmt::Debug for WorkerTls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkerTls").finish_non_exhaustive()
-    }
-}
-
-impl WorkerTls {
-    /// Believes those whom this authority vouches for, and nobody else.
-    pub fn with_authority(path: &Path) -> Result<Self, TlsError> {
-        let of = |why: String| TlsError::new(TlsFile::WorkerAuthority, path, why);
-        let pem = std::fs::read(path).map_err(|error| of(error.to_string()))?;
-        let mut roots = RootCertStore::empty();
-        for certificate in certificates(&pem).map_err(of)? {
-            roots
-                .add(certificate)
-                .map_err(|error| of(error.to_string()))?;
-        }
-        let connector = connector(roots).map_err(of)?;
-        Ok(Self {
-            connector: Arc::new(OnceLock::from(Ok(connector))),
-        })
-    }
-
-    /// Makes connections to workers secure, or to another frontend.
-    pub fn connector(&self) -> Result<TlsConnector, String> {
-        self.connector.get_or_init(system_connector).clone()
-    }
-}
-
-/// Believes whom the system believes.
-fn system_connector() -> Result<TlsConnector, String> {
-    let found = rustls_native_certs::load_native_certs();
-    for error in &found.errors {
-        tracing::warn!(%error, "part of the system's certificates cannot be read");
-    }
-    let mut roots = RootCertStore::empty();
-    let (added, _) = roots.add_parsable_certificates(found.certs);
-    match added {
-        0 => Err(
-            "the system has no certificates; name an authority with --worker-tls-ca-path".into(),
-        ),
-        _ => connector(roots),
-    }
-}
-
-fn connector(roots: RootCertStore) -> Result<TlsConnector, String> {
-    let mut config = ClientConfig::builder_with_provider(provider())
-        .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    config.alpn_protocols = vec![WORKER_PROTOCOL.to_vec()];
-    Ok(TlsConnector::from(Arc::new(config)))
-}
-
 #[cfg(test)]
 mod tests {
+    use tokio_rustls::rustls::pki_types::CertificateDer;
+
     use super::*;
 
     fn shown(tls: &ServerTls) -> CertificateDer<'static> {

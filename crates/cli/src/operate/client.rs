@@ -13,7 +13,7 @@ use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use kvasir_config::{Settings, keys};
-use kvasir_frontend::WorkerTls;
+use kvasir_upstream::WorkerTls;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;

@@ -1,7 +1,7 @@
 //! Do the engine's events reach us, and can missed ones be had again?
 
-use kvasir_frontend::EventSource;
 use kvasir_transport::SourceFault;
+use kvasir_upstream::EventSource;
 
 use crate::advice::{engine, publish, publish_elsewhere, with_free_sockets, with_sockets};
 use crate::finding::{Advice, Outcome, Verdict};

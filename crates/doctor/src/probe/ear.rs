@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvasir_frontend::EventSource;
 use kvasir_index::{Index, Matches};
 use kvasir_ingest::{Ingest, IngestOptions, Notice};
 use kvasir_intake::{Intake, Witness};
@@ -11,6 +10,7 @@ use kvasir_telemetry::Clock;
 use kvasir_transport::zmq::{Endpoint, ZmqSource, ZmqSourceOptions};
 use kvasir_transport::{EventSource as _, SourceEvent, SourceFault, Tasks, next_event};
 use kvasir_types::{DpRank, LocalHash, WorkerId, WorkerRank};
+use kvasir_upstream::EventSource;
 use kvasir_wire::Skip;
 
 use crate::world::{EventsSeen, ReplaySeen};

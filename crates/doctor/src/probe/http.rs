@@ -9,8 +9,8 @@ use http::{HeaderValue, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use kvasir_frontend::{Wire, WorkerAddress, WorkerTls};
 use kvasir_transport::Tasks;
+use kvasir_upstream::{Wire, WorkerAddress, WorkerTls};
 
 use crate::world::{Asked, Silence};
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use kvasir_frontend::WorkerAddress;
 use kvasir_hash::{Scope, local_hashes};
 use kvasir_types::{Rng, Token, WorkerId};
+use kvasir_upstream::WorkerAddress;
 use serde_json::{Value, json};
 
 use super::ear::Ear;

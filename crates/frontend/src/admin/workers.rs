@@ -8,13 +8,13 @@ use hyper::body::Incoming;
 use kvasir_openai::ApiError;
 use kvasir_router::{Router, WorkerSpec};
 use kvasir_types::WorkerId;
+use kvasir_upstream::{AddressError, WorkerAddress, WorkerKey};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::members::{Joined, Member, MembersError, Origin, State};
 use crate::models::ServedModel;
 use crate::reply::{self, Reply};
-use crate::upstream::{AddressError, WorkerAddress, WorkerKey};
 use crate::{App, body};
 
 /// `GET /workers`: who serves what, and how busy the router thinks they are; apart from them, who is wanted and

@@ -11,6 +11,7 @@ use kvasir_openai::resume::{Graft, continued};
 use kvasir_openai::{ApiError, Endpoint, Nvext, Scan, write_done};
 use kvasir_router::{Arrival, Outcome};
 use kvasir_types::{WorkerId, WorkerRank};
+use kvasir_upstream::UpstreamError;
 
 use super::{Forward, headers};
 use crate::host::Booking;
@@ -18,7 +19,6 @@ use crate::migrate::{self, Move, Stage, Stay};
 use crate::place::{self, Blocks};
 use crate::relay::{Begun, Form, Source, Thread};
 use crate::tokens;
-use crate::upstream::UpstreamError;
 
 /// What is needed to ask for the rest of an answer.
 pub(crate) struct Resume {

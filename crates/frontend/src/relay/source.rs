@@ -13,8 +13,7 @@ use kvasir_openai::resume::{Graft, Progress, Seen};
 use kvasir_openai::{Event, EventParser, ResponseNvext, Usage, find_usage, without_usage};
 use kvasir_telemetry::Clock;
 use kvasir_types::Time;
-
-use crate::upstream::{UpstreamBody, UpstreamError};
+use kvasir_upstream::{UpstreamBody, UpstreamError};
 
 /// Largest event that is looked into; a larger one passes unseen.
 const EVENT_BYTES_MAX: usize = 4 << 20;

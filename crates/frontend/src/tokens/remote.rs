@@ -14,11 +14,10 @@ use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use http_body_util::Full;
 use kvasir_openai::{Endpoint, Prompt, Scan, write_json_str};
 use kvasir_types::Token;
+use kvasir_upstream::{Pool, UpstreamError, Upstreams};
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
-
-use crate::upstream::{Pool, UpstreamError, Upstreams};
 
 /// A request waits this long for its tokens; without them it is routed by its bytes.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(150);

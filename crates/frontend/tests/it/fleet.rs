@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_frontend::WorkerAddress;
 use kvasir_transport::Tasks;
+use kvasir_upstream::WorkerAddress;
 
 use crate::client::Client;
 use crate::engine::{ANSWER, DONE, Engine, FIRST, Step, chunk, first_event};

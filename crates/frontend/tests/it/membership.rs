@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvasir_frontend::{AppOptions, WorkerAddress, WorkersFile};
+use kvasir_frontend::{AppOptions, WorkersFile};
 use kvasir_transport::Tasks;
 use kvasir_types::WorkerId;
+use kvasir_upstream::WorkerAddress;
 
 use crate::client::{Answer, Client};
 use crate::engine::{ANSWER, DONE, Engine, FIRST, Step, first_event};

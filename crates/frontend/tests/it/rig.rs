@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use kvasir_frontend::{
     App, AppOptions, Backend, EventPool, Fleet, Limits, NewModel, RouterHost, ServedModel, Server,
-    Upstreams, WorkerAddress,
 };
 use kvasir_index::{Index, IndexOptions};
 use kvasir_router::{Load, Mode, Router, RouterConfig};
 use kvasir_telemetry::{Clock, Identity, Metrics};
 use kvasir_transport::Tasks;
 use kvasir_types::{DpRank, WorkerId, WorkerRank};
+use kvasir_upstream::{Upstreams, WorkerAddress};
 
 use crate::client::{Answer, Client};
 use crate::engine::{Engine, Stage};

@@ -12,7 +12,8 @@ use kvasir_telemetry::Metrics;
 use kvasir_transport::Tasks;
 use kvasir_types::WorkerId;
 
-use super::{AddressError, WorkerAddress};
+use kvasir_upstream::{AddressError, WorkerAddress, WorkerKey};
+
 use crate::members::{Members, MembersError, Origin};
 use crate::settling::Settling;
 
@@ -68,12 +69,12 @@ pub struct WorkersFile {
     /// What it holds.
     content: Settling<Result<Vec<u8>, WorkersFileError>>,
     /// The key of workers for which the file names none.
-    key: Option<super::WorkerKey>,
+    key: Option<WorkerKey>,
 }
 
 impl WorkersFile {
     /// Reads the file for the first time; here an error is the caller's. Workers without a key get `key`.
-    pub fn read(path: PathBuf, key: Option<super::WorkerKey>) -> Result<Self, WorkersFileError> {
+    pub fn read(path: PathBuf, key: Option<WorkerKey>) -> Result<Self, WorkersFileError> {
         let bytes = read(&path)?;
         let wanted = parse(&bytes, key.as_ref())?;
         Ok(Self {
@@ -168,7 +169,7 @@ fn read(path: &std::path::Path) -> Result<Vec<u8>, WorkersFileError> {
     }
 }
 
-fn parse(bytes: &[u8], key: Option<&super::WorkerKey>) -> Result<Wanted, WorkersFileError> {
+fn parse(bytes: &[u8], key: Option<&WorkerKey>) -> Result<Wanted, WorkersFileError> {
     let text = std::str::from_utf8(bytes).map_err(|_| WorkersFileError::NotText)?;
     let lines = text.lines().map(str::trim).zip(1..);
     let lines = lines.filter(|(text, _)| !text.is_empty() && !text.starts_with('#'));

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use super::WorkerAddress;
+use crate::WorkerAddress;
 use crate::tls::WorkerTls;
 
 /// A connection's bytes.

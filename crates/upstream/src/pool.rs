@@ -12,8 +12,8 @@ use kvasir_types::WorkerId;
 use tokio::sync::futures::OwnedNotified;
 use tokio::sync::{Notify, Semaphore};
 
-use super::WorkerAddress;
-use super::line::{Line, UpstreamBody, UpstreamError};
+use crate::WorkerAddress;
+use crate::line::{Line, UpstreamBody, UpstreamError};
 use crate::tls::WorkerTls;
 
 /// Connections to one worker that are open at once; the next request waits for one of them.
@@ -32,7 +32,7 @@ pub struct Upstreams {
 
 impl Upstreams {
     /// The connections to a worker.
-    pub(crate) fn get(&self, worker: WorkerId) -> Option<Pool> {
+    pub fn get(&self, worker: WorkerId) -> Option<Pool> {
         self.by_id
             .read()
             .unwrap_or_else(PoisonError::into_inner)
@@ -41,12 +41,12 @@ impl Upstreams {
     }
 
     /// Whether these engines take the larger priority first, as SGLang does; vLLM takes the smaller.
-    pub(crate) fn set_larger_first(&self, larger: bool) {
+    pub fn set_larger_first(&self, larger: bool) {
         self.larger_first.store(larger, Ordering::Relaxed);
     }
 
     /// An urgency as these engines write it; larger is more urgent.
-    pub(crate) fn priority_of(&self, urgency: i32) -> i32 {
+    pub fn priority_of(&self, urgency: i32) -> i32 {
         match self.larger_first.load(Ordering::Relaxed) {
             true => urgency,
             false => urgency.saturating_neg(),
@@ -54,14 +54,14 @@ impl Upstreams {
     }
 
     /// The connections to some worker, to each in turn.
-    pub(crate) fn any(&self, turn: usize) -> Option<Pool> {
+    pub fn any(&self, turn: usize) -> Option<Pool> {
         let by_id = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
         let at = turn.checked_rem(by_id.len())?;
         by_id.values().nth(at).cloned()
     }
 
     /// Adds a worker, or replaces its connections.
-    pub(crate) fn insert(&self, worker: WorkerId, pool: Pool) {
+    pub fn insert(&self, worker: WorkerId, pool: Pool) {
         self.by_id
             .write()
             .unwrap_or_else(PoisonError::into_inner)
@@ -69,7 +69,7 @@ impl Upstreams {
     }
 
     /// Forgets a worker.
-    pub(crate) fn remove(&self, worker: WorkerId) {
+    pub fn remove(&self, worker: WorkerId) {
         self.by_id
             .write()
             .unwrap_or_else(PoisonError::into_inner)
@@ -79,7 +79,7 @@ impl Upstreams {
 
 /// The connections of one worker. Clones are one pool.
 #[derive(Clone)]
-pub(crate) struct Pool {
+pub struct Pool {
     shared: Arc<Shared>,
 }
 
@@ -100,7 +100,7 @@ struct Shared {
 
 impl Pool {
     /// A pool without connections.
-    pub(crate) fn new(address: WorkerAddress, tls: WorkerTls) -> Self {
+    pub fn new(address: WorkerAddress, tls: WorkerTls) -> Self {
         let authority = HeaderValue::try_from(address.authority());
         Self {
             shared: Arc::new(Shared {
@@ -117,17 +117,17 @@ impl Pool {
     }
 
     /// Whose connections they are.
-    pub(crate) fn address(&self) -> &WorkerAddress {
+    pub fn address(&self) -> &WorkerAddress {
         &self.shared.address
     }
 
     /// What the `host` header says.
-    pub(crate) fn authority(&self) -> HeaderValue {
+    pub fn authority(&self) -> HeaderValue {
         self.shared.authority.clone()
     }
 
     /// Shows the worker the key that it wants, in place of the client's.
-    pub(crate) fn add_key(&self, headers: &mut HeaderMap) {
+    pub fn add_key(&self, headers: &mut HeaderMap) {
         if let Some(key) = &self.shared.address.api_key {
             headers.insert(AUTHORIZATION, key.header().clone());
         }
@@ -138,7 +138,7 @@ impl Pool {
     ///
     /// A kept connection that fails before an answer begins was most likely closed while it was idle. That says
     /// nothing about the worker, so the request is made again on a new connection, once.
-    pub(crate) async fn send(
+    pub async fn send(
         &self,
         make: impl Fn() -> Request<Full<Bytes>>,
     ) -> Result<Response<UpstreamBody>, UpstreamError> {
@@ -182,29 +182,29 @@ impl Pool {
     }
 
     /// How many requests are on their way or being answered.
-    pub(crate) fn open(&self) -> usize {
+    pub fn open(&self) -> usize {
         OPEN_MAX - self.shared.places.available_permits()
     }
 
     /// Gives up whatever runs on these connections, and lets nothing new begin.
-    pub(crate) fn cut(&self) {
+    pub fn cut(&self) {
         self.shared.cut.store(true, Ordering::SeqCst);
         self.shared.cutting.notify_waiters();
         self.idle().clear();
     }
 
     /// Whether it was cut.
-    pub(crate) fn is_cut(&self) -> bool {
+    pub fn is_cut(&self) -> bool {
         self.shared.cut.load(Ordering::Relaxed)
     }
 
     /// Comes to an end when the pool is cut.
-    pub(super) fn cutting(&self) -> OwnedNotified {
+    pub(crate) fn cutting(&self) -> OwnedNotified {
         Arc::clone(&self.shared.cutting).notified_owned()
     }
 
     /// Drops idle connections that engines have closed, and those that nobody has used for long.
-    pub(crate) fn sweep(&self) {
+    pub fn sweep(&self) {
         let sweep = self.shared.sweeps.fetch_add(1, Ordering::Relaxed);
         let young = |since: u32| sweep.wrapping_sub(since) < IDLE_SWEEPS;
         self.idle()
@@ -227,7 +227,7 @@ impl Pool {
     }
 
     /// Keeps a connection whose answer was read to its end.
-    pub(super) fn give_back(&self, mut line: Line) {
+    pub(crate) fn give_back(&self, mut line: Line) {
         if line.is_ready() && !self.is_cut() {
             let since = self.shared.sweeps.load(Ordering::Relaxed);
             let mut idle = self.idle();

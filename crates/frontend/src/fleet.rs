@@ -4,6 +4,11 @@
 //! that answers joins the models that it serves; one that does not answer several times in a row leaves them and
 //! is asked again later. One that is no longer wanted gets nothing new and leaves when what it has is done.
 
+mod file;
+mod listen;
+
+pub use file::{WorkersFile, WorkersFileError};
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,15 +20,15 @@ use http_body_util::Full;
 use kvasir_router::{Input, LoadReport, WorkerSpec};
 use kvasir_trust::Doubt;
 use kvasir_types::{DpRank, WorkerId, WorkerRank};
+use kvasir_upstream::{
+    EngineModel, Facts, Pool, UpstreamError, WorkerAddress, WorkerTls, event_sources, read_load,
+};
 use tokio::sync::watch;
 
-use super::facts::{EngineModel, Facts, read_load};
-use super::listen::{Ears, sources};
-use super::{Pool, UpstreamError, WorkerAddress};
+use self::listen::Ears;
 use crate::App;
 use crate::members::{Change, Members, Origin, State};
 use crate::models::{Backend, ServedModel};
-use crate::tls::WorkerTls;
 use crate::tokens;
 use crate::warm::Warm;
 
@@ -438,7 +443,7 @@ impl Watcher {
             ..WorkerSpec::new(self.id)
         };
         let sources = match self.fleet.events {
-            true => sources(address, facts, spec.ranks),
+            true => event_sources(address, facts, spec.ranks),
             false => BTreeMap::new(),
         };
         for rank in spec.rank_iter() {

@@ -56,11 +56,13 @@ pub struct EventSource {
 
 /// How busy one rank says it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct RankLoad {
-    pub(crate) running: u64,
-    pub(crate) waiting: u64,
+pub struct RankLoad {
+    /// Requests that run.
+    pub running: u64,
+    /// Requests that wait.
+    pub waiting: u64,
     /// Share of the KV blocks that running requests hold.
-    pub(crate) kv_usage: Option<f64>,
+    pub kv_usage: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -116,7 +118,7 @@ impl Facts {
     }
 
     /// What the engine loaded a model's tokenizer from: an adapter has that of its parent.
-    pub(crate) fn root_of<'f>(&'f self, model: &'f EngineModel) -> Option<&'f str> {
+    pub fn root_of<'f>(&'f self, model: &'f EngineModel) -> Option<&'f str> {
         let base = match &model.parent {
             Some(parent) => self.models.iter().find(|other| other.name == *parent)?,
             None => model,
@@ -166,7 +168,7 @@ impl Facts {
 }
 
 /// Reads `/metrics`: how busy each rank is.
-pub(crate) fn read_load(page: &str) -> BTreeMap<u32, RankLoad> {
+pub fn read_load(page: &str) -> BTreeMap<u32, RankLoad> {
     let mut ranks: BTreeMap<u32, RankLoad> = BTreeMap::new();
     for sample in samples(page) {
         let rank = || sample.number("engine").unwrap_or(0);
@@ -248,7 +250,7 @@ mod tests {
 
     macro_rules! recorded {
         ($name:literal) => {
-            include_bytes!(concat!("../../../../testdata/vllm-facts/", $name))
+            include_bytes!(concat!("../../../testdata/vllm-facts/", $name))
         };
     }
 

@@ -117,11 +117,11 @@ impl WorkerAddress {
     /// Reads an address.
     ///
     /// ```
-    /// # use kvasir_frontend::WorkerAddress;
+    /// # use kvasir_upstream::WorkerAddress;
     /// let worker = WorkerAddress::parse("http://gpu-1:8000/,block-size=32")?;
     /// assert_eq!((worker.host.as_str(), worker.port, worker.block_size), ("gpu-1", 8000, Some(32)));
     /// assert!(WorkerAddress::parse("gpu-1:8000").is_err());
-    /// # Ok::<(), kvasir_frontend::AddressError>(())
+    /// # Ok::<(), kvasir_upstream::AddressError>(())
     /// ```
     pub fn parse(text: &str) -> Result<Self, AddressError> {
         Self::parse_with(text, |address, name, value| match name {
@@ -131,7 +131,7 @@ impl WorkerAddress {
     }
 
     /// Reads an address that somebody else wrote: no file of ours is read for it.
-    pub(crate) fn parse_remote(text: &str) -> Result<Self, AddressError> {
+    pub fn parse_remote(text: &str) -> Result<Self, AddressError> {
         Self::parse_with(text, Self::say)
     }
 
@@ -151,7 +151,7 @@ impl WorkerAddress {
     }
 
     /// Reads the URL alone.
-    pub(crate) fn parse_plain(url: &str) -> Result<Self, AddressError> {
+    pub fn parse_plain(url: &str) -> Result<Self, AddressError> {
         if url.contains('@') {
             return Err(AddressError::Credentials);
         }
@@ -190,7 +190,7 @@ impl WorkerAddress {
     }
 
     /// Takes one addition over.
-    pub(crate) fn say(&mut self, name: &str, value: &str) -> Result<(), AddressError> {
+    pub fn say(&mut self, name: &str, value: &str) -> Result<(), AddressError> {
         match name {
             "block-size" => self.block_size = Some(count("block-size", value)?),
             "kv-blocks" => self.kv_blocks = Some(count("kv-blocks", value)?.into()),

@@ -18,41 +18,51 @@ use hyper_util::rt::TokioIo;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::futures::OwnedNotified;
 
-use super::WorkerAddress;
-use super::pool::Pool;
-use super::wire::Wire;
+use crate::WorkerAddress;
+use crate::pool::Pool;
 use crate::tls::WorkerTls;
+use crate::wire::Wire;
 
 /// A worker has this long to accept a connection (`DYN_TCP_CONNECT_TIMEOUT` of the seeds).
 const CONNECT_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Why an engine gave no answer, or not all of it.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum UpstreamError {
+pub enum UpstreamError {
+    /// It was removed while asked.
     #[error("the worker was taken away")]
     Gone,
+    /// It does not accept connections in time.
     #[error("no connection within {} s", CONNECT_PATIENCE.as_secs())]
     ConnectTimeout,
+    /// It cannot be connected to.
     #[error("cannot connect: {0}")]
     Connect(#[source] std::io::Error),
+    /// The connection broke.
     #[error("the connection broke: {0}")]
     Broken(#[source] hyper::Error),
+    /// The answer has no end.
     #[error("its stream ended before its answer did")]
     Unfinished,
+    /// Nothing came in the time that it had.
     #[error("no answer in time")]
     AnswerTimeout,
+    /// A stream stood still for so long.
     #[error("nothing came for {} s", .0.as_secs())]
     Silent(Duration),
+    /// It refused.
     #[error("it answered {0}")]
     Status(StatusCode),
+    /// It says that it failed.
     #[error("its engine failed")]
     Failed,
+    /// More came than is read.
     #[error("its answer is too long")]
     TooLong,
 }
 
 /// A connection that is idle, or on which one answer is under way.
-pub(super) struct Line {
+pub(crate) struct Line {
     sender: SendRequest<Full<Bytes>>,
     /// None once it has ended.
     connection: Option<Connection<TokioIo<Wire>, Full<Bytes>>>,
@@ -60,7 +70,7 @@ pub(super) struct Line {
 
 impl Line {
     /// A new connection.
-    pub(super) async fn open(
+    pub(crate) async fn open(
         address: &WorkerAddress,
         tls: &WorkerTls,
     ) -> Result<Self, UpstreamError> {
@@ -80,13 +90,13 @@ impl Line {
     }
 
     /// Whether a request can go out on it. Notices an engine that closed it meanwhile.
-    pub(super) fn is_ready(&mut self) -> bool {
+    pub(crate) fn is_ready(&mut self) -> bool {
         self.drive(&mut Context::from_waker(Waker::noop()));
         self.connection.is_some() && self.sender.is_ready()
     }
 
     /// Sends `request` and waits for the head of the answer; dropping the future and the line cancels it.
-    pub(super) async fn ask(
+    pub(crate) async fn ask(
         &mut self,
         request: Request<Full<Bytes>>,
     ) -> Result<Response<Incoming>, UpstreamError> {
@@ -113,7 +123,7 @@ impl Line {
 
 /// The body of an engine's answer. Read to its end, its connection goes back to the pool; dropped before, the
 /// connection is closed and the engine stops working on it.
-pub(crate) struct UpstreamBody {
+pub struct UpstreamBody {
     incoming: Incoming,
     line: Option<Line>,
     pool: Pool,
@@ -123,7 +133,7 @@ pub(crate) struct UpstreamBody {
 }
 
 impl UpstreamBody {
-    pub(super) fn new(
+    pub(crate) fn new(
         incoming: Incoming,
         line: Line,
         pool: Pool,
@@ -139,7 +149,7 @@ impl UpstreamBody {
     }
 
     /// The next piece; `None` at the end.
-    pub(crate) fn poll_data(
+    pub fn poll_data(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, UpstreamError>>> {
@@ -195,7 +205,7 @@ impl UpstreamBody {
     }
 
     /// All of it, if it is no longer than `limit` bytes.
-    pub(crate) async fn collect(mut self, limit: usize) -> Result<Bytes, UpstreamError> {
+    pub async fn collect(mut self, limit: usize) -> Result<Bytes, UpstreamError> {
         let mut whole = BytesMut::new();
         while let Some(data) = poll_fn(|cx| self.poll_data(cx)).await {
             let data = data?;

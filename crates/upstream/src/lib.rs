@@ -1,0 +1,21 @@
+//! How an engine server is reached over HTTP, and what it says of itself.
+//!
+//! [`WorkerAddress`] is what a user says of a worker, [`Facts`] what the worker's own pages say, [`event_sources`] where its cache
+//! events are. [`Pool`] keeps connections to one worker: a connection goes back when its answer was read to its end, and is closed
+//! otherwise, so that the engine sees that nobody waits.
+
+mod address;
+mod facts;
+mod line;
+mod pool;
+mod sources;
+mod tls;
+mod wire;
+
+pub use address::{AddressError, WorkerAddress, WorkerKey};
+pub use facts::{EngineModel, EventSource, Facts, RankLoad, read_load};
+pub use line::{UpstreamBody, UpstreamError};
+pub use pool::{Pool, Upstreams};
+pub use sources::event_sources;
+pub use tls::{TlsError, TlsFile, WorkerTls, certificates, provider};
+pub use wire::Wire;
