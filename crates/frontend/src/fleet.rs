@@ -135,6 +135,7 @@ impl Fleet {
     /// Follows the application's list of workers from now on.
     pub fn start(&self) {
         let mut changes = self.members().follow();
+        self.warm.wait_for_models(self.app.tasks());
         let (fleet, tasks) = (self.clone(), self.app.tasks().clone());
         self.app.tasks().spawn(async move {
             loop {
@@ -253,6 +254,10 @@ impl Fleet {
 struct Watcher {
     id: WorkerId,
     pool: Pool,
+    /// Earlier pools, from before other words about the worker, on which something may still run.
+    retired: Vec<Pool>,
+    /// What it said of itself last.
+    known: Facts,
     fleet: Fleet,
     /// What the worker is a member of, and as what.
     serves: BTreeMap<Arc<str>, (Arc<ServedModel>, WorkerSpec)>,
@@ -266,6 +271,8 @@ impl Watcher {
         Self {
             id: address.id(),
             pool: Pool::new(address, fleet.tls.clone()),
+            retired: Vec::new(),
+            known: Facts::default(),
             fleet: fleet.clone(),
             serves: BTreeMap::new(),
             ears: Ears::default(),
@@ -291,6 +298,7 @@ impl Watcher {
                 },
                 Wish::Cut => {
                     self.pool.cut();
+                    self.retired.drain(..).for_each(|pool| pool.cut());
                     true
                 }
             };
@@ -306,8 +314,13 @@ impl Watcher {
 
     /// Takes over what is said about the worker now. One that was on its way out is back.
     fn serve_at(&mut self, address: WorkerAddress) {
+        self.pool.set_closing(false);
         if self.pool.is_cut() || *self.pool.address() != address {
-            self.pool = Pool::new(address, self.fleet.tls.clone());
+            let new = Pool::new(address, self.fleet.tls.clone());
+            let old = std::mem::replace(&mut self.pool, new);
+            self.retired.retain(|pool| pool.open() > 0);
+            self.retired.push(old);
+            self.known = Facts::default();
             for (model, _) in self.serves.values() {
                 if let Backend::OpenAi { workers, .. } = &model.backend {
                     workers.insert(self.id, self.pool.clone());
@@ -329,10 +342,10 @@ impl Watcher {
     async fn serve(&mut self) {
         loop {
             match self.probe().await {
-                Ok(facts) => {
+                Ok(()) => {
                     self.failures = 0;
                     self.ears.settle().await;
-                    self.join(&facts);
+                    self.join();
                 }
                 Err(error) => self.failed(&error),
             }
@@ -361,10 +374,12 @@ impl Watcher {
     /// Takes the worker out of every choice and waits until it has nothing left to do.
     async fn drain(&self) {
         tracing::info!(worker = %self.pool.address(), "worker is draining");
+        self.pool.set_closing(true);
         for (model, _) in self.serves.values() {
             model.host.tell(Input::Draining(self.id));
         }
-        while self.booked() > 0 || self.pool.open() > 0 {
+        let running = || self.pool.open() + self.retired.iter().map(Pool::open).sum::<usize>();
+        while self.booked() > 0 || running() > 0 {
             tokio::time::sleep(DRAIN_LOOK).await;
         }
     }
@@ -380,20 +395,26 @@ impl Watcher {
         self.serves.values().map(of).sum()
     }
 
-    /// Asks everything. Only `/v1/models` must be answered.
-    async fn probe(&self) -> Result<Facts, UpstreamError> {
+    /// Asks everything. Only `/v1/models` must be answered. A page that a busy engine does not send in time
+    /// says what it said before; one that it refuses says nothing.
+    async fn probe(&mut self) -> Result<(), UpstreamError> {
         let mut facts = Facts::default();
         facts.read_models(&self.get("/v1/models").await?);
         if let Ok(body) = self.get("/version").await {
             facts.read_version(&body);
         }
-        if let Ok(page) = self.get("/metrics").await {
-            facts.read_metrics(&String::from_utf8_lossy(&page));
+        match self.get("/metrics").await {
+            Ok(page) => facts.read_metrics(&String::from_utf8_lossy(&page)),
+            Err(UpstreamError::Status(_)) => {}
+            Err(_) => facts.keep_metrics(&self.known),
         }
-        if let Ok(body) = self.get("/kv_event_sources").await {
-            facts.read_event_sources(&body);
+        match self.get("/kv_event_sources").await {
+            Ok(body) => facts.read_event_sources(&body),
+            Err(UpstreamError::Status(_)) => {}
+            Err(_) => facts.events.clone_from(&self.known.events),
         }
-        Ok(facts)
+        self.known = facts;
+        Ok(())
     }
 
     fn failed(&mut self, error: &UpstreamError) {
@@ -402,16 +423,18 @@ impl Watcher {
             tracing::warn!(worker = %self.pool.address(), %error, "worker does not answer");
         }
         if self.failures >= FAILURES_MAX {
+            self.known = Facts::default();
             self.leave(|_| true);
         }
     }
 
-    fn join(&mut self, facts: &Facts) {
-        let served: Vec<&EngineModel> = facts.models.iter().collect();
-        self.leave(|name| !served.iter().any(|m| *m.name == **name));
-        for model in served {
-            self.join_model(model, facts);
+    fn join(&mut self) {
+        let facts = std::mem::take(&mut self.known);
+        self.leave(|name| !facts.models.iter().any(|m| *m.name == **name));
+        for model in &facts.models {
+            self.join_model(model, &facts);
         }
+        self.known = facts;
     }
 
     fn join_model(&mut self, model: &EngineModel, facts: &Facts) {

@@ -161,6 +161,11 @@ impl Members {
             }
             Entry::Occupied(mut place) => {
                 let row = place.get_mut();
+                let mut address = address;
+                if address.api_key.is_none() {
+                    // Whoever does not speak of the key does not take it away.
+                    address.api_key.clone_from(&row.address.api_key);
+                }
                 let joined = match (row.origins.is_empty(), row.address == address) {
                     (true, _) => Joined::New,
                     (false, false) => Joined::Changed,
@@ -273,6 +278,18 @@ mod tests {
 
     fn told(changes: &mut Receiver<Change>) -> Vec<Change> {
         std::iter::from_fn(|| changes.try_recv().ok()).collect()
+    }
+
+    #[test]
+    fn who_does_not_speak_of_a_key_does_not_take_it_away() {
+        let members = Members::default();
+        let mut changes = members.follow();
+        let mut keyed = address("http://a:1");
+        keyed.api_key = Some(kvasir_upstream::WorkerKey::new("secret").unwrap());
+        assert_eq!(members.join(Origin::Flag, keyed.clone()), Ok(Joined::New));
+        let again = members.join(Origin::Api, address("http://a:1"));
+        assert_eq!(again, Ok(Joined::Same));
+        assert_eq!(told(&mut changes), [Change::Joined(keyed)]);
     }
 
     #[test]

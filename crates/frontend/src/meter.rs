@@ -45,10 +45,7 @@ pub(crate) fn begun(
 /// An answer ended: what its worker was like, with the seconds to its first token and between tokens where they
 /// were seen.
 pub(crate) fn ended(metrics: &Metrics, totals: &Totals, latencies: Option<(f64, f64)>) {
-    metrics
-        .router_requests_total
-        .with_label_values::<&str>(&[])
-        .inc();
+    ended_elsewhere(metrics);
     let (worker, rank) = (
         totals.target.worker.to_string(),
         totals.target.rank.to_string(),
@@ -69,4 +66,12 @@ pub(crate) fn ended(metrics: &Metrics, totals: &Totals, latencies: Option<(f64, 
         .worker_last_inter_token_latency_seconds
         .with_label_values(&labels)
         .set(between);
+}
+
+/// An answer ended that moved from one worker to another.
+pub(crate) fn ended_elsewhere(metrics: &Metrics) {
+    metrics
+        .router_requests_total
+        .with_label_values::<&str>(&[])
+        .inc();
 }

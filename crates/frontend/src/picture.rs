@@ -77,9 +77,8 @@ impl Pictures {
     /// A worker is gone.
     pub(crate) fn leave(&self, worker: WorkerId) {
         let mut ranks = self.ranks.write().unwrap_or_else(PoisonError::into_inner);
-        for (rank, picture) in ranks.extract_if(.., |rank, _| rank.worker == worker) {
-            self.opinions.set(rank, None);
-            picture.forget_metrics();
+        for (_, picture) in ranks.extract_if(.., |rank, _| rank.worker == worker) {
+            picture.leave();
         }
     }
 

@@ -164,7 +164,11 @@ impl Books {
             let first = (self.first - self.dispatched).as_secs_f64();
             let between = (now - self.first).as_secs_f64() / gaps;
             let latencies = source.is_events().then_some((first, between));
-            meter::ended(self.watch.metrics(), &totals, latencies);
+            // What several workers did is no figure of one of them, which may have left.
+            match source.is_grafted() {
+                true => meter::ended_elsewhere(self.watch.metrics()),
+                false => meter::ended(self.watch.metrics(), &totals, latencies),
+            }
         }
         self.watch.succeed(&totals);
     }
@@ -225,6 +229,7 @@ impl Relay {
         if let (Some(resume), Some((worker, outcome))) = (&mut self.resume, lost) {
             match resume.rest(&mut self.source, worker, outcome) {
                 Rest::Ask(moving) => {
+                    self.source.let_go();
                     self.moving = Some(moving);
                     return None;
                 }
@@ -340,8 +345,9 @@ impl ByteSource for Relay {
                     }
                     return Poll::Ready(Some(Ok(bytes)));
                 }
-                Poll::Ready(Some(Err(error))) => error,
-                Poll::Ready(None) => {
+                Poll::Ready(Some(Err(error))) if !self.source.is_done() => error,
+                // All was said, however the connection then ended.
+                Poll::Ready(Some(Err(_)) | None) => {
                     self.close();
                     return Poll::Ready(None);
                 }
@@ -351,6 +357,10 @@ impl ByteSource for Relay {
                         Poll::Pending => return Poll::Pending,
                         Poll::Ready(Quiet::Comment) => {
                             return Poll::Ready(Some(Ok(sign_of_life())));
+                        }
+                        Poll::Ready(Quiet::TooLong(_)) if self.source.is_done() => {
+                            self.close();
+                            return Poll::Ready(None);
                         }
                         Poll::Ready(Quiet::TooLong(limit)) => UpstreamError::Silent(limit),
                     }

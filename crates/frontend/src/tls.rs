@@ -32,6 +32,8 @@ pub struct ServerTls {
     acceptor: TlsAcceptor,
     shown: Arc<Shown>,
     files: Files,
+    /// What the files held when they were first read.
+    first: Arc<(Vec<u8>, Vec<u8>)>,
 }
 
 impl fmt::Debug for ServerTls {
@@ -81,6 +83,7 @@ impl ServerTls {
             acceptor: TlsAcceptor::from(Arc::new(config)),
             shown,
             files,
+            first: Arc::new((chain, key)),
         })
     }
 
@@ -92,19 +95,14 @@ impl ServerTls {
     pub(crate) fn follow(&self, tasks: &Tasks) {
         let (tls, ending) = (self.clone(), tasks.clone());
         tasks.spawn(async move {
-            let mut content: Option<Settling<Content>> = None;
+            let mut content: Settling<Content> = Settling::on(Ok((*tls.first).clone()));
             loop {
                 let files = tls.files.clone();
                 let Ok(now) = tokio::task::spawn_blocking(move || files.read()).await else {
                     return;
                 };
-                match &mut content {
-                    None => content = Some(Settling::on(now)),
-                    Some(content) => {
-                        if let Some(now) = content.look(now) {
-                            tls.renew(now);
-                        }
-                    }
+                if let Some(now) = content.look(now) {
+                    tls.renew(now);
                 }
                 tokio::select! {
                     () = ending.draining() => return,

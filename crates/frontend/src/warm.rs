@@ -140,6 +140,18 @@ impl Warm {
         });
     }
 
+    /// Forgets models that nobody serves again, after a while.
+    pub(crate) fn wait_for_models(self: &Arc<Self>, tasks: &kvasir_transport::Tasks) {
+        if self.lock().is_empty() {
+            return;
+        }
+        let this = Arc::clone(self);
+        tasks.spawn(async move {
+            tokio::time::sleep(COME_BACK_MAX).await;
+            this.lock().retain(|_, waiting| waiting.index.is_none());
+        });
+    }
+
     /// How a rank stood, if its picture was kept.
     pub(crate) fn standing(&self, model: &str, rank: WorkerRank) -> Option<Standing> {
         let models = self.lock();

@@ -152,9 +152,16 @@ pub fn continued(
             edits.set("max_tokens", &left.to_string());
         }
         Endpoint::Chat => {
-            edits.set("messages", &messages_with(scan, said)?);
-            edits.set("add_generation_prompt", "false");
-            edits.set("continue_final_message", "true");
+            // With nothing said yet the question is asked again as it was. White space alone is not gone on
+            // from: engines look for where the last message ends by its words.
+            if !said.is_empty() {
+                if said.trim().is_empty() && !scan.continue_final_message() {
+                    return None;
+                }
+                edits.set("messages", &messages_with(scan, said)?);
+                edits.set("add_generation_prompt", "false");
+                edits.set("continue_final_message", "true");
+            }
             for key in ["max_tokens", "max_completion_tokens"] {
                 let wanted = scan.raw(key).and_then(|text| text.parse::<u32>().ok());
                 if let Some(wanted) = wanted {

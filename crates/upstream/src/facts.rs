@@ -101,6 +101,15 @@ struct EventRow {
 }
 
 impl Facts {
+    /// Takes over what `before` knew from the metrics page.
+    pub fn keep_metrics(&mut self, before: &Self) {
+        self.block_size = before.block_size;
+        self.kv_blocks = before.kv_blocks;
+        self.ranks = before.ranks;
+        self.sglang = before.sglang;
+        self.prefix_caching = before.prefix_caching;
+    }
+
     /// Reads `/v1/models`.
     pub fn read_models(&mut self, body: &[u8]) {
         let Ok(list) = serde_json::from_slice::<ModelList>(body) else {

@@ -127,7 +127,7 @@ pub struct UpstreamBody {
     incoming: Incoming,
     line: Option<Line>,
     pool: Pool,
-    _place: Option<OwnedSemaphorePermit>,
+    place: Option<OwnedSemaphorePermit>,
     /// Who is woken when the pool is cut; made when there is first something to wait for.
     cut: Option<(Pin<Box<OwnedNotified>>, Waker)>,
 }
@@ -143,7 +143,7 @@ impl UpstreamBody {
             incoming,
             line: Some(line),
             pool,
-            _place: place,
+            place,
             cut: None,
         }
     }
@@ -202,6 +202,12 @@ impl UpstreamBody {
             self.cut = Some((cut, cx.waker().clone()));
         }
         self.pool.is_cut()
+    }
+
+    /// Closes the connection, as if it were dropped.
+    pub fn close(&mut self) {
+        self.line = None;
+        self.place = None;
     }
 
     /// All of it, if it is no longer than `limit` bytes.

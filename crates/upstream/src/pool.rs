@@ -53,11 +53,12 @@ impl Upstreams {
         }
     }
 
-    /// The connections to some worker, to each in turn.
+    /// The connections to some worker that takes new work, to each in turn.
     pub fn any(&self, turn: usize) -> Option<Pool> {
         let by_id = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
-        let at = turn.checked_rem(by_id.len())?;
-        by_id.values().nth(at).cloned()
+        let open = || by_id.values().filter(|pool| !pool.is_closing());
+        let at = turn.checked_rem(open().count())?;
+        open().nth(at).cloned()
     }
 
     /// Adds a worker, or replaces its connections.
@@ -92,6 +93,8 @@ struct Shared {
     idle: Mutex<Vec<(Line, u32)>>,
     sweeps: AtomicU32,
     places: Arc<Semaphore>,
+    /// The worker is on its way out: what is booked may still go there, nothing else.
+    closing: AtomicBool,
     /// Everything that runs on these connections is given up.
     cut: AtomicBool,
     /// Tells those who wait that it is.
@@ -110,6 +113,7 @@ impl Pool {
                 idle: Mutex::default(),
                 sweeps: AtomicU32::new(0),
                 places: Arc::new(Semaphore::new(OPEN_MAX)),
+                closing: AtomicBool::new(false),
                 cut: AtomicBool::new(false),
                 cutting: Arc::default(),
             }),
@@ -191,6 +195,15 @@ impl Pool {
         self.shared.cut.store(true, Ordering::SeqCst);
         self.shared.cutting.notify_waiters();
         self.idle().clear();
+    }
+
+    /// The worker is on its way out, or is not after all.
+    pub fn set_closing(&self, closing: bool) {
+        self.shared.closing.store(closing, Ordering::Relaxed);
+    }
+
+    fn is_closing(&self) -> bool {
+        self.shared.closing.load(Ordering::Relaxed)
     }
 
     /// Whether it was cut.

@@ -71,17 +71,23 @@ impl Picture {
     }
 
     fn measure(&self) {
+        let status = self
+            .ear()
+            .map(|ear| ear.intake.read(|snapshot| snapshot.status));
+        let mut inner = self.lock();
+        if inner.gone {
+            return;
+        }
         let (worker, rank) = (self.rank.worker.to_string(), self.rank.rank.to_string());
         let labels = [&*self.model, &worker, &rank];
         let metrics = &self.metrics;
-        if let Some(ear) = self.ear() {
-            let status = ear.intake.read(|snapshot| snapshot.status);
+        if let Some(status) = status {
             let connected = if status.connected { 1.0 } else { 0.0 };
             metrics
                 .worker_events_connected
                 .with_label_values(&labels)
                 .set(connected);
-            let before = std::mem::replace(&mut self.lock().counted, status.counts);
+            let before = std::mem::replace(&mut inner.counted, status.counts);
             for ((kind, now), (_, before)) in
                 faults(&status.counts).into_iter().zip(faults(&before))
             {
@@ -90,7 +96,6 @@ impl Picture {
                 faults.inc_by(now.saturating_sub(before));
             }
         }
-        let mut inner = self.lock();
         let opinion = inner.trust.opinion();
         metrics
             .worker_cache_credit
@@ -120,8 +125,11 @@ impl Picture {
         }
     }
 
-    /// Takes its rows off the metrics page.
-    pub(super) fn forget_metrics(&self) {
+    /// Its worker has left: nothing more is judged, and its rows leave the metrics page.
+    pub(super) fn leave(&self) {
+        let mut inner = self.lock();
+        inner.gone = true;
+        self.opinions.set(self.rank, None);
         let (worker, rank) = (self.rank.worker.to_string(), self.rank.rank.to_string());
         let labels = [&*self.model, &worker, &rank];
         let metrics = &self.metrics;
@@ -141,7 +149,7 @@ impl Picture {
             let labels = [labels[0], labels[1], labels[2], kind];
             let _ = metrics.kv_event_faults_total.remove_label_values(&labels);
         }
-        if let Some(shown) = self.lock().shown.take() {
+        if let Some(shown) = inner.shown.take() {
             let cause = shown.doubt.map_or("", Doubt::name);
             let labels = [labels[0], labels[1], labels[2], shown.level.name(), cause];
             let _ = metrics.worker_cache_state.remove_label_values(&labels);

@@ -32,7 +32,7 @@ pub(crate) struct Picture {
     pub(super) metrics: Metrics,
     clock: Clock,
     tasks: Tasks,
-    opinions: Opinions,
+    pub(super) opinions: Opinions,
     pub(super) inner: Mutex<Inner>,
     ear: RwLock<Option<Ear>>,
     looks: Mutex<Looks>,
@@ -63,6 +63,8 @@ pub(super) struct Ear {
 
 pub(super) struct Inner {
     pub(super) trust: Trust,
+    /// Its worker has left: what still comes in from it changes nothing.
+    pub(super) gone: bool,
     /// Why events cannot be used, as far as membership knows.
     bar: Option<Doubt>,
     /// Events came with blocks of another size.
@@ -108,6 +110,7 @@ impl Picture {
             tasks: app.tasks().clone(),
             opinions,
             inner: Mutex::new(Inner {
+                gone: false,
                 trust,
                 bar: None,
                 other_block_size: false,
@@ -257,6 +260,9 @@ impl Picture {
     }
 
     fn step_at(&self, inner: &mut Inner, now: Time, evidence: Evidence) {
+        if inner.gone {
+            return;
+        }
         let mut actions = Vec::new();
         inner.trust.step(now, evidence, &mut actions);
         for action in actions {

@@ -217,6 +217,16 @@ impl Source {
         *hide != Hide::All && !self.told_usage
     }
 
+    /// Whether the engine has said that all is said.
+    pub(crate) fn is_done(&self) -> bool {
+        self.done
+    }
+
+    /// Leaves the engine: it stops working on this answer.
+    pub(crate) fn let_go(&mut self) {
+        self.body.close();
+    }
+
     /// Whether an error can be told in the client's stream.
     pub(crate) fn is_events(&self) -> bool {
         matches!(self.form, Form::Events { .. })

@@ -519,6 +519,21 @@ async fn an_answer_that_lacks_only_its_end_is_ended() {
     }
 }
 
+/// All was said; that the connection then broke changes nothing.
+#[tokio::test]
+async fn an_answer_that_is_complete_stays_complete() {
+    for limit in [0, 1] {
+        let rig = rig(2, limit, None).await;
+        let whole = begun() + &end("chatcmpl-1", 7, 4);
+        rig.stage.play(broken(&whole));
+        let answer = rig.post(CHAT, ASK).await;
+        assert_eq!(answer.text().matches(DONE).count(), 1, "{}", answer.text());
+        assert!(!answer.text().contains("\"error\""), "{}", answer.text());
+        assert_eq!(rig.stage.seen().len(), 1);
+        rig.at_rest().await;
+    }
+}
+
 #[tokio::test]
 async fn a_client_that_leaves_while_its_answer_moves_frees_everything() {
     let rig = rig(2, 1, None).await;

@@ -100,6 +100,19 @@ fn check(endpoint: Endpoint, body: &str, want: &Expect) {
     }));
 }
 
+/// With only its role said, an answer is asked for as it was; white space is nothing to go on from.
+#[test]
+fn what_has_hardly_begun() {
+    let body =
+        Bytes::from_static(br#"{"messages":[{"role":"user","content":"hi"}],"max_tokens":9}"#);
+    let scan = Scan::parse(&body).unwrap();
+    let rest = |said: &[&str]| continued(&scan, &body, Endpoint::Chat, &progress(said), |_| None);
+    assert_eq!(rest(&SAID[..1]).unwrap(), body);
+    let blank = SAID[1].replace("a \\\"b\\\"", " ");
+    assert!(blank.contains(r#""content":" ""#));
+    assert_eq!(rest(&[SAID[0], &blank]), None);
+}
+
 #[test]
 fn the_rest_is_asked_for() {
     check(
