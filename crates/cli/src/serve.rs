@@ -151,6 +151,11 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     if let Some(file) = file {
         file.start(app.members(), app.metrics(), app.tasks());
     }
+    if app.members().list().is_empty() {
+        tracing::warn!(
+            "no workers yet: give --worker, --workers-file, or `kvasir workers add URL`"
+        );
+    }
     let server = listen(&app, settings).await?;
     tracing::info!(address = %server.address(), "listening");
     if let Some(address) = server.admin_address() {

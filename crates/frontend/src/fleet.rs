@@ -350,7 +350,13 @@ impl Watcher {
                 Err(error) => self.failed(&error),
             }
             self.fleet.members().report(self.id, self.state());
-            for _ in 0..LOADS_PER_PROBE {
+            // One that does not answer is asked again soon: it stays no longer than it must.
+            let looks = if self.failures > 0 {
+                1
+            } else {
+                LOADS_PER_PROBE
+            };
+            for _ in 0..looks {
                 tokio::time::sleep(LOAD_EVERY).await;
                 self.pool.sweep();
                 if self.serves.is_empty() {

@@ -59,7 +59,7 @@ pub(crate) struct Relay {
 pub(crate) struct Books {
     /// None while another worker is asked to go on.
     booking: Option<Booking>,
-    /// Who served it first.
+    /// Who serves it, or did last.
     target: WorkerRank,
     watch: Watch,
     clock: Clock,
@@ -189,6 +189,7 @@ impl Books {
     /// Another worker goes on.
     fn go_on(&mut self, booking: Booking) {
         booking.first_token();
+        self.target = booking.target();
         self.booking = Some(booking);
     }
 }

@@ -136,7 +136,12 @@ pub fn continued(
     encode: impl Fn(&str) -> Option<Vec<Token>>,
 ) -> Option<Bytes> {
     let said = progress.text();
-    let generated = progress.tokens();
+    // What was counted and not said is generated again.
+    let generated = if said.is_empty() {
+        0
+    } else {
+        progress.tokens()
+    };
     let mut edits = scan.edit();
     match endpoint {
         Endpoint::Completions => {

@@ -95,6 +95,9 @@ pub enum AddressError {
         /// What it takes.
         expected: &'static str,
     },
+    /// The address of a route, not of a server.
+    #[error("`{0}` names a route; leave out /v1, as in http://host:8000")]
+    Route(String),
     /// A URL with a password, which would be shown wherever the URL is.
     #[error(
         "a URL with a user or a password in it is not taken; give a key with api-key-file=FILE"
@@ -173,6 +176,9 @@ impl WorkerAddress {
         if host.is_empty() || uri.query().is_some() || url.contains(',') {
             return Err(AddressError::NotUrl(url.to_owned()));
         }
+        if uri.path().trim_end_matches('/').ends_with("/v1") {
+            return Err(AddressError::Route(url.to_owned()));
+        }
         let port = if tls { HTTPS_PORT } else { HTTP_PORT };
         Ok(Self {
             tls,
@@ -218,10 +224,11 @@ impl WorkerAddress {
         Ok(())
     }
 
-    /// The worker's id: it follows from the address, so that it survives a restart of ours.
+    /// The worker's id: it follows from the address, so that it survives a restart of ours. It has 53 bits: tools that
+    /// read JSON numbers as floats keep it whole.
     #[must_use]
     pub fn id(&self) -> WorkerId {
-        WorkerId(xxh3_64(self.to_string().as_bytes()))
+        WorkerId(xxh3_64(self.to_string().as_bytes()) >> 11)
     }
 
     /// `host:port`, as the `host` header names it.

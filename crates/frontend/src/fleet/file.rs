@@ -118,7 +118,14 @@ impl WorkersFile {
         let path = self.path.display();
         match parsed {
             Ok(wanted) => {
-                tracing::info!(%path, workers = wanted.len(), "workers file taken over");
+                match wanted.is_empty() {
+                    true => {
+                        tracing::warn!(%path, "workers file has no worker left: all that it named leave")
+                    }
+                    false => {
+                        tracing::info!(%path, workers = wanted.len(), "workers file taken over")
+                    }
+                }
                 self.take(wanted, members);
                 Some(true)
             }

@@ -151,19 +151,15 @@ impl Job {
 
     /// Sends events until the end, or until the fault.
     async fn feed(mut self, pieces: &Pieces) -> Result<(), BrokenOff> {
-        if self.ask.chat {
-            for at in 0..self.choices.len() {
-                let prompt = self
-                    .ask
-                    .prompts
-                    .get(at)
-                    .filter(|_| self.ask.return_token_ids);
-                let usage = self.ask.continuous_usage.then(|| self.usage());
-                let event = self.head.role_event(at, prompt.map(|p| &**p), usage);
+        // As vLLM does, roles come with the first token and not before, and count none.
+        let roles = self.role_events();
+        let mut next = next_of(&mut self.choices).await;
+        if self.ask.chat && !matches!(next, Some((_, Err(_)))) {
+            for event in roles {
                 self.send(pieces, event).await?;
             }
         }
-        while let Some((at, piece)) = next_of(&mut self.choices).await {
+        while let Some((at, piece)) = next {
             let event = match piece {
                 Ok(piece) => self.event(at, &piece),
                 Err(PlaneError::Disconnected(_) | PlaneError::Gone(_)) => return Err(BrokenOff),
@@ -174,12 +170,23 @@ impl Job {
                 return self.break_off(pieces, event).await;
             }
             self.send(pieces, event).await?;
+            next = next_of(&mut self.choices).await;
         }
         if self.ask.include_usage {
             let event = self.head.usage_event(self.usage());
             self.send(pieces, event).await?;
         }
         self.send(pieces, "data: [DONE]\n\n".to_owned()).await
+    }
+
+    fn role_events(&self) -> Vec<String> {
+        let event = |at: usize| {
+            let prompts = &self.ask.prompts;
+            let prompt = prompts.get(at).filter(|_| self.ask.return_token_ids);
+            let usage = self.ask.continuous_usage.then(|| self.usage());
+            self.head.role_event(at, prompt.map(|p| &**p), usage)
+        };
+        (0..self.choices.len()).map(event).collect()
     }
 
     fn event(&mut self, at: usize, piece: &Piece) -> String {
