@@ -5,7 +5,6 @@ what a second request shares with the first.
 """
 
 import os
-import socket
 import threading
 
 import httpx
@@ -17,19 +16,13 @@ FOLDER = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../crates/t
 TEXT = " ".join(f"Line {n} of the harbour log: ship {n * 7} came in with the tide." for n in range(40))
 
 
-def free_port():
-    with socket.socket() as first:
-        first.bind(("127.0.0.1", 0))
-        return first.getsockname()[1]
-
-
 @pytest.fixture(params=["tokenize", "announced", "model_path"])
 def fleet(request):
     """Two mock engines with cache events behind a frontend that learns tokens in one of the ways."""
     # An engine without a folder names none; one that has one says so in its list of models.
     own = ["--model-path", FOLDER] if request.param == "announced" else []
     engines = [Kvasir("mocker", "--http-host", "127.0.0.1", "--http-port", "0", "--model-name", "tiny", "--block-size",
-                      "16", "--speedup", "50", "--kv-events-port", str(free_port()), *own) for _ in range(2)]
+                      "16", "--speedup", "50", "--kv-events-port", "0", *own) for _ in range(2)]
     urls = [engine.wait_for(r"on (http://127\.0\.0\.1:\d+)").group(1) for engine in engines]
     workers = [word for url in urls for word in ("--worker", url)]
     folder = ["--model-path", f"tiny={FOLDER}"] if request.param == "model_path" else []

@@ -40,7 +40,8 @@ fn long_histories_by_seed() {
     }
 }
 
-/// An hour's worth of the same for whoever changes the tree: `cargo test -p kvasir-index -- --ignored`.
+/// Twenty thousand more for whoever changes the tree, beside those above that always run:
+/// `cargo test -p kvasir-index -- --ignored`.
 #[test]
 #[ignore = "takes minutes"]
 fn very_many_histories_by_seed() {
