@@ -16,51 +16,52 @@ from conftest import Kvasir
 MODEL = "tiny"
 MODEL_DIR = pathlib.Path(__file__).parents[2] / "crates/text/src/builtin"
 TLS = pathlib.Path(__file__).parents[2] / "testdata/tls"
+# An engine takes a port that is free, and says which.
+ANY = "tcp://127.0.0.1:0"
 CHECKS = [
     "reachable", "model", "version", "block-size", "prefix-caching", "event-socket", "events-arrive", "replay", "tokens",
     "cached-tokens",
 ]  # fmt: skip
 
 
-def free_ports(count):
-    """The first of some free ports in a row: an engine must come back at the addresses that it had."""
-    for _ in range(50):
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-        try:
-            for n in range(count):
-                with socket.socket() as other:
-                    other.bind(("127.0.0.1", port + n))
-            return port
-        except OSError:
-            continue
-    raise AssertionError("no free ports")
-
-
 class Setup:
     """One engine and one doctor, as command lines that advice changes."""
 
     def __init__(self, engine, doctor, running=True):
-        self.port, events = free_ports(1), free_ports(2)
         self.engine = {
-            "--http-host": "127.0.0.1", "--http-port": str(self.port), "--speedup": "50", "--block-size": "16",
-            "--served-model-name": MODEL, "--model-path": str(MODEL_DIR),
-            "--events": f"tcp://127.0.0.1:{events}", "--replay": f"tcp://127.0.0.1:{events + 1}",
+            "--http-host": "127.0.0.1", "--http-port": "0", "--speedup": "50", "--block-size": "16",
+            "--served-model-name": MODEL, "--model-path": str(MODEL_DIR), "--events": ANY, "--replay": ANY,
         }  # fmt: skip
-        self.doctor = {"--worker": f"http://127.0.0.1:{self.port}", "--model-path": str(MODEL_DIR), "--model-name": MODEL}
+        self.doctor = {"--model-path": str(MODEL_DIR), "--model-name": MODEL}
         change(self.engine, engine)
-        change(self.doctor, {k: v and v.format(url=self.doctor["--worker"]) for k, v in doctor.items()})
-        self.process = None
+        self.process = self.place = None
         if running:
             self.start()
+        else:
+            # Taken, and nobody listens.
+            self.place = socket.socket()
+            self.place.bind(("127.0.0.1", 0))
+            self.at("http://127.0.0.1:%d" % self.place.getsockname()[1])
+        change(self.doctor, doctor)
 
     def start(self):
         self.stop()
         self.process = Kvasir("mocker", *words(self.engine))
-        self.process.wait_for(r"on (http://127\.0\.0\.1:\d+)")
+        self.at(self.process.wait_for(r"on (http://127\.0\.0\.1:\d+)").group(1))
+        if self.engine.get("--events") == ANY and "--data-parallel-size" not in self.engine:
+            told = httpx.get(f"{self.url}/kv_event_sources").json()["0"]
+            self.engine["--events"] = told["endpoint"]
+            if "--replay" in self.engine:
+                self.engine["--replay"] = told["replay_endpoint"]
+
+    def at(self, url):
+        """It has found its place; when it comes back it is there again."""
+        self.url, self.engine["--http-port"] = url, url.rsplit(":")[-1]
+        self.doctor.setdefault("--worker", url)
 
     def stop(self):
+        if self.place:
+            self.place.close()
         if self.process:
             assert self.process.stop() == 0, self.process.log()
 
@@ -75,7 +76,7 @@ class Setup:
         if "--kv-events-config" in flags:
             for flag in ["--events", "--replay", "--kv-events-config"]:
                 self.engine.pop(flag, None)
-            flags["--kv-events-config"] = at_free_ports(flags["--kv-events-config"])
+            flags["--kv-events-config"] = anywhere(flags["--kv-events-config"])
         if "--host" in flags:
             # vLLM's name for it; and tests stay on this machine.
             flags = {"--http-host": "127.0.0.1", "--http-port": flags["--port"]}
@@ -99,18 +100,18 @@ def words(line):
     return [word for flag, value in line.items() for word in ([flag] if value is None else [flag, value])]
 
 
-def at_free_ports(config):
+def anywhere(config):
     """The same sockets where nothing else of this machine listens."""
-    config, port = json.loads(config), free_ports(2)
+    config = json.loads(config)
     assert config["enable_kv_cache_events"] is True and config["publisher"] == "zmq"
-    for at, field in enumerate(["endpoint", "replay_endpoint"]):
+    for field in ["endpoint", "replay_endpoint"]:
         assert config[field].startswith("tcp://127.0.0.1:"), config
-        config[field] = f"tcp://127.0.0.1:{port + at}"
+        config[field] = ANY
     return json.dumps(config)
 
 
-def run(*args):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "KVASIR_"))}
+def run(*args, **env):
+    env |= {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "KVASIR_"))}
     command = [os.environ["KVASIR_BIN"], "doctor", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
 
@@ -204,7 +205,7 @@ def test_an_engine_that_is_not_there():
     code, [findings] = setup.ask()
     assert (code, of(findings, "fail")) == (1, ["reachable"]) and len(of(findings, "skip")) == len(CHECKS) - 1
     advice = findings["reachable"]["advice"][0]
-    assert advice["args"] == ["--host", "0.0.0.0", "--port", str(setup.port)]
+    assert advice["args"] == ["--host", "0.0.0.0", "--port", setup.engine["--http-port"]]
     setup.follow(advice)
     code, [findings] = setup.ask()
     assert (code, of(findings, "pass")) == (0, CHECKS), findings
@@ -215,9 +216,8 @@ def test_an_engine_behind_tls_whose_authority_is_not_known():
     """A frontend stands in for the engine, which has no TLS of its own; only whether it is believed is asked."""
     files = ["--tls-cert-path", str(TLS / "server.pem"), "--tls-key-path", str(TLS / "server-key.pem")]
     engine = Setup({}, {})
-    port = free_ports(1)
-    secure = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", str(port), "--worker", engine.doctor["--worker"], *files)
-    secure.wait_for(r"address=127\.0\.0\.1")
+    secure = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", "--worker", engine.url, *files)
+    port = secure.wait_for(r"address=127\.0\.0\.1:(\d+)").group(1)
     worker = ["--worker", f"https://localhost:{port}"]
     _, [findings] = ask(*worker)
     assert of(findings, "fail") == ["reachable"], findings
@@ -241,9 +241,7 @@ def test_two_things_wrong_are_mended_one_by_one():
 
 
 def test_two_ranks_in_an_older_wire():
-    ports = free_ports(4)
-    sockets = {"--events": f"tcp://127.0.0.1:{ports}", "--replay": f"tcp://127.0.0.1:{ports + 2}"}
-    setup = Setup({"--data-parallel-size": "2", "--event-wire": "vllm-0.9", **sockets}, {})
+    setup = Setup({"--data-parallel-size": "2", "--event-wire": "vllm-0.9"}, {})
     code, [findings] = setup.ask()
     assert (code, of(findings, "pass")) == (0, CHECKS), findings
     assert findings["events-arrive"]["why"].startswith("2 ranks"), findings
@@ -261,7 +259,7 @@ def test_the_workers_of_a_frontend():
         http.post("/workers", json={"url": url_of(small)}).raise_for_status()
         http.post("/workers", json={"url": url_of(deaf), "events": good.engine["--events"]}).raise_for_status()
         wait(lambda: [row["state"] for row in http.get("/workers").json()["workers"]] == ["serving"] * 3)
-    done = run("--json", "--frontend", url, "--model-path", str(MODEL_DIR))
+    done = run("--json", "--url", url, "--model-path", str(MODEL_DIR))
     report = {worker["worker"]: {c["check"]: c for c in worker["checks"]} for worker in json.loads(done.stdout)["workers"]}
     assert done.returncode == 1
     assert of(report[url_of(good)], "pass") == CHECKS, report[url_of(good)]
@@ -269,7 +267,7 @@ def test_the_workers_of_a_frontend():
     small.follow(report[url_of(small)]["block-size"]["advice"][0])
     advice = report[url_of(deaf)]["events-arrive"]["advice"][0]
     assert advice["args"] == ["--worker", f"{url_of(deaf)},events={deaf.engine['--events']},replay={deaf.engine['--replay']}"]
-    done = run("--json", "--frontend", url, "--model-path", str(MODEL_DIR), *advice["args"])
+    done = run("--json", "--url", url, "--model-path", str(MODEL_DIR), *advice["args"])
     assert done.returncode == 0, done.stdout
     assert frontend.stop() == 0, frontend.log()
     for setup in [good, small, deaf]:
@@ -296,14 +294,30 @@ def test_a_table_for_people():
 
 
 @pytest.mark.parametrize("args, words", [
-    ([], "--worker URL"), (["--worker", "engine:8000"], "http://"), (["--worker", "http://a:1,colour=red"], "colour"),
-    (["--frontend", "nowhere"], "--frontend"),
+    (["--worker", "engine:8000"], "http://"), (["--worker", "http://a:1,colour=red"], "colour"),
+    (["--url", "nowhere"], "--url"), (["--frontend", "http://u:secret@h"], "without user and password"),
 ])  # fmt: skip
 def test_wrong_command_lines(args, words):
     done = run(*args)
     assert done.returncode == 2 and words in done.stderr, done.stderr
 
 
-def test_a_frontend_that_is_not_there():
+def test_a_frontend_that_cannot_say():
+    """Nobody, one that wants a token, one without admin routes, one without engines: each says what to do."""
     done = run("--frontend", "http://127.0.0.1:1")
-    assert done.returncode == 1 and "cannot connect" in done.stderr
+    assert done.returncode == 1 and "no frontend answers at http://127.0.0.1:1" in done.stderr, done.stderr
+    assert run(KVASIR_URL="http://127.0.0.1:1").stderr == done.stderr
+    cases = [
+        ({"KVASIR_ADMIN_TOKEN": "t"}, [], "asks for a token: give it in a file with --admin-token-file"),
+        ({}, ["--disable-frontend-admin-api"], "--disable-frontend-admin-api"),
+        ({}, [], "has no engine server to look at"),
+    ]
+    for env, args, words in cases:
+        frontend = Kvasir("demo", "--workers", "1", "--http-host", "127.0.0.1", "--http-port", "0", *args, env=env)
+        url = frontend.wait_for(r"at (http://127\.0\.0\.1:\d+)").group(1)
+        done = run("--url", url)
+        assert done.returncode == 1 and words in done.stderr, done.stderr
+        if env:
+            assert "does not accept the token" in run("--url", url, KVASIR_ADMIN_TOKEN="other").stderr
+            assert "has no engine server" in run("--url", url, KVASIR_ADMIN_TOKEN="t").stderr
+        frontend.stop()

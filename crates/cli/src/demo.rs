@@ -22,6 +22,7 @@ use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
 use kvasir_transport::MemoryPlane;
 use kvasir_types::{WorkerId, WorkerRank};
+use kvasir_upstream::{Pool, WorkerAddress, WorkerTls};
 
 use crate::wiring::{self, Failure, RouterSetup};
 use crate::{serve, traces};
@@ -52,9 +53,13 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     greet(&url, &model.name, settings.get(keys::WORKERS));
     if settings.get(keys::TRAFFIC) {
         let summary = Arc::new(Mutex::new(Summary::default()));
-        let address = loopback(server.address());
+        // It talks to itself: it believes its own certificate.
+        let tls = match settings.get(keys::TLS_CERT_PATH) {
+            Some(path) => WorkerTls::with_authority(&path)?,
+            None => WorkerTls::default(),
+        };
         let traffic = Traffic::new(
-            address,
+            Pool::new(WorkerAddress::parse_plain(&url)?, tls),
             Arc::clone(&model.name),
             Arc::clone(&app),
             Arc::clone(&summary),

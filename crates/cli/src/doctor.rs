@@ -9,14 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
-use kvasir_doctor::{Examined, Listed, Probe, Report, Told, examine, workers_of};
+use kvasir_doctor::{Examined, Listed, Probe, Report, Told, examine};
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
 use kvasir_transport::Tasks;
-use kvasir_upstream::{WorkerAddress, WorkerTls};
 
 use crate::operate;
-use crate::wiring::{self, BadConfig, Failure};
+use crate::wiring::{self, Failure};
 
 /// Looks, prints, and says by its code whether all is well.
 pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, Failure> {
@@ -30,8 +29,6 @@ pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, Failure> {
     let probe = Probe {
         patience: settings.get(keys::TIMEOUT_SECS),
         worker_tls: wiring::worker_tls(settings)?,
-        frontend_tls: frontend_tls(settings)?,
-        authorization: operate::token(settings)?,
         text: model_path.as_ref().map(load),
         seed: clock.unix_millis(clock.now()) ^ u64::from(std::process::id()) << 48,
     };
@@ -42,7 +39,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, Failure> {
         block_size: settings.get(keys::KV_CACHE_BLOCK_SIZE),
         model_path: model_path.clone(),
     };
-    let workers = workers(settings, &probe, &tasks).await?;
+    let workers = workers(settings).await?;
     let worlds = probe
         .look(&tasks, workers.into_iter().map(told).collect())
         .await;
@@ -65,21 +62,8 @@ pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Whom to believe when the frontend is reached by https.
-fn frontend_tls(settings: &Settings) -> Result<WorkerTls, Failure> {
-    let Some(path) = settings.get(keys::TLS_CA_PATH) else {
-        return Ok(WorkerTls::default());
-    };
-    let tls = WorkerTls::with_authority(&path);
-    tls.map_err(|error| BadConfig(format!("--tls-ca-path {error}")).into())
-}
-
-/// Those that are named, and those of the frontend that is.
-async fn workers(
-    settings: &Settings,
-    probe: &Probe,
-    tasks: &Tasks,
-) -> Result<Vec<Listed>, Failure> {
+/// Those that are named, and those of the frontend at `--url`, which is asked unless workers are named alone.
+async fn workers(settings: &Settings) -> Result<Vec<Listed>, Failure> {
     let named = wiring::workers(settings)?.into_iter();
     let mut workers: Vec<Listed> = named
         .map(|address| Listed {
@@ -87,32 +71,16 @@ async fn workers(
             block_size: None,
         })
         .collect();
-    let Some(url) = settings.get(keys::FRONTEND) else {
-        if workers.is_empty() {
-            let message = "whom to look at? Give --worker URL for each engine, or --frontend URL";
-            return Err(BadConfig(message.to_owned()).into());
-        }
+    if !workers.is_empty() && !settings.is_set(keys::URL) {
         return Ok(workers);
-    };
-    let frontend = WorkerAddress::parse(&url)
-        .map_err(|error| BadConfig(format!("--frontend {url}: {error}")))?;
-    let found = workers_of(probe, tasks, &frontend)
-        .await
-        .map_err(|silence| {
-            format!("--frontend {url}: {silence}; it must run, and its admin routes must be open")
-        })?;
+    }
     let key = wiring::worker_key(settings)?;
-    for mut listed in found {
-        if !workers
-            .iter()
-            .any(|w| w.address.id() == listed.address.id())
-        {
+    for mut listed in operate::engines(settings).await? {
+        let id = listed.address.id();
+        if !workers.iter().any(|w| w.address.id() == id) {
             listed.address.api_key.clone_from(&key);
             workers.push(listed);
         }
-    }
-    if workers.is_empty() {
-        return Err(format!("--frontend {url} has no worker of its own to look at").into());
     }
     Ok(workers)
 }

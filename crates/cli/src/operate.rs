@@ -1,4 +1,4 @@
-//! Commands that ask a running frontend: `kvasir why`, `kvasir workers`, `kvasir top`.
+//! Commands that ask a running frontend: `kvasir why`, `kvasir workers`, `kvasir top`; `kvasir doctor` asks it for its workers.
 //!
 //! They read the admin routes that anybody can read with `curl`, and show the same data for people; `--json`
 //! prints it as it came. A frontend that cannot be asked is an error of one line that says what to do.
@@ -14,12 +14,12 @@ mod workers;
 
 use std::io::Write;
 
-use kvasir_config::{Command, Run, keys};
+use kvasir_config::{Command, Run, Settings, keys};
+use kvasir_doctor::{Listed, read_workers};
 use serde_json::Value;
 
 use crate::wiring::Failure;
 use client::Client;
-pub(crate) use client::token;
 
 /// Runs the command.
 pub(crate) async fn run(run: &Run) -> Result<(), Failure> {
@@ -28,6 +28,21 @@ pub(crate) async fn run(run: &Run) -> Result<(), Failure> {
         Command::Why => why::run(&client, run).await,
         Command::Workers => workers::run(&client, run).await,
         _ => top::run(&client, run).await,
+    }
+}
+
+/// The engine servers of the frontend at `--url`.
+pub(crate) async fn engines(settings: &Settings) -> Result<Vec<Listed>, Failure> {
+    let client = Client::new(settings)?;
+    let answer = workers::list(&client).await?;
+    let url = client.url();
+    match read_workers(&answer) {
+        Some(found) if !found.is_empty() => Ok(found),
+        Some(_) => Err(format!(
+            "{url} has no engine server to look at (kvasir workers lists what it has); name engines with --worker URL"
+        )
+        .into()),
+        None => Err(format!("{url} lists no workers: is it a Kvasir frontend?").into()),
     }
 }
 

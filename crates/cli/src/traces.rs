@@ -22,17 +22,42 @@ fn start(settings: &Settings) -> Result<Option<Tracer>, Failure> {
         endpoint: settings.get(keys::OTEL_EXPORTER_OTLP_TRACES_ENDPOINT),
         service_name: settings.get(keys::OTEL_SERVICE_NAME),
     };
-    let sink = kvasir_telemetry::Otel::start(&options).map_err(|error| {
-        let endpoint = &options.endpoint;
-        crate::wiring::BadConfig(format!(
-            "--otel-exporter-otlp-traces-endpoint {endpoint}: {error}"
-        ))
-    })?;
+    let bad = |error: &dyn std::fmt::Display| {
+        crate::wiring::BadConfig(format!("--otel-exporter-otlp-traces-endpoint: {error}"))
+    };
+    let carry = carry(&options.endpoint).map_err(|error| bad(&error))?;
+    let sink = kvasir_telemetry::Otel::start(&options, carry).map_err(|error| bad(&error))?;
     tracing::info!(endpoint = %options.endpoint, "spans go to a collector");
     let share = settings.get(keys::OTEL_TRACES_SAMPLER_ARG);
     // Ids must differ between processes, whatever --seed says.
     let seed = RandomState::new().build_hasher().finish();
     Ok(Some(Tracer::new(sink, share, seed)))
+}
+
+/// Brings batches to the collector at `endpoint`, over a connection for each.
+#[cfg(feature = "otel")]
+fn carry(
+    endpoint: &str,
+) -> Result<std::sync::Arc<kvasir_telemetry::Carry>, kvasir_upstream::AddressError> {
+    use kvasir_upstream::{Bounds, Client, WorkerAddress, WorkerTls};
+
+    /// Longest answer of a collector that is read.
+    const ANSWER_BYTES_MAX: usize = 1 << 20;
+    // The path comes with each request.
+    let mut collector = WorkerAddress::parse_plain(endpoint)?;
+    collector.prefix.clear();
+    let bounds = Bounds {
+        patience: kvasir_telemetry::EXPORT_PATIENCE,
+        answer_bytes_max: ANSWER_BYTES_MAX,
+    };
+    let client = Client::new(WorkerTls::default(), bounds);
+    Ok(std::sync::Arc::new(move |request| {
+        let (client, collector) = (client.clone(), collector.clone());
+        Box::pin(async move {
+            let answer = client.ask(&collector, request).await;
+            answer.map_err(|error| error.to_string())
+        })
+    }))
 }
 
 #[cfg(not(feature = "otel"))]

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kvasir_config::{LogFormat, Settings, keys};
+use kvasir_config::{LogFormat, Settings, keys, redacted};
 use kvasir_frontend::{
     ApiKeys, AppOptions, Limits, MigrationOptions, Paths, ServerTls, WorkersFile,
 };
@@ -68,7 +68,7 @@ pub(crate) fn workers(settings: &Settings) -> Result<Vec<WorkerAddress>, Failure
     let key = worker_key(settings)?;
     let parse = |text: &String| -> Result<WorkerAddress, Failure> {
         let mut address = WorkerAddress::parse(text)
-            .map_err(|error| BadConfig(format!("--worker {text}: {error}")))?;
+            .map_err(|error| BadConfig(format!("--worker {}: {error}", redacted(text))))?;
         if address.api_key.is_none() {
             address.api_key.clone_from(&key);
         }

@@ -4,11 +4,12 @@
 //! invocation are reported together, one line each, so that nobody mends them one start at a time.
 //!
 //! Invariants: the same mistake reads the same from flag, variable, file and policy, but for its
-//! place; a secret's value is never printed.
+//! place; a secret's value and the password in an address are never printed.
 
 use std::fmt;
 
 use crate::nearest::nearest;
+use crate::redact::redacted;
 use crate::settings::Origin;
 use crate::spec::Spec;
 use crate::table;
@@ -200,7 +201,7 @@ impl Problem {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scoped(pub(crate) Option<crate::command::Scope>);
 
-/// A text between backticks, cut where it gets long, with control characters made visible.
+/// A text between backticks, cut where it gets long, with control characters made visible and passwords not.
 pub(crate) fn quoted(text: &str) -> String {
     let visible = |c: char| {
         if c.is_control() {
@@ -209,6 +210,7 @@ pub(crate) fn quoted(text: &str) -> String {
             c.into()
         }
     };
+    let text = redacted(text);
     let shown: String = text.chars().take(SHOWN_MAX).map(visible).collect();
     let more = if text.chars().count() > SHOWN_MAX {
         "…"

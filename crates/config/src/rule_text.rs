@@ -8,14 +8,15 @@ use crate::value::TextRule;
 
 /// Base address of an engine server.
 pub(crate) const URL: TextRule = TextRule {
-    expects: "an address such as http://10.0.0.7:8000",
+    expects: "an address such as http://10.0.0.7:8000, without user and password",
     metavar: "URL",
     accepts: is_http_url,
 };
 
 /// An engine server, with what is said about it.
 pub(crate) const WORKER: TextRule = TextRule {
-    expects: "an address such as http://10.0.0.7:8000, with additions as name=value after commas",
+    expects: "an address such as http://10.0.0.7:8000, without user and password, with additions as \
+              name=value after commas (a key as api-key-file=FILE)",
     metavar: "URL[,NAME=VALUE]",
     accepts: |text| {
         let mut parts = text.split(',');

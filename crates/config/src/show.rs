@@ -1,7 +1,8 @@
 //! What would run, and why.
 //!
 //! Answers: what is every option of a command set to, and who set it? As a table for people, as
-//! JSON for programs and for `--dump-config-to`. Secrets are shown as set or not.
+//! JSON for programs and for `--dump-config-to`. Secrets are shown as set or not, and passwords in addresses
+//! not at all.
 
 use std::fmt::Write as _;
 
@@ -9,6 +10,7 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::help;
 use crate::notice::Notice;
+use crate::redact::redacted;
 use crate::settings::{Origin, Setting, Settings};
 use crate::spec::{Group, Spec};
 use crate::value::Value;
@@ -94,7 +96,7 @@ fn shown(spec: &Spec, setting: &Setting) -> String {
     match setting.value {
         Value::Unset => "none".into(),
         _ if spec.secret => HIDDEN.into(),
-        _ => setting.value.text(),
+        _ => redacted(&setting.value.text()),
     }
 }
 
@@ -105,9 +107,9 @@ fn json_row(spec: &Spec, setting: &Setting) -> Json {
         Value::Bool(yes) => (*yes).into(),
         Value::Int(number) => (*number).into(),
         Value::Float(number) => (*number).into(),
-        Value::Text(text) => text.as_str().into(),
+        Value::Text(text) => redacted(text).into(),
         Value::Choice(name) => (*name).into(),
-        Value::List(items) => items.clone().into(),
+        Value::List(items) => items.iter().map(|item| redacted(item)).collect(),
     };
     let mut row = json!({
         "value": value,

@@ -12,13 +12,15 @@
 mod advice;
 mod checks;
 mod finding;
+mod listed;
 mod probe;
 mod report;
 mod world;
 
 pub use checks::examine;
 pub use finding::{Advice, Check, Finding, Outcome, Whose};
-pub use probe::{Listed, Probe, workers_of};
+pub use listed::{Listed, read_workers};
+pub use probe::Probe;
 pub use report::{Examined, Report};
 pub use world::{
     Asked, Comparison, Difference, EventsSeen, RankSeen, ReplaySeen, Silence, TextSeen, Told,

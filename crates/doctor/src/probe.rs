@@ -12,16 +12,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::http::HeaderValue;
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
 use kvasir_transport::{SourceFault, Tasks};
 use kvasir_types::Rng;
-use kvasir_upstream::{EventSource, WorkerAddress, WorkerTls, event_sources};
+use kvasir_upstream::{EventSource, WorkerTls, event_sources};
 
-use crate::world::{
-    Asked, EventsSeen, RankSeen, ReplaySeen, Silence, TextSeen, Told, Twice, World,
-};
+use crate::world::{EventsSeen, RankSeen, ReplaySeen, Silence, TextSeen, Told, Twice, World};
 use ear::Ear;
 use http::Client;
 use talk::Talk;
@@ -44,65 +41,12 @@ const EVENT_PATIENCE_MAX: Duration = Duration::from_secs(3);
 pub struct Probe {
     /// How long one answer may take.
     pub patience: Duration,
-    /// Whom to believe among workers, and among frontends, that are reached by https.
+    /// Whom to believe among workers that are reached by https.
     pub worker_tls: WorkerTls,
-    /// Likewise.
-    pub frontend_tls: WorkerTls,
-    /// What is sent as `authorization` to the frontend, where it asks for a token.
-    pub authorization: Option<HeaderValue>,
     /// The tokenizer of `--model-path`, or why there is none.
     pub text: Option<Result<Arc<TextModel>, String>>,
     /// Where requests that must not repeat each other come from.
     pub seed: u64,
-}
-
-/// A worker as a running frontend lists it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
-    /// Where it is, with what the frontend was told about it.
-    pub address: WorkerAddress,
-    /// Tokens in a block of the frontend's index of its model.
-    pub block_size: Option<u32>,
-}
-
-/// The workers of a running frontend.
-pub async fn workers_of(
-    probe: &Probe,
-    tasks: &Tasks,
-    frontend: &WorkerAddress,
-) -> Asked<Vec<Listed>> {
-    let (tls, authorization) = (probe.frontend_tls.clone(), probe.authorization.clone());
-    let client = Client::new(tasks.clone(), probe.patience, tls, authorization);
-    let answer = client.get(frontend, "/workers").await?;
-    let rows: serde_json::Value =
-        serde_json::from_slice(&answer).map_err(|error| Silence::Unreadable(error.to_string()))?;
-    let rows = rows.get("workers").and_then(|rows| rows.as_array());
-    let rows = rows.ok_or_else(|| Silence::Unreadable("it lists no workers".to_owned()))?;
-    let mut found: Vec<Listed> = Vec::new();
-    for listed in rows.iter().filter_map(read_row) {
-        let id = listed.address.id();
-        if !found.iter().any(|known| known.address.id() == id) {
-            found.push(listed);
-        }
-    }
-    Ok(found)
-}
-
-fn read_row(row: &serde_json::Value) -> Option<Listed> {
-    let mut address = WorkerAddress::parse(row.get("url")?.as_str()?).ok()?;
-    let told = row.get("told");
-    let text = |name| told?.get(name)?.as_str().map(str::to_owned);
-    let count_in = |of: Option<&serde_json::Value>, name| of?.get(name)?.as_u64();
-    let count = |name| u32::try_from(count_in(told, name)?).ok();
-    address.events = text("events");
-    address.replay = text("replay");
-    address.block_size = count("block_size");
-    address.data_parallel_size = count("data_parallel_size");
-    let block_size = count_in(Some(row), "block_size").and_then(|n| u32::try_from(n).ok());
-    Some(Listed {
-        address,
-        block_size,
-    })
 }
 
 impl Probe {
@@ -132,7 +76,7 @@ impl Probe {
 
     async fn look_at(&self, tasks: &Tasks, mut world: World, at: u64) -> World {
         let tls = self.worker_tls.clone();
-        let client = Client::new(tasks.clone(), self.patience, tls, None);
+        let client = Client::new(self.patience, tls);
         ask_facts(&client, &mut world).await;
         if world.models.is_err() {
             return world;
@@ -302,6 +246,8 @@ fn note_peers(worlds: &mut [World]) {
 
 #[cfg(test)]
 mod tests {
+    use kvasir_upstream::WorkerAddress;
+
     use super::*;
 
     fn told(url: &str) -> Told {
@@ -312,19 +258,6 @@ mod tests {
             model_path: None,
             index_block_size: None,
         }
-    }
-
-    #[test]
-    fn a_frontends_own_words_are_kept() {
-        let told = serde_json::json!({"block_size": 32, "events": "tcp://a:1", "replay": null});
-        let row = serde_json::json!({"url": "http://a:8000", "block_size": 16, "told": told});
-        let expected = WorkerAddress::parse("http://a:8000,block-size=32,events=tcp://a:1");
-        let listed = read_row(&row).unwrap();
-        assert_eq!(
-            (Ok(listed.address), listed.block_size),
-            (expected, Some(16))
-        );
-        assert_eq!(read_row(&serde_json::json!({"url": null})), None);
     }
 
     #[test]

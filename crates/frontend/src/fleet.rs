@@ -13,15 +13,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::header::HOST;
-use http::{Request, StatusCode, Uri};
-use http_body_util::Full;
 use kvasir_router::{Input, LoadReport, WorkerSpec};
 use kvasir_trust::Doubt;
 use kvasir_types::{DpRank, WorkerId, WorkerRank};
 use kvasir_upstream::{
-    EngineModel, Facts, Pool, UpstreamError, WorkerAddress, WorkerTls, event_sources, read_load,
+    Bounds, EngineModel, Facts, Pool, UpstreamError, WorkerAddress, WorkerTls, event_sources,
+    read_load,
 };
 use tokio::sync::watch;
 
@@ -36,14 +33,15 @@ use crate::warm::Warm;
 const LOAD_EVERY: Duration = Duration::from_secs(2);
 /// Questions about load between two about everything else.
 const LOADS_PER_PROBE: u32 = 5;
-/// A worker has this long to answer a question.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+/// What a question to a worker may take.
+const QUESTION: Bounds = Bounds {
+    patience: Duration::from_secs(2),
+    answer_bytes_max: 4 << 20,
+};
 /// Failures in a row after which a worker leaves.
 const FAILURES_MAX: u32 = 3;
 /// Between two looks whether a worker on its way out still has something to do.
 const DRAIN_LOOK: Duration = Duration::from_millis(50);
-/// Longest answer to a question that is read.
-const ANSWER_BYTES_MAX: usize = 4 << 20;
 /// Tokens in a block where neither the engine nor its user says.
 const BLOCK_SIZE: u32 = 16;
 /// Longest sequence where the engine does not say.
@@ -341,8 +339,9 @@ impl Watcher {
 
     async fn serve(&mut self) {
         loop {
-            match self.probe().await {
-                Ok(()) => {
+            match self.pool.facts(&self.known, QUESTION).await {
+                Ok(facts) => {
+                    self.known = facts;
                     self.failures = 0;
                     self.ears.settle().await;
                     self.join();
@@ -362,7 +361,7 @@ impl Watcher {
                 if self.serves.is_empty() {
                     break;
                 }
-                if let Ok(page) = self.get("/metrics").await {
+                if let Ok(page) = self.pool.get("/metrics", QUESTION).await {
                     self.report_load(&String::from_utf8_lossy(&page));
                 }
             }
@@ -399,28 +398,6 @@ impl Watcher {
             })
         };
         self.serves.values().map(of).sum()
-    }
-
-    /// Asks everything. Only `/v1/models` must be answered. A page that a busy engine does not send in time
-    /// says what it said before; one that it refuses says nothing.
-    async fn probe(&mut self) -> Result<(), UpstreamError> {
-        let mut facts = Facts::default();
-        facts.read_models(&self.get("/v1/models").await?);
-        if let Ok(body) = self.get("/version").await {
-            facts.read_version(&body);
-        }
-        match self.get("/metrics").await {
-            Ok(page) => facts.read_metrics(&String::from_utf8_lossy(&page)),
-            Err(UpstreamError::Status(_)) => {}
-            Err(_) => facts.keep_metrics(&self.known),
-        }
-        match self.get("/kv_event_sources").await {
-            Ok(body) => facts.read_event_sources(&body),
-            Err(UpstreamError::Status(_)) => {}
-            Err(_) => facts.events.clone_from(&self.known.events),
-        }
-        self.known = facts;
-        Ok(())
     }
 
     fn failed(&mut self, error: &UpstreamError) {
@@ -531,26 +508,5 @@ impl Watcher {
                 }));
             }
         }
-    }
-
-    async fn get(&self, path: &str) -> Result<Bytes, UpstreamError> {
-        let uri = format!("{}{path}", self.pool.address().prefix);
-        let uri: Uri = uri.parse().map_err(|_| UpstreamError::Gone)?;
-        let make = || {
-            let mut request = Request::new(Full::default());
-            *request.uri_mut() = uri.clone();
-            request.headers_mut().insert(HOST, self.pool.authority());
-            self.pool.add_key(request.headers_mut());
-            request
-        };
-        let answer = async {
-            let response = self.pool.send(make).await?;
-            if response.status() != StatusCode::OK {
-                return Err(UpstreamError::Status(response.status()));
-            }
-            response.into_body().collect(ANSWER_BYTES_MAX).await
-        };
-        let answered = tokio::time::timeout(ANSWER_PATIENCE, answer).await;
-        answered.unwrap_or(Err(UpstreamError::AnswerTimeout))
     }
 }

@@ -18,6 +18,6 @@ pub use metrics::{
     Buckets, Group, Identity, Kind, Spec, log_spaced, metrics_reference, observe_ms,
 };
 #[cfg(feature = "otel")]
-pub use otel::{Otel, OtelOptions};
+pub use otel::{Carried, Carry, EXPORT_PATIENCE, Otel, OtelOptions};
 pub use prometheus::{GaugeVec, IntCounter};
 pub use trace::{Attribute, RequestSpans, Span, SpanKind, SpanSink, TraceContext, Tracer};

@@ -1,16 +1,15 @@
 //! Spans to an OpenTelemetry collector: OTLP over HTTP with protobuf bodies.
 //!
-//! Batches leave from a thread of the SDK's own, at most every few seconds; its queue is bounded and drops what
+//! How a request reaches the collector is the caller's ([`Carry`]). Batches leave from a thread of the SDK's own, at most every few seconds; its queue is bounded and drops what
 //! does not fit. A collector that is away costs nobody a request.
 
 use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, Uri, header};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper_util::rt::TokioIo;
+use http::{Request, Response};
 use opentelemetry::trace::{
     SpanContext, SpanId, SpanKind as OtelKind, Status, TraceFlags, TraceId, TraceState,
 };
@@ -19,16 +18,13 @@ use opentelemetry_http::{HttpClient, HttpError};
 use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{BatchSpanProcessor, SpanData, SpanProcessor};
-use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use crate::trace::{Attribute, Span, SpanKind, SpanSink};
 
 /// A collector has this long to take a batch.
-const EXPORT_PATIENCE: Duration = Duration::from_secs(5);
-/// Longest answer of a collector that is read.
-const ANSWER_BYTES_MAX: usize = 1 << 20;
+pub const EXPORT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where spans go.
 #[derive(Clone, Debug)]
@@ -52,24 +48,16 @@ impl fmt::Debug for Otel {
 }
 
 impl Otel {
-    /// Starts exporting. To be called on a tokio runtime, which then carries the batches.
+    /// Starts exporting through `carry`. To be called on a tokio runtime, which then carries the batches.
     ///
     /// # Errors
     /// In words, if the endpoint is no address that can be used.
-    pub fn start(options: &OtelOptions) -> Result<Arc<Self>, String> {
-        let uri: Uri = options
-            .endpoint
-            .parse()
-            .map_err(|_| "not an address".to_owned())?;
-        if uri.scheme_str() != Some("http") || uri.authority().is_none() {
-            return Err("give an address such as http://localhost:4318/v1/traces; \
-                        a collector elsewhere is reached through one on this machine"
-                .to_owned());
-        }
+    pub fn start(options: &OtelOptions, carry: Arc<Carry>) -> Result<Arc<Self>, String> {
         let exporter = SpanExporter::builder()
             .with_http()
             .with_http_client(Courier {
                 runtime: Handle::current(),
+                carry,
             })
             .with_protocol(Protocol::HttpBinary)
             .with_endpoint(&options.endpoint)
@@ -143,56 +131,33 @@ fn data(span: Span, scope: &InstrumentationScope) -> SpanData {
     }
 }
 
+/// Brings one request to the collector and its answer back, within [`EXPORT_PATIENCE`]; an error says why not.
+pub type Carry = dyn Fn(Request<Bytes>) -> Carried + Send + Sync;
+/// What [`Carry`] is waited for with.
+pub type Carried = Pin<Box<dyn Future<Output = Result<Response<Bytes>, String>> + Send>>;
+
 /// Carries a batch to the collector on the runtime, whichever thread asks.
-#[derive(Debug)]
 struct Courier {
     runtime: Handle,
+    carry: Arc<Carry>,
+}
+
+impl fmt::Debug for Courier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Courier")
+    }
 }
 
 #[async_trait::async_trait]
 impl HttpClient for Courier {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let (answer, answered) = oneshot::channel();
+        let sending = (self.carry)(request);
         // Ends by itself: it has a deadline.
         self.runtime.spawn(async move {
-            let sent = tokio::time::timeout(EXPORT_PATIENCE, send(request)).await;
-            let sent = sent.unwrap_or_else(|_| Err("the collector did not answer in time".into()));
-            let _ = answer.send(sent);
+            let _ = answer.send(sending.await);
         });
-        answered
-            .await
-            .unwrap_or_else(|_| Err("the runtime is gone".into()))
-    }
-}
-
-async fn send(mut request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-    let authority = request.uri().authority().ok_or("no host")?.clone();
-    let port = authority.port_u16().unwrap_or(80);
-    let host = authority.host().trim_matches(['[', ']']);
-    let stream = TcpStream::connect((host, port)).await?;
-    let path = request
-        .uri()
-        .path_and_query()
-        .map_or("/", |path| path.as_str());
-    let path: Uri = path.parse()?;
-    *request.uri_mut() = path;
-    let host = HeaderValue::from_str(authority.as_str())?;
-    request.headers_mut().insert(header::HOST, host);
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    let exchange = async {
-        let response = sender.send_request(request.map(Full::new)).await?;
-        let (head, body) = response.into_parts();
-        let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await?;
-        Ok(Response::from_parts(head, body.to_bytes()))
-    };
-    // The connection only carries the exchange: how that ends is what counts.
-    let carry = async {
-        let _ = connection.await;
-        std::future::pending().await
-    };
-    tokio::select! {
-        answered = exchange => answered,
-        never = carry => never,
+        let sent = answered.await.map_err(|_| "the runtime is gone")?;
+        Ok(sent?)
     }
 }

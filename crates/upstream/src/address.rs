@@ -147,7 +147,10 @@ impl WorkerAddress {
         for part in parts.map(str::trim) {
             let (name, value) = part
                 .split_once('=')
-                .ok_or_else(|| AddressError::Unknown(part.to_owned()))?;
+                .ok_or_else(|| match part.contains('@') {
+                    true => AddressError::Credentials,
+                    false => AddressError::Unknown(part.to_owned()),
+                })?;
             say(&mut address, name, value)?;
         }
         Ok(address)
@@ -197,6 +200,9 @@ impl WorkerAddress {
 
     /// Takes one addition over.
     pub fn say(&mut self, name: &str, value: &str) -> Result<(), AddressError> {
+        if name.contains('@') || value.contains('@') {
+            return Err(AddressError::Credentials);
+        }
         match name {
             "block-size" => self.block_size = Some(count("block-size", value)?),
             "kv-blocks" => self.kv_blocks = Some(count("kv-blocks", value)?.into()),
@@ -307,6 +313,17 @@ mod tests {
         assert!(error("").contains("not a URL"));
         assert!(error("ftp://a").contains("http or https"));
         assert!(error("http://user:secret@a").contains("api-key-file"));
+        for told in [
+            "http://user:secret@a",
+            "user:secret@a",
+            "http://a,http://user:secret@b",
+            "http://a,events=tcp://user:secret@b:1",
+            "http://a,block-size=user:secret@b",
+        ] {
+            assert!(error(told).contains("api-key-file"), "{told}");
+            assert!(!error(told).contains("secret"), "{told}");
+        }
+        assert!(error("http://a,api-key-file=/none@home").contains("/none@home"));
         assert!(error("http://a,api-key-file=/nonexistent").contains("/nonexistent"));
         assert!(error("http://a,blocks=1").contains("`blocks` is not known"));
         assert!(error("http://a,block-size=0").contains("whole number from 1"));

@@ -2,17 +2,20 @@
 //!
 //! [`WorkerAddress`] is what a user says of a worker, [`Facts`] what the worker's own pages say, [`event_sources`] where its cache
 //! events are. [`Pool`] keeps connections to one worker: a connection goes back when its answer was read to its end, and is closed
-//! otherwise, so that the engine sees that nobody waits.
+//! otherwise, so that the engine sees that nobody waits. [`Client`] asks one question of whoever is at an address.
 
 mod address;
+mod client;
 mod facts;
 mod line;
 mod pool;
+mod probe;
 mod sources;
 mod tls;
 mod wire;
 
 pub use address::{AddressError, WorkerAddress, WorkerKey};
+pub use client::{Bounds, Client, refusal};
 pub use facts::{EngineModel, EventSource, Facts, RankLoad, read_load};
 pub use line::{UpstreamBody, UpstreamError};
 pub use pool::{Pool, Upstreams};

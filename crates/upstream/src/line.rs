@@ -44,6 +44,9 @@ pub enum UpstreamError {
     /// The answer has no end.
     #[error("its stream ended before its answer did")]
     Unfinished,
+    /// The path makes no address.
+    #[error("the path makes no address: {0}")]
+    Path(#[source] http::uri::InvalidUri),
     /// Nothing came in the time that it had.
     #[error("no answer in time")]
     AnswerTimeout,

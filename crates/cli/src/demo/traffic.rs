@@ -3,20 +3,18 @@
 //! Each conversation keeps its history, so that every turn's prompt begins with the one before. The cached
 //! share and the worker come from the answer itself (`nvext.extra_fields`).
 
-use std::net::SocketAddr;
+use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Request;
-use http_body_util::{BodyExt, Full};
-use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper_util::rt::TokioIo;
+use http::{Request, header};
+use http_body_util::Full;
 use kvasir_frontend::App;
 use kvasir_openai::EventParser;
 use kvasir_types::Rng;
+use kvasir_upstream::Pool;
 use serde_json::{Value, json};
-use tokio::net::TcpStream;
 
 use super::summary::{Summary, Turn};
 use crate::wiring::Failure;
@@ -50,16 +48,16 @@ const QUESTIONS: &[&str] = &[
 /// What all clients share.
 #[derive(Clone)]
 pub(crate) struct Traffic {
-    server: SocketAddr,
+    server: Pool,
     model: Arc<str>,
     app: Arc<App>,
     summary: Arc<Mutex<Summary>>,
 }
 
 impl Traffic {
-    /// Clients of the server at `server`; what comes of their turns goes to `summary`.
+    /// Clients of `server`; what comes of their turns goes to `summary`.
     pub(crate) fn new(
-        server: SocketAddr,
+        server: Pool,
         model: Arc<str>,
         app: Arc<App>,
         summary: Arc<Mutex<Summary>>,
@@ -105,24 +103,11 @@ impl Traffic {
     }
 
     async fn conversation(&self, rng: &mut Rng) -> Result<(), Failure> {
-        let stream = TcpStream::connect(self.server).await?;
-        let (client, connection) = handshake(TokioIo::new(stream)).await?;
-        tokio::select! {
-            outcome = self.turns(client, rng) => outcome,
-            ended = connection => Err(ended.err().map_or("connection closed".into(), Failure::from)),
-        }
-    }
-
-    async fn turns(
-        &self,
-        mut client: SendRequest<Full<Bytes>>,
-        rng: &mut Rng,
-    ) -> Result<(), Failure> {
         let mut messages = vec![json!({ "role": "system", "content": SYSTEM })];
         for _ in 0..TURNS {
             let question = QUESTIONS[rng.below(QUESTIONS.len() as u64) as usize];
             messages.push(json!({ "role": "user", "content": question }));
-            let (turn, answer) = self.turn(&mut client, &messages).await?;
+            let (turn, answer) = self.turn(&messages).await?;
             messages.push(json!({ "role": "assistant", "content": answer }));
             self.summary
                 .lock()
@@ -133,11 +118,7 @@ impl Traffic {
         Ok(())
     }
 
-    async fn turn(
-        &self,
-        client: &mut SendRequest<Full<Bytes>>,
-        messages: &[Value],
-    ) -> Result<(Turn, String), Failure> {
+    async fn turn(&self, messages: &[Value]) -> Result<(Turn, String), Failure> {
         let body = json!({
             "model": &*self.model,
             "messages": messages,
@@ -147,18 +128,20 @@ impl Traffic {
             "nvext": { "extra_fields": ["worker_id"] },
         });
         let request = Request::post("/v1/chat/completions")
-            .header("host", self.server.to_string())
-            .header("content-type", "application/json")
-            .body(Full::from(body.to_string()))?;
+            .header(header::HOST, self.server.authority())
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body.to_string())))?;
         let start = self.app.clock().now();
-        let mut response = client.send_request(request).await?;
+        let response = self.server.send(|| request.clone()).await?;
+        let status = response.status();
+        if !status.is_success() {
+            return Err(format!("the server answered {status}").into());
+        }
+        let mut body = response.into_body();
         let mut heard = Heard::default();
         let mut events = EventParser::new(EVENT_BYTES_MAX);
-        while let Some(frame) = response.frame().await {
-            let Ok(data) = frame?.into_data() else {
-                continue;
-            };
-            events.push(data);
+        while let Some(data) = poll_fn(|cx| body.poll_data(cx)).await {
+            events.push(data?);
             while let Some(event) = events.next_event()? {
                 let chunk = event
                     .data()
@@ -167,9 +150,6 @@ impl Traffic {
                     heard.chunk(&chunk, self.app.clock().now() - start);
                 }
             }
-        }
-        if !response.status().is_success() {
-            return Err(format!("the server answered {}", response.status()).into());
         }
         Ok((heard.turn, heard.text))
     }

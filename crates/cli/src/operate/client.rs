@@ -7,44 +7,31 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use http::uri::Scheme;
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, StatusCode, Uri};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper_util::rt::TokioIo;
 use kvasir_config::{Settings, keys};
-use kvasir_upstream::WorkerTls;
+use kvasir_upstream::{Bounds, UpstreamError, WorkerAddress, WorkerTls, refusal};
 use serde_json::Value;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::wiring::{BadConfig, Failure};
 
 /// Longest answer that is read.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// Longest part of an answer that an error repeats.
-const SHOWN_CHARS_MAX: usize = 300;
 
 /// Where a frontend is and how to ask it.
 pub(super) struct Client {
-    /// As the user wrote it.
+    address: WorkerAddress,
+    /// The address as it is shown.
     url: String,
-    host: String,
-    port: u16,
-    tls: Option<TlsConnector>,
-    authority: HeaderValue,
-    prefix: String,
     token: Option<HeaderValue>,
-    patience: Duration,
+    inner: kvasir_upstream::Client,
 }
 
 /// Why there is no answer.
 #[derive(Debug)]
 pub(super) enum AskError {
     /// Nobody listens, or the way there is broken.
-    Unreachable { url: String, cause: std::io::Error },
+    Unreachable { url: String, cause: String },
     /// It took too long.
     Late { url: String, patience: Duration },
     /// The connection broke, or the answer is too long.
@@ -111,26 +98,26 @@ impl Client {
     /// The frontend that `--url` names; an error names the option.
     pub(super) fn new(settings: &Settings) -> Result<Self, Failure> {
         let url: String = settings.get(keys::URL);
-        let bad = |why: &str| BadConfig(format!("--url {url}: {why}"));
-        let uri: Uri = url.parse().map_err(|_| bad("not an address"))?;
-        let secure = uri.scheme() == Some(&Scheme::HTTPS);
-        let authority = uri.authority().ok_or_else(|| bad("it names no host"))?;
-        Ok(Self {
-            host: authority.host().trim_matches(['[', ']']).to_owned(),
-            port: authority
-                .port_u16()
-                .unwrap_or(if secure { 443 } else { 80 }),
-            tls: if secure { Some(tls(settings)?) } else { None },
-            authority: HeaderValue::from_str(authority.as_str())
-                .map_err(|_| bad("not an address"))?,
-            prefix: uri.path().trim_end_matches('/').to_owned(),
-            token: token(settings)?,
+        let address = WorkerAddress::parse_plain(&url)
+            .map_err(|error| BadConfig(format!("--url: {error}")))?;
+        let bounds = Bounds {
             patience: settings.get(keys::TIMEOUT_SECS),
-            url: url.trim_end_matches('/').to_owned(),
+            answer_bytes_max: ANSWER_BYTES_MAX,
+        };
+        let tls = frontend_tls(settings)?;
+        if address.tls {
+            let usable = tls.connector();
+            usable.map_err(|error| BadConfig(format!("--tls-ca-path {error}")))?;
+        }
+        Ok(Self {
+            url: address.to_string(),
+            address,
+            token: token(settings)?,
+            inner: kvasir_upstream::Client::new(tls, bounds),
         })
     }
 
-    /// The address as the user wrote it.
+    /// The address, as it is shown.
     pub(super) fn url(&self) -> &str {
         &self.url
     }
@@ -169,90 +156,45 @@ impl Client {
         path: &str,
         body: Option<&Value>,
     ) -> Result<Bytes, AskError> {
-        let answer = self.ask_unhurried(method, path, body);
-        let answer = tokio::time::timeout(self.patience, answer).await;
-        answer.unwrap_or_else(|_| {
-            Err(AskError::Late {
-                url: self.url.clone(),
-                patience: self.patience,
-            })
-        })
-    }
-
-    async fn ask_unhurried(
-        &self,
-        method: &Method,
-        path: &str,
-        body: Option<&Value>,
-    ) -> Result<Bytes, AskError> {
-        let broken = |cause: &dyn fmt::Display| AskError::Broken {
-            url: self.url.clone(),
-            cause: cause.to_string(),
-        };
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await;
-        let stream = stream.map_err(|cause| AskError::Unreachable {
-            url: self.url.clone(),
-            cause,
-        })?;
-        let Some(tls) = &self.tls else {
-            return self.exchange(stream, method, path, body).await;
-        };
-        let name = ServerName::try_from(self.host.clone()).map_err(|error| broken(&error))?;
-        let stream = tls.connect(name, stream).await.map_err(|cause| {
-            let why = format!("{cause} (https; --tls-ca-path names whom to believe)");
-            broken(&why)
-        })?;
-        self.exchange(stream, method, path, body).await
-    }
-
-    /// One request and its answer over a connection of their own.
-    async fn exchange<S>(
-        &self,
-        stream: S,
-        method: &Method,
-        path: &str,
-        body: Option<&Value>,
-    ) -> Result<Bytes, AskError>
-    where
-        S: AsyncRead + AsyncWrite + Unpin,
-    {
-        let broken = |cause: &dyn fmt::Display| AskError::Broken {
-            url: self.url.clone(),
-            cause: cause.to_string(),
-        };
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(|error| broken(&error))?;
         let request = self.request(method, path, body);
-        let exchange = async {
-            let response = sender.send_request(request).await;
-            let response = response.map_err(|error| broken(&error))?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX);
-            let body = body.collect().await.map_err(|error| broken(&error))?;
-            Ok((status, body.to_bytes()))
-        };
-        // The connection only carries the exchange: how that ends is what counts.
-        let carry = async {
-            let _ = connection.await;
-            std::future::pending().await
-        };
-        let answered = tokio::select! {
-            answered = exchange => answered,
-            never = carry => never,
-        };
-        let (status, body) = answered?;
-        self.judge(method, path, status, body)
+        let answer = self.inner.ask(&self.address, request).await;
+        let answer = answer.map_err(|error| self.unanswered(error))?;
+        self.judge(method, path, answer.status(), answer.into_body())
     }
 
-    fn request(&self, method: &Method, path: &str, body: Option<&Value>) -> Request<Full<Bytes>> {
+    fn unanswered(&self, error: UpstreamError) -> AskError {
+        let url = self.url.clone();
+        let distrusted = error.is_distrust(&self.address);
+        match error {
+            UpstreamError::Connect(cause) if distrusted => AskError::Broken {
+                url,
+                cause: format!("{cause} (https; --tls-ca-path names whom to believe)"),
+            },
+            UpstreamError::Connect(cause) => AskError::Unreachable {
+                url,
+                cause: cause.to_string(),
+            },
+            UpstreamError::ConnectTimeout => AskError::Unreachable {
+                url,
+                cause: error.to_string(),
+            },
+            UpstreamError::AnswerTimeout => AskError::Late {
+                url,
+                patience: self.inner.patience(),
+            },
+            error => AskError::Broken {
+                url,
+                cause: error.to_string(),
+            },
+        }
+    }
+
+    fn request(&self, method: &Method, path: &str, body: Option<&Value>) -> Request<Bytes> {
         let content = body.map_or_else(Bytes::new, |body| body.to_string().into());
-        let mut request = Request::new(Full::new(content));
+        let mut request = Request::new(content);
         *request.method_mut() = method.clone();
-        let path = format!("{}{path}", self.prefix);
         *request.uri_mut() = path.parse().unwrap_or(Uri::from_static("/"));
         let headers = request.headers_mut();
-        headers.insert(HOST, self.authority.clone());
         if body.is_some() {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
@@ -281,37 +223,22 @@ impl Client {
         Err(AskError::Status {
             asked: format!("{method} {}{path}", self.url),
             status,
-            message: message(&body),
+            message: refusal(&body),
         })
     }
 }
 
-/// Whose certificates are believed; an error names the option.
-fn tls(settings: &Settings) -> Result<TlsConnector, Failure> {
-    let bad = |error: &dyn fmt::Display| BadConfig(format!("--tls-ca-path {error}"));
-    let trusted = match settings.get(keys::TLS_CA_PATH) {
-        Some(path) => WorkerTls::with_authority(&path).map_err(|error| bad(&error))?,
-        None => WorkerTls::default(),
+/// Whose certificates are believed when a frontend is reached by https; an error names the option.
+fn frontend_tls(settings: &Settings) -> Result<WorkerTls, Failure> {
+    let Some(path) = settings.get(keys::TLS_CA_PATH) else {
+        return Ok(WorkerTls::default());
     };
-    Ok(trusted.connector().map_err(|error| bad(&error))?)
-}
-
-/// What an error's body says, in one short line.
-fn message(body: &[u8]) -> String {
-    let value: Value = serde_json::from_slice(body).unwrap_or_default();
-    let inner = value.get("error").unwrap_or(&value);
-    let text = inner.get("message").unwrap_or(inner).as_str();
-    let text = text.map_or_else(|| String::from_utf8_lossy(body).into_owned(), str::to_owned);
-    let line: String = text
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .take(SHOWN_CHARS_MAX)
-        .collect();
-    line.trim().to_owned()
+    let tls = WorkerTls::with_authority(&path);
+    tls.map_err(|error| BadConfig(format!("--tls-ca-path {error}")).into())
 }
 
 /// The header that shows who asks.
-pub(crate) fn token(settings: &Settings) -> Result<Option<HeaderValue>, Failure> {
+fn token(settings: &Settings) -> Result<Option<HeaderValue>, Failure> {
     let path = settings.get(keys::ADMIN_TOKEN_FILE);
     let token = match (settings.get(keys::ADMIN_TOKEN), &path) {
         (Some(token), _) => token,
@@ -333,20 +260,5 @@ fn token_of_file(path: &Path) -> Result<String, Failure> {
     match token {
         Some(token) => Ok(token.to_owned()),
         None => Err(format!("--admin-token-file {shown} holds no token").into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_words_of_an_error_are_found_and_kept_short() {
-        let flat = br#"{"message":"no such\nworker","type":"Not Found","code":404}"#;
-        assert_eq!(message(flat), "no such worker");
-        assert_eq!(message(br#"{"error":{"message":"bad"}}"#), "bad");
-        assert_eq!(message(br#"{"error":"worse"}"#), "worse");
-        assert_eq!(message(b"<html>"), "<html>");
-        assert_eq!(message(&vec![b'x'; 5000]).len(), SHOWN_CHARS_MAX);
     }
 }

@@ -10,9 +10,12 @@ use crate::spec::{Group, options, var};
 options! { OPERATE_ROWS, Group::Operate, Scope::OPERATE;
 
     /// Where the frontend's admin routes are.
+    ///
+    /// `kvasir doctor` looks at the workers of this frontend; with `--worker` only where it is set.
     URL: String = "url" =>
-        env(&[var("KVASIR_URL")]).default("http://127.0.0.1:8000").rule(&HTTP_URL).effective()
-        .common();
+        scope(Scope::OPERATE.and(Scope::DOCTOR)).aliases(&["frontend"])
+        .env(&[var("KVASIR_URL"), var("KVASIR_FRONTEND")]).default("http://127.0.0.1:8000")
+        .rule(&HTTP_URL).effective().common();
 
     /// Believe the certificate authority in this file, and no other, when the address is https.
     ///
@@ -25,10 +28,6 @@ options! { OPERATE_ROWS, Group::Operate, Scope::OPERATE;
     TIMEOUT_SECS: Duration = "timeout-secs" =>
         scope(Scope::OPERATE.and(Scope::DOCTOR)).env(&[var("KVASIR_TIMEOUT_SECS")]).default("10")
         .positive().metavar("SECONDS").effective();
-
-    /// A running frontend whose workers to look at.
-    FRONTEND: Option<String> = "frontend" =>
-        scope(Scope::DOCTOR).env(&[var("KVASIR_FRONTEND")]).rule(&HTTP_URL).effective().common();
 
     /// How many of the latest decisions to list, when no request is named.
     LIMIT: u32 = "limit" =>

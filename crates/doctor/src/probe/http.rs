@@ -1,45 +1,31 @@
-//! One question over HTTP: a connection of its own, a time limit, a bounded answer.
+//! One question to a worker, and why it brought nothing.
 
-use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use http::{HeaderValue, Method, Request, StatusCode};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use kvasir_transport::Tasks;
-use kvasir_upstream::{Wire, WorkerAddress, WorkerTls};
+use http::header::CONTENT_TYPE;
+use http::{Method, Request, StatusCode};
+use kvasir_upstream::{Bounds, UpstreamError, WorkerAddress, WorkerTls, refusal};
 
 use crate::world::{Asked, Silence};
 
 /// Longest answer that is read: a busy engine's page of metrics has some hundred kilobytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
-/// How much of a refusal is shown.
-const SHOWN_CHARS: usize = 160;
 
 /// Who asks.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
-    tasks: Tasks,
-    patience: Duration,
-    tls: WorkerTls,
-    authorization: Option<HeaderValue>,
+    inner: kvasir_upstream::Client,
 }
 
 impl Client {
-    pub(crate) fn new(
-        tasks: Tasks,
-        patience: Duration,
-        tls: WorkerTls,
-        authorization: Option<HeaderValue>,
-    ) -> Self {
-        Self {
-            tasks,
+    pub(crate) fn new(patience: Duration, tls: WorkerTls) -> Self {
+        let bounds = Bounds {
             patience,
-            tls,
-            authorization,
+            answer_bytes_max: ANSWER_BYTES_MAX,
+        };
+        Self {
+            inner: kvasir_upstream::Client::new(tls, bounds),
         }
     }
 
@@ -70,87 +56,31 @@ impl Client {
     ) -> Asked<Bytes> {
         let mut request = Request::builder()
             .method(method)
-            .uri(format!("{}{path}", at.prefix))
-            .header(HOST, at.authority())
+            .uri(path)
             .header(CONTENT_TYPE, "application/json");
-        let key = at.api_key.as_ref().map(|key| key.header());
-        if let Some(value) = key.or(self.authorization.as_ref()) {
-            request = request.header(AUTHORIZATION, value);
-        }
         if let Some(rank) = rank {
             request = request.header("x-data-parallel-rank", rank);
         }
         let request = request
-            .body(Full::new(Bytes::from(body)))
+            .body(Bytes::from(body))
             .map_err(|error| Silence::Unreadable(error.to_string()))?;
-        let exchange = tokio::time::timeout(self.patience, self.exchange(at, request));
-        let (status, body) = exchange
-            .await
-            .unwrap_or(Err(Silence::TimedOut(self.patience)))?;
-        match status {
-            StatusCode::OK => Ok(body),
-            status => Err(Silence::Status(status.as_u16(), shown(&body))),
+        let answer = self.inner.ask(at, request).await;
+        let answer = answer.map_err(|error| self.silence(at, &error))?;
+        match answer.status() {
+            StatusCode::OK => Ok(answer.into_body()),
+            status => Err(Silence::Status(status.as_u16(), refusal(answer.body()))),
         }
     }
 
-    async fn exchange(
-        &self,
-        at: &WorkerAddress,
-        request: Request<Full<Bytes>>,
-    ) -> Asked<(StatusCode, Bytes)> {
-        let broken = |error: hyper::Error| Silence::Unreadable(error.to_string());
-        let stream = Wire::open(at, &self.tls).await;
-        let stream = stream.map_err(|error| unconnected(at, &error))?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(broken)?;
-        self.tasks.spawn(async move {
-            // How it ends is seen by who asked.
-            let _ = connection.await;
-        });
-        let answer = sender.send_request(request).await.map_err(broken)?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect();
-        let body = body
-            .await
-            .map_err(|error| Silence::Unreadable(error.to_string()))?;
-        Ok((status, body.to_bytes()))
-    }
-}
-
-/// Why no connection came about: nobody is there, or nobody who is believed.
-fn unconnected(at: &WorkerAddress, error: &io::Error) -> Silence {
-    use io::ErrorKind::{InvalidData, Other, UnexpectedEof};
-    match at.tls && matches!(error.kind(), InvalidData | Other | UnexpectedEof) {
-        true => Silence::Insecure(error.to_string()),
-        false => Silence::Unreachable(error.to_string()),
-    }
-}
-
-/// How a refusal begins, in one line.
-fn shown(body: &[u8]) -> String {
-    let text = String::from_utf8_lossy(body);
-    let parsed: Option<serde_json::Value> = serde_json::from_slice(body).ok();
-    let message = parsed.as_ref().and_then(|value| {
-        let error = value.get("error").unwrap_or(value);
-        ["message", "detail"]
-            .iter()
-            .find_map(|name| error.get(*name)?.as_str())
-    });
-    let line = message.unwrap_or(&text).replace(['\n', '\r'], " ");
-    line.chars().take(SHOWN_CHARS).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::shown;
-
-    #[test]
-    fn a_refusal_is_shown_in_its_own_words() {
-        let vllm = br#"{"error":{"message":"The model `x` does not exist.","code":404}}"#;
-        assert_eq!(shown(vllm), "The model `x` does not exist.");
-        assert_eq!(shown(br#"{"detail":"Not Found"}"#), "Not Found");
-        assert_eq!(shown(b"<html>\n\xff"), "<html> \u{fffd}");
-        assert_eq!(shown("x".repeat(1000).as_bytes()).len(), 160);
+    fn silence(&self, at: &WorkerAddress, error: &UpstreamError) -> Silence {
+        match error {
+            UpstreamError::Connect(cause) if error.is_distrust(at) => {
+                Silence::Insecure(cause.to_string())
+            }
+            UpstreamError::Connect(cause) => Silence::Unreachable(cause.to_string()),
+            UpstreamError::ConnectTimeout => Silence::Unreachable(error.to_string()),
+            UpstreamError::AnswerTimeout => Silence::TimedOut(self.inner.patience()),
+            error => Silence::Unreadable(error.to_string()),
+        }
     }
 }

@@ -9,12 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{CONTENT_TYPE, HOST};
+use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request, StatusCode, Uri};
-use http_body_util::Full;
 use kvasir_openai::{Endpoint, Prompt, Scan, write_json_str};
 use kvasir_types::Token;
-use kvasir_upstream::{Pool, UpstreamError, Upstreams};
+use kvasir_upstream::{Bounds, Pool, UpstreamError, Upstreams};
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -31,8 +30,11 @@ const PAUSE: Duration = Duration::from_secs(5);
 const ABSENT_PAUSE: Duration = Duration::from_secs(60);
 /// Longest question: an engine takes longer than [`PATIENCE`] for more.
 const QUESTION_BYTES_MAX: usize = 512 << 10;
-/// Longest answer that is read: some two million tokens.
-const ANSWER_BYTES_MAX: usize = 16 << 20;
+/// What a question may take; the answer holds some two million tokens.
+const QUESTION: Bounds = Bounds {
+    patience: PATIENCE,
+    answer_bytes_max: 16 << 20,
+};
 /// Memory for answers, questions included.
 pub(super) const CACHE_BYTES_MAX: usize = 16 << 20;
 /// Fields of a chat that `/tokenize` takes, beside the messages.
@@ -122,8 +124,7 @@ impl Remote {
         }
         let _place = self.asking.try_acquire().ok()?;
         let pool = workers.any(self.turn.fetch_add(1, Ordering::Relaxed))?;
-        let asked = tokio::time::timeout(PATIENCE, ask(&pool, &question)).await;
-        let answer = asked.unwrap_or(Err(UpstreamError::AnswerTimeout));
+        let answer = ask(&pool, &question).await;
         lock(manner).learn(answer.as_ref().err());
         match answer {
             Ok(tokens) => {
@@ -255,23 +256,12 @@ fn field(out: &mut BytesMut, key: &str, value: &str) {
 }
 
 async fn ask(pool: &Pool, question: &Bytes) -> Result<Vec<Token>, UpstreamError> {
-    let uri = format!("{}/tokenize", pool.address().prefix);
-    let uri: Uri = uri.parse().map_err(|_| UpstreamError::Gone)?;
-    let make = || {
-        let mut request = Request::new(Full::new(question.clone()));
-        *request.method_mut() = Method::POST;
-        *request.uri_mut() = uri.clone();
-        let headers = request.headers_mut();
-        headers.insert(HOST, pool.authority());
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        pool.add_key(headers);
-        request
-    };
-    let response = pool.send(make).await?;
-    if response.status() != StatusCode::OK {
-        return Err(UpstreamError::Status(response.status()));
-    }
-    let body = response.into_body().collect(ANSWER_BYTES_MAX).await?;
+    let mut request = Request::new(question.clone());
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = Uri::from_static("/tokenize");
+    let json = HeaderValue::from_static("application/json");
+    request.headers_mut().insert(CONTENT_TYPE, json);
+    let body = pool.ask_ok(request, QUESTION).await?;
     let answer: Result<Tokenized, _> = serde_json::from_slice(&body);
     match answer {
         Ok(answer) if !answer.tokens.is_empty() => Ok(answer.tokens),

@@ -1,0 +1,77 @@
+//! Workers as a running frontend lists them.
+
+use kvasir_upstream::WorkerAddress;
+use serde_json::Value;
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Where it is, with what the frontend was told about it.
+    pub address: WorkerAddress,
+    /// Tokens in a block of the frontend's index of its model.
+    pub block_size: Option<u32>,
+}
+
+/// The engine servers in an answer of `GET /workers`, each once, whether they serve or do not answer; `None` if it
+/// is no such answer.
+#[must_use]
+pub fn read_workers(answer: &Value) -> Option<Vec<Listed>> {
+    let serving = answer.get("workers")?.as_array()?;
+    let absent = answer.get("absent").and_then(Value::as_array);
+    let leaves = |row: &Value| row.get("draining").and_then(Value::as_bool) == Some(true);
+    let absent = absent.into_iter().flatten().filter(|row| !leaves(row));
+    let rows = serving.iter().chain(absent);
+    let mut found: Vec<Listed> = Vec::new();
+    for listed in rows.filter_map(read_row) {
+        let id = listed.address.id();
+        if !found.iter().any(|known| known.address.id() == id) {
+            found.push(listed);
+        }
+    }
+    Some(found)
+}
+
+fn read_row(row: &Value) -> Option<Listed> {
+    let mut address = WorkerAddress::parse_plain(row.get("url")?.as_str()?).ok()?;
+    let told = row.get("told");
+    let text = |name| told?.get(name)?.as_str().map(str::to_owned);
+    let count_in = |of: Option<&Value>, name| u32::try_from(of?.get(name)?.as_u64()?).ok();
+    address.events = text("events");
+    address.replay = text("replay");
+    address.block_size = count_in(told, "block_size");
+    address.data_parallel_size = count_in(told, "data_parallel_size");
+    Some(Listed {
+        address,
+        block_size: count_in(Some(row), "block_size"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_frontends_own_words_are_kept_and_each_worker_comes_once() {
+        let told = json!({"block_size": 32, "events": "tcp://a:1", "replay": null});
+        let row = json!({"url": "http://a:8000", "block_size": 16, "told": told});
+        let other = json!({"url": "http://a:8000", "model": "an adapter"});
+        let no_server = json!({"url": null});
+        let silent = json!({"url": "http://b:8000", "draining": false});
+        let leaving = json!({"url": "http://c:8000", "draining": true});
+        let answer = json!({"workers": [row, other, no_server], "absent": [silent, leaving]});
+        let expected = Listed {
+            address: WorkerAddress::parse("http://a:8000,block-size=32,events=tcp://a:1").unwrap(),
+            block_size: Some(16),
+        };
+        let silent = Listed {
+            address: WorkerAddress::parse("http://b:8000").unwrap(),
+            block_size: None,
+        };
+        assert_eq!(read_workers(&answer), Some(vec![expected, silent]));
+        assert_eq!(read_workers(&json!({"workers": []})), Some(Vec::new()));
+        assert_eq!(read_workers(&json!({"data": []})), None);
+        assert_eq!(read_workers(&json!({"workers": 1})), None);
+    }
+}

@@ -1,0 +1,145 @@
+//! One question over HTTP, with a time limit and a bounded answer.
+//!
+//! [`Pool::ask`] asks on a kept connection, [`Client`] on one of its own: the doctor, the commands that ask a running
+//! frontend and the exporter of spans ask too seldom to keep any.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::HOST;
+use http::uri::{InvalidUri, PathAndQuery};
+use http::{Request, Response, StatusCode, Uri};
+use http_body_util::Full;
+
+use crate::{Pool, UpstreamBody, UpstreamError, WorkerAddress, WorkerTls};
+
+/// How much of a refusal is shown.
+const SHOWN_CHARS_MAX: usize = 300;
+
+/// What an exchange may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// From the first byte sent to the last one read; a new connection included.
+    pub patience: Duration,
+    /// Longest answer that is read.
+    pub answer_bytes_max: usize,
+}
+
+/// Asks whoever is at an address, each time on a new connection.
+#[derive(Clone, Debug)]
+pub struct Client {
+    tls: WorkerTls,
+    bounds: Bounds,
+}
+
+impl Client {
+    /// Believes whom `tls` believes.
+    #[must_use]
+    pub fn new(tls: WorkerTls, bounds: Bounds) -> Self {
+        Self { tls, bounds }
+    }
+
+    /// How long an answer may take.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        self.bounds.patience
+    }
+
+    /// As [`Pool::ask`] does.
+    pub async fn ask(
+        &self,
+        at: &WorkerAddress,
+        request: Request<Bytes>,
+    ) -> Result<Response<Bytes>, UpstreamError> {
+        let pool = Pool::new(at.clone(), self.tls.clone());
+        pool.ask(request, self.bounds).await
+    }
+}
+
+impl Pool {
+    /// Sends `request`, whose address is a path below the worker's, and waits for all of the answer, whatever its
+    /// status. `host` is filled in, and the worker's key if it has one.
+    pub async fn ask(
+        &self,
+        request: Request<Bytes>,
+        bounds: Bounds,
+    ) -> Result<Response<Bytes>, UpstreamError> {
+        in_time(bounds, async {
+            let (head, body) = self.head(request).await?.into_parts();
+            let body = body.collect(bounds.answer_bytes_max).await?;
+            Ok(Response::from_parts(head, body))
+        })
+        .await
+    }
+
+    /// The same where only the body counts: any status but 200 is an error, and what comes with it is not read.
+    pub async fn ask_ok(
+        &self,
+        request: Request<Bytes>,
+        bounds: Bounds,
+    ) -> Result<Bytes, UpstreamError> {
+        in_time(bounds, async {
+            let answer = self.head(request).await?;
+            match answer.status() {
+                StatusCode::OK => answer.into_body().collect(bounds.answer_bytes_max).await,
+                status => Err(UpstreamError::Status(status)),
+            }
+        })
+        .await
+    }
+
+    async fn head(
+        &self,
+        mut request: Request<Bytes>,
+    ) -> Result<Response<UpstreamBody>, UpstreamError> {
+        let uri = below(&self.address().prefix, request.uri());
+        *request.uri_mut() = uri.map_err(UpstreamError::Path)?;
+        request.headers_mut().insert(HOST, self.authority());
+        self.add_key(request.headers_mut());
+        self.send(|| request.clone().map(Full::new)).await
+    }
+}
+
+async fn in_time<T>(
+    bounds: Bounds,
+    exchange: impl Future<Output = Result<T, UpstreamError>>,
+) -> Result<T, UpstreamError> {
+    let answered = tokio::time::timeout(bounds.patience, exchange).await;
+    answered.unwrap_or(Err(UpstreamError::AnswerTimeout))
+}
+
+impl UpstreamError {
+    /// Whether somebody is at `at`, and is not believed or speaks no TLS.
+    #[must_use]
+    pub fn is_distrust(&self, at: &WorkerAddress) -> bool {
+        use std::io::ErrorKind::{InvalidData, Other, UnexpectedEof};
+        let Self::Connect(error) = self else {
+            return false;
+        };
+        at.tls && matches!(error.kind(), InvalidData | Other | UnexpectedEof)
+    }
+}
+
+/// The path of `uri` behind `prefix`.
+fn below(prefix: &str, uri: &Uri) -> Result<Uri, InvalidUri> {
+    let path = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    format!("{prefix}{path}").parse()
+}
+
+/// What the body of a refusal says, in one short line: its message where it has one, else how it begins.
+#[must_use]
+pub fn refusal(body: &[u8]) -> String {
+    let read: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    let inner = read.get("error").unwrap_or(&read);
+    let named = ["message", "detail"]
+        .iter()
+        .find_map(|name| inner.get(name)?.as_str());
+    let text = named.or(inner.as_str()).map(str::to_owned);
+    let text = text.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
+    let line = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    let line: String = line.take(SHOWN_CHARS_MAX).collect();
+    line.trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests;
