@@ -9,10 +9,7 @@ const OPERATORS: [&str; 4] = ["/workers", "/busy_threshold", "/decisions", "/ope
 const ANYONES: [&str; 4] = ["/health", "/live", "/metrics", "/openapi.json"];
 
 async fn rig(options: AppOptions) -> Rig {
-    let setup = Setup {
-        options,
-        ..Setup::usual()
-    };
+    let setup = Setup::options(options);
     Rig::with(1, setup).await
 }
 

@@ -64,14 +64,7 @@ async fn a_body_over_the_limit_is_refused_with_words() {
         body_limit_mb: 1,
         ..AppOptions::default()
     };
-    let rig = Rig::with(
-        1,
-        Setup {
-            options,
-            ..Setup::usual()
-        },
-    )
-    .await;
+    let rig = Rig::with(1, Setup::options(options)).await;
     let large = vec![b' '; (1 << 20) + 1];
     let answer = rig.post(CHAT, &large).await;
     assert_eq!(answer.status, 413);
@@ -358,14 +351,7 @@ async fn where_keys_are_needed_nobody_asks_without_one() {
         keys,
         ..AppOptions::default()
     };
-    let rig = Rig::with(
-        1,
-        Setup {
-            options,
-            ..Setup::usual()
-        },
-    )
-    .await;
+    let rig = Rig::with(1, Setup::options(options)).await;
     for path in [CHAT, "/v1/completions", "/v1/embeddings", "/busy_threshold"] {
         let answer = rig.post(path, ASK).await;
         assert_eq!(answer.status, 401, "{path}");

@@ -244,14 +244,7 @@ async fn a_worker_is_shown_its_own_key_and_never_the_clients_to_us() {
         keys,
         ..AppOptions::default()
     };
-    let rig = Rig::with(
-        1,
-        Setup {
-            options,
-            ..Setup::usual()
-        },
-    )
-    .await;
+    let rig = Rig::with(1, Setup::options(options)).await;
     let mut client = rig.client().await;
     client
         .post(CHAT, "authorization: Bearer ours\r\n", ASK)

@@ -291,10 +291,7 @@ fn broken(bytes: &str) -> Vec<Step> {
 }
 
 async fn rig(engines: usize, limit: u32, max_seq_len: Option<u32>) -> Rig {
-    let setup = Setup {
-        options: moving(limit, max_seq_len),
-        ..Setup::usual()
-    };
+    let setup = Setup::options(moving(limit, max_seq_len));
     Rig::with(engines, setup).await
 }
 
@@ -380,10 +377,7 @@ async fn every_way_of_breaking_off_is_continued() {
     for (what, way) in ways {
         let mut options = moving(1, None);
         options.limits.stream_silence = Some(Duration::from_millis(50));
-        let setup = Setup {
-            options,
-            ..Setup::usual()
-        };
+        let setup = Setup::options(options);
         let rig = Rig::with(2, setup).await;
         rig.stage.play(way);
         rig.stage.play(vec![stream(&[rest().as_bytes()])]);

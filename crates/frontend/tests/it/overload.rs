@@ -216,10 +216,7 @@ async fn slow_clients_do_not_keep_others_out() {
         limits,
         ..AppOptions::default()
     };
-    let setup = Setup {
-        options,
-        ..Setup::usual()
-    };
+    let setup = Setup::options(options);
     let rig = Rig::with(1, setup).await;
     let mut slow = Vec::new();
     for number in 0..64 {

@@ -54,10 +54,13 @@ pub(crate) struct Setup {
 
 impl Setup {
     pub(crate) fn limits(limits: Limits) -> Self {
-        let options = AppOptions {
+        Self::options(AppOptions {
             limits,
             ..AppOptions::default()
-        };
+        })
+    }
+
+    pub(crate) fn options(options: AppOptions) -> Self {
         Self {
             options,
             ..Self::usual()

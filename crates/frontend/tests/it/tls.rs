@@ -39,10 +39,7 @@ async fn secure_rig(engines: usize) -> Rig {
         limits,
         ..AppOptions::default()
     };
-    let setup = Setup {
-        options,
-        ..Setup::usual()
-    };
+    let setup = Setup::options(options);
     Rig::with(engines, setup).await
 }
 
