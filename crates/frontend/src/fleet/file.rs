@@ -4,7 +4,7 @@
 //! file that cannot be read or understood changes nothing; a change counts once it has been seen twice, so that a
 //! file that is being written is not taken for what it will be.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -20,6 +20,8 @@ use crate::settling::Settling;
 /// Between two looks at the file. Looking is reading: dates lie on network file systems, and a mounted
 /// configuration changes by a link.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Most looks between two times that the list of workers is told what it refused.
+const PAUSE_MAX: u32 = 60;
 /// Longest file that is read.
 const BYTES_MAX: u64 = 4 << 20;
 
@@ -70,6 +72,21 @@ pub struct WorkersFile {
     content: Settling<Result<Vec<u8>, WorkersFileError>>,
     /// The key of workers for which the file names none.
     key: Option<WorkerKey>,
+    /// What the list of workers has still to be told.
+    owed: Owed,
+}
+
+/// What the list of workers did not take yet: it was full, or changes waited.
+#[derive(Debug, Default)]
+struct Owed {
+    joins: BTreeSet<WorkerId>,
+    leaves: BTreeSet<WorkerId>,
+    /// Looks between the last two times that it was told.
+    pause: u32,
+    /// Looks until it is told again.
+    looks: u32,
+    /// Why it was refused last; that is said once.
+    why: Option<MembersError>,
 }
 
 impl WorkersFile {
@@ -82,15 +99,15 @@ impl WorkersFile {
             wanted,
             content: Settling::on(Ok(bytes)),
             key,
+            owed: Owed::default(),
         })
     }
 
     /// Wants the workers that it names, and follows the file from now on.
     pub fn start(mut self, members: &Members, metrics: &Metrics, tasks: &Tasks) {
         let (members, metrics) = (members.clone(), metrics.clone());
-        for address in self.wanted.values() {
-            joined(&members, address);
-        }
+        self.owed.joins = self.wanted.keys().copied().collect();
+        self.settle(&members);
         let ending = tasks.clone();
         tasks.spawn(async move {
             loop {
@@ -105,6 +122,7 @@ impl WorkersFile {
                     let rejected = &metrics.workers_file_rejected_total;
                     rejected.with_label_values::<&str>(&[]).inc();
                 }
+                self.try_again(&members);
             }
         });
     }
@@ -140,26 +158,60 @@ impl WorkersFile {
     /// Tells what changed in the file, and only that: a worker that an operator removed stays removed until its
     /// line changes.
     fn take(&mut self, wanted: Wanted, members: &Members) {
-        for id in self.wanted.keys().filter(|id| !wanted.contains_key(id)) {
-            if let Err(error) = members.leave(Origin::File, *id) {
-                tracing::error!(worker = %id, %error, "worker of the workers file not removed");
-            }
-        }
-        for (id, address) in &wanted {
-            if self.wanted.get(id) != Some(address) {
-                joined(members, address);
-            }
-        }
+        let owed = std::mem::take(&mut self.owed);
+        let gone = owed.leaves.iter().chain(self.wanted.keys());
+        self.owed.leaves = gone
+            .filter(|id| !wanted.contains_key(id))
+            .copied()
+            .collect();
+        let news = wanted.iter().filter(|(id, address)| {
+            owed.joins.contains(id) || self.wanted.get(id) != Some(address)
+        });
+        self.owed.joins = news.map(|(id, _)| *id).collect();
         self.wanted = wanted;
+        self.settle(members);
     }
-}
 
-fn joined(members: &Members, address: &WorkerAddress) {
-    match members.join(Origin::File, address.clone()) {
-        Ok(_) => {}
-        Err(error @ (MembersError::Full | MembersError::Behind | MembersError::Fixed)) => {
-            tracing::error!(worker = %address, %error, "worker of the workers file not added");
+    /// Tells the list what it did not take, if it was given its time.
+    fn try_again(&mut self, members: &Members) {
+        if self.owed.why.is_none() {
+            return;
         }
+        self.owed.looks = self.owed.looks.saturating_sub(1);
+        if self.owed.looks == 0 {
+            self.settle(members);
+        }
+    }
+
+    /// Tells the list what it has to be told; what it refuses stays owed.
+    fn settle(&mut self, members: &Members) {
+        let mut refused = None;
+        let mut done = |told: Result<(), MembersError>| {
+            refused = told.err().or(refused);
+            told.is_err()
+        };
+        let Owed { joins, leaves, .. } = &mut self.owed;
+        leaves.retain(|id| done(members.leave(Origin::File, *id).map(drop)));
+        joins.retain(|id| match self.wanted.get(id) {
+            Some(address) => done(members.join(Origin::File, address.clone()).map(drop)),
+            None => false,
+        });
+        let path = self.path.display();
+        let (joins, leaves) = (joins.len(), leaves.len());
+        match refused {
+            Some(error) if self.owed.why != refused => {
+                tracing::error!(%path, %error, joins, leaves, "workers file not taken over wholly; it is tried again");
+            }
+            None if self.owed.why.is_some() => {
+                tracing::info!(%path, "workers file taken over wholly now");
+            }
+            _ => {}
+        }
+        self.owed.pause = match refused {
+            Some(_) => (2 * self.owed.pause).clamp(1, PAUSE_MAX),
+            None => 0,
+        };
+        (self.owed.looks, self.owed.why) = (self.owed.pause, refused);
     }
 }
 
@@ -205,7 +257,7 @@ fn parse(bytes: &[u8], key: Option<&WorkerKey>) -> Result<Wanted, WorkersFileErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::members::Change;
+    use crate::members::{Change, Joined};
 
     fn file(text: &str) -> WorkersFile {
         WorkersFile {
@@ -213,6 +265,7 @@ mod tests {
             wanted: parse(text.as_bytes(), None).unwrap(),
             content: Settling::on(Ok(text.into())),
             key: None,
+            owed: Owed::default(),
         }
     }
 
@@ -237,7 +290,8 @@ mod tests {
         let mut told = move || std::iter::from_fn(|| changes.try_recv().ok()).collect::<Vec<_>>();
         let mut file = file("http://a:1\nhttp://b:1");
         for address in file.wanted.values() {
-            joined(&members, address);
+            let joined = members.join(Origin::File, address.clone());
+            assert_eq!(joined, Ok(Joined::New));
         }
         told();
         let mut look = |text: &str| {
@@ -275,5 +329,96 @@ mod tests {
         let mut look = |text: &str| file.look(Ok(text.into()), &members);
         assert_eq!((look(next), look(next)), (None, Some(true)));
         assert_eq!(told(), []);
+    }
+
+    #[test]
+    fn what_the_full_list_refuses_is_tried_again_less_and_less_often() {
+        let members = Members::default();
+        let mut changes = members.follow();
+        let mut told = move || std::iter::from_fn(|| changes.try_recv().ok()).collect::<Vec<_>>();
+        let other = |n: usize| address(&format!("http://other:{n}"));
+        for n in 1..=Members::MAX {
+            assert_eq!(members.join(Origin::Api, other(n)), Ok(Joined::New));
+        }
+        told();
+        let mut file = file("");
+        let wanted = parse(b"http://a:1\nhttp://b:1", None).unwrap();
+        file.take(wanted.clone(), &members);
+        assert_eq!(file.owed.why, Some(MembersError::Full));
+        // Looks after which it was told again: the pause doubles up to its bound.
+        let mut times = Vec::new();
+        for look in 1..=200 {
+            let before = file.owed.looks;
+            file.try_again(&members);
+            if file.owed.looks >= before {
+                times.push(look);
+            }
+        }
+        assert_eq!(times, [1, 3, 7, 15, 31, 63, 123, 183]);
+        assert_eq!(told(), []);
+        // One place: one of the two is taken, the other stays owed; then there is place for it, too.
+        let free = |n| {
+            assert_eq!(members.remove(other(n).id(), false), Ok(true));
+            members.gone(other(n).id());
+        };
+        let mut look_until = |file: &mut WorkersFile, left: usize| {
+            for _ in 0..=PAUSE_MAX {
+                file.try_again(&members);
+                if file.owed.joins.len() == left {
+                    break;
+                }
+            }
+            assert_eq!(file.owed.joins.len(), left);
+            let joined = told()
+                .into_iter()
+                .filter(|c| matches!(c, Change::Joined(_)));
+            assert_eq!(joined.count(), 1);
+        };
+        free(1);
+        look_until(&mut file, 1);
+        free(2);
+        look_until(&mut file, 0);
+        assert_eq!((file.owed.why, file.owed.pause), (None, 0));
+        assert!(wanted.keys().all(|id| members.get(*id).is_some()));
+    }
+
+    #[test]
+    fn what_is_owed_follows_the_file() {
+        let members = Members::default();
+        let mut changes = members.follow();
+        for n in 1..=Members::MAX {
+            let other = address(&format!("http://other:{n}"));
+            members.join(Origin::Api, other).unwrap();
+        }
+        let mut file = file("");
+        file.take(parse(b"http://a:1", None).unwrap(), &members);
+        // Its line is gone before there was place: nobody waits for it any more.
+        file.take(Wanted::new(), &members);
+        assert_eq!((file.owed.joins.len(), file.owed.why), (0, None));
+        while changes.try_recv().is_ok() {}
+        // A leave that finds the changes waiting is owed as well.
+        let other = address("http://other:1");
+        members.join(Origin::File, other.clone()).unwrap();
+        members.leave(Origin::Api, other.id()).unwrap();
+        file.wanted = BTreeMap::from([(other.id(), other.clone())]);
+        let mut size = 0;
+        while members.join(Origin::Api, busy(size)).is_ok() {
+            size += 1;
+        }
+        file.take(Wanted::new(), &members);
+        assert_eq!(file.owed.why, Some(MembersError::Behind));
+        while changes.try_recv().is_ok() {}
+        file.try_again(&members);
+        let left = Change::Left {
+            worker: other.id(),
+            force: false,
+        };
+        assert_eq!(changes.try_recv(), Ok(left));
+        assert_eq!(file.owed.why, None);
+    }
+
+    /// A worker of which something new is said each time.
+    fn busy(size: u32) -> WorkerAddress {
+        address(&format!("http://other:2,block-size={}", size + 1))
     }
 }
