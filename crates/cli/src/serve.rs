@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
 use kvasir_frontend::{
-    App, Backend, EventPool, Fleet, MakeModel, NewModel, RouterHost, ServedModel, Server, Warm,
+    App, Backend, Cores, EventPool, Fleet, MakeModel, NewModel, RouterHost, ServedModel, Server,
+    Warm,
 };
 use kvasir_index::Index;
 use kvasir_telemetry::{Clock, Metrics};
@@ -38,7 +39,10 @@ pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure
 /// Listens on the configured address; an error names it.
 pub(crate) async fn listen(app: &Arc<App>, settings: &Settings) -> Result<Server, Failure> {
     let address = wiring::listen_address(settings)?;
-    let mut server = Server::start(Arc::clone(app), address)
+    let threads = wiring::http_threads(settings);
+    let cores = Cores::start(threads)
+        .map_err(|error| format!("--http-threads {threads}: the threads did not start: {error}"))?;
+    let mut server = Server::start_on(cores, Arc::clone(app), address)
         .await
         .map_err(|error| {
             format!("cannot listen on {address}: {error}; choose another port with --http-port")

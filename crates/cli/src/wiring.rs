@@ -40,6 +40,14 @@ pub(crate) fn log_format(settings: &Settings) -> log::Format {
     }
 }
 
+/// How many threads serve clients.
+pub(crate) fn http_threads(settings: &Settings) -> usize {
+    match settings.get(keys::HTTP_THREADS) {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads as usize,
+    }
+}
+
 /// Where to listen; an error names the option.
 pub(crate) fn listen_address(settings: &Settings) -> Result<SocketAddr, Failure> {
     let (host, port) = (settings.get(keys::HTTP_HOST), settings.get(keys::HTTP_PORT));

@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use http::request::Parts;
-use http::{Request, StatusCode};
+use http::{HeaderValue, Request, StatusCode};
 use hyper::body::Incoming;
 use kvasir_openai::{
     AnswerHead, ApiError, ChatRequest, CompletionRequest, Endpoint, HeaderHints, Nvext, Options,
@@ -35,6 +35,8 @@ enum Parsed {
 pub(crate) struct Asked {
     /// Its id.
     pub(crate) id: RequestId,
+    /// That as a header says it.
+    pub(crate) name: HeaderValue,
     /// Where it came in.
     pub(crate) endpoint: Endpoint,
     /// Its head.
@@ -53,23 +55,22 @@ pub(crate) async fn handle(
     let ticket = app.in_flight().enter();
     let (parts, incoming) = request.into_parts();
     let given = outcomes::given(&parts.headers).cloned();
+    let name = outcomes::name_of(id);
     let outcome = match read(app, &parts, incoming).await {
         Ok(body) => {
-            by_worker_kind(
-                app,
-                &Asked {
-                    id,
-                    endpoint,
-                    parts,
-                    body,
-                },
-            )
-            .await
+            let asked = Asked {
+                id,
+                name: name.clone(),
+                endpoint,
+                parts,
+                body,
+            };
+            by_worker_kind(app, asked).await
         }
         Err(error) => Err(unparsed(app, id, &parts, endpoint, error)),
     };
     let mut reply = outcome.unwrap_or_else(|error| reply::error(&error));
-    outcomes::name(&mut reply, id, given);
+    outcomes::name(&mut reply, given.unwrap_or(name));
     reply.body_mut().hold(ticket);
     reply
 }
@@ -94,8 +95,8 @@ fn unparsed(
 }
 
 /// An engine behind HTTP judges the body itself; for a token worker we do.
-async fn by_worker_kind(app: &Arc<App>, asked: &Asked) -> Result<Reply, ApiError> {
-    let body = &asked.body;
+async fn by_worker_kind(app: &Arc<App>, asked: Asked) -> Result<Reply, ApiError> {
+    let body = &asked.body.clone();
     let scanned = Scan::parse(body).ok();
     let model = scanned
         .as_ref()
@@ -114,7 +115,7 @@ async fn by_worker_kind(app: &Arc<App>, asked: &Asked) -> Result<Reply, ApiError
     };
     match parsed {
         // Boxed: what forwarded requests carry along stays small.
-        Ok(parsed) => Box::pin(run(app, asked, parsed, model)).await,
+        Ok(parsed) => Box::pin(run(app, &asked, parsed, model)).await,
         Err(error) => Err(unparsed(app, asked.id, &asked.parts, asked.endpoint, error)),
     }
 }

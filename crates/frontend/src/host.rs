@@ -31,8 +31,8 @@ pub struct RouterHost {
     pictures: Pictures,
     needs: Needs,
     clock: Clock,
-    /// The brain may want to be ticked earlier than the timer thinks.
-    rescheduled: Notify,
+    /// The brain wants to be ticked earlier than the timer thinks.
+    sooner: Notify,
 }
 
 /// Which names of a prompt's blocks the router asks for; follows from its settings and never changes.
@@ -66,6 +66,8 @@ struct Inner {
     waiting: HashMap<RequestId, Waiter>,
     /// Reused by every step.
     outputs: Vec<Output>,
+    /// When the timer ticks at the latest.
+    ticks_at: Time,
 }
 
 #[derive(Debug)]
@@ -96,6 +98,7 @@ impl RouterHost {
             router: Router::new(config),
             waiting: HashMap::new(),
             outputs: Vec::new(),
+            ticks_at: Time::ZERO,
         };
         let host = Arc::new(Self {
             inner: Mutex::new(inner),
@@ -103,7 +106,7 @@ impl RouterHost {
             pictures: Pictures::default(),
             needs,
             clock,
-            rescheduled: Notify::new(),
+            sooner: Notify::new(),
         });
         tasks.spawn(Arc::clone(&host).keep_time());
         host
@@ -175,17 +178,18 @@ impl RouterHost {
 
     fn step_with(&self, input: Input, waiter: Option<(RequestId, Waiter)>) {
         let mut inner = self.lock();
-        let deadline = inner.router.next_deadline();
         if let Some((id, waiter)) = waiter {
             // A second request under one id: the router refuses it, the first one's waiter stays.
             inner.waiting.entry(id).or_insert(waiter);
         }
         let mut refresh = Vec::new();
         inner.step(&self.clock, input, &mut refresh);
-        let rescheduled = inner.router.next_deadline() != deadline;
+        // Only then: the timer is a task elsewhere, and waking it costs more than a step.
+        let deadline = inner.router.next_deadline();
+        let sooner = deadline.is_some_and(|deadline| deadline < inner.ticks_at);
         drop(inner);
-        if rescheduled {
-            self.rescheduled.notify_one();
+        if sooner {
+            self.sooner.notify_one();
         }
         for (id, LookedUp { prompt, routed }) in refresh {
             let mut matches = Matches::new();
@@ -197,22 +201,27 @@ impl RouterHost {
 
     async fn keep_time(self: Arc<Self>) {
         loop {
-            let deadline = self.lock().router.next_deadline();
             let now = self.clock.now();
             self.index.expire(now);
             self.pictures.tick(now);
-            let wait = deadline
-                .map_or(EXPIRY_EVERY, |deadline| deadline - now)
-                .min(EXPIRY_EVERY);
+            let wait = self.lock().wait(now);
             tokio::select! {
                 () = tokio::time::sleep(wait) => self.tell(Input::Tick),
-                () = self.rescheduled.notified() => {}
+                () = self.sooner.notified() => {}
             }
         }
     }
 }
 
 impl Inner {
+    /// How long the timer may sleep at `now`; whoever needs it sooner wakes it.
+    fn wait(&mut self, now: Time) -> Duration {
+        let latest = now + EXPIRY_EVERY;
+        let deadline = self.router.next_deadline();
+        self.ticks_at = deadline.map_or(latest, |deadline| deadline.min(latest));
+        self.ticks_at - now
+    }
+
     /// One step, and those that follow from it: a verdict that nobody takes is a request that ended.
     fn step(&mut self, clock: &Clock, input: Input, refresh: &mut Vec<(RequestId, LookedUp)>) {
         let mut inputs = vec![input];

@@ -13,6 +13,7 @@ mod answer;
 mod app;
 mod ask;
 mod body;
+mod cores;
 mod counted;
 mod dump;
 mod events;
@@ -48,6 +49,7 @@ mod warm;
 mod watch;
 
 pub use app::{App, AppOptions, Door};
+pub use cores::Cores;
 pub use events::EventPool;
 pub use fleet::{Fleet, MakeModel, NewModel, WorkersFile, WorkersFileError};
 pub use host::{Booking, RouterHost};

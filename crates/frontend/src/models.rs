@@ -85,6 +85,14 @@ impl ServedModel {
         });
     }
 
+    /// Whether a worker has to be told which of its ranks is to answer.
+    pub(crate) fn has_ranks(&self, worker: WorkerId) -> bool {
+        let workers = self.workers.read().unwrap_or_else(PoisonError::into_inner);
+        workers
+            .get(&worker)
+            .is_some_and(|spec| spec.rank_iter().nth(1).is_some())
+    }
+
     /// Sets the gauges of the model from what a worker of it says; the first one's word stays.
     fn describe_to(&self, metrics: &Metrics, spec: &WorkerSpec) {
         let model = [&*self.name];

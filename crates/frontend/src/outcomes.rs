@@ -114,15 +114,14 @@ pub(crate) fn given(headers: &HeaderMap) -> Option<&HeaderValue> {
     fits.then_some(value)
 }
 
+/// A request's id as a header says it.
+pub(crate) fn name_of(id: RequestId) -> HeaderValue {
+    HeaderValue::try_from(id.to_string()).unwrap_or(HeaderValue::from_static("unnamed"))
+}
+
 /// Tells the client how to ask about its request, unless the engine has.
-pub(crate) fn name(reply: &mut Reply, id: RequestId, given: Option<HeaderValue>) {
-    if reply.headers().contains_key(REQUEST_ID) {
-        return;
-    }
-    let own = || HeaderValue::try_from(id.to_string()).ok();
-    if let Some(value) = given.or_else(own) {
-        reply.headers_mut().insert(REQUEST_ID, value);
-    }
+pub(crate) fn name(reply: &mut Reply, name: HeaderValue) {
+    reply.headers_mut().entry(REQUEST_ID).or_insert(name);
 }
 
 #[cfg(test)]

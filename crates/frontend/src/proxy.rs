@@ -15,8 +15,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::request::Parts;
 use http::response::Parts as Head;
+use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, header};
-use http_body_util::Full;
 use hyper::body::Incoming;
 use kvasir_openai::answer_text;
 use kvasir_openai::resume::{obstacle, tokens_wanted};
@@ -25,7 +25,7 @@ use kvasir_openai::{
 };
 use kvasir_router::{Arrival, Outcome};
 use kvasir_types::{Time, WorkerRank};
-use kvasir_upstream::{Pool, UpstreamBody, UpstreamError, Upstreams};
+use kvasir_upstream::{Ask, UpstreamBody, UpstreamError, Upstreams};
 
 use crate::generate::Asked;
 use crate::host::Booking;
@@ -51,8 +51,7 @@ struct Forward {
     model: Arc<ServedModel>,
     workers: Upstreams,
     method: Method,
-    /// Path and query.
-    path: String,
+    path: PathAndQuery,
     /// What the engine gets, but for what differs between workers.
     headers: HeaderMap,
     body: Bytes,
@@ -90,7 +89,7 @@ struct Opened {
 /// Answers a completion by one of the model's OpenAI workers.
 pub(crate) async fn handle(
     app: &Arc<App>,
-    asked: &Asked,
+    asked: Asked,
     scan: &Scan<'_>,
     model: &Arc<ServedModel>,
     workers: &Upstreams,
@@ -125,7 +124,7 @@ pub(crate) async fn handle(
         (true, true) if follow && !scan.continuous_usage() => Hide::Chunks,
         _ => Hide::Nothing,
     };
-    let mut headers = headers::to_engine(&asked.parts.headers, asked.id);
+    let mut headers = headers::to_engine(asked.parts.headers, &asked.name);
     // What we look into must not be compressed.
     headers.remove(header::ACCEPT_ENCODING);
     watch.trace_to(&mut headers);
@@ -133,8 +132,8 @@ pub(crate) async fn handle(
         app: Arc::clone(app),
         model: Arc::clone(model),
         workers: workers.clone(),
-        method: asked.parts.method.clone(),
-        path: path_of(&asked.parts),
+        method: asked.parts.method,
+        path: engine_path(endpoint, &asked.parts.uri),
         headers,
         body: outgoing(scan, &asked.body, &nvext, workers, follow),
         kind: Kind::Completion {
@@ -180,13 +179,14 @@ async fn pass_on(app: &Arc<App>, parts: &Parts, incoming: Incoming) -> Result<Re
     let watch = Watch::start_at(app, id, &parts.headers, Some(name), ENGINE_ROUTE, false);
     let tokens = (body.len() / BYTES_PER_TOKEN).max(1);
     let arrival = ask::arrival(id, tokens, &Nvext::default(), &HeaderHints::default());
-    let mut headers = headers::to_engine(&parts.headers, id);
+    let name = outcomes::name_of(id);
+    let mut headers = headers::to_engine(parts.headers.clone(), &name);
     watch.trace_to(&mut headers);
     let forward = Forward {
         app: Arc::clone(app),
         workers: workers.clone(),
         method: parts.method.clone(),
-        path: path_of(parts),
+        path: path_of(&parts.uri),
         headers,
         body,
         kind: Kind::Opaque,
@@ -195,7 +195,7 @@ async fn pass_on(app: &Arc<App>, parts: &Parts, incoming: Incoming) -> Result<Re
     };
     let given = outcomes::given(&parts.headers).cloned();
     let mut reply = forward.run(arrival, Blocks::none(), watch).await?;
-    outcomes::name(&mut reply, id, given);
+    outcomes::name(&mut reply, given.unwrap_or(name));
     Ok(reply)
 }
 
@@ -210,9 +210,23 @@ fn model_of(app: &App, body: &[u8]) -> Option<Arc<ServedModel>> {
     }
 }
 
-fn path_of(parts: &Parts) -> String {
-    let path = parts.uri.path_and_query();
-    path.map_or("/", |p| p.as_str()).to_owned()
+fn path_of(uri: &Uri) -> PathAndQuery {
+    let path = uri.path_and_query().cloned();
+    path.unwrap_or(PathAndQuery::from_static("/"))
+}
+
+/// Where engines have an endpoint, wherever we do, with the client's query.
+fn engine_path(endpoint: Endpoint, uri: &Uri) -> PathAndQuery {
+    let path = match endpoint {
+        Endpoint::Chat => "/v1/chat/completions",
+        Endpoint::Completions => "/v1/completions",
+    };
+    if uri.path() == path {
+        return path_of(uri);
+    }
+    let with_query = uri.query().map(|query| format!("{path}?{query}"));
+    let moved = with_query.and_then(|path| PathAndQuery::try_from(path).ok());
+    moved.unwrap_or(PathAndQuery::from_static(path))
 }
 
 /// What the client says to the router, headers laid over the body.
@@ -330,9 +344,16 @@ impl Forward {
         body: &Bytes,
     ) -> Result<Response<UpstreamBody>, UpstreamError> {
         let pool = self.workers.get(target.worker).ok_or(UpstreamError::Gone)?;
-        let uri = self.uri(&pool);
-        let make = || self.request(&pool, uri.clone(), target, body.clone());
-        pool.send(make).await
+        let has_ranks = self.model.has_ranks(target.worker);
+        let rank = has_ranks.then(|| headers::rank_field(target.rank));
+        let ask = Ask {
+            method: &self.method,
+            path: self.path.as_str(),
+            headers: &self.headers,
+            also: rank.as_ref().map(|(name, value)| (name, value)),
+            body,
+        };
+        pool.send(&ask).await
     }
 
     async fn attempt(&self, target: WorkerRank, last: bool) -> Result<Opened, UpstreamError> {
@@ -368,15 +389,6 @@ impl Forward {
         }
     }
 
-    fn uri(&self, pool: &Pool) -> Uri {
-        let prefix = &pool.address().prefix;
-        let uri = match prefix.is_empty() {
-            true => self.path.parse(),
-            false => format!("{prefix}{}", self.path).parse(),
-        };
-        uri.unwrap_or(Uri::from_static("/"))
-    }
-
     /// Whether the next turn is to be computed ahead.
     fn looks_ahead(&self) -> bool {
         matches!(self.kind, Kind::Completion { ahead: true, .. })
@@ -391,21 +403,6 @@ impl Forward {
             } => Some(Box::default()),
             _ => None,
         }
-    }
-
-    fn request(
-        &self,
-        pool: &Pool,
-        uri: Uri,
-        target: WorkerRank,
-        body: Bytes,
-    ) -> Request<Full<Bytes>> {
-        let mut request = Request::new(Full::new(body));
-        *request.method_mut() = self.method.clone();
-        *request.uri_mut() = uri;
-        *request.headers_mut() = headers::to_worker(&self.headers, pool.authority(), target.rank);
-        pool.add_key(request.headers_mut());
-        request
     }
 
     /// How the answer with this head is to be read.

@@ -25,6 +25,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::cores::{Cores, Seat};
 use crate::reply::{Cut, ReplyBody};
 use crate::tls::ServerTls;
 use crate::{App, Door, framing};
@@ -44,12 +45,27 @@ pub struct Server {
     tasks: Tasks,
     address: SocketAddr,
     admin: Option<SocketAddr>,
+    /// Connections are served until this is dropped.
+    _cores: Option<Arc<Cores>>,
 }
 
 impl Server {
-    /// Listens on `address` and serves `app`; port 0 takes a free one.
+    /// Listens on `address` and serves `app` on the caller's runtime; port 0 takes a free one.
     pub async fn start(app: Arc<App>, address: SocketAddr) -> io::Result<Self> {
-        let address = open_door(&app, Door::Data, address).await?;
+        Self::start_with(app, address, None).await
+    }
+
+    /// The same, with threads that do nothing but serve.
+    pub async fn start_on(cores: Cores, app: Arc<App>, address: SocketAddr) -> io::Result<Self> {
+        Self::start_with(app, address, Some(Arc::new(cores))).await
+    }
+
+    async fn start_with(
+        app: Arc<App>,
+        address: SocketAddr,
+        cores: Option<Arc<Cores>>,
+    ) -> io::Result<Self> {
+        let address = open_door(&app, Door::Data, address, cores.clone()).await?;
         if let Some(tls) = &app.options().tls {
             tls.follow(app.tasks());
         }
@@ -58,12 +74,13 @@ impl Server {
             app,
             address,
             admin: None,
+            _cores: cores,
         })
     }
 
     /// Listens on `address`, too, for operators.
     pub async fn start_admin(&mut self, address: SocketAddr) -> io::Result<()> {
-        self.admin = Some(open_door(&self.app, Door::Admin, address).await?);
+        self.admin = Some(open_door(&self.app, Door::Admin, address, None).await?);
         Ok(())
     }
 
@@ -101,15 +118,21 @@ impl Server {
     }
 }
 
-async fn open_door(app: &Arc<App>, door: Door, address: SocketAddr) -> io::Result<SocketAddr> {
+async fn open_door(
+    app: &Arc<App>,
+    door: Door,
+    address: SocketAddr,
+    cores: Option<Arc<Cores>>,
+) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(address).await?;
     let address = listener.local_addr()?;
     let tasks = app.tasks();
-    tasks.spawn(accept_loop(listener, Arc::clone(app), door, tasks.clone()));
+    tasks.spawn(accept_loop(listener, Arc::clone(app), door, cores));
     Ok(address)
 }
 
-async fn accept_loop(listener: TcpListener, app: Arc<App>, door: Door, tasks: Tasks) {
+async fn accept_loop(listener: TcpListener, app: Arc<App>, door: Door, cores: Option<Arc<Cores>>) {
+    let tasks = app.tasks();
     let places = Arc::new(Semaphore::new(app.options().limits.connections_max));
     loop {
         if places.available_permits() == 0 {
@@ -126,9 +149,12 @@ async fn accept_loop(listener: TcpListener, app: Arc<App>, door: Door, tasks: Ta
             Ok((stream, _peer)) => {
                 let _ = stream.set_nodelay(true);
                 let app = Arc::clone(&app);
-                match app.options().tls.clone() {
-                    None => tasks.spawn(serve_connection(stream, app, door, place)),
-                    Some(tls) => tasks.spawn(serve_secure(stream, tls, app, door, place)),
+                match cores.as_deref().and_then(Cores::seat) {
+                    None => tasks.spawn(serve(stream, app, door, place)),
+                    Some(seat) => {
+                        let runtime = seat.handle.clone();
+                        tasks.spawn_on(&runtime, serve_on(seat, stream, app, door, place))
+                    }
                 };
             }
             Err(error) => {
@@ -136,6 +162,32 @@ async fn accept_loop(listener: TcpListener, app: Arc<App>, door: Door, tasks: Ta
                 tokio::time::sleep(ACCEPT_BACKOFF).await;
             }
         }
+    }
+}
+
+/// Serves a connection on another thread than the one that accepted it.
+fn serve_on(
+    seat: Seat,
+    stream: TcpStream,
+    app: Arc<App>,
+    door: Door,
+    place: OwnedSemaphorePermit,
+) -> impl Future<Output = ()> {
+    let stream = stream.into_std();
+    async move {
+        match stream.and_then(TcpStream::from_std) {
+            Ok(stream) => serve(stream, app, door, place).await,
+            Err(error) => tracing::warn!(%error, "a connection was lost between two threads"),
+        }
+        drop(seat);
+    }
+}
+
+async fn serve(stream: TcpStream, app: Arc<App>, door: Door, place: OwnedSemaphorePermit) {
+    match app.options().tls.clone() {
+        None => serve_connection(stream, app, door, place).await,
+        // In a box, so that plain connections do not carry its room.
+        Some(tls) => Box::pin(serve_secure(stream, tls, app, door, place)).await,
     }
 }
 

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -37,6 +38,16 @@ impl Tasks {
             self.tracker
                 .track_future(async move { stopping.run_until_cancelled_owned(future).await }),
         )
+    }
+
+    /// As [`Self::spawn`], on another runtime than the caller's.
+    pub fn spawn_on<F>(&self, runtime: &Handle, future: F) -> JoinHandle<Option<F::Output>>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        let _entered = runtime.enter();
+        self.spawn(future)
     }
 
     /// Asks every task to finish what it has.

@@ -6,12 +6,10 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::HOST;
-use http::uri::{InvalidUri, PathAndQuery};
-use http::{Request, Response, StatusCode, Uri};
-use http_body_util::Full;
+use http::uri::PathAndQuery;
+use http::{Request, Response, StatusCode};
 
-use crate::{Pool, UpstreamBody, UpstreamError, WorkerAddress, WorkerTls};
+use crate::{Ask, Pool, UpstreamBody, UpstreamError, WorkerAddress, WorkerTls};
 
 /// How much of a refusal is shown.
 const SHOWN_CHARS_MAX: usize = 300;
@@ -65,7 +63,7 @@ impl Pool {
         bounds: Bounds,
     ) -> Result<Response<Bytes>, UpstreamError> {
         in_time(bounds, async {
-            let (head, body) = self.head(request).await?.into_parts();
+            let (head, body) = self.head(&request).await?.into_parts();
             let body = body.collect(bounds.answer_bytes_max).await?;
             Ok(Response::from_parts(head, body))
         })
@@ -79,7 +77,7 @@ impl Pool {
         bounds: Bounds,
     ) -> Result<Bytes, UpstreamError> {
         in_time(bounds, async {
-            let answer = self.head(request).await?;
+            let answer = self.head(&request).await?;
             match answer.status() {
                 StatusCode::OK => answer.into_body().collect(bounds.answer_bytes_max).await,
                 status => Err(UpstreamError::Status(status)),
@@ -90,13 +88,17 @@ impl Pool {
 
     async fn head(
         &self,
-        mut request: Request<Bytes>,
+        request: &Request<Bytes>,
     ) -> Result<Response<UpstreamBody>, UpstreamError> {
-        let uri = below(&self.address().prefix, request.uri());
-        *request.uri_mut() = uri.map_err(UpstreamError::Path)?;
-        request.headers_mut().insert(HOST, self.authority());
-        self.add_key(request.headers_mut());
-        self.send(|| request.clone().map(Full::new)).await
+        let path = request.uri().path_and_query();
+        let ask = Ask {
+            method: request.method(),
+            path: path.map_or("/", PathAndQuery::as_str),
+            headers: request.headers(),
+            also: None,
+            body: request.body(),
+        };
+        self.send(&ask).await
     }
 }
 
@@ -118,12 +120,6 @@ impl UpstreamError {
         };
         at.tls && matches!(error.kind(), InvalidData | Other | UnexpectedEof)
     }
-}
-
-/// The path of `uri` behind `prefix`.
-fn below(prefix: &str, uri: &Uri) -> Result<Uri, InvalidUri> {
-    let path = uri.path_and_query().map_or("/", PathAndQuery::as_str);
-    format!("{prefix}{path}").parse()
 }
 
 /// What the body of a refusal says, in one short line: its message where it has one, else how it begins.

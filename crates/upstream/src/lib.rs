@@ -5,8 +5,13 @@
 //! otherwise, so that the engine sees that nobody waits. [`Client`] asks one question of whoever is at an address.
 
 mod address;
+mod body;
 mod client;
+mod error;
 mod facts;
+mod framing;
+mod head;
+mod home;
 mod line;
 mod pool;
 mod probe;
@@ -15,9 +20,12 @@ mod tls;
 mod wire;
 
 pub use address::{AddressError, WorkerAddress, WorkerKey};
+pub use body::UpstreamBody;
 pub use client::{Bounds, Client, refusal};
+pub use error::UpstreamError;
 pub use facts::{EngineModel, EventSource, Facts, RankLoad, read_load};
-pub use line::{UpstreamBody, UpstreamError};
+pub use head::Ask;
+pub use home::settle;
 pub use pool::{Pool, Upstreams};
 pub use sources::event_sources;
 pub use tls::{TlsError, TlsFile, WorkerTls, certificates, provider};

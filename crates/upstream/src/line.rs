@@ -1,74 +1,57 @@
-//! One connection to a worker, and the answer that comes on it.
+//! One connection to a worker: a request out, its answer in, and again.
 //!
 //! A line has no task of its own: whoever waits for its answer drives it. So a slow client slows its engine, an
 //! answer that nobody waits for closes its connection at once, and no byte crosses from task to task.
+//!
+//! What always holds: a line is kept only if its request went out whole, its answer was read to its end, nothing
+//! came behind it, and neither side said that it closes.
 
 use std::future::poll_fn;
+use std::io;
+use std::io::IoSlice;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use http::{Request, Response, StatusCode};
-use http_body::{Body as _, Frame};
-use http_body_util::Full;
-use hyper::body::Incoming;
-use hyper::client::conn::http1::{self, Connection, SendRequest};
-use hyper_util::rt::TokioIo;
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::sync::futures::OwnedNotified;
+use bytes::{Buf, Bytes, BytesMut};
+use http::{Method, StatusCode};
+use tokio::io::AsyncWrite;
+use tokio_util::io::poll_read_buf;
 
-use crate::WorkerAddress;
-use crate::pool::Pool;
+use crate::framing::{Framing, Step};
+use crate::head::{Ask, Head, Whom, bad};
 use crate::tls::WorkerTls;
 use crate::wire::Wire;
+use crate::{UpstreamError, WorkerAddress};
 
 /// A worker has this long to accept a connection (`DYN_TCP_CONNECT_TIMEOUT` of the seeds).
-const CONNECT_PATIENCE: Duration = Duration::from_secs(3);
-
-/// Why an engine gave no answer, or not all of it.
-#[derive(Debug, thiserror::Error)]
-pub enum UpstreamError {
-    /// It was removed while asked.
-    #[error("the worker was taken away")]
-    Gone,
-    /// It does not accept connections in time.
-    #[error("no connection within {} s", CONNECT_PATIENCE.as_secs())]
-    ConnectTimeout,
-    /// It cannot be connected to.
-    #[error("cannot connect: {0}")]
-    Connect(#[source] std::io::Error),
-    /// The connection broke.
-    #[error("the connection broke: {0}")]
-    Broken(#[source] hyper::Error),
-    /// The answer has no end.
-    #[error("its stream ended before its answer did")]
-    Unfinished,
-    /// The path makes no address.
-    #[error("the path makes no address: {0}")]
-    Path(#[source] http::uri::InvalidUri),
-    /// Nothing came in the time that it had.
-    #[error("no answer in time")]
-    AnswerTimeout,
-    /// A stream stood still for so long.
-    #[error("nothing came for {} s", .0.as_secs())]
-    Silent(Duration),
-    /// It refused.
-    #[error("it answered {0}")]
-    Status(StatusCode),
-    /// It says that it failed.
-    #[error("its engine failed")]
-    Failed,
-    /// More came than is read.
-    #[error("its answer is too long")]
-    TooLong,
-}
+pub(crate) const CONNECT_PATIENCE: Duration = Duration::from_secs(3);
+/// Bytes that are read at once, to begin with.
+const READ_BYTES: usize = 8 << 10;
+/// Bytes that are read at once when more keeps coming.
+const READ_BYTES_MAX: usize = 128 << 10;
+/// Room that must be left for a read.
+const READ_BYTES_MIN: usize = 1 << 10;
+/// Bodies up to this size are written in one piece with their heads.
+const JOINED_BYTES_MAX: usize = 4 << 10;
 
 /// A connection that is idle, or on which one answer is under way.
+#[derive(Debug)]
 pub(crate) struct Line {
-    sender: SendRequest<Full<Bytes>>,
-    /// None once it has ended.
-    connection: Option<Connection<TokioIo<Wire>, Full<Bytes>>>,
+    wire: Wire,
+    /// What has come and is not taken yet.
+    inbox: BytesMut,
+    /// How much is read at once.
+    read_bytes: usize,
+    /// What has still to go out: the head, with a short body; a long one.
+    head: BytesMut,
+    body: Bytes,
+    /// Written, but perhaps not sent by what lies between.
+    unflushed: bool,
+    method: Method,
+    framing: Framing,
+    /// The worker keeps it open after this answer.
+    keeps: bool,
 }
 
 impl Line {
@@ -78,151 +61,160 @@ impl Line {
         tls: &WorkerTls,
     ) -> Result<Self, UpstreamError> {
         let connect = Wire::open(address, tls);
-        let stream = match tokio::time::timeout(CONNECT_PATIENCE, connect).await {
+        let wire = match tokio::time::timeout(CONNECT_PATIENCE, connect).await {
             Err(_) => return Err(UpstreamError::ConnectTimeout),
-            Ok(stream) => stream.map_err(UpstreamError::Connect)?,
+            Ok(wire) => wire.map_err(UpstreamError::Connect)?,
         };
-        let (sender, connection) = http1::Builder::new()
-            .handshake(TokioIo::new(stream))
-            .await
-            .map_err(UpstreamError::Broken)?;
         Ok(Self {
-            sender,
-            connection: Some(connection),
+            wire,
+            inbox: BytesMut::new(),
+            read_bytes: READ_BYTES,
+            head: BytesMut::new(),
+            body: Bytes::new(),
+            unflushed: false,
+            method: Method::GET,
+            framing: Framing::Ended,
+            keeps: true,
         })
     }
 
-    /// Whether a request can go out on it. Notices an engine that closed it meanwhile.
+    /// Whether another request can go out on it. Notices a worker that closed it meanwhile.
     pub(crate) fn is_ready(&mut self) -> bool {
-        self.drive(&mut Context::from_waker(Waker::noop()));
-        self.connection.is_some() && self.sender.is_ready()
+        let idle = self.keeps && self.framing == Framing::Ended && self.is_sent();
+        idle && self.inbox.is_empty()
+            && self
+                .poll_read(&mut Context::from_waker(Waker::noop()))
+                .is_pending()
     }
 
-    /// Sends `request` and waits for the head of the answer; dropping the future and the line cancels it.
+    /// Sends a request and waits for the head of the answer; dropping the line cancels it.
     pub(crate) async fn ask(
         &mut self,
-        request: Request<Full<Bytes>>,
-    ) -> Result<Response<Incoming>, UpstreamError> {
-        let mut answer = std::pin::pin!(self.sender.send_request(request));
-        let head = poll_fn(|cx| {
-            self.drive(cx);
-            answer.as_mut().poll(cx)
-        });
-        head.await.map_err(UpstreamError::Broken)
-    }
-
-    fn drive(&mut self, cx: &mut Context<'_>) {
-        let Some(connection) = &mut self.connection else {
-            return;
-        };
-        if let Poll::Ready(outcome) = Pin::new(connection).poll(cx) {
-            if let Err(error) = outcome {
-                tracing::debug!(%error, "connection to a worker ended");
-            }
-            self.connection = None;
+        ask: &Ask<'_>,
+        whom: &Whom<'_>,
+    ) -> Result<Head, UpstreamError> {
+        self.head = ask.head(whom);
+        if ask.body.len() <= JOINED_BYTES_MAX {
+            self.head.extend_from_slice(ask.body);
+        } else {
+            self.body = ask.body.clone();
         }
-    }
-}
-
-/// The body of an engine's answer. Read to its end, its connection goes back to the pool; dropped before, the
-/// connection is closed and the engine stops working on it.
-pub struct UpstreamBody {
-    incoming: Incoming,
-    line: Option<Line>,
-    pool: Pool,
-    place: Option<OwnedSemaphorePermit>,
-    /// Who is woken when the pool is cut; made when there is first something to wait for.
-    cut: Option<(Pin<Box<OwnedNotified>>, Waker)>,
-}
-
-impl UpstreamBody {
-    pub(crate) fn new(
-        incoming: Incoming,
-        line: Line,
-        pool: Pool,
-        place: Option<OwnedSemaphorePermit>,
-    ) -> Self {
-        Self {
-            incoming,
-            line: Some(line),
-            pool,
-            place,
-            cut: None,
-        }
+        self.method.clone_from(ask.method);
+        let head = poll_fn(|cx| self.poll_head(cx)).await;
+        head.map_err(UpstreamError::Broken)
     }
 
-    /// The next piece; `None` at the end.
-    pub fn poll_data(
+    /// The next piece of the answer; `None` at its end.
+    pub(crate) fn poll_data(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, UpstreamError>>> {
+        let piece = ready!(self.poll_piece(cx));
+        Poll::Ready(piece.map_err(UpstreamError::Broken).transpose())
+    }
+
+    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Head>> {
         loop {
-            let Poll::Ready(frame) = self.poll_frame(cx) else {
-                if self.is_cut(cx) {
-                    self.line = None;
-                    return Poll::Ready(Some(Err(UpstreamError::Gone)));
+            let unsent = self.poll_send(cx);
+            if !self.inbox.is_empty()
+                && let Some(head) = Head::take(&mut self.inbox)?
+            {
+                if head.status == StatusCode::SWITCHING_PROTOCOLS {
+                    return Poll::Ready(Err(bad("it changed the protocol")));
                 }
-                return Poll::Pending;
-            };
-            match frame {
-                Some(Ok(frame)) => {
-                    if let Ok(data) = frame.into_data() {
-                        return Poll::Ready(Some(Ok(data)));
-                    }
+                if !head.status.is_informational() {
+                    self.framing = Framing::of(&self.method, head.status, &head.headers)?;
+                    self.keeps &= head.keeps && self.framing != Framing::UntilClose;
+                    return Poll::Ready(Ok(head));
                 }
-                Some(Err(error)) => {
-                    self.line = None;
-                    return Poll::Ready(Some(Err(UpstreamError::Broken(error))));
+                continue;
+            }
+            match ready!(self.poll_read(cx)) {
+                Ok(0) => {
+                    let closed = || io::Error::from(io::ErrorKind::UnexpectedEof);
+                    return Poll::Ready(Err(unsent.err().unwrap_or_else(closed)));
                 }
-                None => {
-                    if let Some(line) = self.line.take() {
-                        self.pool.give_back(line);
-                    }
-                    return Poll::Ready(None);
-                }
+                Ok(_) => {}
+                Err(error) => return Poll::Ready(Err(error)),
             }
         }
     }
 
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
-        // The first look says that more is wanted; only then does the connection read on.
-        if let Poll::Ready(frame) = Pin::new(&mut self.incoming).poll_frame(cx) {
-            return Poll::Ready(frame);
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        if !self.is_sent() {
+            // An answer may begin before its question was sent; if the rest fails, the answer will tell.
+            let _ = self.poll_send(cx);
         }
-        if let Some(line) = &mut self.line {
-            line.drive(cx);
-        }
-        Pin::new(&mut self.incoming).poll_frame(cx)
-    }
-
-    /// Whether the pool is cut; if not, `cx` is woken when it is.
-    fn is_cut(&mut self, cx: &mut Context<'_>) -> bool {
-        // Whoever polls is nearly always the same task, which is registered already.
-        let registered = |(_, waker): &(_, Waker)| waker.will_wake(cx.waker());
-        if !self.cut.as_ref().is_some_and(registered) {
-            let mut cut = Box::pin(self.pool.cutting());
-            let _ = cut.as_mut().poll(cx);
-            self.cut = Some((cut, cx.waker().clone()));
-        }
-        self.pool.is_cut()
-    }
-
-    /// Closes the connection, as if it were dropped.
-    pub fn close(&mut self) {
-        self.line = None;
-        self.place = None;
-    }
-
-    /// All of it, if it is no longer than `limit` bytes.
-    pub async fn collect(mut self, limit: usize) -> Result<Bytes, UpstreamError> {
-        let mut whole = BytesMut::new();
-        while let Some(data) = poll_fn(|cx| self.poll_data(cx)).await {
-            let data = data?;
-            if whole.len() + data.len() > limit {
-                return Err(UpstreamError::TooLong);
+        loop {
+            match self.framing.step(&mut self.inbox)? {
+                Step::Data(data) => return Poll::Ready(Ok(Some(data))),
+                Step::End => return Poll::Ready(Ok(None)),
+                Step::More => {}
             }
-            whole.extend_from_slice(&data);
+            if ready!(self.poll_read(cx))? == 0 {
+                self.keeps = false;
+                if !self.framing.ends_with_connection() {
+                    return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+                }
+                self.framing = Framing::Ended;
+            }
         }
-        Ok(whole.freeze())
+    }
+
+    /// Sends what can be sent now. What fails is not sent any more, but an answer may have come before.
+    fn poll_send(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        match self.poll_write_all(cx) {
+            Poll::Ready(Err(error)) => {
+                self.keeps = false;
+                self.head.clear();
+                self.body.clear();
+                self.unflushed = false;
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn poll_write_all(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.head.is_empty() || !self.body.is_empty() {
+            let wire = Pin::new(&mut self.wire);
+            let written = ready!(if self.body.is_empty() {
+                wire.poll_write(cx, &self.head)
+            } else {
+                let parts = [IoSlice::new(&self.head), IoSlice::new(&self.body)];
+                wire.poll_write_vectored(cx, &parts)
+            })?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            let of_head = written.min(self.head.len());
+            self.head.advance(of_head);
+            self.body.advance(written - of_head);
+            self.unflushed = true;
+        }
+        if self.unflushed {
+            ready!(Pin::new(&mut self.wire).poll_flush(cx))?;
+            self.unflushed = false;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn is_sent(&self) -> bool {
+        self.head.is_empty() && self.body.is_empty() && !self.unflushed
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if self.inbox.capacity() - self.inbox.len() < READ_BYTES_MIN {
+            self.inbox.reserve(self.read_bytes);
+        }
+        let room = self.inbox.capacity() - self.inbox.len();
+        let count = ready!(poll_read_buf(Pin::new(&mut self.wire), cx, &mut self.inbox))?;
+        if count == room {
+            self.read_bytes = (self.read_bytes * 2).min(READ_BYTES_MAX);
+        }
+        Poll::Ready(Ok(count))
     }
 }
+
+#[cfg(test)]
+mod tests;

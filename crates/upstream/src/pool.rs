@@ -4,21 +4,21 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use bytes::Bytes;
-use http::header::AUTHORIZATION;
-use http::{HeaderMap, HeaderValue, Request, Response};
-use http_body_util::Full;
+use http::{HeaderValue, Response};
 use kvasir_types::WorkerId;
 use tokio::sync::futures::OwnedNotified;
 use tokio::sync::{Notify, Semaphore};
 
-use crate::WorkerAddress;
-use crate::line::{Line, UpstreamBody, UpstreamError};
+use crate::body::UpstreamBody;
+use crate::head::{Ask, Whom};
+use crate::home::{HOMES, home};
+use crate::line::Line;
 use crate::tls::WorkerTls;
+use crate::{UpstreamError, WorkerAddress, WorkerKey};
 
 /// Connections to one worker that are open at once; the next request waits for one of them.
 const OPEN_MAX: usize = 8192;
-/// Idle connections that are kept for one worker.
+/// Idle connections to one worker that are kept for one thread.
 const IDLE_MAX: usize = 256;
 /// Sweeps after which a connection that was not used is closed; the fleet sweeps every two seconds.
 const IDLE_SWEEPS: u32 = 30;
@@ -78,6 +78,9 @@ impl Upstreams {
     }
 }
 
+/// Kept connections, latest last, each with the sweep after which it was given back.
+type Idle = Vec<(Line, u32)>;
+
 /// The connections of one worker. Clones are one pool.
 #[derive(Clone)]
 pub struct Pool {
@@ -89,8 +92,8 @@ struct Shared {
     tls: WorkerTls,
     /// What the `host` header says.
     authority: HeaderValue,
-    /// Kept connections, latest last, each with the sweep after which it was given back.
-    idle: Mutex<Vec<(Line, u32)>>,
+    /// Kept connections of each thread.
+    idle: [Mutex<Idle>; HOMES],
     sweeps: AtomicU32,
     places: Arc<Semaphore>,
     /// The worker is on its way out: what is booked may still go there, nothing else.
@@ -110,7 +113,7 @@ impl Pool {
                 authority: authority.unwrap_or(HeaderValue::from_static("localhost")),
                 address,
                 tls,
-                idle: Mutex::default(),
+                idle: [const { Mutex::new(Vec::new()) }; HOMES],
                 sweeps: AtomicU32::new(0),
                 places: Arc::new(Semaphore::new(OPEN_MAX)),
                 closing: AtomicBool::new(false),
@@ -125,64 +128,51 @@ impl Pool {
         &self.shared.address
     }
 
-    /// What the `host` header says.
-    pub fn authority(&self) -> HeaderValue {
-        self.shared.authority.clone()
-    }
-
-    /// Shows the worker the key that it wants, in place of the client's.
-    pub fn add_key(&self, headers: &mut HeaderMap) {
-        if let Some(key) = &self.shared.address.api_key {
-            headers.insert(AUTHORIZATION, key.header().clone());
-        }
-    }
-
-    /// Sends the request that `make` makes and waits for the head of the answer; dropping the future closes the
-    /// connection.
+    /// Sends a request and waits for the head of the answer; dropping the future closes the connection.
     ///
     /// A kept connection that fails before an answer begins was most likely closed while it was idle. That says
-    /// nothing about the worker, so the request is made again on a new connection, once.
-    pub async fn send(
-        &self,
-        make: impl Fn() -> Request<Full<Bytes>>,
-    ) -> Result<Response<UpstreamBody>, UpstreamError> {
+    /// nothing about the worker, so the request is sent again on a new connection, once.
+    pub async fn send(&self, ask: &Ask<'_>) -> Result<Response<UpstreamBody>, UpstreamError> {
         let cut = self.shared.cutting.notified();
         if self.is_cut() {
             return Err(UpstreamError::Gone);
         }
         tokio::select! {
             biased;
-            response = self.send_uncut(make) => response,
+            response = self.send_uncut(ask) => response,
             () = cut => Err(UpstreamError::Gone),
         }
     }
 
-    async fn send_uncut(
-        &self,
-        make: impl Fn() -> Request<Full<Bytes>>,
-    ) -> Result<Response<UpstreamBody>, UpstreamError> {
+    async fn send_uncut(&self, ask: &Ask<'_>) -> Result<Response<UpstreamBody>, UpstreamError> {
         let place = Arc::clone(&self.shared.places).acquire_owned().await.ok();
-        let kept = self.take_idle();
-        let (line, response) = match kept {
-            Some(mut line) => match line.ask(make()).await {
-                Ok(response) => (line, response),
+        let whom = Whom {
+            prefix: &self.shared.address.prefix,
+            authority: &self.shared.authority,
+            key: self.address().api_key.as_ref().map(WorkerKey::header),
+        };
+        let kept = match self.take_idle() {
+            Some(mut line) => match line.ask(ask, &whom).await {
+                Ok(head) => Some((line, head)),
                 Err(error) => {
                     tracing::debug!(worker = %self.address(), %error, "kept connection was stale");
-                    self.ask_anew(make()).await?
+                    None
                 }
             },
-            None => self.ask_anew(make()).await?,
+            None => None,
         };
-        Ok(response.map(|incoming| UpstreamBody::new(incoming, line, self.clone(), place)))
-    }
-
-    async fn ask_anew(
-        &self,
-        request: Request<Full<Bytes>>,
-    ) -> Result<(Line, Response<hyper::body::Incoming>), UpstreamError> {
-        let mut line = Line::open(&self.shared.address, &self.shared.tls).await?;
-        let response = line.ask(request).await?;
-        Ok((line, response))
+        let (line, head) = match kept {
+            Some(answered) => answered,
+            None => {
+                let mut line = Line::open(&self.shared.address, &self.shared.tls).await?;
+                let head = line.ask(ask, &whom).await?;
+                (line, head)
+            }
+        };
+        let mut response = Response::new(UpstreamBody::new(line, self.clone(), place));
+        *response.status_mut() = head.status;
+        *response.headers_mut() = head.headers;
+        Ok(response)
     }
 
     /// How many requests are on their way or being answered.
@@ -194,7 +184,7 @@ impl Pool {
     pub fn cut(&self) {
         self.shared.cut.store(true, Ordering::SeqCst);
         self.shared.cutting.notify_waiters();
-        self.idle().clear();
+        self.each_idle(|idle| idle.clear());
     }
 
     /// The worker is on its way out, or is not after all.
@@ -220,15 +210,18 @@ impl Pool {
     pub fn sweep(&self) {
         let sweep = self.shared.sweeps.fetch_add(1, Ordering::Relaxed);
         let young = |since: u32| sweep.wrapping_sub(since) < IDLE_SWEEPS;
-        self.idle()
-            .retain_mut(|(line, since)| young(*since) && line.is_ready());
+        self.each_idle(|idle| idle.retain_mut(|(line, since)| young(*since) && line.is_ready()));
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<(Line, u32)>> {
-        self.shared
-            .idle
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    /// The calling thread's kept connections.
+    fn idle(&self) -> MutexGuard<'_, Idle> {
+        locked(&self.shared.idle[home()])
+    }
+
+    fn each_idle(&self, mut change: impl FnMut(&mut Idle)) {
+        for idle in &self.shared.idle {
+            change(&mut locked(idle));
+        }
     }
 
     fn take_idle(&self) -> Option<Line> {
@@ -249,4 +242,8 @@ impl Pool {
             }
         }
     }
+}
+
+fn locked(idle: &Mutex<Idle>) -> MutexGuard<'_, Idle> {
+    idle.lock().unwrap_or_else(PoisonError::into_inner)
 }

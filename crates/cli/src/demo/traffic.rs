@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, header};
-use http_body_util::Full;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Method};
 use kvasir_frontend::App;
 use kvasir_openai::EventParser;
 use kvasir_types::Rng;
-use kvasir_upstream::Pool;
+use kvasir_upstream::{Ask, Pool};
 use serde_json::{Value, json};
 
 use super::summary::{Summary, Turn};
@@ -127,12 +127,16 @@ impl Traffic {
             "stream_options": { "include_usage": true },
             "nvext": { "extra_fields": ["worker_id"] },
         });
-        let request = Request::post("/v1/chat/completions")
-            .header(header::HOST, self.server.authority())
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(body.to_string())))?;
+        let json = HeaderValue::from_static("application/json");
+        let ask = Ask {
+            method: &Method::POST,
+            path: "/v1/chat/completions",
+            headers: &HeaderMap::new(),
+            also: Some((&CONTENT_TYPE, &json)),
+            body: &Bytes::from(body.to_string()),
+        };
         let start = self.app.clock().now();
-        let response = self.server.send(|| request.clone()).await?;
+        let response = self.server.send(&ask).await?;
         let status = response.status();
         if !status.is_success() {
             return Err(format!("the server answered {status}").into());

@@ -77,6 +77,13 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     HTTP_CLIENT_TIMEOUT_SECS: Duration = "http-client-timeout-secs" =>
         env(&[var("KVASIR_HTTP_CLIENT_TIMEOUT_SECS")]).default("30").metavar("SECONDS").effective();
 
+    /// Threads that serve clients; 0 is one for each core.
+    ///
+    /// A connection stays on its thread. Cache events and what looks after workers have threads of
+    /// their own.
+    HTTP_THREADS: u32 = "http-threads" =>
+        env(&[var("KVASIR_HTTP_THREADS")]).default("0").ints(0, 1024).effective();
+
     /// Connections of clients that are open at once; further ones wait.
     HTTP_CONNECTIONS_MAX: u32 = "http-connections-max" =>
         env(&[var("KVASIR_HTTP_CONNECTIONS_MAX")]).default("32768").ints(1, 1 << 24).effective();

@@ -1,7 +1,7 @@
 //! Which header fields go on, in both directions (RFC 9110, section 7.6).
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use kvasir_types::{DpRank, RequestId};
+use kvasir_types::DpRank;
 
 use crate::outcomes::REQUEST_ID;
 
@@ -11,50 +11,44 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 /// How we name ourselves to engines; a gateway must (RFC 9110, section 7.6.3).
 const VIA: HeaderValue = HeaderValue::from_static("1.1 kvasir");
-/// Fields that are added to a request.
-const ADDED: usize = 4;
 
 /// The client's fields as any engine gets them: without those of its connection, with our name and the
-/// request's.
-pub(super) fn to_engine(client: &HeaderMap, id: RequestId) -> HeaderMap {
-    let mut out = HeaderMap::with_capacity(client.len() + ADDED);
-    let listed = Listed::of(client);
-    for (name, value) in client {
-        let ours = *name == header::HOST
-            || *name == header::CONTENT_LENGTH
-            || *name == header::EXPECT
-            || is_of_connection(name)
-            || listed.names(name);
-        if !ours {
-            out.append(name.clone(), value.clone());
-        }
+/// request's, which is `name` unless the client gave one.
+pub(super) fn to_engine(mut client: HeaderMap, name: &HeaderValue) -> HeaderMap {
+    leave_connection(&mut client);
+    for ours in [header::HOST, header::CONTENT_LENGTH, header::EXPECT] {
+        client.remove(ours);
     }
-    out.append(header::VIA, VIA);
-    if !out.contains_key(REQUEST_ID)
-        && let Ok(value) = HeaderValue::try_from(id.to_string())
-    {
-        out.insert(REQUEST_ID, value);
+    client.append(header::VIA, VIA);
+    if let header::Entry::Vacant(vacant) = client.entry(REQUEST_ID) {
+        vacant.insert(name.clone());
     }
-    out
+    client
 }
 
-/// Those fields as one worker gets them.
-pub(super) fn to_worker(engine: &HeaderMap, authority: HeaderValue, rank: DpRank) -> HeaderMap {
-    let mut out = engine.clone();
-    out.insert(header::HOST, authority);
-    if rank.0 > 0 {
-        out.insert(RANK, HeaderValue::from(rank.0));
-    }
-    out
+/// The field that tells an engine which of its ranks is to answer.
+pub(super) fn rank_field(rank: DpRank) -> (HeaderName, HeaderValue) {
+    (RANK, HeaderValue::from(rank.0))
 }
 
 /// The engine's fields as the client gets them.
 pub(super) fn to_client(mut engine: HeaderMap) -> HeaderMap {
-    let listed: Vec<HeaderName> = Listed::of(&engine).collect();
-    for name in OF_CONNECTION.iter().chain(&listed) {
-        engine.remove(name);
-    }
+    leave_connection(&mut engine);
     engine
+}
+
+/// Takes out the fields that belong to one connection and not to the message.
+fn leave_connection(headers: &mut HeaderMap) {
+    let connection = headers.get_all(header::CONNECTION);
+    let listed: Vec<HeaderName> = connection
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in OF_CONNECTION.iter().chain(&listed) {
+        headers.remove(name);
+    }
 }
 
 /// Whether the body is a stream of events.
@@ -88,45 +82,11 @@ const OF_CONNECTION: [HeaderName; 9] = [
     header::UPGRADE,
 ];
 
-fn is_of_connection(name: &HeaderName) -> bool {
-    OF_CONNECTION.contains(name)
-}
-
-/// Fields that `connection` lists: they belong to the connection too.
-struct Listed<'h> {
-    values: header::GetAll<'h, HeaderValue>,
-}
-
-impl<'h> Listed<'h> {
-    fn of(headers: &'h HeaderMap) -> Self {
-        Self {
-            values: headers.get_all(header::CONNECTION),
-        }
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &'h str> {
-        self.values
-            .iter()
-            .filter_map(|value| value.to_str().ok())
-            .flat_map(|value| value.split(','))
-            .map(str::trim)
-    }
-
-    fn names(&self, name: &HeaderName) -> bool {
-        self.iter()
-            .any(|listed| listed.eq_ignore_ascii_case(name.as_str()))
-    }
-
-    fn collect(&self) -> Vec<HeaderName> {
-        self.iter().filter_map(|name| name.parse().ok()).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ID: RequestId = RequestId(1);
+    const NAME: HeaderValue = HeaderValue::from_static("ours");
 
     fn map(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
         let pairs = pairs.iter().map(|(name, value)| {
@@ -154,7 +114,7 @@ mod tests {
             ("traceparent", "00-1-2-01"),
             ("authorization", "Bearer k"),
         ]);
-        let to_engine = to_engine(&headers, ID);
+        let to_engine = to_engine(headers.clone(), &NAME);
         let added = ["authorization", "traceparent", "via", "x-request-id"];
         assert_eq!(names(&to_engine), added);
         assert_eq!(names(&to_client(headers)), ["authorization", "traceparent"]);
@@ -169,19 +129,10 @@ mod tests {
             ("x-request-id", "theirs"),
             ("via", "1.0 before"),
         ]);
-        let out = to_worker(
-            &to_engine(&headers, ID),
-            HeaderValue::from_static("e:1"),
-            DpRank(3),
-        );
-        assert_eq!(
-            names(&out),
-            ["host", "via", "x-data-parallel-rank", "x-request-id"]
-        );
-        assert_eq!(
-            (&out["host"], &out["x-request-id"]),
-            (&"e:1".parse().unwrap(), &"theirs".parse().unwrap())
-        );
+        let out = to_engine(headers, &NAME);
+        assert_eq!(names(&out), ["via", "x-request-id"]);
+        assert_eq!(out["x-request-id"], "theirs");
+        assert_eq!(to_engine(HeaderMap::new(), &NAME)["x-request-id"], "ours");
         let via: Vec<&HeaderValue> = out.get_all("via").iter().collect();
         assert_eq!(via, ["1.0 before", "1.1 kvasir"]);
     }

@@ -1,0 +1,42 @@
+//! Why an engine gave no answer, or not all of it.
+
+use std::time::Duration;
+
+use http::StatusCode;
+
+use crate::line::CONNECT_PATIENCE;
+
+/// Why an engine gave no answer, or not all of it.
+#[derive(Debug, thiserror::Error)]
+pub enum UpstreamError {
+    /// It was removed while asked.
+    #[error("the worker was taken away")]
+    Gone,
+    /// It does not accept connections in time.
+    #[error("no connection within {} s", CONNECT_PATIENCE.as_secs())]
+    ConnectTimeout,
+    /// It cannot be connected to.
+    #[error("cannot connect: {0}")]
+    Connect(#[source] std::io::Error),
+    /// The connection broke.
+    #[error("the connection broke: {0}")]
+    Broken(#[source] std::io::Error),
+    /// The answer has no end.
+    #[error("its stream ended before its answer did")]
+    Unfinished,
+    /// Nothing came in the time that it had.
+    #[error("no answer in time")]
+    AnswerTimeout,
+    /// A stream stood still for so long.
+    #[error("nothing came for {} s", .0.as_secs())]
+    Silent(Duration),
+    /// It refused.
+    #[error("it answered {0}")]
+    Status(StatusCode),
+    /// It says that it failed.
+    #[error("its engine failed")]
+    Failed,
+    /// More came than is read.
+    #[error("its answer is too long")]
+    TooLong,
+}
