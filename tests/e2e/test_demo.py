@@ -172,12 +172,29 @@ def test_empty_prompts_and_wrong_routes(http):
     assert http.get("/v1/models/other").status_code == 404
 
 
-def test_a_body_past_the_limit_is_refused():
+def test_a_body_past_the_limit_is_refused(tmp_path):
     kvasir = Kvasir("demo", "--http-host", "127.0.0.1", "--http-port", "0", env={"DYN_HTTP_BODY_LIMIT_MB": "1"})
     url = kvasir.wait_for(r"at (http://127\.0\.0\.1:\d+)").group(1)
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x" * (1 << 20)}]}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
-    assert answer.status_code == 413 and "DYN_HTTP_BODY_LIMIT_MB" in answer.json()["message"]
+    told = "Request body exceeds the limit of 1 MB set by --http-body-limit-mb (DYN_HTTP_BODY_LIMIT_MB)"
+    assert answer.status_code == 413 and answer.json()["message"] == told
+    assert answer.headers["connection"] == "close"
+    # curl sees the answer whether it asks first or sends at once, by HTTP/1.1 and by HTTP/2; who asks sends nothing.
+    large = tmp_path / "large"
+    large.write_bytes(b" " * (20 << 20))
+    write = ["-o", "-", "-w", "\n%{http_code} %{size_upload}"]
+    for version in ["--http1.1", "--http2-prior-knowledge"]:
+        for expect in ["expect:", "expect: 100-continue"]:
+            curl = ["curl", "-sS", version, "--max-time", "30", "--expect100-timeout", "30", "-H", expect, *write,
+                    "-H", "content-type: application/json", "--data-binary", f"@{large}", f"{url}/v1/chat/completions"]
+            done = subprocess.run(curl, capture_output=True, text=True, timeout=60)
+            body, result = done.stdout.rsplit("\n", 1)
+            assert done.returncode == 0 and json.loads(body)["message"] == told, (curl, done)
+            status, sent = result.split()
+            assert status == "413", result
+            if "100" in expect and version == "--http1.1":
+                assert sent == "0", result
     assert kvasir.stop() == 0
 
 

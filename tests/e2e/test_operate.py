@@ -45,6 +45,16 @@ def test_why_tells_candidates_prediction_and_report(demo):
     assert len(rows) == 4 and sum(row.startswith(">") for row in rows) == 1
 
 
+def test_a_whole_prompt_in_the_cache_is_foretold_as_the_engine_reports_it(demo):
+    """All four blocks are cached; an engine computes the last token, so it finds three of them."""
+    body = {"model": MODEL, "prompt": list(range(300, 364)), "max_tokens": 2}
+    first, again = (httpx.post(f"{demo.url}/v1/completions", json=body, timeout=30).json() for _ in range(2))
+    outcome = json.loads(kvasir("why", again["id"], "--json", "--url", demo.url).stdout)["outcome"]
+    assert outcome["prompt_tokens"] == 64, first
+    assert (outcome["predicted_cached_tokens"], outcome["reported_cached_tokens"]) == (48, 48)
+    assert "48 of 64 tokens cached" in kvasir("why", again["id"], "--url", demo.url).stdout
+
+
 def test_why_by_the_clients_own_name_and_as_json(demo):
     answer = ask(demo.url, "my own name", **{"x-request-id": "order 66"})
     assert answer.headers["x-request-id"] == "order 66"

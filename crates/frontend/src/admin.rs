@@ -31,7 +31,7 @@ pub(crate) async fn busy_threshold(app: &App, request: Request<Incoming>) -> Rep
         return reply::json(StatusCode::OK, busy_thresholds(&list));
     }
     let (parts, incoming) = request.into_parts();
-    let body = match body::read_json(app, &parts.headers, incoming).await {
+    let body = match body::read_json(app, &parts, incoming).await {
         Ok(body) => body,
         Err(error) => return reply::error(&error),
     };

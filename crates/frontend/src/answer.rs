@@ -108,7 +108,7 @@ impl Answer {
         let now = app.clock().now();
         watch.first_token(now);
         if let Some(lane) = lanes.first() {
-            watch.placed(lane.booking.sent());
+            watch.placed(&lane.booking);
         }
         let created = app.clock().unix_secs(watch.received());
         let running = (0..)

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_TYPE, EXPECT};
+use http::request::Parts;
+use http::{HeaderMap, Version};
 use http_body::Body;
 use http_body_util::BodyExt;
 use kvasir_openai::ApiError;
@@ -53,53 +54,70 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
 }
 
 /// Reads the body of a request that is to bring JSON.
-pub(crate) async fn read_json<B>(app: &App, headers: &HeaderMap, body: B) -> Result<Bytes, ApiError>
+pub(crate) async fn read_json<B>(app: &App, head: &Parts, body: B) -> Result<Bytes, ApiError>
 where
-    B: Body<Data = Bytes> + Unpin,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Send,
 {
-    if let Err(refusal) = check_content_type(headers) {
+    if let Err(refusal) = check_content_type(&head.headers) {
         leave(body).await;
         return Err(refusal);
     }
-    read_for(app, body).await
+    read_for(app, head, body).await
 }
 
 /// Reads a request's body; limits that it reaches are counted.
-pub(crate) async fn read_for<B>(app: &App, body: B) -> Result<Bytes, ApiError>
+pub(crate) async fn read_for<B>(app: &App, head: &Parts, mut body: B) -> Result<Bytes, ApiError>
 where
-    B: Body<Data = Bytes> + Unpin,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Send,
 {
-    let outcome = read(body, app.options().body_limit_mb).await;
+    let outcome = read(&mut body, app.options().body_limit_mb).await;
     match outcome.as_ref().map_err(|error| error.status) {
-        Err(413) => app.limit_reached("body_bytes"),
+        Err(413) => {
+            app.limit_reached("body_bytes");
+            linger(app, head, body);
+        }
         Err(408) => app.limit_reached("body_time"),
         _ => {}
     }
     outcome
 }
 
-/// Reads a body of at most `limit_mb` MiB.
-async fn read<B>(mut body: B, limit_mb: u64) -> Result<Bytes, ApiError>
+/// Lets the answer go out while the rest of a body that is too large still comes. A client that asked before it sends
+/// any of it (RFC 9110, section 10.1.1) has its answer: reading would tell it to go on, but for HTTP/2, where the
+/// library never does that and breaks off a request of which it has not seen the end.
+fn linger<B>(app: &App, head: &Parts, body: B)
+where
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Send,
+{
+    if head.version == Version::HTTP_2 || !head.headers.contains_key(EXPECT) {
+        app.tasks()
+            .spawn(discard(body, DISCARD_MAX, DISCARD_PATIENCE));
+    }
+}
+
+/// Reads a body of at most `limit_mb` MiB. Of one that says that it is longer nothing is read.
+async fn read<B>(body: &mut B, limit_mb: u64) -> Result<Bytes, ApiError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
     let limit = limit_mb.saturating_mul(MIB);
     let hint = body.size_hint();
     if hint.lower() > limit {
-        discard(body, DISCARD_MAX, DISCARD_PATIENCE).await;
         return Err(ApiError::body_too_large(limit_mb));
     }
     let mut whole: Option<Bytes> = None;
     let mut joined = BytesMut::new();
     let mut pace = Pace::begin();
-    while let Some(frame) = next(&mut body, &pace).await? {
+    while let Some(frame) = next(body, &pace).await? {
         let Ok(data) = frame.into_data() else {
             continue;
         };
         pace.came(data.len());
         let had = whole.as_ref().map_or(joined.len(), Bytes::len) as u64;
         if had + data.len() as u64 > limit {
-            discard(body, DISCARD_MAX, DISCARD_PATIENCE).await;
             return Err(ApiError::body_too_large(limit_mb));
         }
         if joined.is_empty() && whole.is_none() {
@@ -218,8 +236,11 @@ mod tests {
     }
 
     async fn read_pieces(sizes: &[usize]) -> Result<usize, u16> {
-        let body = Pieces(sizes.iter().copied().collect());
-        read(body, 1).await.map(|b| b.len()).map_err(|e| e.status)
+        let mut body = Pieces(sizes.iter().copied().collect());
+        read(&mut body, 1)
+            .await
+            .map(|b| b.len())
+            .map_err(|e| e.status)
     }
 
     #[tokio::test]
@@ -263,21 +284,15 @@ mod tests {
     /// Goal: the boundary between slow and too slow. Time is the runtime's own.
     #[tokio::test(start_paused = true)]
     async fn a_body_must_come_at_some_pace() {
-        let slow = |left, size, secs| {
-            let every = Duration::from_secs(secs);
-            let timer = Box::pin(tokio::time::sleep(every));
-            read(
-                Slow {
-                    left,
-                    size,
-                    every,
-                    timer,
-                },
-                1,
-            )
-        };
         let status = async |left, size, secs| {
-            let read = slow(left, size, secs).await;
+            let every = Duration::from_secs(secs);
+            let mut slow = Slow {
+                left,
+                size,
+                every,
+                timer: Box::pin(tokio::time::sleep(every)),
+            };
+            let read = read(&mut slow, 1).await;
             read.map(|b| b.len()).map_err(|e| e.status)
         };
         assert_eq!(status(1, 1, 29).await, Ok(1));

@@ -80,7 +80,7 @@ async fn read(app: &App, parts: &Parts, incoming: Incoming) -> Result<Bytes, Api
         body::leave(incoming).await;
         return Err(ApiError::not_ready());
     }
-    body::read_json(app, &parts.headers, incoming).await
+    body::read_json(app, parts, incoming).await
 }
 
 /// Counts a request that failed before its model was known.

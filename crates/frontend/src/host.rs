@@ -18,7 +18,7 @@ use kvasir_transport::Tasks;
 use kvasir_types::{LocalHash, RequestId, Time, WorkerRank};
 use tokio::sync::{Notify, oneshot};
 
-use crate::picture::{Forecast, Pictures, Report};
+use crate::picture::{Forecast, Pictures, Report, cacheable_tokens};
 
 /// The timer wakes at least this often, to let routing decisions in the index expire.
 const EXPIRY_EVERY: Duration = Duration::from_secs(1);
@@ -30,6 +30,8 @@ pub struct RouterHost {
     index: Arc<Index>,
     pictures: Pictures,
     needs: Needs,
+    /// Tokens in a block.
+    block_size: u32,
     clock: Clock,
     /// The brain wants to be ticked earlier than the timer thinks.
     sooner: Notify,
@@ -93,7 +95,7 @@ impl RouterHost {
         clock: Clock,
         tasks: &Tasks,
     ) -> Arc<Self> {
-        let needs = Needs::of(&config);
+        let (needs, block_size) = (Needs::of(&config), config.kv_cache_block_size);
         let inner = Inner {
             router: Router::new(config),
             waiting: HashMap::new(),
@@ -105,6 +107,7 @@ impl RouterHost {
             index,
             pictures: Pictures::default(),
             needs,
+            block_size,
             clock,
             sooner: Notify::new(),
         });
@@ -136,6 +139,7 @@ impl RouterHost {
         looked_up: LookedUp,
     ) -> Result<Booking, RouteError> {
         let id = arrival.id;
+        let cacheable = cacheable_tokens(arrival.isl_tokens, self.block_size);
         let (verdict, answer) = oneshot::channel();
         let waiter = Waiter { verdict, looked_up };
         self.step_with(Input::Arrived(Box::new(arrival)), Some((id, waiter)));
@@ -150,6 +154,7 @@ impl RouterHost {
         Ok(Booking {
             host: Arc::clone(self),
             sent,
+            cacheable,
             forecast: None,
             finished: false,
         })
@@ -313,6 +318,8 @@ impl Drop for Waiting<'_> {
 pub struct Booking {
     host: Arc<RouterHost>,
     sent: Sent,
+    /// Most tokens of the prompt that an engine can find cached.
+    cacheable: u32,
     /// What was foretold about it, to be compared with what comes.
     forecast: Option<Forecast>,
     finished: bool,
@@ -329,6 +336,11 @@ impl Booking {
     #[must_use]
     pub fn sent(&self) -> &Sent {
         &self.sent
+    }
+
+    /// Tokens of the prompt that are expected in the worker's cache, as its engine would report them.
+    pub(crate) fn predicted_tokens(&self) -> u32 {
+        self.sent.cached_tokens.min(self.cacheable)
     }
 
     /// The first tokens came.

@@ -12,7 +12,7 @@ mod forecast;
 mod listing;
 mod rank;
 
-pub(crate) use forecast::{Forecast, Foretold, Report};
+pub(crate) use forecast::{Forecast, Foretold, Report, cacheable_tokens};
 pub(crate) use rank::Picture;
 
 use std::collections::{BTreeMap, HashMap};

@@ -168,7 +168,7 @@ async fn pass_on(app: &Arc<App>, parts: &Parts, incoming: Incoming) -> Result<Re
         body::leave(incoming).await;
         return Err(ApiError::not_ready());
     }
-    let body = body::read_for(app, incoming).await?;
+    let body = body::read_for(app, parts, incoming).await?;
     let model = model_of(app, &body).ok_or_else(ApiError::model_not_found)?;
     let Backend::OpenAi { workers, .. } = &model.backend else {
         let (method, path) = (parts.method.as_str(), parts.uri.path());
@@ -301,7 +301,7 @@ impl Forward {
                 Err(error) => return Err(watch.fail(place::refusal(&self.app, &error))),
             };
             let target = booking.target();
-            watch.placed(booking.sent());
+            watch.placed(&booking);
             failure = match self.open(target, attempt == limit).await {
                 Ok(opened) => {
                     if let Some(moving) = moving {

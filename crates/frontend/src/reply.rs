@@ -9,6 +9,7 @@ use http::{HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use kvasir_openai::ApiError;
 
+use crate::framing;
 use crate::in_flight::Ticket;
 
 /// An answer.
@@ -150,6 +151,10 @@ pub(crate) fn error(error: &ApiError) -> Reply {
         reply
             .headers_mut()
             .insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    if error.status == StatusCode::PAYLOAD_TOO_LARGE {
+        // What is left of the body is read for a while and then not: the next request needs another connection.
+        framing::close_after(&mut reply);
     }
     if error.status == StatusCode::SERVICE_UNAVAILABLE {
         reply

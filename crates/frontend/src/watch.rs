@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue};
 use kvasir_openai::{ApiError, Endpoint};
-use kvasir_router::Sent;
 use kvasir_telemetry::{Clock, Metrics};
 use kvasir_types::{RequestId, Time, WorkerRank};
 
 use crate::App;
+use crate::host::Booking;
 use crate::outcomes::{self, Ended, Outcomes};
 use crate::spans::{Times, Traced};
 
@@ -130,8 +130,8 @@ impl Watch {
     }
 
     /// The router sent it somewhere.
-    pub(crate) fn placed(&mut self, sent: &Sent) {
-        self.placed = Some((sent.target, sent.cached_tokens));
+    pub(crate) fn placed(&mut self, booking: &Booking) {
+        self.placed = Some((booking.target(), booking.predicted_tokens()));
         if self.traced.is_some() && self.sent.is_none() {
             self.sent = Some(self.clock.now());
         }

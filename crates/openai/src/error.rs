@@ -80,7 +80,7 @@ impl ApiError {
         Self::new(
             413,
             format!(
-                "Request body exceeds the limit of {limit_mb} MB set by DYN_HTTP_BODY_LIMIT_MB"
+                "Request body exceeds the limit of {limit_mb} MB set by --http-body-limit-mb (DYN_HTTP_BODY_LIMIT_MB)"
             ),
         )
     }

@@ -71,6 +71,12 @@ pub(crate) struct Foretold {
     pub(crate) blocks: u32,
 }
 
+/// Most tokens of a prompt that an engine can find cached: whole blocks, and it always computes the last token.
+pub(crate) fn cacheable_tokens(prompt: u32, block_size: u32) -> u32 {
+    let size = block_size.max(1);
+    prompt.saturating_sub(1) / size * size
+}
+
 /// What was foretold about one request, kept until its answer is there.
 #[derive(Debug)]
 pub(crate) struct Forecast {
@@ -107,12 +113,11 @@ impl Forecast {
         let whole = report.prompt.saturating_add(report.output) / size;
         let own = whole.saturating_sub(report.cached.unwrap_or(0) / size);
         let stored = told.stored_since(&self.sent).saturating_sub(own);
-        // An engine always computes the last token.
-        let most = self.foretold.prompt.saturating_sub(1) / size;
+        let foretold = self.foretold.blocks.saturating_mul(size);
         let answer = Answer {
             prompt: self.foretold.prompt,
             prompt_reported: Some(report.prompt).filter(|tokens| *tokens > 0),
-            cached: self.foretold.blocks.min(most).saturating_mul(size),
+            cached: foretold.min(cacheable_tokens(self.foretold.prompt, size)),
             cached_reported: report.cached,
             removed_since: told.removed_since(&self.sent).saturating_mul(size),
             stored_since: stored.saturating_mul(size),
@@ -126,5 +131,18 @@ impl Forecast {
             self.picture
                 .look_later(self.foretold.locals, answer.prompt / size, self.sent);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cacheable_tokens;
+
+    #[test]
+    fn the_last_token_is_always_computed_and_only_whole_blocks_are_found() {
+        let most = [0, 1, 16, 17, 32, 33].map(|prompt| cacheable_tokens(prompt, 16));
+        assert_eq!(most, [0, 0, 0, 16, 16, 32]);
+        assert_eq!(cacheable_tokens(u32::MAX, 1), u32::MAX - 1);
+        assert_eq!(cacheable_tokens(5, 0), 4);
     }
 }

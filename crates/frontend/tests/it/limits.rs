@@ -69,7 +69,9 @@ async fn a_body_over_the_limit_is_refused_with_words() {
     let answer = rig.post(CHAT, &large).await;
     assert_eq!(answer.status, 413);
     assert!(
-        answer.text().contains("DYN_HTTP_BODY_LIMIT_MB"),
+        answer
+            .text()
+            .contains("--http-body-limit-mb (DYN_HTTP_BODY_LIMIT_MB)"),
         "{}",
         answer.text()
     );
@@ -84,6 +86,50 @@ async fn a_body_over_the_limit_is_refused_with_words() {
     client.try_send("0\r\n\r\n").await;
     assert_eq!(client.answer().await.status, 413);
     assert!(rig.stage.seen().is_empty());
+    drop(client);
+    rig.at_rest().await;
+}
+
+/// A client that says how much it will send is answered before it has sent any of it, and told to go on by nobody.
+#[tokio::test]
+async fn a_body_that_is_said_to_be_too_large_is_refused_unread() {
+    let options = AppOptions {
+        body_limit_mb: 1,
+        ..Default::default()
+    };
+    let rig = Rig::with(1, Setup::options(options)).await;
+    for (path, expect) in [
+        (CHAT, ""),
+        (CHAT, "expect: 100-continue\r\n"),
+        ("/v1/embeddings", ""),
+        ("/v1/embeddings", "expect: 100-continue\r\n"),
+        ("/busy_threshold", "expect: 100-continue\r\n"),
+    ] {
+        let mut client = rig.client().await;
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{expect}content-length: 9000000000\r\n\r\n"
+        );
+        client.send(head).await;
+        let answer = in_time("answer", client.answer()).await;
+        assert_eq!(
+            (answer.status, answer.whole),
+            (413, true),
+            "{path} {expect}"
+        );
+        assert_eq!(answer.header("connection"), Some("close"));
+        if !expect.is_empty() {
+            assert!(in_time("it is closed", client.closed()).await);
+        }
+    }
+    // One that sends what it has before it looks finds the answer, and then the end.
+    let mut client = rig.client().await;
+    let large = vec![b' '; 8 << 20];
+    client.post(CHAT, "", &large).await;
+    let answer = in_time("answer", client.answer()).await;
+    assert_eq!((answer.status, answer.whole), (413, true));
+    assert!(in_time("it is closed", client.closed()).await);
+    assert!(rig.stage.seen().is_empty());
+    assert_eq!(rig.metric("kvasir_limit_reached_total").await, 6.0);
     drop(client);
     rig.at_rest().await;
 }

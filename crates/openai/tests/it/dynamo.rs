@@ -321,7 +321,7 @@ fn error_bodies_are_its_bodies() {
     same(ApiError::route_not_found("GET", "/nope"), "not_found");
     assert_eq!(
         ApiError::body_too_large(45).message,
-        "Request body exceeds the limit of 45 MB set by DYN_HTTP_BODY_LIMIT_MB"
+        "Request body exceeds the limit of 45 MB set by --http-body-limit-mb (DYN_HTTP_BODY_LIMIT_MB)"
     );
 }
 
