@@ -25,6 +25,7 @@ mod scan;
 mod sse;
 mod strict;
 mod usage;
+mod walk;
 
 pub use admin::{
     BusyError, BusyThreshold, BusyUpdate, Health, ModelInfo, busy_thresholds, live, models,

@@ -13,6 +13,8 @@ use serde::Deserializer as _;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use crate::walk::{self, Walked};
+
 /// Bytes `start..end` of a body.
 pub type Span = Range<usize>;
 
@@ -129,6 +131,30 @@ impl<'a> Object<'a> {
     /// # Errors
     /// As [`Object::parse`].
     pub fn parse_str(body: &'a str) -> Result<Self, JsonError> {
+        match Self::walk(body) {
+            Some(object) => Ok(object),
+            None => Self::read(body),
+        }
+    }
+
+    /// The quick reading; `None` where it is not sure.
+    fn walk(body: &'a str) -> Option<Self> {
+        let mut fields = Vec::with_capacity(16);
+        let span = |part: &str| span_in(body, part);
+        walk::fields(body, |Walked { key, value }| {
+            let inner = span(key);
+            fields.push(Field {
+                key: Cow::Borrowed(key),
+                key_span: inner.start.saturating_sub(1)..inner.end + 1,
+                value,
+                span: span(value),
+            });
+        })?;
+        (fields.len() <= FIELDS_MAX).then_some(Self { body, fields })
+    }
+
+    /// The reading that is always right, and says what is wrong.
+    fn read(body: &'a str) -> Result<Self, JsonError> {
         let mut json = serde_json::Deserializer::from_str(body);
         let fields = json
             .deserialize_map(FieldsVisitor { body })
@@ -166,12 +192,10 @@ struct FieldsVisitor<'a> {
     body: &'a str,
 }
 
-impl FieldsVisitor<'_> {
-    /// `part` is a slice of the body, because both come from the same borrowed input.
-    fn span(&self, part: &str) -> Span {
-        let start = (part.as_ptr() as usize).saturating_sub(self.body.as_ptr() as usize);
-        start..start + part.len()
-    }
+/// Where `part`, a slice of `body`, stands in it.
+fn span_in(body: &str, part: &str) -> Span {
+    let start = (part.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
+    start..start + part.len()
 }
 
 impl<'a> Visitor<'a> for FieldsVisitor<'a> {
@@ -192,9 +216,9 @@ impl<'a> Visitor<'a> for FieldsVisitor<'a> {
             }
             fields.push(Field {
                 key: decode_key(key.get()).map_err(A::Error::custom)?,
-                key_span: self.span(key.get()),
+                key_span: span_in(self.body, key.get()),
                 value,
-                span: self.span(value),
+                span: span_in(self.body, value),
             });
         }
         Ok(fields)
@@ -211,4 +235,24 @@ fn decode_key(quoted: &str) -> Result<Cow<'_, str>, serde_json::Error> {
             .and_then(|q| q.strip_suffix('"'))
             .unwrap_or(quoted),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::walk::tests::near_json;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        /// The quick reading is the careful one, or none.
+        #[test]
+        fn both_readings_agree(body in near_json()) {
+            if let Some(quick) = Object::walk(&body) {
+                prop_assert_eq!(Ok(quick), Object::read(&body), "{}", body);
+            }
+        }
+    }
 }

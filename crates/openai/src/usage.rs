@@ -3,7 +3,10 @@
 //! Answers two questions: how are they written, and what did an engine report in its own answer? The
 //! cached share that an engine reports is what the router compares its prediction with.
 
+use std::sync::LazyLock;
+
 use bytes::{Bytes, BytesMut};
+use memchr::memmem::Finder;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
@@ -11,6 +14,7 @@ use crate::answer::Endpoint;
 use crate::json::Fields;
 use crate::scan::Scan;
 use crate::sse::Event;
+use crate::walk::{self, Walked};
 
 /// Tokens in and out of one request, over all its choices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,8 +89,10 @@ impl From<RawUsage> for Usage {
     }
 }
 
+static WORD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));
+
 /// Looks for usage in one JSON answer or chunk of an engine. Most chunks have none and cost one search for a
-/// word; a text that contains the word costs a parse and is never taken for usage.
+/// word; a text that contains the word costs a walk over the fields and is never taken for usage.
 ///
 /// ```
 /// # use kvasir_openai::find_usage;
@@ -98,7 +104,36 @@ impl From<RawUsage> for Usage {
 /// ```
 #[must_use]
 pub fn find_usage(json: &[u8]) -> Option<UsageChunk> {
-    memchr::memmem::find(json, b"\"usage\"")?;
+    WORD.find(json)?;
+    walk_for_usage(json).unwrap_or_else(|| read_usage(json))
+}
+
+/// The quick reading: only the usage is parsed. `None` where it is not sure.
+fn walk_for_usage(json: &[u8]) -> Option<Option<UsageChunk>> {
+    let (mut usage, mut choices, mut twice) = (None, None, false);
+    walk::fields(std::str::from_utf8(json).ok()?, |Walked { key, value }| {
+        twice |= match key {
+            "usage" => usage.replace(value).is_some(),
+            "choices" => choices.replace(value).is_some(),
+            _ => false,
+        };
+    })?;
+    let only_usage = match choices {
+        None | Some("null") => true,
+        Some(list) => list.strip_prefix('[')?.trim_start().starts_with(']'),
+    };
+    if twice {
+        return None;
+    }
+    let usage = usage.map_or(Ok(None), serde_json::from_str::<Option<RawUsage>>);
+    Some(usage.ok().flatten().map(|raw| UsageChunk {
+        usage: raw.into(),
+        only_usage,
+    }))
+}
+
+/// The reading that is always right.
+fn read_usage(json: &[u8]) -> Option<UsageChunk> {
     let chunk: Chunk = serde_json::from_slice(json).ok()?;
     Some(UsageChunk {
         usage: chunk.usage?.into(),
@@ -136,4 +171,64 @@ pub fn without_usage(event: &Event) -> Option<Bytes> {
     }
     out.extend_from_slice(b"\n");
     Some(out.freeze())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::walk::tests::near_json;
+
+    fn value() -> impl Strategy<Value = String> {
+        let fixed = prop::sample::select(vec![
+            "null",
+            "[]",
+            "[ \n]",
+            "[{\"text\":\"\\\"usage\\\"\"}]",
+            "[1,",
+            "{}",
+            "7",
+            "{\"prompt_tokens\":7,\"completion_tokens\":2,\"x\":[]}",
+            "{\"prompt_tokens\":-7}",
+            "{\"prompt_tokens\":7,\"prompt_tokens\":8}",
+            "{\"prompt_tokens\":null,\"prompt_tokens_details\":{\"cached_tokens\":5}}",
+            "{\"prompt_tokens_details\":null}",
+            "[1,2,{\"cached_tokens\":3}]",
+        ]);
+        prop_oneof![fixed.prop_map(str::to_owned), near_json()]
+    }
+
+    fn chunk() -> impl Strategy<Value = String> {
+        let key = prop::sample::select(vec!["usage", "choices", "id", "us\\u0061ge"]);
+        let fields = prop::collection::vec((key, value()), 0..4);
+        fields.prop_map(|fields| {
+            let fields: Vec<String> = fields
+                .iter()
+                .map(|(k, v)| format!("\"{k}\": {v}"))
+                .collect();
+            format!("{{{}}}", fields.join(","))
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        /// Where the quick reading has an answer, it is that of the whole parse.
+        #[test]
+        fn both_readings_agree(json in chunk()) {
+            if let Some(quick) = walk_for_usage(json.as_bytes()) {
+                prop_assert_eq!(quick, read_usage(json.as_bytes()), "{}", json);
+            }
+        }
+    }
+
+    /// The quick reading is the one in use on ordinary answers.
+    #[test]
+    fn ordinary_answers_are_walked() {
+        let answer = br#"{"id":"a","choices":[{"index":0,"message":{"content":"\"usage\""}}],"usage":{"prompt_tokens":7,"total_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}"#;
+        let found = walk_for_usage(answer).unwrap();
+        assert_eq!(found, read_usage(answer));
+        assert_eq!(found.unwrap().usage.cached_tokens, Some(4));
+    }
 }

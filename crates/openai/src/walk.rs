@@ -1,0 +1,209 @@
+//! The quick way through JSON text.
+//!
+//! Answers one question: where does the value that begins here end? Strings are passed over many bytes at a time, and
+//! nothing is built. What is told is what `serde_json` would find; where this reader is not sure (bad syntax,
+//! deep nesting, escapes in keys) it says so, and the caller asks `serde_json`, whose word and whose error count.
+//!
+//! Invariant: a value that ends at `end` here is well-formed JSON there, with the same end.
+
+use memchr::memchr2;
+
+/// Deepest nesting that is followed; one bit each.
+const DEPTH_MAX: u32 = 64;
+/// Strings that end within so many bytes are looked through byte by byte.
+const SHORT: usize = 16;
+
+/// A field of an object: its key between the quotes, and its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Walked<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) value: &'a str,
+}
+
+/// Calls `each` for the fields of the object that `json` is; `None` where `serde_json` must be asked. What was
+/// called for before counts only if the end is reached.
+pub(crate) fn fields<'a>(json: &'a str, mut each: impl FnMut(Walked<'a>)) -> Option<()> {
+    let bytes = json.as_bytes();
+    let mut at = blank(bytes, 0);
+    if *bytes.get(at)? != b'{' {
+        return None;
+    }
+    at = blank(bytes, at + 1);
+    if *bytes.get(at)? == b'}' {
+        return (blank(bytes, at + 1) == bytes.len()).then_some(());
+    }
+    loop {
+        let start = at;
+        at = key(bytes, at)?;
+        let name = json.get(start + 1..at - 1)?;
+        at = blank(bytes, at);
+        if *bytes.get(at)? != b':' {
+            return None;
+        }
+        let start = blank(bytes, at + 1);
+        let end = value(bytes, start)?;
+        each(Walked {
+            key: name,
+            value: json.get(start..end)?,
+        });
+        at = blank(bytes, end);
+        match *bytes.get(at)? {
+            b',' => at = blank(bytes, at + 1),
+            b'}' => return (blank(bytes, at + 1) == bytes.len()).then_some(()),
+            _ => return None,
+        }
+    }
+}
+
+/// The end of the value that begins at `at`.
+fn value(bytes: &[u8], mut at: usize) -> Option<usize> {
+    // One bit for each open bracket, the innermost lowest: 1 for an object.
+    let (mut open, mut depth) = (0u64, 0u32);
+    loop {
+        match *bytes.get(at)? {
+            bracket @ (b'{' | b'[') => {
+                if depth == DEPTH_MAX {
+                    return None;
+                }
+                let object = bracket == b'{';
+                (open, depth) = (open << 1 | u64::from(object), depth + 1);
+                at = blank(bytes, at + 1);
+                let closing = if object { b'}' } else { b']' };
+                if *bytes.get(at)? != closing {
+                    at = if object { past_key(bytes, at)? } else { at };
+                    continue;
+                }
+                (open, depth) = (open >> 1, depth - 1);
+                at += 1;
+            }
+            b'"' => at = string(bytes, at)?,
+            b't' => at = word(bytes, at, b"true")?,
+            b'f' => at = word(bytes, at, b"false")?,
+            b'n' => at = word(bytes, at, b"null")?,
+            _ => at = number(bytes, at)?,
+        }
+        // A value ended: close what ends with it, then go on to the next.
+        loop {
+            if depth == 0 {
+                return Some(at);
+            }
+            at = blank(bytes, at);
+            let object = open & 1 == 1;
+            match (*bytes.get(at)?, object) {
+                (b',', true) => at = past_key(bytes, blank(bytes, at + 1))?,
+                (b',', false) => at = blank(bytes, at + 1),
+                (b'}', true) | (b']', false) => {
+                    (open, depth) = (open >> 1, depth - 1);
+                    at += 1;
+                    continue;
+                }
+                _ => return None,
+            }
+            break;
+        }
+    }
+}
+
+/// Past a key and its colon, to the value.
+fn past_key(bytes: &[u8], at: usize) -> Option<usize> {
+    let at = blank(bytes, string(bytes, at)?);
+    (*bytes.get(at)? == b':').then(|| blank(bytes, at + 1))
+}
+
+/// The end of a key without escapes.
+fn key(bytes: &[u8], at: usize) -> Option<usize> {
+    let end = string(bytes, at)?;
+    let inner = bytes.get(at + 1..end - 1)?;
+    (!inner.contains(&b'\\')).then_some(end)
+}
+
+/// The end of the string whose opening quote is at `at`.
+pub(crate) fn string(bytes: &[u8], at: usize) -> Option<usize> {
+    if *bytes.get(at)? != b'"' {
+        return None;
+    }
+    let mut at = at + 1;
+    loop {
+        let stop = at + plain(bytes.get(at..)?)?;
+        match *bytes.get(stop)? {
+            b'"' => return Some(stop + 1),
+            _ => at = escape(bytes, stop + 1)?,
+        }
+    }
+}
+
+/// Bytes before the next quote or backslash; `None` if there is none, or a control character before it.
+fn plain(bytes: &[u8]) -> Option<usize> {
+    for (at, byte) in bytes.iter().take(SHORT).enumerate() {
+        match byte {
+            b'"' | b'\\' => return Some(at),
+            0..0x20 => return None,
+            _ => {}
+        }
+    }
+    let rest = bytes.get(SHORT..)?;
+    let len = memchr2(b'"', b'\\', rest)?;
+    let smallest = rest
+        .get(..len)?
+        .iter()
+        .fold(u8::MAX, |least, b| least.min(*b));
+    (smallest >= 0x20).then_some(SHORT + len)
+}
+
+/// Past what follows a backslash.
+fn escape(bytes: &[u8], at: usize) -> Option<usize> {
+    match *bytes.get(at)? {
+        b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => Some(at + 1),
+        b'u' => {
+            let digits = bytes.get(at + 1..at + 5)?;
+            digits.iter().all(u8::is_ascii_hexdigit).then_some(at + 5)
+        }
+        _ => None,
+    }
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<usize> {
+    let mut at = at + usize::from(*bytes.get(at)? == b'-');
+    match *bytes.get(at)? {
+        b'0' => at += 1,
+        b'1'..=b'9' => at = digits(bytes, at),
+        _ => return None,
+    }
+    if bytes.get(at) == Some(&b'.') {
+        let end = digits(bytes, at + 1);
+        if end == at + 1 {
+            return None;
+        }
+        at = end;
+    }
+    if let Some(b'e' | b'E') = bytes.get(at) {
+        let signed = matches!(bytes.get(at + 1), Some(b'+' | b'-'));
+        let start = at + 1 + usize::from(signed);
+        at = digits(bytes, start);
+        if at == start {
+            return None;
+        }
+    }
+    Some(at)
+}
+
+fn digits(bytes: &[u8], at: usize) -> usize {
+    let rest = bytes.get(at..).unwrap_or_default();
+    at + rest.iter().take_while(|b| b.is_ascii_digit()).count()
+}
+
+fn word(bytes: &[u8], at: usize, word: &[u8]) -> Option<usize> {
+    bytes.get(at..)?.starts_with(word).then(|| at + word.len())
+}
+
+/// The next byte that is no white space.
+fn blank(bytes: &[u8], at: usize) -> usize {
+    let rest = bytes.get(at..).unwrap_or_default();
+    at + rest
+        .iter()
+        .take_while(|b| matches!(b, b' ' | b'\n' | b'\t' | b'\r'))
+        .count()
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
