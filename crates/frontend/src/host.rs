@@ -74,8 +74,19 @@ struct Inner {
 
 #[derive(Debug)]
 struct Waiter {
-    verdict: oneshot::Sender<Result<Sent, RouteError>>,
+    verdict: oneshot::Sender<Verdict>,
     looked_up: LookedUp,
+}
+
+/// What the router says to a request.
+type Verdict = Result<Sent, RouteError>;
+
+/// A request that takes a step: most have their verdict when it ends, and need nobody to wait for it.
+#[derive(Debug)]
+struct Asking {
+    id: RequestId,
+    looked_up: LookedUp,
+    verdict: Option<Verdict>,
 }
 
 /// What was looked up for a request, for looking it up again.
@@ -138,19 +149,19 @@ impl RouterHost {
         arrival: Arrival,
         looked_up: LookedUp,
     ) -> Result<Booking, RouteError> {
-        let id = arrival.id;
         let cacheable = cacheable_tokens(arrival.isl_tokens, self.block_size);
-        let (verdict, answer) = oneshot::channel();
-        let waiter = Waiter { verdict, looked_up };
-        self.step_with(Input::Arrived(Box::new(arrival)), Some((id, waiter)));
-        let mut guard = Waiting {
-            host: self,
-            id,
-            done: false,
+        let mut asking = Asking {
+            id: arrival.id,
+            looked_up,
+            verdict: None,
         };
-        let sent = answer.await.unwrap_or(Err(RouteError::DuplicateRequest));
-        guard.done = true;
-        let sent = sent?;
+        let later = self.step_with(Input::Arrived(Box::new(arrival)), Some(&mut asking));
+        let verdict = match (asking.verdict, later) {
+            (Some(verdict), _) => verdict,
+            (None, Some(later)) => self.await_verdict(asking.id, later).await,
+            (None, None) => Err(RouteError::DuplicateRequest),
+        };
+        let sent = verdict?;
         Ok(Booking {
             host: Arc::clone(self),
             sent,
@@ -158,6 +169,17 @@ impl RouterHost {
             forecast: None,
             finished: false,
         })
+    }
+
+    async fn await_verdict(&self, id: RequestId, later: oneshot::Receiver<Verdict>) -> Verdict {
+        let mut guard = Waiting {
+            host: self,
+            id,
+            done: false,
+        };
+        let verdict = later.await.unwrap_or(Err(RouteError::DuplicateRequest));
+        guard.done = true;
+        verdict
     }
 
     /// Tells the router of anything else that happened.
@@ -181,14 +203,17 @@ impl RouterHost {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn step_with(&self, input: Input, waiter: Option<(RequestId, Waiter)>) {
+    /// One step. `asking` is the request that takes it; if the step leaves it without a verdict, the verdict
+    /// comes later.
+    fn step_with(
+        &self,
+        input: Input,
+        mut asking: Option<&mut Asking>,
+    ) -> Option<oneshot::Receiver<Verdict>> {
         let mut inner = self.lock();
-        if let Some((id, waiter)) = waiter {
-            // A second request under one id: the router refuses it, the first one's waiter stays.
-            inner.waiting.entry(id).or_insert(waiter);
-        }
         let mut refresh = Vec::new();
-        inner.step(&self.clock, input, &mut refresh);
+        inner.step(&self.clock, input, asking.as_deref_mut(), &mut refresh);
+        let later = asking.and_then(|asking| inner.await_later(asking));
         // Only then: the timer is a task elsewhere, and waking it costs more than a step.
         let deadline = inner.router.next_deadline();
         let sooner = deadline.is_some_and(|deadline| deadline < inner.ticks_at);
@@ -202,6 +227,7 @@ impl RouterHost {
             let overlap = Some(self.pictures.overlap(&matches, routed));
             self.step_with(Input::Refreshed { id, overlap }, None);
         }
+        later
     }
 
     async fn keep_time(self: Arc<Self>) {
@@ -228,22 +254,28 @@ impl Inner {
     }
 
     /// One step, and those that follow from it: a verdict that nobody takes is a request that ended.
-    fn step(&mut self, clock: &Clock, input: Input, refresh: &mut Vec<(RequestId, LookedUp)>) {
-        let mut inputs = vec![input];
-        while let Some(input) = inputs.pop() {
+    fn step(
+        &mut self,
+        clock: &Clock,
+        input: Input,
+        mut asking: Option<&mut Asking>,
+        refresh: &mut Vec<(RequestId, LookedUp)>,
+    ) {
+        let (mut next, mut more) = (Some(input), Vec::new());
+        while let Some(input) = next {
             let mut outputs = std::mem::take(&mut self.outputs);
             self.router.step(clock.now(), input, &mut outputs);
             for output in outputs.drain(..) {
                 match output {
-                    Output::Send(sent) => inputs.extend(self.deliver(sent)),
+                    Output::Send(sent) => more.extend(self.deliver(sent, asking.as_deref_mut())),
                     Output::Refuse { id, error } => {
-                        if let Some(waiter) = self.waiting.remove(&id) {
-                            let _ = waiter.verdict.send(Err(error));
-                        }
+                        self.answer(id, Err(error), asking.as_deref_mut());
                     }
                     Output::Refresh { id } => {
-                        let waiter = self.waiting.get(&id);
-                        refresh.extend(waiter.map(|waiter| (id, waiter.looked_up.clone())));
+                        let own = asking.as_deref().filter(|asking| asking.id == id);
+                        let waiter = self.waiting.get(&id).map(|waiter| &waiter.looked_up);
+                        let prompt = own.map(|asking| &asking.looked_up).or(waiter);
+                        refresh.extend(prompt.map(|prompt| (id, prompt.clone())));
                     }
                     Output::Queued { id, depth } => tracing::debug!(%id, depth, "request waits"),
                     Output::CloseSession { .. } => {}
@@ -251,11 +283,38 @@ impl Inner {
                 }
             }
             self.outputs = outputs;
+            next = more.pop();
         }
     }
 
+    /// Gives a verdict to whoever asked for it. Says whether somebody took it.
+    fn answer(&mut self, id: RequestId, verdict: Verdict, asking: Option<&mut Asking>) -> bool {
+        match asking.filter(|asking| asking.id == id && asking.verdict.is_none()) {
+            Some(asking) => {
+                asking.verdict = Some(verdict);
+                true
+            }
+            None => {
+                let waiter = self.waiting.remove(&id);
+                waiter.is_some_and(|waiter| waiter.verdict.send(verdict).is_ok())
+            }
+        }
+    }
+
+    /// Lets a request wait for the verdict that its step did not bring.
+    fn await_later(&mut self, asking: &Asking) -> Option<oneshot::Receiver<Verdict>> {
+        if asking.verdict.is_some() {
+            return None;
+        }
+        let (verdict, later) = oneshot::channel();
+        let looked_up = asking.looked_up.clone();
+        self.waiting
+            .insert(asking.id, Waiter { verdict, looked_up });
+        Some(later)
+    }
+
     /// Gives a booking to the one who waits for it; if nobody does, it is to be freed.
-    fn deliver(&mut self, sent: Sent) -> Option<Input> {
+    fn deliver(&mut self, sent: Sent, asking: Option<&mut Asking>) -> Option<Input> {
         if tracing::enabled!(tracing::Level::INFO)
             && let Some(formula) = self.router.explain(sent.id).and_then(|d| d.formula())
         {
@@ -266,10 +325,7 @@ impl Inner {
                 "no worker serves session_control: opening and closing are ignored, bind works");
         }
         let (id, target) = (sent.id, sent.target);
-        let taken = self
-            .waiting
-            .remove(&id)
-            .is_some_and(|w| w.verdict.send(Ok(sent)).is_ok());
+        let taken = self.answer(id, Ok(sent), asking);
         let ended = Input::Finished {
             id,
             on: Some(target),

@@ -89,6 +89,12 @@ pub struct Router {
     /// Whether something happened that may let a held request go.
     stirred: Stirred,
     queue_checked: Time,
+    /// When the next tick is due, as of the last step.
+    due: Option<Time>,
+    /// How long a booking of which nothing is heard stays.
+    expiry: Duration,
+    /// How long a request may wait.
+    wait_max: Duration,
 }
 
 /// What may have opened since the queue was last looked at.
@@ -156,6 +162,9 @@ impl Router {
             kept: Vec::new(),
             stirred: Stirred::Nothing,
             queue_checked: Time::ZERO,
+            due: None,
+            expiry: upkeep::expiry_of(&config),
+            wait_max: upkeep::wait_max_of(&config),
             config,
         }
     }
@@ -188,6 +197,13 @@ impl Router {
             Input::Tick => self.apply_new_thresholds(out),
         }
         self.release(out);
+        self.due = self.deadline();
+    }
+
+    /// When the next `Tick` is due, if nothing happens before; `None` for never.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Time> {
+        self.due
     }
 
     /// The latest decision about a request, while the ring still holds it.

@@ -6,7 +6,7 @@ use kvasir_placement::{RankBusy, Reported, WorkerSpec};
 use kvasir_types::{Time, WorkerId};
 
 use super::{Router, Stirred};
-use crate::{LoadReport, Observation, Output, ThresholdUpdate};
+use crate::{LoadReport, Observation, Output, RouterConfig, ThresholdUpdate};
 
 impl Router {
     pub(super) fn join(&mut self, spec: WorkerSpec, back: bool, out: &mut Vec<Output>) {
@@ -168,36 +168,21 @@ impl Router {
         }
     }
 
-    /// When the next `Tick` is due, if nothing happens before; `None` for never.
-    #[must_use]
-    pub fn next_deadline(&self) -> Option<Time> {
-        let expiry = self.ledger.stalest().map(|(_, seen)| seen + self.expiry());
+    /// When something is due, as things stand.
+    pub(super) fn deadline(&self) -> Option<Time> {
+        let expiry = self.ledger.stalest().map(|(_, seen)| seen + self.expiry);
         let hidden = self.hidden.iter().map(|(until, _)| *until).min();
         let session = self.sessions.next_due();
         let too_long = self
             .queue
             .oldest()
-            .map(|(_, entered)| entered + self.wait_max());
+            .map(|(_, entered)| entered + self.wait_max);
         let recheck = (!self.queue.is_empty()).then(|| self.queue_checked + self.recheck());
         let asked = self.asks.front().map(|at| *at + Self::REFRESH_WAIT);
         [expiry, hidden, session, too_long, recheck, asked]
             .into_iter()
             .flatten()
             .min()
-    }
-
-    fn expiry(&self) -> Duration {
-        let seconds = self.config.router_active_request_expiry_secs;
-        let default = Duration::from_secs(300);
-        match Duration::try_from_secs_f64(seconds) {
-            Ok(span) if !span.is_zero() => span,
-            _ => default,
-        }
-    }
-
-    fn wait_max(&self) -> Duration {
-        let seconds = self.config.router_queue_max_wait_secs;
-        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 
     fn recheck(&self) -> Duration {
@@ -210,10 +195,10 @@ impl Router {
 
     /// Everything that is due by now.
     pub(super) fn run_due(&mut self, out: &mut Vec<Output>) {
-        if self.next_deadline().is_none_or(|due| due > self.now) {
+        if self.due.is_none_or(|due| due > self.now) {
             return;
         }
-        while let Some(freed) = self.ledger.expire(self.now, self.expiry()) {
+        while let Some(freed) = self.ledger.expire(self.now, self.expiry) {
             self.sessions.release(self.now, freed.id, false);
             self.load_changed(freed.slot, out);
             self.stirred = Stirred::Anything;
@@ -238,7 +223,7 @@ impl Router {
             }
         }
         while let Some((id, entered)) = self.queue.oldest() {
-            if entered + self.wait_max() > now {
+            if entered + self.wait_max > now {
                 break;
             }
             self.refuse_waiting(id, entered, out);
@@ -255,4 +240,19 @@ impl Router {
             self.stirred = Stirred::Anything;
         }
     }
+}
+
+/// How long a booking of which nothing is heard stays: the setting, or five minutes where it says nothing sensible.
+pub(super) fn expiry_of(config: &RouterConfig) -> Duration {
+    let default = Duration::from_secs(300);
+    match Duration::try_from_secs_f64(config.router_active_request_expiry_secs) {
+        Ok(span) if !span.is_zero() => span,
+        _ => default,
+    }
+}
+
+/// How long a request may wait.
+pub(super) fn wait_max_of(config: &RouterConfig) -> Duration {
+    let seconds = config.router_queue_max_wait_secs;
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
