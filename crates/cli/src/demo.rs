@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
 use kvasir_engine::{CacheEvent, EngineConfig, Load};
-use kvasir_frontend::{App, Backend, EventPool, RouterHost, ServedModel};
+use kvasir_frontend::{App, Backend, EventPool, ModelMeters, RouterHost, ServedModel};
 use kvasir_index::Index;
 use kvasir_mocker::{Observer, TokenWorker, WorkerOptions};
 use kvasir_router::{Input, LoadReport, WorkerSpec};
@@ -88,6 +88,7 @@ fn start_model(app: &Arc<App>, settings: &Settings) -> Result<Arc<ServedModel>, 
     let config = RouterSetup::read(settings)?.config(&name, block_size);
     let plane = MemoryPlane::new();
     let model = Arc::new(ServedModel {
+        meters: ModelMeters::new(app.metrics(), &name, config.router_mode),
         name,
         block_size,
         context_length: CONTEXT_LENGTH,

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
 use kvasir_frontend::{
-    App, Backend, Cores, EventPool, Fleet, MakeModel, NewModel, RouterHost, ServedModel, Server,
-    Warm,
+    App, Backend, Cores, EventPool, Fleet, MakeModel, ModelMeters, NewModel, RouterHost,
+    ServedModel, Server, Warm,
 };
 use kvasir_index::Index;
 use kvasir_telemetry::{Clock, Metrics};
@@ -21,11 +21,11 @@ use crate::wiring::{self, Failure, RouterSetup};
 
 /// The application with the settings of its HTTP side.
 pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure> {
-    let identity = wiring::identity(settings, u64::from(std::process::id()));
-    let metrics = Metrics::new(&identity).map_err(|error| {
+    let options = wiring::metric_options(settings, u64::from(std::process::id()));
+    let metrics = Metrics::new(&options).map_err(|error| {
         format!(
             "--metrics-prefix {}: not a metric name ({error})",
-            identity.frontend_prefix
+            options.identity.frontend_prefix
         )
     })?;
     Ok(App::new(
@@ -193,6 +193,7 @@ fn model_maker(app: &Arc<App>, settings: &Settings) -> Result<Arc<MakeModel>, Fa
         let events = EventPool::start(Arc::clone(&new.name), &index, app.metrics(), threads)
             .map_err(|error| format!("event threads: {error}"))?;
         Ok(Arc::new(ServedModel {
+            meters: ModelMeters::new(app.metrics(), &new.name, config.router_mode),
             name: Arc::clone(&new.name),
             block_size,
             context_length: new.context_length,

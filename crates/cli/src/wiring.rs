@@ -4,14 +4,14 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kvasir_config::{LogFormat, Settings, keys, redacted};
+use kvasir_config::{LogFormat, RouterMode, Settings, keys, redacted};
 use kvasir_frontend::{
     ApiKeys, AppOptions, Limits, MigrationOptions, Paths, ServerTls, WorkersFile,
 };
 use kvasir_index::{Approximate, IndexOptions};
 use kvasir_profile::Preset;
 use kvasir_router::{Mode, PrefillLoadModel, QueuePolicy, RouterConfig};
-use kvasir_telemetry::{Identity, log};
+use kvasir_telemetry::{Identity, LogBounds, MetricOptions, TunedBounds, log};
 use kvasir_upstream::{TlsError, TlsFile, WorkerAddress, WorkerKey, WorkerTls};
 
 use crate::policy_file::PolicyFile;
@@ -209,15 +209,55 @@ fn limits(settings: &Settings) -> Limits {
     }
 }
 
-/// Who exports metrics.
-pub(crate) fn identity(settings: &Settings, router_id: u64) -> Identity {
-    Identity {
+/// Who exports metrics, and how they are shown.
+pub(crate) fn metric_options(settings: &Settings, router_id: u64) -> MetricOptions {
+    let identity = Identity {
         frontend_prefix: settings.get(keys::METRICS_PREFIX),
         namespace: settings
             .get(keys::NAMESPACE)
             .unwrap_or_else(|| "dynamo".into()),
         router_id,
         ..Identity::default()
+    };
+    MetricOptions {
+        identity,
+        by_cache: settings.get(keys::ROUTER_MODE) == RouterMode::Kv,
+        bounds: bucket_bounds(settings),
+    }
+}
+
+fn bucket_bounds(settings: &Settings) -> TunedBounds {
+    let bounds = |min, max, count| LogBounds {
+        min: settings.get(min),
+        max: settings.get(max),
+        count: settings.get(count),
+    };
+    TunedBounds {
+        request_duration: bounds(
+            keys::METRICS_REQUEST_DURATION_MIN,
+            keys::METRICS_REQUEST_DURATION_MAX,
+            keys::METRICS_REQUEST_DURATION_COUNT,
+        ),
+        ttft: bounds(
+            keys::METRICS_TTFT_MIN,
+            keys::METRICS_TTFT_MAX,
+            keys::METRICS_TTFT_COUNT,
+        ),
+        itl: bounds(
+            keys::METRICS_ITL_MIN,
+            keys::METRICS_ITL_MAX,
+            keys::METRICS_ITL_COUNT,
+        ),
+        input_sequence: bounds(
+            keys::METRICS_INPUT_SEQUENCE_MIN,
+            keys::METRICS_INPUT_SEQUENCE_MAX,
+            keys::METRICS_INPUT_SEQUENCE_COUNT,
+        ),
+        output_sequence: bounds(
+            keys::METRICS_OUTPUT_SEQUENCE_MIN,
+            keys::METRICS_OUTPUT_SEQUENCE_MAX,
+            keys::METRICS_OUTPUT_SEQUENCE_COUNT,
+        ),
     }
 }
 
@@ -346,13 +386,13 @@ fn router_config(settings: &Settings, block_size: u32) -> RouterConfig {
 
 fn mode(settings: &Settings) -> Mode {
     match settings.get(keys::ROUTER_MODE) {
-        kvasir_config::RouterMode::RoundRobin => Mode::RoundRobin,
-        kvasir_config::RouterMode::Random => Mode::Random,
-        kvasir_config::RouterMode::Kv => Mode::Kv,
-        kvasir_config::RouterMode::Direct => Mode::Direct,
-        kvasir_config::RouterMode::PowerOfTwo => Mode::PowerOfTwo,
-        kvasir_config::RouterMode::LeastLoaded => Mode::LeastLoaded,
-        kvasir_config::RouterMode::DeviceAwareWeighted => Mode::DeviceAwareWeighted,
+        RouterMode::RoundRobin => Mode::RoundRobin,
+        RouterMode::Random => Mode::Random,
+        RouterMode::Kv => Mode::Kv,
+        RouterMode::Direct => Mode::Direct,
+        RouterMode::PowerOfTwo => Mode::PowerOfTwo,
+        RouterMode::LeastLoaded => Mode::LeastLoaded,
+        RouterMode::DeviceAwareWeighted => Mode::DeviceAwareWeighted,
     }
 }
 

@@ -59,6 +59,7 @@ pub mod keys {
     pub use crate::table::engine::*;
     pub use crate::table::general::*;
     pub use crate::table::http::*;
+    pub use crate::table::metrics::*;
     pub use crate::table::model::*;
     pub use crate::table::operate::*;
     pub use crate::table::planes::*;

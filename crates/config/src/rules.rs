@@ -210,6 +210,7 @@ pub(crate) fn check(settings: &Settings) -> Vec<Problem> {
     pairs(settings, &mut problems);
     standalone(settings, &mut problems);
     lora(settings, &mut problems);
+    buckets(settings, &mut problems);
     problems
 }
 
@@ -405,6 +406,34 @@ fn standalone(settings: &Settings, problems: &mut Vec<Problem>) {
         let message = "kvasir router needs --endpoint namespace.component.endpoint \
                        (variable DYN_ROUTER_ENDPOINT)";
         problems.push(Problem::conflict(&[keys::ENDPOINT.name()], message));
+    }
+}
+
+/// Buckets lie between a least and a greatest bound.
+fn buckets(settings: &Settings, problems: &mut Vec<Problem>) {
+    let spans = [
+        (
+            keys::METRICS_REQUEST_DURATION_MIN,
+            keys::METRICS_REQUEST_DURATION_MAX,
+        ),
+        (keys::METRICS_TTFT_MIN, keys::METRICS_TTFT_MAX),
+        (keys::METRICS_ITL_MIN, keys::METRICS_ITL_MAX),
+        (
+            keys::METRICS_INPUT_SEQUENCE_MIN,
+            keys::METRICS_INPUT_SEQUENCE_MAX,
+        ),
+        (
+            keys::METRICS_OUTPUT_SEQUENCE_MIN,
+            keys::METRICS_OUTPUT_SEQUENCE_MAX,
+        ),
+    ];
+    for (min, max) in spans {
+        let (least, greatest) = (settings.get(min), settings.get(max));
+        if least >= greatest {
+            let (low, high) = (min.name(), max.name());
+            let message = format!("--{low} ({least}) must be below --{high} ({greatest})");
+            problems.push(Problem::conflict(&[low, high], message));
+        }
     }
 }
 

@@ -31,7 +31,7 @@ use crate::job::Job;
 use crate::lane::{self, Lane};
 use crate::reply::{ByteSource, Cut};
 use crate::watch::{Totals, Watch};
-use crate::{meter, migrate, prompt};
+use crate::{migrate, prompt};
 
 /// An answer of one or several choices.
 pub(crate) struct Answer {
@@ -262,7 +262,7 @@ impl Answer {
         };
         if let Some(watch) = self.watch.take() {
             let latencies = self.lanes.first().map(Running::latencies);
-            meter::ended(self.app.metrics(), &totals, latencies);
+            watch.meters().ended(&totals, latencies);
             watch.succeed(&totals);
             let said = self.lanes.first_mut().and_then(|lane| lane.said.take());
             if let Some(said) = said {

@@ -1,7 +1,7 @@
 //! The application behind the listener: what is served, under which settings, and where requests go.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use bytes::BytesMut;
 use http::header::AUTHORIZATION;
@@ -18,6 +18,7 @@ use crate::in_flight::InFlight;
 use crate::keys::ApiKeys;
 use crate::limits::Limits;
 use crate::members::Members;
+use crate::meter::ModelMeters;
 use crate::migrate::MigrationOptions;
 use crate::models::{Models, ServedModel};
 use crate::outcomes::Outcomes;
@@ -100,6 +101,8 @@ pub struct App {
     models: Models,
     members: Members,
     metrics: Metrics,
+    /// Of requests for models that are not served; made when the first one comes.
+    unknown: OnceLock<Arc<ModelMeters>>,
     clock: Clock,
     tasks: Tasks,
     in_flight: InFlight,
@@ -123,6 +126,7 @@ impl App {
             models: Models::default(),
             members: Members::default(),
             metrics,
+            unknown: OnceLock::new(),
             clock,
             tasks,
             in_flight: InFlight::default(),
@@ -154,6 +158,12 @@ impl App {
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
+    }
+
+    /// What is counted of requests for models that are not served.
+    pub(crate) fn meters_of_unknown(&self) -> &Arc<ModelMeters> {
+        let unknown = || ModelMeters::unknown(&self.metrics);
+        self.unknown.get_or_init(unknown)
     }
 
     /// The time.
@@ -304,8 +314,8 @@ impl App {
     /// Answers as to an overload, without reading any further.
     fn refuse_too_many(&self) -> Reply {
         self.limit_reached("requests");
-        let rejected = &self.metrics.tasks_rejected_total;
-        rejected.with_label_values::<&str>(&[]).inc();
+        self.metrics.tasks_issued_total.inc();
+        self.metrics.tasks_rejected_total.inc();
         reply::error(&ApiError::overloaded(self.options.overload_status))
     }
 

@@ -16,6 +16,7 @@ use kvasir_types::RequestId;
 
 use crate::answer::{Answer, StreamedAnswer};
 use crate::job::Job;
+use crate::meter::Stage;
 use crate::models::{Backend, ServedModel};
 use crate::prompt::Prompts;
 use crate::reply::{self, ByteSource, Cut, Reply};
@@ -126,20 +127,24 @@ async fn run(
     parsed: Parsed,
     model: Option<Arc<ServedModel>>,
 ) -> Result<Reply, ApiError> {
-    let label = model.as_ref().map(|m| &m.name);
     let stream = parsed.options().stream;
     let watch = Watch::start(
         app,
         asked.id,
         &asked.parts.headers,
-        label,
+        model.as_ref(),
         asked.endpoint,
         stream,
     );
+    let meters = model.as_ref().map(|model| Arc::clone(&model.meters));
+    let inside = meters.as_ref().map(|m| m.enter(Stage::Preprocess));
     let job = match prepare(app, asked, parsed, model).await {
         Ok(job) => job,
         Err(error) => return Err(watch.fail(error)),
     };
+    drop(inside);
+    let took = app.clock().now() - watch.received();
+    job.model.meters.stage_took(Stage::Preprocess, took);
     if job.nvext.query_only() {
         return match query(app, &job).await {
             Ok(reply) => {
@@ -189,12 +194,7 @@ async fn prepare(
     };
     let start = app.clock().now();
     let prompts = tokenize(app, &text, parsed, &mut nvext).await?;
-    let took = app.clock().now() - start;
-    let latency = app
-        .metrics()
-        .tokenizer_latency_ms
-        .with_label_values(&["tokenize"]);
-    latency.observe(took.as_secs_f64() * 1e3);
+    model.meters.tokenized(app.clock().now() - start);
     let job = Job {
         id: asked.id,
         endpoint: asked.endpoint,

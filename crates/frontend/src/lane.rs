@@ -207,7 +207,8 @@ async fn dispatch(
         salt: job.salt().map(Into::into),
     };
     let dispatched = app.clock().now();
-    meter::dispatched(app.metrics());
+    job.model.meters.dispatched();
+    let _inside = job.model.meters.enter(meter::Stage::Dispatch);
     let mut stream = job.plane.send(target.worker, request).await?;
     match stream.next().await {
         Some(first) => Ok((stream, first?, dispatched)),
@@ -220,7 +221,8 @@ fn lane(app: &App, model: &ServedModel, booking: Booking, begun: Begun, tokens: 
     booking.first_token();
     let first_token = app.clock().now();
     let waited = first_token - dispatched;
-    let hit_rate = meter::begun(app.metrics(), model, booking.sent(), tokens, waited);
+    let meters = &model.meters;
+    let hit_rate = meters.begun(booking.sent(), tokens, model.block_size, waited);
     Lane {
         booking,
         stream,

@@ -57,6 +57,7 @@ pub use in_flight::{InFlight, Ticket};
 pub use keys::ApiKeys;
 pub use limits::Limits;
 pub use members::{Change, Joined, Member, Members, MembersError, Origin, State};
+pub use meter::ModelMeters;
 pub use migrate::MigrationOptions;
 pub use models::{Backend, Models, ServedModel};
 pub use reply::{ByteSource, Cut, Reply, ReplyBody};

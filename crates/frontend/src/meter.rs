@@ -1,77 +1,343 @@
-//! What is counted of a request's way from the router to a worker and back, whichever kind of worker it is.
+//! The series of one model that every request writes.
+//!
+//! Answers: what is counted when a request comes, begins, and ends, and what of its way from the router to a worker
+//! and back. A series with labels costs a hash and a lock to find; a request writes about twenty, so they are
+//! found once, here, when the model is made. What is seldom written is looked up where that happens.
+//!
+//! What always holds: the series of the router are written only where requests are routed by cache; in other modes
+//! they stay at zero.
 
+mod rank;
+mod stage;
+
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use kvasir_router::Sent;
-use kvasir_telemetry::Metrics;
+use kvasir_openai::Endpoint;
+use kvasir_router::{Mode, Sent};
+use kvasir_telemetry::{Gauge, Histogram, IntCounter, Metrics, observe_ms};
+use kvasir_types::WorkerRank;
 
-use crate::models::ServedModel;
+use crate::tokens::TokenSource;
 use crate::watch::Totals;
+use rank::Ranks;
+pub(crate) use stage::Stage;
+use stage::{Inside, Stages};
 
-/// A request is handed to a worker.
-pub(crate) fn dispatched(metrics: &Metrics) {
-    metrics
-        .router_requests_started_total
-        .with_label_values::<&str>(&[])
-        .inc();
+/// The label of a request whose model is not served; a client's text is never a label.
+const UNKNOWN_MODEL: &str = "unknown";
+
+/// What aggregated workers do, as a label.
+const PHASE: &str = "aggregated";
+
+/// What is asked, as labels say it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asking {
+    pub(crate) endpoint: &'static str,
+    pub(crate) request_type: &'static str,
+    /// Which of [`ModelMeters::completions`] counts it; none for what is no completion.
+    kind: Option<usize>,
 }
 
-/// The first tokens came, `waited` after the request was handed over. Gives the share of the prompt's blocks
-/// that the worker was thought to hold.
-pub(crate) fn begun(
-    metrics: &Metrics,
-    model: &ServedModel,
-    sent: &Sent,
-    prompt_tokens: usize,
-    waited: Duration,
-) -> f64 {
-    let blocks = prompt_tokens.div_ceil(model.block_size.max(1) as usize);
-    let hit_rate = (f64::from(sent.overlap_blocks) / blocks.max(1) as f64).min(1.0);
-    metrics
-        .router_kv_hit_rate
-        .with_label_values::<&str>(&[])
-        .observe(hit_rate);
-    metrics
-        .router_time_to_first_token_seconds
-        .with_label_values::<&str>(&[])
-        .observe(waited.as_secs_f64());
-    metrics
-        .router_kv_selected_cached_prefix_tokens_total
-        .with_label_values(&[&*model.name, "aggregated"])
-        .inc_by(sent.cached_tokens.into());
-    hit_rate
+impl Asking {
+    /// A completion.
+    pub(crate) fn completion(endpoint: Endpoint, stream: bool) -> Self {
+        let (at, endpoint) = match endpoint {
+            Endpoint::Chat => (0, "chat_completions"),
+            Endpoint::Completions => (2, "completions"),
+        };
+        Self {
+            kind: Some(at + usize::from(stream)),
+            ..Self::other(endpoint, stream)
+        }
+    }
+
+    /// Anything else.
+    pub(crate) fn other(endpoint: &'static str, stream: bool) -> Self {
+        Self {
+            endpoint,
+            request_type: if stream { "stream" } else { "unary" },
+            kind: None,
+        }
+    }
 }
 
-/// An answer ended: what its worker was like, with the seconds to its first token and between tokens where they
-/// were seen.
-pub(crate) fn ended(metrics: &Metrics, totals: &Totals, latencies: Option<(f64, f64)>) {
-    ended_elsewhere(metrics);
-    let (worker, rank) = (
-        totals.target.worker.to_string(),
-        totals.target.rank.to_string(),
-    );
-    let labels = [&*worker, &*rank, "decode"];
-    metrics
-        .worker_last_input_sequence_tokens
-        .with_label_values(&labels)
-        .set(totals.prompt_tokens.into());
-    let Some((first, between)) = latencies else {
-        return;
-    };
-    metrics
-        .worker_last_time_to_first_token_seconds
-        .with_label_values(&labels)
-        .set(first);
-    metrics
-        .worker_last_inter_token_latency_seconds
-        .with_label_values(&labels)
-        .set(between);
+/// Completions of one kind.
+#[derive(Debug)]
+struct Completions {
+    started: IntCounter,
+    succeeded: IntCounter,
 }
 
-/// An answer ended that moved from one worker to another.
-pub(crate) fn ended_elsewhere(metrics: &Metrics) {
-    metrics
-        .router_requests_total
-        .with_label_values::<&str>(&[])
-        .inc();
+/// The series of one model.
+#[derive(Debug)]
+pub struct ModelMeters {
+    metrics: Metrics,
+    model: Arc<str>,
+    by_cache: bool,
+    /// Made when the first of a kind comes: most models are only ever asked in one way.
+    completions: [OnceLock<Completions>; 4],
+    active: Gauge,
+    inflight: Gauge,
+    queued: Gauge,
+    duration: Histogram,
+    first_token: Histogram,
+    between_tokens: Histogram,
+    input_tokens: Histogram,
+    output_tokens: Histogram,
+    cached_tokens: Histogram,
+    output_tokens_total: IntCounter,
+    tokenizing: Histogram,
+    /// By source.
+    prompts: [OnceLock<IntCounter>; TokenSource::COUNT],
+    router_input_tokens: Histogram,
+    selected_tokens: IntCounter,
+    reused_tokens: IntCounter,
+    stages: Stages,
+    pub(crate) ranks: Ranks,
+}
+
+impl ModelMeters {
+    /// Those of `model`, whose router works in `mode`.
+    #[must_use]
+    pub fn new(metrics: &Metrics, model: &Arc<str>, mode: Mode) -> Arc<Self> {
+        let name = [&**model];
+        let phase = [&**model, PHASE];
+        Arc::new(Self {
+            metrics: metrics.clone(),
+            model: Arc::clone(model),
+            by_cache: mode == Mode::Kv,
+            completions: Default::default(),
+            active: metrics.active_requests.with_label_values(&name),
+            inflight: metrics.inflight_requests.with_label_values(&name),
+            queued: metrics.queued_requests.with_label_values(&name),
+            duration: metrics.request_duration_seconds.with_label_values(&name),
+            first_token: metrics.time_to_first_token_seconds.with_label_values(&name),
+            between_tokens: metrics.inter_token_latency_seconds.with_label_values(&name),
+            input_tokens: metrics.input_sequence_tokens.with_label_values(&name),
+            output_tokens: metrics.output_sequence_tokens.with_label_values(&name),
+            cached_tokens: metrics.cached_tokens.with_label_values(&name),
+            output_tokens_total: metrics.output_tokens_total.with_label_values(&name),
+            tokenizing: metrics
+                .tokenizer_latency_ms
+                .with_label_values(&["tokenize"]),
+            prompts: Default::default(),
+            router_input_tokens: metrics
+                .router_input_sequence_tokens
+                .with_label_values(&phase),
+            selected_tokens: metrics
+                .router_kv_selected_cached_prefix_tokens_total
+                .with_label_values(&phase),
+            reused_tokens: metrics
+                .router_kv_worker_reused_tokens_total
+                .with_label_values(&phase),
+            stages: Stages::new(metrics),
+            ranks: Ranks::new(metrics),
+        })
+    }
+
+    /// Those of requests for models that are not served.
+    pub(crate) fn unknown(metrics: &Metrics) -> Arc<Self> {
+        Self::new(metrics, &UNKNOWN_MODEL.into(), Mode::RoundRobin)
+    }
+
+    /// All series.
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// The model, as labels name it.
+    pub(crate) fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// Whether requests are routed by cache.
+    pub(crate) fn by_cache(&self) -> bool {
+        self.by_cache
+    }
+
+    fn completions(&self, asking: &Asking) -> Option<&Completions> {
+        let kind = self.completions.get(asking.kind?)?;
+        Some(kind.get_or_init(|| {
+            let [model, endpoint, kind] = self.labels(asking);
+            let (started, ended) = (
+                &self.metrics.requests_started_total,
+                &self.metrics.requests_total,
+            );
+            Completions {
+                started: started.with_label_values(&[model, endpoint, kind]),
+                succeeded: ended.with_label_values(&[model, endpoint, kind, "success", ""]),
+            }
+        }))
+    }
+
+    /// The labels of one who asks: model, endpoint, type.
+    pub(crate) fn labels(&self, asking: &Asking) -> [&str; 3] {
+        [&*self.model, asking.endpoint, asking.request_type]
+    }
+
+    /// A request came.
+    pub(crate) fn started(&self, asking: &Asking) {
+        match self.completions(asking) {
+            Some(kind) => kind.started.inc(),
+            None => {
+                let started = &self.metrics.requests_started_total;
+                started.with_label_values(&self.labels(asking)).inc();
+            }
+        }
+        self.metrics.tasks_issued_total.inc();
+        self.active.inc();
+        self.inflight.inc();
+        self.queued.inc();
+        self.metrics.dynamo_queued_requests.inc();
+    }
+
+    /// It does not wait for its first token any more.
+    pub(crate) fn begun_or_given_up(&self) {
+        self.queued.dec();
+        self.metrics.dynamo_queued_requests.dec();
+    }
+
+    /// Its first token comes so long after its arrival.
+    pub(crate) fn first_token(&self, waited: Duration) {
+        self.begun_or_given_up();
+        self.first_token.observe(waited.as_secs_f64());
+    }
+
+    /// `count` tokens came `seconds` after those before them.
+    pub(crate) fn tokens(&self, count: usize, seconds: f64) {
+        self.output_tokens_total.inc_by(count as u64);
+        if count > 0 && seconds > 0.0 {
+            let each = seconds / count as f64;
+            self.between_tokens.observe(each);
+            if self.by_cache {
+                self.metrics
+                    .router_inter_token_latency_seconds
+                    .observe(each);
+            }
+        }
+    }
+
+    /// What a whole answer amounted to.
+    pub(crate) fn answered(&self, totals: &Totals) {
+        let (input, output) = (totals.prompt_tokens.into(), totals.output_tokens.into());
+        self.input_tokens.observe(input);
+        self.output_tokens.observe(output);
+        if let Some(cached) = totals.cached_tokens {
+            self.cached_tokens.observe(cached.into());
+        }
+        if self.by_cache {
+            self.metrics.router_output_sequence_tokens.observe(output);
+            self.router_input_tokens.observe(input);
+            let reused = totals.cached_tokens.unwrap_or(0);
+            self.reused_tokens.inc_by(reused.into());
+        }
+    }
+
+    /// It ended so long after its arrival: well, or by a kind of error.
+    pub(crate) fn over(&self, asking: &Asking, error_type: Option<&'static str>, took: Duration) {
+        match (error_type, self.completions(asking)) {
+            (None, Some(kind)) => kind.succeeded.inc(),
+            (error_type, _) => {
+                let status = if error_type.is_none() {
+                    "success"
+                } else {
+                    "error"
+                };
+                let [model, endpoint, kind] = self.labels(asking);
+                let labels = [model, endpoint, kind, status, error_type.unwrap_or("")];
+                self.metrics.requests_total.with_label_values(&labels).inc();
+            }
+        }
+        let tasks = match error_type {
+            None => &self.metrics.tasks_success_total,
+            Some("overload") => &self.metrics.tasks_rejected_total,
+            Some("cancelled") => &self.metrics.tasks_cancelled_total,
+            Some(_) => &self.metrics.tasks_failed_total,
+        };
+        tasks.inc();
+        self.duration.observe(took.as_secs_f64());
+        self.active.dec();
+        self.inflight.dec();
+    }
+
+    /// Its prompt became tokens so.
+    pub(crate) fn prompt_read(&self, source: TokenSource) {
+        let Some(prompts) = self.prompts.get(source.index()) else {
+            return;
+        };
+        let of_source = || {
+            let labels = [&*self.model, source.name()];
+            self.metrics.prompts_read_total.with_label_values(&labels)
+        };
+        prompts.get_or_init(of_source).inc();
+    }
+
+    /// A prompt was tokenized in so long.
+    pub(crate) fn tokenized(&self, took: Duration) {
+        observe_ms(&self.tokenizing, took);
+    }
+
+    /// A request is in this stage until the value is dropped.
+    pub(crate) fn enter(&self, stage: Stage) -> Inside<'_> {
+        self.stages.enter(stage)
+    }
+
+    /// A stage took so long.
+    pub(crate) fn stage_took(&self, stage: Stage, took: Duration) {
+        self.stages.took(stage, took);
+    }
+
+    /// A request is handed to a worker.
+    pub(crate) fn dispatched(&self) {
+        if self.by_cache {
+            self.metrics.router_requests_started_total.inc();
+        }
+    }
+
+    /// The first tokens came, `waited` after the request was handed over. Gives the share of the prompt's blocks
+    /// that the worker was thought to hold.
+    pub(crate) fn begun(
+        &self,
+        sent: &Sent,
+        prompt_tokens: usize,
+        block_size: u32,
+        waited: Duration,
+    ) -> f64 {
+        let blocks = prompt_tokens.div_ceil(block_size.max(1) as usize);
+        let hit_rate = (f64::from(sent.overlap_blocks) / blocks.max(1) as f64).min(1.0);
+        self.stages.took(Stage::Dispatch, waited);
+        if self.by_cache {
+            self.metrics.router_kv_hit_rate.observe(hit_rate);
+            let first = &self.metrics.router_time_to_first_token_seconds;
+            first.observe(waited.as_secs_f64());
+            self.selected_tokens.inc_by(sent.cached_tokens.into());
+        }
+        hit_rate
+    }
+
+    /// An answer ended: what its worker was like, with the seconds to its first token and between tokens where
+    /// they were seen.
+    pub(crate) fn ended(&self, totals: &Totals, latencies: Option<(f64, f64)>) {
+        self.ended_elsewhere();
+        self.ranks
+            .last(totals.target, totals.prompt_tokens, latencies);
+    }
+
+    /// An answer ended that moved from one worker to another.
+    pub(crate) fn ended_elsewhere(&self) {
+        if self.by_cache {
+            self.metrics.router_requests_total.inc();
+        }
+    }
+
+    /// A rank of a worker is there.
+    pub(crate) fn rank_joined(&self, rank: WorkerRank) {
+        self.ranks.join(rank, self.by_cache);
+    }
+
+    /// It is gone, and its series with it.
+    pub(crate) fn rank_left(&self, rank: WorkerRank) {
+        self.ranks.leave(rank);
+    }
 }

@@ -14,6 +14,7 @@ use serde_json::value::RawValue;
 
 use crate::events::EventPool;
 use crate::host::RouterHost;
+use crate::meter::ModelMeters;
 use crate::tokens::{TokenSource, TokenSources};
 
 /// The name of a static fleet's endpoint, as Dynamo's users know it.
@@ -58,6 +59,8 @@ pub struct ServedModel {
     /// Whether decisions are recorded for workers whose cache events are believed, too
     /// (`--router-predicted-ttl-secs`); for the others they always are.
     pub predict_heard: bool,
+    /// What is counted of it.
+    pub meters: Arc<ModelMeters>,
     /// Who its workers are.
     pub workers: RwLock<BTreeMap<WorkerId, WorkerSpec>>,
 }
@@ -65,13 +68,8 @@ pub struct ServedModel {
 impl ServedModel {
     /// A worker is there, or its facts changed.
     pub fn join(&self, spec: WorkerSpec, metrics: &Metrics) {
-        let id = spec.id.to_string();
         for rank in spec.rank_iter() {
-            let rank = rank.rank.to_string();
-            metrics
-                .router_worker_registered
-                .with_label_values(&[&*id, &rank, "decode"])
-                .set(1.0);
+            self.meters.rank_joined(rank);
         }
         self.describe_to(metrics, &spec);
         let mut workers = self.workers.write().unwrap_or_else(PoisonError::into_inner);
@@ -126,19 +124,8 @@ impl ServedModel {
         };
         let none_left = workers.is_empty();
         drop(workers);
-        let id = worker.to_string();
         for rank in spec.rank_iter() {
-            let rank = rank.rank.to_string();
-            for gauge in [
-                &metrics.router_worker_registered,
-                &metrics.worker_active_decode_blocks,
-                &metrics.worker_active_prefill_tokens,
-                &metrics.worker_last_time_to_first_token_seconds,
-                &metrics.worker_last_input_sequence_tokens,
-                &metrics.worker_last_inter_token_latency_seconds,
-            ] {
-                let _ = gauge.remove_label_values(&[&*id, &rank, "decode"]);
-            }
+            self.meters.rank_left(rank);
         }
         if none_left {
             metrics
@@ -244,18 +231,9 @@ impl ServedModel {
         let mut loads = Vec::new();
         self.host.loads(now, &mut loads);
         for load in &loads {
-            let (worker, rank) = (load.rank.worker.to_string(), load.rank.rank.to_string());
-            let labels = [&*worker, &*rank, "decode"];
             let blocks = load.potential_decode_blocks as f64;
-            metrics
-                .worker_active_decode_blocks
-                .with_label_values(&labels)
-                .set(blocks);
             let tokens = load.potential_prefill_tokens as f64;
-            metrics
-                .worker_active_prefill_tokens
-                .with_label_values(&labels)
-                .set(tokens);
+            self.meters.ranks.load(load.rank, blocks, tokens);
         }
     }
 

@@ -11,6 +11,7 @@ use kvasir_types::{LocalHash, SequenceHash, Token, WorkerRank};
 
 use crate::App;
 use crate::host::{Booking, LookedUp, Needs};
+use crate::meter::Stage;
 use crate::models::ServedModel;
 use crate::picture::{Forecast, Foretold};
 
@@ -77,7 +78,8 @@ pub(crate) async fn book(
     mut arrival: Arrival,
     blocks: &Blocks,
 ) -> Result<Booking, RouteError> {
-    let (clock, metrics) = (app.clock(), app.metrics());
+    let (clock, meters) = (app.clock(), &model.meters);
+    let _inside = meters.enter(Stage::Route);
     let start = clock.now();
     let (index, pictures) = (model.host.index(), model.host.pictures());
     let looked_up = LookedUp {
@@ -90,7 +92,10 @@ pub(crate) async fn book(
         arrival.overlap = pictures.overlap(&matches, looked_up.routed);
     }
     arrival.sequence = Arc::clone(&blocks.sequence);
-    let found = clock.now();
+    let found = match meters.by_cache() {
+        true => clock.now(),
+        false => start,
+    };
     let record = looked_up.routed;
     let mut booking = model.host.route(arrival, looked_up).await?;
     let end = clock.now();
@@ -105,9 +110,13 @@ pub(crate) async fn book(
     if let Some(forecast) = forecast(model, target, blocks, &matches) {
         booking.foretell(forecast);
     }
-    observe_ms(&metrics.overhead_indexer_find_matches_ms, found - start);
-    observe_ms(&metrics.overhead_scheduling_ms, end - found);
-    observe_ms(&metrics.overhead_total_ms, end - start);
+    meters.stage_took(Stage::Route, end - start);
+    if meters.by_cache() {
+        let metrics = meters.metrics();
+        observe_ms(&metrics.overhead_indexer_find_matches_ms, found - start);
+        observe_ms(&metrics.overhead_scheduling_ms, end - found);
+        observe_ms(&metrics.overhead_total_ms, end - start);
+    }
     Ok(booking)
 }
 

@@ -99,10 +99,11 @@ pub(crate) async fn handle(
         app,
         asked.id,
         &asked.parts.headers,
-        Some(&model.name),
+        Some(model),
         endpoint,
         stream,
     );
+    let preprocess = model.meters.enter(meter::Stage::Preprocess);
     let (nvext, hints) = match extension(app, scan, &asked.parts.headers) {
         Ok(extension) => extension,
         Err(error) => return Err(watch.fail(error)),
@@ -145,6 +146,9 @@ pub(crate) async fn handle(
         },
         received: watch.received(),
     };
+    let took = app.clock().now() - watch.received();
+    model.meters.stage_took(meter::Stage::Preprocess, took);
+    drop(preprocess);
     let keep_alive = app.options().limits.keep_alive.filter(|_| stream);
     let answer = forward.run(arrival, blocks, watch);
     match keep_alive {
@@ -175,8 +179,8 @@ async fn pass_on(app: &Arc<App>, parts: &Parts, incoming: Incoming) -> Result<Re
         return Err(ApiError::route_not_found(method, path));
     };
     let id = app.new_request_id();
-    let name = &model.name;
-    let watch = Watch::start_at(app, id, &parts.headers, Some(name), ENGINE_ROUTE, false);
+    let headers = &parts.headers;
+    let watch = Watch::start_at(app, id, headers, Some(&model), ENGINE_ROUTE, false);
     let tokens = (body.len() / BYTES_PER_TOKEN).max(1);
     let arrival = ask::arrival(id, tokens, &Nvext::default(), &HeaderHints::default());
     let name = outcomes::name_of(id);
@@ -358,7 +362,8 @@ impl Forward {
 
     async fn attempt(&self, target: WorkerRank, last: bool) -> Result<Opened, UpstreamError> {
         let dispatched = self.app.clock().now();
-        meter::dispatched(self.app.metrics());
+        self.model.meters.dispatched();
+        let _inside = self.model.meters.enter(meter::Stage::Dispatch);
         let response = self.ask(target, &self.body).await?;
         if !last && try_elsewhere(response.status()) {
             return Err(UpstreamError::Status(response.status()));
@@ -442,8 +447,9 @@ impl Forward {
         let completion = matches!(self.kind, Kind::Completion { .. });
         if completion && head.status.is_success() {
             let waited = self.app.clock().now() - dispatched;
-            let (metrics, tokens) = (self.app.metrics(), arrival.isl_tokens as usize);
-            meter::begun(metrics, &self.model, booking.sent(), tokens, waited);
+            let (tokens, block) = (arrival.isl_tokens as usize, self.model.block_size);
+            let meters = &self.model.meters;
+            meters.begun(booking.sent(), tokens, block, waited);
         }
         let mut headers = headers::to_client(head.headers);
         if source.is_edited() {

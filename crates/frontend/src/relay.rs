@@ -20,7 +20,6 @@ use kvasir_upstream::UpstreamError;
 use tokio::time::{Instant, Sleep};
 
 use crate::host::Booking;
-use crate::meter;
 use crate::picture::Report;
 use crate::proxy::{Moved, Moving, NextTurn, Rest, Resume};
 use crate::reply::{ByteSource, Cut};
@@ -166,8 +165,8 @@ impl Books {
             let latencies = source.is_events().then_some((first, between));
             // What several workers did is no figure of one of them, which may have left.
             match source.is_grafted() {
-                true => meter::ended_elsewhere(self.watch.metrics()),
-                false => meter::ended(self.watch.metrics(), &totals, latencies),
+                true => self.watch.meters().ended_elsewhere(),
+                false => self.watch.meters().ended(&totals, latencies),
             }
         }
         self.watch.succeed(&totals);

@@ -44,6 +44,14 @@ pub(crate) enum TokenSource {
 }
 
 impl TokenSource {
+    /// How many there are.
+    pub(crate) const COUNT: usize = 5;
+
+    /// Where it stands among them.
+    pub(crate) const fn index(self) -> usize {
+        self as usize - 1
+    }
+
     /// As metrics and the list of workers say it.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -160,9 +168,7 @@ pub(crate) async fn read(
     nvext: &Nvext,
 ) -> Reading {
     let reading = find(app, model, endpoint, scan, body, nvext).await;
-    let labels = [&*model.name, reading.source.name()];
-    let prompts = &app.metrics().prompts_read_total;
-    prompts.with_label_values(&labels).inc();
+    model.meters.prompt_read(reading.source);
     say(model, reading.source);
     reading
 }
@@ -195,7 +201,7 @@ async fn find(
         return bytes(scan, endpoint);
     };
     if let Some((text, source)) = tokens.text.get() {
-        let found = by_text(app, text, scan, body, chat).await;
+        let found = by_text(app, model, text, scan, body, chat).await;
         if let Some((tokens, alone)) = found {
             return reading(tokens, *source, alone);
         }
@@ -220,6 +226,7 @@ fn by_ids(scan: &Scan<'_>, chat: bool) -> Option<(Vec<Token>, bool)> {
 /// By the tokenizer; on a thread of its own where that takes long.
 async fn by_text(
     app: &App,
+    model: &ServedModel,
     text: &Arc<TextModel>,
     scan: &Scan<'_>,
     body: &Bytes,
@@ -238,10 +245,7 @@ async fn by_text(
     } else {
         prompt::of_scan(Some(text), scan, chat, now)
     };
-    app.metrics()
-        .tokenizer_latency_ms
-        .with_label_values(&["tokenize"])
-        .observe((clock.now() - start).as_secs_f64() * 1e3);
+    model.meters.tokenized(clock.now() - start);
     found
 }
 

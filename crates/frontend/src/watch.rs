@@ -4,19 +4,19 @@
 //! by its client.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue};
 use kvasir_openai::{ApiError, Endpoint};
-use kvasir_telemetry::{Clock, Metrics};
+use kvasir_telemetry::Clock;
 use kvasir_types::{RequestId, Time, WorkerRank};
 
 use crate::App;
 use crate::host::Booking;
+use crate::meter::{Asking, ModelMeters};
+use crate::models::ServedModel;
 use crate::outcomes::{self, Ended, Outcomes};
 use crate::spans::{Times, Traced};
-
-/// The label of a request whose model is not served; a client's text is never a label.
-const UNKNOWN_MODEL: &str = "unknown";
 
 /// The status under which a request is remembered whose client left.
 const CLIENT_LEFT: u16 = 499;
@@ -24,7 +24,7 @@ const CLIENT_LEFT: u16 = 499;
 /// Watches one HTTP request.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    metrics: Metrics,
+    meters: Arc<ModelMeters>,
     clock: Clock,
     outcomes: Outcomes,
     id: RequestId,
@@ -33,9 +33,7 @@ pub(crate) struct Watch {
     received: Time,
     /// Where it was sent, and how much of the prompt was expected to be cached there.
     placed: Option<(WorkerRank, u32)>,
-    model: Arc<str>,
-    endpoint: &'static str,
-    request_type: &'static str,
+    asking: Asking,
     first_token: Option<Time>,
     /// It was first sent to a worker then.
     sent: Option<Time>,
@@ -64,15 +62,17 @@ impl Watch {
         app: &App,
         id: RequestId,
         headers: &HeaderMap,
-        model: Option<&Arc<str>>,
+        model: Option<&Arc<ServedModel>>,
         endpoint: Endpoint,
         stream: bool,
     ) -> Self {
-        let endpoint = match endpoint {
-            Endpoint::Chat => "chat_completions",
-            Endpoint::Completions => "completions",
-        };
-        Self::start_at(app, id, headers, model, endpoint, stream)
+        Self::begin(
+            app,
+            id,
+            headers,
+            model,
+            Asking::completion(endpoint, stream),
+        )
     }
 
     /// The same, for any endpoint.
@@ -80,41 +80,42 @@ impl Watch {
         app: &App,
         id: RequestId,
         headers: &HeaderMap,
-        model: Option<&Arc<str>>,
+        model: Option<&Arc<ServedModel>>,
         endpoint: &'static str,
         stream: bool,
     ) -> Self {
+        Self::begin(app, id, headers, model, Asking::other(endpoint, stream))
+    }
+
+    fn begin(
+        app: &App,
+        id: RequestId,
+        headers: &HeaderMap,
+        model: Option<&Arc<ServedModel>>,
+        asking: Asking,
+    ) -> Self {
         let clock = app.clock();
-        let watch = Self {
-            metrics: app.metrics().clone(),
+        let meters = model.map_or_else(|| app.meters_of_unknown(), |model| &model.meters);
+        meters.started(&asking);
+        Self {
+            meters: Arc::clone(meters),
             clock,
             outcomes: app.outcomes().clone(),
             id,
             given: outcomes::given(headers).cloned(),
             received: clock.now(),
             placed: None,
-            model: model.cloned().unwrap_or_else(|| UNKNOWN_MODEL.into()),
-            endpoint,
-            request_type: if stream { "stream" } else { "unary" },
+            asking,
             first_token: None,
             sent: None,
             traced: Traced::begin(app.options().tracer.as_ref(), headers),
             ended: false,
-        };
-        let labels = [&*watch.model, watch.endpoint, watch.request_type];
-        watch
-            .metrics
-            .requests_started_total
-            .with_label_values(&labels)
-            .inc();
-        watch.add_active(1.0);
-        watch.add_queued(1.0);
-        watch
+        }
     }
 
     /// Where it counts.
-    pub(crate) fn metrics(&self) -> &Metrics {
-        &self.metrics
+    pub(crate) fn meters(&self) -> &ModelMeters {
+        &self.meters
     }
 
     /// When the request came.
@@ -131,6 +132,9 @@ impl Watch {
 
     /// The router sent it somewhere.
     pub(crate) fn placed(&mut self, booking: &Booking) {
+        if self.placed.is_none() {
+            self.meters.metrics().tasks_started_total.inc();
+        }
         self.placed = Some((booking.target(), booking.predicted_tokens()));
         if self.traced.is_some() && self.sent.is_none() {
             self.sent = Some(self.clock.now());
@@ -141,98 +145,48 @@ impl Watch {
     pub(crate) fn first_token(&mut self, now: Time) {
         if self.first_token.is_none() {
             self.first_token = Some(now);
-            self.add_queued(-1.0);
-            let waited = (now - self.received).as_secs_f64();
-            self.metrics
-                .time_to_first_token_seconds
-                .with_label_values(&[&*self.model])
-                .observe(waited);
+            self.meters.first_token(now - self.received);
         }
     }
 
     /// `count` tokens came `seconds` after those before them.
     pub(crate) fn tokens(&self, count: usize, seconds: f64) {
-        let model = [&*self.model];
-        self.metrics
-            .output_tokens_total
-            .with_label_values(&model)
-            .inc_by(count as u64);
-        if count > 0 && seconds > 0.0 {
-            let each = seconds / count as f64;
-            let latency = self
-                .metrics
-                .inter_token_latency_seconds
-                .with_label_values(&model);
-            latency.observe(each);
-            self.metrics
-                .router_inter_token_latency_seconds
-                .with_label_values::<&str>(&[])
-                .observe(each);
-        }
+        self.meters.tokens(count, seconds);
     }
 
     /// The whole answer was made.
     pub(crate) fn succeed(mut self, totals: &Totals) {
-        let model = [&*self.model];
-        let metrics = &self.metrics;
-        metrics
-            .input_sequence_tokens
-            .with_label_values(&model)
-            .observe(totals.prompt_tokens.into());
-        metrics
-            .output_sequence_tokens
-            .with_label_values(&model)
-            .observe(totals.output_tokens.into());
-        if let Some(cached) = totals.cached_tokens {
-            metrics
-                .cached_tokens
-                .with_label_values(&model)
-                .observe(cached.into());
-        }
-        let router = metrics
-            .router_output_sequence_tokens
-            .with_label_values::<&str>(&[]);
-        router.observe(totals.output_tokens.into());
-        let phase = [&*self.model, "aggregated"];
-        metrics
-            .router_input_sequence_tokens
-            .with_label_values(&phase)
-            .observe(totals.prompt_tokens.into());
-        let reused = metrics
-            .router_kv_worker_reused_tokens_total
-            .with_label_values(&phase);
-        reused.inc_by(totals.cached_tokens.unwrap_or(0).into());
-        self.remember(totals.status, Some(totals), None);
-        self.end("success", "");
+        self.meters.answered(totals);
+        let took = self.remember(totals.status, Some(totals), None);
+        self.end(None, took);
     }
 
     /// The engine refused it, in words of its own.
     pub(crate) fn refused(mut self, status: u16) {
-        self.remember(status, None, None);
-        self.end("error", error_type(status, ""));
+        let took = self.remember(status, None, None);
+        self.end(Some(error_type(status, "")), took);
     }
 
     /// It failed; the error is given back for the client.
     pub(crate) fn fail(mut self, error: ApiError) -> ApiError {
         let kind = error_type(error.status, &error.kind);
         if kind == "overload" {
-            let labels = [&*self.model, self.endpoint];
-            self.metrics
-                .model_rejection_total
-                .with_label_values(&labels)
-                .inc();
-            self.metrics
-                .tasks_rejected_total
-                .with_label_values::<&str>(&[])
-                .inc();
+            let labels = [self.meters.model(), self.asking.endpoint];
+            let rejected = &self.meters.metrics().model_rejection_total;
+            rejected.with_label_values(&labels).inc();
         }
-        self.remember(error.status, None, Some(&error));
-        self.end("error", kind);
+        let took = self.remember(error.status, None, Some(&error));
+        self.end(Some(kind), took);
         error
     }
 
-    /// Keeps what became of it, and says so in one line.
-    fn remember(&mut self, status: u16, totals: Option<&Totals>, error: Option<&ApiError>) {
+    /// Keeps what became of it, and says so in one line. Gives how long it took.
+    fn remember(
+        &mut self,
+        status: u16,
+        totals: Option<&Totals>,
+        error: Option<&ApiError>,
+    ) -> Duration {
         let given = self.given.take();
         let ended = Ended {
             id: self.id,
@@ -253,9 +207,12 @@ impl Watch {
                 placed: self.sent,
                 ended: self.received + ended.took,
             };
-            traced.finish(self.clock, times, self.endpoint, &self.model, &ended);
+            let (endpoint, model) = (self.asking.endpoint, self.meters.model());
+            traced.finish(self.clock, times, endpoint, model, &ended);
         }
+        let took = ended.took;
         self.outcomes.keep(ended);
+        took
     }
 
     fn say(&self, ended: &Ended, error: Option<&ApiError>) {
@@ -267,8 +224,8 @@ impl Watch {
         tracing::info!(
             request = %self.id,
             client_request = ended.given.as_deref(),
-            endpoint = self.endpoint,
-            model = &*self.model,
+            endpoint = self.asking.endpoint,
+            model = self.meters.model(),
             worker = ended.target.map(|target| target.worker.0),
             rank = ended.target.map(|target| target.rank.0),
             status = ended.status,
@@ -283,70 +240,27 @@ impl Watch {
         );
     }
 
-    fn end(&mut self, status: &str, error_type: &str) {
+    fn end(&mut self, error_type: Option<&'static str>, took: Duration) {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
-        let labels = [
-            &*self.model,
-            self.endpoint,
-            self.request_type,
-            status,
-            error_type,
-        ];
-        self.metrics.requests_total.with_label_values(&labels).inc();
-        self.metrics
-            .tasks_issued_total
-            .with_label_values::<&str>(&[])
-            .inc();
-        let took = (self.clock.now() - self.received).as_secs_f64();
-        self.metrics
-            .request_duration_seconds
-            .with_label_values(&[&*self.model])
-            .observe(took);
-        self.add_active(-1.0);
+        self.meters.over(&self.asking, error_type, took);
         if self.first_token.is_none() {
-            self.add_queued(-1.0);
+            self.meters.begun_or_given_up();
         }
-    }
-
-    fn add_active(&self, delta: f64) {
-        self.metrics
-            .active_requests
-            .with_label_values(&[&*self.model])
-            .add(delta);
-        self.metrics
-            .inflight_requests
-            .with_label_values(&[&*self.model])
-            .add(delta);
-    }
-
-    fn add_queued(&self, delta: f64) {
-        self.metrics
-            .queued_requests
-            .with_label_values(&[&*self.model])
-            .add(delta);
-        self.metrics
-            .dynamo_queued_requests
-            .with_label_values::<&str>(&[])
-            .add(delta);
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
         if !self.ended {
-            let labels = [&*self.model, self.endpoint, self.request_type];
-            self.metrics
-                .model_cancellation_total
-                .with_label_values(&labels)
-                .inc();
-            self.metrics
-                .disconnected_clients
-                .with_label_values::<&str>(&[])
-                .inc();
-            self.remember(CLIENT_LEFT, None, None);
-            self.end("error", "cancelled");
+            let metrics = self.meters.metrics();
+            let labels = self.meters.labels(&self.asking);
+            let cancelled = &metrics.model_cancellation_total;
+            cancelled.with_label_values(&labels).inc();
+            metrics.disconnected_clients.inc();
+            let took = self.remember(CLIENT_LEFT, None, None);
+            self.end(Some("cancelled"), took);
         }
     }
 }

@@ -8,16 +8,16 @@ mod clock;
 pub mod log;
 mod metric_table;
 mod metrics;
+mod options;
 #[cfg(feature = "otel")]
 mod otel;
 mod trace;
 
 pub use clock::Clock;
 pub use metric_table::{Metrics, SPECS};
-pub use metrics::{
-    Buckets, Group, Identity, Kind, Spec, log_spaced, metrics_reference, observe_ms,
-};
+pub use metrics::{Buckets, Group, Kind, Spec, log_spaced, metrics_reference, observe_ms};
+pub use options::{Identity, LogBounds, MetricOptions, Tuned, TunedBounds};
 #[cfg(feature = "otel")]
 pub use otel::{Carried, Carry, EXPORT_PATIENCE, Otel, OtelOptions};
-pub use prometheus::{GaugeVec, IntCounter};
+pub use prometheus::{Gauge, GaugeVec, Histogram, IntCounter};
 pub use trace::{Attribute, RequestSpans, Span, SpanKind, SpanSink, TraceContext, Tracer};

@@ -6,19 +6,31 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry, TextEncoder};
+use prometheus::{
+    Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, Registry, TextEncoder,
+};
 
 use crate::metrics::Series;
-use crate::{Buckets, Group, Identity, Kind, Spec};
+use crate::{Buckets, Group, Kind, MetricOptions, Spec, Tuned};
 
+/// A row without labels is its series; one with labels is a family of series.
 macro_rules! series_type {
     (counter) => {
-        IntCounterVec
+        IntCounter
     };
     (gauge) => {
-        GaugeVec
+        Gauge
     };
     (histogram) => {
+        Histogram
+    };
+    (counter $($label:literal)+) => {
+        IntCounterVec
+    };
+    (gauge $($label:literal)+) => {
+        GaugeVec
+    };
+    (histogram $($label:literal)+) => {
         HistogramVec
     };
 }
@@ -67,7 +79,7 @@ macro_rules! metrics {
             registry: Registry,
             $($(
                 #[doc = $help]
-                pub $field: series_type!($kind),
+                pub $field: series_type!($kind $($label)*),
             )*)*
         }
 
@@ -85,12 +97,12 @@ macro_rules! metrics {
 
         impl Metrics {
             /// Registers every row of the table. Fails only if a prefix is not a metric name.
-            pub fn new(identity: &Identity) -> Result<Self, prometheus::Error> {
+            pub fn new(options: &MetricOptions) -> Result<Self, prometheus::Error> {
                 let registry = Registry::new();
                 let mut specs = SPECS.iter();
                 let mut next = || specs.next().ok_or(prometheus::Error::Msg("table too short".into()));
                 Ok(Self(Arc::new(MetricTable {
-                    $($( $field: Series::register(next()?, identity, &registry)?, )*)*
+                    $($( $field: Series::register(next()?, options, &registry)?, )*)*
                     registry,
                 })))
             }
@@ -156,17 +168,17 @@ metrics! {
         /// Time spent in each stage.
         histogram stage_duration_seconds = "stage_duration_seconds" ["stage"] in STAGE;
         /// From arrival to the end of the answer.
-        histogram request_duration_seconds = "request_duration_seconds" ["model"] in Buckets::Log { min: 1.0, max: 512.0, count: 10 };
+        histogram request_duration_seconds = "request_duration_seconds" ["model"] in Buckets::Tuned(Tuned::RequestDuration);
         /// From arrival to the first token.
-        histogram time_to_first_token_seconds = "time_to_first_token_seconds" ["model"] in LATENCY_TTFT;
+        histogram time_to_first_token_seconds = "time_to_first_token_seconds" ["model"] in Buckets::Tuned(Tuned::Ttft);
         /// Between tokens.
-        histogram inter_token_latency_seconds = "inter_token_latency_seconds" ["model"] in Buckets::Log { min: 0.001, max: 80.0, count: 20 };
+        histogram inter_token_latency_seconds = "inter_token_latency_seconds" ["model"] in Buckets::Tuned(Tuned::Itl);
         /// Prompt tokens per request.
-        histogram input_sequence_tokens = "input_sequence_tokens" ["model"] in TOKENS_IN;
+        histogram input_sequence_tokens = "input_sequence_tokens" ["model"] in Buckets::Tuned(Tuned::InputSequence);
         /// Answer tokens per request.
-        histogram output_sequence_tokens = "output_sequence_tokens" ["model"] in TOKENS_OUT;
+        histogram output_sequence_tokens = "output_sequence_tokens" ["model"] in Buckets::Tuned(Tuned::OutputSequence);
         /// Prompt tokens that the engine found in its cache, per request.
-        histogram cached_tokens = "cached_tokens" ["model"] in TOKENS_IN;
+        histogram cached_tokens = "cached_tokens" ["model"] in Buckets::Tuned(Tuned::InputSequence);
         /// Answer tokens.
         counter output_tokens_total = "output_tokens_total" ["model"];
         /// Time to turn text into tokens and back.
@@ -205,6 +217,8 @@ metrics! {
         gauge worker_last_input_sequence_tokens = "worker_last_input_sequence_tokens" ["worker_id", "dp_rank", "worker_type"];
         /// The last time between two tokens.
         gauge worker_last_inter_token_latency_seconds = "worker_last_inter_token_latency_seconds" ["worker_id", "dp_rank", "worker_type"];
+    }
+    Queue {
         /// Requests held back by the queue threshold.
         gauge router_queue_pending_requests = "router_queue_pending_requests" ["model", "worker_type", "policy_class"];
         /// Their prompt tokens.
@@ -239,6 +253,8 @@ metrics! {
         counter router_kv_best_eligible_cached_prefix_tokens_total = "kv_best_eligible_cached_prefix_tokens_total" ["model", "phase"];
         /// Cached prompt tokens that the engines reported.
         counter router_kv_worker_reused_tokens_total = "kv_worker_reused_tokens_total" ["model", "phase"];
+    }
+    RouterFleet {
         /// Workers that the router knows, by rank.
         gauge router_worker_registered = "worker_registered" ["router_worker_id", "dp_rank", "worker_type"];
     }
@@ -261,8 +277,16 @@ metrics! {
         histogram overhead_total_ms = "total_ms" [] in ASYNC_MS;
     }
     Dynamo {
-        /// Requests that were handed to a worker or refused.
+        /// Requests that came, whatever became of them.
         counter tasks_issued_total = "tasks_issued_total" [];
+        /// Requests that a worker was chosen for.
+        counter tasks_started_total = "tasks_started_total" [];
+        /// Requests that were answered.
+        counter tasks_success_total = "tasks_success_total" [];
+        /// Requests whose client left.
+        counter tasks_cancelled_total = "tasks_cancelled_total" [];
+        /// Requests that failed otherwise than by overload.
+        counter tasks_failed_total = "tasks_failed_total" [];
         /// Requests refused because every worker was busy.
         counter tasks_rejected_total = "tasks_rejected_total" [];
         /// Requests that have no first token yet.
@@ -316,16 +340,25 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+    use crate::{Identity, LogBounds};
+
+    fn prefixed(prefix: &str) -> MetricOptions {
+        let identity = Identity {
+            frontend_prefix: prefix.into(),
+            ..Identity::default()
+        };
+        MetricOptions {
+            identity,
+            ..MetricOptions::default()
+        }
+    }
 
     #[test]
     fn every_name_is_registered_once_under_its_prefix() {
-        let identity = Identity {
-            frontend_prefix: "mine".into(),
-            ..Identity::default()
-        };
-        let metrics = Metrics::new(&identity).unwrap();
+        let options = prefixed("mine");
+        let metrics = Metrics::new(&options).unwrap();
         metrics.active_requests.with_label_values(&["m"]).set(1.0);
-        let names: HashSet<String> = SPECS.iter().map(|s| s.name(&identity)).collect();
+        let names: HashSet<String> = SPECS.iter().map(|s| s.name(&options.identity)).collect();
         assert_eq!(names.len(), SPECS.len());
         let mut page = String::new();
         metrics.render(&mut page).unwrap();
@@ -339,12 +372,67 @@ mod tests {
         );
     }
 
+    /// Reference: what a router by cache measures is not on the page of one that does not go by cache, but for
+    /// the router's own series, which stay at zero.
+    #[test]
+    fn without_routing_by_cache_its_series_are_not_shown() {
+        let page = |by_cache| {
+            let metrics = Metrics::new(&MetricOptions {
+                by_cache,
+                ..MetricOptions::default()
+            });
+            let metrics = metrics.unwrap();
+            let class = ["m", "decode", "default"];
+            let pending = &metrics.router_queue_pending_requests;
+            pending.with_label_values(&class).set(1.0);
+            let applied = &metrics.kv_cache_events_applied;
+            applied.with_label_values(&["stored", "ok"]).inc();
+            let mut page = String::new();
+            metrics.render(&mut page).unwrap();
+            page
+        };
+        let (with, without) = (page(true), page(false));
+        for name in [
+            "dynamo_router_overhead_total_ms_count",
+            "dynamo_component_kv_cache_events_applied{",
+            "dynamo_frontend_router_queue_pending_requests{",
+        ] {
+            assert!(with.contains(name), "{name}");
+            assert!(!without.contains(name), "{name}");
+        }
+        for page in [with, without] {
+            assert!(page.contains("dynamo_component_router_requests_total{"));
+        }
+    }
+
+    #[test]
+    fn an_operators_bounds_are_those_of_the_page() {
+        let mut options = MetricOptions::default();
+        options.bounds.ttft = LogBounds {
+            min: 0.01,
+            max: 10.0,
+            count: 4,
+        };
+        let metrics = Metrics::new(&options).unwrap();
+        let first = &metrics.time_to_first_token_seconds;
+        first.with_label_values(&["m"]).observe(0.5);
+        let mut page = String::new();
+        metrics.render(&mut page).unwrap();
+        let bounds: Vec<&str> = page
+            .lines()
+            .filter_map(|line| {
+                line.strip_prefix("dynamo_frontend_time_to_first_token_seconds_bucket")
+            })
+            .filter_map(|line| line.split("le=\"").nth(1)?.split('"').next())
+            .collect();
+        assert_eq!(bounds, ["0", "0.1", "1", "10", "+Inf"]);
+        // The router's own have bounds of their own.
+        assert!(page.contains("dynamo_component_router_time_to_first_token_seconds_bucket"));
+        assert!(page.contains("le=\"480\""));
+    }
+
     #[test]
     fn a_bad_prefix_is_an_error_and_not_a_panic() {
-        let identity = Identity {
-            frontend_prefix: "not a name".into(),
-            ..Identity::default()
-        };
-        assert!(Metrics::new(&identity).is_err());
+        assert!(Metrics::new(&prefixed("not a name")).is_err());
     }
 }

@@ -4,18 +4,28 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
+use prometheus::core::Collector;
+use prometheus::{
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts,
+    Registry,
+};
+
+use crate::{Identity, MetricOptions, Tuned, TunedBounds};
 
 /// Which family of names a series belongs to; decides its prefix and constant labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
     /// `--metrics-prefix`, `dynamo_frontend` unless set.
     Frontend,
+    /// The same prefix: the queue and the admission of a router that goes by cache; not there without one.
+    Queue,
     /// `dynamo_component_router`, labelled with namespace, component and router.
     Router,
-    /// `dynamo_component`, labelled with namespace and component.
+    /// The same prefix, without the label of the router: what it knows of workers.
+    RouterFleet,
+    /// `dynamo_component`, labelled with namespace and component; not there unless a router goes by cache.
     Component,
-    /// `dynamo_router_overhead`, labelled with the router.
+    /// `dynamo_router_overhead`, labelled with the router; not there unless a router goes by cache.
     Overhead,
     /// `dynamo`.
     Dynamo,
@@ -50,6 +60,8 @@ pub enum Buckets {
         /// How many bounds.
         count: u32,
     },
+    /// As the operator says.
+    Tuned(Tuned),
     /// `start * factor^k` for `k` in `0..count`.
     Power {
         /// The first bound.
@@ -83,37 +95,13 @@ pub struct Spec {
     pub buckets: Buckets,
 }
 
-/// Who exports: the values of the labels that groups add.
-#[derive(Clone, Debug)]
-pub struct Identity {
-    /// `--metrics-prefix`.
-    pub frontend_prefix: String,
-    /// `dynamo_namespace`.
-    pub namespace: String,
-    /// `dynamo_component`.
-    pub component: String,
-    /// `router_id`, and in hexadecimal `worker_id`.
-    pub router_id: u64,
-}
-
-impl Default for Identity {
-    fn default() -> Self {
-        Self {
-            frontend_prefix: "dynamo_frontend".into(),
-            namespace: "dynamo".into(),
-            component: "backend".into(),
-            router_id: 0,
-        }
-    }
-}
-
 impl Spec {
     /// The whole name.
     #[must_use]
     pub fn name(&self, identity: &Identity) -> String {
         let prefix = match self.group {
-            Group::Frontend => identity.frontend_prefix.as_str(),
-            Group::Router => "dynamo_component_router",
+            Group::Frontend | Group::Queue => identity.frontend_prefix.as_str(),
+            Group::Router | Group::RouterFleet => "dynamo_component_router",
             Group::Component => "dynamo_component",
             Group::Overhead => "dynamo_router_overhead",
             Group::Dynamo => "dynamo",
@@ -131,26 +119,41 @@ impl Spec {
         ];
         let router = label("router_id", &identity.router_id.to_string());
         match self.group {
-            Group::Frontend | Group::Dynamo | Group::Kvasir => HashMap::new(),
+            Group::Frontend | Group::Queue | Group::Dynamo | Group::Kvasir => HashMap::new(),
             Group::Router => place.into_iter().chain([router]).collect(),
-            Group::Component => place.into_iter().collect(),
+            Group::RouterFleet | Group::Component => place.into_iter().collect(),
             Group::Overhead => [router].into_iter().collect(),
+        }
+    }
+
+    /// Whether the series is on the page of such a process. One that is not can still be written.
+    #[must_use]
+    pub fn is_shown(&self, options: &MetricOptions) -> bool {
+        match self.group {
+            Group::Queue | Group::Component | Group::Overhead => options.by_cache,
+            _ => true,
         }
     }
 
     fn opts(&self, identity: &Identity) -> Opts {
         Opts::new(self.name(identity), self.help).const_labels(self.constant_labels(identity))
     }
+
+    fn histogram_opts(&self, options: &MetricOptions) -> HistogramOpts {
+        let bounds = self.buckets.bounds(&options.bounds);
+        HistogramOpts::from(self.opts(&options.identity)).buckets(bounds)
+    }
 }
 
 impl Buckets {
     /// The bounds themselves.
     #[must_use]
-    pub fn bounds(&self) -> Vec<f64> {
+    pub fn bounds(&self, tuned: &TunedBounds) -> Vec<f64> {
         match *self {
             Self::None => Vec::new(),
             Self::List(list) => list.to_vec(),
             Self::Log { min, max, count } => log_spaced(min, max, count),
+            Self::Tuned(which) => tuned.of(which).list(),
             Self::Power {
                 start,
                 factor,
@@ -165,74 +168,84 @@ impl Buckets {
     }
 }
 
-/// 0 and `count - 1` log-spaced bounds up to `max`, to two significant digits.
+/// 0 and `count - 1` log-spaced bounds up to `max`, to two significant digits; bounds that are the same so are one.
 ///
 /// ```
 /// # use kvasir_telemetry::log_spaced;
 /// assert_eq!(log_spaced(1.0, 512.0, 10), [0., 2., 4., 8., 16., 32., 64., 130., 260., 510.]);
+/// assert_eq!(log_spaced(1.0, 1.2, 9), [0., 1., 1.1, 1.2]);
 /// ```
 #[must_use]
 pub fn log_spaced(min: f64, max: f64, count: u32) -> Vec<f64> {
     let steps = f64::from(count.max(2) - 1);
-    (0..count)
-        .map(|i| {
-            if i == 0 {
-                0.0
-            } else {
-                two_digits(min * (max / min).powf(f64::from(i) / steps))
-            }
-        })
-        .collect()
+    let spaced = |i| two_digits(min * (max / min).powf(f64::from(i) / steps));
+    let mut bounds: Vec<f64> = (0..count)
+        .map(|i| if i == 0 { 0.0 } else { spaced(i) })
+        .collect();
+    bounds.dedup();
+    bounds
 }
 
 fn two_digits(value: f64) -> f64 {
     format!("{value:.1e}").parse().unwrap_or(value)
 }
 
-/// Makes and registers the series of a row; [`crate::metric_table`] calls it once per row.
-pub(crate) trait Series: Sized {
-    fn register(spec: &Spec, identity: &Identity, registry: &Registry) -> prometheus::Result<Self>;
+/// Makes the series of a row, and registers it if it is to be seen; [`crate::metric_table`] calls it once per row.
+pub(crate) trait Series: Collector + Clone + Sized + 'static {
+    fn make(spec: &Spec, options: &MetricOptions) -> prometheus::Result<Self>;
+
+    fn register(
+        spec: &Spec,
+        options: &MetricOptions,
+        registry: &Registry,
+    ) -> prometheus::Result<Self> {
+        let series = Self::make(spec, options)?;
+        if spec.is_shown(options) {
+            registry.register(Box::new(series.clone()))?;
+        }
+        Ok(series)
+    }
+}
+
+impl Series for IntCounter {
+    fn make(spec: &Spec, options: &MetricOptions) -> prometheus::Result<Self> {
+        Self::with_opts(spec.opts(&options.identity))
+    }
+}
+
+impl Series for Gauge {
+    fn make(spec: &Spec, options: &MetricOptions) -> prometheus::Result<Self> {
+        Self::with_opts(spec.opts(&options.identity))
+    }
+}
+
+impl Series for Histogram {
+    fn make(spec: &Spec, options: &MetricOptions) -> prometheus::Result<Self> {
+        Self::with_opts(spec.histogram_opts(options))
+    }
 }
 
 impl Series for IntCounterVec {
-    fn register(spec: &Spec, identity: &Identity, registry: &Registry) -> prometheus::Result<Self> {
-        let series = Self::new(spec.opts(identity), spec.labels)?;
-        registry.register(Box::new(series.clone()))?;
-        if spec.labels.is_empty() {
-            series.with_label_values::<&str>(&[]);
-        }
-        Ok(series)
+    fn make(spec: &Spec, options: &MetricOptions) -> prometheus::Result<Self> {
+        Self::new(spec.opts(&options.identity), spec.labels)
     }
 }
 
 impl Series for GaugeVec {
-    fn register(spec: &Spec, identity: &Identity, registry: &Registry) -> prometheus::Result<Self> {
-        let series = Self::new(spec.opts(identity), spec.labels)?;
-        registry.register(Box::new(series.clone()))?;
-        if spec.labels.is_empty() {
-            series.with_label_values::<&str>(&[]);
-        }
-        Ok(series)
+    fn make(spec: &Spec, options: &MetricOptions) -> prometheus::Result<Self> {
+        Self::new(spec.opts(&options.identity), spec.labels)
     }
 }
 
 impl Series for HistogramVec {
-    fn register(spec: &Spec, identity: &Identity, registry: &Registry) -> prometheus::Result<Self> {
-        let opts = HistogramOpts::from(spec.opts(identity)).buckets(spec.buckets.bounds());
-        let series = Self::new(opts, spec.labels)?;
-        registry.register(Box::new(series.clone()))?;
-        if spec.labels.is_empty() {
-            series.with_label_values::<&str>(&[]);
-        }
-        Ok(series)
+    fn make(spec: &Spec, options: &MetricOptions) -> prometheus::Result<Self> {
+        Self::new(spec.histogram_opts(options), spec.labels)
     }
 }
 
-/// Notes a span in a histogram of milliseconds that has no labels.
-pub fn observe_ms(histogram: &HistogramVec, span: Duration) {
-    histogram
-        .with_label_values::<&str>(&[])
-        .observe(span.as_secs_f64() * 1e3);
+/// Notes a span in a histogram of milliseconds.
+pub fn observe_ms(histogram: &Histogram, span: Duration) {
+    histogram.observe(span.as_secs_f64() * 1e3);
 }
 
 /// The reference page of all series, in Markdown, made from the table.
@@ -244,6 +257,10 @@ pub fn metrics_reference(specs: &[Spec]) -> String {
          Prometheus text on `GET /metrics` of the HTTP port. `dynamo_frontend` becomes what `--metrics-prefix` says.\n\
          Series of `dynamo_component_router` and `dynamo_component` also carry `dynamo_namespace`, `dynamo_component` and `worker_id`\n\
          (the router's own, hexadecimal); those of the router and of `dynamo_router_overhead` carry `router_id`.\n\n\
+         Without `--router-mode kv` the series of `dynamo_component_router` stay at zero, and `dynamo_router_overhead_*`,\n\
+         `dynamo_component_kv_cache_*`, `dynamo_frontend_router_queue_*` and `_admission_*` are not there.\n\n\
+         Buckets of the frontend's histograms of durations and lengths follow `DYN_METRICS_*_{MIN,MAX,COUNT}`\n\
+         (see [options](options.md)): 0, then spaced evenly by logarithm, to two digits.\n\n\
          | name | type | labels | meaning |\n|---|---|---|---|\n",
     );
     for spec in specs {
@@ -294,11 +311,11 @@ mod tests {
                 factor: 2.0,
                 count: 3
             }
-            .bounds(),
+            .bounds(&TunedBounds::default()),
             [0.001, 0.002, 0.004]
         );
         assert_eq!(
-            Buckets::Share { step: 0.25 }.bounds(),
+            Buckets::Share { step: 0.25 }.bounds(&TunedBounds::default()),
             [0.0, 0.25, 0.5, 0.75, 1.0]
         );
     }

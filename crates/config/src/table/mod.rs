@@ -13,6 +13,7 @@ pub(crate) mod disagg;
 pub(crate) mod engine;
 pub(crate) mod general;
 pub(crate) mod http;
+pub(crate) mod metrics;
 pub(crate) mod model;
 pub(crate) mod operate;
 pub(crate) mod planes;
@@ -46,6 +47,7 @@ const TABLES: &[&[Spec]] = &[
     planes::PLANES_ROWS,
     standalone::STANDALONE_ROWS,
     general::OBSERVABILITY_ROWS,
+    metrics::METRICS_ROWS,
 ];
 
 /// All options, grouped, in the order of help and reference.

@@ -260,6 +260,10 @@ fn combinations_that_make_no_sense_are_refused() {
             "needs --router-tracking-key-file",
         ),
         ("--lora-enabled --router-mode direct", "not with direct"),
+        (
+            "--metrics-ttft-min 2 --metrics-ttft-max 2",
+            "--metrics-ttft-min (2) must be below --metrics-ttft-max (2)",
+        ),
     ] {
         let message = refused(&format!("frontend {line}"), &[], None);
         assert!(message.contains(part), "{line}: {message}");

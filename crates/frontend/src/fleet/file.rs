@@ -120,7 +120,7 @@ impl WorkersFile {
                 let Ok(bytes) = look.await else { return };
                 if self.look(bytes, &members) == Some(false) {
                     let rejected = &metrics.workers_file_rejected_total;
-                    rejected.with_label_values::<&str>(&[]).inc();
+                    rejected.inc();
                 }
                 self.try_again(&members);
             }

@@ -16,6 +16,7 @@ mod faults;
 mod fleet;
 mod limits;
 mod membership;
+mod metrics;
 mod migration;
 mod overload;
 mod reading;

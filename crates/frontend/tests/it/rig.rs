@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_frontend::{
-    App, AppOptions, Backend, EventPool, Fleet, Limits, NewModel, RouterHost, ServedModel, Server,
+    App, AppOptions, Backend, EventPool, Fleet, Limits, ModelMeters, NewModel, RouterHost,
+    ServedModel, Server,
 };
 use kvasir_index::{Index, IndexOptions};
 use kvasir_router::{Load, Mode, Router, RouterConfig};
-use kvasir_telemetry::{Clock, Identity, Metrics};
+use kvasir_telemetry::{Clock, MetricOptions, Metrics};
 use kvasir_transport::Tasks;
 use kvasir_types::{DpRank, WorkerId, WorkerRank};
 use kvasir_upstream::{Upstreams, WorkerAddress};
@@ -68,8 +69,12 @@ impl Setup {
     }
 
     pub(crate) fn usual() -> Self {
+        Self::in_mode(Mode::RoundRobin)
+    }
+
+    pub(crate) fn in_mode(mode: Mode) -> Self {
         let router = RouterConfig {
-            router_mode: Mode::RoundRobin,
+            router_mode: mode,
             ..RouterConfig::default()
         };
         Self {
@@ -125,7 +130,7 @@ impl Rig {
         for _ in 0..engines {
             all.push(Engine::start(&stage).await);
         }
-        let metrics = Metrics::new(&Identity::default()).unwrap();
+        let metrics = Metrics::new(&MetricOptions::default()).unwrap();
         let app = App::new(setup.options, metrics, Clock::new(), Tasks::new());
         let fleet = Fleet::new(
             Arc::clone(&app),
@@ -229,19 +234,24 @@ impl Rig {
         list["workers"].as_array().unwrap().clone()
     }
 
-    /// A counter or gauge of the metrics page, summed over its labels.
-    pub(crate) async fn metric(&self, name: &str) -> f64 {
+    /// The metrics page.
+    pub(crate) async fn page(&self) -> String {
         let mut client = self.client().await;
         client
             .send("GET /metrics HTTP/1.1\r\nhost: door\r\n\r\n")
             .await;
-        let page = client.answer().await;
+        client.answer().await.text().to_owned()
+    }
+
+    /// A counter or gauge of the metrics page, summed over its labels.
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
+        let page = self.page().await;
         let of_name = |line: &&str| {
             line.strip_prefix(name)
                 .is_some_and(|rest| rest.starts_with([' ', '{']))
         };
         let value = |line: &str| line.rsplit_once(' ')?.1.parse::<f64>().ok();
-        page.text().lines().filter(of_name).filter_map(value).sum()
+        page.lines().filter(of_name).filter_map(value).sum()
     }
 }
 
@@ -249,6 +259,7 @@ fn model(app: &App, new: &NewModel, router: RouterConfig) -> Arc<ServedModel> {
     let index = Arc::new(Index::with_options(&IndexOptions::default()));
     let events = EventPool::start(Arc::clone(&new.name), &index, app.metrics(), 1).unwrap();
     Arc::new(ServedModel {
+        meters: ModelMeters::new(app.metrics(), &new.name, router.router_mode),
         name: Arc::clone(&new.name),
         block_size: new.block_size,
         context_length: new.context_length,

@@ -2,8 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
+use kvasir_router::Mode;
+
 use crate::engine::{DONE, FIRST, LAST, STREAM_HEAD, Step, USAGE, chunk, first_event, stream};
-use crate::rig::{ASK_STREAM, CHAT, Rig, in_time, until};
+use crate::rig::{ASK_STREAM, CHAT, Rig, Setup, in_time, until};
 
 const WITH_USAGE: &str =
     r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true}}"#;
@@ -180,7 +182,7 @@ async fn connections_are_used_again_and_bounded() {
 /// What the router and its operator know of an engine's answers: every token once, and how quick it was.
 #[tokio::test]
 async fn an_engines_tokens_are_counted_as_they_come() {
-    let rig = Rig::of(1).await;
+    let rig = Rig::with(1, Setup::in_mode(Mode::Kv)).await;
     let event = |text: &str, more: &str| {
         format!(
             "data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}}}}]{more}}}\n\n"

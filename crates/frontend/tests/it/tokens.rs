@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvasir_frontend::{App, AppOptions, Backend, EventPool, RouterHost, ServedModel, Server};
+use kvasir_frontend::{
+    App, AppOptions, Backend, EventPool, ModelMeters, RouterHost, ServedModel, Server,
+};
 use kvasir_index::Index;
 use kvasir_router::{Mode, RouterConfig, WorkerSpec};
-use kvasir_telemetry::{Clock, Identity, Metrics};
+use kvasir_telemetry::{Clock, MetricOptions, Metrics};
 use kvasir_text::TextModel;
 use kvasir_transport::{Call, MemoryPlane, PlaneError, Tasks};
 use kvasir_types::{FinishReason, Likelihood, Token, TokenItem, TokenRequest, WorkerId};
@@ -67,7 +69,7 @@ impl Fixture {
 
     async fn set_up(acts: &[Act], mode: Mode, options: AppOptions, in_order: bool) -> Self {
         let clock = Clock::new();
-        let metrics = Metrics::new(&Identity::default()).unwrap();
+        let metrics = Metrics::new(&MetricOptions::default()).unwrap();
         let app = App::new(options, metrics, clock, Tasks::new());
         let text = Arc::new(TextModel::builtin().unwrap());
         let words = text
@@ -81,6 +83,7 @@ impl Fixture {
             ..RouterConfig::default()
         };
         let model = Arc::new(ServedModel {
+            meters: ModelMeters::new(app.metrics(), &name, mode),
             events: EventPool::start(Arc::clone(&name), &index, app.metrics(), 1).unwrap(),
             name,
             block_size: 16,

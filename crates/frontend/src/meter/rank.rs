@@ -1,0 +1,103 @@
+//! What was last seen of each rank of a model's workers.
+//!
+//! What always holds: a rank that has left has no series, though answers of it may still end.
+
+use std::collections::HashMap;
+use std::sync::{OnceLock, PoisonError, RwLock};
+
+use kvasir_telemetry::{Gauge, GaugeVec, Metrics};
+use kvasir_types::WorkerRank;
+
+/// What an aggregated worker is called.
+const WORKER_TYPE: &str = "decode";
+
+/// The series of ranks.
+#[derive(Debug)]
+pub(crate) struct Ranks {
+    metrics: Metrics,
+    members: RwLock<HashMap<WorkerRank, Last>>,
+}
+
+/// Made when there is something to show.
+#[derive(Debug, Default)]
+struct Last {
+    input_tokens: OnceLock<Gauge>,
+    latencies: OnceLock<[Gauge; 2]>,
+}
+
+impl Ranks {
+    pub(super) fn new(metrics: &Metrics) -> Self {
+        Self {
+            metrics: metrics.clone(),
+            members: RwLock::default(),
+        }
+    }
+
+    /// A rank is there; `routed`: it is one that a router by cache knows.
+    pub(super) fn join(&self, rank: WorkerRank, routed: bool) {
+        if routed {
+            let registered = &self.metrics.router_worker_registered;
+            gauge(registered, rank).set(1.0);
+        }
+        let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
+        members.entry(rank).or_default();
+    }
+
+    /// It is gone.
+    pub(super) fn leave(&self, rank: WorkerRank) {
+        let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
+        members.remove(&rank);
+        let (id, number) = names(rank);
+        for series in [
+            &self.metrics.router_worker_registered,
+            &self.metrics.worker_active_decode_blocks,
+            &self.metrics.worker_active_prefill_tokens,
+            &self.metrics.worker_last_time_to_first_token_seconds,
+            &self.metrics.worker_last_input_sequence_tokens,
+            &self.metrics.worker_last_inter_token_latency_seconds,
+        ] {
+            let _ = series.remove_label_values(&[&*id, &*number, WORKER_TYPE]);
+        }
+    }
+
+    /// An answer of `rank` ended, with seconds to its first token and between tokens where they were seen.
+    pub(super) fn last(&self, rank: WorkerRank, input: u32, latencies: Option<(f64, f64)>) {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(last) = members.get(&rank) else {
+            return;
+        };
+        let tokens = &self.metrics.worker_last_input_sequence_tokens;
+        let tokens = last.input_tokens.get_or_init(|| gauge(tokens, rank));
+        tokens.set(input.into());
+        let Some((first, between)) = latencies else {
+            return;
+        };
+        let [first_token, between_tokens] = last.latencies.get_or_init(|| {
+            [
+                gauge(&self.metrics.worker_last_time_to_first_token_seconds, rank),
+                gauge(&self.metrics.worker_last_inter_token_latency_seconds, rank),
+            ]
+        });
+        first_token.set(first);
+        between_tokens.set(between);
+    }
+
+    /// What a rank has to do now.
+    pub(crate) fn load(&self, rank: WorkerRank, blocks: f64, tokens: f64) {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        if !members.contains_key(&rank) {
+            return;
+        }
+        gauge(&self.metrics.worker_active_decode_blocks, rank).set(blocks);
+        gauge(&self.metrics.worker_active_prefill_tokens, rank).set(tokens);
+    }
+}
+
+fn names(rank: WorkerRank) -> (String, String) {
+    (rank.worker.to_string(), rank.rank.to_string())
+}
+
+fn gauge(series: &GaugeVec, rank: WorkerRank) -> Gauge {
+    let (id, number) = names(rank);
+    series.with_label_values(&[&*id, &*number, WORKER_TYPE])
+}

@@ -1,0 +1,168 @@
+//! What the metrics page says: how requests ended, in which stage they are, and what only a router by cache writes.
+
+use kvasir_frontend::{AppOptions, Limits};
+use kvasir_router::Mode;
+use kvasir_types::WorkerId;
+
+use crate::engine::{Step, first_event, ok};
+use crate::rig::{ASK, ASK_STREAM, CHAT, Rig, Setup, in_time, until};
+
+const MODES: [Mode; 3] = [Mode::RoundRobin, Mode::Random, Mode::Kv];
+
+async fn tasks(rig: &Rig) -> Vec<(&'static str, f64)> {
+    let mut all = Vec::new();
+    for kind in [
+        "issued",
+        "started",
+        "success",
+        "cancelled",
+        "failed",
+        "rejected",
+    ] {
+        let count = rig.metric(&format!("dynamo_tasks_{kind}_total")).await;
+        all.push((kind, count));
+    }
+    all
+}
+
+/// Every request is issued once and ends in one way; only those that a worker was found for were started.
+#[tokio::test]
+async fn every_task_ends_in_one_way() {
+    let limits = Limits {
+        requests_max: 1,
+        ..Limits::default()
+    };
+    let options = AppOptions {
+        limits,
+        retry_limit: 0,
+        ..AppOptions::default()
+    };
+    let rig = Rig::with(
+        1,
+        Setup {
+            options,
+            ..Setup::usual()
+        },
+    )
+    .await;
+    assert_eq!(rig.post(CHAT, ASK).await.status, 200);
+    let unknown = ASK.replace("\"m\"", "\"n\"");
+    assert_eq!(rig.post(CHAT, unknown).await.status, 404);
+    rig.stage.play(vec![first_event(), Step::Hang]);
+    let mut leaver = rig.client().await;
+    leaver.post(CHAT, "", ASK_STREAM).await;
+    assert!(leaver.read_until("\n\n").await);
+    assert_eq!(rig.post(CHAT, ASK).await.status, 503, "one at a time");
+    drop(leaver);
+    rig.at_rest().await;
+    rig.stage.play(vec![Step::Close]);
+    assert_eq!(rig.post(CHAT, ASK).await.status, 503);
+    rig.at_rest().await;
+    let expected = [
+        ("issued", 5.0),
+        ("started", 3.0),
+        ("success", 1.0),
+        ("cancelled", 1.0),
+        ("failed", 2.0),
+        ("rejected", 1.0),
+    ];
+    assert_eq!(tasks(&rig).await, expected);
+}
+
+/// Seeds: the router's series are there in every mode, and nobody writes them unless requests go by cache.
+#[tokio::test]
+async fn only_a_router_by_cache_writes_the_routers_series() {
+    for mode in MODES {
+        let rig = Rig::with(2, Setup::in_mode(mode)).await;
+        for body in [ASK, ASK_STREAM] {
+            assert_eq!(rig.post(CHAT, body).await.status, 200);
+        }
+        rig.at_rest().await;
+        let expected = if mode == Mode::Kv { 2.0 } else { 0.0 };
+        for name in [
+            "requests_started_total",
+            "requests_total",
+            "kv_hit_rate_count",
+            "time_to_first_token_seconds_count",
+            "input_sequence_tokens_count",
+            "output_sequence_tokens_count",
+            "worker_registered",
+        ] {
+            let found = rig.metric(&format!("dynamo_component_router_{name}")).await;
+            assert_eq!(found, expected, "{mode:?} {name}");
+        }
+        let page = rig.page().await;
+        let series = "dynamo_component_router_requests_total{";
+        assert!(page.contains(series), "{mode:?}: registered\n{page}");
+    }
+}
+
+/// A request is in one stage at a time, each stage is timed once, and nothing stays behind.
+#[tokio::test]
+async fn stages_are_entered_and_left() {
+    let rig = Rig::of(1).await;
+    let inside = async |stage: &str, phase: &str| {
+        let labels = format!("{{phase=\"{phase}\",stage=\"{stage}\"}}");
+        let name = format!("dynamo_frontend_stage_requests{labels}");
+        rig.metric(&name).await
+    };
+    rig.stage.play(vec![Step::Gate, ok()]);
+    let mut client = rig.client().await;
+    client.post(CHAT, "", ASK).await;
+    in_time("it is at the worker", async {
+        while inside("dispatch", "aggregated").await < 1.0 {}
+    })
+    .await;
+    assert_eq!(inside("preprocess", "").await, 0.0);
+    assert_eq!(inside("route", "aggregated").await, 0.0);
+    rig.stage.gate.add_permits(1);
+    assert_eq!(in_time("answer", client.answer()).await.status, 200);
+    drop(client);
+    rig.at_rest().await;
+    for stage in ["preprocess", "route", "transport_roundtrip"] {
+        let name = format!("dynamo_frontend_stage_duration_seconds_count{{stage=\"{stage}\"}}");
+        assert_eq!(rig.metric(&name).await, 1.0, "{stage}");
+    }
+    // One that leaves in the middle of a stage leaves the stage.
+    rig.stage.play(vec![Step::Hang]);
+    let mut leaver = rig.client().await;
+    leaver.post(CHAT, "", ASK).await;
+    in_time("it is at the worker", async {
+        while inside("dispatch", "aggregated").await < 1.0 {}
+    })
+    .await;
+    drop(leaver);
+    rig.at_rest().await;
+    assert_eq!(rig.metric("dynamo_frontend_stage_requests").await, 0.0);
+}
+
+/// An answer that ends after its worker has left brings none of the worker's series back.
+#[tokio::test]
+async fn a_worker_that_left_has_no_series() {
+    let rig = Rig::with(1, Setup::in_mode(Mode::Kv)).await;
+    assert_eq!(rig.post(CHAT, ASK).await.status, 200);
+    let series = "dynamo_frontend_worker_last_input_sequence_tokens{";
+    assert!(rig.page().await.contains(series));
+    rig.stage.play(vec![Step::Gate, ok()]);
+    let mut client = rig.client().await;
+    client.post(CHAT, "", ASK).await;
+    until("the engine has it", || rig.booked_requests() == 1).await;
+    let model = rig.model();
+    let worker = *model.workers.read().unwrap().keys().next().unwrap();
+    assert_ne!(worker, WorkerId(0));
+    model.leave(worker, rig.app.metrics());
+    rig.stage.gate.add_permits(1);
+    assert_eq!(in_time("answer", client.answer()).await.status, 200);
+    let page = rig.page().await;
+    for series in [
+        "dynamo_frontend_worker_last_",
+        "dynamo_frontend_worker_active_",
+        "router_worker_registered{",
+    ] {
+        let left: Vec<&str> = page
+            .lines()
+            .filter(|line| !line.starts_with('#') && line.contains(series))
+            .collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
