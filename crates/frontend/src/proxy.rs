@@ -86,6 +86,14 @@ struct Opened {
     begun: Begun,
 }
 
+/// A completion that is ready to be placed.
+struct Ready {
+    forward: Forward,
+    arrival: Arrival,
+    blocks: Blocks,
+    watch: Watch,
+}
+
 /// Answers a completion by one of the model's OpenAI workers.
 pub(crate) async fn handle(
     app: &Arc<App>,
@@ -94,6 +102,24 @@ pub(crate) async fn handle(
     model: &Arc<ServedModel>,
     workers: &Upstreams,
 ) -> Result<Reply, ApiError> {
+    let keep_alive = app.options().limits.keep_alive.filter(|_| scan.stream());
+    // Apart, so that what it takes to get ready is not carried along while the engine works.
+    let ready = prepare(app, asked, scan, model, workers).await?;
+    let answer = ready.forward.run(ready.arrival, ready.blocks, ready.watch);
+    match keep_alive {
+        Some(every) => opening::wait(answer, every).await,
+        None => answer.await,
+    }
+}
+
+/// Reads what routing needs to know, and writes what the engine will get.
+async fn prepare(
+    app: &Arc<App>,
+    asked: Asked,
+    scan: &Scan<'_>,
+    model: &Arc<ServedModel>,
+    workers: &Upstreams,
+) -> Result<Ready, ApiError> {
     let (stream, endpoint) = (scan.stream(), asked.endpoint);
     let watch = Watch::start(
         app,
@@ -149,12 +175,12 @@ pub(crate) async fn handle(
     let took = app.clock().now() - watch.received();
     model.meters.stage_took(meter::Stage::Preprocess, took);
     drop(preprocess);
-    let keep_alive = app.options().limits.keep_alive.filter(|_| stream);
-    let answer = forward.run(arrival, blocks, watch);
-    match keep_alive {
-        Some(every) => opening::wait(answer, every).await,
-        None => answer.await,
-    }
+    Ok(Ready {
+        forward,
+        arrival,
+        blocks,
+        watch,
+    })
 }
 
 /// Passes a request for a route that only engines know to one of them, by load.

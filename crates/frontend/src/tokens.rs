@@ -206,7 +206,9 @@ async fn find(
             return reading(tokens, *source, alone);
         }
     } else if model.host.needs().any()
-        && let Some((tokens, alone)) = tokens.remote.tokens(workers, scan, endpoint).await
+        // In a box: prompts that are read here do not carry its room.
+        && let Some((tokens, alone)) =
+            Box::pin(tokens.remote.tokens(workers, scan, endpoint)).await
     {
         return reading(tokens, TokenSource::Engine, alone);
     }

@@ -110,15 +110,17 @@ impl RequestId {
 impl fmt::Display for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // By hand: every request's id is written several times, and `{:x}` of a u128 takes 3,000 instructions.
-        let mut digits = self
-            .0
-            .to_be_bytes()
-            .into_iter()
-            .flat_map(|byte| [byte >> 4, byte & 15]);
-        let text: [u8; 36] = std::array::from_fn(|at| match at {
-            8 | 13 | 18 | 23 => b'-',
-            _ => b"0123456789abcdef"[usize::from(digits.next().unwrap_or_default())],
-        });
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut text = [b'-'; 36];
+        let mut at = 0;
+        for byte in self.0.to_be_bytes() {
+            if matches!(at, 8 | 13 | 18 | 23) {
+                at += 1;
+            }
+            text[at] = DIGITS[usize::from(byte >> 4)];
+            text[at + 1] = DIGITS[usize::from(byte & 15)];
+            at += 2;
+        }
         f.write_str(std::str::from_utf8(&text).unwrap_or_default())
     }
 }

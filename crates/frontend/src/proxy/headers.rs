@@ -39,14 +39,24 @@ pub(super) fn to_client(mut engine: HeaderMap) -> HeaderMap {
 
 /// Takes out the fields that belong to one connection and not to the message.
 fn leave_connection(headers: &mut HeaderMap) {
-    let connection = headers.get_all(header::CONNECTION);
-    let listed: Vec<HeaderName> = connection
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
-    for name in OF_CONNECTION.iter().chain(&listed) {
+    if headers.contains_key(header::CONNECTION) {
+        let connection = headers.get_all(header::CONNECTION);
+        let listed: Vec<HeaderName> = connection
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(','))
+            .filter_map(|name| name.trim().parse().ok())
+            .collect();
+        for name in &listed {
+            headers.remove(name);
+        }
+    }
+    // Most messages have none of them: looking through the few fields is cheaper than asking for each by name.
+    while let Some(name) = headers
+        .keys()
+        .find(|name| OF_CONNECTION.contains(name))
+        .cloned()
+    {
         headers.remove(name);
     }
 }
