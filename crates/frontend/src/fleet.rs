@@ -5,6 +5,7 @@
 //! is asked again later. One that is no longer wanted gets nothing new and leaves when what it has is done.
 
 mod file;
+mod health;
 mod listen;
 
 pub use file::{WorkersFile, WorkersFileError};
@@ -20,7 +21,7 @@ use kvasir_upstream::{
     Bounds, EngineModel, Facts, Pool, UpstreamError, WorkerAddress, WorkerTls, event_sources,
     read_load,
 };
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use self::listen::Ears;
 use crate::App;
@@ -29,10 +30,12 @@ use crate::models::{Backend, ServedModel};
 use crate::tokens;
 use crate::warm::Warm;
 
-/// Between two questions about load.
+/// Between two questions about load, unless a fleet is told otherwise.
 const LOAD_EVERY: Duration = Duration::from_secs(2);
 /// Questions about load between two about everything else.
 const LOADS_PER_PROBE: u32 = 5;
+/// Questions about load between two about health.
+const LOADS_PER_CHECK: u32 = 2;
 /// What a question to a worker may take.
 const QUESTION: Bounds = Bounds {
     patience: Duration::from_secs(2),
@@ -70,6 +73,8 @@ pub struct Fleet {
     make_model: Arc<MakeModel>,
     /// Whether workers' cache events are listened to.
     events: bool,
+    /// Between two questions about load.
+    every: Duration,
     /// Which workers are believed to be who they are.
     tls: WorkerTls,
     /// What each watcher is to do; it takes itself out when it has ended.
@@ -99,6 +104,7 @@ impl Fleet {
             app,
             make_model,
             events: true,
+            every: LOAD_EVERY,
             tls: WorkerTls::default(),
             watchers: Arc::default(),
             warm: Arc::default(),
@@ -113,6 +119,12 @@ impl Fleet {
             events: false,
             ..self
         }
+    }
+
+    /// The same, asking each worker so often how busy it is, and at a fifth of that what it is.
+    #[must_use]
+    pub fn asking_every(self, every: Duration) -> Self {
+        Self { every, ..self }
     }
 
     /// The same, believing others (`--worker-tls-ca-path`).
@@ -261,7 +273,12 @@ struct Watcher {
     serves: BTreeMap<Arc<str>, (Arc<ServedModel>, WorkerSpec)>,
     /// Who listens to its cache events.
     ears: Ears,
+    /// Questions in a row that it did not answer.
     failures: u32,
+    /// Times in a row that it was not well.
+    unwell: u32,
+    /// A router has set it aside.
+    faulted: Arc<Notify>,
 }
 
 impl Watcher {
@@ -275,6 +292,8 @@ impl Watcher {
             serves: BTreeMap::new(),
             ears: Ears::default(),
             failures: 0,
+            unwell: 0,
+            faulted: Arc::default(),
         }
     }
 
@@ -339,6 +358,7 @@ impl Watcher {
 
     async fn serve(&mut self) {
         loop {
+            let check = self.check().await;
             match self.pool.facts(&self.known, QUESTION).await {
                 Ok(facts) => {
                     self.known = facts;
@@ -348,28 +368,39 @@ impl Watcher {
                 }
                 Err(error) => self.failed(&error),
             }
+            self.tell_health(&check);
             self.fleet.members().report(self.id, self.state());
-            // One that does not answer is asked again soon: it stays no longer than it must.
-            let looks = if self.failures > 0 {
-                1
-            } else {
-                LOADS_PER_PROBE
-            };
-            for _ in 0..looks {
-                tokio::time::sleep(LOAD_EVERY).await;
-                self.pool.sweep();
-                if self.serves.is_empty() {
-                    break;
-                }
-                if let Ok(page) = self.pool.get("/metrics", QUESTION).await {
-                    self.report_load(&String::from_utf8_lossy(&page));
-                }
+            self.look_on().await;
+        }
+    }
+
+    /// Looks at the worker's load and health until it is time to ask everything again. One that does not
+    /// answer is asked again soon: it stays no longer than it must.
+    async fn look_on(&mut self) {
+        let looks = match self.is_doubtful() {
+            true => 1,
+            false => LOADS_PER_PROBE,
+        };
+        for look in 1..=looks {
+            if !self.pause(self.fleet.every).await {
+                return;
+            }
+            self.pool.sweep();
+            if self.serves.is_empty() {
+                return;
+            }
+            if let Ok(page) = self.pool.get("/metrics", QUESTION).await {
+                self.report_load(&String::from_utf8_lossy(&page));
+            }
+            if look < looks && look % LOADS_PER_CHECK == 0 && !self.check_again().await {
+                return;
             }
         }
     }
 
     fn state(&self) -> State {
         match (self.serves.is_empty(), self.failures) {
+            (false, _) if self.is_set_aside() => State::Unhealthy,
             (false, _) => State::Serving,
             (true, 0) => State::Joining,
             (true, _) => State::Unreachable,
@@ -476,6 +507,7 @@ impl Watcher {
         }
         workers.insert(self.id, self.pool.clone());
         served.join(spec.clone(), self.fleet.app.metrics());
+        served.host.watch(self.id, &self.faulted);
         self.serves.insert(new.name, (served, spec));
     }
 
@@ -486,6 +518,7 @@ impl Watcher {
                 return true;
             }
             self.ears.turn_away(name);
+            model.host.unwatch(id);
             model.leave(id, metrics);
             if let Backend::OpenAi { workers, .. } = &model.backend {
                 workers.remove(id);

@@ -15,7 +15,7 @@ use kvasir_router::{
 };
 use kvasir_telemetry::Clock;
 use kvasir_transport::Tasks;
-use kvasir_types::{LocalHash, RequestId, Time, WorkerRank};
+use kvasir_types::{LocalHash, RequestId, Time, WorkerId, WorkerRank};
 use tokio::sync::{Notify, oneshot};
 
 use crate::picture::{Forecast, Pictures, Report, cacheable_tokens};
@@ -66,6 +66,8 @@ impl Needs {
 struct Inner {
     router: Router,
     waiting: HashMap<RequestId, Waiter>,
+    /// Who is to look at a worker that is set aside.
+    watchers: HashMap<WorkerId, Arc<Notify>>,
     /// Reused by every step.
     outputs: Vec<Output>,
     /// When the timer ticks at the latest.
@@ -110,6 +112,7 @@ impl RouterHost {
         let inner = Inner {
             router: Router::new(config),
             waiting: HashMap::new(),
+            watchers: HashMap::new(),
             outputs: Vec::new(),
             ticks_at: Time::ZERO,
         };
@@ -185,6 +188,16 @@ impl RouterHost {
     /// Tells the router of anything else that happened.
     pub fn tell(&self, input: Input) {
         self.step_with(input, None);
+    }
+
+    /// From now on `watcher` is woken when this worker is set aside.
+    pub(crate) fn watch(&self, worker: WorkerId, watcher: &Arc<Notify>) {
+        self.lock().watchers.insert(worker, Arc::clone(watcher));
+    }
+
+    /// Nobody is woken any more.
+    pub(crate) fn unwatch(&self, worker: WorkerId) {
+        self.lock().watchers.remove(&worker);
     }
 
     /// Asks the router something, between two steps.
@@ -279,7 +292,10 @@ impl Inner {
                     }
                     Output::Queued { id, depth } => tracing::debug!(%id, depth, "request waits"),
                     Output::CloseSession { .. } => {}
-                    Output::Observe(observation) => observe(&observation),
+                    Output::Observe(observation) => {
+                        observe(&observation);
+                        self.wake(&observation);
+                    }
                 }
             }
             self.outputs = outputs;
@@ -311,6 +327,15 @@ impl Inner {
         self.waiting
             .insert(asking.id, Waiter { verdict, looked_up });
         Some(later)
+    }
+
+    /// Whoever watches a worker that is set aside looks at it now.
+    fn wake(&self, observation: &Observation) {
+        if let Observation::Down { worker, down: true } = observation
+            && let Some(watcher) = self.watchers.get(worker)
+        {
+            watcher.notify_one();
+        }
     }
 
     /// Gives a booking to the one who waits for it; if nobody does, it is to be freed.

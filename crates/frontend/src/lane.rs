@@ -241,6 +241,7 @@ pub(crate) fn outcome(error: &PlaneError) -> Outcome {
     match error {
         PlaneError::Gone(_) | PlaneError::Disconnected(_) => Outcome::Unreachable,
         PlaneError::Overloaded(_) => Outcome::Overloaded,
+        PlaneError::Engine(_) => Outcome::Broken,
         _ => Outcome::Failed,
     }
 }

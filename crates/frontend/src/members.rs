@@ -64,6 +64,8 @@ pub enum State {
     Joining,
     /// It serves its models.
     Serving,
+    /// It serves its models, but says that it is not well, or does not say that it is.
+    Unhealthy,
     /// It does not answer.
     Unreachable,
     /// It ends what it has and gets nothing new.
@@ -77,6 +79,7 @@ impl State {
         match self {
             Self::Joining => "joining",
             Self::Serving => "serving",
+            Self::Unhealthy => "unhealthy",
             Self::Unreachable => "unreachable",
             Self::Draining => "draining",
         }

@@ -324,9 +324,11 @@ impl Forward {
         let limit = self.app.options().retry_limit;
         let mut failure = UpstreamError::Gone;
         let mut moving: Option<Move> = None;
+        let mut again = false;
         for attempt in 0..=limit {
-            let booking = match place::book(&self.app, &self.model, arrival.clone(), &blocks).await
-            {
+            let mut attempted = arrival.clone();
+            attempted.again = again;
+            let booking = match place::book(&self.app, &self.model, attempted, &blocks).await {
                 Ok(booking) => booking,
                 Err(error) => return Err(watch.fail(place::refusal(&self.app, &error))),
             };
@@ -346,6 +348,9 @@ impl Forward {
             booking.finish(outcome);
             arrival.failed.push(target.worker);
             arrival.last_failure = Some(outcome);
+            // Who hung up may take it after all; who was silent has had its time.
+            again = matches!(outcome, Outcome::Unreachable)
+                && !matches!(failure, UpstreamError::AnswerTimeout);
             if attempt < limit {
                 let new = || Move::begin(&self.app, &self.model.name, Stage::New);
                 moving.get_or_insert_with(new).attempt();

@@ -125,7 +125,10 @@ impl Books {
         let count = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
         if !self.status.is_success() {
             if let Some(booking) = self.booking {
-                booking.finish(Outcome::Failed);
+                booking.finish(match self.status.is_server_error() {
+                    true => Outcome::Broken,
+                    false => Outcome::Failed,
+                });
             }
             return self.watch.refused(self.status.as_u16());
         }

@@ -68,6 +68,8 @@ pub enum Reason {
     Pinned,
     /// Its session lives there.
     Session,
+    /// Every eligible worker is set aside or has failed this request; it was the least bad.
+    LastResort,
     /// The mode's own rule: its turn, its draw, fewest in flight.
     Rule,
 }

@@ -1,11 +1,13 @@
 //! Who may serve a request at all, before anybody is scored.
 //!
 //! The order is fixed and each way to end with nobody has its own error: allow-list, taints, rank bounds,
-//! adapter, earlier failures, then the busy set. A pin is direct dispatch and ignores fault marks.
+//! adapter, earlier failures, then the busy set. A pin is direct dispatch and ignores fault marks. Fault marks
+//! never leave a request without anybody: the least bad worker is tried before it is refused.
 
 use kvasir_placement::{Bits, Fleet};
-use kvasir_types::WorkerRank;
+use kvasir_types::{WorkerId, WorkerRank};
 
+use crate::health::Health;
 use crate::{Arrival, Excluded, Outcome, RouteError, Why};
 
 /// The ranks that a request may go to.
@@ -16,6 +18,8 @@ pub(crate) struct Eligible {
     /// After it; the choice is among these.
     pub(crate) candidates: Bits,
     pinned: Option<u32>,
+    /// Nobody was left whom nothing speaks against.
+    last_resort: bool,
 }
 
 impl Eligible {
@@ -23,13 +27,15 @@ impl Eligible {
     pub(crate) fn fill(
         &mut self,
         fleet: &Fleet,
+        health: &Health,
         arrival: &Arrival,
         pin: Option<WorkerRank>,
     ) -> Result<(), RouteError> {
         self.pinned = None;
+        self.last_resort = false;
         match pin {
             Some(rank) => self.fill_pinned(fleet, arrival, rank),
-            None => self.fill_free(fleet, arrival),
+            None => self.fill_free(fleet, health, arrival),
         }
     }
 
@@ -71,35 +77,26 @@ impl Eligible {
         Ok(())
     }
 
-    fn fill_free(&mut self, fleet: &Fleet, arrival: &Arrival) -> Result<(), RouteError> {
+    fn fill_free(
+        &mut self,
+        fleet: &Fleet,
+        health: &Health,
+        arrival: &Arrival,
+    ) -> Result<(), RouteError> {
         let set = &mut self.routable;
         set.copy_from(fleet.up());
-        let constraints = &arrival.constraints;
-        if constraints.allowed.is_some() {
-            set.retain(|slot| fleet.rank(slot).is_some_and(|rank| allowed(arrival, rank)));
-        }
-        if !constraints.required_taints.is_empty() {
-            set.retain(|slot| tainted(fleet, arrival, slot));
-        }
-        if let Some(lora) = &constraints.lora {
-            let has = |slot| fleet.member_of(slot).is_some_and(|m| m.has_lora(lora));
-            if set.iter().any(has) {
-                set.retain(has);
-            }
-        }
-        if set.is_empty() {
-            self.candidates.copy_from(set);
-            return Err(RouteError::NoEndpoints {
-                known: fleet.workers(),
-                down: fleet.hidden(),
-            });
-        }
+        fit(set, fleet, arrival);
         if !arrival.failed.is_empty() {
             set.retain(|slot| !failed(fleet, arrival, slot));
         }
+        if set.is_empty() {
+            self.last_resort = true;
+            last_resort(set, fleet, health, arrival);
+        }
+        let set = &self.routable;
         self.candidates.copy_from(set);
         if set.is_empty() {
-            return Err(after_failure(arrival));
+            return Err(nobody(fleet, arrival));
         }
         self.candidates.subtract(fleet.busy());
         if self.candidates.is_empty() {
@@ -107,6 +104,11 @@ impl Eligible {
             return Err(RouteError::AllEligibleWorkersOverloaded { workers });
         }
         Ok(())
+    }
+
+    /// Whether the candidates are those whom something speaks against, for want of others.
+    pub(crate) fn is_last_resort(&self) -> bool {
+        self.last_resort
     }
 
     /// The one rank that the request is bound to.
@@ -127,6 +129,57 @@ impl Eligible {
                 to.named.push((rank, why(fleet, arrival, slot)));
             }
         }
+    }
+}
+
+/// Leaves those that satisfy the request's constraints.
+fn fit(set: &mut Bits, fleet: &Fleet, arrival: &Arrival) {
+    let constraints = &arrival.constraints;
+    if constraints.allowed.is_some() {
+        set.retain(|slot| fleet.rank(slot).is_some_and(|rank| allowed(arrival, rank)));
+    }
+    if !constraints.required_taints.is_empty() {
+        set.retain(|slot| tainted(fleet, arrival, slot));
+    }
+    if let Some(lora) = &constraints.lora {
+        let has = |slot| fleet.member_of(slot).is_some_and(|m| m.has_lora(lora));
+        if set.iter().any(has) {
+            set.retain(has);
+        }
+    }
+}
+
+/// When nobody is left whom nothing speaks against: of those set aside the least bad one that is not busy, then
+/// the one that failed this very request longest ago, if it may go there again.
+fn last_resort(set: &mut Bits, fleet: &Fleet, health: &Health, arrival: &Arrival) {
+    set.copy_from(fleet.live());
+    set.retain(|slot| !fleet.member_of(slot).is_some_and(|m| m.is_draining()));
+    fit(set, fleet, arrival);
+    let worker = |slot: u32| Some(fleet.rank(slot)?.worker);
+    let fresh = set.iter().filter(|slot| !failed(fleet, arrival, *slot));
+    let badness = |slot: &u32| {
+        let worker = worker(*slot).unwrap_or_default();
+        (fleet.busy().has(*slot), health.badness(worker), worker)
+    };
+    let least = fresh.min_by_key(badness).and_then(worker);
+    let present = |id: &&WorkerId| set.iter().any(|slot| worker(slot) == Some(**id));
+    let oldest = || arrival.failed.iter().find(present).copied();
+    let chosen = least.or_else(|| oldest().filter(|_| arrival.again));
+    set.retain(|slot| chosen.is_some() && worker(slot) == chosen);
+}
+
+/// Why nobody is left at all.
+fn nobody(fleet: &Fleet, arrival: &Arrival) -> RouteError {
+    let mut set = Bits::default();
+    set.copy_from(fleet.live());
+    set.retain(|slot| !fleet.member_of(slot).is_some_and(|m| m.is_draining()));
+    fit(&mut set, fleet, arrival);
+    match set.is_empty() {
+        true => RouteError::NoEndpoints {
+            known: fleet.workers(),
+            down: fleet.hidden(),
+        },
+        false => after_failure(arrival),
     }
 }
 

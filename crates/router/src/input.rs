@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_placement::{Constraints, Hints, Overlap, Overrides, Pin, WorkerSpec};
-use kvasir_types::{RequestId, SequenceHash, WorkerId, WorkerRank};
+use kvasir_types::{RequestId, SequenceHash, Time, WorkerId, WorkerRank};
 
 /// Something that happened. Unknown ids are no-ops everywhere: news may come late.
 #[derive(Clone, Debug)]
@@ -50,6 +50,8 @@ pub enum Input {
     },
     /// A worker says how loaded it is.
     Load(LoadReport),
+    /// The host has asked a worker whether it is well.
+    Probed(Probe),
     /// Busy thresholds change. Takes effect with the next load report, as bookings change, or on `Tick`.
     Thresholds(ThresholdUpdate),
     /// News about a session's state in its engine.
@@ -83,8 +85,10 @@ pub struct Arrival {
     pub session: Option<SessionAsk>,
     /// The policy family or class it names (`x-dynamo-meta-policy-class`).
     pub policy_class: Option<Arc<str>>,
-    /// Workers that failed it already, oldest first; never chosen again.
+    /// Workers that failed it already, oldest first; not chosen again.
     pub failed: Vec<WorkerId>,
+    /// Unless nobody else is left: then the one that failed it longest ago.
+    pub again: bool,
     /// How the last of those failed.
     pub last_failure: Option<Outcome>,
     /// Only asks: nothing is booked, nothing is queued, the answer is immediate.
@@ -107,6 +111,7 @@ impl Arrival {
             session: None,
             policy_class: None,
             failed: Vec::new(),
+            again: false,
             last_failure: None,
             query_only: false,
         }
@@ -123,12 +128,26 @@ pub enum Outcome {
     },
     /// The client left.
     Cancelled,
-    /// The worker could not be reached, broke off or shut down: it is hidden for a while.
+    /// The worker could not be reached, broke off or shut down: it is set aside for a while.
     Unreachable,
     /// The worker refused because it is full.
     Overloaded,
     /// The worker answered with an error that says nothing about its health.
     Failed,
+    /// The worker answered that it failed. That may be the request's fault: only several in a row, while
+    /// others serve, set it aside.
+    Broken,
+}
+
+/// What came of asking a worker whether it is well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// The worker.
+    pub worker: WorkerId,
+    /// When it was asked: an answer outweighs only failures from before.
+    pub asked: Time,
+    /// Whether it is. If not, it is set aside until a probe says that it is.
+    pub healthy: bool,
 }
 
 /// How loaded a rank says it is. Absent figures leave what is known.

@@ -27,6 +27,7 @@ mod config;
 mod decision;
 mod error;
 mod filter;
+mod health;
 mod input;
 mod output;
 mod overlap;
@@ -38,8 +39,9 @@ mod settle;
 pub use config::{ConfigError, Mode, PrefillLoadModel, Role, RouterConfig};
 pub use decision::{Decision, Excluded, Reason, Why};
 pub use error::{Fault, LimitKind, Retry, RouteError};
+pub use health::{ERRORS_MAX, FIRST_SPAN, FORGIVEN_AFTER, OUTWEIGHED_MAX};
 pub use input::{
-    Arrival, Input, LoadReport, Outcome, PeerChange, PeerEvent, SessionAction, SessionAsk,
+    Arrival, Input, LoadReport, Outcome, PeerChange, PeerEvent, Probe, SessionAction, SessionAsk,
     SessionEvent, ThresholdUpdate,
 };
 pub use kvasir_placement::{

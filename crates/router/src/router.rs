@@ -20,9 +20,10 @@ use kvasir_placement::{
     RoundRobin, Scene, Scorer, Thresholds,
 };
 use kvasir_profile::StepTimes;
-use kvasir_types::{RequestId, Rng, SequenceHash, Time, WorkerId, WorkerRank};
+use kvasir_types::{RequestId, Rng, SequenceHash, Time, WorkerRank};
 
 use crate::filter::Eligible;
+use crate::health::Health;
 use crate::ring::Ring;
 use crate::session::Sessions;
 use crate::{Arrival, Decision, Input, Mode, Output, PrefillLoadModel, RouterConfig};
@@ -77,8 +78,8 @@ pub struct Router {
     /// By slot.
     busy: Vec<RankBusy>,
     busy_slots: Bits,
-    /// Hidden workers and until when; few.
-    hidden: Vec<(Time, WorkerId)>,
+    /// Who is set aside, and for what.
+    health: Health,
     eligible: Eligible,
     scorer: Scorer,
     kept: Vec<Candidate>,
@@ -154,7 +155,7 @@ impl Router {
             thresholds_new: false,
             busy: Vec::new(),
             busy_slots: Bits::default(),
-            hidden: Vec::new(),
+            health: Health::default(),
             eligible: Eligible::default(),
             scorer: Scorer::default(),
             asks: VecDeque::new(),
@@ -191,6 +192,7 @@ impl Router {
             Input::Tokens { id, generated } => self.tokens(id, generated, out),
             Input::Finished { id, on, outcome } => self.finish(id, on, outcome, out),
             Input::Load(report) => self.load_report(&report, out),
+            Input::Probed(probe) => self.probed(&probe, out),
             Input::Thresholds(update) => self.set_thresholds(&update),
             Input::Session(event) => self.session_event(event, out),
             Input::Peer(event) => self.peer(&event, out),

@@ -99,7 +99,8 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
         scope(Scope::SERVE).env(&[var("DYN_ENCODER_CUDA_TO_CPU_RATIO")]).default("8")
         .ints(1, u32::MAX as u64).effective();
 
-    /// Leave a worker out for so many seconds after a failure on it.
+    /// Longest time that a worker is left out for failing requests: a quarter of a second the first time, twice
+    /// as long each time until it serves one. 0 never leaves one out.
     RUNTIME_INHIBITED_DURATION_SECS: Duration = "runtime-inhibited-duration-secs" =>
         env(&[var("DYN_RUNTIME_INHIBITED_DURATION_SECS")]).default("5").metavar("SECONDS")
         .effective();

@@ -1,6 +1,6 @@
 //! Engines that do as they are told: raw bytes, pauses, deaths.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -58,6 +58,10 @@ pub(crate) struct Stage {
     seen: Mutex<Vec<Seen>>,
     /// What engines answer to `/metrics`; without it they do not know the route.
     pub(crate) metrics: Mutex<Option<String>>,
+    /// What the engine at a port answers to `/health`; without it, that route is unknown.
+    pub(crate) health: Mutex<BTreeMap<u16, &'static [u8]>>,
+    /// Questions about health until now.
+    pub(crate) checked: AtomicUsize,
     /// Lets [`Step::Gate`] pass.
     pub(crate) gate: Semaphore,
     /// Connections that are open now.
@@ -77,6 +81,8 @@ impl Stage {
             tokenizes: AtomicBool::new(false),
             seen: Mutex::default(),
             metrics: Mutex::default(),
+            health: Mutex::default(),
+            checked: AtomicUsize::new(0),
             gate: Semaphore::new(0),
             open: AtomicUsize::new(0),
             hung_up: Semaphore::new(0),
@@ -103,6 +109,12 @@ impl Stage {
     fn metrics_answer(&self) -> Vec<u8> {
         let page = self.metrics.lock().unwrap();
         page.as_deref().map_or(NOT_FOUND.to_vec(), unary)
+    }
+
+    fn health_answer(&self, port: u16) -> Vec<u8> {
+        self.checked.fetch_add(1, Ordering::SeqCst);
+        let health = self.health.lock().unwrap();
+        health.get(&port).copied().unwrap_or(NOT_FOUND).to_vec()
     }
 
     fn next(&self) -> Vec<Step> {
@@ -201,6 +213,7 @@ async fn serve(mut stream: TcpStream, port: u16, stage: &Stage) {
             let answer = match head.split(' ').nth(1) {
                 Some("/v1/models") => unary(MODELS),
                 Some("/metrics") => stage.metrics_answer(),
+                Some("/health") => stage.health_answer(port),
                 _ => NOT_FOUND.to_vec(),
             };
             stream.write_all(&answer).await.unwrap_or(());

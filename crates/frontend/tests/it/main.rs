@@ -14,6 +14,7 @@ mod client;
 mod engine;
 mod faults;
 mod fleet;
+mod health;
 mod limits;
 mod membership;
 mod metrics;

@@ -218,6 +218,13 @@ impl Rig {
         })
     }
 
+    /// Whether the worker of an engine is set aside.
+    pub(crate) fn is_aside(&self, engine: usize) -> bool {
+        let worker = WorkerAddress::parse(&self.engines[engine].url()).unwrap();
+        let aside = |router: &Router| Some(router.fleet().member(worker.id())?.down_until());
+        self.model().host.ask(aside).flatten().is_some()
+    }
+
     /// Whether a worker is on its way out.
     pub(crate) fn is_draining(&self, worker: WorkerId) -> bool {
         let draining = |router: &Router| Some(router.fleet().member(worker)?.is_draining());

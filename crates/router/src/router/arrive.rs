@@ -161,7 +161,7 @@ impl Router {
         pin: Option<Pinned>,
     ) -> Result<(), RouteError> {
         let rank = pin.map(|p| p.rank);
-        self.eligible.fill(&self.fleet, arrival, rank)
+        self.eligible.fill(&self.fleet, &self.health, arrival, rank)
     }
 
     /// Whether a waiting request may go now.

@@ -15,6 +15,10 @@ use crate::{
 impl Router {
     pub(super) fn first_token(&mut self, id: RequestId, out: &mut Vec<Output>) {
         self.session_dispatched(id, out);
+        let slot = self.ledger.slot_of(id);
+        if let Some(rank) = slot.and_then(|slot| self.fleet.rank(slot)) {
+            self.served(rank.worker, out);
+        }
         if let Some(done) = self.ledger.first_token(self.now, id) {
             if let (Some(took), Some(rank)) = (done.took, self.fleet.rank(done.slot)) {
                 self.model
@@ -45,18 +49,22 @@ impl Router {
             self.stirred = Stirred::Anything;
             return;
         }
-        if let (Outcome::Unreachable, Some(rank)) = (outcome, on) {
-            self.hide(rank.worker, out);
+        let booked = self.ledger.slot_of(id);
+        let here = booked.and_then(|slot| self.fleet.rank(slot));
+        if let Some(rank) = on.or(here) {
+            let began = self.ledger.booked_at(id).filter(|_| here == Some(rank));
+            match outcome {
+                Outcome::Unreachable => self.hide(rank.worker, began, out),
+                Outcome::Broken => self.errored(rank.worker, began, out),
+                Outcome::Completed { .. } if began.is_some() => self.served(rank.worker, out),
+                _ => {}
+            }
         }
-        let Some(slot) = self.ledger.slot_of(id) else {
+        let Some(slot) = booked else {
             return;
         };
-        let here = self.fleet.rank(slot);
         if on.is_some() && on != here {
             return;
-        }
-        if let (Outcome::Unreachable, None, Some(rank)) = (outcome, on, here) {
-            self.hide(rank.worker, out);
         }
         if let Outcome::Completed { output_tokens } = outcome {
             self.session_dispatched(id, out);
@@ -72,7 +80,7 @@ impl Router {
         }
         let failed = matches!(
             outcome,
-            Outcome::Unreachable | Outcome::Overloaded | Outcome::Failed
+            Outcome::Unreachable | Outcome::Overloaded | Outcome::Failed | Outcome::Broken
         );
         self.sessions.release(self.now, id, failed);
         self.free(id, out);

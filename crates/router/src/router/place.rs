@@ -119,6 +119,7 @@ impl Router {
             down: self.fleet.hidden(),
         })?;
         let reason = match won {
+            _ if self.eligible.is_last_resort() => Reason::LastResort,
             Won::Lowest => Reason::LowestCost,
             Won::Tie { among } => Reason::Tie { among },
             Won::Drawn { probability } => Reason::Sampled { probability },

@@ -6,7 +6,7 @@ use kvasir_placement::{RankBusy, Reported, WorkerSpec};
 use kvasir_types::{Time, WorkerId};
 
 use super::{Router, Stirred};
-use crate::{LoadReport, Observation, Output, RouterConfig, ThresholdUpdate};
+use crate::{LoadReport, Observation, Output, Probe, RouterConfig, ThresholdUpdate};
 
 impl Router {
     pub(super) fn join(&mut self, spec: WorkerSpec, back: bool, out: &mut Vec<Output>) {
@@ -21,7 +21,8 @@ impl Router {
         }
         if back {
             self.fleet.set_draining(worker, false);
-            self.show(worker, out);
+            self.health.forget(worker);
+            self.mark(worker, out);
         }
         self.check_all(out);
         self.stirred = Stirred::Anything;
@@ -39,7 +40,7 @@ impl Router {
         self.fleet.remove(worker, |slot| gone.push(slot));
         self.forget_slots(&gone);
         self.model.forget(worker);
-        self.hidden.retain(|(_, hidden)| *hidden != worker);
+        self.health.leave(worker);
         self.check_all(out);
         self.stirred = Stirred::Anything;
     }
@@ -56,31 +57,62 @@ impl Router {
         }
     }
 
-    /// Hides a worker that could not be reached.
-    pub(super) fn hide(&mut self, worker: WorkerId, out: &mut Vec<Output>) {
+    /// A worker could not be reached by an attempt that was sent at `began`.
+    pub(super) fn hide(&mut self, worker: WorkerId, began: Option<Time>, out: &mut Vec<Output>) {
         let seconds = self.config.runtime_inhibited_duration_secs;
-        let span = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO);
-        if span.is_zero() || self.fleet.member(worker).is_none() {
+        let longest = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO);
+        if longest.is_zero() || self.fleet.member(worker).is_none() {
             return;
         }
-        let until = self.now + span;
-        self.hidden.retain(|(_, hidden)| *hidden != worker);
-        self.hidden.push((until, worker));
-        if self.fleet.set_down(worker, Some(until)) {
-            out.push(Output::Observe(Observation::Down { worker, down: true }));
-        }
-        self.stirred = Stirred::Anything;
+        self.health
+            .failed(worker, self.now, began, longest, &mut self.rng);
+        self.mark(worker, out);
     }
 
-    fn show(&mut self, worker: WorkerId, out: &mut Vec<Output>) {
-        self.hidden.retain(|(_, hidden)| *hidden != worker);
-        if self.fleet.set_down(worker, None) {
-            out.push(Output::Observe(Observation::Down {
-                worker,
-                down: false,
-            }));
-            self.stirred = Stirred::Anything;
+    /// A worker answered that it failed. Too many such answers in a row set it aside, unless it is the last:
+    /// a request that every engine chokes on must not take the fleet down.
+    pub(super) fn errored(&mut self, worker: WorkerId, began: Option<Time>, out: &mut Vec<Output>) {
+        if self.fleet.member(worker).is_none() || !self.health.errored(worker, self.now) {
+            return;
         }
+        let others = |slot| {
+            self.fleet
+                .rank(slot)
+                .is_some_and(|rank| rank.worker != worker)
+        };
+        if self.fleet.up().iter().any(others) {
+            self.hide(worker, began, out);
+        }
+    }
+
+    /// A worker served a request.
+    pub(super) fn served(&mut self, worker: WorkerId, out: &mut Vec<Output>) {
+        if self.health.served(worker, self.now) {
+            self.mark(worker, out);
+        }
+    }
+
+    pub(super) fn probed(&mut self, probe: &Probe, out: &mut Vec<Output>) {
+        if self.fleet.member(probe.worker).is_none() {
+            return;
+        }
+        match probe.healthy {
+            true => {
+                self.health.healthy(probe.worker, probe.asked);
+            }
+            false => self.health.sick(probe.worker, self.now),
+        }
+        self.mark(probe.worker, out);
+    }
+
+    /// Brings a worker's mark up to date with what is held against it.
+    fn mark(&mut self, worker: WorkerId, out: &mut Vec<Output>) {
+        let until = self.health.down_until(worker);
+        if self.fleet.set_down(worker, until) {
+            let down = until.is_some();
+            out.push(Output::Observe(Observation::Down { worker, down }));
+        }
+        self.stirred = Stirred::Anything;
     }
 
     pub(super) fn load_report(&mut self, report: &LoadReport, out: &mut Vec<Output>) {
@@ -171,7 +203,7 @@ impl Router {
     /// When something is due, as things stand.
     pub(super) fn deadline(&self) -> Option<Time> {
         let expiry = self.ledger.stalest().map(|(_, seen)| seen + self.expiry);
-        let hidden = self.hidden.iter().map(|(until, _)| *until).min();
+        let hidden = self.health.due();
         let session = self.sessions.next_due();
         let too_long = self
             .queue
@@ -207,14 +239,8 @@ impl Router {
             out.push(Output::Observe(Observation::Expired { id, target }));
         }
         let now = self.now;
-        let shown: Vec<WorkerId> = self
-            .hidden
-            .iter()
-            .filter(|(until, _)| *until <= now)
-            .map(|(_, worker)| *worker)
-            .collect();
-        for worker in shown {
-            self.show(worker, out);
+        while let Some(worker) = self.health.ended(now) {
+            self.mark(worker, out);
         }
         while let Some(ended) = self.sessions.expire(now) {
             if ended.in_engine {

@@ -294,57 +294,6 @@ fn a_retry_frees_the_attempt_that_is_known_to_have_failed_and_no_other() {
 }
 
 #[test]
-fn an_unreachable_worker_is_hidden_for_a_while_but_not_from_pins() {
-    let mut host = Host::kv(|_| {}).workers(2);
-    let lose = |host: &mut Host| {
-        host.sent(pinned(1, None));
-        host.input(Input::Finished {
-            id: RequestId(1),
-            on: Some(WorkerRank::new(1, 0)),
-            outcome: Outcome::Unreachable,
-        });
-    };
-    lose(&mut host);
-    for id in 10..30 {
-        assert_eq!(host.worker(Arrival::new(RequestId(id), 16)), 2);
-    }
-    assert_eq!(host.router.next_deadline(), Some(Time::from_millis(5000)));
-    host.sent(pinned(1, None));
-    host.finish(1);
-    host.at(4999).input(Input::Tick);
-    assert!(
-        host.router
-            .fleet()
-            .member(WorkerId(1))
-            .unwrap()
-            .down_until()
-            .is_some()
-    );
-    host.at(5000).input(Input::Tick);
-    assert!(
-        host.router
-            .fleet()
-            .member(WorkerId(1))
-            .unwrap()
-            .down_until()
-            .is_none()
-    );
-    lose(&mut host);
-    host.join(1, |_| {});
-    let shown = host
-        .router
-        .fleet()
-        .member(WorkerId(1))
-        .unwrap()
-        .down_until();
-    assert_eq!(shown, None, "discovery restores it");
-    lose(&mut host);
-    host.input(Input::Left(WorkerId(2)));
-    let error = host.refused(Arrival::new(RequestId(99), 16));
-    assert_eq!(error, RouteError::NoEndpoints { known: 1, down: 1 });
-}
-
-#[test]
 fn each_rank_is_a_candidate() {
     let mut host = Host::kv(|_| {});
     host.join(1, |spec| (spec.first_rank, spec.ranks) = (DpRank(2), 3));

@@ -6,7 +6,7 @@ use proptest::test_runner::RngSeed;
 
 use super::model::{BLOCK, Model};
 use super::*;
-use kvasir_router::{LoadReport, QueuePolicy, RankOverlap, ThresholdUpdate};
+use kvasir_router::{LoadReport, Probe, QueuePolicy, RankOverlap, ThresholdUpdate};
 use kvasir_types::DpRank;
 
 /// One thing that happens. Small numbers, so that ids, workers and prompts meet often.
@@ -45,6 +45,12 @@ enum Op {
         decode: Option<Option<u8>>,
         prefill: Option<Option<u64>>,
     },
+    Probe {
+        worker: u64,
+        /// How long ago it was sent.
+        ago: u64,
+        healthy: bool,
+    },
     Tick,
     Later {
         millis: u64,
@@ -64,6 +70,7 @@ struct Ask {
     strict: u32,
     osl: Option<u32>,
     failed: Vec<u64>,
+    again: bool,
     own_reuse: Option<bool>,
 }
 
@@ -73,7 +80,7 @@ fn ask() -> impl Strategy<Value = Ask> {
     let pin = prop::option::weighted(0.2, (1..5u64, prop::option::of(0..3u32)));
     let allowed = prop::option::weighted(0.2, prop::collection::vec(1..5u64, 0..3));
     let hints = (-1..4i32, 0..2u32, prop::option::of(0..60u32));
-    let failed = prop::collection::vec(1..5u64, 0..2);
+    let failed = (prop::collection::vec(1..5u64, 0..2), any::<bool>());
     let rest = (
         prop::bool::weighted(0.1),
         prop::option::weighted(0.2, any::<bool>()),
@@ -85,7 +92,7 @@ fn ask() -> impl Strategy<Value = Ask> {
             pin,
             allowed,
             (priority, strict, osl),
-            failed,
+            (failed, again),
             (taint, own_reuse),
         )| Ask {
             id,
@@ -99,6 +106,7 @@ fn ask() -> impl Strategy<Value = Ask> {
             strict,
             osl,
             failed,
+            again,
             own_reuse,
         },
     )
@@ -119,11 +127,13 @@ fn op() -> impl Strategy<Value = Op> {
         12 => ask().prop_map(|ask| Op::Arrive(Box::new(ask))),
         6 => (0..26u128).prop_map(|id| Op::First { id }),
         4 => (0..26u128, 0..60u32).prop_map(|(id, generated)| Op::Tokens { id, generated }),
-        8 => (0..26u128, 0..3u8, 0..5u8).prop_map(|(id, on, outcome)| Op::Finish { id, on, outcome }),
+        8 => (0..26u128, 0..3u8, 0..6u8).prop_map(|(id, on, outcome)| Op::Finish { id, on, outcome }),
         2 => (1..5u64, 0..3u32, 0..25u64).prop_map(|(worker, rank, used)| Op::Load { worker, rank, used }),
         1 => (prop::option::of(prop::option::of(0..10u8)), prop::option::of(prop::option::of(0..200u64)))
             .prop_map(|(decode, prefill)| Op::Thresholds { decode, prefill }),
+        2 => (1..5u64, 0..300u64, any::<bool>()).prop_map(|(worker, ago, healthy)| Op::Probe { worker, ago, healthy }),
         1 => Just(Op::Tick),
+        3 => (0..400u64).prop_map(|millis| Op::Later { millis }),
         3 => (0..6000u64).prop_map(|millis| Op::Later { millis }),
     ]
 }
@@ -203,16 +213,18 @@ fn arrival(ask: &Ask) -> Arrival {
     arrival.hints.strict_priority = ask.strict;
     arrival.hints.osl = ask.osl;
     arrival.failed = workers(&ask.failed);
+    arrival.again = ask.again;
     arrival.overrides.assume_kv_reuse = ask.own_reuse;
     arrival
 }
 
-fn input(op: &Op, targets: &BTreeMap<RequestId, WorkerRank>) -> Input {
+fn input(op: &Op, now: Time, targets: &BTreeMap<RequestId, WorkerRank>) -> Input {
     let outcome = |n: u8| match n {
         0 => Outcome::Cancelled,
         1 => Outcome::Unreachable,
         2 => Outcome::Overloaded,
         3 => Outcome::Failed,
+        4 => Outcome::Broken,
         _ => Outcome::Completed { output_tokens: 3 },
     };
     match op {
@@ -268,6 +280,18 @@ fn input(op: &Op, targets: &BTreeMap<RequestId, WorkerRank>) -> Input {
             active_prefill_tokens: *prefill,
             active_prefill_tokens_frac: None,
         }),
+        Op::Probe {
+            worker,
+            ago,
+            healthy,
+        } => {
+            let ago = std::time::Duration::from_millis(*ago);
+            Input::Probed(Probe {
+                worker: WorkerId(*worker),
+                asked: Time::ZERO + (now - Time::ZERO).saturating_sub(ago),
+                healthy: *healthy,
+            })
+        }
         Op::Tick | Op::Later { .. } => Input::Tick,
     }
 }
@@ -282,7 +306,7 @@ fn run(config: &RouterConfig, ops: &[Op]) -> String {
         if let Op::Later { millis } = op {
             host.now += std::time::Duration::from_millis(*millis);
         }
-        let input = input(op, &targets);
+        let input = input(op, host.now, &targets);
         step(&mut host, &mut model, &input, &mut targets, &mut log);
     }
     drain(&mut host, &mut model, &mut targets, &mut log);
@@ -303,7 +327,9 @@ fn step(
             targets.insert(sent.id, sent.target);
         }
     }
-    model.step(host.now, input, &host.out);
+    let marks = host.router.fleet().members();
+    let marks = marks.filter_map(|m| Some((m.spec.id, m.down_until()?)));
+    model.step(host.now, input, &host.out, marks.collect());
     assert_eq!(host.router.queued().0, model.waiting());
     assert_eq!(host.router.booked(), model.booked().len());
     for rank in model.ranks() {

@@ -5,6 +5,7 @@
     reason = "a test says by failing what it expected"
 )]
 
+mod aside;
 mod busy;
 mod filters;
 mod history;

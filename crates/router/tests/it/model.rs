@@ -4,7 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use kvasir_router::{LimitKind, LoadReport, QueuePolicy, Thresholds};
+use kvasir_router::{
+    ERRORS_MAX, FIRST_SPAN, FORGIVEN_AFTER, LimitKind, LoadReport, OUTWEIGHED_MAX, QueuePolicy,
+    Thresholds,
+};
 
 pub(crate) const BLOCK: u32 = 16;
 const MILLION: u64 = 1_000_000;
@@ -27,8 +30,39 @@ struct Rank {
 struct Worker {
     spec: WorkerSpec,
     ranks: BTreeMap<WorkerRank, Rank>,
-    down_until: Option<Time>,
+    held: Held,
     busy: bool,
+}
+
+/// What is held against a worker.
+#[derive(Clone, Debug, Default)]
+struct Held {
+    failures: u32,
+    failed_at: Time,
+    errors: u32,
+    errors_since: Time,
+    /// Set aside until then: the earliest, the latest, and what the router drew, once it shows.
+    until: Option<(Time, Time, Option<Time>)>,
+    sick: bool,
+}
+
+impl Held {
+    fn is_down(&self) -> bool {
+        self.sick || self.until.is_some()
+    }
+
+    /// Probed and found sick come last, by their failure; the others by the end of their span.
+    fn badness(&self) -> (bool, Time) {
+        let until = self.until.and_then(|(.., drawn)| drawn);
+        (
+            self.sick,
+            if self.sick {
+                self.failed_at
+            } else {
+                until.unwrap_or_default()
+            },
+        )
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -39,6 +73,7 @@ struct Booked {
     /// Prefixes of the prompt, as booked.
     blocks: Vec<SequenceHash>,
     prefill: u32,
+    began: Time,
     generated: u32,
     total_blocks: u32,
     output_blocks: u64,
@@ -64,6 +99,10 @@ pub(crate) struct Model {
     waiting: Vec<Waiting>,
     wanted: Thresholds,
     in_force: Thresholds,
+    /// Who served a request when, last.
+    served: BTreeMap<WorkerId, Time>,
+    /// Until when the router sets workers aside, after its step.
+    marks: BTreeMap<WorkerId, Time>,
     /// What the router has said, still to be accounted for.
     heard: std::collections::VecDeque<Output>,
 }
@@ -83,13 +122,22 @@ impl Model {
             waiting: Vec::new(),
             wanted: thresholds,
             in_force: thresholds,
+            served: BTreeMap::new(),
+            marks: BTreeMap::new(),
             heard: Default::default(),
         }
     }
 
     /// Takes the same input and checks that what the router said is what had to be said.
-    pub(crate) fn step(&mut self, now: Time, input: &Input, out: &[Output]) {
+    pub(crate) fn step(
+        &mut self,
+        now: Time,
+        input: &Input,
+        out: &[Output],
+        marks: BTreeMap<WorkerId, Time>,
+    ) {
         self.now = self.now.max(now);
+        self.marks = marks;
         let about_requests = |o: &&Output| !matches!(o, Output::Observe(_));
         self.heard = out.iter().filter(about_requests).cloned().collect();
         self.due();
@@ -98,6 +146,7 @@ impl Model {
             Input::Updated(spec) => self.put(spec, false),
             Input::Left(worker) => {
                 self.workers.remove(worker);
+                self.served.remove(worker);
                 self.booked.retain(|b| b.rank.worker != *worker);
                 self.load_seen();
             }
@@ -106,6 +155,7 @@ impl Model {
             Input::Tokens { id, generated } => self.tokens(*id, *generated),
             Input::Finished { id, on, outcome } => self.finish(*id, *on, *outcome),
             Input::Load(report) => self.load(report),
+            Input::Probed(probe) => self.probed(probe),
             Input::Thresholds(update) => {
                 let keep = &mut self.wanted;
                 keep.active_decode_blocks = update
@@ -124,6 +174,28 @@ impl Model {
         }
         self.release();
         assert!(self.heard.is_empty(), "said too much: {:?}", self.heard);
+        for id in self.workers.keys().copied().collect::<Vec<_>>() {
+            self.compare_mark(id);
+        }
+    }
+
+    /// The router's mark on a worker is the one that it must have; how long it lasts is drawn.
+    fn compare_mark(&mut self, id: WorkerId) {
+        let mark = self.marks.get(&id).copied();
+        let held = &mut self.workers.get_mut(&id).unwrap().held;
+        match (&mut held.until, held.sick) {
+            (_, true) => assert_eq!(mark, Some(Time::MAX), "{id} is sick"),
+            (None, false) => assert_eq!(mark, None, "nothing is held against {id}"),
+            (Some((earliest, latest, drawn)), false) => {
+                let mark = mark.unwrap_or_else(|| panic!("{id} is not set aside"));
+                assert!(*earliest <= mark && mark <= *latest, "{id} until {mark:?}");
+                assert!(
+                    drawn.is_none_or(|before| before == mark),
+                    "{id} is set aside anew"
+                );
+                *drawn = Some(mark);
+            }
+        }
     }
 
     fn expect(&mut self, said: &Said) -> Option<WorkerRank> {
@@ -148,7 +220,8 @@ impl Model {
             self.load_seen();
         }
         for worker in self.workers.values_mut() {
-            worker.down_until = worker.down_until.filter(|until| *until > now);
+            let until = &mut worker.held.until;
+            *until = until.filter(|(.., latest, drawn)| drawn.unwrap_or(*latest) > now);
         }
         let wait = std::time::Duration::from_secs_f64(self.config.router_queue_max_wait_secs);
         while let Some(at) = self.waiting.iter().position(|w| w.entered + wait <= now) {
@@ -172,11 +245,11 @@ impl Model {
         let ranks: BTreeMap<_, _> = ranks.collect();
         self.booked
             .retain(|b| b.rank.worker != spec.id || ranks.contains_key(&b.rank));
-        let down_until = old.as_ref().and_then(|o| o.down_until).filter(|_| !back);
+        let held = old.as_ref().map(|o| o.held.clone()).filter(|_| !back);
         let worker = Worker {
             spec: spec.clone(),
             ranks,
-            down_until,
+            held: held.unwrap_or_default(),
             busy: old.is_some_and(|o| o.busy),
         };
         self.workers.insert(spec.id, worker);
@@ -302,27 +375,32 @@ impl Model {
             }
             return Ok(vec![pin]);
         }
-        let down = self
-            .workers
-            .values()
-            .filter(|w| w.down_until.is_some())
-            .count();
-        let fit: Vec<&Worker> = self
-            .workers
-            .values()
-            .filter(|w| allowed(&w.spec.id) && tainted(w) && w.down_until.is_none())
+        let ranks = |w: &Worker| w.ranks.keys().copied().collect();
+        let all = self.workers.values();
+        let fit: Vec<&Worker> = all.filter(|w| allowed(&w.spec.id) && tainted(w)).collect();
+        let is_fresh = |w: &Worker| !arrival.failed.contains(&w.spec.id);
+        let up: Vec<WorkerRank> = fit
+            .iter()
+            .filter(|w| is_fresh(w) && !w.held.is_down())
+            .flat_map(|w| w.ranks.keys().copied())
             .collect();
-        if fit.is_empty() {
-            return Err(RouteError::NoEndpoints {
-                known: self.workers.len() as u32,
-                down: down as u32,
-            });
+        if !up.is_empty() {
+            return Ok(up);
         }
-        let left = fit.iter().filter(|w| !arrival.failed.contains(&w.spec.id));
-        let ranks: Vec<_> = left.flat_map(|w| w.ranks.keys().copied()).collect();
-        match ranks.is_empty() {
-            true => Err(RouteError::FailedWorkersUnavailable),
-            false => Ok(ranks),
+        let mut aside: Vec<&&Worker> = fit.iter().filter(|w| is_fresh(w)).collect();
+        aside.sort_by_key(|w| (w.busy, w.held.badness(), w.spec.id));
+        if let Some(least) = aside.first() {
+            return Ok(ranks(least));
+        }
+        let again = arrival.failed.iter().filter(|_| arrival.again);
+        let mut again = again.filter_map(|id| fit.iter().find(|w| w.spec.id == *id));
+        match (again.next(), fit.is_empty()) {
+            (Some(oldest), _) => Ok(ranks(oldest)),
+            (None, false) => Err(RouteError::FailedWorkersUnavailable),
+            (None, true) => Err(RouteError::NoEndpoints {
+                known: self.workers.len() as u32,
+                down: self.workers.values().filter(|w| w.held.is_down()).count() as u32,
+            }),
         }
     }
 
@@ -465,6 +543,7 @@ impl Model {
             rank,
             blocks,
             prefill,
+            began: self.now,
             generated: 0,
             total_blocks: arrival.isl_tokens.div_ceil(BLOCK),
             output_blocks: 0,
@@ -519,7 +598,9 @@ impl Model {
     }
 
     fn first_token(&mut self, id: RequestId) {
-        if let Some(b) = self.booked.iter_mut().find(|b| b.id == id) {
+        if let Some(at) = self.booked.iter().position(|b| b.id == id) {
+            self.has_served(self.booked[at].rank.worker);
+            let b = &mut self.booked[at];
             b.seen = self.now;
             if std::mem::take(&mut b.prefill) > 0 {
                 self.load_seen();
@@ -559,13 +640,15 @@ impl Model {
         }
         let at = self.booked.iter().position(|b| b.id == id);
         let here = at.map(|at| self.booked[at].rank);
-        if outcome == Outcome::Unreachable
-            && let Some(rank) = on.or(here)
-            && let Some(worker) = self.workers.get_mut(&rank.worker)
-        {
-            let span =
-                std::time::Duration::from_secs_f64(self.config.runtime_inhibited_duration_secs);
-            worker.down_until = Some(self.now + span);
+        if let Some(rank) = on.or(here) {
+            let began = at.map(|at| self.booked[at].began);
+            let began = began.filter(|_| here == Some(rank));
+            match outcome {
+                Outcome::Unreachable => self.has_failed(rank.worker, began),
+                Outcome::Broken => self.has_erred(rank.worker, began),
+                Outcome::Completed { .. } if began.is_some() => self.has_served(rank.worker),
+                _ => {}
+            }
         }
         if let Some(at) = at
             && (on.is_none() || on == here)
@@ -573,6 +656,85 @@ impl Model {
             self.booked.remove(at);
             self.load_seen();
         }
+    }
+
+    /// Half a minute of tests never comes near the time after which failures are forgotten.
+    fn has_failed(&mut self, id: WorkerId, began: Option<Time>) {
+        let Some(worker) = self.workers.get_mut(&id) else {
+            return;
+        };
+        let held = &mut worker.held;
+        let stale = self.now - held.failed_at > FORGIVEN_AFTER;
+        if held.failures == 0 || stale {
+            held.failures = 0;
+        } else if began.is_none_or(|began| began < held.failed_at) {
+            return;
+        }
+        held.failures += 1;
+        held.failed_at = self.now;
+        let longest =
+            std::time::Duration::from_secs_f64(self.config.runtime_inhibited_duration_secs);
+        let span = longest.min(FIRST_SPAN * 2u32.pow((held.failures - 1).min(20)));
+        let earliest = self.now + span.mul_f64(0.899);
+        held.until = Some((earliest, self.now + span, None));
+        self.compare_mark(id);
+    }
+
+    fn has_erred(&mut self, id: WorkerId, began: Option<Time>) {
+        let Some(worker) = self.workers.get_mut(&id) else {
+            return;
+        };
+        let held = &mut worker.held;
+        if held.errors == 0 || self.now - held.errors_since > FORGIVEN_AFTER {
+            (held.errors, held.errors_since) = (0, self.now);
+        }
+        held.errors += 1;
+        let (errors, since) = (held.errors, held.errors_since);
+        let others = || self.workers.iter().filter(|(other, _)| **other != id);
+        let is_serving = |other: &WorkerId| self.served.get(other).is_some_and(|at| *at >= since);
+        let others_serve = others().any(|(other, _)| is_serving(other));
+        let others_up = others().any(|(_, w)| !w.held.is_down());
+        if errors >= ERRORS_MAX && others_serve && others_up {
+            self.has_failed(id, began);
+        }
+    }
+
+    fn has_served(&mut self, id: WorkerId) {
+        self.served.insert(id, self.now);
+        let held = &mut self.workers.get_mut(&id).unwrap().held;
+        *held = Held {
+            sick: held.sick,
+            failed_at: held.failed_at,
+            ..Held::default()
+        };
+        self.compare_mark(id);
+    }
+
+    fn probed(&mut self, probe: &kvasir_router::Probe) {
+        let Some(worker) = self.workers.get_mut(&probe.worker) else {
+            return;
+        };
+        let held = &mut worker.held;
+        if !probe.healthy {
+            if !held.sick && held.failures == 0 {
+                held.failed_at = self.now;
+            }
+            held.sick = true;
+            return;
+        }
+        held.sick = false;
+        let outweighs = probe.asked >= held.failed_at && held.failures <= OUTWEIGHED_MAX;
+        if outweighs && held.errors < ERRORS_MAX {
+            held.until = None;
+        }
+        let gone = |(.., latest, drawn): (Time, Time, Option<Time>)| {
+            drawn.is_none() && latest > self.now && !self.marks.contains_key(&probe.worker)
+        };
+        if held.until.is_some_and(gone) {
+            // It ended unseen while the worker was sick.
+            held.until = held.until.filter(|(earliest, ..)| *earliest > self.now);
+        }
+        self.compare_mark(probe.worker);
     }
 
     fn load(&mut self, report: &LoadReport) {

@@ -1,0 +1,112 @@
+//! Whether a worker is well: what it says on `/health`, and what is made of it.
+//!
+//! A server may answer `/v1/models` for ever while its engine is dead, so it is asked. Two answers in a row that
+//! say no (or none at all) set the worker aside until it says yes. A worker that just failed a request is asked
+//! at once: if it is well it is back before anybody misses it, if not it is set aside at the first no.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use kvasir_router::{Input, Probe};
+use kvasir_types::Time;
+use kvasir_upstream::UpstreamError;
+use tokio::time::Instant;
+
+use super::{QUESTION, Watcher};
+
+/// Times in a row that a worker may be unwell before it is set aside.
+const UNWELL_MAX: u32 = 2;
+/// A worker that fails again and again is not asked more often than this because of it.
+const FAULT_GAP: Duration = Duration::from_millis(100);
+
+/// What came of asking.
+pub(super) struct Check {
+    asked: Time,
+    well: bool,
+}
+
+impl Watcher {
+    /// Asks whether the worker is well.
+    pub(super) async fn check(&mut self) -> Check {
+        let asked = self.fleet.app.clock().now();
+        match self.ask_health().await {
+            Ok(()) => {
+                if self.is_set_aside() {
+                    tracing::info!(worker = %self.pool.address(), "worker is well again");
+                }
+                self.unwell = 0;
+                Check { asked, well: true }
+            }
+            Err(error) => {
+                self.unwell = self.unwell.saturating_add(1);
+                if self.unwell == UNWELL_MAX {
+                    tracing::warn!(worker = %self.pool.address(), %error,
+                        "worker is not well: it is set aside until it is");
+                }
+                Check { asked, well: false }
+            }
+        }
+    }
+
+    /// Asks, and tells the routers. Says whether the worker is well.
+    pub(super) async fn check_again(&mut self) -> bool {
+        let check = self.check().await;
+        self.tell_health(&check);
+        check.well
+    }
+
+    /// Whether it did not answer last time, or said that it is not well.
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.failures > 0 || self.unwell > 0
+    }
+
+    /// Whether it was unwell too often.
+    pub(super) fn is_set_aside(&self) -> bool {
+        self.unwell >= UNWELL_MAX
+    }
+
+    /// Tells the routers whether it is well; a first no says nothing yet.
+    pub(super) fn tell_health(&self, check: &Check) {
+        if !check.well && !self.is_set_aside() {
+            return;
+        }
+        let probe = Probe {
+            worker: self.id,
+            asked: check.asked,
+            healthy: check.well,
+        };
+        for (model, _) in self.serves.values() {
+            model.host.tell(Input::Probed(probe));
+        }
+    }
+
+    /// Waits so long. If a router sets the worker aside meanwhile, it is asked at once. Says whether it is well.
+    pub(super) async fn pause(&mut self, span: Duration) -> bool {
+        let end = Instant::now() + span;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep_until(end) => return true,
+                () = self.faulted.notified() => {}
+            }
+            // It failed a request: one no more is enough.
+            self.unwell = self.unwell.max(UNWELL_MAX - 1);
+            if !self.check_again().await {
+                return false;
+            }
+            tokio::time::sleep(FAULT_GAP).await;
+        }
+    }
+
+    /// Any answer but a server's error will do: a server that has no such route is well if it lists its models.
+    async fn ask_health(&self) -> Result<(), UpstreamError> {
+        match self.pool.get("/health", QUESTION).await {
+            Err(UpstreamError::Status(
+                StatusCode::NOT_FOUND
+                | StatusCode::METHOD_NOT_ALLOWED
+                | StatusCode::NOT_IMPLEMENTED,
+            )) => self.pool.get("/v1/models", QUESTION).await.map(drop),
+            Err(UpstreamError::Status(status)) if !status.is_server_error() => Ok(()),
+            answer => answer.map(drop),
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Workers that are set aside: for how long, who is tried all the same, what brings them back.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::engine::{ANSWER, DONE, FIRST, Step, first_event, ok};
+use crate::rig::{ASK, ASK_STREAM, CHAT, Rig, Setup, until};
+
+const WELL: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+const UNWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
+const BROKEN: &[u8] =
+    b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+
+/// A fleet that looks at its workers often.
+async fn eager(engines: usize) -> Rig {
+    let every = Duration::from_millis(20);
+    Rig::with_fleet(engines, Setup::usual(), |fleet| fleet.asking_every(every)).await
+}
+
+/// A fleet that looks at its workers once, unless something happens.
+async fn lazy(engines: usize) -> Rig {
+    let every = Duration::from_secs(3600);
+    Rig::with_fleet(engines, Setup::usual(), |fleet| fleet.asking_every(every)).await
+}
+
+#[tokio::test]
+async fn one_bad_request_leaves_the_fleet_serving() {
+    let rig = lazy(3).await;
+    for _ in 0..3 {
+        rig.stage.play(vec![Step::Reset]);
+    }
+    assert_eq!(
+        rig.post(CHAT, ASK).await.status,
+        503,
+        "three tries, three deaths"
+    );
+    for _ in 0..10 {
+        let answer = rig.post(CHAT, ASK).await;
+        assert_eq!((answer.status, answer.text()), (200, ANSWER));
+    }
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn the_only_worker_is_tried_again_before_the_client_is_told() {
+    let rig = lazy(1).await;
+    for step in [Step::Reset, Step::Close] {
+        rig.stage.play(vec![step]);
+    }
+    assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    rig.stage.play(vec![first_event(), Step::Reset]);
+    let cut = rig.post(CHAT, ASK_STREAM).await;
+    assert!(
+        cut.text().starts_with(FIRST) && cut.text().ends_with(DONE),
+        "{}",
+        cut.text()
+    );
+    assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER, "at once");
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_is_well_is_back_at_once() {
+    let rig = lazy(2).await;
+    for engine in &rig.engines {
+        rig.stage
+            .health
+            .lock()
+            .unwrap()
+            .insert(engine.address.port(), WELL);
+    }
+    let before = rig.stage.checked.load(Ordering::SeqCst);
+    rig.stage.play(vec![Step::Reset]);
+    assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    until("it is asked", || {
+        rig.stage.checked.load(Ordering::SeqCst) > before
+    })
+    .await;
+    until("both are back", || !rig.is_aside(0) && !rig.is_aside(1)).await;
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_says_it_is_not_well_gets_nothing_until_it_is() {
+    let rig = eager(2).await;
+    let sick = rig.engines[0].address.port();
+    rig.stage.health.lock().unwrap().insert(sick, UNWELL);
+    until("it is set aside", || rig.is_aside(0)).await;
+    let before = rig.stage.seen().len();
+    for _ in 0..6 {
+        assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    }
+    assert!(
+        rig.stage.seen()[before..]
+            .iter()
+            .all(|seen| seen.port != sick)
+    );
+    let rows = rig.workers().await;
+    let states: Vec<_> = rows
+        .iter()
+        .map(|row| (&row["state"], &row["down"]))
+        .collect();
+    assert!(
+        states.contains(&(&"unhealthy".into(), &true.into())),
+        "{states:?}"
+    );
+    assert_eq!(rows.len(), 2, "it stays a member");
+    // The other one falls ill, too: somebody is tried all the same.
+    let other = rig.engines[1].address.port();
+    rig.stage.health.lock().unwrap().insert(other, UNWELL);
+    until("so is the other", || rig.is_aside(1)).await;
+    assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    rig.stage.health.lock().unwrap().insert(sick, WELL);
+    until("it is back", || !rig.is_aside(0)).await;
+    let before = rig.stage.seen().len();
+    assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    assert_eq!(rig.stage.seen()[before].port, sick);
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_answers_500_while_others_serve_is_set_aside() {
+    let rig = lazy(2).await;
+    // In turn: whoever has the first turn fails each time.
+    for _ in 0..3 {
+        rig.stage.play(vec![ok()]);
+        rig.stage.play(vec![Step::Write(BROKEN.to_vec())]);
+    }
+    let mut statuses = Vec::new();
+    for _ in 0..6 {
+        statuses.push(rig.post(CHAT, ASK).await.status);
+    }
+    assert_eq!(
+        statuses,
+        [200, 500, 200, 500, 200, 500],
+        "passed on unchanged"
+    );
+    let failing = rig.stage.seen()[1].port;
+    until("it is set aside", || rig.is_aside(0) || rig.is_aside(1)).await;
+    let before = rig.stage.seen().len();
+    assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    assert!(
+        rig.stage.seen()[before..]
+            .iter()
+            .all(|seen| seen.port != failing)
+    );
+    until("its time is over", || !rig.is_aside(0) && !rig.is_aside(1)).await;
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_request_that_every_engine_fails_on_sets_nobody_aside() {
+    let rig = lazy(2).await;
+    for _ in 0..8 {
+        rig.stage.play(vec![Step::Write(BROKEN.to_vec())]);
+        assert_eq!(rig.post(CHAT, ASK).await.status, 500);
+        assert!(!rig.is_aside(0) && !rig.is_aside(1));
+    }
+    rig.at_rest().await;
+}

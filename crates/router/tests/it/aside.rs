@@ -1,0 +1,213 @@
+//! Workers that fail: set aside, brought back, and tried all the same when nobody else is left.
+
+use std::time::Duration;
+
+use super::*;
+use kvasir_router::{ERRORS_MAX, Observation, Pin, Probe, Reason};
+
+/// A request pinned to a worker, so that it goes there whatever is held against it.
+fn pinned(id: u128, worker: u64) -> Arrival {
+    Arrival {
+        pin: Pin {
+            worker: Some(WorkerId(worker)),
+            rank: None,
+        },
+        ..Arrival::new(RequestId(id), 16)
+    }
+}
+
+/// A request that ends so on this worker.
+fn ends(host: &mut Host, id: u128, worker: u64, outcome: Outcome) {
+    host.sent(pinned(id, worker));
+    host.input(Input::Finished {
+        id: RequestId(id),
+        on: Some(WorkerRank::new(worker, 0)),
+        outcome,
+    });
+}
+
+fn probe(host: &mut Host, worker: u64, healthy: bool) {
+    let (worker, asked) = (WorkerId(worker), host.now);
+    host.input(Input::Probed(Probe {
+        worker,
+        asked,
+        healthy,
+    }));
+}
+
+fn is_down(host: &Host, worker: u64) -> bool {
+    let member = host.router.fleet().member(WorkerId(worker)).unwrap();
+    member.down_until().is_some()
+}
+
+/// Where the next requests go; each ends at once and well.
+fn served_by(host: &mut Host, times: u128) -> std::collections::BTreeSet<u64> {
+    let ids = 1000..1000 + times;
+    ids.map(|id| {
+        let worker = host.worker(Arrival::new(RequestId(id), 16));
+        host.finish(id);
+        worker
+    })
+    .collect()
+}
+
+#[test]
+fn a_worker_that_fails_is_set_aside_shortly_and_not_from_pins() {
+    let mut host = Host::kv(|_| {}).workers(2);
+    ends(&mut host, 1, 1, Outcome::Unreachable);
+    assert_eq!(served_by(&mut host, 20), [2].into());
+    let due = host.router.next_deadline().unwrap();
+    assert!(due <= Time::from_millis(250), "{due:?}");
+    host.sent(pinned(2, 1));
+    host.now = due;
+    let back = Output::Observe(Observation::Down {
+        worker: WorkerId(1),
+        down: false,
+    });
+    assert!(host.input(Input::Tick).contains(&back));
+    assert!(!is_down(&host, 1));
+    ends(&mut host, 3, 1, Outcome::Unreachable);
+    host.join(1, |_| {});
+    assert!(!is_down(&host, 1), "discovery restores it");
+    let mut never = Host::kv(|c| c.runtime_inhibited_duration_secs = 0.0).workers(2);
+    ends(&mut never, 1, 1, Outcome::Unreachable);
+    assert!(!is_down(&never, 1));
+}
+
+#[test]
+fn a_success_or_a_probe_brings_a_worker_back_at_once() {
+    let mut host = Host::kv(|_| {}).workers(2);
+    ends(&mut host, 1, 1, Outcome::Unreachable);
+    probe(&mut host, 1, true);
+    assert!(!is_down(&host, 1));
+    ends(&mut host, 2, 1, Outcome::Unreachable);
+    host.sent(pinned(3, 1));
+    host.first_token(3);
+    assert!(!is_down(&host, 1), "it serves");
+}
+
+#[test]
+fn when_all_are_set_aside_the_least_bad_one_is_tried() {
+    let mut host = Host::kv(|_| {}).workers(3);
+    for worker in [2, 3, 1] {
+        let millis = u64::try_from((host.now - Time::ZERO).as_millis()).unwrap();
+        host.at(millis + 100);
+        ends(&mut host, u128::from(worker), worker, Outcome::Unreachable);
+    }
+    assert!((1..=3).all(|worker| is_down(&host, worker)));
+    let mut request = Arrival::new(RequestId(50), 16);
+    assert_eq!(host.sent(request.clone()).target.worker, WorkerId(2));
+    let decision = host.router.explain(RequestId(50)).unwrap();
+    assert_eq!(decision.winner.unwrap().1, Reason::LastResort);
+    // It fails there, too: the others first, and it only then.
+    let mut order = Vec::new();
+    for last in [2, 3, 1] {
+        host.input(Input::Finished {
+            id: RequestId(50),
+            on: Some(WorkerRank::new(last, 0)),
+            outcome: Outcome::Unreachable,
+        });
+        request.failed.push(WorkerId(last));
+        request.last_failure = Some(Outcome::Unreachable);
+        request.again = true;
+        order.push(host.sent(request.clone()).target.worker.0);
+    }
+    assert_eq!(order, [3, 1, 2]);
+    host.input(Input::Finished {
+        id: RequestId(50),
+        on: None,
+        outcome: Outcome::Cancelled,
+    });
+    request.again = false;
+    assert_eq!(host.refused(request), RouteError::FailedWorkersUnavailable);
+}
+
+#[test]
+fn one_worker_alone_is_never_refused_for_its_failures() {
+    let mut host = Host::kv(|_| {}).workers(1);
+    for id in 1..20 {
+        let sent = host.sent(Arrival::new(RequestId(id), 16));
+        host.input(Input::Finished {
+            id: RequestId(id),
+            on: Some(sent.target),
+            outcome: Outcome::Unreachable,
+        });
+    }
+    probe(&mut host, 1, false);
+    assert_eq!(served_by(&mut host, 3), [1].into());
+}
+
+#[test]
+fn a_sick_worker_gets_nothing_until_it_is_well() {
+    let mut host = Host::kv(|_| {}).workers(2);
+    probe(&mut host, 1, false);
+    host.now += Duration::from_secs(3600);
+    host.input(Input::Tick);
+    assert_eq!(served_by(&mut host, 20), [2].into());
+    ends(&mut host, 1, 1, Outcome::Completed { output_tokens: 1 });
+    assert!(is_down(&host, 1), "its probes have the last word");
+    probe(&mut host, 1, true);
+    assert_eq!(served_by(&mut host, 40), [1, 2].into());
+}
+
+#[test]
+fn one_that_answers_with_errors_while_others_serve_is_set_aside() {
+    let mut host = Host::kv(|_| {}).workers(2);
+    for id in 0..u128::from(ERRORS_MAX) {
+        assert!(!is_down(&host, 1));
+        ends(
+            &mut host,
+            100 + id,
+            2,
+            Outcome::Completed { output_tokens: 1 },
+        );
+        ends(&mut host, id, 1, Outcome::Broken);
+    }
+    assert!(is_down(&host, 1));
+    assert_eq!(served_by(&mut host, 20), [2].into());
+    probe(&mut host, 1, true);
+    assert!(
+        is_down(&host, 1),
+        "a probe says nothing about requests that fail"
+    );
+    // Back, it has one request to show that it is well.
+    host.now = host.router.next_deadline().unwrap();
+    host.input(Input::Tick);
+    ends(&mut host, 200, 1, Outcome::Broken);
+    assert!(is_down(&host, 1));
+    let span = host.router.next_deadline().unwrap() - host.now;
+    assert!(span > Duration::from_millis(400), "{span:?}");
+}
+
+#[test]
+fn a_request_that_every_engine_chokes_on_takes_nobody_down() {
+    let mut host = Host::kv(|_| {}).workers(3);
+    for id in 0..60 {
+        let target = host.sent(Arrival::new(RequestId(id), 16)).target;
+        host.input(Input::Finished {
+            id: RequestId(id),
+            on: Some(target),
+            outcome: Outcome::Broken,
+        });
+    }
+    assert!((1..=3).all(|worker| !is_down(&host, worker)));
+    // While others serve, all but the last may go.
+    for id in 100..160 {
+        ends(
+            &mut host,
+            1000 + id,
+            2,
+            Outcome::Completed { output_tokens: 1 },
+        );
+        ends(&mut host, 2000 + id, 1, Outcome::Broken);
+        ends(&mut host, 3000 + id, 3, Outcome::Broken);
+    }
+    assert_eq!(
+        [1, 2, 3].map(|worker| is_down(&host, worker)),
+        [true, false, true]
+    );
+    for id in 0..20 {
+        ends(&mut host, 5000 + id, 2, Outcome::Broken);
+    }
+    assert!(!is_down(&host, 2), "never the last");
+}
