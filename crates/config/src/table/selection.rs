@@ -99,8 +99,9 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
         scope(Scope::SERVE).env(&[var("DYN_ENCODER_CUDA_TO_CPU_RATIO")]).default("8")
         .ints(1, u32::MAX as u64).effective();
 
-    /// Longest time that a worker is left out for failing requests: a quarter of a second the first time, twice
-    /// as long each time until it serves one. 0 never leaves one out.
+    /// Longest time that a worker is left out for failing requests; 0 never leaves one out.
+    ///
+    /// It is a quarter of a second the first time and twice as long each time until the worker serves one again.
     RUNTIME_INHIBITED_DURATION_SECS: Duration = "runtime-inhibited-duration-secs" =>
         env(&[var("DYN_RUNTIME_INHIBITED_DURATION_SECS")]).default("5").metavar("SECONDS")
         .effective();
