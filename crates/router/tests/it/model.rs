@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+mod held;
+
 use super::*;
-use kvasir_router::{
-    ERRORS_MAX, FIRST_SPAN, FORGIVEN_AFTER, LimitKind, LoadReport, OUTWEIGHED_MAX, QueuePolicy,
-    Thresholds,
-};
+use held::Held;
+use kvasir_router::{LimitKind, LoadReport, QueuePolicy, Thresholds};
 
 pub(crate) const BLOCK: u32 = 16;
 const MILLION: u64 = 1_000_000;
@@ -32,37 +32,6 @@ struct Worker {
     ranks: BTreeMap<WorkerRank, Rank>,
     held: Held,
     busy: bool,
-}
-
-/// What is held against a worker.
-#[derive(Clone, Debug, Default)]
-struct Held {
-    failures: u32,
-    failed_at: Time,
-    errors: u32,
-    errors_since: Time,
-    /// Set aside until then: the earliest, the latest, and what the router drew, once it shows.
-    until: Option<(Time, Time, Option<Time>)>,
-    sick: bool,
-}
-
-impl Held {
-    fn is_down(&self) -> bool {
-        self.sick || self.until.is_some()
-    }
-
-    /// Probed and found sick come last, by their failure; the others by the end of their span.
-    fn badness(&self) -> (bool, Time) {
-        let until = self.until.and_then(|(.., drawn)| drawn);
-        (
-            self.sick,
-            if self.sick {
-                self.failed_at
-            } else {
-                until.unwrap_or_default()
-            },
-        )
-    }
 }
 
 #[derive(Clone, Debug)]
@@ -176,25 +145,6 @@ impl Model {
         assert!(self.heard.is_empty(), "said too much: {:?}", self.heard);
         for id in self.workers.keys().copied().collect::<Vec<_>>() {
             self.compare_mark(id);
-        }
-    }
-
-    /// The router's mark on a worker is the one that it must have; how long it lasts is drawn.
-    fn compare_mark(&mut self, id: WorkerId) {
-        let mark = self.marks.get(&id).copied();
-        let held = &mut self.workers.get_mut(&id).unwrap().held;
-        match (&mut held.until, held.sick) {
-            (_, true) => assert_eq!(mark, Some(Time::MAX), "{id} is sick"),
-            (None, false) => assert_eq!(mark, None, "nothing is held against {id}"),
-            (Some((earliest, latest, drawn)), false) => {
-                let mark = mark.unwrap_or_else(|| panic!("{id} is not set aside"));
-                assert!(*earliest <= mark && mark <= *latest, "{id} until {mark:?}");
-                assert!(
-                    drawn.is_none_or(|before| before == mark),
-                    "{id} is set aside anew"
-                );
-                *drawn = Some(mark);
-            }
         }
     }
 
@@ -656,85 +606,6 @@ impl Model {
             self.booked.remove(at);
             self.load_seen();
         }
-    }
-
-    /// Half a minute of tests never comes near the time after which failures are forgotten.
-    fn has_failed(&mut self, id: WorkerId, began: Option<Time>) {
-        let Some(worker) = self.workers.get_mut(&id) else {
-            return;
-        };
-        let held = &mut worker.held;
-        let stale = self.now - held.failed_at > FORGIVEN_AFTER;
-        if held.failures == 0 || stale {
-            held.failures = 0;
-        } else if began.is_none_or(|began| began < held.failed_at) {
-            return;
-        }
-        held.failures += 1;
-        held.failed_at = self.now;
-        let longest =
-            std::time::Duration::from_secs_f64(self.config.runtime_inhibited_duration_secs);
-        let span = longest.min(FIRST_SPAN * 2u32.pow((held.failures - 1).min(20)));
-        let earliest = self.now + span.mul_f64(0.899);
-        held.until = Some((earliest, self.now + span, None));
-        self.compare_mark(id);
-    }
-
-    fn has_erred(&mut self, id: WorkerId, began: Option<Time>) {
-        let Some(worker) = self.workers.get_mut(&id) else {
-            return;
-        };
-        let held = &mut worker.held;
-        if held.errors == 0 || self.now - held.errors_since > FORGIVEN_AFTER {
-            (held.errors, held.errors_since) = (0, self.now);
-        }
-        held.errors += 1;
-        let (errors, since) = (held.errors, held.errors_since);
-        let others = || self.workers.iter().filter(|(other, _)| **other != id);
-        let is_serving = |other: &WorkerId| self.served.get(other).is_some_and(|at| *at >= since);
-        let others_serve = others().any(|(other, _)| is_serving(other));
-        let others_up = others().any(|(_, w)| !w.held.is_down());
-        if errors >= ERRORS_MAX && others_serve && others_up {
-            self.has_failed(id, began);
-        }
-    }
-
-    fn has_served(&mut self, id: WorkerId) {
-        self.served.insert(id, self.now);
-        let held = &mut self.workers.get_mut(&id).unwrap().held;
-        *held = Held {
-            sick: held.sick,
-            failed_at: held.failed_at,
-            ..Held::default()
-        };
-        self.compare_mark(id);
-    }
-
-    fn probed(&mut self, probe: &kvasir_router::Probe) {
-        let Some(worker) = self.workers.get_mut(&probe.worker) else {
-            return;
-        };
-        let held = &mut worker.held;
-        if !probe.healthy {
-            if !held.sick && held.failures == 0 {
-                held.failed_at = self.now;
-            }
-            held.sick = true;
-            return;
-        }
-        held.sick = false;
-        let outweighs = probe.asked >= held.failed_at && held.failures <= OUTWEIGHED_MAX;
-        if outweighs && held.errors < ERRORS_MAX {
-            held.until = None;
-        }
-        let gone = |(.., latest, drawn): (Time, Time, Option<Time>)| {
-            drawn.is_none() && latest > self.now && !self.marks.contains_key(&probe.worker)
-        };
-        if held.until.is_some_and(gone) {
-            // It ended unseen while the worker was sick.
-            held.until = held.until.filter(|(earliest, ..)| *earliest > self.now);
-        }
-        self.compare_mark(probe.worker);
     }
 
     fn load(&mut self, report: &LoadReport) {
