@@ -129,13 +129,16 @@ impl Line {
                 }
                 continue;
             }
-            match ready!(self.poll_read(cx)) {
-                Ok(0) => {
-                    let closed = || io::Error::from(io::ErrorKind::UnexpectedEof);
-                    return Poll::Ready(Err(unsent.err().unwrap_or_else(closed)));
+            // What came before the sending failed is heard; nothing more is waited for.
+            match (self.poll_read(cx), unsent) {
+                (Poll::Ready(Ok(1..)), _) => {}
+                (_, Err(error)) | (Poll::Ready(Err(error)), Ok(())) => {
+                    return Poll::Ready(Err(error));
                 }
-                Ok(_) => {}
-                Err(error) => return Poll::Ready(Err(error)),
+                (Poll::Ready(Ok(0)), Ok(())) => {
+                    return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+                }
+                (Poll::Pending, Ok(())) => return Poll::Pending,
             }
         }
     }
