@@ -1,4 +1,7 @@
-"""`--index-snapshot`: a frontend that is drained and started again knows what it knew."""
+"""`--index-snapshot`: a frontend that is drained, or killed, and started again knows what it knew."""
+
+import signal
+import time
 
 import pytest
 
@@ -56,6 +59,89 @@ def test_a_restarted_frontend_goes_on_where_it_was(kept):
     for engine in rig.engines:
         assert rig.same(engine)
     rig.close()
+
+
+def test_a_frontend_that_is_killed_goes_on_where_it_was(kept):
+    """Nothing is drained. What was written last is there, with the cursors of that moment, and no block is counted twice."""
+    often = ["--index-snapshot", str(kept), "--index-snapshot-interval-secs", "0.2"]
+    rig = Rig(2, *often, engine_options=["--num-blocks", "256"])
+    prompts = {}
+    for engine in rig.engines:
+        rig.prove(engine)
+        prompts[engine] = rig.fresh()
+        rig.ask(prompts[engine], engine)
+        rig.settle(engine)
+    rig.until(kept.exists, "the first write")
+    until_rested(rig, kept)
+    rested = kept.stat()
+    time.sleep(1)
+    assert kept.stat() == rested, "nothing changed, nothing was written"
+    rig.ask(rig.fresh(), rig.engines[0])
+    rig.until(lambda: kept.stat().st_mtime_ns != rested.st_mtime_ns, "a change is written")
+    until_rested(rig, kept)
+    # While requests run the copy is of one moment, too.
+    last = [rig.fresh() for _ in range(30)]
+    for at, prompt in enumerate(last):
+        rig.ask(prompt, rig.engines[at % 2])
+    rig.http.close()
+    rig.frontend.process.kill()
+    rig.frontend.process.wait()
+    assert not list(kept.parent.glob("*.new")) or kept.exists()
+    rig.start(*often)
+    assert "kept index taken over" in rig.log()
+    for engine in rig.engines:
+        assert rig.same(engine), "the rest was replayed"
+        assert rig.cache(engine)["state"] == "exact"
+        assert rig.cached(prompts[engine]) == 144
+    # Blocks that leave an engine leave the index: they were counted once.
+    for engine in rig.engines:
+        before = engine.truth()[0]
+        for _ in range(40):
+            rig.ask(rig.fresh(), engine)
+        assert not before & engine.truth()[0], "all of them were evicted"
+        assert rig.same(engine)
+    rig.close()
+
+
+def test_what_was_kept_of_a_worker_that_is_away_is_kept_on(kept):
+    """It does not answer while another frontend comes and is killed; to the third its picture is what it was."""
+    often = ["--index-snapshot", str(kept), "--index-snapshot-interval-secs", "0.2"]
+    rig = Rig(2, *often)
+    here, away = both = rig.engines
+    for engine in both:
+        rig.prove(engine)
+    prompt = rig.fresh()
+    rig.ask(prompt, away)
+    rig.settle(away)
+    rig.http.close()
+    assert rig.frontend.stop() == 0
+    away.process.process.send_signal(signal.SIGSTOP)
+    rig.engines = [here]
+    before = kept.stat().st_mtime_ns
+    rig.start("--worker", away.url, *often)
+    rig.ask(rig.fresh(), here)
+    rig.until(lambda: kept.stat().st_mtime_ns != before, "it is written without the other")
+    rig.http.close()
+    rig.frontend.process.kill()
+    away.process.process.send_signal(signal.SIGCONT)
+    rig.engines = both
+    rig.start(*often)
+    assert rig.same(away) and rig.cache(away)["state"] == "exact"
+    assert rig.cache(away)["events"]["batches"] == 0, "nothing had to be replayed"
+    assert rig.cached(prompt) == 144
+    rig.close()
+
+
+def until_rested(rig, kept):
+    """Waits until the file says all that there is to say."""
+    seen = []
+
+    def rested():
+        seen.append(kept.stat().st_mtime_ns)
+        time.sleep(0.5)
+        return kept.stat().st_mtime_ns == seen[-1]
+
+    rig.until(rested, "the file rests")
 
 
 def test_a_start_without_a_file_recovers_from_replay(kept):

@@ -1,12 +1,11 @@
 //! Serving until a signal: what `frontend` and `demo` have in common.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
 use kvasir_frontend::{
-    App, Backend, Cores, EventPool, Fleet, MakeModel, ModelMeters, NewModel, RouterHost,
+    App, Backend, Cores, EventPool, Fleet, Keeper, MakeModel, ModelMeters, NewModel, RouterHost,
     ServedModel, Server, Warm,
 };
 use kvasir_index::Index;
@@ -59,11 +58,11 @@ pub(crate) async fn listen(app: &Arc<App>, settings: &Settings) -> Result<Server
     Ok(server)
 }
 
-/// Waits for SIGINT or SIGTERM, then drains; a second signal ends at once. The index goes to `keep`.
+/// Waits for SIGINT or SIGTERM, then drains; a second signal ends at once. The index goes to `keeper`.
 pub(crate) async fn until_signal(
     server: Server,
     settings: &Settings,
-    keep: Option<PathBuf>,
+    keeper: Option<Arc<Keeper>>,
 ) -> Result<(), Failure> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -80,8 +79,8 @@ pub(crate) async fn until_signal(
         "draining; a second signal ends at once"
     );
     let drained = async {
-        let patience = match &keep {
-            Some(path) => keep_index(&server, path, patience).await,
+        let patience = match &keeper {
+            Some(keeper) => keep_index(&server, keeper, patience).await,
             None => patience,
         };
         server.shut_down(patience).await
@@ -99,12 +98,12 @@ pub(crate) async fn until_signal(
 
 /// Writes the index down when the last request has ended: no event can follow that matters. Returns how much
 /// patience is left.
-async fn keep_index(server: &Server, path: &Path, patience: Duration) -> Duration {
+async fn keep_index(server: &Server, keeper: &Keeper, patience: Duration) -> Duration {
     let app = server.app();
     app.start_draining();
     let emptied = tokio::time::timeout(patience, app.in_flight().emptied()).await;
-    let shown = path.display();
-    match kvasir_frontend::save(app, path).await {
+    let shown = keeper.path().display();
+    match keeper.finish().await {
         Ok(saved) => {
             tracing::info!(path = %shown, streams = saved.streams, left_out = saved.left_out,
             bytes = saved.bytes, "index kept")
@@ -165,7 +164,12 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     if let Some(address) = server.admin_address() {
         tracing::info!(%address, "listening for operators");
     }
-    let ended = until_signal(server, settings, settings.get(keys::INDEX_SNAPSHOT)).await;
+    let keeper = settings.get(keys::INDEX_SNAPSHOT).map(|path| {
+        let keeper = fleet.keeper(path);
+        keeper.start(settings.get(keys::INDEX_SNAPSHOT_INTERVAL_SECS));
+        keeper
+    });
+    let ended = until_signal(server, settings, keeper).await;
     traces::flush(&app).await;
     ended
 }

@@ -11,6 +11,7 @@ mod listen;
 pub use file::{WorkersFile, WorkersFileError};
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ use crate::App;
 use crate::members::{Change, Members, Origin, State};
 use crate::models::{Backend, ServedModel};
 use crate::tokens;
-use crate::warm::Warm;
+use crate::warm::{Keeper, Warm};
 
 /// Between two questions about load, unless a fleet is told otherwise.
 const LOAD_EVERY: Duration = Duration::from_secs(2);
@@ -140,6 +141,12 @@ impl Fleet {
             warm: Arc::new(warm),
             ..self
         }
+    }
+
+    /// Who keeps the cache pictures for a later process, in the file at `path`.
+    #[must_use]
+    pub fn keeper(&self, path: PathBuf) -> Arc<Keeper> {
+        Keeper::new(Arc::clone(&self.app), Arc::clone(&self.warm), path)
     }
 
     /// Follows the application's list of workers from now on.

@@ -65,4 +65,4 @@ pub use routes::Paths;
 pub use server::Server;
 pub use tls::ServerTls;
 pub use tokens::TokenSources;
-pub use warm::{Saved, Warm, WarmError, save};
+pub use warm::{Keeper, Saved, Warm, WarmError};

@@ -1,7 +1,7 @@
 //! Warm restarts: the index and its cursors, kept from one process to the next.
 //!
-//! A drain ends every event stream where it stands and writes the index down beside the last message of each. The
-//! next process takes the index over and lets each stream go on from its cursor: the engine is asked for that very
+//! Now and then, and at the end of a drain, every event stream stands still while the index is copied, and the copy is
+//! written down beside the last message of each ([`Keeper`]). The next process takes the index over and lets each stream go on from its cursor: the engine is asked for that very
 //! message, so one that was restarted meanwhile is noticed and its ranks are emptied.
 //!
 //! What always holds: a rank without a cursor is not kept; what is loaded for a worker that is not there, or whose
@@ -9,10 +9,11 @@
 //! being written is not seen until it is whole.
 
 mod format;
+mod keeper;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,13 +26,12 @@ use kvasir_types::WorkerRank;
 use crate::App;
 use crate::models::ServedModel;
 use format::{KeptModel, KeptStream};
+pub use keeper::{Keeper, Saved};
 
 /// Largest file that is read.
 const FILE_BYTES_MAX: u64 = 16 << 30;
 /// A worker has this long to come back to what was kept of it.
 const COME_BACK_MAX: Duration = Duration::from_secs(300);
-/// A stream has this long to end where it stands.
-const FREEZE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why a file was not taken over. The start is then a cold one.
 #[derive(Debug, thiserror::Error)]
@@ -66,17 +66,6 @@ struct Waiting {
     index: Option<Vec<u8>>,
     block_size: u32,
     streams: BTreeMap<WorkerRank, KeptStream>,
-}
-
-/// What was saved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Saved {
-    /// Streams whose picture is in the file.
-    pub streams: usize,
-    /// Streams that will be learned anew.
-    pub left_out: usize,
-    /// Bytes of the file.
-    pub bytes: usize,
 }
 
 impl Warm {
@@ -124,6 +113,13 @@ impl Warm {
                 "kept index not taken over: starting cold");
             models.remove(&*model.name);
             return;
+        }
+        // What came while the file was written, of a worker that is not in it.
+        let known: BTreeSet<WorkerRank> = waiting.streams.values().flat_map(ranks).collect();
+        for rank in model.host.index().ranks() {
+            if !known.contains(&rank) {
+                model.host.index().remove_rank(rank);
+            }
         }
         tracing::info!(model = %model.name, streams = waiting.streams.len(), "kept index taken over");
         let (this, name, tasks) = (
@@ -178,78 +174,44 @@ impl Warm {
         }
     }
 
+    /// Streams of a model that have not come back yet: nothing has changed of them.
+    fn waiting(&self, model: &str) -> BTreeMap<WorkerRank, KeptStream> {
+        let models = self.lock();
+        models
+            .get(model)
+            .map(|waiting| waiting.streams.clone())
+            .unwrap_or_default()
+    }
+
+    /// Models that have not come back yet.
+    fn waiting_models(&self) -> Vec<KeptModel> {
+        let models = self.lock();
+        let model = |(name, waiting): (&String, &Waiting)| {
+            Some(KeptModel {
+                name: name.clone(),
+                block_size: waiting.block_size,
+                streams: waiting.streams.values().cloned().collect(),
+                index: waiting.index.clone()?,
+            })
+        };
+        models.iter().filter_map(model).collect()
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Waiting>> {
         self.models.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn drop_stream(model: &ServedModel, stream: &KeptStream) {
-    for (rank, _) in &stream.kept.ranks {
-        let worker = stream.rank.worker;
-        let rank = WorkerRank {
-            worker,
-            rank: *rank,
-        };
-        model.host.index().remove_rank(rank);
-    }
+    ranks(stream).for_each(|rank| model.host.index().remove_rank(rank));
 }
 
-/// Ends every event stream where it stands and writes all indexes to `path`.
-pub async fn save(app: &App, path: &Path) -> io::Result<Saved> {
-    let (mut models, mut saved) = (Vec::new(), Saved::default());
-    for model in app.models().all() {
-        let streams = freeze(&model, &mut saved).await;
-        if !streams.is_empty() {
-            models.push(KeptModel {
-                name: model.name.to_string(),
-                block_size: model.block_size,
-                streams,
-                index: model.host.index().snapshot(),
-            });
-        }
-    }
-    let path = path.to_owned();
-    let written = tokio::task::spawn_blocking(move || {
-        let bytes = format::write(&models);
-        replace(&path, &bytes).map(|()| bytes.len())
-    });
-    saved.bytes = written.await.map_err(io::Error::other)??;
-    Ok(saved)
-}
-
-/// Ends the streams of one model. Ranks whose picture is not worth keeping are forgotten.
-async fn freeze(model: &Arc<ServedModel>, saved: &mut Saved) -> Vec<KeptStream> {
-    let mut streams = Vec::new();
-    for picture in model.host.pictures().all() {
-        let frozen = tokio::time::timeout(FREEZE_PATIENCE, picture.freeze()).await;
-        match frozen.ok().flatten() {
-            Some(kept) => streams.push(KeptStream {
-                rank: picture.rank(),
-                standing: picture.standing(),
-                kept,
-            }),
-            None => {
-                saved.left_out += 1;
-                model.host.index().remove_rank(picture.rank());
-            }
-        }
-    }
-    saved.streams += streams.len();
-    streams
-}
-
-/// Puts a whole file in the place of an older one.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.new", std::process::id()));
-    let beside = path.with_file_name(name);
-    let written = File::create(&beside).and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.sync_all()
-    });
-    let placed = written.and_then(|()| std::fs::rename(&beside, path));
-    if placed.is_err() {
-        let _ = std::fs::remove_file(&beside);
-    }
-    placed
+/// The ranks that a stream tells of.
+fn ranks(stream: &KeptStream) -> impl Iterator<Item = WorkerRank> {
+    let worker = stream.rank.worker;
+    let ranks = stream.kept.ranks.iter();
+    ranks.map(move |(rank, _)| WorkerRank {
+        worker,
+        rank: *rank,
+    })
 }

@@ -46,6 +46,12 @@ impl Index {
             .collect()
     }
 
+    /// Every rank of which events told something, in order.
+    #[must_use]
+    pub fn ranks(&self) -> Vec<WorkerRank> {
+        self.write().ranks.sorted()
+    }
+
     /// The compact form.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {

@@ -12,6 +12,15 @@ pub(crate) enum Ask {
     Resync(Resync),
     /// End, forget nothing, and say what a later stream needs to go on.
     Freeze(oneshot::Sender<Option<Kept>>),
+    /// Say the same, and stand still until the pause is over.
+    Hold(oneshot::Sender<Option<(Kept, Pause)>>),
+}
+
+/// A stream that stands still: what it has told its cache is what it says of itself. It goes on when this is
+/// dropped.
+#[derive(Debug)]
+pub struct Pause {
+    pub(crate) _over: oneshot::Sender<()>,
 }
 
 /// Asks a stream and reads how it stands. Clones are one stream; none keeps it alive.
@@ -44,5 +53,13 @@ impl IntakeHandle {
         let (done, kept) = oneshot::channel();
         self.asks.send(Ask::Freeze(done)).await.ok()?;
         kept.await.ok()?
+    }
+
+    /// Lets the stream stand still for as long as the [`Pause`] is kept. `None`, without a pause, where
+    /// [`Self::freeze`] says so.
+    pub async fn hold(&self) -> Option<(Kept, Pause)> {
+        let (done, held) = oneshot::channel();
+        self.asks.send(Ask::Hold(done)).await.ok()?;
+        held.await.ok()?
     }
 }

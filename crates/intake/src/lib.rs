@@ -11,15 +11,15 @@
 
 mod handle;
 
-pub use handle::IntakeHandle;
+pub use handle::{IntakeHandle, Pause};
 
 use std::sync::Arc;
 
 use handle::Ask;
-use kvasir_ingest::{Cache, Ingest, Input, Notice, Output, Resync, Status};
+use kvasir_ingest::{Cache, Ingest, Input, Kept, Notice, Output, Resync, Status};
 use kvasir_transport::{EventSource, SourceEvent, SourceFault, Tasks, next_event};
 use kvasir_types::Time;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -153,6 +153,12 @@ impl<S: EventSource, C: Cache> Stream<S, C> {
                         let _ = done.send(self.ingest.keep());
                         return;
                     }
+                    Ask::Hold(done) => {
+                        tokio::select! {
+                            () = stop.cancelled() => break,
+                            () = hold(self.ingest.keep(), done) => continue,
+                        }
+                    }
                 },
                 event = next_event(&mut self.source) => self.input(event),
                 () = until((self.now)(), self.ingest.next_deadline()) => Input::Tick,
@@ -201,6 +207,14 @@ impl<S: EventSource, C: Cache> Stream<S, C> {
             }
         });
     }
+}
+
+/// Stands still until the one who asked has seen enough.
+async fn hold(kept: Option<Kept>, asked: oneshot::Sender<Option<(Kept, Pause)>>) {
+    let (over, wait) = oneshot::channel();
+    let pause = Pause { _over: over };
+    let _ = asked.send(kept.map(|kept| (kept, pause)));
+    let _ = wait.await;
 }
 
 /// Sleeps until `deadline`; for ever without one.

@@ -104,3 +104,54 @@ async fn a_stream_is_followed_mended_and_forgotten() {
     assert!(!holds(&index, 10));
     assert_eq!(tasks.shut_down(Duration::from_secs(1)).await, 0);
 }
+
+/// What is told while a stream stands still is applied afterwards; what it says of itself is what its cache holds.
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_held_goes_on_afterwards() {
+    let tasks = Tasks::new();
+    let index = Arc::new(Index::new());
+    let (mut engine, source) = memory_source();
+    let start = tokio::time::Instant::now();
+    let now = move || Time::ZERO + start.elapsed();
+    let ingest = Ingest::new(WorkerId(1), DpRank(0), IngestOptions::new(4));
+    let mut intake = Intake::spawn(
+        &tasks,
+        source,
+        ingest,
+        Arc::clone(&index),
+        Arc::new(now),
+        Arc::new(()),
+    );
+    let handle = intake.handle();
+    assert!(handle.hold().await.is_none(), "nothing came yet");
+    engine.events.send(SourceEvent::Connected).await.unwrap();
+    let attempt = engine.asks.recv().await.unwrap().attempt;
+    let events = [
+        SourceEvent::ReplayEnded { attempt },
+        SourceEvent::Live(frame(0, 10)),
+    ];
+    for event in events {
+        engine.events.send(event).await.unwrap();
+    }
+    intake.until(|s| s.status.cursor.is_some()).await;
+    let (kept, pause) = handle.hold().await.unwrap();
+    assert_eq!(kept.cursor.sequence, 0);
+    engine
+        .events
+        .send(SourceEvent::Live(frame(1, 20)))
+        .await
+        .unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(holds(&index, 10) && !holds(&index, 20));
+    drop(pause);
+    let applied = |s: &Snapshot| s.status.cursor.is_some_and(|c| c.sequence == 1);
+    intake.until(applied).await;
+    assert!(holds(&index, 20));
+    // One that is held can still be ended.
+    let held = handle.hold().await.unwrap();
+    intake.stop().await.unwrap();
+    assert!(!holds(&index, 10));
+    drop(held);
+    assert!(handle.hold().await.is_none());
+    assert_eq!(tasks.shut_down(Duration::from_secs(1)).await, 0);
+}

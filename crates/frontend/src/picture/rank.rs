@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use kvasir_index::{Index, Matches};
-use kvasir_ingest::{Counts, Kept, Notice, Resync};
-use kvasir_intake::{IntakeHandle, Snapshot, Witness};
+use kvasir_ingest::{Counts, Cursor, Kept, Notice, Resync};
+use kvasir_intake::{IntakeHandle, Pause, Snapshot, Witness};
 use kvasir_telemetry::{Clock, Metrics};
 use kvasir_transport::{SourceFault, Tasks};
 use kvasir_trust::{
@@ -163,6 +163,16 @@ impl Picture {
     /// Ends its stream and leaves its blocks in the index; what a later stream needs to go on.
     pub(crate) async fn freeze(&self) -> Option<Kept> {
         self.ear()?.intake.freeze().await
+    }
+
+    /// Lets its stream stand still; what a later stream would need to go on.
+    pub(crate) async fn hold(&self) -> Option<(Kept, Pause)> {
+        self.ear()?.intake.hold().await
+    }
+
+    /// How far its stream is.
+    pub(crate) fn cursor(&self) -> Option<Cursor> {
+        self.read(|snapshot| snapshot.status.cursor)
     }
 
     /// What events have told so far.

@@ -27,7 +27,7 @@ pub(super) struct KeptModel {
 }
 
 /// One event stream's part.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct KeptStream {
     pub(super) rank: WorkerRank,
     pub(super) standing: Standing,

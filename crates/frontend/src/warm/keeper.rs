@@ -1,0 +1,220 @@
+//! Writing the index down while it is in use, and at the end.
+//!
+//! Answers one question: what would the next process have to know if this one ended now? What always holds: a cursor and
+//! the index beside it are of one moment, because streams stand still while the index is copied; requests wait for
+//! nothing of it; the file is whole or not there; it is written by one at a time, and only when something changed.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvasir_ingest::{Cursor, Kept};
+use kvasir_intake::Pause;
+use kvasir_trust::Standing;
+use kvasir_types::WorkerRank;
+use tokio::sync::Mutex;
+
+use super::Warm;
+use super::format::{self, KeptModel, KeptStream};
+use crate::App;
+use crate::models::ServedModel;
+use crate::picture::Picture;
+
+/// A stream has this long to stand still, or to end.
+const STILL_PATIENCE: Duration = Duration::from_secs(5);
+/// After a write of some length nothing is written for so many times as long: a large index costs a small share of a
+/// core and of a disk.
+const REST: u32 = 20;
+
+/// What was saved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Saved {
+    /// Streams whose picture is in the file.
+    pub streams: usize,
+    /// Streams that will be learned anew.
+    pub left_out: usize,
+    /// Bytes of the file.
+    pub bytes: usize,
+}
+
+/// Keeps the indexes of an application in a file.
+pub struct Keeper {
+    app: Arc<App>,
+    warm: Arc<Warm>,
+    path: PathBuf,
+    /// What the file is of; held while it is written.
+    written: Mutex<Vec<Mark>>,
+}
+
+/// How far a stream is, and how far it is believed.
+#[derive(Clone, Debug, PartialEq)]
+struct Mark {
+    model: Arc<str>,
+    rank: WorkerRank,
+    cursor: Option<Cursor>,
+    standing: Standing,
+}
+
+/// Whether streams go on after they were asked.
+#[derive(Clone, Copy, PartialEq)]
+enum Then {
+    GoOn,
+    End,
+}
+
+impl Keeper {
+    pub(crate) fn new(app: Arc<App>, warm: Arc<Warm>, path: PathBuf) -> Arc<Self> {
+        Arc::new(Self {
+            app,
+            warm,
+            path,
+            written: Mutex::default(),
+        })
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes the file from now on, at most every `every`, whenever something changed.
+    pub fn start(self: &Arc<Self>, every: Duration) {
+        let (this, tasks) = (Arc::clone(self), self.app.tasks().clone());
+        let clock = self.app.clock();
+        self.app.tasks().spawn(async move {
+            let (mut pause, mut failed) = (every, false);
+            loop {
+                tokio::select! {
+                    () = tasks.draining() => return,
+                    () = tokio::time::sleep(pause) => {}
+                }
+                let begun = clock.now();
+                let path = this.path.display();
+                let outcome = this.write(Then::GoOn).await;
+                match &outcome {
+                    Ok(Some(saved)) => tracing::debug!(%path, ?saved, "index kept"),
+                    Err(error) if !failed => {
+                        tracing::error!(%path, %error, "index not kept; it is tried again");
+                    }
+                    _ => {}
+                }
+                failed = outcome.is_err();
+                pause = every.max((clock.now() - begun) * REST);
+            }
+        });
+    }
+
+    /// Ends every event stream where it stands and writes the file for the last time.
+    pub async fn finish(&self) -> io::Result<Saved> {
+        Ok(self.write(Then::End).await?.unwrap_or_default())
+    }
+
+    /// Writes the file; `None` if it says all that there is to say already.
+    async fn write(&self, then: Then) -> io::Result<Option<Saved>> {
+        let mut written = self.written.lock().await;
+        let marks = self.marks();
+        if then == Then::GoOn && (marks == *written || self.app.is_draining()) {
+            return Ok(None);
+        }
+        let (mut models, mut saved) = (self.warm.waiting_models(), Saved::default());
+        for model in self.app.models().all() {
+            models.extend(self.kept(&model, then, &mut saved).await?);
+        }
+        let path = self.path.clone();
+        let writing = tokio::task::spawn_blocking(move || {
+            let bytes = format::write(&models);
+            replace(&path, &bytes).map(|()| bytes.len())
+        });
+        saved.bytes = writing.await.map_err(io::Error::other)??;
+        *written = marks;
+        Ok(Some(saved))
+    }
+
+    /// How far all streams are.
+    fn marks(&self) -> Vec<Mark> {
+        let models = self.app.models().all();
+        let of = |model: Arc<ServedModel>| {
+            let pictures = model.host.pictures().all().into_iter();
+            let mark = move |picture: Arc<Picture>| Mark {
+                model: Arc::clone(&model.name),
+                rank: picture.rank(),
+                cursor: picture.cursor(),
+                standing: picture.standing(),
+            };
+            pictures.map(mark).collect::<Vec<_>>()
+        };
+        models.into_iter().flat_map(of).collect()
+    }
+
+    /// One model's part: its index, and its streams at that very moment.
+    async fn kept(
+        &self,
+        model: &Arc<ServedModel>,
+        then: Then,
+        saved: &mut Saved,
+    ) -> io::Result<Option<KeptModel>> {
+        let mut streams = self.warm.waiting(&model.name);
+        let mut pauses = Vec::new();
+        for picture in model.host.pictures().all() {
+            let (rank, standing) = (picture.rank(), picture.standing());
+            let still = tokio::time::timeout(STILL_PATIENCE, still(&picture, then)).await;
+            match still.ok().flatten() {
+                Some((kept, pause)) => {
+                    pauses.extend(pause);
+                    let stream = KeptStream {
+                        rank,
+                        standing,
+                        kept,
+                    };
+                    streams.insert(rank, stream);
+                }
+                None => saved.left_out += usize::from(!streams.contains_key(&rank)),
+            }
+        }
+        if streams.is_empty() {
+            return Ok(None);
+        }
+        saved.streams += streams.len();
+        let index = Arc::clone(model.host.index());
+        let copied = tokio::task::spawn_blocking(move || {
+            let bytes = index.snapshot();
+            drop(pauses);
+            bytes
+        });
+        Ok(Some(KeptModel {
+            name: model.name.to_string(),
+            block_size: model.block_size,
+            streams: streams.into_values().collect(),
+            index: copied.await.map_err(io::Error::other)?,
+        }))
+    }
+}
+
+async fn still(picture: &Picture, then: Then) -> Option<(Kept, Option<Pause>)> {
+    match then {
+        Then::GoOn => picture
+            .hold()
+            .await
+            .map(|(kept, pause)| (kept, Some(pause))),
+        Then::End => picture.freeze().await.map(|kept| (kept, None)),
+    }
+}
+
+/// Puts a whole file in the place of an older one.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    let beside = path.with_file_name(name);
+    let written = File::create(&beside).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    let placed = written.and_then(|()| std::fs::rename(&beside, path));
+    if placed.is_err() {
+        let _ = std::fs::remove_file(&beside);
+    }
+    placed
+}
