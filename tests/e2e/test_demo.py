@@ -198,6 +198,24 @@ def test_a_body_past_the_limit_is_refused(tmp_path):
     assert kvasir.stop() == 0
 
 
+def test_what_the_tokenizer_remembers_is_counted(http):
+    def counts():
+        page = http.get("/metrics").text
+        names = ["hits_total", "misses_total", f'cached_tokens_total{{model="{MODEL}"}}', f'uncached_tokens_total{{model="{MODEL}"}}']
+        return [int(re.search(rf"^dynamo_frontend_tokenizer_cache_{re.escape(name)} (\d+)$", page, re.M).group(1)) for name in names]
+
+    before = counts()
+    prompt = " ".join(f"Parcel {n} of 4711 left the depot by the second lorry." for n in range(100))
+    usage = [http.post("/v1/completions", json={"model": MODEL, "prompt": prompt + end, "max_tokens": 1}).json()["usage"]
+             for end in [" Where is it?", " Who has it?"]]  # fmt: skip
+    hits, misses, cached, made = (now - then for now, then in zip(counts(), before))
+    tokens = [one["prompt_tokens"] for one in usage]
+    assert (hits, misses) == (1, 1)
+    assert cached + made == sum(tokens)
+    assert tokens[1] * 0.5 < cached < tokens[1], "all but the end of the second"
+    assert counts() == counts(), "looking changes nothing"
+
+
 def test_openai_errors_have_their_types(client):
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="other", messages=[{"role": "user", "content": "x"}])

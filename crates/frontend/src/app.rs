@@ -410,8 +410,8 @@ impl App {
                 .model_migration_limit
                 .with_label_values(&[&*model.name])
                 .set(self.options.migration.limit.into());
-            model.measure(&self.metrics, self.clock.now());
         }
+        self.models.measure(&self.metrics, self.clock.now());
         let mut page = String::new();
         if let Err(error) = self.metrics.render(&mut page) {
             tracing::error!(%error, "metrics could not be rendered");

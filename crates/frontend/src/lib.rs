@@ -43,6 +43,7 @@ mod routes;
 mod server;
 mod settling;
 mod spans;
+mod text_counts;
 mod tls;
 mod tokens;
 mod warm;

@@ -15,6 +15,7 @@ use serde_json::value::RawValue;
 use crate::events::EventPool;
 use crate::host::RouterHost;
 use crate::meter::ModelMeters;
+use crate::text_counts::TextCounts;
 use crate::tokens::{TokenSource, TokenSources};
 
 /// The name of a static fleet's endpoint, as Dynamo's users know it.
@@ -195,7 +196,7 @@ impl ServedModel {
     }
 
     /// Brings the gauges of its workers, its queue and its index up to date.
-    pub(crate) fn measure(&self, metrics: &Metrics, now: Time) {
+    fn measure(&self, metrics: &Metrics, now: Time) {
         self.host.pictures().measure();
         let (index, model) = (self.host.index().stats(), [&*self.name]);
         metrics
@@ -252,9 +253,17 @@ impl ServedModel {
 #[derive(Default)]
 pub struct Models {
     by_name: RwLock<BTreeMap<Arc<str>, Arc<ServedModel>>>,
+    text: TextCounts,
 }
 
 impl Models {
+    /// Brings gauges and counters up to date.
+    pub(crate) fn measure(&self, metrics: &Metrics, now: Time) {
+        let models = self.all();
+        models.iter().for_each(|model| model.measure(metrics, now));
+        self.text.add(&models, metrics);
+    }
+
     /// Serves one more; a model of the same name is replaced.
     pub fn insert(&self, model: Arc<ServedModel>) {
         let mut by_name = self.by_name.write().unwrap_or_else(PoisonError::into_inner);

@@ -183,6 +183,14 @@ metrics! {
         counter output_tokens_total = "output_tokens_total" ["model"];
         /// Time to turn text into tokens and back.
         histogram tokenizer_latency_ms = "tokenizer_latency_ms" ["operation"] in TOKENIZER_MS;
+        /// Prompts whose beginning had been turned into tokens before.
+        counter tokenizer_cache_hits_total = "tokenizer_cache_hits_total" [];
+        /// Prompts of which nothing had been, or that are shorter than what is kept.
+        counter tokenizer_cache_misses_total = "tokenizer_cache_misses_total" [];
+        /// Prompt tokens that were found in the tokenizer's cache.
+        counter tokenizer_cache_cached_tokens_total = "tokenizer_cache_cached_tokens_total" ["model"];
+        /// Prompt tokens that were made.
+        counter tokenizer_cache_uncached_tokens_total = "tokenizer_cache_uncached_tokens_total" ["model"];
         /// Requests moved to another worker.
         counter model_migration_total = "model_migration_total" ["model", "migration_type"];
         /// From a worker's failure to the first token at another, by how that went.

@@ -33,13 +33,30 @@ pub(crate) struct PrefixCache {
     step: usize,
     shards: Vec<Mutex<Shard>>,
     shard_budget: usize,
+    counts: Counts,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    hit_texts: AtomicU64,
+    miss_texts: AtomicU64,
     hit_bytes: AtomicU64,
     miss_bytes: AtomicU64,
+    hit_tokens: AtomicU64,
+    miss_tokens: AtomicU64,
 }
 
 /// What a prefix cache has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
+    /// Texts of which something was found.
+    pub hit_texts: u64,
+    /// Texts of which nothing was found, or that are too short to look.
+    pub miss_texts: u64,
+    /// Tokens that were found.
+    pub hit_tokens: u64,
+    /// Tokens that were made.
+    pub miss_tokens: u64,
     /// Bytes of text whose tokens were found.
     pub hit_bytes: u64,
     /// Bytes of text that were tokenized.
@@ -77,6 +94,24 @@ fn cost(text: &str, ids: &[Token]) -> usize {
     text.len() + size_of_val(ids) + PIECE_OVERHEAD
 }
 
+impl Counts {
+    /// One text: of its bytes and tokens, those found and those made.
+    fn add(&self, bytes: (usize, usize), tokens: (usize, usize)) {
+        let add = |count: &AtomicU64, more: usize| {
+            count.fetch_add(more as u64, Ordering::Relaxed);
+        };
+        let texts = match bytes.0 {
+            0 => &self.miss_texts,
+            _ => &self.hit_texts,
+        };
+        add(texts, 1);
+        add(&self.hit_bytes, bytes.0);
+        add(&self.miss_bytes, bytes.1);
+        add(&self.hit_tokens, tokens.0);
+        add(&self.miss_tokens, tokens.1);
+    }
+}
+
 impl PrefixCache {
     pub(crate) fn new(rules: CutRules, budget_bytes: usize) -> Self {
         Self::with_step(rules, budget_bytes, STEP_BYTES)
@@ -88,8 +123,7 @@ impl PrefixCache {
             step,
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             shard_budget: budget_bytes / SHARDS,
-            hit_bytes: AtomicU64::new(0),
-            miss_bytes: AtomicU64::new(0),
+            counts: Counts::default(),
         }
     }
 
@@ -100,7 +134,8 @@ impl PrefixCache {
         encode: impl Fn(&str) -> Result<Vec<Token>, TextError>,
         out: &mut Vec<Token>,
     ) -> Result<(), TextError> {
-        let (mut hits, mut from) = (0, 0);
+        let (mut hits, mut hit_tokens, mut from) = (0, 0, 0);
+        let before = out.len();
         while let Some(at) = self.rules.next(text, from + self.step) {
             let piece = &text[from..at];
             from = at;
@@ -109,8 +144,10 @@ impl PrefixCache {
                 continue;
             }
             let hash = xxh3_64(piece.as_bytes());
+            let so_far = out.len();
             if self.look_up(hash, piece, out) {
                 hits += piece.len();
+                hit_tokens += out.len() - so_far;
             } else {
                 let ids = encode(piece)?;
                 out.extend_from_slice(&ids);
@@ -118,17 +155,22 @@ impl PrefixCache {
             }
         }
         out.extend(encode(&text[from..])?);
-        self.hit_bytes.fetch_add(hits as u64, Ordering::Relaxed);
-        let missed = (text.len() - hits) as u64;
-        self.miss_bytes.fetch_add(missed, Ordering::Relaxed);
+        let tokens = (hit_tokens, out.len() - before - hit_tokens);
+        self.counts.add((hits, text.len() - hits), tokens);
         Ok(())
     }
 
     pub(crate) fn stats(&self) -> CacheStats {
         let used = self.shards.iter().map(|s| lock(s).used as u64).sum();
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let counts = &self.counts;
         CacheStats {
-            hit_bytes: self.hit_bytes.load(Ordering::Relaxed),
-            miss_bytes: self.miss_bytes.load(Ordering::Relaxed),
+            hit_texts: read(&counts.hit_texts),
+            miss_texts: read(&counts.miss_texts),
+            hit_tokens: read(&counts.hit_tokens),
+            miss_tokens: read(&counts.miss_tokens),
+            hit_bytes: read(&counts.hit_bytes),
+            miss_bytes: read(&counts.miss_bytes),
             used_bytes: used,
             budget_bytes: (self.shard_budget * SHARDS) as u64,
         }

@@ -84,7 +84,13 @@ fn a_longer_text_pays_for_its_end() {
     cache.encode(&longer, count, &mut ids).unwrap();
     assert_eq!(ids, plain(&longer).unwrap());
     assert!(tokenized.get() < tail.len() + 600, "{}", tokenized.get());
-    assert!(cache.stats().hit_bytes as usize > long.len() - 600);
+    let stats = cache.stats();
+    assert!(stats.hit_bytes as usize > long.len() - 600);
+    assert_eq!((stats.miss_texts, stats.hit_texts), (1, 1));
+    let made = plain(&long).unwrap().len() + ids.len();
+    assert_eq!(stats.hit_tokens + stats.miss_tokens, made as u64);
+    let afresh = plain(&longer[stats.hit_bytes as usize..]).unwrap().len();
+    assert_eq!(stats.hit_tokens as usize, ids.len() - afresh);
 }
 
 /// Two pieces with one hash: the text decides.
