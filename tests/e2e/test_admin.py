@@ -88,6 +88,7 @@ def test_the_overload_status_can_be_chosen():
         next(lines)
         refused = httpx.post(f"{url}/v1/chat/completions", json=body())
     assert refused.status_code == 529 and refused.json()["code"] == 529
+    assert refused.headers["retry-after"] == "1"
     assert kvasir.stop() == 0
 
 

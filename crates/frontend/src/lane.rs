@@ -222,7 +222,7 @@ fn lane(app: &App, model: &ServedModel, booking: Booking, begun: Begun, tokens: 
     let first_token = app.clock().now();
     let waited = first_token - dispatched;
     let meters = &model.meters;
-    let hit_rate = meters.begun(booking.sent(), tokens, model.block_size, waited);
+    let hit_rate = meters.begun(booking.sent(), tokens, model.block_size, (waited, true));
     Lane {
         booking,
         stream,

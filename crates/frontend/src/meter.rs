@@ -295,22 +295,24 @@ impl ModelMeters {
         }
     }
 
-    /// The first tokens came, `waited` after the request was handed over. Gives the share of the prompt's blocks
-    /// that the worker was thought to hold.
+    /// The answer came, `waited` after the request was handed over; `first`: with its first tokens, and not as a
+    /// whole. Gives the share of the prompt's blocks that the worker was thought to hold.
     pub(crate) fn begun(
         &self,
         sent: &Sent,
         prompt_tokens: usize,
         block_size: u32,
-        waited: Duration,
+        (waited, first): (Duration, bool),
     ) -> f64 {
         let blocks = prompt_tokens.div_ceil(block_size.max(1) as usize);
         let hit_rate = (f64::from(sent.overlap_blocks) / blocks.max(1) as f64).min(1.0);
         self.stages.took(Stage::Dispatch, waited);
         if self.by_cache {
             self.metrics.router_kv_hit_rate.observe(hit_rate);
-            let first = &self.metrics.router_time_to_first_token_seconds;
-            first.observe(waited.as_secs_f64());
+            if first {
+                let first = &self.metrics.router_time_to_first_token_seconds;
+                first.observe(waited.as_secs_f64());
+            }
             self.selected_tokens.inc_by(sent.cached_tokens.into());
         }
         hit_rate

@@ -280,6 +280,14 @@ impl Models {
             .cloned()
     }
 
+    /// The only one, if there is one and no other.
+    pub(crate) fn only(&self) -> Option<Arc<ServedModel>> {
+        let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
+        let mut models = by_name.values();
+        let first = models.next();
+        first.filter(|_| models.next().is_none()).cloned()
+    }
+
     /// All of them, by name.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<ServedModel>> {

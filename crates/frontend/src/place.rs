@@ -139,6 +139,16 @@ fn forecast(
     Some(Forecast::new(picture, foretold))
 }
 
+/// The same after workers failed the request: `why` holds if there is nobody else to ask.
+pub(crate) fn refusal_after(app: &App, error: &RouteError, why: ApiError) -> ApiError {
+    match error {
+        RouteError::FailedWorkersOverloaded
+        | RouteError::FailedWorkersUnavailable
+        | RouteError::NoEndpoints { .. } => why,
+        error => refusal(app, error),
+    }
+}
+
 /// What the client is told when the router has no worker for it.
 pub(crate) fn refusal(app: &App, error: &RouteError) -> ApiError {
     let overload = app.options().overload_status;

@@ -7,17 +7,16 @@
 mod ahead;
 mod headers;
 mod opening;
+mod pass;
 mod resume;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::request::Parts;
 use http::response::Parts as Head;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, header};
-use hyper::body::Incoming;
+use http::{HeaderMap, Method, Response, StatusCode, Uri, header};
 use kvasir_openai::answer_text;
 use kvasir_openai::resume::{obstacle, tokens_wanted};
 use kvasir_openai::{
@@ -30,20 +29,18 @@ use kvasir_upstream::{Ask, UpstreamBody, UpstreamError, Upstreams};
 use crate::generate::Asked;
 use crate::host::Booking;
 use crate::migrate::{Move, Stage};
-use crate::models::{Backend, ServedModel};
+use crate::models::ServedModel;
 use crate::place::{self, Blocks};
 use crate::relay::{Began, Begun, Books, Extras, Form, Hide, Patience, Relay, Source, Thread};
-use crate::reply::{self, Reply, ReplyBody};
-use crate::tokens::{self, BYTES_PER_TOKEN};
+use crate::reply::{Reply, ReplyBody};
+use crate::tokens;
 use crate::watch::Watch;
-use crate::{App, ask, body, meter, outcomes};
+use crate::{App, ask, meter};
 
 pub(crate) use ahead::NextTurn;
+pub(crate) use pass::pass;
 use resume::Terms;
 pub(crate) use resume::{Moved, Moving, Rest, Resume};
-
-/// The label of requests for routes that only engines know.
-const ENGINE_ROUTE: &str = "engine";
 
 /// A request on its way to an OpenAI worker.
 struct Forward {
@@ -183,63 +180,6 @@ async fn prepare(
     })
 }
 
-/// Passes a request for a route that only engines know to one of them, by load.
-pub(crate) async fn pass(app: &Arc<App>, request: Request<Incoming>) -> Reply {
-    let ticket = app.in_flight().enter();
-    let (parts, incoming) = request.into_parts();
-    let outcome = pass_on(app, &parts, incoming).await;
-    let mut reply = outcome.unwrap_or_else(|error| reply::error(&error));
-    reply.body_mut().hold(ticket);
-    reply
-}
-
-async fn pass_on(app: &Arc<App>, parts: &Parts, incoming: Incoming) -> Result<Reply, ApiError> {
-    if app.is_draining() {
-        body::leave(incoming).await;
-        return Err(ApiError::not_ready());
-    }
-    let body = body::read_for(app, parts, incoming).await?;
-    let model = model_of(app, &body).ok_or_else(ApiError::model_not_found)?;
-    let Backend::OpenAi { workers, .. } = &model.backend else {
-        let (method, path) = (parts.method.as_str(), parts.uri.path());
-        return Err(ApiError::route_not_found(method, path));
-    };
-    let id = app.new_request_id();
-    let headers = &parts.headers;
-    let watch = Watch::start_at(app, id, headers, Some(&model), ENGINE_ROUTE, false);
-    let tokens = (body.len() / BYTES_PER_TOKEN).max(1);
-    let arrival = ask::arrival(id, tokens, &Nvext::default(), &HeaderHints::default());
-    let name = outcomes::name_of(id);
-    let mut headers = headers::to_engine(parts.headers.clone(), &name);
-    watch.trace_to(&mut headers);
-    let forward = Forward {
-        app: Arc::clone(app),
-        workers: workers.clone(),
-        method: parts.method.clone(),
-        path: path_of(&parts.uri),
-        headers,
-        body,
-        kind: Kind::Opaque,
-        received: watch.received(),
-        model: Arc::clone(&model),
-    };
-    let given = outcomes::given(&parts.headers).cloned();
-    let mut reply = forward.run(arrival, Blocks::none(), watch).await?;
-    outcomes::name(&mut reply, given.unwrap_or(name));
-    Ok(reply)
-}
-
-/// The model that a body names; a body that names none is for the only one that is served.
-fn model_of(app: &App, body: &[u8]) -> Option<Arc<ServedModel>> {
-    let named = Scan::parse(body)
-        .ok()
-        .and_then(|scan| scan.model().map(|name| name.into_owned()));
-    match named {
-        Some(name) => app.models().get(&name),
-        None => <[_; 1]>::try_from(app.models().all()).ok().map(|[one]| one),
-    }
-}
-
 fn path_of(uri: &Uri) -> PathAndQuery {
     let path = uri.path_and_query().cloned();
     path.unwrap_or(PathAndQuery::from_static("/"))
@@ -322,28 +262,43 @@ impl Forward {
         mut watch: Watch,
     ) -> Result<Reply, ApiError> {
         let limit = self.app.options().retry_limit;
-        let mut failure = UpstreamError::Gone;
+        let mut why = ApiError::unavailable();
         let mut moving: Option<Move> = None;
         let mut again = false;
+        let mut refused = None;
         for attempt in 0..=limit {
             let mut attempted = arrival.clone();
             attempted.again = again;
             let booking = match place::book(&self.app, &self.model, attempted, &blocks).await {
                 Ok(booking) => booking,
-                Err(error) => return Err(watch.fail(place::refusal(&self.app, &error))),
+                Err(error) => {
+                    why = place::refusal_after(&self.app, &error, why);
+                    break;
+                }
             };
             let target = booking.target();
             watch.placed(&booking);
-            failure = match self.open(target, attempt == limit).await {
+            let failure = match self.open(target).await {
+                Ok(opened) if attempt < limit && try_elsewhere(opened.head.status) => {
+                    let status = opened.head.status;
+                    // If nobody else answers, this is the answer.
+                    refused = Some((opened, target));
+                    UpstreamError::Status(status)
+                }
                 Ok(opened) => {
                     if let Some(moving) = moving {
                         moving.settle(true);
                     }
-                    return Ok(self.answer(opened, booking, watch, arrival));
+                    let place = (target, Some(booking));
+                    return Ok(self.answer(opened, place, watch, arrival));
                 }
                 Err(error) => error,
             };
             tracing::warn!(worker = %target, error = %failure, attempt, "no answer");
+            why = match failure {
+                UpstreamError::AnswerTimeout => ApiError::deadline(),
+                _ => ApiError::unavailable(),
+            };
             let outcome = outcome(&failure);
             booking.finish(outcome);
             arrival.failed.push(target.worker);
@@ -359,15 +314,15 @@ impl Forward {
         if let Some(moving) = moving {
             moving.settle(false);
         }
-        Err(watch.fail(match failure {
-            UpstreamError::AnswerTimeout => ApiError::deadline(),
-            _ => ApiError::unavailable(),
-        }))
+        match refused {
+            Some((opened, target)) => Ok(self.answer(opened, (target, None), watch, arrival)),
+            None => Err(watch.fail(why)),
+        }
     }
 
-    /// Waits for the beginning of an answer. `last`: an engine's refusal is an answer too.
-    async fn open(&self, target: WorkerRank, last: bool) -> Result<Opened, UpstreamError> {
-        let attempt = self.attempt(target, last);
+    /// Waits for the beginning of an answer; an engine's refusal is one too.
+    async fn open(&self, target: WorkerRank) -> Result<Opened, UpstreamError> {
+        let attempt = self.attempt(target);
         let opened = tokio::time::timeout(self.first_byte_patience(), attempt).await;
         opened.unwrap_or(Err(UpstreamError::AnswerTimeout))
     }
@@ -391,14 +346,11 @@ impl Forward {
         pool.send(&ask).await
     }
 
-    async fn attempt(&self, target: WorkerRank, last: bool) -> Result<Opened, UpstreamError> {
+    async fn attempt(&self, target: WorkerRank) -> Result<Opened, UpstreamError> {
         let dispatched = self.app.clock().now();
         self.model.meters.dispatched();
         let _inside = self.model.meters.enter(meter::Stage::Dispatch);
         let response = self.ask(target, &self.body).await?;
-        if !last && try_elsewhere(response.status()) {
-            return Err(UpstreamError::Status(response.status()));
-        }
         let (head, body) = response.into_parts();
         let form = self.form(&head, target);
         let thread = self
@@ -468,7 +420,14 @@ impl Forward {
         }
     }
 
-    fn answer(self, opened: Opened, booking: Booking, watch: Watch, arrival: Arrival) -> Reply {
+    /// Passes an answer on. Who gave it holds no booking any more if others were asked since.
+    fn answer(
+        self,
+        opened: Opened,
+        (target, booking): (WorkerRank, Option<Booking>),
+        watch: Watch,
+        arrival: Arrival,
+    ) -> Reply {
         let Opened {
             dispatched,
             head,
@@ -476,8 +435,11 @@ impl Forward {
             begun,
         } = opened;
         let completion = matches!(self.kind, Kind::Completion { .. });
-        if completion && head.status.is_success() {
-            let waited = self.app.clock().now() - dispatched;
+        if let Some(booking) = booking
+            .as_ref()
+            .filter(|_| completion && head.status.is_success())
+        {
+            let waited = (self.app.clock().now() - dispatched, source.is_events());
             let (tokens, block) = (arrival.isl_tokens as usize, self.model.block_size);
             let meters = &self.model.meters;
             meters.begun(booking.sent(), tokens, block, waited);
@@ -490,8 +452,9 @@ impl Forward {
             dispatched,
             status: head.status,
             block_size: completion.then_some(self.model.block_size),
+            is_stream: completion && source.is_events(),
+            target,
         };
-        let target = booking.target();
         let books = Books::open(booking, watch, self.app.clock(), &began);
         let forward = Arc::new(self);
         let next = forward.looks_ahead().then(|| NextTurn {

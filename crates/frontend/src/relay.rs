@@ -81,19 +81,30 @@ pub(crate) struct Began {
     pub(crate) status: StatusCode,
     /// Tokens in a block, if it is a completion.
     pub(crate) block_size: Option<u32>,
+    /// The client sees the first token when it comes, and not at the end.
+    pub(crate) is_stream: bool,
+    /// Who answers.
+    pub(crate) target: WorkerRank,
 }
 
 impl Books {
-    /// The answer has begun now.
-    pub(crate) fn open(booking: Booking, mut watch: Watch, clock: Clock, began: &Began) -> Self {
+    /// The answer has begun now. No booking: its worker was left for others, who did no better.
+    pub(crate) fn open(
+        booking: Option<Booking>,
+        mut watch: Watch,
+        clock: Clock,
+        began: &Began,
+    ) -> Self {
         let first = clock.now();
-        if began.status.is_success() {
+        if let Some(booking) = booking.as_ref().filter(|_| began.status.is_success()) {
             booking.first_token();
-            watch.first_token(first);
+            if began.is_stream {
+                watch.first_token(first);
+            }
         }
         Self {
-            target: booking.target(),
-            booking: Some(booking),
+            target: began.target,
+            booking,
             watch,
             clock,
             dispatched: began.dispatched,
@@ -132,6 +143,12 @@ impl Books {
             }
             return self.watch.refused(self.status.as_u16());
         }
+        if self.every.is_none() {
+            if let Some(booking) = self.booking {
+                booking.finish(Outcome::Completed { output_tokens: 0 });
+            }
+            return self.watch.passed(self.status.as_u16());
+        }
         let totals = Totals {
             status: self.status.as_u16(),
             prompt_tokens: count(source.usage.prompt_tokens),
@@ -161,16 +178,14 @@ impl Books {
             (now - since).as_secs_f64()
         };
         self.watch.tokens(left as usize, waited);
-        if self.every.is_some() {
-            let gaps = f64::from(totals.output_tokens.saturating_sub(1).max(1));
-            let first = (self.first - self.dispatched).as_secs_f64();
-            let between = (now - self.first).as_secs_f64() / gaps;
-            let latencies = source.is_events().then_some((first, between));
-            // What several workers did is no figure of one of them, which may have left.
-            match source.is_grafted() {
-                true => self.watch.meters().ended_elsewhere(),
-                false => self.watch.meters().ended(&totals, latencies),
-            }
+        let gaps = f64::from(totals.output_tokens.saturating_sub(1).max(1));
+        let first = (self.first - self.dispatched).as_secs_f64();
+        let between = (now - self.first).as_secs_f64() / gaps;
+        let latencies = source.is_events().then_some((first, between));
+        // What several workers did is no figure of one of them, which may have left.
+        match source.is_grafted() {
+            true => self.watch.meters().ended_elsewhere(),
+            false => self.watch.meters().ended(&totals, latencies),
         }
         self.watch.succeed(&totals);
     }
@@ -259,6 +274,16 @@ impl Relay {
         Some(Ok(out.freeze()))
     }
 
+    /// Something came. The end of a body of known length is here: the connection asks for no more.
+    fn came(&mut self) {
+        if let Some(books) = &mut self.books {
+            books.count(&self.source);
+        }
+        if self.source.is_over() {
+            self.close();
+        }
+    }
+
     fn close(&mut self) {
         if let Some(books) = self.books.take() {
             books.close(&self.source);
@@ -323,9 +348,7 @@ pub(crate) fn sign_of_life() -> Bytes {
 impl ByteSource for Relay {
     fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
         if let Some(held) = self.held.take().filter(|held| !held.is_empty()) {
-            if let Some(books) = &mut self.books {
-                books.count(&self.source);
-            }
+            self.came();
             return Poll::Ready(Some(Ok(held)));
         }
         loop {
@@ -340,9 +363,7 @@ impl ByteSource for Relay {
                     if let Some(silence) = &mut self.silence {
                         silence.heard();
                     }
-                    if let Some(books) = &mut self.books {
-                        books.count(&self.source);
-                    }
+                    self.came();
                     if let Some(resume) = &mut self.resume {
                         resume.watch_length(&mut self.source.thread);
                     }

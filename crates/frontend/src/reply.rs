@@ -156,7 +156,7 @@ pub(crate) fn error(error: &ApiError) -> Reply {
         // What is left of the body is read for a while and then not: the next request needs another connection.
         framing::close_after(&mut reply);
     }
-    if error.status == StatusCode::SERVICE_UNAVAILABLE {
+    if error.status == StatusCode::SERVICE_UNAVAILABLE || error.is_overload() {
         reply
             .headers_mut()
             .insert(RETRY_AFTER, HeaderValue::from_static("1"));

@@ -161,6 +161,12 @@ impl Watch {
         self.end(None, took);
     }
 
+    /// The answer of a route that only engines know was passed on; nobody counted its tokens.
+    pub(crate) fn passed(mut self, status: u16) {
+        let took = self.remember(status, None, None);
+        self.end(None, took);
+    }
+
     /// The engine refused it, in words of its own.
     pub(crate) fn refused(mut self, status: u16) {
         let took = self.remember(status, None, None);

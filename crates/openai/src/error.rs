@@ -122,6 +122,12 @@ impl ApiError {
         }
     }
 
+    /// Whether it says that everybody is busy, under whichever status.
+    #[must_use]
+    pub fn is_overload(&self) -> bool {
+        self.kind == "service_unavailable"
+    }
+
     /// As [`ApiError::overloaded`], for the queue of one policy class.
     #[must_use]
     pub fn queue_full(status: u16, class: &str, limit_kind: &str, now: u64, limit: u64) -> Self {

@@ -227,11 +227,12 @@ impl Edits<'_, '_> {
         const END: &str = "{\"include_usage\":true}";
         const EACH: &str = "{\"include_usage\":true,\"continuous_usage_stats\":true}";
         let whole = if each { EACH } else { END };
-        let Some(field) = self.object.get("stream_options") else {
+        let given = self.object.get("stream_options");
+        let Some(field) = given.filter(|field| field.value != "null") else {
             return self.set("stream_options", whole);
         };
         let Ok(inner) = Object::parse_str(field.value) else {
-            return self.set("stream_options", whole);
+            return self; // Not what it must be: the engine says so.
         };
         let base = field.span.start;
         let mut missing = Vec::new();

@@ -41,15 +41,19 @@ impl UpstreamBody {
             return Poll::Ready(None);
         };
         match line.poll_data(cx) {
-            Poll::Ready(Some(Ok(data))) => Poll::Ready(Some(Ok(data))),
+            Poll::Ready(Some(Ok(data))) => {
+                // Whoever writes a body of known length does not ask once more for its end.
+                if line.is_at_end() {
+                    self.give_back();
+                }
+                Poll::Ready(Some(Ok(data)))
+            }
             Poll::Ready(Some(Err(error))) => {
                 self.line = None;
                 Poll::Ready(Some(Err(error)))
             }
             Poll::Ready(None) => {
-                if let Some(line) = self.line.take() {
-                    self.pool.give_back(line);
-                }
+                self.give_back();
                 Poll::Ready(None)
             }
             Poll::Pending if self.is_cut(cx) => {
@@ -57,6 +61,18 @@ impl UpstreamBody {
                 Poll::Ready(Some(Err(UpstreamError::Gone)))
             }
             Poll::Pending => Poll::Pending,
+        }
+    }
+
+    /// Whether everything has come that will; known before the end is asked for if the length was.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.line.is_none()
+    }
+
+    fn give_back(&mut self) {
+        if let Some(line) = self.line.take() {
+            self.pool.give_back(line);
         }
     }
 

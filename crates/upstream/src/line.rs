@@ -113,6 +113,11 @@ impl Line {
         Poll::Ready(piece.map_err(UpstreamError::Broken).transpose())
     }
 
+    /// Whether all of the answer was given out.
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.framing == Framing::Ended
+    }
+
     fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Head>> {
         loop {
             let unsent = self.poll_send(cx);

@@ -224,7 +224,7 @@ impl Errand {
             moving.attempt();
             let booking = place::book(app, model, self.arrival.clone(), &blocks)
                 .await
-                .map_err(|error| place::refusal(app, &error))?;
+                .map_err(|error| place::refusal_after(app, &error, ApiError::unavailable()))?;
             let target = booking.target();
             let error = match self.open(target, kit).await {
                 Ok((source, begun)) => {

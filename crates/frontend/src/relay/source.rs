@@ -227,6 +227,11 @@ impl Source {
         self.body.close();
     }
 
+    /// Whether the client has got everything, though nobody has asked for the end.
+    pub(crate) fn is_over(&self) -> bool {
+        !self.is_events() && self.body.is_over()
+    }
+
     /// Whether an error can be told in the client's stream.
     pub(crate) fn is_events(&self) -> bool {
         matches!(self.form, Form::Events { .. })

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::engine::{ANSWER, DONE, FIRST, LAST, Step, stream, unary};
+use crate::engine::{ANSWER, DONE, FIRST, LAST, STREAM_HEAD, Step, chunk, stream, unary};
 use crate::rig::{ASK, CHAT, Rig, until};
 
 #[tokio::test]
@@ -141,10 +141,11 @@ async fn the_client_is_told_who_served_it_and_when() {
 }
 
 #[tokio::test]
-async fn routes_that_only_engines_know_pass_unread() {
+async fn routes_that_only_engines_know_pass_less_our_extension() {
     let rig = Rig::of(2).await;
     rig.stage.tokenizes.store(true, Ordering::SeqCst);
-    let body = "{\"model\":\"m\", \"input\" : [\"a\"],\"nvext\":{\"kept\":1}}";
+    let body = "{\"model\":\"m\", \"nvext\":{\"any\":1}, \"input\" : [\"a\"]}";
+    let sent = "{\"model\":\"m\", \"input\" : [\"a\"]}";
     for path in [
         "/v1/embeddings",
         "/v1/responses?x=1",
@@ -161,7 +162,7 @@ async fn routes_that_only_engines_know_pass_unread() {
             "{}",
             seen.head
         );
-        assert_eq!(seen.body, body.as_bytes());
+        assert_eq!(seen.body, sent.as_bytes());
     }
     // No JSON at all, as an upload of sound would be.
     rig.stage.play(vec![Step::Write(unary("{}"))]);
@@ -192,6 +193,85 @@ async fn routes_that_only_engines_know_pass_unread() {
         404
     );
     rig.at_rest().await;
+}
+
+/// An answer that was passed on whole is a success, however its end is told, and its connection is used again.
+#[tokio::test]
+async fn an_answer_that_was_passed_on_is_a_success() {
+    let rig = Rig::of(1).await;
+    let empty = "HTTP/1.1 204 No Content\r\n\r\n";
+    let long = format!("{{\"data\":\"{}\"}}", "x".repeat(6 << 20));
+    let (mut chunked, mut sized) = (STREAM_HEAD.as_bytes().to_vec(), unary(&long));
+    chunked.extend(chunk(long.as_bytes()));
+    chunked.extend_from_slice(b"0\r\n\r\n");
+    let passed = "/v1/embeddings";
+    let cases = [
+        (passed, unary("{\"data\":[]}"), 200, 11),
+        (passed, unary(""), 200, 0),
+        (passed, empty.into(), 204, 0),
+        (passed, sized.clone(), 200, long.len()),
+        (passed, chunked, 200, long.len()),
+        (CHAT, std::mem::take(&mut sized), 200, long.len()),
+    ];
+    for (n, (path, answer, status, length)) in cases.into_iter().enumerate() {
+        rig.stage.play(vec![Step::Write(answer)]);
+        let answer = rig.post(path, ASK).await;
+        assert_eq!((answer.status, answer.body.len()), (status, length), "{n}");
+        assert!(answer.whole);
+        until("it is remembered", || {
+            rig.app.in_flight().count() == 0 && rig.booked() == 0
+        })
+        .await;
+        let name = answer.header("x-request-id").unwrap();
+        let mut client = rig.client().await;
+        let ask = format!("GET /decisions/{name} HTTP/1.1\r\nhost: door\r\n\r\n");
+        client.send(ask).await;
+        let why = client.answer().await.json();
+        assert_eq!(why["outcome"]["status"], status, "{n}: {why}");
+    }
+    assert_eq!(
+        rig.metric("dynamo_frontend_model_cancellation_total").await,
+        0.0
+    );
+    assert_eq!(rig.stage.open(), 1, "one connection for all");
+    rig.at_rest().await;
+}
+
+/// What an engine streams on a route of its own is counted as a stream, and a refusal has a name too.
+#[tokio::test]
+async fn what_passes_is_labelled_and_named() {
+    let rig = Rig::of(1).await;
+    rig.stage.play(vec![stream(&[b"data: {}\n\n"])]);
+    rig.post("/v1/responses", r#"{"model":"m","stream":true}"#)
+        .await;
+    rig.at_rest().await;
+    let mut client = rig.client().await;
+    client
+        .send("GET /metrics HTTP/1.1\r\nhost: door\r\n\r\n")
+        .await;
+    let page = client.answer().await;
+    let mut lines = page.text().lines();
+    let line = lines
+        .find(|line| line.starts_with("dynamo_frontend_requests_total{"))
+        .unwrap();
+    assert!(line.contains("request_type=\"stream\""), "{line}");
+    assert!(line.contains("status=\"success\""), "{line}");
+    let mut client = rig.client().await;
+    let named = "x-request-id: mine\r\n";
+    client
+        .post("/v1/embeddings", named, r#"{"model":"x"}"#)
+        .await;
+    let answer = client.answer().await;
+    assert_eq!(
+        (answer.status, answer.header("x-request-id")),
+        (404, Some("mine"))
+    );
+    for _ in 0..3 {
+        rig.stage.play(vec![Step::Close]);
+    }
+    let answer = rig.post("/v1/embeddings", r#"{"model":"m"}"#).await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.header("x-request-id").is_some());
 }
 
 /// `DYN_DISABLE_FRONTEND_NVEXT`: extensions are taken out and mean nothing, in body and headers alike.

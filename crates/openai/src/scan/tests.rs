@@ -59,6 +59,10 @@ fn usage_is_asked_for_without_touching_other_options() {
             expect![[r#"{"stream_options":{"include_usage":true}}"#]],
         ),
         (
+            r#"{"stream_options":"bad","a":1}"#,
+            expect![[r#"{"stream_options":"bad","a":1}"#]],
+        ),
+        (
             r#"{"stream_options": { }}"#,
             expect![[r#"{"stream_options": {"include_usage":true }}"#]],
         ),

@@ -1,0 +1,90 @@
+//! Routes that only engines know: a request passes to one of them by load, and its answer passes back.
+//!
+//! What always holds: bytes are not touched, but that `nvext`, which is ours, is taken out of a JSON object.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::Request;
+use http::request::Parts;
+use hyper::body::Incoming;
+use kvasir_openai::{ApiError, HeaderHints, Nvext, Scan};
+use kvasir_types::RequestId;
+
+use super::{Forward, Kind, headers, path_of};
+use crate::models::{Backend, ServedModel};
+use crate::place::Blocks;
+use crate::reply::{self, Reply};
+use crate::tokens::BYTES_PER_TOKEN;
+use crate::watch::Watch;
+use crate::{App, ask, body, outcomes};
+
+/// The label of requests for routes that only engines know.
+const ENGINE_ROUTE: &str = "engine";
+
+/// Passes a request for a route that only engines know to one of them, by load.
+pub(crate) async fn pass(app: &Arc<App>, request: Request<Incoming>) -> Reply {
+    let ticket = app.in_flight().enter();
+    let (parts, incoming) = request.into_parts();
+    let id = app.new_request_id();
+    let given = outcomes::given(&parts.headers).cloned();
+    let outcome = pass_on(app, id, &parts, incoming).await;
+    let mut reply = outcome.unwrap_or_else(|error| reply::error(&error));
+    outcomes::name(&mut reply, given.unwrap_or_else(|| outcomes::name_of(id)));
+    reply.body_mut().hold(ticket);
+    reply
+}
+
+async fn pass_on(
+    app: &Arc<App>,
+    id: RequestId,
+    parts: &Parts,
+    incoming: Incoming,
+) -> Result<Reply, ApiError> {
+    if app.is_draining() {
+        body::leave(incoming).await;
+        return Err(ApiError::not_ready());
+    }
+    let body = body::read_for(app, parts, incoming).await?;
+    let scan = Scan::parse(&body).ok();
+    let model = model_of(app, scan.as_ref()).ok_or_else(ApiError::model_not_found)?;
+    let Backend::OpenAi { workers, .. } = &model.backend else {
+        let (method, path) = (parts.method.as_str(), parts.uri.path());
+        return Err(ApiError::route_not_found(method, path));
+    };
+    let stream = scan.as_ref().is_some_and(Scan::stream);
+    let headers = &parts.headers;
+    let watch = Watch::start_at(app, id, headers, Some(&model), ENGINE_ROUTE, stream);
+    let tokens = (body.len() / BYTES_PER_TOKEN).max(1);
+    let arrival = ask::arrival(id, tokens, &Nvext::default(), &HeaderHints::default());
+    let mut headers = headers::to_engine(parts.headers.clone(), &outcomes::name_of(id));
+    watch.trace_to(&mut headers);
+    let forward = Forward {
+        app: Arc::clone(app),
+        workers: workers.clone(),
+        method: parts.method.clone(),
+        path: path_of(&parts.uri),
+        headers,
+        body: without_extension(scan.as_ref(), &body),
+        kind: Kind::Opaque,
+        received: watch.received(),
+        model: Arc::clone(&model),
+    };
+    forward.run(arrival, Blocks::none(), watch).await
+}
+
+/// The model that a body names; a body that names none is for the only one that is served.
+fn model_of(app: &App, scan: Option<&Scan<'_>>) -> Option<Arc<ServedModel>> {
+    match scan.and_then(Scan::model) {
+        Some(name) => app.models().get(&name),
+        None => app.models().only(),
+    }
+}
+
+/// The body as the engine gets it.
+fn without_extension(scan: Option<&Scan<'_>>, body: &Bytes) -> Bytes {
+    match scan {
+        Some(scan) => scan.edit().remove("nvext").apply(body),
+        None => body.clone(),
+    }
+}
