@@ -170,7 +170,7 @@ async fn the_last_engines_refusal_passes_when_nobody_else_is_left() {
     let rig = Rig::of(2).await;
     let refusal = "HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nfull";
     rig.stage.play(vec![write(refusal)]);
-    for _ in 0..2 {
+    for _ in 0..6 {
         rig.stage.play(vec![Step::Close]);
     }
     assert_eq!(rig.post(CHAT, ASK).await.text(), "full");
