@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use kvasir_openai::{ApiError, ChatRequest, CompletionRequest, Options, Prompt, Scan};
+use kvasir_openai::{
+    ApiError, ChatRequest, CompletionRequest, Options, Prompt, Scan, Span, content_spans,
+    is_outside,
+};
 use kvasir_text::{ChatInput, DetokenizeOptions, Detokenizer, Dialect, TextError, TextModel};
 use kvasir_types::Token;
 
@@ -21,8 +24,11 @@ pub(crate) fn of_chat(
     chat: &ChatRequest,
     now_unix: u64,
 ) -> Result<Prompts, ApiError> {
+    let messages = chat.messages.as_str();
+    let spans = content_spans(messages);
     let input = ChatInput {
-        messages: chat.messages.as_str(),
+        messages,
+        contents: spans.as_deref(),
         tools: chat.tools.as_ref().map(|tools| tools.list.as_str()),
         documents: chat.documents.as_ref().map(|d| d.as_str()),
         kwargs: chat.template_kwargs.as_ref().map(|k| k.as_str()),
@@ -98,10 +104,11 @@ fn client_error(error: TextError) -> ApiError {
 /// The tokens that an engine will see for a body that it judges itself, and whether they are its only prompt;
 /// `None` where we cannot know.
 ///
-/// A prompt that came as tokens needs no tokenizer.
+/// A prompt that came as tokens needs no tokenizer. `spans` are the texts of the messages, if they are known.
 pub(crate) fn of_scan(
     text: Option<&TextModel>,
     scan: &Scan<'_>,
+    spans: Option<&[Span]>,
     chat: bool,
     now_unix: u64,
 ) -> Option<(Vec<Token>, bool)> {
@@ -117,6 +124,7 @@ pub(crate) fn of_scan(
     let effort = scan.reasoning_effort();
     let input = ChatInput {
         messages: scan.messages()?,
+        contents: spans,
         tools: scan.tools(),
         documents: scan.documents(),
         kwargs: scan.template_kwargs(),
@@ -132,14 +140,16 @@ pub(crate) fn of_scan(
 
 /// Whether an engine's counts for a body with one prompt speak of that: no second answer, no media that become
 /// tokens unseen, nothing that cuts the prompt or keeps the engine from using its cache.
-pub(crate) fn is_plain(scan: &Scan<'_>) -> bool {
+pub(crate) fn is_plain(scan: &Scan<'_>, spans: Option<&[Span]>) -> bool {
     let set = |key: &str| {
         scan.raw(key)
             .is_some_and(|value| !["null", "false"].contains(&value))
     };
-    let messages = scan.messages().unwrap_or_default().as_bytes();
-    let media = |name: &&str| memchr::memmem::find(messages, name.as_bytes()).is_some();
-    scan.n() == 1 && !UNPLAIN.iter().any(|key| set(key)) && !MEDIA.iter().any(media)
+    let messages = scan.messages().unwrap_or_default();
+    let outside = |name: &str| is_outside(messages, spans.unwrap_or_default(), name);
+    // All their names have this in them, and plain conversations have not.
+    let media = outside("_") && MEDIA.iter().any(|name| outside(name));
+    scan.n() == 1 && !UNPLAIN.iter().any(|key| set(key)) && !media
 }
 
 /// Fields that change what an engine computes or counts.
@@ -178,4 +188,30 @@ pub(crate) fn detokenizer(text: &TextModel, options: &Options) -> Detokenizer {
             hidden,
         },
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn media_are_told_from_texts_that_name_them() {
+        assert!(MEDIA.iter().all(|name| name.contains('_')));
+        let plain = |messages: &str| {
+            let body = format!("{{\"messages\":{messages}}}");
+            let scan = Scan::parse(body.as_bytes()).unwrap();
+            let spans = scan.messages().and_then(content_spans);
+            is_plain(&scan, spans.as_deref())
+        };
+        assert!(plain(r#"[{"role":"user","content":"image_url"}]"#));
+        assert!(plain(r#"[{"role":"user","content":"a","tool_calls":[]}]"#));
+        assert!(plain(
+            r#"[{"role":"user","content":[{"type":"text","text":"a"}]}]"#
+        ));
+        let picture = r#"[{"content":"a"},{"content":[{"type":"image_url","image_url":{}}]}]"#;
+        assert!(!plain(picture));
+        assert!(!plain(
+            r#"[{"content":[{"type":"input_audio"}],"content":"a"}]"#
+        ));
+    }
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use kvasir_openai::{Endpoint, Nvext, Scan};
+use kvasir_openai::{Endpoint, Nvext, Scan, Span, content_spans};
 use kvasir_text::TextModel;
 use kvasir_types::Token;
 
@@ -188,10 +188,11 @@ async fn find(
             certain: false,
         };
     }
+    let spans = scan.messages().and_then(content_spans);
     let reading = |tokens, source, alone: bool| Reading {
         tokens,
         source,
-        certain: alone && prompt::is_plain(scan),
+        certain: alone && prompt::is_plain(scan, spans.as_deref()),
     };
     let chat = endpoint == Endpoint::Chat;
     if let Some((tokens, alone)) = by_ids(scan, chat) {
@@ -201,7 +202,7 @@ async fn find(
         return bytes(scan, endpoint);
     };
     if let Some((text, source)) = tokens.text.get() {
-        let found = by_text(app, model, text, scan, body, chat).await;
+        let found = by_text(app, model, text, scan, spans.as_deref(), body, chat).await;
         if let Some((tokens, alone)) = found {
             return reading(tokens, *source, alone);
         }
@@ -222,7 +223,7 @@ fn by_ids(scan: &Scan<'_>, chat: bool) -> Option<(Vec<Token>, bool)> {
     if chat || !listed {
         return None;
     }
-    prompt::of_scan(None, scan, false, 0)
+    prompt::of_scan(None, scan, None, false, 0)
 }
 
 /// By the tokenizer; on a thread of its own where that takes long.
@@ -231,6 +232,7 @@ async fn by_text(
     model: &ServedModel,
     text: &Arc<TextModel>,
     scan: &Scan<'_>,
+    spans: Option<&[Span]>,
     body: &Bytes,
     chat: bool,
 ) -> Option<(Vec<Token>, bool)> {
@@ -241,11 +243,12 @@ async fn by_text(
         let (text, body) = (Arc::clone(text), body.clone());
         let work = move || {
             let scan = Scan::parse(&body).ok()?;
-            prompt::of_scan(Some(&text), &scan, chat, now)
+            let spans = scan.messages().and_then(content_spans);
+            prompt::of_scan(Some(&text), &scan, spans.as_deref(), chat, now)
         };
         tokio::task::spawn_blocking(work).await.ok().flatten()
     } else {
-        prompt::of_scan(Some(text), scan, chat, now)
+        prompt::of_scan(Some(text), scan, spans, chat, now)
     };
     model.meters.tokenized(clock.now() - start);
     found

@@ -13,6 +13,7 @@ mod admin;
 mod answer;
 mod chat;
 mod completion;
+mod contents;
 mod error;
 mod json;
 mod logprobs;
@@ -34,6 +35,7 @@ pub use admin::{
 pub use answer::{AnswerHead, Choice, Endpoint, StreamWriter, write_unary};
 pub use chat::{ChatRequest, ToolChoice, Tools};
 pub use completion::{CompletionRequest, Prompt};
+pub use contents::{content_spans, is_outside};
 pub use error::{ApiError, DEFAULT_OVERLOAD_STATUS};
 pub use json::{JsonText, write_json_str};
 pub use logprobs::{Logprob, TokenLogprob};

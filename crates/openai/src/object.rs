@@ -193,7 +193,7 @@ struct FieldsVisitor<'a> {
 }
 
 /// Where `part`, a slice of `body`, stands in it.
-fn span_in(body: &str, part: &str) -> Span {
+pub(crate) fn span_in(body: &str, part: &str) -> Span {
     let start = (part.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
     start..start + part.len()
 }

@@ -55,6 +55,29 @@ pub(crate) fn fields<'a>(json: &'a str, mut each: impl FnMut(Walked<'a>)) -> Opt
     }
 }
 
+/// Calls `each` for the values in the list that `json` is; `None` and what was called for as in [`fields`].
+pub(crate) fn items<'a>(json: &'a str, mut each: impl FnMut(&'a str)) -> Option<()> {
+    let bytes = json.as_bytes();
+    let mut at = blank(bytes, 0);
+    if *bytes.get(at)? != b'[' {
+        return None;
+    }
+    at = blank(bytes, at + 1);
+    if *bytes.get(at)? == b']' {
+        return (blank(bytes, at + 1) == bytes.len()).then_some(());
+    }
+    loop {
+        let end = value(bytes, at)?;
+        each(json.get(at..end)?);
+        at = blank(bytes, end);
+        match *bytes.get(at)? {
+            b',' => at = blank(bytes, at + 1),
+            b']' => return (blank(bytes, at + 1) == bytes.len()).then_some(()),
+            _ => return None,
+        }
+    }
+}
+
 /// The end of the value that begins at `at`.
 fn value(bytes: &[u8], mut at: usize) -> Option<usize> {
     // One bit for each open bracket, the innermost lowest: 1 for an object.

@@ -5,6 +5,7 @@
 //! before they render; a router that predicts their tokens has to bridge it the same way.
 
 use std::fmt;
+use std::ops::Range;
 
 use minijinja::Value;
 use serde::Deserialize;
@@ -17,6 +18,9 @@ use crate::error::TextError;
 pub struct ChatInput<'a> {
     /// JSON list of messages.
     pub messages: &'a str,
+    /// Where in `messages` the contents that are strings stand, between their quotes, if the caller knows. All of
+    /// them, in order: with it a prompt can be put together from what the template printed before.
+    pub contents: Option<&'a [Range<usize>]>,
     /// JSON list of tools.
     pub tools: Option<&'a str>,
     /// JSON list of documents.

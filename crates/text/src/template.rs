@@ -7,8 +7,11 @@
 //! Invariants: a template is compiled once; rendering reads no clock and no file; what a template raises for the
 //! client is told apart from its own failures.
 
+mod opaque;
 mod python;
+mod stand_in;
 
+use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 
@@ -16,6 +19,8 @@ use crate::chat::{ChatInput, ContentStyle, Dialect, bad, messages, tools};
 use crate::error::{LoadError, TextError};
 use crate::pyvalue::{self, JsonStyle};
 use crate::strftime;
+use opaque::Demands;
+use stand_in::StandIns;
 
 /// The name under which templates for requests with tools are kept.
 const TOOL_USE: &str = "tool_use";
@@ -30,6 +35,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     style: ContentStyle,
     specials: Vec<(String, Value)>,
+    /// For templates that do not look inside texts.
+    stand_ins: Option<StandIns>,
 }
 
 impl std::fmt::Debug for ChatTemplate {
@@ -53,8 +60,10 @@ impl ChatTemplate {
         specials: Vec<(String, String)>,
     ) -> Result<Self, LoadError> {
         let mut environment = environment();
+        let mut demands = Some(Demands::default());
         for (name, source) in templates {
             let source = without_generation_marks(&source);
+            demands = demands.and_then(|all| Some(all.and(opaque::demands(&source, syntax())?)));
             environment
                 .add_template_owned(name.clone(), source)
                 .map_err(|e| LoadError::Parse {
@@ -70,6 +79,7 @@ impl ChatTemplate {
             environment,
             style: ContentStyle::Text,
             specials,
+            stand_ins: demands.map(StandIns::new),
         };
         template.style = template.detect_style();
         Ok(template)
@@ -84,7 +94,21 @@ impl ChatTemplate {
             (ContentStyle::Parts, Dialect::Vllm) => ContentStyle::PartsOnly,
             (style, _) => style,
         };
-        let mut list = messages(input.messages, style)?;
+        let render = |messages: &str| self.render_messages(messages, style, input);
+        match &self.stand_ins {
+            Some(stand_ins) if style != ContentStyle::PartsOnly => stand_ins.render(input, render),
+            _ => render(input.messages),
+        }
+    }
+
+    /// Runs the template with these messages and everything else of `input`.
+    fn render_messages(
+        &self,
+        json: &str,
+        style: ContentStyle,
+        input: &ChatInput<'_>,
+    ) -> Result<String, TextError> {
+        let mut list = messages(json, style)?;
         if input.continue_final_message
             && let Some(last) = list.last_mut()
         {
@@ -165,15 +189,17 @@ fn none() -> Value {
     Value::from(())
 }
 
+fn syntax() -> SyntaxConfig {
+    SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()
+        .unwrap_or_default()
+}
+
 fn environment() -> Environment<'static> {
     let mut env = Environment::new();
-    env.set_syntax(
-        minijinja::syntax::SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build()
-            .unwrap_or_default(),
-    );
+    env.set_syntax(syntax());
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_unknown_method_callback(python::method);
     env.set_formatter(|out, _, value| {

@@ -171,6 +171,7 @@ pub(crate) fn chat_prompt(
     };
     let rendered = mock.text.render(&ChatInput {
         messages,
+        contents: None,
         tools: scan.tools(),
         documents: scan.documents(),
         kwargs: scan.template_kwargs(),

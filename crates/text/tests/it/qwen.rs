@@ -1,5 +1,6 @@
 //! Token parity with real servers, over the prompts that they recorded.
 
+use kvasir_openai::content_spans;
 use kvasir_text::{ChatInput, Dialect, Tokenizer};
 use proptest::prelude::Strategy as _;
 use proptest::strategy::ValueTree as _;
@@ -30,6 +31,12 @@ fn tokens_of(body: &Value) -> Option<Vec<u32>> {
         ..ChatInput::default()
     };
     let text = model.render(&input).unwrap();
+    let spans = content_spans(&messages).unwrap();
+    for _ in 0..3 {
+        let contents = Some(&*spans);
+        let put_together = model.render(&ChatInput { contents, ..input });
+        assert_eq!(put_together.as_ref(), Ok(&text), "{messages}");
+    }
     Some(model.encode_chat(&text).unwrap())
 }
 
