@@ -38,9 +38,7 @@ pub(crate) fn of_chat(
         now_unix: i64::try_from(now_unix).unwrap_or(i64::MAX),
         dialect: Dialect::Schema,
     };
-    let rendered = text.render(&input).map_err(client_error)?;
-    let tokens = text.encode_chat(&rendered).map_err(client_error)?;
-    one_prompt(tokens)
+    one_prompt(text.encode_conversation(&input).map_err(client_error)?)
 }
 
 /// The prompts of a completion for a token worker.
@@ -134,8 +132,7 @@ pub(crate) fn of_scan(
         now_unix: i64::try_from(now_unix).unwrap_or(i64::MAX),
         dialect: Dialect::Vllm,
     };
-    let tokens = text.encode_chat(&text.render(&input).ok()?).ok()?;
-    Some((tokens, true))
+    Some((text.encode_conversation(&input).ok()?, true))
 }
 
 /// Whether an engine's counts for a body with one prompt speak of that: no second answer, no media that become

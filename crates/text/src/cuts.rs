@@ -84,6 +84,12 @@ impl CutRules {
         (from.max(1)..bytes.len()).find(|at| self.is_cut(text, bytes, *at))
     }
 
+    /// Whether the text can be cut at byte `at`.
+    pub(crate) fn is_safe(self, text: &str, at: usize) -> bool {
+        let bytes = text.as_bytes();
+        (1..bytes.len()).contains(&at) && self.is_cut(text, bytes, at)
+    }
+
     fn is_cut(self, text: &str, bytes: &[u8], at: usize) -> bool {
         let (before, after) = (bytes[at - 1], bytes[at]);
         if matches!(after, b' ' | b'\n') {

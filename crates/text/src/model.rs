@@ -146,6 +146,17 @@ impl TextModel {
         template.render(input)
     }
 
+    /// The tokens of a conversation: [`TextModel::render`] and [`TextModel::encode_chat`] in one, which spares the parts
+    /// around the texts from being tokenized again.
+    ///
+    /// # Errors
+    /// Those of both.
+    pub fn encode_conversation(&self, input: &ChatInput<'_>) -> Result<Vec<Token>, TextError> {
+        let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
+        let rendered = template.rendered(input)?;
+        self.encode_at(&rendered.text, &rendered.begins, false)
+    }
+
     /// The tokens of a rendered conversation: the template has put the special tokens in.
     ///
     /// # Errors
@@ -167,6 +178,16 @@ impl TextModel {
     /// # Errors
     /// The tokenizer's own failure.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, TextError> {
+        self.encode_at(text, &[], add_special)
+    }
+
+    /// As [`TextModel::encode`]; at `places` something new is likely to begin.
+    fn encode_at(
+        &self,
+        text: &str,
+        places: &[usize],
+        add_special: bool,
+    ) -> Result<Vec<Token>, TextError> {
         let frame = self.frame.as_ref().filter(|_| add_special);
         let (Some(cache), true) = (&self.cache, frame.is_some() == add_special) else {
             return self.tokenizer.encode(text, add_special);
@@ -174,7 +195,8 @@ impl TextModel {
         let mut ids = Vec::with_capacity(text.len() / BYTES_PER_TOKEN + 8);
         ids.extend(frame.iter().flat_map(|f| &f.before));
         let tokenizer = &self.tokenizer;
-        cache.encode(text, |piece| tokenizer.encode(piece, false), &mut ids)?;
+        let encode = |piece: &str| tokenizer.encode(piece, false);
+        cache.encode(text, places, encode, &mut ids)?;
         ids.extend(frame.iter().flat_map(|f| &f.after));
         Ok(ids)
     }

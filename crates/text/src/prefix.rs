@@ -2,7 +2,8 @@
 //!
 //! Answers one question: which tokens does a text have, if most of it was tokenized before? The text is cut at
 //! safe places about 2 KiB apart; what lies between two cuts has the same tokens in every text, so pieces are
-//! kept by content. The tail after the last cut is always tokenized afresh.
+//! kept by content; where the caller knows that something new begins, a piece ends. The tail after the last cut is
+//! always tokenized afresh.
 //!
 //! Invariants: the tokens are those of plain tokenization (a hit compares the text, not only its hash); memory stays
 //! under the budget; no lock is held while tokenizing.
@@ -127,16 +128,19 @@ impl PrefixCache {
         }
     }
 
-    /// Appends the tokens of `text`, tokenizing what is not kept with `encode`.
+    /// Appends the tokens of `text`, tokenizing what is not kept with `encode`. `places` are those, in order, at which
+    /// something new is likely to begin: where it is safe, a piece ends there.
     pub(crate) fn encode(
         &self,
         text: &str,
+        places: &[usize],
         encode: impl Fn(&str) -> Result<Vec<Token>, TextError>,
         out: &mut Vec<Token>,
     ) -> Result<(), TextError> {
         let (mut hits, mut hit_tokens, mut from) = (0, 0, 0);
         let before = out.len();
-        while let Some(at) = self.rules.next(text, from + self.step) {
+        let mut places = places.iter().copied();
+        while let Some(at) = self.next_cut(text, from, &mut places) {
             let piece = &text[from..at];
             from = at;
             if piece.len() > PIECE_BYTES_MAX {
@@ -158,6 +162,26 @@ impl PrefixCache {
         let tokens = (hit_tokens, out.len() - before - hit_tokens);
         self.counts.add((hits, text.len() - hits), tokens);
         Ok(())
+    }
+
+    /// Where the piece that begins at `from` ends: at the next of `places` that is safe, or a step away.
+    fn next_cut(
+        &self,
+        text: &str,
+        from: usize,
+        places: &mut (impl Iterator<Item = usize> + Clone),
+    ) -> Option<usize> {
+        let far = self.rules.next(text, from + self.step);
+        loop {
+            let place = places.clone().next();
+            let Some(place) = place.filter(|place| far.is_none_or(|far| *place <= far)) else {
+                return far;
+            };
+            places.next();
+            if place > from && self.rules.is_safe(text, place) {
+                return Some(place);
+            }
+        }
     }
 
     pub(crate) fn stats(&self) -> CacheStats {

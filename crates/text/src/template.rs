@@ -20,6 +20,7 @@ use crate::error::{LoadError, TextError};
 use crate::pyvalue::{self, JsonStyle};
 use crate::strftime;
 use opaque::Demands;
+pub(crate) use stand_in::Rendered;
 use stand_in::StandIns;
 
 /// The name under which templates for requests with tools are kept.
@@ -90,6 +91,11 @@ impl ChatTemplate {
     /// # Errors
     /// The conversation is no JSON list of messages, the template refuses it, or it fails.
     pub fn render(&self, input: &ChatInput<'_>) -> Result<String, TextError> {
+        self.rendered(input).map(|rendered| rendered.text)
+    }
+
+    /// As [`ChatTemplate::render`], with where texts begin.
+    pub(crate) fn rendered(&self, input: &ChatInput<'_>) -> Result<Rendered, TextError> {
         let style = match (self.style, input.dialect) {
             (ContentStyle::Parts, Dialect::Vllm) => ContentStyle::PartsOnly,
             (style, _) => style,
@@ -97,7 +103,7 @@ impl ChatTemplate {
         let render = |messages: &str| self.render_messages(messages, style, input);
         match &self.stand_ins {
             Some(stand_ins) if style != ContentStyle::PartsOnly => stand_ins.render(input, render),
-            _ => render(input.messages),
+            _ => render(input.messages).map(Rendered::from),
         }
     }
 

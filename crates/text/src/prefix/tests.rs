@@ -21,8 +21,12 @@ fn plain(text: &str) -> Result<Vec<Token>, TextError> {
 }
 
 fn check(cache: &PrefixCache, text: &str) {
+    check_at(cache, text, &[]);
+}
+
+fn check_at(cache: &PrefixCache, text: &str, places: &[usize]) {
     let mut ids = Vec::new();
-    cache.encode(text, plain, &mut ids).unwrap();
+    cache.encode(text, places, plain, &mut ids).unwrap();
     assert_eq!(ids, plain(text).unwrap(), "{text:?}");
     let stats = cache.stats();
     assert!(stats.used_bytes <= stats.budget_bytes, "{stats:?}");
@@ -42,7 +46,9 @@ proptest! {
         edits in proptest::collection::vec((any::<prop::sample::Index>(), 0usize..60, hostile()), 1..12),
         step in prop_oneof![4usize..40, 40usize..1024],
         budget in prop_oneof![Just(0usize), 1000usize..20_000, Just(1 << 20)],
+        mut places in proptest::collection::vec(0usize..400, 0..6),
     ) {
+        places.sort_unstable();
         let cache = cache(budget, step);
         let mut text = start.join(" and then 7 more words\n");
         check(&cache, &text);
@@ -51,7 +57,7 @@ proptest! {
             let at = floor(&text, at.index(text.len() + 1));
             let end = floor(&text, (at + gone).min(text.len()));
             text.replace_range(at..end, &put);
-            check(&cache, &text);
+            check_at(&cache, &text, &places);
         }
     }
 }
@@ -77,11 +83,11 @@ fn a_longer_text_pays_for_its_end() {
         plain(text)
     };
     let (long, tail) = (words(2000), words(50));
-    cache.encode(&long, count, &mut Vec::new()).unwrap();
+    cache.encode(&long, &[], count, &mut Vec::new()).unwrap();
     assert_eq!(tokenized.take(), long.len());
     let longer = long.clone() + &tail;
     let mut ids = Vec::new();
-    cache.encode(&longer, count, &mut ids).unwrap();
+    cache.encode(&longer, &[], count, &mut ids).unwrap();
     assert_eq!(ids, plain(&longer).unwrap());
     assert!(tokenized.get() < tail.len() + 600, "{}", tokenized.get());
     let stats = cache.stats();
@@ -138,4 +144,25 @@ fn the_budget_holds_and_used_pieces_stay() {
         each * 10,
     );
     assert!(!shard.by_hash.contains_key(&99), "larger than the budget");
+}
+
+/// What lies before a place where something new begins is kept, however short it is.
+#[test]
+fn a_known_beginning_is_tokenized_once() {
+    let cache = cache(1 << 20, 256);
+    let tokenized = Cell::new(0);
+    let count = |text: &str| {
+        tokenized.set(tokenized.get() + text.len());
+        plain(text)
+    };
+    let head = "<|im_start|>user\n";
+    for (text, fresh) in [("Hello", 22), ("Hallo", 5), (" Hallo", 23)] {
+        tokenized.set(0);
+        let (whole, mut ids) = (format!("{head}{text}"), Vec::new());
+        cache
+            .encode(&whole, &[head.len()], count, &mut ids)
+            .unwrap();
+        assert_eq!(ids, plain(&whole).unwrap());
+        assert_eq!(tokenized.get(), fresh, "{text}");
+    }
 }

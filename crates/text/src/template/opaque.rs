@@ -388,7 +388,7 @@ impl Judge {
             }
             (CompareOpKind::Eq | CompareOpKind::Ne, (Clean, Content)) if is_nothing(left) => Ok(()),
             (CompareOpKind::In | CompareOpKind::NotIn, (Clean, Content)) => {
-                self.forbid(constant(left))
+                self.forbid(constant(left).as_ref())
             }
             // Which fields a message has.
             (CompareOpKind::In | CompareOpKind::NotIn, (Clean, Message | Messages)) => {
@@ -399,8 +399,8 @@ impl Judge {
     }
 
     /// Texts must not contain `word`.
-    fn forbid(&mut self, word: Option<Value>) -> Judged<()> {
-        let word = word.as_ref().and_then(Value::as_str).ok_or(Inside)?;
+    fn forbid(&mut self, word: Option<&Value>) -> Judged<()> {
+        let word = word.and_then(Value::as_str).ok_or(Inside)?;
         if word.is_empty() || word.contains(super::stand_in::is_mark) {
             return Err(Inside);
         }
@@ -429,7 +429,7 @@ impl Judge {
             ("list" | "reverse", Messages) if plain => Ok(Messages),
             ("first" | "last", Messages) if plain => Ok(Message),
             ("selectattr" | "rejectattr", Messages) => match filter.args.first() {
-                Some(CallArg::Pos(key)) if is_other_field(constant(key)) => Ok(Messages),
+                Some(CallArg::Pos(key)) if is_other_field(constant(key).as_ref()) => Ok(Messages),
                 _ => Err(Inside),
             },
             _ => Err(Inside),
@@ -501,9 +501,9 @@ impl Judge {
                 Ok(text)
             }
             ("startswith" | "endswith", Content) if args.len() == 1 => {
-                self.forbid(first).map(|()| Clean)
+                self.forbid(first.as_ref()).map(|()| Clean)
             }
-            ("split", Content) if args.len() == 1 => self.forbid(first).map(|()| Pieces),
+            ("split", Content) if args.len() == 1 => self.forbid(first.as_ref()).map(|()| Pieces),
             ("get", Message) => match first.as_ref().and_then(Value::as_str) {
                 Some("content") => Ok(Content),
                 Some(_) => Ok(Clean),
@@ -535,8 +535,8 @@ fn is_nothing(expr: &Expr<'_>) -> bool {
     constant(expr).is_some_and(|value| value.is_none() || value.as_str() == Some(""))
 }
 
-fn is_other_field(key: Option<Value>) -> bool {
-    let key = key.as_ref().and_then(Value::as_str);
+fn is_other_field(key: Option<&Value>) -> bool {
+    let key = key.and_then(Value::as_str);
     key.is_some_and(|key| !key.contains('.') && key != "content")
 }
 

@@ -42,6 +42,23 @@ pub(super) fn is_mark(c: char) -> bool {
     ('\u{e000}'..='\u{e01f}').contains(&c)
 }
 
+/// A prompt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rendered {
+    pub(crate) text: String,
+    /// Where in it texts of messages begin, as far as that is known: what lies before is likely to come again.
+    pub(crate) begins: Vec<usize>,
+}
+
+impl From<String> for Rendered {
+    fn from(text: String) -> Self {
+        Self {
+            text,
+            begins: Vec::new(),
+        }
+    }
+}
+
 /// The shapes of one model's conversations.
 pub(super) struct StandIns {
     demands: Demands,
@@ -97,13 +114,13 @@ impl StandIns {
         &self,
         input: &ChatInput<'_>,
         render: impl Fn(&str) -> Result<String, TextError>,
-    ) -> Result<String, TextError> {
+    ) -> Result<Rendered, TextError> {
         let parted = match input.contents {
             Some(spans) if !self.distrusted.load(Ordering::Relaxed) => self.part(input, spans),
             _ => None,
         };
         let Some(parted) = parted else {
-            return render(input.messages);
+            return render(input.messages).map(Rendered::from);
         };
         let hash = xxh3_64(&parted.key);
         if let Some(shape) = self.find(hash, &parted.key) {
@@ -115,7 +132,7 @@ impl StandIns {
         if known && !mentions_marks(&parted.key) {
             self.learn(hash, parted, input.messages, &prompt, render);
         }
-        Ok(prompt)
+        Ok(prompt.into())
     }
 
     /// Takes the texts out of a conversation; `None` if it is to be rendered.
@@ -166,9 +183,10 @@ impl StandIns {
         let Demands {
             trimmed, without, ..
         } = &self.demands;
-        let untrimmed =
-            || text.starts_with(char::is_whitespace) || text.ends_with(char::is_whitespace);
-        !(*trimmed && untrimmed()) && !without.iter().any(|word| text.contains(word.as_str()))
+        let blank = char::is_whitespace;
+        let untrimmed = *trimmed && (text.starts_with(blank) || text.ends_with(blank));
+        let mut words = without.iter();
+        !untrimmed && words.all(|word| !text.contains(word.as_str()))
     }
 
     fn find(&self, hash: u64, key: &[u8]) -> Option<Arc<Shape>> {
@@ -182,15 +200,15 @@ impl StandIns {
         shape: &Shape,
         parted: &Parted<'_>,
         render: impl FnOnce() -> Result<String, TextError>,
-    ) -> Result<String, TextError> {
+    ) -> Result<Rendered, TextError> {
         let prompt = shape.fill(&parted.texts);
         let number = self.uses.fetch_add(1, Ordering::Relaxed);
         if number % CHECK_EVERY != CHECK_EVERY - 1 {
             return Ok(prompt);
         }
         let wanted = render()?;
-        self.compare(&prompt, &wanted);
-        Ok(wanted)
+        self.compare(&prompt.text, &wanted);
+        Ok(wanted.into())
     }
 
     fn compare(&self, prompt: &str, wanted: &str) -> bool {
@@ -215,7 +233,7 @@ impl StandIns {
         let Some(shape) = Shape::read(parted.key, &printed) else {
             return;
         };
-        if self.compare(&shape.fill(&parted.texts), prompt) {
+        if self.compare(&shape.fill(&parted.texts).text, prompt) {
             let mut shapes = self.shapes.write().unwrap_or_else(PoisonError::into_inner);
             shapes.insert(hash, shape);
         }
@@ -261,7 +279,7 @@ impl Shape {
     }
 
     /// What is printed, with these texts.
-    fn fill(&self, texts: &[Text<'_>]) -> String {
+    fn fill(&self, texts: &[Text<'_>]) -> Rendered {
         let text = |at: usize| texts.get(at).map_or("", |text| &text.text);
         let longer: usize = self
             .texts
@@ -269,14 +287,19 @@ impl Shape {
             .map(|(_, number)| text(*number).len())
             .sum();
         let mut prompt = String::with_capacity(self.printed.len() + longer);
+        let mut begins = Vec::with_capacity(self.texts.len());
         let mut done = 0;
         for (at, number) in &self.texts {
             prompt.push_str(self.printed.get(done..*at).unwrap_or_default());
+            begins.push(prompt.len());
             prompt.push_str(text(*number));
             done = *at;
         }
         prompt.push_str(self.printed.get(done..).unwrap_or_default());
-        prompt
+        Rendered {
+            text: prompt,
+            begins,
+        }
     }
 }
 

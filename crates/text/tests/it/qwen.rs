@@ -37,7 +37,11 @@ fn tokens_of(body: &Value) -> Option<Vec<u32>> {
         let put_together = model.render(&ChatInput { contents, ..input });
         assert_eq!(put_together.as_ref(), Ok(&text), "{messages}");
     }
-    Some(model.encode_chat(&text).unwrap())
+    let tokens = model.encode_chat(&text).unwrap();
+    let contents = Some(&*spans);
+    let at_once = model.encode_conversation(&ChatInput { contents, ..input });
+    assert_eq!(at_once.as_ref(), Ok(&tokens), "{messages}");
+    Some(tokens)
 }
 
 /// Every recorded vLLM request that says which tokens its prompt had.

@@ -4,7 +4,7 @@ use expect_test::{Expect, expect};
 
 use super::*;
 
-fn check(source: &str, expected: Expect) {
+fn check(source: &str, expected: &Expect) {
     let said = match demands(source, super::super::syntax()) {
         None => "looks inside".to_owned(),
         Some(Demands {
@@ -37,7 +37,7 @@ fn texts_that_are_printed_joined_and_asked_for_are_passed_on() {
         "{% for m in messages if m.role != 'system' %}{{ 'tool_calls' in m }}{% endfor %}",
         "{% for m in messages | selectattr('role', 'equalto', 'user') | list %}{{ m.content }}{% endfor %}",
     ] {
-        check(source, expect!["trimmed false, without [], time false"]);
+        check(source, &expect!["trimmed false, without [], time false"]);
     }
 }
 
@@ -45,17 +45,17 @@ fn texts_that_are_printed_joined_and_asked_for_are_passed_on() {
 fn some_questions_make_demands() {
     check(
         "{% for m in messages %}{{ m.content | trim }}{{ (m.content + ' ').strip() }}{% endfor %}",
-        expect!["trimmed true, without [], time false"],
+        &expect!["trimmed true, without [], time false"],
     );
     check(
         "{% for m in messages %}{% set text = m.content %}{% if '</think>' in text %}\
          {% set text = text.split('</think>')[-1].lstrip('\\n') %}{% endif %}\
          {% if text.startswith('<tool>') %}-{% endif %}{{ text }}{% endfor %}",
-        expect![[r#"trimmed true, without ["</think>", "<tool>"], time false"#]],
+        &expect![[r#"trimmed true, without ["</think>", "<tool>"], time false"#]],
     );
     check(
         "{{ strftime_now('%Y') }}{{ messages[0].content }}",
-        expect!["trimmed false, without [], time true"],
+        &expect!["trimmed false, without [], time true"],
     );
 }
 
@@ -97,6 +97,6 @@ fn templates_that_look_inside_are_told() {
         "{{ messages[0].content * 2 }}",
         "{% if 'a' == messages[0].content %}{% endif %}",
     ] {
-        check(source, expect!["looks inside"]);
+        check(source, &expect!["looks inside"]);
     }
 }
