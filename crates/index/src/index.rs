@@ -1,21 +1,28 @@
 //! The index as its users see it: ranks and events in, matches out.
 //!
-//! One lock orders writers; an event holds it for a few microseconds, the removal of a rank for slices of
-//! [`CLEAR_SLICE`] runs. Lookups take no lock (see `view` for what they see meanwhile).
+//! Lookups take no lock (see `view` for what they see meanwhile). A writer that meets nobody has the index to
+//! itself for its event, a few microseconds. Writers that meet apply their events together (`tree::together`
+//! says how), each for a rank of its own; what is not an ordinary event waits until it is alone. A removal
+//! of a rank lets others in after each [`CLEAR_SLICE`] runs.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::cell::Cell;
+use std::sync::{Arc, PoisonError};
 
 use kvasir_types::{KvEvent, LocalHash, SequenceHash, Tier, Time, WorkerId, WorkerRank};
 use sdd::Guard;
 
 use crate::ranks::{RankTable, Ranks};
 use crate::routing::Routing;
-use crate::tree::{Again, Holder, NAMES_AT_ONCE, Tree};
+use crate::sync::{Apart, AtomicU32, Ordering, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::tree::{Again, Applied, Holder, NAMES_AT_ONCE, Tree, refuse};
 use crate::view::View;
 use crate::{ApplyError, Approximate, IndexOptions, Matches, Stats};
 
 /// Events after which a writer frees what no reader can see any more.
 const RECLAIM_EVERY: u32 = 32;
+
+/// Events that are applied together after writers have met, before one looks again whether it is alone.
+const MEET_FOR: u32 = 64;
 
 /// Runs taken from a rank before other writers get a turn.
 const CLEAR_SLICE: usize = 256;
@@ -49,10 +56,28 @@ pub struct Index {
     events: Arc<View>,
     routing: Option<Arc<View>>,
     max_bytes: u64,
-    pub(crate) writer: Mutex<Writer>,
+    gate: Apart<Gate>,
+    /// Counts events that were applied beside others.
+    #[cfg(any(test, feature = "oracle"))]
+    together: std::sync::atomic::AtomicU64,
 }
 
-/// Everything that changes, in the hands of one writer at a time.
+/// How writers come in.
+#[derive(Debug)]
+struct Gate {
+    writer: RwLock<Writer>,
+    /// Counts down from [`MEET_FOR`] after writers have met.
+    met: AtomicU32,
+    /// Writers that are applying an event in company; tells whether they meet.
+    inside: AtomicU32,
+}
+
+thread_local! {
+    /// Events that this thread has applied: what it replaced waits with it to be freed.
+    static APPLIED: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Everything that changes: exclusive to one writer, or shared by several that each apply an ordinary event.
 #[derive(Debug)]
 pub(crate) struct Writer {
     pub(crate) ranks: Ranks,
@@ -62,31 +87,55 @@ pub(crate) struct Writer {
     /// Bytes of `routing` when it was last changed.
     routing_bytes: usize,
     evicted: u64,
-    /// Counts events.
-    events_applied: u32,
 }
 
 impl Writer {
+    /// Applies an event beside others that do the same; `None` if it is not one to be applied so.
+    fn apply_together(&self, rank: WorkerRank, event: &KvEvent) -> Option<Applied> {
+        if !self.events.is_shared() {
+            return None;
+        }
+        let slot = self.ranks.get(rank)?;
+        match event {
+            KvEvent::Stored {
+                tier,
+                parent,
+                blocks,
+            } => {
+                let mut applied =
+                    self.events
+                        .store_together(holder(slot, *tier), *parent, blocks)?;
+                applied.bytes += self.routing_bytes;
+                Some(applied)
+            }
+            KvEvent::Removed { tier, blocks } => {
+                self.events.remove_together(holder(slot, *tier), blocks)
+            }
+            KvEvent::Cleared { .. } => None,
+        }
+    }
+
     /// Drops entries until all takes at most `target` bytes.
     #[cold]
     fn evict(&mut self, target: usize) {
         if let Some(routing) = &mut self.routing {
-            let left = target.saturating_sub(self.events.bytes());
+            let left = target.saturating_sub(self.events.alone().bytes());
             self.evicted += routing.evict(left, self.ranks.by_slot());
             self.routing_bytes = routing.bytes();
         }
         let left = target.saturating_sub(self.routing_bytes);
-        self.evicted += self.events.evict(left);
+        self.evicted += self.events.alone().evict(left);
     }
+}
 
-    /// Now and then frees what no reader can see any more, so that readers need not.
-    #[inline]
-    fn reclaim(&mut self) {
-        self.events_applied = self.events_applied.wrapping_add(1);
-        if self.events_applied.is_multiple_of(RECLAIM_EVERY) {
-            Guard::new().accelerate();
-            drop(Guard::new());
-        }
+/// Now and then frees what no reader can see any more, so that readers need not.
+#[inline]
+fn reclaim() {
+    let applied = APPLIED.get().wrapping_add(1);
+    APPLIED.set(applied);
+    if applied.is_multiple_of(RECLAIM_EVERY) {
+        Guard::new().accelerate();
+        drop(Guard::new());
     }
 }
 
@@ -117,23 +166,50 @@ impl Index {
             events: Arc::clone(&events.view),
             routing: routing.as_ref().map(|r| Arc::clone(&r.tree.view)),
             max_bytes: options.max_bytes,
-            writer: Mutex::new(Writer {
-                ranks: Ranks::default(),
-                events,
-                routing,
-                routing_bytes: 0,
-                evicted: 0,
-                events_applied: 0,
+            gate: Apart(Gate {
+                writer: RwLock::new(Writer {
+                    ranks: Ranks::default(),
+                    events,
+                    routing,
+                    routing_bytes: 0,
+                    evicted: 0,
+                }),
+                met: AtomicU32::new(0),
+                inside: AtomicU32::new(0),
             }),
+            #[cfg(any(test, feature = "oracle"))]
+            together: std::sync::atomic::AtomicU64::new(0),
         }
     }
 
-    /// Applies one event of one rank. Events of a rank must come in the order in which it sent them;
-    /// threads may apply events of different ranks at once.
+    /// Applies one event of one rank.
+    ///
+    /// Threads may apply events of different ranks at once, and those really run at once. Events of one rank
+    /// must come one after the other, in the order in which it sent them. A caller that applies two events of
+    /// a rank at once has that rank's blocks counted wrongly, until it is cleared; no other rank's.
     pub fn apply(&self, rank: WorkerRank, event: &KvEvent) -> Result<(), ApplyError> {
-        let mut writer = self.write();
-        writer.reclaim();
-        writer.events.tidy(NAMES_AT_ONCE);
+        reclaim();
+        if let KvEvent::Cleared { tier } = event {
+            self.clear(rank, *tier);
+            return Ok(());
+        }
+        if self.gate.0.met.load(Ordering::Relaxed) == 0
+            && let Ok(mut writer) = self.gate.0.writer.try_write()
+        {
+            return self.apply_alone(&mut writer, rank, event);
+        }
+        self.apply_in_company(rank, event)
+    }
+
+    #[inline(always)]
+    fn apply_alone(
+        &self,
+        writer: &mut Writer,
+        rank: WorkerRank,
+        event: &KvEvent,
+    ) -> Result<(), ApplyError> {
+        let mut events = writer.events.alone();
+        events.tidy(NAMES_AT_ONCE);
         match event {
             KvEvent::Stored {
                 tier,
@@ -143,27 +219,63 @@ impl Index {
                 let known = writer.ranks.get(rank);
                 if let (None, Some(parent)) = (known, parent) {
                     // A rank that holds nothing has no parent; it gets no slot for asking.
-                    return writer.events.refuse(*parent, blocks);
+                    return refuse(*parent, blocks);
                 }
                 let slot = writer.ranks.slot(rank, &self.ranks);
-                let stored =
-                    writer
-                        .events
-                        .store(holder(slot, *tier), *parent, blocks, Again::Counts);
-                self.keep_budget(&mut writer);
+                let stored = events.store(holder(slot, *tier), *parent, blocks, Again::Counts);
+                self.keep_budget(writer);
                 stored
             }
             KvEvent::Removed { tier, blocks } => match (writer.ranks.get(rank), blocks.first()) {
-                (Some(slot), _) => writer.events.remove(holder(slot, *tier), blocks),
+                (Some(slot), _) => events.remove(holder(slot, *tier), blocks),
                 (None, Some(first)) => Err(ApplyError::BlockNotFound(*first)),
                 (None, None) => Ok(()),
             },
-            KvEvent::Cleared { tier } => {
-                drop(writer);
-                self.clear(rank, *tier);
-                Ok(())
-            }
+            KvEvent::Cleared { .. } => Ok(()),
         }
+    }
+
+    /// Applies an event while others may be at work: together with them if it is an ordinary one.
+    #[inline(never)]
+    fn apply_in_company(&self, rank: WorkerRank, event: &KvEvent) -> Result<(), ApplyError> {
+        let others = self.gate.0.inside.fetch_add(1, Ordering::Relaxed);
+        let outcome = self.apply_among(rank, event);
+        self.gate.0.inside.fetch_sub(1, Ordering::Relaxed);
+        let left = self.gate.0.met.load(Ordering::Relaxed);
+        let next = match left.checked_sub(1) {
+            Some(next) if others == 0 => next,
+            _ => left.max(MEET_FOR),
+        };
+        if next != left {
+            self.gate.0.met.store(next, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    fn apply_among(&self, rank: WorkerRank, event: &KvEvent) -> Result<(), ApplyError> {
+        let mut among = self.enter();
+        if !among.events.is_shared() {
+            drop(among);
+            self.write().events.share();
+            among = self.enter();
+        }
+        let together = among.apply_together(rank, event);
+        drop(among);
+        let Some(applied) = together else {
+            let mut writer = self.write();
+            let outcome = self.apply_alone(&mut writer, rank, event);
+            writer.events.share();
+            return outcome;
+        };
+        #[cfg(any(test, feature = "oracle"))]
+        self.together.fetch_add(1, Ordering::Relaxed);
+        if applied.empty {
+            self.write().events.alone().settle();
+        }
+        if self.max_bytes > 0 && applied.bytes as u64 > self.max_bytes {
+            self.keep_budget(&mut self.write());
+        }
+        applied.outcome
     }
 
     /// Learns that a prompt was sent to a rank: its blocks will be cached there. `sequence` names the
@@ -233,7 +345,8 @@ impl Index {
                 let Some(slot) = writer.ranks.get(rank) else {
                     return;
                 };
-                if !writer.events.clear(holder(slot, t), CLEAR_SLICE) {
+                let more = writer.events.alone().clear(holder(slot, t), CLEAR_SLICE);
+                if !more {
                     break;
                 }
             }
@@ -280,17 +393,25 @@ impl Index {
     pub fn stats(&self) -> Stats {
         let writer = &mut *self.write();
         // Figures are asked for now and then: an index without events gives its memory back all the same.
-        writer.events.tidy(TIDY_WITH_STATS);
-        let routing = writer.routing.as_ref();
-        let routed = routing.map(|r| &r.tree);
-        Stats {
-            blocks: writer.events.blocks() + routed.map_or(0, Tree::blocks),
-            entries: writer.events.entries() + routed.map_or(0, Tree::entries),
-            runs: writer.events.runs() + routed.map_or(0, Tree::runs),
-            bytes: (writer.events.bytes() + routing.map_or(0, Routing::bytes)) as u64,
+        let mut events = writer.events.alone();
+        events.tidy(TIDY_WITH_STATS);
+        let mut stats = Stats {
+            blocks: events.blocks(),
+            entries: events.entries(),
+            runs: events.runs(),
+            bytes: events.bytes() as u64,
             evicted: writer.evicted,
-            pruned: routing.map_or(0, |r| r.pruned),
+            pruned: 0,
+        };
+        if let Some(routing) = &mut writer.routing {
+            let routed = routing.tree.alone();
+            stats.blocks += routed.blocks();
+            stats.entries += routed.entries();
+            stats.runs += routed.runs();
+            stats.bytes += routing.bytes() as u64;
+            stats.pruned = routing.pruned;
         }
+        stats
     }
 
     /// Drops the least useful entries if the index is larger than it may be: what routing decisions taught,
@@ -298,16 +419,30 @@ impl Index {
     #[inline]
     fn keep_budget(&self, writer: &mut Writer) {
         if self.max_bytes > 0
-            && (writer.events.bytes() + writer.routing_bytes) as u64 > self.max_bytes
+            && (writer.events.alone().bytes() + writer.routing_bytes) as u64 > self.max_bytes
         {
             let target = (self.max_bytes * BUDGET_TARGET_PERCENT / 100) as usize;
             writer.evict(target);
         }
     }
 
-    pub(crate) fn write(&self) -> MutexGuard<'_, Writer> {
+    /// The index to oneself.
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, Writer> {
         // A writer that panicked has a bug; what it left may be wrong, and refusing to route would be worse.
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+        self.gate
+            .0
+            .writer
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The index among others.
+    fn enter(&self) -> RwLockReadGuard<'_, Writer> {
+        self.gate
+            .0
+            .writer
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn rank_table(&self) -> &RankTable {
@@ -318,18 +453,32 @@ impl Index {
     #[cfg(any(test, feature = "oracle"))]
     #[must_use]
     pub fn entries(&self) -> u64 {
-        let writer = self.write();
-        let routed = writer.routing.as_ref().map_or(0, |r| r.tree.entries());
-        writer.events.entries() + routed
+        let writer = &mut *self.write();
+        let routing = writer.routing.as_mut();
+        let routed = routing.map_or(0, |r| r.tree.alone().entries());
+        writer.events.alone().entries() + routed
+    }
+
+    /// Applies every event as if other writers were at work. For tests.
+    #[cfg(any(test, feature = "oracle"))]
+    pub fn expect_company(&self) {
+        self.gate.0.met.store(u32::MAX, Ordering::Relaxed);
+    }
+
+    /// How many events were applied beside others, without the index to themselves. For tests.
+    #[cfg(any(test, feature = "oracle"))]
+    #[must_use]
+    pub fn applied_together(&self) -> u64 {
+        self.together.load(Ordering::Relaxed)
     }
 
     /// Panics if the structure contradicts itself. For tests.
     #[cfg(any(test, feature = "oracle"))]
     pub fn check_invariants(&self) {
-        let writer = self.write();
-        writer.events.check();
-        if let Some(routing) = &writer.routing {
-            routing.tree.check();
+        let writer = &mut *self.write();
+        writer.events.alone().check();
+        if let Some(routing) = &mut writer.routing {
+            routing.tree.alone().check();
         }
     }
 }

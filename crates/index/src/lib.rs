@@ -40,6 +40,8 @@ pub use index::Index;
 pub use matches::{Match, Matches, Sourced};
 pub use options::{Approximate, IndexOptions};
 #[cfg(any(test, feature = "oracle"))]
-pub use oracle::{Oracle, RoutingOracle, follow_events, follow_gaps, follow_routing};
+pub use oracle::{
+    Kind, Oracle, RoutingOracle, follow_at_once, follow_events, follow_gaps, follow_routing,
+};
 pub use shared_ranges::SharedRanges;
 pub use stats::Stats;

@@ -3,6 +3,8 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p kvasir-index --lib model`. Slots are numbers of prepared versions
 //! here, so that reclaiming memory, which is `sdd`'s part, is left out.
 
+mod writers;
+
 use std::sync::Arc;
 
 use kvasir_types::LocalHash;

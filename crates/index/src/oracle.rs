@@ -2,9 +2,11 @@
 //!
 //! It is slow on purpose: nothing here is shared between ranks, compressed or kept beside its definition.
 
+mod at_once;
 mod gaps;
 mod history;
 
+pub use at_once::{Kind, follow_at_once};
 pub use gaps::follow_gaps;
 pub use history::{follow_events, follow_routing};
 

@@ -66,7 +66,7 @@ impl Routing {
         locals: &[LocalHash],
         sequence: &[SequenceHash],
     ) {
-        self.tree.tidy(NAMES_AT_ONCE);
+        self.tree.alone().tidy(NAMES_AT_ONCE);
         let expiry = (now + self.options.ttl).as_nanos().div_ceil(grain_nanos());
         let known = self.confirmed(slot, sequence, expiry);
         let named = locals.iter().zip(sequence).skip(known);
@@ -84,6 +84,7 @@ impl Routing {
             .map(|last| EngineHash(sequence[last].0));
         if self
             .tree
+            .alone()
             .store(device(slot), parent, &blocks, Again::Confirms)
             .is_err()
         {
@@ -131,7 +132,7 @@ impl Routing {
 
     /// Forgets what has expired.
     pub(crate) fn expire(&mut self, now: Time) {
-        self.tree.tidy(NAMES_AT_ONCE);
+        self.tree.alone().tidy(NAMES_AT_ONCE);
         let due = now.as_nanos() / grain_nanos();
         while let Some(bucket) = self.buckets.first_entry().filter(|b| *b.key() <= due) {
             let grain = *bucket.key();
@@ -154,7 +155,7 @@ impl Routing {
     /// how many went.
     pub(crate) fn evict(&mut self, target: usize, ranks: &[WorkerRank]) -> u64 {
         let before = self.blocks;
-        self.tree.tidy(usize::MAX);
+        self.tree.alone().tidy(usize::MAX);
         while self.bytes() > target && self.blocks > 0 {
             self.prune_to(self.blocks * 7 / 8, ranks);
             self.timers.iter_mut().for_each(IdMap::shrink_to_fit);
@@ -220,7 +221,7 @@ impl Routing {
                 self.timers[slot as usize].remove(&name.0);
             }
             self.blocks -= names.len();
-            let gone = self.tree.remove(device(slot), &names);
+            let gone = self.tree.alone().remove(device(slot), &names);
             debug_assert!(gone.is_ok(), "timers and tree disagree: {gone:?}");
         }
         if self.blocks == 0 {
@@ -234,15 +235,15 @@ impl Routing {
         if let Some(timers) = self.timers.get_mut(slot as usize) {
             self.blocks -= std::mem::take(timers).len();
         }
-        self.tree.clear(device(slot), usize::MAX);
+        self.tree.alone().clear(device(slot), usize::MAX);
     }
 
     /// Bytes of the tree and the timers.
-    pub(crate) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&mut self) -> usize {
         let timer = size_of::<(u64, Timer)>() + 1;
         let timers: usize = self.timers.iter().map(|t| t.capacity() * timer).sum();
         let waiting: usize = self.buckets.values().map(|b| b.capacity() * 16 + 32).sum();
-        self.tree.bytes() + timers + waiting
+        self.tree.alone().bytes() + timers + waiting
     }
 }
 

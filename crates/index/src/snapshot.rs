@@ -31,14 +31,15 @@ impl Index {
     /// One rank's part of [`Index::dump`].
     #[must_use]
     pub fn dump_rank(&self, rank: WorkerRank) -> Vec<(WorkerRank, KvEvent)> {
-        let writer = self.write();
+        let writer = &mut *self.write();
         let Some(slot) = writer.ranks.get(rank) else {
             return Vec::new();
         };
+        let events = writer.events.alone();
         let tiers = TIERS.iter().enumerate();
         tiers
             .flat_map(|(t, &tier)| {
-                let dumped = writer.events.dump(Holder { slot, tier: t });
+                let dumped = events.dump(Holder { slot, tier: t });
                 dumped
                     .into_iter()
                     .map(move |event| (rank, kv_event(tier, event)))
@@ -55,8 +56,9 @@ impl Index {
     /// The compact form.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
-        let writer = self.write();
-        let mut out = Vec::with_capacity(64 + writer.events.blocks() * 17);
+        let writer = &mut *self.write();
+        let events = writer.events.alone();
+        let mut out = Vec::with_capacity(64 + events.blocks() * 17);
         out.extend(MAGIC);
         out.extend(VERSION.to_le_bytes());
         let ranks = writer.ranks.by_slot();
@@ -65,8 +67,8 @@ impl Index {
             out.extend(rank.worker.0.to_le_bytes());
             out.extend(rank.rank.0.to_le_bytes());
         }
-        out.extend((writer.events.runs() as u32).to_le_bytes());
-        writer.events.pack(|run| write_run(&mut out, run));
+        out.extend((events.runs() as u32).to_le_bytes());
+        events.pack(|run| write_run(&mut out, run));
         out.extend(xxh3_64(&out).to_le_bytes());
         out
     }
@@ -75,7 +77,7 @@ impl Index {
     /// it holds nothing afterwards.
     pub fn restore(&self, bytes: &[u8]) -> Result<(), RestoreError> {
         let mut writer = self.write();
-        if writer.events.blocks() > 0 {
+        if writer.events.alone().blocks() > 0 {
             return Err(RestoreError::NotEmpty);
         }
         let body = checked(bytes)?;
@@ -95,12 +97,13 @@ impl Index {
             let rank = WorkerRank::new(reader.u64()?, reader.u32()?);
             slots.push(writer.ranks.slot(rank, self.rank_table()));
         }
+        let mut events = writer.events.alone();
         let (mut ids, mut run) = (vec![0], Packed::default());
         for _ in 0..reader.u32()? {
             read_run(reader, &slots, &mut run)?;
-            writer.events.unpack(&run, &mut ids).then_some(())?;
+            events.unpack(&run, &mut ids).then_some(())?;
         }
-        (reader.0.is_empty() && writer.events.is_trim()).then_some(())
+        (reader.0.is_empty() && events.is_trim()).then_some(())
     }
 }
 

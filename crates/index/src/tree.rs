@@ -9,7 +9,12 @@
 //!   name it has for it;
 //! - what readers see follows the order that `view` asks for.
 //!
-//! Elsewhere: events (`store`, `remove`), lookups (`view`), the public face (`index`).
+//! Two ways to write. Who is *alone* (`Tree::alone`, by `&mut`) has runs and names to itself and takes no
+//! lock. Several *together* (`together`, by `&`) take turns at the runs, behind one lock, for as short as
+//! they can, and look for, claim and forget names between their turns, behind the locks of the table. A
+//! [`Pen`] is what either writes with: it knows whether names are forgotten at once or after the turn.
+//!
+//! Elsewhere: events (`store`, `remove`), lookups (`view`), who may write how (`index`).
 
 #[cfg(any(test, feature = "oracle"))]
 mod check;
@@ -20,16 +25,18 @@ mod odd;
 mod pack;
 mod remove;
 mod store;
+mod together;
 
 pub(crate) use dump::Dumped;
 pub(crate) use graves::NAMES_AT_ONCE;
 pub(crate) use pack::Packed;
-pub(crate) use store::Again;
+pub(crate) use store::{Again, refuse};
+pub(crate) use together::Applied;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::ops::Range;
-use std::sync::Arc;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::{Arc, PoisonError};
 
 use sdd::{AtomicShared, Shared, Tag};
 
@@ -39,7 +46,7 @@ use crate::names::RUN_MAX;
 use crate::names::{Names, Place};
 use crate::owners::Held;
 use crate::run::Run;
-use crate::sync::Ordering;
+use crate::sync::{Apart, Mutex, Ordering};
 use crate::view::{CHUNK, Chunk, Directory, ROOT_END, View};
 use graves::Graves;
 use odd::Odd;
@@ -90,13 +97,76 @@ struct Node {
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) view: Arc<View>,
+    runs: Apart<Mutex<Runs>>,
+    names: Names,
+}
+
+/// What a writer writes with. Alone, `N` is the table of names; in a turn among others, what becomes of names
+/// until the turn has ended.
+#[derive(Debug)]
+pub(crate) struct Pen<'a, N> {
+    runs: &'a mut Runs,
+    names: &'a mut N,
+}
+
+/// Has all to itself.
+pub(crate) type Alone<'a> = Pen<'a, Names>;
+
+/// What runs need of names as they change.
+pub(crate) trait Book {
+    /// Forgets the names of the blocks from `first` on.
+    fn forget(&mut self, names: &[u64], first: Place);
+    /// Points the names of the blocks from `from` on to those from `to` on.
+    fn relocate(&mut self, names: &[u64], from: Place, to: Place);
+    /// Whether the slot of a run that is gone must stay taken for now, as its names are still to be
+    /// forgotten. Who says so gives it back.
+    fn keeps(&mut self, run: u32) -> bool;
+}
+
+impl Book for Names {
+    #[inline]
+    fn forget(&mut self, names: &[u64], first: Place) {
+        Names::forget(self, names, first);
+    }
+
+    fn relocate(&mut self, names: &[u64], from: Place, to: Place) {
+        Names::relocate(self, names, from, to);
+    }
+
+    #[inline]
+    fn keeps(&mut self, _: u32) -> bool {
+        false
+    }
+}
+
+impl<N> Deref for Pen<'_, N> {
+    type Target = Runs;
+
+    #[inline]
+    fn deref(&self) -> &Runs {
+        self.runs
+    }
+}
+
+impl<N> DerefMut for Pen<'_, N> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Runs {
+        self.runs
+    }
+}
+
+/// The runs of a tree and who holds them; all but the table of names.
+#[derive(Debug)]
+pub(crate) struct Runs {
+    view: Arc<View>,
     nodes: Vec<Option<Node>>,
     free: BinaryHeap<Reverse<u32>>,
-    names: Names,
     /// Runs that are gone, whose names are still to be forgotten.
     graves: Graves,
     odd: Odd,
     holdings: Vec<[Holding; 4]>,
+    /// Bytes of the logs in them.
+    log_bytes: usize,
     edges: Arc<Edges>,
     /// Slots of `edges` in use or used once.
     edges_used: usize,
@@ -110,12 +180,34 @@ pub(crate) struct Tree {
     pinned: u32,
     blocks: usize,
     entries: u64,
-    runs: usize,
+    /// How many runs there are.
+    live: usize,
     run_bytes: usize,
 }
 
 impl Tree {
     pub(crate) fn new() -> Self {
+        let runs = Runs::new();
+        Self {
+            view: Arc::clone(&runs.view),
+            runs: Apart(Mutex::new(runs)),
+            names: Names::default(),
+        }
+    }
+
+    /// For a writer that nobody else writes beside.
+    #[inline]
+    pub(crate) fn alone(&mut self) -> Alone<'_> {
+        self.names.gather();
+        Pen {
+            runs: (self.runs.0.get_mut()).unwrap_or_else(PoisonError::into_inner),
+            names: &mut self.names,
+        }
+    }
+}
+
+impl Runs {
+    fn new() -> Self {
         let edges = Arc::new(Edges::with_room(0));
         let directory = Directory {
             edges: Arc::clone(&edges),
@@ -126,10 +218,10 @@ impl Tree {
             view: Arc::new(View::new(directory)),
             nodes: vec![Some(root)],
             free: BinaryHeap::new(),
-            names: Names::default(),
             graves: Graves::default(),
             odd: Odd::default(),
             holdings: Vec::new(),
+            log_bytes: 0,
             edges,
             edges_used: 0,
             chunks: Vec::new(),
@@ -139,7 +231,7 @@ impl Tree {
             pinned: ROOT,
             blocks: 0,
             entries: 0,
-            runs: 0,
+            live: 0,
             run_bytes: 0,
         }
     }
@@ -154,25 +246,21 @@ impl Tree {
         self.entries
     }
 
+    /// How many runs there are.
     pub(crate) fn runs(&self) -> usize {
-        self.runs
+        self.live
     }
 
-    /// Bytes of everything, readers' side included; not what readers still keep from being freed.
-    pub(crate) fn bytes(&self) -> usize {
+    /// Bytes of everything but the table of names, readers' side included; not what readers still keep from
+    /// being freed.
+    fn bytes_of_runs(&self) -> usize {
         self.run_bytes
-            + self.names.bytes()
             + self.graves.bytes()
             + self.odd.bytes()
             + self.edges.bytes()
             + self.chunks.len() * size_of::<Chunk>()
             + self.nodes.capacity() * size_of::<Option<Node>>()
-            + self
-                .holdings
-                .iter()
-                .flatten()
-                .map(|h| h.log.capacity() * 4)
-                .sum::<usize>()
+            + self.log_bytes
     }
 
     #[inline]
@@ -229,13 +317,6 @@ impl Tree {
         }
     }
 
-    /// The named block with this name.
-    #[inline]
-    fn named(&self, name: u64) -> Option<Place> {
-        self.names
-            .find(name, |p| Self::is_called(&self.nodes, p, name))
-    }
-
     /// The run that goes on from the end of `run` with `local`.
     fn child(&self, run: u32, local: u64) -> Option<u32> {
         let node = self.node(run);
@@ -275,22 +356,16 @@ impl Tree {
         id
     }
 
-    /// Gives a slot back; chunks of free slots at the end are dropped, all but one.
-    fn unreserve(&mut self, id: u32) {
-        self.nodes[id as usize] = None;
-        self.release(id);
-    }
-
-    /// As [`Tree::unreserve`], for a slot whose run is gone already.
-    fn release(&mut self, id: u32) {
+    /// Gives a slot back whose run is gone; chunks of free slots at the end are dropped, all but one. Says
+    /// whether no slot is in use: all that is left can go then, by who is alone.
+    fn release(&mut self, id: u32) -> bool {
         self.free.push(Reverse(id));
         self.in_use[id as usize / CHUNK] -= 1;
         let idle = self.in_use.iter().rev().take_while(|n| **n == 0).count();
-        if idle == self.in_use.len() {
-            self.shrink(0);
-        } else if idle > 1 {
+        if idle > 1 {
             self.shrink(self.in_use.len() - idle + 1);
         }
+        idle == self.in_use.len()
     }
 
     #[cold]
@@ -300,7 +375,6 @@ impl Tree {
         self.nodes.truncate((chunks * CHUNK).max(1));
         if chunks == 0 {
             self.free = BinaryHeap::new();
-            self.names.clear();
             self.nodes.shrink_to_fit();
             self.in_use.shrink_to_fit();
             self.chunks.shrink_to_fit();
@@ -351,7 +425,7 @@ impl Tree {
     /// Builds the edge table anew, without the edges that are gone.
     #[cold]
     fn renew_edges(&mut self) {
-        let edges = Edges::with_room(self.runs + self.runs / 2);
+        let edges = Edges::with_room(self.live + self.live / 2);
         let mut used = 0;
         for (id, node) in self.nodes.iter().enumerate().skip(1) {
             // A run that is being made is not published yet; its edge comes with it.
@@ -388,75 +462,11 @@ impl Tree {
         }
     }
 
-    /// Cuts a run in two before position `at`. The head stays where it is; the tail's new slot is returned.
-    fn split(&mut self, id: u32, at: u32) -> u32 {
-        self.make_room_for_edge();
-        let tail = self.reserve();
-        let head_end = self.new_end();
-        let node = self.node_mut(id);
-        let old = node.run.clone();
-        let mut locals = Vec::with_capacity(old.len() as usize);
-        old.copy(0, old.len() as usize, &mut locals);
-        let mut head_run = old.draft_with(locals[..at as usize].into());
-        let mut tail_run = old.draft_with(locals[at as usize..].into());
-        (tail_run.follows, tail_run.start) = (head_end, old.start + at);
-        head_run.end = head_end;
-        for tier in 0..4 {
-            if let Some(owners) = old.owners(tier) {
-                let (head, tail) = owners.split(at, old.len());
-                (*head_run.owners_mut(tier), *tail_run.owners_mut(tier)) = (head, tail);
-            }
-        }
-        let mut tail_node = Node::new(Run::new(0, 0, 0, Arc::new([])), id);
-        tail_node.names = node.names.split_off(at as usize);
-        node.names.shrink_to_fit();
-        tail_node.children = std::mem::take(&mut node.children);
-        tail_node.written = node.written - at;
-        (tail_node.clean, tail_node.touched) = (node.clean, node.touched);
-        node.written = at;
-        self.nodes[tail as usize] = Some(tail_node);
-        self.runs += 1;
-        self.rename(id, at, tail);
-        // Readers: the tail first, then its edge, then the head in the place of the whole.
-        self.publish(tail, tail_run);
-        self.link(head_end, locals[at as usize], tail);
-        self.publish(id, head_run);
-        self.adopt(id, tail);
-        self.account(id);
-        tail
-    }
-
-    /// Points names, children and logs to the tail of a run that is being cut.
-    fn rename(&mut self, id: u32, at: u32, tail: u32) {
-        let node = self.nodes[tail as usize].as_ref();
-        for (pos, &name) in (0u32..).zip(node.map_or(&[][..], |n| &n.names)) {
-            let from = Place {
-                run: id,
-                pos: at + pos,
-            };
-            self.names.relocate(name, from, Place { run: tail, pos });
-        }
-        self.odd.split(id, at, tail);
-        for i in 0..self.node(tail).children.len() {
-            let child = self.node(tail).children[i];
-            self.node_mut(child).parent = tail;
-        }
-        let (old, len) = (self.node(id).run.clone(), at + self.len(tail));
-        for (tier, slot, held) in old.each_owner() {
-            let h = Holder { slot, tier };
-            if held.count(0, at) == 0 {
-                self.holding(h).runs -= 1;
-            }
-            if held.count(at, len) > 0 {
-                self.log(h, tail);
-            }
-        }
-    }
-
     /// Notes that a holder holds something of a run of which it held nothing.
     fn log(&mut self, h: Holder, run: u32) {
         let holding = self.holding(h);
         holding.runs += 1;
+        let before = holding.log.capacity();
         if holding.log.len() > 2 * holding.runs + 16 {
             let mut log = std::mem::take(&mut holding.log);
             log.sort_unstable();
@@ -465,7 +475,9 @@ impl Tree {
             log.shrink_to_fit();
             self.holding(h).log = log;
         }
-        self.holding(h).log.push(run);
+        let log = &mut self.holding(h).log;
+        log.push(run);
+        self.log_bytes = log.capacity() * 4 + self.log_bytes - before * 4;
     }
 
     /// Makes a holder hold (`on`), or hold no more, the blocks `from..to` of a run.
@@ -541,6 +553,103 @@ impl Tree {
                 true => lower.fetch_sub(1, Ordering::Release),
                 false => lower.fetch_add(1, Ordering::Release),
             };
+        }
+    }
+}
+
+impl<N: Book> Pen<'_, N> {
+    /// Cuts a run in two before position `at`. The head stays where it is; the tail's new slot is returned.
+    fn split(&mut self, id: u32, at: u32) -> u32 {
+        self.make_room_for_edge();
+        let tail = self.reserve();
+        let head_end = self.new_end();
+        let node = self.node_mut(id);
+        let old = node.run.clone();
+        let mut locals = Vec::with_capacity(old.len() as usize);
+        old.copy(0, old.len() as usize, &mut locals);
+        let mut head_run = old.draft_with(locals[..at as usize].into());
+        let mut tail_run = old.draft_with(locals[at as usize..].into());
+        (tail_run.follows, tail_run.start) = (head_end, old.start + at);
+        head_run.end = head_end;
+        for tier in 0..4 {
+            if let Some(owners) = old.owners(tier) {
+                let (head, tail) = owners.split(at, old.len());
+                (*head_run.owners_mut(tier), *tail_run.owners_mut(tier)) = (head, tail);
+            }
+        }
+        let mut tail_node = Node::new(Run::new(0, 0, 0, Arc::new([])), id);
+        tail_node.names = node.names.split_off(at as usize);
+        node.names.shrink_to_fit();
+        tail_node.children = std::mem::take(&mut node.children);
+        tail_node.written = node.written - at;
+        (tail_node.clean, tail_node.touched) = (node.clean, node.touched);
+        node.written = at;
+        self.nodes[tail as usize] = Some(tail_node);
+        self.live += 1;
+        self.rename(id, at, tail);
+        // Readers: the tail first, then its edge, then the head in the place of the whole.
+        self.publish(tail, tail_run);
+        self.link(head_end, locals[at as usize], tail);
+        self.publish(id, head_run);
+        self.adopt(id, tail);
+        self.account(id);
+        tail
+    }
+
+    /// Points names, children and logs to the tail of a run that is being cut.
+    fn rename(&mut self, id: u32, at: u32, tail: u32) {
+        let (from, to) = (Place { run: id, pos: at }, Place { run: tail, pos: 0 });
+        let names = &self.runs.node(tail).names;
+        self.names.relocate(names, from, to);
+        self.odd.split(id, at, tail);
+        for i in 0..self.node(tail).children.len() {
+            let child = self.node(tail).children[i];
+            self.node_mut(child).parent = tail;
+        }
+        let (old, len) = (self.node(id).run.clone(), at + self.len(tail));
+        for (tier, slot, held) in old.each_owner() {
+            let h = Holder { slot, tier };
+            if held.count(0, at) == 0 {
+                self.holding(h).runs -= 1;
+            }
+            if held.count(at, len) > 0 {
+                self.log(h, tail);
+            }
+        }
+    }
+}
+
+impl Alone<'_> {
+    /// Bytes of everything, readers' side included; not what readers still keep from being freed.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes_of_runs() + self.names.bytes()
+    }
+
+    /// The named block with this name.
+    #[inline]
+    fn named(&self, name: u64) -> Option<Place> {
+        let nodes = &self.runs.nodes;
+        self.names.find(name, |p| Runs::is_called(nodes, p, name))
+    }
+
+    /// Gives a slot back.
+    fn unreserve(&mut self, id: u32) {
+        self.nodes[id as usize] = None;
+        self.vacate(id);
+    }
+
+    /// As [`Pen::unreserve`], for a slot whose run is gone already.
+    fn vacate(&mut self, id: u32) {
+        if self.release(id) {
+            self.close();
+        }
+    }
+
+    /// Gives everything back if there is no run.
+    pub(crate) fn close(&mut self) {
+        if self.in_use.iter().all(|n| *n == 0) {
+            self.shrink(0);
+            self.names.clear();
         }
     }
 }

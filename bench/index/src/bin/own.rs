@@ -1,11 +1,13 @@
-//! What is asked of our index alone. `own restore [BLOCKS]`: how long does a snapshot of so many blocks take
-//! to write and to restore? `own writers TRACE`: what do 1, 2 and 4 threads get through the one lock of the
-//! writers, and how does that compare with the work that an event takes outside of it?
+//! What the replay does not ask. `own restore [BLOCKS]`: how long does a snapshot of so many blocks take to
+//! write and to restore? `own writers TRACE [kvasir|crtc|hashed] [THREADS]`: how much do 1, 2 and 4 threads
+//! that write at once get done?
 //!
-//! `writers` hands each thread the events of its own workers (8 workers with 131,072 blocks each), once as
-//! they are and once with the work that comes before: the 16 tokens of each stored block are hashed.
-use index_bench::index::Index as _;
+//! `writers` hands each thread the events of its own workers (8 workers with 131,072 blocks each): to our index;
+//! to the peer's, run as its own pool of event threads does, with the events in the threads' queues already;
+//! or to ours with the work that comes before: the 16 tokens of each stored block are hashed.
+use index_bench::index::{Ev, Index as _};
 use index_bench::ours::{Event, Kvasir};
+use index_bench::peers::Crtc;
 use index_bench::sim::{self, Config, Item};
 use index_bench::trace;
 use kvasir_index::Index;
@@ -19,9 +21,13 @@ fn main() {
     let a: Vec<String> = std::env::args().skip(1).collect();
     match a.first().map(String::as_str) {
         Some("restore") => restore(a.get(1).and_then(|n| n.parse().ok()).unwrap_or(2_000_000)),
-        Some("writers") => writers(&a[1]),
+        Some("writers") => {
+            let what = a.get(2).map_or("kvasir", String::as_str);
+            let threads: Vec<usize> = a[3.min(a.len())..].iter().filter_map(|n| n.parse().ok()).collect();
+            writers(&a[1], what, if threads.is_empty() { &[1, 2, 4] } else { &threads })
+        }
         _ => {
-            eprintln!("usage: own restore [BLOCKS] | own writers TRACE");
+            eprintln!("usage: own restore [BLOCKS] | own writers TRACE [kvasir|crtc|hashed] [THREADS...]");
             std::process::exit(2);
         }
     }
@@ -64,7 +70,7 @@ fn restore(blocks: u64) {
     }
 }
 
-fn writers(path: &str) {
+fn writers(path: &str, what: &str, threads: &[usize]) {
     let trace = trace::load(path, false, 0);
     let config = Config {
         workers: 8,
@@ -78,31 +84,50 @@ fn writers(path: &str) {
     };
     let w = sim::build(&trace, &config);
     let blocks = (w.stored_blocks() + w.removed_blocks()) as f64;
-    for hashed in [false, true] {
-        for threads in [1, 2, 4] {
-            let mut shares: Vec<Vec<(WorkerRank, KvEvent)>> = (0..threads).map(|_| Vec::new()).collect();
-            for item in w.items() {
-                if let Item::Event(e) = item
-                    && let Event::Kv(rank, event) = Kvasir::event(e)
-                {
-                    shares[rank.worker.0 as usize % threads].push((rank, event));
-                }
+    for &threads in threads {
+        let (cpu, wall) = match what {
+            "crtc" => {
+                let shares = shares(&w, threads, |e| Some(Crtc::event(e)));
+                let index = Crtc::new(8);
+                at_once(shares, |share| index.take(std::mem::take(share)))
             }
-            let index = Index::new();
-            let (t, cpu) = (Instant::now(), cpu_now());
-            std::thread::scope(|s| {
-                for share in &shares {
-                    s.spawn(|| share.iter().for_each(|(rank, e)| apply(&index, *rank, e, hashed)));
-                }
-            });
-            println!(
-                "writers: {threads} threads{}: {:.1} ns of CPU a block in all, {:.1} M blocks/s of wall time",
-                if hashed { ", tokens hashed first" } else { "" },
-                (cpu_now() - cpu) * 1e9 / blocks,
-                blocks / t.elapsed().as_secs_f64() / 1e6
-            );
-        }
+            _ => {
+                let shares = shares(&w, threads, |e| match Kvasir::event(e) {
+                    Event::Kv(rank, event) => Some((rank, event)),
+                    _ => None,
+                });
+                let (index, hashed) = (Index::new(), what == "hashed");
+                at_once(shares, |share| share.iter().for_each(|(rank, e)| apply(&index, *rank, e, hashed)))
+            }
+        };
+        println!(
+            "writers: {what}, {threads} threads: {:.1} ns of CPU a block in all, {:.1} M blocks/s of wall time",
+            cpu * 1e9 / blocks,
+            blocks / wall / 1e6
+        );
     }
+}
+
+/// The events of each thread's workers.
+fn shares<E>(w: &sim::Workload, threads: usize, event: impl Fn(Ev<'_>) -> Option<E>) -> Vec<Vec<E>> {
+    let mut shares: Vec<Vec<E>> = (0..threads).map(|_| Vec::new()).collect();
+    for item in w.items() {
+        let Item::Event(e) = item else { continue };
+        let (Ev::Store { worker, .. } | Ev::Remove { worker, .. } | Ev::RemoveWorker { worker }) = e;
+        shares[worker as usize % threads].extend(event(e));
+    }
+    shares
+}
+
+/// CPU and wall seconds until every thread has done its share. What it leaves of its events is freed later.
+fn at_once<E: Send>(mut shares: Vec<Vec<E>>, work: impl Fn(&mut Vec<E>) + Sync) -> (f64, f64) {
+    let (t, cpu, work) = (Instant::now(), cpu_now(), &work);
+    std::thread::scope(|s| {
+        for share in &mut shares {
+            s.spawn(move || work(share));
+        }
+    });
+    (cpu_now() - cpu, t.elapsed().as_secs_f64())
 }
 
 /// CPU seconds of this process: other work on the machine does not count, waiting for the lock does as far as
@@ -121,5 +146,5 @@ fn apply(index: &Index, rank: WorkerRank, event: &KvEvent, hashed: bool) {
         }
     }
     // A refused event is an answer; the replay goes on as a router would.
-    drop(index.apply(rank, event));
+    let _refused = index.apply(rank, event);
 }

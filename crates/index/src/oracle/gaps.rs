@@ -32,7 +32,8 @@ fn span(source: &mut Source<'_>) -> std::ops::Range<usize> {
     usize::from(from)..usize::from(from + len) + 1
 }
 
-fn event(source: &mut Source<'_>) -> KvEvent {
+/// Any event of a chain, often of blocks that the rank holds already or does not hold.
+pub(super) fn event(source: &mut Source<'_>) -> KvEvent {
     let chain = chain(usize::from(source.below(CHAINS)));
     let name = |i: usize| name_of(&chain[..=i], 0);
     let tier = match source.below(8) {
@@ -66,6 +67,42 @@ fn event(source: &mut Source<'_>) -> KvEvent {
     }
 }
 
+/// An event as an engine sends it that stores what it does not hold and removes what it holds.
+pub(super) fn orderly_event(source: &mut Source<'_>, oracle: &Oracle, rank: WorkerRank) -> KvEvent {
+    let tier = Tier::Device;
+    let chain = chain(usize::from(source.below(CHAINS)));
+    let name = |i: usize| name_of(&chain[..=i], 0);
+    let held = oracle.held.get(&(rank, tier));
+    let holds = |i: &usize| held.is_some_and(|held| held.contains_key(&name(*i)));
+    let all = 0..usize::from(LEN);
+    let gap = all.clone().find(|i| !holds(i));
+    let most = 1 + usize::from(source.below(40));
+    let mut blocks: Vec<usize> = all.clone().rev().filter(holds).collect();
+    match (source.below(16), gap) {
+        (0..=8, Some(gap)) => {
+            let free = (gap..all.end).take_while(|i| !holds(i)).take(most);
+            stored(tier, &chain, gap..gap + free.count())
+        }
+        (9, _) if source.below(4) == 0 => KvEvent::Cleared { tier: None },
+        (0..=13, _) => {
+            blocks.truncate(most);
+            let blocks = blocks.into_iter().map(name).collect();
+            KvEvent::Removed { tier, blocks }
+        }
+        _ => {
+            let step = 1 + usize::from(source.below(30));
+            let blocks = blocks.into_iter().step_by(step).take(most);
+            let blocks = blocks.map(name).collect();
+            KvEvent::Removed { tier, blocks }
+        }
+    }
+}
+
+/// Asks for every chain.
+pub(super) fn check_chains(index: &Index, oracle: &Oracle) {
+    check_step(index, oracle, (0..usize::from(CHAINS)).map(chain));
+}
+
 fn stored(tier: Tier, chain: &[LocalHash], span: std::ops::Range<usize>) -> KvEvent {
     KvEvent::Stored {
         tier,
@@ -86,14 +123,16 @@ fn stored(tier: Tier, chain: &[LocalHash], span: std::ops::Range<usize>) -> KvEv
 pub fn follow_gaps(bytes: &[u8]) {
     let (index, mut oracle) = (Index::new(), Oracle::default());
     let floor = index.stats().bytes;
+    if bytes.first().is_some_and(|b| b % 2 == 0) {
+        index.expect_company();
+    }
     let mut source = Source::new(bytes);
     while !source.is_over() {
         let rank = WorkerRank::new(source.below(3).into(), 0);
         let event = event(&mut source);
         let expected = oracle.apply(rank, &event);
         assert_eq!(index.apply(rank, &event), expected, "{rank} {event:?}");
-        let prompts = (0..usize::from(CHAINS)).map(chain);
-        check_step(&index, &oracle, prompts);
+        check_chains(&index, &oracle);
     }
     check_copies(&index, &oracle, &mut source);
     check_empty(&index, floor);

@@ -14,8 +14,8 @@ use super::{Oracle, RoutingOracle};
 use crate::mix::mix;
 use crate::{Approximate, Index, IndexOptions, Matches};
 
-const WORKERS: u8 = 3;
-const RANKS: u8 = 2;
+pub(super) const WORKERS: u8 = 3;
+pub(super) const RANKS: u8 = 2;
 const CONTENTS: u8 = 3;
 const NAMES: u8 = 14;
 
@@ -64,7 +64,7 @@ impl<'a> Source<'a> {
     }
 
     /// A prompt to ask for; costs no bytes, so that a shorter history stays the same history.
-    fn prompt(&mut self) -> Vec<LocalHash> {
+    pub(super) fn prompt(&mut self) -> Vec<LocalHash> {
         self.prompts = mix(self.prompts);
         let mut bits = self.prompts;
         (0..1 + self.prompts % 11)
@@ -108,7 +108,7 @@ fn honest_removal(source: &mut Source<'_>, tier: Tier, seed: u64) -> KvEvent {
     KvEvent::Removed { tier, blocks }
 }
 
-fn event(source: &mut Source<'_>, rank: WorkerRank) -> KvEvent {
+pub(super) fn event(source: &mut Source<'_>, rank: WorkerRank) -> KvEvent {
     let tier = source.tier();
     // Worker 2 hashes with a seed of its own.
     let seed = u64::from(rank.worker == WorkerId(2)) * 77;
@@ -144,6 +144,9 @@ pub fn follow_events(bytes: &[u8]) {
     let (index, mut oracle) = (Index::new(), Oracle::default());
     let mut source = Source::new(bytes);
     let floor = index.stats().bytes;
+    if source.below(2) == 0 {
+        index.expect_company();
+    }
     while !source.is_over() {
         let rank = source.rank();
         match source.below(40) {

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{Holder, Node, ROOT, Tree};
+use super::{Alone, Holder, Node, ROOT};
 use crate::names::{Place, RUN_MAX};
 use crate::owners::Patch;
 
-impl Tree {
+impl Alone<'_> {
     pub(crate) fn check(&self) {
         let nodes = || {
             (0u32..)
@@ -27,7 +27,7 @@ impl Tree {
             }
         }
         assert_eq!(self.blocks, blocks, "blocks");
-        assert_eq!(self.runs, runs, "runs");
+        assert_eq!(self.live, runs, "runs");
         assert_eq!(self.run_bytes, bytes, "bytes");
         assert_eq!(self.entries, held.values().map(|h| h.0).sum(), "entries");
         assert_eq!(self.pinned, ROOT, "a pin is left");
@@ -35,7 +35,7 @@ impl Tree {
     }
 
     fn check_holdings(&self, held: &BTreeMap<Holder, (u64, usize)>) {
-        let mut lower = 0;
+        let (mut lower, mut log_bytes) = (0, 0);
         for (slot, tiers) in (0u32..).zip(&self.holdings) {
             for (tier, holding) in tiers.iter().enumerate() {
                 let h = Holder { slot, tier };
@@ -45,9 +45,11 @@ impl Tree {
                 for (_, place) in self.odd.of(h) {
                     assert!(self.holds(place, h), "odd but not held");
                 }
+                log_bytes += holding.log.capacity() * 4;
                 lower += u64::from(tier > 0 && holding.blocks > 0);
             }
         }
+        assert_eq!(self.log_bytes, log_bytes, "bytes of logs");
         assert_eq!(
             self.view.lower_holders.load(crate::sync::Ordering::Relaxed),
             lower

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use kvasir_types::{EngineHash, LocalHash, StoredBlock};
 
-use super::{Holder, ROOT, Tree};
+use super::{Alone, Holder, ROOT};
 use crate::mix::mix;
 use crate::names::Place;
 
@@ -20,7 +20,7 @@ pub(crate) enum Dumped {
     Removed(Vec<EngineHash>),
 }
 
-impl Tree {
+impl Alone<'_> {
     /// What makes a holder's part of the tree again, parents before children. For tiers below the device,
     /// after the device's part.
     pub(crate) fn dump(&self, h: Holder) -> Vec<Dumped> {
@@ -73,7 +73,7 @@ impl Tree {
         plan
     }
 
-    /// As [`Tree::plan`], of one run.
+    /// As [`Pen::plan`], of one run.
     fn spans(&self, h: Holder, run: u32, to_end: bool) -> Vec<Range<u32>> {
         let held = self.held(run, h);
         let mut spans: Vec<Range<u32>> = Vec::new();
@@ -136,7 +136,7 @@ impl Tree {
         // Of no other block, whether held by the rank or not: all gaps of a dump have different names.
         while self.named(name).is_some_and(|p| p != place || name != own)
             || self.named(name).is_none() && name == own
-            || self.held_in_any_tier(h, name).is_some()
+            || self.held_in_any_tier(h, name, self.named(name)).is_some()
         {
             name = mix(mix(name) ^ (u64::from(place.run) << 32 | u64::from(place.pos)));
         }

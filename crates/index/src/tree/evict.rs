@@ -1,8 +1,8 @@
 //! What goes when there is too much: leaves that were stored longest ago.
 
-use super::{Holder, ROOT, Tree};
+use super::{Alone, Holder, ROOT};
 
-impl Tree {
+impl Alone<'_> {
     /// Drops leaves, those first in which something was stored longest ago, until the tree takes at most
     /// `target` bytes. Returns how many entries went.
     pub(crate) fn evict(&mut self, target: usize) -> u64 {
@@ -26,6 +26,7 @@ impl Tree {
                 self.evict_leaf(id);
             }
         }
+        self.settle();
         before - self.entries
     }
 

@@ -5,7 +5,7 @@
 //! them, [`NAMES_AT_ONCE`] each; if nothing is left in the tree they go at once. Until then a run's slot
 //! stays taken, so that no name points to a block that it does not mean.
 
-use super::{Node, Tree};
+use super::{Alone, Node, Runs};
 use crate::names::Place;
 
 /// Names that an event forgets beside what it is for: two or three microseconds. Few in tests, whose
@@ -32,7 +32,7 @@ impl Graves {
     }
 }
 
-impl Tree {
+impl Runs {
     /// Leaves the names of a run that nobody sees any more to be forgotten later.
     pub(super) fn bury(&mut self, run: u32) {
         let Some(Node { names, .. }) = self.nodes[run as usize].take() else {
@@ -43,6 +43,25 @@ impl Tree {
         self.graves.runs.push((run, names));
     }
 
+    /// Takes a grave into one's hands, to forget some of its names.
+    pub(super) fn take_grave(&mut self) -> Option<(u32, Vec<u64>)> {
+        let grave = self.graves.runs.pop()?;
+        self.graves.bytes -= grave.1.capacity() * 8;
+        Some(grave)
+    }
+
+    /// Puts it back, or gives up its slot if all its names are forgotten.
+    pub(super) fn put_back_grave(&mut self, run: u32, names: Vec<u64>) {
+        if names.is_empty() {
+            self.release(run);
+        } else {
+            self.graves.bytes += names.capacity() * 8;
+            self.graves.runs.push((run, names));
+        }
+    }
+}
+
+impl Alone<'_> {
     /// Forgets up to `most` names of runs that are gone.
     #[inline]
     pub(crate) fn tidy(&mut self, most: usize) {
@@ -55,7 +74,7 @@ impl Tree {
     fn forget_some(&mut self, most: usize) {
         let mut left = most;
         while left > 0
-            && let Some((run, names)) = self.graves.runs.last_mut()
+            && let Some((run, names)) = self.runs.graves.runs.last_mut()
         {
             let keep = names.len().saturating_sub(left);
             left -= names.len() - keep;
@@ -67,9 +86,9 @@ impl Tree {
             names.truncate(keep);
             if keep == 0 {
                 let run = *run;
-                self.graves.bytes -= names.capacity() * 8;
+                self.runs.graves.bytes -= names.capacity() * 8;
                 self.graves.runs.pop();
-                self.release(run);
+                self.vacate(run);
             }
         }
         if self.graves.runs.is_empty() {
@@ -81,7 +100,7 @@ impl Tree {
     pub(super) fn forget_graves(&mut self) {
         self.graves.bytes = 0;
         for (run, _) in std::mem::take(&mut self.graves.runs) {
-            self.release(run);
+            self.vacate(run);
         }
     }
 }

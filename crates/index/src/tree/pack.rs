@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Holder, Node, ROOT, Tree};
+use super::{Alone, Holder, Node, ROOT, Runs};
 use crate::bits::Bits;
 use crate::names::{Place, RUN_MAX};
 use crate::owners::Held;
@@ -24,7 +24,7 @@ pub(crate) struct Packed {
     pub(crate) odd: Vec<(u32, usize, u32, u64, u32)>,
 }
 
-impl Tree {
+impl Alone<'_> {
     /// Hands every run to `write`, parents before children.
     pub(crate) fn pack(&self, mut write: impl FnMut(&Packed)) {
         let mut number = vec![0u32; self.nodes.len()];
@@ -135,7 +135,7 @@ impl Tree {
             self.unreserve(id);
             return None;
         }
-        self.runs += 1;
+        self.live += 1;
         self.blocks += packed.names.len();
         self.publish(id, run);
         self.link(follows, packed.locals[0], id);
@@ -147,10 +147,10 @@ impl Tree {
     }
 
     fn claim_packed(&mut self, id: u32, packed: &Packed) -> bool {
-        let nodes = &self.nodes;
+        let nodes = &self.runs.nodes;
         if packed.unnamed.is_empty() {
             let first = Place { run: id, pos: 0 };
-            let is_called = |p, name| Self::is_called(nodes, p, name);
+            let is_called = |p, name| Runs::is_called(nodes, p, name);
             return self
                 .names
                 .claim(&packed.names, |name| *name, first, is_called);
@@ -161,7 +161,7 @@ impl Tree {
             if named
                 && self
                     .names
-                    .insert(name, place, |p| Self::is_called(nodes, p, name))
+                    .insert(name, place, |p| Runs::is_called(nodes, p, name))
                     .is_err()
             {
                 let claimed = &packed.names[..pos as usize];

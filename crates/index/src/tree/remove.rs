@@ -4,7 +4,7 @@ use kvasir_types::EngineHash;
 use sdd::Tag;
 
 use super::store::Again;
-use super::{Holder, ROOT, Tree};
+use super::{Alone, Book, Holder, Pen, ROOT, Runs};
 use crate::ApplyError;
 use crate::names::Place;
 use crate::owners::Held;
@@ -13,22 +13,19 @@ use crate::sync::Ordering;
 use crate::view::CHUNK;
 
 /// Names that are looked at ahead of their removal.
-const AHEAD: usize = 16;
+pub(super) const AHEAD: usize = 16;
 
-impl Tree {
+impl Alone<'_> {
     /// Takes blocks off what a holder holds; unknown names are passed over and the first one reported.
     pub(crate) fn remove(&mut self, h: Holder, names: &[EngineHash]) -> Result<(), ApplyError> {
         let mut unknown = None;
         let mut rest = names;
         let mut fetched = 0;
         while let Some((first, others)) = rest.split_first() {
-            let plain = self
-                .holdings
-                .get(h.slot as usize)
-                .is_some_and(|t| t[h.tier].odd == 0);
             rest = others;
-            let known = if plain {
-                self.remove_stretch(h, first.0, &mut rest)
+            let known = if self.holds_plainly(h) {
+                let named = self.named(first.0);
+                named.is_some_and(|place| self.remove_stretch(h, place, &mut rest))
             } else {
                 self.remove_name(h, first.0)
             };
@@ -37,19 +34,48 @@ impl Tree {
             }
             fetched += others.len() - rest.len() + 1;
             if fetched % AHEAD == 1 && others.len() == rest.len() && rest.len() > 1 {
-                self.fetch(h, rest);
+                self.look_ahead(h, rest);
             }
         }
+        self.settle();
         unknown.map_or(Ok(()), |name| Err(ApplyError::BlockNotFound(name)))
     }
 
-    /// Looks at what the removal of the next names will look at, if they lie all over the tree: one kind of
-    /// thing after the other, so that the processor waits for many of them at once.
-    fn fetch(&self, h: Holder, names: &[EngineHash]) {
+    #[inline(never)]
+    fn look_ahead(&self, h: Holder, names: &[EngineHash]) {
         let mut places = [None; AHEAD];
         for (place, name) in places.iter_mut().zip(names) {
             *place = self.names.guess(name.0);
         }
+        self.fetch(h, &places);
+    }
+
+    /// Gives everything back if there is no run any more, once a writer has done what it was to do.
+    #[inline]
+    pub(crate) fn settle(&mut self) {
+        if self.live == 0 {
+            self.settle_empty();
+        }
+    }
+
+    #[cold]
+    fn settle_empty(&mut self) {
+        self.forget_graves();
+        self.close();
+    }
+}
+
+impl Runs {
+    /// Whether a holder, of which something was stored, has each of its blocks once and under its own name.
+    #[inline]
+    pub(super) fn holds_plainly(&self, h: Holder) -> bool {
+        let tiers = self.holdings.get(h.slot as usize);
+        tiers.is_some_and(|tiers| tiers[h.tier].odd == 0)
+    }
+
+    /// Looks at what the removal of the next names will look at, if they lie all over the tree: one kind of
+    /// thing after the other, so that the processor waits for many of them at once.
+    pub(super) fn fetch(&self, h: Holder, places: &[Option<Place>]) {
         let nodes = || {
             let node = |p: Place| Some((p.pos, self.nodes.get(p.run as usize)?.as_ref()?));
             places.iter().filter_map(move |p| node((*p)?))
@@ -69,13 +95,45 @@ impl Tree {
         std::hint::black_box(seen);
     }
 
+    /// The block that a rank's name stands for, if `named` is the block with that name: in the same tier
+    /// first, then from the nearest tier on.
+    pub(super) fn held_in_any_tier(
+        &self,
+        h: Holder,
+        name: u64,
+        named: Option<Place>,
+    ) -> Option<Place> {
+        let tiers = self.holdings.get(h.slot as usize)?;
+        std::iter::once(h.tier).chain(0..4).find_map(|tier| {
+            let h = Holder { tier, ..h };
+            if tiers[tier].blocks == 0 {
+                return None;
+            }
+            self.held_as(h, name, named)
+        })
+    }
+
+    /// The block that a holder holds under this name, if `named` is the block with that name.
+    pub(super) fn held_as(&self, h: Holder, name: u64, named: Option<Place>) -> Option<Place> {
+        let odd = self.holdings.get(h.slot as usize)?[h.tier].odd > 0;
+        if odd && let Some(place) = self.odd.place(h, name) {
+            return Some(place);
+        }
+        named.filter(|p| self.holds(*p, h) && !(odd && self.odd.lists(h, *p)))
+    }
+}
+
+impl<N: Book> Pen<'_, N> {
     /// Removes a block, and with it as many of the next names as go on from there in its run, either way.
-    /// For holders that have nothing odd.
-    fn remove_stretch(&mut self, h: Holder, name: u64, rest: &mut &[EngineHash]) -> bool {
-        let Some(Place { run, pos }) = self.named(name) else {
-            return false;
-        };
-        let node = self.node(run);
+    /// For holders that have nothing odd. False if it does not hold the block.
+    pub(super) fn remove_stretch(
+        &mut self,
+        h: Holder,
+        place: Place,
+        rest: &mut &[EngineHash],
+    ) -> bool {
+        let Place { run, pos } = place;
+        let node = self.runs.node(run);
         let held = node.run.held(h.tier, h.slot);
         if !held.has(pos) {
             return false;
@@ -164,10 +222,10 @@ impl Tree {
 
     /// Forgets the names of the blocks from `keep` on.
     fn forget_names(&mut self, run: u32, keep: u32) {
-        let Some(Some(node)) = self.nodes.get_mut(run as usize) else {
+        let Some(Some(node)) = self.runs.nodes.get_mut(run as usize) else {
             return;
         };
-        self.blocks -= node.names.len() - keep as usize;
+        self.runs.blocks -= node.names.len() - keep as usize;
         let gone = &node.names[keep as usize..];
         self.names.forget(gone, Place { run, pos: keep });
         node.names.truncate(keep as usize);
@@ -207,9 +265,9 @@ impl Tree {
         } else {
             self.forget_names(run, 0);
             self.unpublish(run);
-            self.unreserve(run);
-            if self.runs == 0 {
-                self.forget_graves();
+            self.nodes[run as usize] = None;
+            if !self.names.keeps(run) {
+                self.release(run);
             }
         }
         parent
@@ -220,9 +278,11 @@ impl Tree {
         let cell = &self.chunks[run as usize / CHUNK][run as usize % CHUNK];
         drop(cell.swap((None, Tag::None), Ordering::AcqRel));
         self.run_bytes -= self.node(run).bytes;
-        self.runs -= 1;
+        self.live -= 1;
     }
+}
 
+impl Alone<'_> {
     /// Removes everything of a holder, in slices: at most `runs` runs a call. Says whether more is left.
     pub(crate) fn clear(&mut self, h: Holder, runs: usize) -> bool {
         if self.holdings.len() <= h.slot as usize {
@@ -243,36 +303,14 @@ impl Tree {
             }
         }
         self.graves.open = false;
-        if self.runs == 0 {
-            self.forget_graves();
-        }
+        self.settle();
         let holding = self.holding(h);
-        if holding.log.is_empty() {
-            holding.log = Vec::new();
+        let more = !holding.log.is_empty();
+        if !more {
+            let freed = std::mem::take(&mut holding.log).capacity() * 4;
+            self.log_bytes -= freed;
         }
-        !holding.log.is_empty()
-    }
-
-    /// The block that a rank's name stands for: in the same tier first, then from the nearest tier on.
-    pub(super) fn held_in_any_tier(&self, h: Holder, name: u64) -> Option<Place> {
-        let tiers = self.holdings.get(h.slot as usize)?;
-        let named = self.named(name);
-        std::iter::once(h.tier).chain(0..4).find_map(|tier| {
-            let h = Holder { tier, ..h };
-            if tiers[tier].blocks == 0 {
-                return None;
-            }
-            self.held_as(h, name, named)
-        })
-    }
-
-    /// The block that a holder holds under this name, if `named` is the block with that name.
-    pub(super) fn held_as(&self, h: Holder, name: u64, named: Option<Place>) -> Option<Place> {
-        let odd = self.holdings.get(h.slot as usize)?[h.tier].odd > 0;
-        if odd && let Some(place) = self.odd.place(h, name) {
-            return Some(place);
-        }
-        named.filter(|p| self.holds(*p, h) && !(odd && self.odd.lists(h, *p)))
+        more
     }
 
     /// Sets how often a holder has announced a name of a block it does not hold plainly.
@@ -284,7 +322,8 @@ impl Tree {
 
     /// Takes one announcement of a name back; false if the holder has no block of that name.
     fn remove_name(&mut self, h: Holder, name: u64) -> bool {
-        let Some(place) = self.held_as(h, name, self.named(name)) else {
+        let named = self.named(name);
+        let Some(place) = self.held_as(h, name, named) else {
             return false;
         };
         match self.odd.count(h, place, name) {
@@ -312,7 +351,8 @@ impl Tree {
 
     /// Makes a holder hold a block under a name.
     pub(super) fn hold(&mut self, h: Holder, place: Place, name: u64, again: Again) {
-        let held = self.held_as(h, name, self.named(name));
+        let named = self.named(name);
+        let held = self.held_as(h, name, named);
         if held == Some(place) {
             if again == Again::Counts {
                 let count = self.odd.count(h, place, name).max(1);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kvasir_types::{EngineHash, StoredBlock};
 
-use super::{Holder, Node, ROOT, Tree};
+use super::{Alone, Book, Holder, Node, Pen, ROOT, Runs};
 use crate::ApplyError;
 use crate::names::{Place, RUN_MAX};
 use crate::owners::Held;
@@ -26,19 +26,28 @@ pub(crate) enum Again {
 
 /// A point between two blocks: after `pos` blocks of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Point {
-    run: u32,
-    pos: u32,
+pub(super) struct Point {
+    pub(super) run: u32,
+    pub(super) pos: u32,
+}
+
+impl Point {
+    pub(super) fn after(place: Place) -> Self {
+        Self {
+            run: place.run,
+            pos: place.pos + 1,
+        }
+    }
 }
 
 /// Blocks of an event that are in the tree: `len` of them from `at` on.
 #[derive(Clone, Copy, Debug)]
-struct Stretch {
-    at: Point,
-    len: u32,
+pub(super) struct Stretch {
+    pub(super) at: Point,
+    pub(super) len: u32,
 }
 
-impl Tree {
+impl Alone<'_> {
     /// Adds consecutive blocks after `parent` to what a holder holds.
     pub(crate) fn store(
         &mut self,
@@ -50,10 +59,10 @@ impl Tree {
         self.clock += 1;
         let found = match parent {
             None => Some(Point { run: ROOT, pos: 0 }),
-            Some(name) => self.held_in_any_tier(h, name.0).map(|place| Point {
-                run: place.run,
-                pos: place.pos + 1,
-            }),
+            Some(name) => {
+                let named = self.named(name.0);
+                self.held_in_any_tier(h, name.0, named).map(Point::after)
+            }
         };
         // A parent under an odd name is the one name that `names` does not know.
         let odd_parent = found.is_some_and(|at| {
@@ -73,16 +82,6 @@ impl Tree {
             }
             Ok(())
         })
-    }
-
-    /// Refuses an event of a rank that holds nothing.
-    pub(crate) fn refuse(
-        &self,
-        parent: EngineHash,
-        blocks: &[StoredBlock],
-    ) -> Result<(), ApplyError> {
-        check_distinct(Some(parent), blocks)?;
-        Err(ApplyError::ParentBlockNotFound(parent))
     }
 
     fn store_long(
@@ -136,49 +135,9 @@ impl Tree {
         *at = match made {
             Made::Nothing => end,
             Made::Grown(len) => self.grow(h, end.run, &rest[..len]),
-            Made::Run(id) => self.attach(h, end, id, rest),
+            Made::Run(id) => self.attach(h, end, id, locals(rest)),
         };
         Ok(())
-    }
-
-    /// The blocks from `at` on that are in the tree and have the first of the given contents.
-    fn stretch(&self, at: Point, blocks: &[StoredBlock]) -> Option<Stretch> {
-        let local = blocks.first()?.local.0;
-        let at = if at.pos < self.len(at.run) {
-            at
-        } else {
-            let run = self.child(at.run, local)?;
-            Point { run, pos: 0 }
-        };
-        let node = self.node(at.run);
-        let pos = at.pos as usize;
-        let same = (pos..node.names.len())
-            .zip(blocks)
-            .take_while(|(pos, b)| node.run.local(*pos) == b.local.0)
-            .count();
-        (same > 0).then_some(Stretch {
-            at,
-            len: same as u32,
-        })
-    }
-
-    /// Whether a holder that has nothing odd can simply be made to hold these blocks under these names.
-    fn is_plain(&self, h: Holder, s: Stretch, blocks: &[StoredBlock], again: Again) -> bool {
-        let node = self.node(s.at.run);
-        let own = &node.names[s.at.pos as usize..];
-        node.clean
-            && own.iter().zip(blocks).all(|(name, b)| *name == b.engine.0)
-            && (again == Again::Confirms
-                || self.held(s.at.run, h).count(s.at.pos, s.at.pos + s.len) == 0)
-    }
-
-    /// Makes a holder hold a stretch; returns the point after it.
-    fn extend_plain(&mut self, h: Holder, s: Stretch) -> Point {
-        let Point { run, pos } = s.at;
-        let end = pos + s.len;
-        self.set_held(run, h, pos, end, true);
-        self.node_mut(run).touched = self.clock;
-        Point { run, pos: end }
     }
 
     /// Claims the names of blocks that are not in the tree yet. Nothing a reader sees changes. `None` if a
@@ -187,13 +146,7 @@ impl Tree {
         if blocks.is_empty() {
             return Some(Made::Nothing);
         }
-        let node = self.node(end.run);
-        let room = RUN_MAX - node.names.len();
-        let grows = end.run != ROOT
-            && blocks.len() <= room
-            && end.pos as usize == node.names.len()
-            && node.children.is_empty()
-            && node.run.is_sole(h.tier, h.slot);
+        let grows = self.can_grow(h, end, blocks.len());
         let id = if grows {
             end.run
         } else {
@@ -201,23 +154,15 @@ impl Tree {
             self.nodes[id as usize] = Some(Node::new(Run::new(0, 0, 0, Arc::new([])), ROOT));
             id
         };
-        let names = &mut self.node_mut(id).names;
-        let from = names.len();
-        if names.capacity() - from < blocks.len() {
-            let spare = if grows && blocks.len() < TAIL_MAX {
-                TAIL_MAX
-            } else {
-                0
-            };
-            names.reserve_exact(blocks.len() + spare);
-        }
-        names.extend(blocks.iter().map(|b| b.engine.0));
-        let nodes = &self.nodes;
+        let from = self.node(id).names.len();
+        self.node_mut(id)
+            .add_names(blocks.iter().map(|b| b.engine.0), grows);
+        let nodes = &self.runs.nodes;
         let first = Place {
             run: id,
             pos: from as u32,
         };
-        let is_called = |p, name| Self::is_called(nodes, p, name);
+        let is_called = |p, name| Runs::is_called(nodes, p, name);
         if self.names.claim(blocks, |b| b.engine.0, first, is_called) {
             return Some(if grows {
                 Made::Grown(blocks.len())
@@ -230,88 +175,6 @@ impl Tree {
             self.unreserve(id);
         }
         None
-    }
-
-    /// Adds blocks, whose names are claimed, to the end of a leaf that only this holder holds.
-    fn grow(&mut self, h: Holder, id: u32, blocks: &[StoredBlock]) -> Point {
-        let clock = self.clock;
-        let node = self.node_mut(id);
-        let (len, added) = (node.run.len(), blocks.len() as u32);
-        node.touched = clock;
-        let fresh = len == node.written;
-        let room = match node.run.held(h.tier, h.slot) {
-            Held::Bits(bits) if fresh && bits.room() >= len + added => {
-                bits.write(len, len + added, true);
-                true
-            }
-            Held::Bits(_) => false,
-            Held::Head(_) => fresh,
-        };
-        if !(room && node.run.push(blocks.iter().map(|b| b.local.0))) {
-            self.grow_copy(h, id, blocks, fresh);
-        }
-        self.node_mut(id).written = len + added;
-        self.blocks += blocks.len();
-        self.tally(h, i64::from(added));
-        self.account(id);
-        Point {
-            run: id,
-            pos: len + added,
-        }
-    }
-
-    /// As [`Tree::grow`], by publishing a run with more room.
-    fn grow_copy(&mut self, h: Holder, id: u32, blocks: &[StoredBlock], fresh: bool) {
-        let old = self.node(id).run.clone();
-        let locals = blocks.iter().map(|b| b.local.0);
-        let (len, grown) = (old.len(), old.len() + blocks.len() as u32);
-        let mut draft = old.draft();
-        draft.own_bits(grown + TAIL_MAX as u32);
-        if let Held::Bits(bits) = draft.held(h.tier, h.slot) {
-            bits.write(len, grown, true);
-        }
-        let opened = fresh && blocks.len() <= TAIL_MAX / 4 && draft.open_tail();
-        if !(opened && draft.push(locals.clone())) {
-            let mut all = Vec::with_capacity(grown as usize);
-            old.copy(0, len as usize, &mut all);
-            all.extend(locals);
-            draft = draft.draft_with(all.into());
-        }
-        if !fresh {
-            draft.end = self.new_end();
-            // The end has a new identity; what stood at the old one is gone, so no edge refers to it.
-            debug_assert!(self.node(id).children.is_empty());
-        }
-        self.publish(id, draft);
-    }
-
-    /// Hangs a new run, whose names are claimed, after `at`.
-    fn attach(&mut self, h: Holder, at: Point, id: u32, blocks: &[StoredBlock]) -> Point {
-        if at.pos < self.len(at.run) {
-            self.split(at.run, at.pos);
-        }
-        self.make_room_for_edge();
-        let end = self.new_end();
-        let parent = &self.node(at.run).run;
-        let (follows, start) = (parent.end, parent.start + self.len(at.run));
-        let locals: Arc<[u64]> = blocks.iter().map(|b| b.local.0).collect();
-        let first = locals[0];
-        let mut run = Run::new(end, follows, start, locals);
-        run.owners_mut(h.tier).full.insert(h.slot);
-        let len = blocks.len() as u32;
-        let clock = self.clock;
-        let node = self.node_mut(id);
-        (node.written, node.touched) = (len, clock);
-        self.runs += 1;
-        self.blocks += blocks.len();
-        self.publish(id, run);
-        self.link(follows, first, id);
-        self.adopt(at.run, id);
-        if at.run != ROOT {
-            self.account(at.run);
-        }
-        self.count(h, id, 0, len);
-        Point { run: id, pos: len }
     }
 
     /// Stores block by block: any name for any block. The caller knows that the names differ.
@@ -347,12 +210,12 @@ impl Tree {
         let mut node = Node::new(Run::new(0, 0, 0, Arc::new([])), ROOT);
         node.names = vec![name];
         self.nodes[id as usize] = Some(node);
-        let (place, nodes) = (Place { run: id, pos: 0 }, &self.nodes);
+        let (place, nodes) = (Place { run: id, pos: 0 }, &self.runs.nodes);
         let taken = self.names.insert(name, place, |p| {
-            p != place && Self::is_called(nodes, p, name)
+            p != place && Runs::is_called(nodes, p, name)
         });
         self.node_mut(id).clean = taken.is_ok();
-        self.attach(h, at, id, std::slice::from_ref(block));
+        self.attach(h, at, id, Arc::new([block.local.0]));
         // Held only once `hold` says so; until then nothing may trim it away.
         self.pinned = id;
         self.set_held(id, h, 0, 1, false);
@@ -360,7 +223,174 @@ impl Tree {
     }
 }
 
-/// What [`Tree::make`] prepared.
+impl Runs {
+    /// The blocks from `at` on that are in the tree and have the first of the given contents.
+    pub(super) fn stretch(&self, at: Point, blocks: &[StoredBlock]) -> Option<Stretch> {
+        let local = blocks.first()?.local.0;
+        let at = if at.pos < self.len(at.run) {
+            at
+        } else {
+            let run = self.child(at.run, local)?;
+            Point { run, pos: 0 }
+        };
+        let node = self.node(at.run);
+        let pos = at.pos as usize;
+        let same = (pos..node.names.len())
+            .zip(blocks)
+            .take_while(|(pos, b)| node.run.local(*pos) == b.local.0)
+            .count();
+        (same > 0).then_some(Stretch {
+            at,
+            len: same as u32,
+        })
+    }
+
+    /// Whether a holder that has nothing odd can simply be made to hold these blocks under these names.
+    pub(super) fn is_plain(
+        &self,
+        h: Holder,
+        s: Stretch,
+        blocks: &[StoredBlock],
+        again: Again,
+    ) -> bool {
+        let node = self.node(s.at.run);
+        let own = &node.names[s.at.pos as usize..];
+        node.clean
+            && own.iter().zip(blocks).all(|(name, b)| *name == b.engine.0)
+            && (again == Again::Confirms
+                || self.held(s.at.run, h).count(s.at.pos, s.at.pos + s.len) == 0)
+    }
+
+    /// Makes a holder hold a stretch; returns the point after it.
+    pub(super) fn extend_plain(&mut self, h: Holder, s: Stretch) -> Point {
+        let Point { run, pos } = s.at;
+        let end = pos + s.len;
+        self.set_held(run, h, pos, end, true);
+        self.node_mut(run).touched = self.clock;
+        Point { run, pos: end }
+    }
+
+    /// Whether `added` blocks after `end` can be added to its run: a leaf that only this holder holds.
+    pub(super) fn can_grow(&self, h: Holder, end: Point, added: usize) -> bool {
+        let node = self.node(end.run);
+        end.run != ROOT
+            && added <= RUN_MAX - node.names.len()
+            && end.pos as usize == node.names.len()
+            && node.children.is_empty()
+            && node.run.is_sole(h.tier, h.slot)
+    }
+
+    /// Adds blocks, whose names are claimed, to the end of a leaf that only this holder holds.
+    #[inline(always)]
+    pub(super) fn grow(&mut self, h: Holder, id: u32, blocks: &[StoredBlock]) -> Point {
+        let clock = self.clock;
+        let node = self.node_mut(id);
+        let (len, added) = (node.run.len(), blocks.len() as u32);
+        node.touched = clock;
+        let fresh = len == node.written;
+        let room = match node.run.held(h.tier, h.slot) {
+            Held::Bits(bits) if fresh && bits.room() >= len + added => {
+                bits.write(len, len + added, true);
+                true
+            }
+            Held::Bits(_) => false,
+            Held::Head(_) => fresh,
+        };
+        if !(room && node.run.push(blocks.iter().map(|b| b.local.0))) {
+            self.grow_copy(h, id, blocks, fresh);
+        }
+        self.node_mut(id).written = len + added;
+        self.blocks += blocks.len();
+        self.tally(h, i64::from(added));
+        self.account(id);
+        Point {
+            run: id,
+            pos: len + added,
+        }
+    }
+
+    /// As [`Runs::grow`], by publishing a run with more room.
+    fn grow_copy(&mut self, h: Holder, id: u32, blocks: &[StoredBlock], fresh: bool) {
+        let old = self.node(id).run.clone();
+        let locals = blocks.iter().map(|b| b.local.0);
+        let (len, grown) = (old.len(), old.len() + blocks.len() as u32);
+        let mut draft = old.draft();
+        draft.own_bits(grown + TAIL_MAX as u32);
+        if let Held::Bits(bits) = draft.held(h.tier, h.slot) {
+            bits.write(len, grown, true);
+        }
+        let opened = fresh && blocks.len() <= TAIL_MAX / 4 && draft.open_tail();
+        if !(opened && draft.push(locals.clone())) {
+            let mut all = Vec::with_capacity(grown as usize);
+            old.copy(0, len as usize, &mut all);
+            all.extend(locals);
+            draft = draft.draft_with(all.into());
+        }
+        if !fresh {
+            draft.end = self.new_end();
+            // The end has a new identity; what stood at the old one is gone, so no edge refers to it.
+            debug_assert!(self.node(id).children.is_empty());
+        }
+        self.publish(id, draft);
+    }
+}
+
+impl<N: Book> Pen<'_, N> {
+    /// Hangs a new run, whose names are claimed, after `at`.
+    pub(super) fn attach(&mut self, h: Holder, at: Point, id: u32, locals: Arc<[u64]>) -> Point {
+        if at.pos < self.len(at.run) {
+            self.split(at.run, at.pos);
+        }
+        self.make_room_for_edge();
+        let end = self.new_end();
+        let parent = &self.node(at.run).run;
+        let (follows, start) = (parent.end, parent.start + self.len(at.run));
+        let (first, len) = (locals[0], locals.len() as u32);
+        let mut run = Run::new(end, follows, start, locals);
+        run.owners_mut(h.tier).full.insert(h.slot);
+        let clock = self.clock;
+        let node = self.node_mut(id);
+        (node.written, node.touched) = (len, clock);
+        self.live += 1;
+        self.blocks += len as usize;
+        self.publish(id, run);
+        self.link(follows, first, id);
+        self.adopt(at.run, id);
+        if at.run != ROOT {
+            self.account(at.run);
+        }
+        self.count(h, id, 0, len);
+        Point { run: id, pos: len }
+    }
+}
+
+impl Node {
+    /// Adds names at the end, with room for more if it is one that grows.
+    pub(super) fn add_names(&mut self, names: impl ExactSizeIterator<Item = u64>, grows: bool) {
+        if self.names.capacity() - self.names.len() < names.len() {
+            let spare = if grows && names.len() < TAIL_MAX {
+                TAIL_MAX
+            } else {
+                0
+            };
+            self.names.reserve_exact(names.len() + spare);
+        }
+        self.names.extend(names);
+    }
+}
+
+/// The contents of blocks.
+pub(super) fn locals(blocks: &[StoredBlock]) -> Arc<[u64]> {
+    blocks.iter().map(|b| b.local.0).collect()
+}
+
+/// Refuses an event of a rank that holds nothing.
+pub(crate) fn refuse(parent: EngineHash, blocks: &[StoredBlock]) -> Result<(), ApplyError> {
+    check_distinct(Some(parent), blocks)?;
+    Err(ApplyError::ParentBlockNotFound(parent))
+}
+
+/// What [`Pen::make`] prepared.
 enum Made {
     Nothing,
     /// So many blocks at the end of an existing run.

@@ -1,6 +1,6 @@
 //! Random histories: after every step the index answers as the oracle does.
 
-use kvasir_index::{follow_events, follow_gaps, follow_routing};
+use kvasir_index::{Kind, follow_at_once, follow_events, follow_gaps, follow_routing};
 use kvasir_types::Rng;
 use proptest::prelude::*;
 
@@ -37,6 +37,34 @@ fn long_histories_by_seed() {
         follow_events(&bytes);
         follow_routing(&bytes);
         follow_gaps(&bytes[..bytes.len() / 4]);
+    }
+}
+
+/// Several ranks at once: on two threads, on one for each of the six ranks, and all on one, where a failure is
+/// the same each time.
+#[test]
+fn histories_at_once_by_seed() {
+    for seed in 0..60 {
+        histories_at_once(seed, 4_000);
+    }
+}
+
+fn histories_at_once(seed: u64, len: u64) {
+    let mut rng = Rng::new(seed);
+    for kind in [Kind::Orderly, Kind::Chains, Kind::Tangled] {
+        for threads in [1, 2, 6] {
+            let len = 200 + rng.below(len);
+            let bytes = random_bytes(&mut rng, len);
+            follow_at_once(&bytes, threads, kind);
+        }
+    }
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn very_many_histories_at_once_by_seed() {
+    for seed in 1_000..4_000 {
+        histories_at_once(seed, 10_000);
     }
 }
 

@@ -1,0 +1,137 @@
+//! Histories of several ranks at once, each rank on a thread of its own or with the others of its worker.
+//!
+//! What a rank's events do, and whether they are refused, depends on that rank's events alone: engine hashes
+//! mean nothing between ranks, and nothing here has a budget. So whatever the threads do to each other, every
+//! answer to an event is the oracle's, and when all have stopped the index equals an oracle that was told
+//! the same, one rank after the other.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kvasir_types::{KvEvent, WorkerRank};
+
+use super::history::{RANKS, Source, WORKERS, check_copies, check_empty, check_step, event};
+use super::{Oracle, gaps};
+use crate::{ApplyError, Index};
+
+/// A step of one rank's history, with what must come of it.
+enum Step {
+    Event(WorkerRank, KvEvent, Result<(), ApplyError>),
+    RankGone(WorkerRank),
+}
+
+/// Which histories are played.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Short paths of few contents, names that collide, clears.
+    Tangled,
+    /// Long chains that ranks share, with gaps, duplicates and removals of what is not there.
+    Chains,
+    /// The same chains as engines report them: nothing twice, nothing that is not there.
+    Orderly,
+}
+
+/// Plays the histories that `bytes` stand for, on `threads` threads, while another asks for everything that
+/// needs the index to itself.
+///
+/// # Panics
+/// If the index and the oracle disagree, or the index contradicts itself.
+pub fn follow_at_once(bytes: &[u8], threads: usize, kind: Kind) {
+    let index = Index::new();
+    let floor = index.stats().bytes;
+    index.expect_company();
+    let mut oracle = Oracle::default();
+    let ranks = (0..WORKERS).flat_map(|w| (0..RANKS).map(move |r| (w, r)));
+    let ranks: Vec<WorkerRank> = ranks
+        .map(|(w, r)| WorkerRank::new(w.into(), r.into()))
+        .collect();
+    let mut shares: Vec<Vec<Step>> = (0..threads.max(1)).map(|_| Vec::new()).collect();
+    let each = bytes.len().div_ceil(ranks.len()).max(1);
+    for ((i, rank), bytes) in ranks.iter().enumerate().zip(bytes.chunks(each)) {
+        let share = &mut shares[i % threads.max(1)];
+        let history = history(*rank, bytes, kind, &mut oracle);
+        interleave(share, history, i / threads.max(1));
+    }
+    play(&index, &shares);
+    let events: usize = shares.iter().map(Vec::len).sum();
+    assert!(
+        kind != Kind::Orderly || index.applied_together() as usize * 2 > events,
+        "{} of {events} together",
+        index.applied_together()
+    );
+    let mut source = Source::new(bytes);
+    let prompts: Vec<_> = (0..40).map(|_| source.prompt()).collect();
+    check_step(&index, &oracle, prompts.into_iter());
+    if kind != Kind::Tangled {
+        gaps::check_chains(&index, &oracle);
+    }
+    check_copies(&index, &oracle, &mut source);
+    check_empty(&index, floor);
+}
+
+fn history(rank: WorkerRank, bytes: &[u8], kind: Kind, oracle: &mut Oracle) -> Vec<Step> {
+    let mut source = Source::new(bytes);
+    let mut steps = Vec::new();
+    while !source.is_over() {
+        if source.below(40) == 0 {
+            oracle.remove_rank(rank);
+            steps.push(Step::RankGone(rank));
+            continue;
+        }
+        let event = match kind {
+            Kind::Tangled => event(&mut source, rank),
+            Kind::Chains => gaps::event(&mut source),
+            Kind::Orderly => gaps::orderly_event(&mut source, oracle, rank),
+        };
+        let expected = oracle.apply(rank, &event);
+        steps.push(Step::Event(rank, event, expected));
+    }
+    steps
+}
+
+/// Mixes another rank's history into a thread's, each in its own order.
+fn interleave(share: &mut Vec<Step>, history: Vec<Step>, others: usize) {
+    let before = std::mem::take(share);
+    let mut before = before.into_iter();
+    for step in history {
+        share.extend(before.by_ref().take(others));
+        share.push(step);
+    }
+    share.extend(before);
+}
+
+fn play(index: &Index, shares: &[Vec<Step>]) {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = shares
+            .iter()
+            .map(|share| scope.spawn(|| share.iter().for_each(|step| step.play(index))))
+            .collect();
+        scope.spawn(|| {
+            while !done.load(Ordering::Acquire) {
+                index.check_invariants();
+                let stats = index.stats();
+                assert!(index.snapshot().len() >= 8 && stats.bytes > 0);
+                assert!(index.dump().len() as u64 <= index.stats().entries * 2 + 1_000_000);
+                std::thread::yield_now();
+            }
+        });
+        let ended: Vec<_> = writers.into_iter().map(|w| w.join()).collect();
+        done.store(true, Ordering::Release);
+        for outcome in ended {
+            if let Err(panic) = outcome {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    });
+}
+
+impl Step {
+    fn play(&self, index: &Index) {
+        match self {
+            Self::Event(rank, event, expected) => {
+                assert_eq!(index.apply(*rank, event), *expected, "{rank} {event:?}");
+            }
+            Self::RankGone(rank) => index.remove_rank(*rank),
+        }
+    }
+}
