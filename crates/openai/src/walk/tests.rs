@@ -113,3 +113,19 @@ fn what_is_too_deep_is_left_to_the_careful_reader() {
     assert_eq!(value(nested(64).as_bytes(), 0), Some(128));
     assert_eq!(value(nested(65).as_bytes(), 0), None);
 }
+
+/// Long strings are looked through in words, blocks and the rest: a stop at every place is found.
+#[test]
+fn a_stop_anywhere_in_a_string_is_found() {
+    let stops = [
+        "\u{0}", "\u{1f}", " ", "\\\\", "\\\"", "\\u0041", "\\u004", "\\x", "\u{7f}", "é",
+    ];
+    for at in 0..180 {
+        for stop in stops {
+            let text = format!("\"{}{stop}{}\"", "a".repeat(at), "é".repeat(180 - at));
+            let end = string(text.as_bytes(), 0);
+            assert_eq!(end.is_some(), is_json(&text), "{at} {stop:?}");
+            assert!(end.is_none_or(|end| end == text.len()), "{at} {stop:?}");
+        }
+    }
+}

@@ -305,7 +305,7 @@ impl Shape {
 
 /// What stands between the quotes of a JSON string, its escapes decoded.
 fn decode(raw: &str) -> Option<Cow<'_, str>> {
-    if !raw.contains('\\') {
+    if memchr::memchr(b'\\', raw.as_bytes()).is_none() {
         return Some(Cow::Borrowed(raw));
     }
     serde_json::from_str(&format!("\"{raw}\""))
