@@ -51,7 +51,7 @@ pub fn follow_at_once(bytes: &[u8], threads: usize, kind: Kind) {
         let history = history(*rank, bytes, kind, &mut oracle);
         interleave(share, history, i / threads.max(1));
     }
-    play(&index, &shares);
+    play(&index, &shares, floor);
     let events: usize = shares.iter().map(Vec::len).sum();
     assert!(
         kind != Kind::Orderly || index.applied_together() as usize * 2 > events,
@@ -99,7 +99,7 @@ fn interleave(share: &mut Vec<Step>, history: Vec<Step>, others: usize) {
     share.extend(before);
 }
 
-fn play(index: &Index, shares: &[Vec<Step>]) {
+fn play(index: &Index, shares: &[Vec<Step>], floor: u64) {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let writers: Vec<_> = shares
@@ -109,9 +109,13 @@ fn play(index: &Index, shares: &[Vec<Step>]) {
         scope.spawn(|| {
             while !done.load(Ordering::Acquire) {
                 index.check_invariants();
-                let stats = index.stats();
-                assert!(index.snapshot().len() >= 8 && stats.bytes > 0);
-                assert!(index.dump().len() as u64 <= index.stats().entries * 2 + 1_000_000);
+                let (copy, replayed) = (Index::new(), Index::new());
+                assert_eq!(copy.restore(&index.snapshot()), Ok(()));
+                copy.check_invariants();
+                for (rank, event) in index.dump() {
+                    assert_eq!(replayed.apply(rank, &event), Ok(()), "{event:?} of a dump");
+                }
+                assert!(index.stats().bytes >= floor);
                 std::thread::yield_now();
             }
         });
