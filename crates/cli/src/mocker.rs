@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use kvasir_config::{Settings, keys};
 use kvasir_mocker::{
-    EventSockets, HttpFault, MockServer, MockServerOptions, Observer, Worker, WorkerOptions,
-    answers_in_words,
+    EventSockets, HttpFault, MockAdapter, MockServer, MockServerOptions, Observer, Worker,
+    WorkerOptions, answers_in_words,
 };
 use kvasir_text::TextModel;
 use kvasir_transport::Tasks;
@@ -124,6 +124,11 @@ fn options(settings: &Settings) -> Result<(MockServerOptions, WorkerOptions), Fa
         faults: faults?,
         seed: settings.get(keys::SEED).unwrap_or(0),
         prompt_tokens_details: settings.get(keys::ENABLE_PROMPT_TOKENS_DETAILS),
+        adapters: settings
+            .get(keys::LORA_MODULES)
+            .iter()
+            .map(|text| MockAdapter::read(text))
+            .collect(),
     };
     Ok((server, worker))
 }

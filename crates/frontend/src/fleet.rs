@@ -467,7 +467,7 @@ impl Watcher {
         let new = NewModel {
             name: model.name.as_str().into(),
             block_size,
-            context_length: model.max_model_len.unwrap_or(CONTEXT_LENGTH),
+            context_length: facts.max_model_len_of(model).unwrap_or(CONTEXT_LENGTH),
             parent: model.parent.as_deref().map(Into::into),
         };
         let Some(served) = self.fleet.model(&new) else {

@@ -17,7 +17,8 @@ mod worker;
 
 pub use events::{EventOptions, EventSockets, Fault, FaultError};
 pub use http::{
-    HttpFault, HttpFaultError, HttpFaultKind, MockServer, MockServerOptions, answers_in_words,
+    HttpFault, HttpFaultError, HttpFaultKind, MockAdapter, MockServer, MockServerOptions,
+    answers_in_words,
 };
 pub use rank::{Observer, Status};
 pub use worker::{AnswerFn, TokenWorker, Worker, WorkerOptions, seeded_answer};

@@ -128,11 +128,20 @@ impl Facts {
 
     /// What the engine loaded a model's tokenizer from: an adapter has that of its parent.
     pub fn root_of<'f>(&'f self, model: &'f EngineModel) -> Option<&'f str> {
-        let base = match &model.parent {
-            Some(parent) => self.models.iter().find(|other| other.name == *parent)?,
-            None => model,
-        };
-        base.root.as_deref()
+        self.base_of(model)?.root.as_deref()
+    }
+
+    /// Longest prompt and answer of a model together: an adapter has its parent's, where it says nothing.
+    pub fn max_model_len_of(&self, model: &EngineModel) -> Option<u32> {
+        let base = || self.base_of(model)?.max_model_len;
+        model.max_model_len.or_else(base)
+    }
+
+    fn base_of<'f>(&'f self, model: &'f EngineModel) -> Option<&'f EngineModel> {
+        match &model.parent {
+            Some(parent) => self.models.iter().find(|other| other.name == *parent),
+            None => Some(model),
+        }
     }
 
     /// Reads `/version`.
@@ -165,7 +174,7 @@ impl Facts {
 
     /// Reads `/metrics`: the cache's shape.
     pub fn read_metrics(&mut self, page: &str) {
-        self.sglang |= samples(page).any(|s| s.name.starts_with("sglang:"));
+        self.sglang |= page.lines().any(|line| line.starts_with("sglang:"));
         for sample in samples(page).filter(|s| s.name == "vllm:cache_config_info") {
             self.block_size = sample.number("block_size").or(self.block_size);
             self.kv_blocks = sample.number("num_gpu_blocks").or(self.kv_blocks);
@@ -293,6 +302,32 @@ mod tests {
                 events: BTreeMap::from([(0, source)]),
             }
         );
+    }
+
+    #[test]
+    fn sglang_is_known_by_the_names_of_its_metrics() {
+        let mut facts = Facts::default();
+        facts.read_metrics("# HELP sglang:x\nvllm:num_requests_running 0\n");
+        assert!(!facts.sglang);
+        facts.read_metrics("# HELP x\nsglang:num_running_reqs{model_name=\"m\"} 0.0\n");
+        assert!(facts.sglang);
+    }
+
+    #[test]
+    fn an_adapter_has_what_its_base_says() {
+        let mut facts = Facts::default();
+        facts.read_models(
+            br#"{"data":[{"id":"base","root":"/models/base","max_model_len":4096,"parent":null},
+                {"id":"sql","root":"/loras/sql","max_model_len":null,"parent":"base"},
+                {"id":"lost","root":"/loras/lost","parent":"elsewhere"}]}"#,
+        );
+        let of = |name: &str| facts.models.iter().find(|m| m.name == name).unwrap();
+        let said = ["base", "sql", "lost"].map(|name| {
+            let model = of(name);
+            (facts.root_of(model), facts.max_model_len_of(model))
+        });
+        let base = (Some("/models/base"), Some(4096));
+        assert_eq!(said, [base, base, (None, None)]);
     }
 
     #[test]

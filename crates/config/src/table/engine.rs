@@ -192,6 +192,10 @@ options! { MOCKER_ROWS, Group::Mocker, Scope::MOCKER;
         env(&[var("KVASIR_KV_EVENTS_PORT")]).default_note("no events").metavar("PORT").effective()
         .common();
 
+    /// Serve these LoRA adapters of the model, too, each under its name; a path is only shown.
+    LORA_MODULES: Vec<String> = "lora-modules" =>
+        env(&[var("KVASIR_LORA_MODULES")]).metavar("NAME[=PATH]").effective();
+
     /// Engine and release whose wire the events have.
     EVENT_WIRE: Option<EventWire> = "event-wire" =>
         env(&[var("KVASIR_EVENT_WIRE")]).default_note("vllm, or sglang with --engine-type sglang")

@@ -32,6 +32,8 @@ pub(crate) struct Ask {
     pub(crate) return_token_ids: bool,
     pub(crate) salt: Option<Arc<str>>,
     pub(crate) priority: i32,
+    /// The adapter that is to answer.
+    pub(crate) adapter: Option<Arc<str>>,
     pub(crate) rank: DpRank,
 }
 
@@ -108,7 +110,7 @@ impl Ask {
         chat: bool,
     ) -> Result<Self, Refusal> {
         let fields = Fields::read(headers, body)?;
-        mock.check_model(&fields)?;
+        let adapter = mock.check_model(&fields)?;
         let scan = Scan::parse(body).map_err(|error| Refusal::form(&error.to_string(), None))?;
         let prompts = match chat {
             true => vec![chat_prompt(mock, &scan, fields.len())?],
@@ -132,6 +134,7 @@ impl Ask {
             salt: scan.cache_salt().map(|salt| salt.as_ref().into()),
             priority: scan.priority().unwrap_or(0).saturating_neg(), // vLLM: smaller is more urgent
             rank: rank(mock, headers)?,
+            adapter,
         };
         Ok(ask)
     }

@@ -65,7 +65,7 @@ impl Job {
             chat: ask.chat,
             id: format!("{prefix}-{name}"),
             created: mock.unix_secs(),
-            model: mock.model.to_string(),
+            model: ask.adapter.as_ref().unwrap_or(&mock.model).to_string(),
         };
         let choices = (0..ask.prompts.len())
             .map(|at| begin(&mock, &ask, at))
@@ -229,7 +229,7 @@ fn begin(mock: &Mock, ask: &Ask, index: usize) -> Choice {
         sampling: ask.sampling.clone(),
         rank: ask.rank,
         priority: ask.priority,
-        lora: None,
+        lora: ask.adapter.clone(),
         salt: ask.salt.clone(),
     };
     mock.worker.submit(&request, sink);

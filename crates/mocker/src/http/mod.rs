@@ -18,5 +18,5 @@ mod server;
 mod words;
 
 pub use fault::{HttpFault, HttpFaultError, HttpFaultKind};
-pub use server::{MockServer, MockServerOptions};
+pub use server::{MockAdapter, MockServer, MockServerOptions};
 pub use words::answers_in_words;

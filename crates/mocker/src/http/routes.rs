@@ -124,17 +124,15 @@ fn wrong_method(allowed: &Method) -> Reply {
 
 fn models(mock: &Mock) -> String {
     let created = mock.unix_secs();
-    let model = &*mock.model;
-    json!({
-        "object": "list",
-        "data": [{
-            "id": model,
+    let row = |id: &str, root: &str, parent: Option<&str>, max_model_len: Option<u32>| {
+        json!({
+            "id": id,
             "object": "model",
             "created": created,
             "owned_by": "vllm",
-            "root": mock.root,
-            "parent": null,
-            "max_model_len": mock.max_model_len(),
+            "root": root,
+            "parent": parent,
+            "max_model_len": max_model_len,
             "permission": [{
                 "id": format!("modelperm-{}", mock.next_name()),
                 "object": "model_permission",
@@ -149,9 +147,13 @@ fn models(mock: &Mock) -> String {
                 "group": null,
                 "is_blocking": false,
             }],
-        }],
-    })
-    .to_string()
+        })
+    };
+    let base = row(&mock.model, &mock.root, None, Some(mock.max_model_len()));
+    let adapters = mock.adapters.iter();
+    let adapters = adapters.map(|a| row(&a.name, &a.path, Some(&mock.model), None));
+    let data: Vec<Value> = std::iter::once(base).chain(adapters).collect();
+    json!({ "object": "list", "data": data }).to_string()
 }
 
 fn tokenize(mock: &Mock, headers: &HeaderMap, body: &[u8]) -> Result<String, Refusal> {

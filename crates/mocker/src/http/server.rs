@@ -52,6 +52,29 @@ pub struct MockServerOptions {
     pub seed: u64,
     /// Whether `usage` says how many prompt tokens came from the cache.
     pub prompt_tokens_details: bool,
+    /// Adapters of the model that are served, too.
+    pub adapters: Vec<MockAdapter>,
+}
+
+/// A LoRA adapter. What is cached for it is of no use to others.
+#[derive(Clone, Debug)]
+pub struct MockAdapter {
+    /// The name under which it is served.
+    pub name: Arc<str>,
+    /// What `/v1/models` says it comes from.
+    pub path: String,
+}
+
+impl MockAdapter {
+    /// `NAME=PATH`, or a name that is its own path.
+    #[must_use]
+    pub fn read(text: &str) -> Self {
+        let (name, path) = text.split_once('=').unwrap_or((text, text));
+        Self {
+            name: name.into(),
+            path: path.to_owned(),
+        }
+    }
 }
 
 /// What all requests of one server share.
@@ -66,6 +89,7 @@ pub(crate) struct Mock {
     pub(crate) received: Received,
     pub(crate) tasks: Tasks,
     pub(crate) prompt_tokens_details: bool,
+    pub(crate) adapters: Vec<MockAdapter>,
     clock: Clock,
     seed: u64,
     requests: AtomicU64,
@@ -107,11 +131,16 @@ impl Mock {
         DpRank((self.requests.load(Ordering::Relaxed) % ranks) as u32)
     }
 
-    /// Refuses another model's name; no name is this model's.
-    pub(crate) fn check_model(&self, fields: &Fields) -> Result<(), Refusal> {
-        match fields.get("model").and_then(|m| m.as_str()) {
-            Some(asked) if asked != &*self.model => Err(Refusal::unknown_model(asked, &self.model)),
-            _ => Ok(()),
+    /// The adapter that is asked for, if it is one. Refuses another model's name; no name is this model's.
+    pub(crate) fn check_model(&self, fields: &Fields) -> Result<Option<Arc<str>>, Refusal> {
+        let asked = fields.get("model").and_then(|m| m.as_str());
+        let Some(asked) = asked.filter(|asked| **asked != *self.model) else {
+            return Ok(None);
+        };
+        let adapter = self.adapters.iter().find(|a| *a.name == *asked);
+        match adapter {
+            Some(adapter) => Ok(Some(Arc::clone(&adapter.name))),
+            None => Err(Refusal::unknown_model(asked, &self.model)),
         }
     }
 }
@@ -143,6 +172,7 @@ impl MockServer {
             received: Received::default(),
             tasks: tasks.clone(),
             prompt_tokens_details: options.prompt_tokens_details,
+            adapters: options.adapters,
             clock: Clock::new(),
             seed: options.seed,
             requests: AtomicU64::new(0),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kvasir_engine::EngineConfig;
 use kvasir_mocker::{
-    MockServer, MockServerOptions, Observer, Worker, WorkerOptions, answers_in_words,
+    MockAdapter, MockServer, MockServerOptions, Observer, Worker, WorkerOptions, answers_in_words,
 };
 use kvasir_profile::{Constants, StepTimes};
 use kvasir_text::TextModel;
@@ -54,6 +54,7 @@ pub(crate) async fn serve_with(faults: &[&str], prompt_tokens_details: bool) -> 
         faults: faults.iter().map(|fault| fault.parse().unwrap()).collect(),
         seed: 7,
         prompt_tokens_details,
+        adapters: vec![MockAdapter::read("sql=/loras/sql")],
     };
     let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
     let server = MockServer::start(&tasks, loopback, worker, options)
