@@ -1,5 +1,6 @@
 //! Reading a request's body: JSON, and no longer than allowed.
 
+use std::io;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -13,12 +14,16 @@ use tokio::time::Instant;
 
 use crate::App;
 
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
 /// What a declared length may reserve before any byte has come.
 const RESERVE_MAX: u64 = 1 << 20;
 /// The client has this long for each piece of its body, and for all of it this and what [`RATE_MIN`] allows.
 const PIECE_PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes that a client sends in a second, on average, once it has had its patience.
 const RATE_MIN: u64 = 1024;
+/// What is said of chunks that are none.
+const BAD_CHUNKS: &str = "The request's body is malformed: its chunks are not framed as `transfer-encoding: chunked` says";
 /// What is said when it takes longer.
 const STALLED: &str = "The request's body stopped coming; send it again";
 /// Bytes that are read of a body that is too large, so that its client sees the answer.
@@ -57,7 +62,7 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
 pub(crate) async fn read_json<B>(app: &App, head: &Parts, body: B) -> Result<Bytes, ApiError>
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
-    B::Error: Send,
+    B::Error: Into<BoxError> + Send,
 {
     if let Err(refusal) = check_content_type(&head.headers) {
         leave(body).await;
@@ -70,7 +75,7 @@ where
 pub(crate) async fn read_for<B>(app: &App, head: &Parts, mut body: B) -> Result<Bytes, ApiError>
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
-    B::Error: Send,
+    B::Error: Into<BoxError> + Send,
 {
     let outcome = read(&mut body, app.options().body_limit_mb).await;
     match outcome.as_ref().map_err(|error| error.status) {
@@ -90,7 +95,7 @@ where
 fn linger<B>(app: &App, head: &Parts, body: B)
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
-    B::Error: Send,
+    B::Error: Into<BoxError> + Send,
 {
     if head.version == Version::HTTP_2 || !head.headers.contains_key(EXPECT) {
         app.tasks()
@@ -102,6 +107,7 @@ where
 async fn read<B>(body: &mut B, limit_mb: u64) -> Result<Bytes, ApiError>
 where
     B: Body<Data = Bytes> + Unpin,
+    B::Error: Into<BoxError>,
 {
     let limit = limit_mb.saturating_mul(MIB);
     let hint = body.size_hint();
@@ -166,14 +172,28 @@ impl Pace {
 async fn next<B>(body: &mut B, pace: &Pace) -> Result<Option<http_body::Frame<Bytes>>, ApiError>
 where
     B: Body<Data = Bytes> + Unpin,
+    B::Error: Into<BoxError>,
 {
     match tokio::time::timeout_at(pace.deadline(), body.frame()).await {
         Ok(None) => Ok(None),
         Ok(Some(Ok(frame))) => Ok(Some(frame)),
-        // A broken upload: the client is gone, nobody reads this answer.
-        Ok(Some(Err(_))) => Err(ApiError::cancelled()),
+        Ok(Some(Err(error))) => Err(broken(&error.into())),
         Err(_) => Err(ApiError::new(408, STALLED)),
     }
+}
+
+/// What is said of a body that cannot be read on.
+fn broken(error: &BoxError) -> ApiError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&**error);
+    while let Some(error) = cause {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if let Some(io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData) = kind {
+            return ApiError::bad_request(BAD_CHUNKS);
+        }
+        cause = error.source();
+    }
+    // The client is gone: nobody reads this answer.
+    ApiError::cancelled()
 }
 
 /// Lets go of a refused request's body: one that is short is read, so that its connection can go on.

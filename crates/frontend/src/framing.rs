@@ -12,15 +12,40 @@ use kvasir_openai::ApiError;
 /// What a request of HTTP/1.1 that does not name one host is told (RFC 9112, section 3.2).
 const ONE_HOST: &str = "A request of HTTP/1.1 has one `host` field, no more and no less";
 
-/// Refuses what names no host or several.
+/// What a request in another coding than chunks is told (RFC 9112, section 6.1).
+const ONLY_CHUNKED: &str = "The only transfer coding of a request that is understood is `chunked`";
+/// What a request is told that names its coding twice (RFC 9112, section 7).
+const CHUNKED_ONCE: &str =
+    "A request has one `transfer-encoding` field, which names `chunked` once";
+
+/// Refuses what names no host or several, and what is in chunks in any way but the plain one.
 pub(crate) fn check<B>(request: &Request<B>) -> Result<(), ApiError> {
     if request.version() != Version::HTTP_11 {
         return Ok(());
     }
+    check_coding(request)?;
     let mut hosts = request.headers().get_all(HOST).iter();
     match (hosts.next(), hosts.next()) {
         (Some(_), None) => Ok(()),
         _ => Err(ApiError::bad_request(ONE_HOST)),
+    }
+}
+
+/// The library takes whatever ends in `chunked` for chunks, once or twice, and whatever was coded before.
+fn check_coding<B>(request: &Request<B>) -> Result<(), ApiError> {
+    let mut fields = request.headers().get_all(TRANSFER_ENCODING).iter();
+    let Some(first) = fields.next() else {
+        return Ok(());
+    };
+    if fields.next().is_some() {
+        return Err(ApiError::bad_request(CHUNKED_ONCE));
+    }
+    let codings = || first.as_bytes().split(|byte| *byte == b',');
+    let chunked = |coding: &[u8]| coding.trim_ascii().eq_ignore_ascii_case(b"chunked");
+    match (codings().count(), codings().filter(|c| chunked(c)).count()) {
+        (1, 1) => Ok(()),
+        (_, 1) => Err(ApiError::not_implemented(ONLY_CHUNKED)),
+        _ => Err(ApiError::bad_request(CHUNKED_ONCE)),
     }
 }
 

@@ -1,15 +1,14 @@
 //! The two endpoints that generate: from an HTTP request to its answer.
 
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderValue, Request, StatusCode};
 use hyper::body::Incoming;
 use kvasir_openai::{
-    AnswerHead, ApiError, ChatRequest, CompletionRequest, Endpoint, HeaderHints, Nvext, Options,
-    Prompt, ResponseNvext, Scan, StreamWriter, Unknown, WorkerIds, write_done, write_unary,
+    ApiError, ChatRequest, CompletionRequest, Endpoint, HeaderHints, Nvext, Options, Prompt, Scan,
+    Unknown,
 };
 use kvasir_text::TextModel;
 use kvasir_types::RequestId;
@@ -19,12 +18,16 @@ use crate::job::Job;
 use crate::meter::Stage;
 use crate::models::{Backend, ServedModel};
 use crate::prompt::Prompts;
-use crate::reply::{self, ByteSource, Cut, Reply};
+use crate::query::Query;
+use crate::reply::{self, Reply};
 use crate::watch::{Totals, Watch};
 use crate::{App, ask, body, lane, outcomes, prompt, proxy};
 
 /// Texts longer than this are tokenized on a thread of their own, so that others are not held up.
 const INLINE_TEXT_BYTES: usize = 32 * 1024;
+
+/// What a body is told that names no model where there are several.
+const WHICH_MODEL: &str = "`model` is missing and several models are served: name one of them";
 
 /// A body that was read and checked.
 enum Parsed {
@@ -99,10 +102,10 @@ fn unparsed(
 async fn by_worker_kind(app: &Arc<App>, asked: Asked) -> Result<Reply, ApiError> {
     let body = &asked.body.clone();
     let scanned = Scan::parse(body).ok();
-    let model = scanned
-        .as_ref()
-        .and_then(Scan::model)
-        .and_then(|name| app.models().get(&name));
+    let model = match scanned.as_ref().map_or(Ok(None), |scan| served(app, scan)) {
+        Ok(model) => model,
+        Err(error) => return Err(unparsed(app, asked.id, &asked.parts, asked.endpoint, error)),
+    };
     if let (Some(scan), Some(model)) = (&scanned, &model)
         && let Backend::OpenAi { workers, .. } = &model.backend
     {
@@ -118,6 +121,24 @@ async fn by_worker_kind(app: &Arc<App>, asked: Asked) -> Result<Reply, ApiError>
         // Boxed: what forwarded requests carry along stays small.
         Ok(parsed) => Box::pin(run(app, &asked, parsed, model)).await,
         Err(error) => Err(unparsed(app, asked.id, &asked.parts, asked.endpoint, error)),
+    }
+}
+
+/// The model that a body names, or the only one if it names none and an engine is to judge it; `None` where the
+/// reading for token workers says what is wrong.
+fn served(app: &App, scan: &Scan<'_>) -> Result<Option<Arc<ServedModel>>, ApiError> {
+    let models = app.models();
+    match scan.model() {
+        Some(name) if name.trim().is_empty() => Ok(None),
+        Some(name) => match models.get(&name) {
+            Some(model) => Ok(Some(model)),
+            None => Err(ApiError::model_not_found()),
+        },
+        None if models.has_several() => Err(ApiError::validation(WHICH_MODEL)),
+        None => {
+            let only = models.only();
+            Ok(only.filter(|model| matches!(model.backend, Backend::OpenAi { .. })))
+        }
     }
 }
 
@@ -301,32 +322,11 @@ fn text_bytes(prompt: &Prompt) -> usize {
 async fn query(app: &App, job: &Job) -> Result<Reply, ApiError> {
     let prompt = job.prompt_of(0).ok_or_else(ApiError::internal)?;
     let target = lane::query(app, job, prompt).await?;
-    let nvext = ResponseNvext {
-        worker_id: Some(WorkerIds::aggregated(target.worker.0, target.rank.0)),
-        token_ids: Some(prompt.to_vec()),
-        ..ResponseNvext::default()
-    };
-    let head = AnswerHead {
-        endpoint: job.endpoint,
+    let query = Query {
         id: job.id,
-        model: &job.model.name,
-        created: app.clock().unix_secs(app.clock().now()),
+        endpoint: job.endpoint,
+        stream: job.options.stream,
+        tokens: Some(prompt.to_vec()),
     };
-    let mut out = BytesMut::new();
-    if job.options.stream {
-        StreamWriter::new(&head, 1).query(&mut out, &nvext);
-        write_done(&mut out);
-        return Ok(reply::events(Box::new(Once(Some(out.freeze())))));
-    }
-    write_unary(&mut out, &head, &[], None, &nvext);
-    Ok(reply::json(StatusCode::OK, out.freeze()))
-}
-
-/// A stream whose whole content is known.
-struct Once(Option<Bytes>);
-
-impl ByteSource for Once {
-    fn poll_bytes(&mut self, _: &mut Context<'_>) -> Poll<Option<Result<Bytes, Cut>>> {
-        Poll::Ready(self.0.take().map(Ok))
-    }
+    Ok(query.answer(app, &job.model, target))
 }

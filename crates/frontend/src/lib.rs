@@ -37,6 +37,7 @@ mod picture;
 mod place;
 mod prompt;
 mod proxy;
+mod query;
 mod relay;
 mod reply;
 mod routes;

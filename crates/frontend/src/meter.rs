@@ -69,6 +69,12 @@ struct Completions {
     succeeded: IntCounter,
 }
 
+/// The share of a prompt's blocks that the chosen worker was thought to hold.
+pub(crate) fn hit_rate(sent: &Sent, prompt_tokens: usize, block_size: u32) -> f64 {
+    let blocks = prompt_tokens.div_ceil(block_size.max(1) as usize);
+    (f64::from(sent.overlap_blocks) / blocks.max(1) as f64).min(1.0)
+}
+
 /// The series of one model.
 #[derive(Debug)]
 pub struct ModelMeters {
@@ -304,8 +310,7 @@ impl ModelMeters {
         block_size: u32,
         (waited, first): (Duration, bool),
     ) -> f64 {
-        let blocks = prompt_tokens.div_ceil(block_size.max(1) as usize);
-        let hit_rate = (f64::from(sent.overlap_blocks) / blocks.max(1) as f64).min(1.0);
+        let hit_rate = hit_rate(sent, prompt_tokens, block_size);
         self.stages.took(Stage::Dispatch, waited);
         if self.by_cache {
             self.metrics.router_kv_hit_rate.observe(hit_rate);

@@ -280,6 +280,12 @@ impl Models {
             .cloned()
     }
 
+    /// Whether there is more than one.
+    pub(crate) fn has_several(&self) -> bool {
+        let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
+        by_name.len() > 1
+    }
+
     /// The only one, if there is one and no other.
     pub(crate) fn only(&self) -> Option<Arc<ServedModel>> {
         let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);

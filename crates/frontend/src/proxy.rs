@@ -13,7 +13,7 @@ mod resume;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::response::Parts as Head;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Response, StatusCode, Uri, header};
@@ -21,9 +21,10 @@ use kvasir_openai::answer_text;
 use kvasir_openai::resume::{obstacle, tokens_wanted};
 use kvasir_openai::{
     ApiError, Endpoint, Extra, HeaderHints, Nvext, ResponseNvext, Scan, Timing, WorkerIds,
+    write_annotation,
 };
-use kvasir_router::{Arrival, Outcome};
-use kvasir_types::{Time, WorkerRank};
+use kvasir_router::{Arrival, Outcome, Sent};
+use kvasir_types::{RequestId, Time, Token, WorkerRank};
 use kvasir_upstream::{Ask, UpstreamBody, UpstreamError, Upstreams};
 
 use crate::generate::Asked;
@@ -31,6 +32,7 @@ use crate::host::Booking;
 use crate::migrate::{Move, Stage};
 use crate::models::ServedModel;
 use crate::place::{self, Blocks};
+use crate::query::Query;
 use crate::relay::{Began, Begun, Books, Extras, Form, Hide, Patience, Relay, Source, Thread};
 use crate::reply::{Reply, ReplyBody};
 use crate::tokens;
@@ -54,6 +56,8 @@ struct Forward {
     body: Bytes,
     kind: Kind,
     received: Time,
+    /// Annotations that the client's stream begins with.
+    notes: Bytes,
 }
 
 /// What is known about the answer before it comes.
@@ -89,6 +93,8 @@ struct Ready {
     arrival: Arrival,
     blocks: Blocks,
     watch: Watch,
+    /// It only asks where it would go.
+    query: Option<Box<Query>>,
 }
 
 /// Answers a completion by one of the model's OpenAI workers.
@@ -102,10 +108,40 @@ pub(crate) async fn handle(
     let keep_alive = app.options().limits.keep_alive.filter(|_| scan.stream());
     // Apart, so that what it takes to get ready is not carried along while the engine works.
     let ready = prepare(app, asked, scan, model, workers).await?;
+    if let Some(query) = ready.query {
+        return ask_only(
+            app,
+            model,
+            *query,
+            ready.arrival,
+            &ready.blocks,
+            ready.watch,
+        )
+        .await;
+    }
     let answer = ready.forward.run(ready.arrival, ready.blocks, ready.watch);
     match keep_alive {
         Some(every) => opening::wait(answer, every).await,
         None => answer.await,
+    }
+}
+
+/// Answers where a completion would go; nothing is booked.
+async fn ask_only(
+    app: &App,
+    model: &ServedModel,
+    query: Query,
+    mut arrival: Arrival,
+    blocks: &Blocks,
+    watch: Watch,
+) -> Result<Reply, ApiError> {
+    arrival.query_only = true;
+    match place::book(app, model, arrival, blocks).await {
+        Ok(booking) => {
+            watch.passed(StatusCode::OK.as_u16());
+            Ok(query.answer(app, model, booking.target()))
+        }
+        Err(error) => Err(watch.fail(place::refusal(app, &error))),
     }
 }
 
@@ -141,6 +177,14 @@ async fn prepare(
     blocks.guessed = reading.guessed();
     blocks.certain = u32::try_from(tokens.len()).ok().filter(|_| reading.certain);
     let arrival = ask::arrival(asked.id, tokens.len().max(1), &nvext, &hints);
+    let exact = (!reading.guessed()).then_some(tokens);
+    let query = nvext.query_only().then(|| Query {
+        id: asked.id,
+        endpoint,
+        stream,
+        tokens: exact.cloned(),
+    });
+    let notes = notes(&nvext, asked.id, exact.filter(|_| stream));
     let terms = migration_terms(app, scan, endpoint, &nvext);
     let follow = terms.is_some_and(|terms| terms.obstacle.is_none());
     let hide = match (stream, scan.include_usage()) {
@@ -168,6 +212,7 @@ async fn prepare(
             ahead: nvext.hints.speculative_prefill && endpoint == Endpoint::Chat && scan.n() == 1,
         },
         received: watch.received(),
+        notes,
     };
     let took = app.clock().now() - watch.received();
     model.meters.stage_took(meter::Stage::Preprocess, took);
@@ -177,7 +222,24 @@ async fn prepare(
         arrival,
         blocks,
         watch,
+        query: query.map(Box::new),
     })
+}
+
+/// What the client wants to be told before its stream; of what only an engine knows nothing is.
+fn notes(nvext: &Nvext, id: RequestId, tokens: Option<&Vec<Token>>) -> Bytes {
+    if nvext.annotations.is_empty() {
+        return Bytes::new();
+    }
+    let mut out = BytesMut::new();
+    if nvext.wants("request_id") {
+        write_annotation(&mut out, "request_id", &id.to_string());
+    }
+    if let Some(tokens) = tokens.filter(|_| nvext.wants("token_ids")) {
+        let listed = serde_json::to_string(tokens).unwrap_or_default();
+        write_annotation(&mut out, "token_ids", &listed);
+    }
+    out.freeze()
 }
 
 fn path_of(uri: &Uri) -> PathAndQuery {
@@ -278,7 +340,7 @@ impl Forward {
             };
             let target = booking.target();
             watch.placed(&booking);
-            let failure = match self.open(target).await {
+            let failure = match self.open(booking.sent(), arrival.isl_tokens).await {
                 Ok(opened) if attempt < limit && try_elsewhere(opened.head.status) => {
                     let status = opened.head.status;
                     // If nobody else answers, this is the answer.
@@ -321,8 +383,8 @@ impl Forward {
     }
 
     /// Waits for the beginning of an answer; an engine's refusal is one too.
-    async fn open(&self, target: WorkerRank) -> Result<Opened, UpstreamError> {
-        let attempt = self.attempt(target);
+    async fn open(&self, sent: &Sent, tokens: u32) -> Result<Opened, UpstreamError> {
+        let attempt = self.attempt(sent, tokens);
         let opened = tokio::time::timeout(self.first_byte_patience(), attempt).await;
         opened.unwrap_or(Err(UpstreamError::AnswerTimeout))
     }
@@ -346,13 +408,13 @@ impl Forward {
         pool.send(&ask).await
     }
 
-    async fn attempt(&self, target: WorkerRank) -> Result<Opened, UpstreamError> {
+    async fn attempt(&self, sent: &Sent, tokens: u32) -> Result<Opened, UpstreamError> {
         let dispatched = self.app.clock().now();
         self.model.meters.dispatched();
         let _inside = self.model.meters.enter(meter::Stage::Dispatch);
-        let response = self.ask(target, &self.body).await?;
+        let response = self.ask(sent.target, &self.body).await?;
         let (head, body) = response.into_parts();
-        let form = self.form(&head, target);
+        let form = self.form(&head, || self.extras(sent, tokens, dispatched));
         let thread = self
             .thread()
             .filter(|_| matches!(form, Form::Events { .. }));
@@ -394,19 +456,12 @@ impl Forward {
     }
 
     /// How the answer with this head is to be read.
-    fn form(&self, head: &Head, target: WorkerRank) -> Form {
-        let Kind::Completion {
-            stream,
-            hide,
-            wanted,
-            ..
-        } = self.kind
-        else {
+    fn form(&self, head: &Head, extras: impl FnOnce() -> Option<Extras>) -> Form {
+        let Kind::Completion { stream, hide, .. } = self.kind else {
             return Form::Opaque;
         };
-        let extras = self
-            .extras(wanted, target)
-            .filter(|_| head.status.is_success());
+        let success = head.status.is_success();
+        let extras = success.then(extras).flatten();
         if !headers::is_event_stream(&head.headers) {
             return Form::Whole(extras.map(Box::new));
         }
@@ -471,6 +526,11 @@ impl Forward {
                 ReplyBody::from(bytes)
             }
             Begun::Partly(held) => {
+                let noted = !forward.notes.is_empty() && source.is_events();
+                let held = match noted {
+                    true => Bytes::from([&forward.notes[..], &held].concat()),
+                    false => held,
+                };
                 let limits = &forward.app.options().limits;
                 let patience = Patience {
                     comment: limits.keep_alive,
@@ -497,18 +557,28 @@ impl Forward {
         }
     }
 
-    fn extras(&self, wanted: Extra, target: WorkerRank) -> Option<Extras> {
+    /// What the client asked to be told; `tokens` is the length of its prompt.
+    fn extras(&self, sent: &Sent, tokens: u32, dispatched: Time) -> Option<Extras> {
+        let Kind::Completion { wanted, .. } = self.kind else {
+            return None;
+        };
         if !wanted.worker_id && !wanted.timing {
             return None;
         }
         let clock = self.app.clock();
-        let ids = WorkerIds::aggregated(target.worker.0, target.rank.0);
+        let ids = WorkerIds::aggregated(sent.target.worker.0, sent.target.rank.0);
         let each = ResponseNvext {
             worker_id: wanted.worker_id.then_some(ids),
             ..Default::default()
         };
         let timing = wanted.timing.then(|| Timing {
             request_received_ms: clock.unix_millis(self.received),
+            prefill_wait_time_ms: Some((dispatched - self.received).as_secs_f64() * 1e3),
+            kv_hit_rate: Some(meter::hit_rate(
+                sent,
+                tokens as usize,
+                self.model.block_size,
+            )),
             ..Timing::default()
         });
         Some(Extras {
@@ -518,6 +588,7 @@ impl Forward {
             },
             each,
             received: self.received,
+            dispatched,
             first: None,
             clock,
         })

@@ -86,6 +86,8 @@ pub enum Why {
     NotAllowed,
     /// Lacks a required taint.
     Taint,
+    /// Not the rank that the request names, of any worker.
+    Rank,
     /// Hidden after a fault.
     Down,
     /// On its way out.

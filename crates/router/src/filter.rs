@@ -141,6 +141,9 @@ fn fit(set: &mut Bits, fleet: &Fleet, arrival: &Arrival) {
     if !constraints.required_taints.is_empty() {
         set.retain(|slot| tainted(fleet, arrival, slot));
     }
+    if let Some(asked) = arrival.pin.rank {
+        set.retain(|slot| fleet.rank(slot).is_some_and(|rank| rank.rank == asked));
+    }
     if let Some(lora) = &constraints.lora {
         let has = |slot| fleet.member_of(slot).is_some_and(|m| m.has_lora(lora));
         if set.iter().any(has) {
@@ -222,6 +225,8 @@ fn why(fleet: &Fleet, arrival: &Arrival, slot: u32) -> Why {
         Why::Down
     } else if !tainted(fleet, arrival, slot) {
         Why::Taint
+    } else if arrival.pin.rank.is_some_and(|asked| asked != rank.rank) {
+        Why::Rank
     } else if failed(fleet, arrival, slot) {
         Why::Failed
     } else if busy {

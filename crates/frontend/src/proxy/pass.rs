@@ -69,6 +69,7 @@ async fn pass_on(
         kind: Kind::Opaque,
         received: watch.received(),
         model: Arc::clone(&model),
+        notes: Bytes::new(),
     };
     forward.run(arrival, Blocks::none(), watch).await
 }

@@ -29,6 +29,8 @@ pub(crate) struct Extras {
     pub(crate) last: ResponseNvext,
     /// When the request came.
     pub(crate) received: Time,
+    /// When it was handed to the worker.
+    pub(crate) dispatched: Time,
     /// When the first event came.
     pub(crate) first: Option<Time>,
     /// Reads the time.
@@ -60,6 +62,8 @@ impl Extras {
         let (now, received) = (self.clock.now(), self.received);
         let since = |at: Time| Some((at - received).as_secs_f64() * 1e3);
         if let Some(timing) = &mut self.last.timing {
+            let prefill = self.first.map(|first| first - self.dispatched);
+            timing.prefill_time_ms = prefill.map(|span| span.as_secs_f64() * 1e3);
             timing.ttft_ms = self.first.and_then(since);
             timing.total_time_ms = since(now);
         }

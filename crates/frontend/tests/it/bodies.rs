@@ -124,7 +124,15 @@ async fn the_client_is_told_who_served_it_and_when() {
     assert_eq!(events.len(), 3);
     assert_eq!(nvext(events[0])["worker_id"]["decode_worker_id"], worker);
     assert!(nvext(events[0])["timing"].is_null());
-    assert!(nvext(events[1])["timing"]["ttft_ms"].as_f64().unwrap() >= 0.0);
+    let timing = nvext(events[1])["timing"].clone();
+    for part in [
+        "ttft_ms",
+        "prefill_wait_time_ms",
+        "prefill_time_ms",
+        "kv_hit_rate",
+    ] {
+        assert!(timing[part].as_f64().unwrap() >= 0.0, "{part}: {timing}");
+    }
     assert_eq!(events[2], "data: [DONE]");
     assert!(
         !rig.stage
@@ -310,5 +318,68 @@ async fn a_salt_reaches_the_engine() {
             serde_json::json!({"model":"m","messages":[],"cache_salt":salt})
         );
     }
+    rig.at_rest().await;
+}
+
+/// `query_instance_id:` says where a request would go, and no engine hears of it.
+#[tokio::test]
+async fn a_query_runs_nothing() {
+    let rig = Rig::of(1).await;
+    let worker = rig.model().workers.read().unwrap().keys().next().unwrap().0;
+    let ask = |stream: bool| {
+        format!(
+            r#"{{"model":"m","prompt":[5,6,7],"stream":{stream},"nvext":{{"annotations":["query_instance_id:"]}}}}"#
+        )
+    };
+    let answer = rig.post("/v1/completions", ask(false)).await;
+    assert_eq!(answer.status, 200);
+    let nvext = &answer.json()["nvext"];
+    assert_eq!(nvext["worker_id"]["decode_worker_id"], worker);
+    assert_eq!(nvext["token_ids"], serde_json::json!([5, 6, 7]));
+    let answer = rig.post("/v1/completions", ask(true)).await;
+    assert!(
+        answer.text().contains("\"token_ids\":[5,6,7]"),
+        "{}",
+        answer.text()
+    );
+    assert!(answer.text().ends_with(DONE));
+    // Of a prompt that nobody could read there are no tokens to tell.
+    let body = r#"{"model":"m","messages":[],"nvext":{"annotations":["query_instance_id:"]}}"#;
+    let nvext = &rig.post(CHAT, body).await.json()["nvext"];
+    assert!(nvext["token_ids"].is_null() && nvext["worker_id"]["decode_dp_rank"] == 0);
+    assert!(rig.stage.seen().is_empty(), "nothing ran");
+    rig.at_rest().await;
+}
+
+/// Annotations come before the engine's first event.
+#[tokio::test]
+async fn a_stream_begins_with_what_was_to_be_noted() {
+    let rig = Rig::of(1).await;
+    let events = [FIRST, LAST, DONE].map(str::as_bytes);
+    rig.stage.play(vec![stream(&events)]);
+    let body = r#"{"model":"m","prompt":[5,6],"stream":true,"nvext":{"annotations":["token_ids","request_id","llm_metrics"]}}"#;
+    let answer = rig.post("/v1/completions", body).await;
+    let name = answer.header("x-request-id").unwrap();
+    let notes = format!("event: request_id\n: \"{name}\"\n\nevent: token_ids\n: \"[5,6]\"\n\n");
+    assert_eq!(answer.text(), [&notes, FIRST, LAST, DONE].concat());
+    rig.at_rest().await;
+}
+
+/// Without a model the only one is meant; an engine judges the body. An unknown one is unknown, whatever else the
+/// body holds.
+#[tokio::test]
+async fn the_model_is_found_before_the_body_is_judged() {
+    let rig = Rig::of(1).await;
+    for body in [r#"{"messages":[]}"#, r#"{"model":null,"foo":1}"#] {
+        assert_eq!(rig.post(CHAT, body).await.text(), ANSWER, "{body}");
+        assert_eq!(rig.stage.seen().pop().unwrap().body, body.as_bytes());
+    }
+    let answer = rig
+        .post(CHAT, r#"{"model":"nope","foo":1,"messages":5}"#)
+        .await;
+    assert_eq!(
+        (answer.status, &answer.json()["message"]),
+        (404, &"Model not found".into())
+    );
     rig.at_rest().await;
 }

@@ -20,6 +20,7 @@ mod membership;
 mod metrics;
 mod migration;
 mod overload;
+mod ranks;
 mod reading;
 mod rig;
 mod streams;

@@ -16,6 +16,8 @@ pub struct Graft {
     head: Head,
     /// Tokens of the client's prompt, if the first engine said.
     prompt_tokens: Option<u64>,
+    /// Those of them that it found cached, if it said. What the next one finds is what it was sent again.
+    cached_tokens: Option<u64>,
     /// Tokens that had come.
     tokens: u64,
 }
@@ -27,6 +29,7 @@ impl Graft {
         Some(Self {
             head: progress.head()?.clone(),
             prompt_tokens: progress.usage().map(|usage| usage.prompt_tokens),
+            cached_tokens: progress.usage().and_then(|usage| usage.cached_tokens),
             tokens: u64::from(progress.tokens()),
         })
     }
@@ -39,7 +42,7 @@ impl Graft {
         Usage {
             prompt_tokens,
             completion_tokens: usage.completion_tokens.saturating_add(self.tokens),
-            cached_tokens: usage.cached_tokens.map(|cached| cached.min(prompt_tokens)),
+            cached_tokens: self.cached_tokens,
         }
     }
 
@@ -90,7 +93,9 @@ impl Graft {
         edits.set("prompt_tokens", &whole.prompt_tokens.to_string());
         edits.set("completion_tokens", &whole.completion_tokens.to_string());
         edits.set("total_tokens", &total.to_string());
-        if let (Some(cached), Some(details)) =
+        if usage.cached_tokens.is_some() && whole.cached_tokens.is_none() {
+            edits.set("prompt_tokens_details", "null");
+        } else if let (Some(cached), Some(details)) =
             (whole.cached_tokens, scan.raw("prompt_tokens_details"))
         {
             let details = Bytes::copy_from_slice(details.as_bytes());
