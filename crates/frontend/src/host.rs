@@ -18,6 +18,7 @@ use kvasir_transport::Tasks;
 use kvasir_types::{LocalHash, RequestId, Time, WorkerId, WorkerRank};
 use tokio::sync::{Notify, oneshot};
 
+use crate::pace::Paces;
 use crate::picture::{Forecast, Pictures, Report, cacheable_tokens};
 
 /// The timer wakes at least this often, to let routing decisions in the index expire.
@@ -29,6 +30,7 @@ pub struct RouterHost {
     inner: Mutex<Inner>,
     index: Arc<Index>,
     pictures: Pictures,
+    paces: Paces,
     needs: Needs,
     /// Tokens in a block.
     block_size: u32,
@@ -120,6 +122,7 @@ impl RouterHost {
             inner: Mutex::new(inner),
             index,
             pictures: Pictures::default(),
+            paces: Paces::default(),
             needs,
             block_size,
             clock,
@@ -138,6 +141,11 @@ impl RouterHost {
     /// How far the index is believed.
     pub(crate) fn pictures(&self) -> &Pictures {
         &self.pictures
+    }
+
+    /// How fast its ranks compute prompts.
+    pub(crate) fn paces(&self) -> &Paces {
+        &self.paces
     }
 
     /// Which names of a prompt's blocks it asks for.
@@ -429,6 +437,11 @@ impl Booking {
         if let Some(forecast) = &self.forecast {
             forecast.begun(self.host.clock.now());
         }
+        self.host.tell(Input::FirstToken { id: self.sent.id });
+    }
+
+    /// Its prompt is likely computed, though nothing has come.
+    pub(crate) fn likely_begun(&self) {
         self.host.tell(Input::FirstToken { id: self.sent.id });
     }
 

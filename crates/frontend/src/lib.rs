@@ -33,6 +33,7 @@ mod migrate;
 mod models;
 mod openapi;
 mod outcomes;
+mod pace;
 mod picture;
 mod place;
 mod prompt;

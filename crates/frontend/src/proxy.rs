@@ -340,7 +340,7 @@ impl Forward {
             };
             let target = booking.target();
             watch.placed(&booking);
-            let failure = match self.open(booking.sent(), arrival.isl_tokens).await {
+            let failure = match self.open(&booking, arrival.isl_tokens).await {
                 Ok(opened) if attempt < limit && try_elsewhere(opened.head.status) => {
                     let status = opened.head.status;
                     // If nobody else answers, this is the answer.
@@ -383,10 +383,31 @@ impl Forward {
     }
 
     /// Waits for the beginning of an answer; an engine's refusal is one too.
-    async fn open(&self, sent: &Sent, tokens: u32) -> Result<Opened, UpstreamError> {
-        let attempt = self.attempt(sent, tokens);
-        let opened = tokio::time::timeout(self.first_byte_patience(), attempt).await;
-        opened.unwrap_or(Err(UpstreamError::AnswerTimeout))
+    async fn open(&self, booking: &Booking, tokens: u32) -> Result<Opened, UpstreamError> {
+        let patience = self.first_byte_patience();
+        let attempt = self.attempt(booking.sent(), tokens);
+        let timed_out = Err(UpstreamError::AnswerTimeout);
+        let Some(prefill) = self.prefill_span(booking.sent(), tokens) else {
+            let opened = tokio::time::timeout(patience, attempt).await;
+            return opened.unwrap_or(timed_out);
+        };
+        let mut attempt = std::pin::pin!(attempt);
+        let prefill = prefill.min(patience);
+        if let Ok(opened) = tokio::time::timeout(prefill, &mut attempt).await {
+            return opened;
+        }
+        booking.likely_begun();
+        let opened = tokio::time::timeout(patience - prefill, attempt).await;
+        opened.unwrap_or(timed_out)
+    }
+
+    /// How long the prompt of an answer in one piece likely takes; none where that is seen, or not known.
+    fn prefill_span(&self, sent: &Sent, tokens: u32) -> Option<Duration> {
+        let Kind::Completion { stream: false, .. } = self.kind else {
+            return None;
+        };
+        let uncached = tokens.saturating_sub(sent.cached_tokens);
+        self.model.host.paces().span(sent.target, uncached)
     }
 
     /// Sends `body` to a worker and waits for the head of its answer.
@@ -496,6 +517,13 @@ impl Forward {
         {
             let waited = (self.app.clock().now() - dispatched, source.is_events());
             let (tokens, block) = (arrival.isl_tokens as usize, self.model.block_size);
+            if source.is_events() {
+                let uncached = arrival
+                    .isl_tokens
+                    .saturating_sub(booking.sent().cached_tokens);
+                let paces = self.model.host.paces();
+                paces.learn(target, uncached, waited.0);
+            }
             let meters = &self.model.meters;
             meters.begun(booking.sent(), tokens, block, waited);
         }

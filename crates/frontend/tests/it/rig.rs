@@ -206,6 +206,11 @@ impl Rig {
         self.loads(|load| u64::from(load.requests))
     }
 
+    /// Prompt tokens that the router thinks are to be computed.
+    pub(crate) fn booked_prefill(&self) -> u64 {
+        self.loads(|load| load.prefill_tokens)
+    }
+
     fn loads(&self, of: impl Fn(Load) -> u64) -> u64 {
         let model = self.model();
         let specs: Vec<_> = model.workers.read().unwrap().keys().copied().collect();

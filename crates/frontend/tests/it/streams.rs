@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use kvasir_router::Mode;
 
-use crate::engine::{DONE, FIRST, LAST, STREAM_HEAD, Step, USAGE, chunk, first_event, stream};
+use crate::engine::{DONE, FIRST, LAST, STREAM_HEAD, Step, USAGE, chunk, first_event, ok, stream};
 use crate::rig::{ASK_STREAM, CHAT, Rig, Setup, in_time, until};
 
 const WITH_USAGE: &str =
@@ -239,5 +239,40 @@ async fn usage_beside_text_is_hidden_and_the_text_is_not() {
     assert_eq!(rig.post(CHAT, ASK_STREAM).await.text(), shown);
     rig.stage.play(vec![stream(&[all.as_bytes()])]);
     assert_eq!(rig.post(CHAT, WITH_USAGE).await.text(), all);
+    rig.at_rest().await;
+}
+
+/// An engine does not say when the prompt of an answer in one piece is computed: once its streams have shown its
+/// pace, the prompt is taken off the books in time, and the request stays on them to its end.
+#[tokio::test]
+async fn the_prompt_of_a_whole_answer_does_not_stay_booked() {
+    let rig = Rig::with(1, Setup::in_mode(Mode::Kv)).await;
+    let words = "word ".repeat(200);
+    let ask = |stream: bool| {
+        format!(
+            r#"{{"model":"m","messages":[{{"role":"user","content":"{stream} {words}"}}],"stream":{stream}}}"#
+        )
+    };
+    rig.stage.play(vec![Step::Gate, ok()]);
+    let mut client = rig.client().await;
+    client.post(CHAT, "", ask(false)).await;
+    until("it runs", || rig.stage.seen().len() == 1).await;
+    assert!(rig.booked_prefill() > 0, "nobody knows the pace yet");
+    rig.stage.gate.add_permits(1);
+    assert_eq!(in_time("answer", client.answer()).await.status, 200);
+    let events = [FIRST, LAST, DONE].map(str::as_bytes);
+    rig.stage.play(vec![stream(&events)]);
+    assert_eq!(rig.post(CHAT, ask(true)).await.status, 200);
+    until("bookings end", || rig.booked() == 0).await;
+    rig.stage.play(vec![Step::Gate, ok()]);
+    client
+        .post(CHAT, "", ask(false).replace("word", "other"))
+        .await;
+    until("it runs", || rig.stage.seen().len() == 3).await;
+    until("its prompt is thought done", || rig.booked_prefill() == 0).await;
+    assert_eq!(rig.booked_requests(), 1);
+    rig.stage.gate.add_permits(1);
+    assert_eq!(in_time("answer", client.answer()).await.status, 200);
+    drop(client);
     rig.at_rest().await;
 }

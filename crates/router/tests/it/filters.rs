@@ -124,11 +124,17 @@ fn a_pin_must_be_allowed_known_and_complete() {
 }
 
 #[test]
-fn a_rank_without_a_worker_says_nothing() {
+fn a_rank_without_a_worker_is_that_rank_of_any() {
     let mut host = Host::kv(|_| {}).workers(1);
-    let mut odd = arrival();
-    odd.pin.rank = Some(DpRank(7));
-    assert_eq!(host.sent(odd).target, WorkerRank::new(1, 0));
+    let mut pinned = arrival();
+    pinned.pin.rank = Some(DpRank(0));
+    assert_eq!(host.sent(pinned.clone()).target, WorkerRank::new(1, 0));
+    host.finish(1);
+    pinned.pin.rank = Some(DpRank(7));
+    assert_eq!(
+        host.refused(pinned),
+        RouteError::NoEndpoints { known: 1, down: 0 }
+    );
 }
 
 #[test]
