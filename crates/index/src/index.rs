@@ -307,11 +307,18 @@ impl Index {
         if self.routing.is_none() {
             return;
         }
+        // Others get their turn after each bucket.
+        while self.expire_some(now) {}
+    }
+
+    fn expire_some(&self, now: Time) -> bool {
         let writer = &mut *self.write();
-        if let Some(routing) = &mut writer.routing {
-            routing.expire(now);
-            writer.routing_bytes = routing.bytes();
-        }
+        let Some(routing) = &mut writer.routing else {
+            return false;
+        };
+        let more = routing.expire(now);
+        writer.routing_bytes = routing.bytes();
+        more
     }
 
     /// When [`Index::expire`] may have something to do next; `None` if nothing waits.

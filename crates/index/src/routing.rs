@@ -18,6 +18,9 @@ use crate::tree::{Again, Holder, NAMES_AT_ONCE, Tree};
 /// A count of [`Approximate::GRAIN`]s.
 type Grain = u64;
 
+/// Blocks that one decision forgets at least, once there are too many: about a millisecond.
+const PRUNED_AT_ONCE: usize = 4096;
+
 /// Waits in no bucket just now.
 const TAKEN: Grain = Grain::MAX;
 
@@ -39,6 +42,8 @@ pub(crate) struct Routing {
     /// (slot, name) by the grain they wait for.
     buckets: BTreeMap<Grain, Vec<(u32, u64)>>,
     blocks: usize,
+    /// There were too many blocks, and are still more than were to be left.
+    pruning: bool,
     pub(crate) pruned: u64,
 }
 
@@ -54,6 +59,7 @@ impl Routing {
             timers: Vec::new(),
             buckets: BTreeMap::new(),
             blocks: 0,
+            pruning: false,
             pruned: 0,
         }
     }
@@ -130,25 +136,31 @@ impl Routing {
         Some(Time::from_nanos(grain.saturating_mul(grain_nanos())))
     }
 
-    /// Forgets what has expired.
-    pub(crate) fn expire(&mut self, now: Time) {
+    /// Forgets what has expired, a bucket at a time. Returns whether there may be more.
+    pub(crate) fn expire(&mut self, now: Time) -> bool {
         self.tree.alone().tidy(NAMES_AT_ONCE);
         let due = now.as_nanos() / grain_nanos();
-        while let Some(bucket) = self.buckets.first_entry().filter(|b| *b.key() <= due) {
-            let grain = *bucket.key();
-            let waiting = bucket.remove();
-            let expired = self.sift(grain, waiting);
-            self.drop_blocks(&expired);
-        }
+        let Some(bucket) = self.buckets.first_entry().filter(|b| *b.key() <= due) else {
+            return false;
+        };
+        let (grain, waiting) = bucket.remove_entry();
+        let expired = self.sift(grain, waiting);
+        self.drop_blocks(&expired);
+        true
     }
 
-    /// Forgets blocks if there are too many. `ranks` by slot, to make the order definite.
+    /// Forgets blocks if there are too many: some now and the others with the next decisions, so that no request
+    /// waits for all of them. `ranks` by slot, to make the order definite.
     pub(crate) fn prune(&mut self, ranks: &[WorkerRank]) {
-        if self.blocks > self.options.max_blocks {
-            let before = self.blocks;
-            self.prune_to(self.options.prune_target(), ranks);
-            self.pruned += (before - self.blocks) as u64;
+        let (before, target) = (self.blocks, self.options.prune_target());
+        // More than a prompt can add, or many long ones would outrun it.
+        let over = before.saturating_sub(self.options.max_blocks);
+        let quota = PRUNED_AT_ONCE.max(2 * over);
+        self.pruning |= over > 0;
+        while self.pruning && before - self.blocks < quota {
+            self.pruning = self.blocks > target && self.prune_bucket(target, ranks);
         }
+        self.pruned += (before - self.blocks) as u64;
     }
 
     /// Forgets blocks, in the order of [`Routing::prune`], until all takes at most `target` bytes. Returns
@@ -164,19 +176,24 @@ impl Routing {
     }
 
     fn prune_to(&mut self, target: usize, ranks: &[WorkerRank]) {
-        while self.blocks > target
-            && let Some((grain, waiting)) = self.buckets.pop_first()
-        {
-            let mut due = self.sift(grain, waiting);
-            due.sort_by_cached_key(|&(slot, name)| {
-                let depth = self.timers[slot as usize].get(&name).map_or(0, |t| t.depth);
-                (Reverse(depth), ranks.get(slot as usize), name)
-            });
-            let excess = (self.blocks - target).min(due.len());
-            let left = due.split_off(excess);
-            self.drop_blocks(&due);
-            self.wait_again(grain, left);
-        }
+        while self.blocks > target && self.prune_bucket(target, ranks) {}
+    }
+
+    /// Forgets blocks of the next bucket until `target` are left. Returns whether there was one.
+    fn prune_bucket(&mut self, target: usize, ranks: &[WorkerRank]) -> bool {
+        let Some((grain, waiting)) = self.buckets.pop_first() else {
+            return false;
+        };
+        let mut due = self.sift(grain, waiting);
+        due.sort_by_cached_key(|&(slot, name)| {
+            let depth = self.timers[slot as usize].get(&name).map_or(0, |t| t.depth);
+            (Reverse(depth), ranks.get(slot as usize), name)
+        });
+        let excess = self.blocks.saturating_sub(target).min(due.len());
+        let left = due.split_off(excess);
+        self.drop_blocks(&due);
+        self.wait_again(grain, left);
+        true
     }
 
     fn wait_again(&mut self, grain: Grain, blocks: Vec<(u32, u64)>) {

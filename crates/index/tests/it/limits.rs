@@ -1,6 +1,6 @@
 //! Long chains, the byte budget, memory that comes back, damaged snapshots.
 
-use kvasir_index::{ApplyError, Index, IndexOptions, Matches, RestoreError};
+use kvasir_index::{ApplyError, Approximate, Index, IndexOptions, Matches, RestoreError};
 use kvasir_types::{
     EngineHash, KvEvent, LocalHash, Rng, SequenceHash, StoredBlock, Tier, Time, WorkerId,
     WorkerRank,
@@ -133,6 +133,44 @@ fn the_byte_budget_covers_routing_decisions() {
         index.apply(rank, &stored(None, &chain(seed, 300))).unwrap();
         assert!(index.stats().bytes <= max_bytes, "after {seed}");
     }
+}
+
+/// Too many blocks go in parts, the oldest first, and never grow further meanwhile; in the end the target is left.
+#[test]
+fn a_decision_forgets_only_some_of_too_many_blocks() {
+    let (len, max_blocks) = (250_u64, 50_000);
+    let index = Index::with_options(&IndexOptions {
+        approximate: Some(Approximate {
+            max_blocks,
+            ..Approximate::default()
+        }),
+        ..IndexOptions::default()
+    });
+    let rank = WorkerRank::new(1, 0);
+    let mut least = usize::MAX;
+    for seed in 0..400_u64 {
+        let blocks = chain(seed, len);
+        let locals: Vec<LocalHash> = blocks.iter().map(|b| b.local).collect();
+        let names: Vec<SequenceHash> = blocks.iter().map(|b| SequenceHash(b.engine.0)).collect();
+        let before = index.stats().blocks;
+        index.record_routing(Time::from_nanos(seed * 100_000_000), rank, &locals, &names);
+        let after = index.stats().blocks;
+        assert!(
+            after <= max_blocks && before + 250 - after <= 4_096 + 250,
+            "{before} {after}"
+        );
+        assert_eq!(depth(&index, rank, &blocks), 250, "the newest");
+        least = if after < before {
+            least.min(after)
+        } else {
+            least
+        };
+    }
+    assert_eq!(least, max_blocks * 8 / 10);
+    assert_eq!(depth(&index, rank, &chain(0, len)), 0, "the oldest");
+    let stats = index.stats();
+    assert_eq!(stats.pruned + stats.entries, 400 * len);
+    index.check_invariants();
 }
 
 /// A removed rank's names are forgotten by later events; what they named can be stored again meanwhile.
