@@ -4,6 +4,7 @@ Each fault that an engine can be made to have is noticed, named and mended, or t
 """
 
 import os
+import pathlib
 import random
 
 import pytest
@@ -36,6 +37,19 @@ def test_events_tell_which_engine_has_a_prompt():
         assert rig.cached(prompt) == 144
     assert rig.foretold()[-6:] == [10] * 6
     assert all(engine.truth()[0] for engine in rig.engines), "all went to one engine"
+    rig.close()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_events_have_threads_of_their_own(threads):
+    """As many as `--router-event-threads` says; what they apply is there whichever of them did."""
+    rig = Rig(3, "--router-event-threads", str(threads))
+    tasks = pathlib.Path(f"/proc/{rig.frontend.process.pid}/task").iterdir()
+    names = [(task / "comm").read_text().strip() for task in tasks]
+    assert sorted(name for name in names if name.startswith("events-")) == [f"events-{n + 1}" for n in range(threads)]
+    for engine in rig.engines:
+        rig.prove(engine)
+        assert rig.same(engine)
     rig.close()
 
 

@@ -39,7 +39,7 @@ pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure
 pub(crate) async fn listen(app: &Arc<App>, settings: &Settings) -> Result<Server, Failure> {
     let address = wiring::listen_address(settings)?;
     let threads = wiring::http_threads(settings);
-    let cores = Cores::start(threads)
+    let cores = Cores::start("http", threads)
         .map_err(|error| format!("--http-threads {threads}: the threads did not start: {error}"))?;
     let mut server = Server::start_on(cores, Arc::clone(app), address)
         .await
@@ -133,6 +133,14 @@ fn kept_index(settings: &Settings) -> Option<Warm> {
     None
 }
 
+/// Threads for the cache events of engines.
+fn event_threads(settings: &Settings) -> Result<Cores, Failure> {
+    let threads = settings.get(keys::ROUTER_EVENT_THREADS) as usize;
+    Cores::start("events", threads).map_err(|error| {
+        format!("--router-event-threads {threads}: the threads did not start: {error}").into()
+    })
+}
+
 /// `kvasir frontend`.
 pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let app = app(settings, Clock::new())?;
@@ -140,10 +148,13 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let file = wiring::workers_file(settings)?;
     let mut fleet = Fleet::new(Arc::clone(&app), model_maker(&app, settings)?)
         .with_tls(wiring::worker_tls(settings)?);
-    if !settings.get(keys::ROUTER_KV_EVENTS) {
+    if settings.get(keys::ROUTER_KV_EVENTS) {
+        fleet = fleet.with_event_threads(event_threads(settings)?);
+        if let Some(warm) = kept_index(settings) {
+            fleet = fleet.with_kept(warm);
+        }
+    } else {
         fleet = fleet.without_events();
-    } else if let Some(warm) = kept_index(settings) {
-        fleet = fleet.with_kept(warm);
     }
     fleet.start();
     for address in addresses {

@@ -1,7 +1,7 @@
-//! Threads that serve connections, each with an executor and a reactor of its own.
+//! Threads that serve connections or listen to events, each with an executor and a reactor of its own.
 //!
 //! What begins on one of them stays there: a request wakes no other thread, finds its data in the cache of its
-//! core, and nothing is stolen. A connection goes to the thread that has the fewest.
+//! core, and nothing is stolen. A connection goes to the thread that has the fewest, and so does a stream of events.
 
 use std::io;
 use std::sync::Arc;
@@ -23,9 +23,9 @@ struct Core {
 }
 
 impl Cores {
-    /// Starts `count` threads, at least one.
-    pub fn start(count: usize) -> io::Result<Self> {
-        let cores = (1..=count.max(1)).map(Core::start);
+    /// Starts `count` threads, at least one, for `purpose`.
+    pub fn start(purpose: &'static str, count: usize) -> io::Result<Self> {
+        let cores = (1..=count.max(1)).map(|number| Core::start(purpose, number));
         Ok(Self {
             cores: cores.collect::<io::Result<_>>()?,
         })
@@ -45,12 +45,12 @@ impl Cores {
 }
 
 impl Core {
-    fn start(number: usize) -> io::Result<Self> {
+    fn start(purpose: &'static str, number: usize) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (running, stopped) = oneshot::channel();
         std::thread::Builder::new()
-            .name(format!("http-{number}"))
+            .name(format!("{purpose}-{number}"))
             .spawn(move || {
                 kvasir_upstream::settle(number);
                 let _ = runtime.block_on(stopped);
@@ -63,7 +63,7 @@ impl Core {
     }
 }
 
-/// A connection's seat on one thread.
+/// A seat on one thread, for a connection or a stream of events.
 pub(crate) struct Seat {
     /// Where it runs.
     pub(crate) handle: Handle,
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn connections_are_spread_evenly_and_seats_come_free() {
-        let cores = Cores::start(3).unwrap();
+        let cores = Cores::start("http", 3).unwrap();
         let ids = |seats: &[Seat]| -> Vec<_> {
             let ids = seats.iter().map(|seat| seat.handle.id());
             ids.collect()
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn what_is_spawned_on_a_thread_stays_there_and_ends_with_it() {
-        let cores = Cores::start(2).unwrap();
+        let cores = Cores::start("http", 2).unwrap();
         let seat = cores.seat().unwrap();
         let (send, names) = std::sync::mpsc::channel();
         let again = send.clone();

@@ -26,6 +26,7 @@ use tokio::sync::{Notify, watch};
 
 use self::listen::Ears;
 use crate::App;
+use crate::cores::Cores;
 use crate::members::{Change, Members, Origin, State};
 use crate::models::{Backend, ServedModel};
 use crate::tokens;
@@ -74,6 +75,8 @@ pub struct Fleet {
     make_model: Arc<MakeModel>,
     /// Whether workers' cache events are listened to.
     events: bool,
+    /// Where; on the caller's runtime if nowhere else.
+    event_threads: Option<Arc<Cores>>,
     /// Between two questions about load.
     every: Duration,
     /// Which workers are believed to be who they are.
@@ -105,6 +108,7 @@ impl Fleet {
             app,
             make_model,
             events: true,
+            event_threads: None,
             every: LOAD_EVERY,
             tls: WorkerTls::default(),
             watchers: Arc::default(),
@@ -118,6 +122,15 @@ impl Fleet {
     pub fn without_events(self) -> Self {
         Self {
             events: false,
+            ..self
+        }
+    }
+
+    /// The same, listening to cache events and applying them on these threads (`--router-event-threads`).
+    #[must_use]
+    pub fn with_event_threads(self, threads: Cores) -> Self {
+        Self {
+            event_threads: Some(Arc::new(threads)),
             ..self
         }
     }

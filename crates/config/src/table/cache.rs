@@ -40,7 +40,7 @@ options! { CACHE_ROWS, Group::Cache, Scope::ROUTING;
     ROUTER_PRUNE_TARGET_RATIO: f64 = "router-prune-target-ratio" =>
         env(&[var("DYN_ROUTER_PRUNE_TARGET_RATIO")]).default("0.8").floats(0.0, 1.0).effective();
 
-    /// Threads that apply to the index the events of workers in this process.
+    /// Threads that read cache events and apply them to the index; each rank stays on one of them.
     ROUTER_EVENT_THREADS: u32 = "router-event-threads" =>
         env(&[var("DYN_ROUTER_EVENT_THREADS")]).default("4").ints(1, 1024).effective();
 

@@ -14,6 +14,7 @@ use kvasir_upstream::EventSource;
 use tokio::task::JoinHandle;
 
 use super::Fleet;
+use crate::cores::{Cores, Seat};
 use crate::counted::CountedIndex;
 use crate::models::ServedModel;
 
@@ -21,6 +22,8 @@ use crate::models::ServedModel;
 struct Ear {
     source: EventSource,
     intake: Intake,
+    /// On which thread.
+    _seat: Option<Seat>,
 }
 
 /// Who listens to one worker.
@@ -57,10 +60,20 @@ impl Ears {
                 worker,
                 rank: DpRank(rank),
             };
-            match listen(fleet, model, name, source) {
+            let seat = fleet.event_threads.as_deref().and_then(Cores::seat);
+            let listened = {
+                let _there = seat.as_ref().map(|seat| seat.handle.enter());
+                listen(fleet, model, name, source)
+            };
+            match listened {
                 Ok(Some(intake)) => {
                     let source = source.clone();
-                    self.open.insert(key, Ear { source, intake });
+                    let ear = Ear {
+                        source,
+                        intake,
+                        _seat: seat,
+                    };
+                    self.open.insert(key, ear);
                 }
                 Ok(None) => {}
                 Err(error) => {
