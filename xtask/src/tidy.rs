@@ -8,6 +8,7 @@
 mod changelog;
 mod links;
 mod manifest;
+mod metrics;
 mod options;
 mod purity;
 mod source;
@@ -73,6 +74,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
     found.extend(changelog::decisions(tree));
     found.extend(changelog::recordings(tree));
     found.extend(options::statuses(tree));
+    found.extend(metrics::unwritten(tree));
     found.extend(docs::stale(tree));
     found.sort();
     found

@@ -130,6 +130,7 @@ fn start_worker(
     let spec = WorkerSpec {
         kv_total_blocks: Some(options.engine.num_blocks.into()),
         max_num_batched_tokens: Some(options.engine.max_num_batched_tokens.into()),
+        max_num_seqs: Some(options.engine.max_num_seqs.into()),
         ..WorkerSpec::new(id)
     };
     let observer: Arc<dyn Observer> = Arc::new(Reporter {

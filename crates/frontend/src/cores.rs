@@ -31,6 +31,13 @@ impl Cores {
         })
     }
 
+    /// Runs one of `each` on every thread, until the thread ends.
+    pub(crate) fn on_each<F: Future<Output = ()> + Send + 'static>(&self, each: impl Fn() -> F) {
+        for core in &self.cores {
+            core.handle.spawn(each());
+        }
+    }
+
     /// A seat on the thread that has the fewest.
     pub(crate) fn seat(&self) -> Option<Seat> {
         let fewest = |core: &&Core| core.connections.load(Ordering::Relaxed);

@@ -497,6 +497,7 @@ impl Watcher {
             ranks: address.data_parallel_size.or(facts.ranks).unwrap_or(1),
             kv_total_blocks: address.kv_blocks.or(facts.kv_blocks),
             max_num_batched_tokens: address.max_num_batched_tokens,
+            max_num_seqs: address.max_num_seqs,
             ..WorkerSpec::new(self.id)
         };
         let sources = match self.fleet.events {

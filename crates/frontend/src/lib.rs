@@ -13,6 +13,7 @@ mod answer;
 mod app;
 mod ask;
 mod body;
+mod canary;
 mod cores;
 mod counted;
 mod dump;

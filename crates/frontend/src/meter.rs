@@ -10,11 +10,12 @@
 mod rank;
 mod stage;
 
-use std::sync::{Arc, OnceLock};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use kvasir_openai::Endpoint;
-use kvasir_router::{Mode, Sent};
+use kvasir_router::{LimitKind, Mode, RouteError, Sent};
 use kvasir_telemetry::{Gauge, Histogram, IntCounter, Metrics, observe_ms};
 use kvasir_types::WorkerRank;
 
@@ -27,8 +28,17 @@ use stage::{Inside, Stages};
 /// The label of a request whose model is not served; a client's text is never a label.
 const UNKNOWN_MODEL: &str = "unknown";
 
+/// The endpoint whose latency is measured apart.
+const EMBEDDINGS: &str = "embeddings";
+
 /// What aggregated workers do, as a label.
 const PHASE: &str = "aggregated";
+
+/// Namespace, component and endpoint of the workers of a static fleet, as Dynamo's users know them.
+pub(crate) const ENDPOINT: [&str; 3] = ["dynamo", "backend", "generate"];
+
+/// What an aggregated worker is called.
+const WORKER_TYPE: &str = "decode";
 
 /// What is asked, as labels say it.
 #[derive(Clone, Copy, Debug)]
@@ -52,8 +62,25 @@ impl Asking {
         }
     }
 
+    /// A route that only engines know; the closed list keeps clients' text out of labels.
+    pub(crate) fn route(path: &str, stream: bool) -> Self {
+        let endpoint = match path.trim_start_matches("/v1") {
+            "/embeddings" => EMBEDDINGS,
+            "/responses" => "responses",
+            "/messages" => "anthropic_messages",
+            "/rerank" => "rerank",
+            "/score" => "score",
+            "/classify" => "classify",
+            "/pooling" => "pooling",
+            "/tokenize" => "tokenize",
+            "/detokenize" => "detokenize",
+            _ => "engine",
+        };
+        Self::other(endpoint, stream)
+    }
+
     /// Anything else.
-    pub(crate) fn other(endpoint: &'static str, stream: bool) -> Self {
+    fn other(endpoint: &'static str, stream: bool) -> Self {
         Self {
             endpoint,
             request_type: if stream { "stream" } else { "unary" },
@@ -98,9 +125,34 @@ pub struct ModelMeters {
     prompts: [OnceLock<IntCounter>; TokenSource::COUNT],
     router_input_tokens: Histogram,
     selected_tokens: IntCounter,
+    best_tokens: IntCounter,
+    overlap_lost: Histogram,
+    not_the_best: IntCounter,
     reused_tokens: IntCounter,
     stages: Stages,
     pub(crate) ranks: Ranks,
+    counted: Mutex<Counted>,
+}
+
+/// What was counted of totals that others keep.
+#[derive(Debug, Default)]
+struct Counted {
+    received: HashMap<String, u64>,
+    repeated: u64,
+}
+
+/// Class and reason of a failure, from its kind. Those of 1.6.1 that were observed are spelled as there.
+fn failure(kind: &str) -> [&'static str; 2] {
+    match kind {
+        "validation" => ["InvalidArgument", "request.invalid"],
+        "not_found" => ["NotFound", "request.not_found"],
+        "overload" => ["CapacityExhausted", "capacity.pool_exhausted"],
+        "unavailable" => ["Unavailable", "worker.unavailable"],
+        "cancelled" => ["Cancelled", "request.cancelled"],
+        "response_timeout" => ["DeadlineExceeded", "worker.response_timeout"],
+        "not_implemented" => ["Unimplemented", "request.not_implemented"],
+        _ => ["Internal", "internal"],
+    }
 }
 
 impl ModelMeters {
@@ -134,11 +186,21 @@ impl ModelMeters {
             selected_tokens: metrics
                 .router_kv_selected_cached_prefix_tokens_total
                 .with_label_values(&phase),
+            best_tokens: metrics
+                .router_kv_best_eligible_cached_prefix_tokens_total
+                .with_label_values(&phase),
+            overlap_lost: metrics
+                .router_overlap_blocks_lost
+                .with_label_values(&[WORKER_TYPE]),
+            not_the_best: metrics
+                .router_non_max_overlap_selections_total
+                .with_label_values(&[WORKER_TYPE]),
             reused_tokens: metrics
                 .router_kv_worker_reused_tokens_total
                 .with_label_values(&phase),
             stages: Stages::new(metrics),
             ranks: Ranks::new(metrics),
+            counted: Mutex::default(),
         })
     }
 
@@ -255,6 +317,14 @@ impl ModelMeters {
                 self.metrics.requests_total.with_label_values(&labels).inc();
             }
         }
+        if let Some(kind) = error_type {
+            let failures = &self.metrics.failures_total;
+            failures.with_label_values(&failure(kind)).inc();
+        } else if asking.endpoint == EMBEDDINGS {
+            let latency = &self.metrics.embedding_latency_seconds;
+            let latency = latency.with_label_values(&[&*self.model]);
+            latency.observe(took.as_secs_f64());
+        }
         let tasks = match error_type {
             None => &self.metrics.tasks_success_total,
             Some("overload") => &self.metrics.tasks_rejected_total,
@@ -292,6 +362,60 @@ impl ModelMeters {
     /// A stage took so long.
     pub(crate) fn stage_took(&self, stage: Stage, took: Duration) {
         self.stages.took(stage, took);
+    }
+
+    /// The router chose; `sent` is its choice.
+    pub(crate) fn chosen(&self, sent: &Sent) {
+        if !self.by_cache || !sent.booked {
+            return;
+        }
+        self.best_tokens.inc_by(sent.best_cached_tokens.into());
+        self.overlap_lost.observe(sent.overlap_lost);
+        if sent.overlap_lost > 0.0 {
+            self.not_the_best.inc();
+        }
+    }
+
+    /// The router refused; a full queue is counted by what it was full of.
+    pub(crate) fn turned_away(&self, error: &RouteError) {
+        let RouteError::QueueLimit {
+            policy_class,
+            limit_kind,
+            ..
+        } = error
+        else {
+            return;
+        };
+        let reason = match limit_kind {
+            LimitKind::Requests => "request_limit",
+            LimitKind::RawIslTokens => "raw_isl_token_limit",
+            LimitKind::CachedTokens => "cached_token_limit",
+            LimitKind::WaitMs => "wait_limit",
+        };
+        let labels = [&*self.model, WORKER_TYPE, policy_class, reason];
+        let refused = &self.metrics.router_queue_backpressure_total;
+        refused.with_label_values(&labels).inc();
+    }
+
+    /// Brings up to date what is counted elsewhere since the start: requests by policy class, and blocks that
+    /// ranks announced again.
+    pub(crate) fn catch_up<'c>(
+        &self,
+        received: impl Iterator<Item = (&'c str, u64)>,
+        repeated: u64,
+    ) {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let warnings = &self.metrics.kv_cache_event_warnings;
+        let warnings = warnings.with_label_values(&["duplicate_store"]);
+        warnings.inc_by(repeated.saturating_sub(counted.repeated));
+        counted.repeated = repeated;
+        for (class, now) in received {
+            let before = counted.received.entry(class.to_owned()).or_default();
+            let admissions = &self.metrics.router_admission_received_total;
+            let admissions = admissions.with_label_values(&[&*self.model, class, WORKER_TYPE]);
+            admissions.inc_by(now.saturating_sub(*before));
+            *before = now;
+        }
     }
 
     /// A request is handed to a worker.
@@ -335,6 +459,16 @@ impl ModelMeters {
     pub(crate) fn ended_elsewhere(&self) {
         if self.by_cache {
             self.metrics.router_requests_total.inc();
+        }
+    }
+
+    /// So many workers have ranks whose events nobody listens to.
+    pub(crate) fn unheard(&self, workers: usize) {
+        if self.by_cache {
+            let [namespace, component, endpoint] = ENDPOINT;
+            let labels = [&*self.model, namespace, component, endpoint, WORKER_TYPE];
+            let mismatch = &self.metrics.router_kv_event_source_mismatch_workers;
+            mismatch.with_label_values(&labels).set(workers as f64);
         }
     }
 

@@ -14,12 +14,10 @@ use serde_json::value::RawValue;
 
 use crate::events::EventPool;
 use crate::host::RouterHost;
-use crate::meter::ModelMeters;
+use crate::meter::{ENDPOINT, ModelMeters};
+use crate::picture::Sockets;
 use crate::text_counts::TextCounts;
 use crate::tokens::{TokenSource, TokenSources};
-
-/// The name of a static fleet's endpoint, as Dynamo's users know it.
-const ENDPOINT: &str = "dyn://dynamo.backend.generate";
 
 /// How a model's workers are reached, and what that needs to know of its text.
 pub enum Backend {
@@ -115,6 +113,7 @@ impl ServedModel {
             &metrics.model_max_num_batched_tokens,
             spec.max_num_batched_tokens,
         );
+        first(&metrics.model_max_num_seqs, spec.max_num_seqs);
     }
 
     /// A worker is gone: its bookings and its cache picture go with it.
@@ -178,16 +177,22 @@ impl ServedModel {
     /// Adds its workers to the health page.
     pub(crate) fn describe(&self, health: &mut Health) {
         let workers = self.workers.read().unwrap_or_else(PoisonError::into_inner);
-        if !workers.is_empty() {
-            health.endpoints.push(ENDPOINT.into());
+        let [namespace, component, endpoint] = ENDPOINT;
+        let name = format!("dyn://{namespace}.{component}.{endpoint}");
+        if !workers.is_empty() && !health.endpoints.contains(&name) {
+            health.endpoints.push(name);
         }
         for id in workers.keys() {
+            let transport = match self.url_of(*id) {
+                Some(url) => serde_json::json!({ "http": url }),
+                None => serde_json::json!({ "memory": &*self.name }),
+            };
             let instance = serde_json::json!({
-                "component": "backend",
-                "endpoint": "generate",
-                "namespace": "dynamo",
+                "component": component,
+                "endpoint": endpoint,
+                "namespace": namespace,
                 "instance_id": id.0,
-                "transport": { "memory": &*self.name },
+                "transport": transport,
             });
             health
                 .instances
@@ -195,9 +200,9 @@ impl ServedModel {
         }
     }
 
-    /// Brings the gauges of its workers, its queue and its index up to date.
-    fn measure(&self, metrics: &Metrics, now: Time) {
-        self.host.pictures().measure();
+    /// Brings the gauges of its workers, its queue and its index up to date; what its event sockets are like.
+    fn measure(&self, metrics: &Metrics, now: Time) -> Sockets {
+        let sockets = self.host.pictures().measure(&self.meters);
         let (index, model) = (self.host.index().stats(), [&*self.name]);
         metrics
             .index_bytes
@@ -213,6 +218,7 @@ impl ServedModel {
             .with_label_values(&model)
             .set(forgotten);
         self.host.ask(|router| {
+            self.meters.catch_up(router.received(), index.repeated);
             for (class, waiting) in router.queue_stats() {
                 let labels = [&*self.name, "decode", class];
                 let set = |gauge: &GaugeVec, value: u64| {
@@ -236,6 +242,7 @@ impl ServedModel {
             let tokens = load.potential_prefill_tokens as f64;
             self.meters.ranks.load(load.rank, blocks, tokens);
         }
+        sockets
     }
 
     /// Whether anybody serves it.
@@ -260,7 +267,21 @@ impl Models {
     /// Brings gauges and counters up to date.
     pub(crate) fn measure(&self, metrics: &Metrics, now: Time) {
         let models = self.all();
-        models.iter().for_each(|model| model.measure(metrics, now));
+        let mut sockets = Sockets::default();
+        for model in &models {
+            let of_model = model.measure(metrics, now);
+            if model.meters.by_cache() {
+                sockets.connected += of_model.connected;
+                sockets.away += of_model.away;
+            }
+        }
+        let sources = &metrics.router_kv_zmq_ingress_sources;
+        for (state, count) in [
+            ("active", sockets.connected),
+            ("preconnected", sockets.away),
+        ] {
+            sources.with_label_values(&[state]).set(count as f64);
+        }
         self.text.add(&models, metrics);
     }
 

@@ -185,7 +185,8 @@ fn schemas() -> Value {
             "id": text, "choices": { "type": "array", "items": { "type": "object" } },
             "usage": usage, "nvext": { "type": "object" },
         })),
-        "Model": open(&["id"], &json!({ "id": text, "object": text, "created": number, "owned_by": text })),
+        "Model": open(&["id"], &json!({ "id": text, "object": text, "created": number, "owned_by": text,
+            "context_window": number, "max_model_len": number })),
         "Models": open(&["data"], &json!({ "object": text, "data": list("Model") })),
         "Health": open(&["status"], &json!({
             "status": text, "endpoints": { "type": "array", "items": text },
@@ -223,7 +224,7 @@ fn new_worker() -> Value {
         "type": "object", "required": ["url"], "additionalProperties": false,
         "properties": {
             "url": { "type": "string" }, "block_size": count, "kv_blocks": count,
-            "max_num_batched_tokens": count, "data_parallel_size": count,
+            "max_num_batched_tokens": count, "max_num_seqs": count, "data_parallel_size": count,
             "events": { "type": "string" }, "replay": { "type": "string" },
             "api_key": { "type": "string", "writeOnly": true },
         },

@@ -13,6 +13,7 @@ mod listing;
 mod rank;
 
 pub(crate) use forecast::{Forecast, Foretold, Report, cacheable_tokens};
+pub(crate) use listing::Sockets;
 pub(crate) use rank::Picture;
 
 use std::collections::{BTreeMap, HashMap};

@@ -97,7 +97,9 @@ pub(crate) async fn book(
         false => start,
     };
     let record = looked_up.routed;
-    let mut booking = model.host.route(arrival, looked_up).await?;
+    let routed = model.host.route(arrival, looked_up).await;
+    let mut booking = routed.inspect_err(|error| meters.turned_away(error))?;
+    meters.chosen(booking.sent());
     let end = clock.now();
     let target = booking.target();
     if booking.sent().record && (record || pictures.is_doubted(target)) {

@@ -28,7 +28,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::cores::{Cores, Seat};
 use crate::reply::{Cut, ReplyBody};
 use crate::tls::ServerTls;
-use crate::{App, Door, framing};
+use crate::{App, Door, canary, framing};
 
 /// Pause after `accept` failed for want of descriptors or memory.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
@@ -68,6 +68,9 @@ impl Server {
         let address = open_door(&app, Door::Data, address, cores.clone()).await?;
         if let Some(tls) = &app.options().tls {
             tls.follow(app.tasks());
+        }
+        if let Some(cores) = &cores {
+            cores.on_each(|| canary::watch(app.metrics().clone(), app.clock()));
         }
         Ok(Self {
             tasks: app.tasks().clone(),

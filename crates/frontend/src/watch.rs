@@ -75,16 +75,16 @@ impl Watch {
         )
     }
 
-    /// The same, for any endpoint.
+    /// The same, for a route that only engines know.
     pub(crate) fn start_at(
         app: &App,
         id: RequestId,
         headers: &HeaderMap,
         model: Option<&Arc<ServedModel>>,
-        endpoint: &'static str,
+        path: &str,
         stream: bool,
     ) -> Self {
-        Self::begin(app, id, headers, model, Asking::other(endpoint, stream))
+        Self::begin(app, id, headers, model, Asking::route(path, stream))
     }
 
     fn begin(

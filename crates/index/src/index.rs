@@ -409,6 +409,7 @@ impl Index {
             bytes: events.bytes() as u64,
             evicted: writer.evicted,
             pruned: 0,
+            repeated: events.repeated(),
         };
         if let Some(routing) = &mut writer.routing {
             let routed = routing.tree.alone();

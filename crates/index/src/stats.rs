@@ -15,4 +15,6 @@ pub struct Stats {
     pub evicted: u64,
     /// Entries of routing decisions dropped because there were too many, ever.
     pub pruned: u64,
+    /// Blocks that a rank announced again while it held them, ever.
+    pub repeated: u64,
 }

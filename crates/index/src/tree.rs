@@ -180,6 +180,8 @@ pub(crate) struct Runs {
     pinned: u32,
     blocks: usize,
     entries: u64,
+    /// Blocks announced again by a holder that held them, ever.
+    repeated: u64,
     /// How many runs there are.
     live: usize,
     run_bytes: usize,
@@ -231,6 +233,7 @@ impl Runs {
             pinned: ROOT,
             blocks: 0,
             entries: 0,
+            repeated: 0,
             live: 0,
             run_bytes: 0,
         }
@@ -244,6 +247,11 @@ impl Runs {
     /// (rank, tier, block) triples.
     pub(crate) fn entries(&self) -> u64 {
         self.entries
+    }
+
+    /// Blocks announced again by a holder that held them, ever.
+    pub(crate) fn repeated(&self) -> u64 {
+        self.repeated
     }
 
     /// How many runs there are.

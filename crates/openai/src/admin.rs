@@ -31,8 +31,10 @@ impl ModelInfo {
         fields.str("id", &self.id);
         fields.str("object", "model");
         fields.int("created", self.created);
-        fields.str("owned_by", "kvasir");
+        fields.str("owned_by", "nvidia");
         fields.int("context_window", self.context_window);
+        let known = Some(self.context_window).filter(|tokens| *tokens > 0);
+        fields.opt_int("max_model_len", known);
         fields.opt_int("max_output_tokens", self.max_output_tokens);
         fields.close();
     }

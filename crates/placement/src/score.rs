@@ -72,9 +72,16 @@ pub struct Scorer {
     touched: Vec<u32>,
     costs: Vec<(f64, u32)>,
     cheapest: Cheapest,
+    most_held: f64,
 }
 
 impl Scorer {
+    /// Most effective blocks of the last prompt that a candidate held.
+    #[must_use]
+    pub fn most_held(&self) -> f64 {
+        self.most_held
+    }
+
     /// Scores `eligible` and chooses. `kept` becomes the cheapest [`KEPT`], the winner among them.
     pub fn choose(
         &mut self,
@@ -86,6 +93,7 @@ impl Scorer {
         kept: &mut Vec<Candidate>,
     ) -> Option<(u32, Won)> {
         self.prepare(scene, ledger);
+        self.most_held = self.most_held_by(eligible);
         self.costs.clear();
         self.cheapest = Cheapest::default();
         let sheet = Sheet::new(scene, &self.touches, eligible, ledger);
@@ -193,6 +201,16 @@ impl Scorer {
                 new
             });
         }
+    }
+
+    fn most_held_by(&self, eligible: &Bits) -> f64 {
+        let mut most = 0.0_f64;
+        for &slot in self.touched.iter().filter(|slot| eligible.has(**slot)) {
+            if let Some(touch) = self.touches.get(slot as usize) {
+                most = most.max(touch.device + touch.lower);
+            }
+        }
+        most
     }
 
     fn reset(&mut self) {

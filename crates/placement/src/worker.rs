@@ -33,6 +33,8 @@ pub struct WorkerSpec {
     pub kv_total_blocks: Option<u64>,
     /// Tokens one rank computes per step; `None` counts as [`WorkerSpec::UNKNOWN_BATCH`].
     pub max_num_batched_tokens: Option<u64>,
+    /// Sequences one rank runs at once. Only told on: no choice goes by it.
+    pub max_num_seqs: Option<u64>,
     /// What it computes on.
     pub device: Device,
     /// Labels that requests may require or prefer.
@@ -56,6 +58,7 @@ impl WorkerSpec {
             ranks: 1,
             kv_total_blocks: None,
             max_num_batched_tokens: None,
+            max_num_seqs: None,
             device: Device::Accelerator,
             taints: Vec::new(),
             loras: Vec::new(),

@@ -59,6 +59,10 @@ pub struct Sent {
     pub overlap_blocks: u32,
     /// Prompt tokens the worker need not compute.
     pub cached_tokens: u32,
+    /// The same for the candidate that holds most of the prompt.
+    pub best_cached_tokens: u32,
+    /// Effective blocks that candidate holds and this worker does not.
+    pub overlap_lost: f64,
     /// How long it waited in the queue.
     pub queued: Duration,
     /// What to do about its session.

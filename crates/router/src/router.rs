@@ -82,6 +82,8 @@ pub struct Router {
     health: Health,
     eligible: Eligible,
     scorer: Scorer,
+    /// Requests that asked for a worker, by class.
+    received: Vec<u64>,
     kept: Vec<Candidate>,
     /// When lookups were asked for, oldest first; at most one per waiting request.
     asks: VecDeque<Time>,
@@ -158,6 +160,7 @@ impl Router {
             health: Health::default(),
             eligible: Eligible::default(),
             scorer: Scorer::default(),
+            received: Vec::new(),
             asks: VecDeque::new(),
             nothing: Arc::from([]),
             kept: Vec::new(),
@@ -244,6 +247,16 @@ impl Router {
         (0..)
             .map_while(move |at| Some((named(at)?, at)))
             .map(|(name, at)| (name, self.queue.stats(at)))
+    }
+
+    /// Requests that asked for a worker since the start, retries too, by the name of their policy class.
+    pub fn received(&self) -> impl Iterator<Item = (&str, u64)> {
+        let named = |(at, received)| {
+            let class: &PolicyClass = self.queue.class(at)?;
+            Some((class.name.as_str(), received))
+        };
+        let received = self.received.iter().copied();
+        received.enumerate().filter_map(named)
     }
 
     /// Sessions bound.

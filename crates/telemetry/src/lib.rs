@@ -4,6 +4,7 @@
 //! the system's clocks), how log lines look ([`log::init`]), which spans a request has ([`Tracer`]) and, with the
 //! feature `otel`, how they reach a collector. No decision is taken here.
 
+mod absent;
 mod clock;
 pub mod log;
 mod metric_table;
@@ -11,8 +12,10 @@ mod metrics;
 mod options;
 #[cfg(feature = "otel")]
 mod otel;
+mod promtool;
 mod trace;
 
+pub use absent::{ABSENT, Absent};
 pub use clock::Clock;
 pub use metric_table::{Metrics, SPECS};
 pub use metrics::{Buckets, Group, Kind, Spec, log_spaced, metrics_reference, observe_ms};
@@ -20,4 +23,5 @@ pub use options::{Identity, LogBounds, MetricOptions, Tuned, TunedBounds};
 #[cfg(feature = "otel")]
 pub use otel::{Carried, Carry, EXPORT_PATIENCE, Otel, OtelOptions};
 pub use prometheus::{Gauge, GaugeVec, Histogram, IntCounter};
+pub use promtool::PROMTOOL;
 pub use trace::{Attribute, RequestSpans, Span, SpanKind, SpanSink, TraceContext, Tracer};

@@ -143,6 +143,8 @@ const TOKENIZER_MS: Buckets = Buckets::Power {
     factor: 2.0,
     count: 11,
 };
+const LOOP_DELAY: Buckets =
+    Buckets::List(&[0.0, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0]);
 const BLOCKS: Buckets = Buckets::Power {
     start: 0.25,
     factor: 2.0,
@@ -179,6 +181,14 @@ metrics! {
         histogram output_sequence_tokens = "output_sequence_tokens" ["model"] in Buckets::Tuned(Tuned::OutputSequence);
         /// Prompt tokens that the engine found in its cache, per request.
         histogram cached_tokens = "cached_tokens" ["model"] in Buckets::Tuned(Tuned::InputSequence);
+        /// From the arrival of a request for embeddings to the end of its answer.
+        histogram embedding_latency_seconds = "embedding_latency_seconds" ["model"] in LATENCY_TTFT;
+        /// Requests that failed, by class of the error and reason.
+        counter failures_total = "failures_total" ["class", "reason"];
+        /// How much later than asked for a timer of a serving thread went off: what else the thread had to do.
+        histogram event_loop_delay_seconds = "event_loop_delay_seconds" [] in LOOP_DELAY;
+        /// Times that this was more than 5 ms.
+        counter event_loop_stall_total = "event_loop_stall_total" [];
         /// Answer tokens.
         counter output_tokens_total = "output_tokens_total" ["model"];
         /// Time to turn text into tokens and back.
@@ -233,6 +243,8 @@ metrics! {
         gauge router_queue_pending_isl_tokens = "router_queue_pending_isl_tokens" ["model", "worker_type", "policy_class"];
         /// Those of their prompt tokens that some worker had cached when they came.
         gauge router_queue_pending_cached_tokens = "router_queue_pending_cached_tokens" ["model", "worker_type", "policy_class"];
+        /// Requests that asked the router for a worker, retries too.
+        counter router_admission_received_total = "router_admission_received_total" ["model", "policy_class", "worker_type"];
         /// Requests that a bound of the queue refused.
         counter router_queue_backpressure_total = "router_queue_backpressure_total" ["model", "worker_type", "policy_class", "reason"];
     }
@@ -265,11 +277,19 @@ metrics! {
     RouterFleet {
         /// Workers that the router knows, by rank.
         gauge router_worker_registered = "worker_registered" ["router_worker_id", "dp_rank", "worker_type"];
+        /// Workers of which some rank's cache events are not listened to, though the router goes by them.
+        gauge router_kv_event_source_mismatch_workers = "kv_event_source_mismatch_workers" ["model", "target_namespace", "target_component", "target_endpoint", "worker_type"];
+        /// Event sockets of engines: connected (active) or not yet, or not now (preconnected).
+        gauge router_kv_zmq_ingress_sources = "kv_zmq_ingress_sources" ["state"];
+        /// Batches of cache events taken from them.
+        counter router_kv_zmq_ingress_batches_total = "kv_zmq_ingress_batches_total" [];
+        /// What happened to them: started, activated (connected), disconnected.
+        counter router_kv_zmq_ingress_lifecycle_total = "kv_zmq_ingress_lifecycle_total" ["action"];
     }
     Component {
         /// Cache events applied to the index, by outcome.
         counter kv_cache_events_applied = "kv_cache_events_applied" ["event_type", "status"];
-        /// Cache events that changed nothing.
+        /// Cache events that are odd: blocks stored again by a rank that holds them.
         counter kv_cache_event_warnings = "kv_cache_event_warnings" ["warning_kind"];
     }
     Overhead {

@@ -10,7 +10,7 @@ use prometheus::{
     Registry,
 };
 
-use crate::{Identity, MetricOptions, Tuned, TunedBounds};
+use crate::{ABSENT, Absent, Identity, MetricOptions, Tuned, TunedBounds};
 
 /// Which family of names a series belongs to; decides its prefix and constant labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -276,6 +276,24 @@ pub fn metrics_reference(specs: &[Spec]) -> String {
             spec.name(&identity),
             spec.help
         );
+    }
+    page.push_str(
+        "\n## What Dynamo 1.6.1 exports and Kvasir does not\n\n| name | why |\n|---|---|\n",
+    );
+    let here = |absent: &&Absent| {
+        specs
+            .iter()
+            .any(|spec| absent.covers(&spec.name(&identity)))
+    };
+    for absent in ABSENT.iter().filter(|absent| !here(absent)) {
+        let _ = writeln!(page, "| `{}` | {} |", absent.name, absent.why);
+    }
+    page.push_str(
+        "\n`promtool check metrics` reads the page and complains only of names, and of units in names, that Dynamo chose;\n\
+         the test of the page holds it to exactly these:\n\n",
+    );
+    for (name, complaint) in crate::PROMTOOL {
+        let _ = writeln!(page, "- `{name}`: {complaint}");
     }
     page
 }

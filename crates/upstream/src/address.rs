@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 const HTTP_PORT: u16 = 80;
 const HTTPS_PORT: u16 = 443;
 /// What may follow the URL.
-const ADDITIONS: &str = "block-size, kv-blocks, max-num-batched-tokens, data-parallel-size, events, replay, \
+const ADDITIONS: &str = "block-size, kv-blocks, max-num-batched-tokens, max-num-seqs, data-parallel-size, events, replay, \
                          api-key-file";
 
 /// An engine server, with what its user says about it.
@@ -30,6 +30,8 @@ pub struct WorkerAddress {
     pub kv_blocks: Option<u64>,
     /// Tokens computed in one step, where the engine does not say.
     pub max_num_batched_tokens: Option<u64>,
+    /// Sequences that it runs at once.
+    pub max_num_seqs: Option<u64>,
     /// Data-parallel ranks, where the engine does not say.
     pub data_parallel_size: Option<u32>,
     /// Where its cache events are published.
@@ -191,6 +193,7 @@ impl WorkerAddress {
             block_size: None,
             kv_blocks: None,
             max_num_batched_tokens: None,
+            max_num_seqs: None,
             data_parallel_size: None,
             events: None,
             replay: None,
@@ -210,6 +213,7 @@ impl WorkerAddress {
                 let tokens = count("max-num-batched-tokens", value)?;
                 self.max_num_batched_tokens = Some(tokens.into());
             }
+            "max-num-seqs" => self.max_num_seqs = Some(count("max-num-seqs", value)?.into()),
             "data-parallel-size" => {
                 self.data_parallel_size = Some(count("data-parallel-size", value)?);
             }

@@ -8,8 +8,7 @@ use std::sync::{OnceLock, PoisonError, RwLock};
 use kvasir_telemetry::{Gauge, GaugeVec, Metrics};
 use kvasir_types::WorkerRank;
 
-/// What an aggregated worker is called.
-const WORKER_TYPE: &str = "decode";
+use super::WORKER_TYPE;
 
 /// The series of ranks.
 #[derive(Debug)]

@@ -1,10 +1,13 @@
 //! A picture as operators see it: the workers listing and the metrics.
 
+use std::collections::BTreeSet;
+
 use kvasir_ingest::Counts;
 use kvasir_trust::{Doubt, Finding};
 use serde_json::{Value, json};
 
 use super::{Picture, Pictures};
+use crate::meter::ModelMeters;
 
 /// What goes wrong with a stream, and how often it did.
 fn faults(counts: &Counts) -> [(&'static str, u64); 9] {
@@ -21,12 +24,32 @@ fn faults(counts: &Counts) -> [(&'static str, u64); 9] {
     ]
 }
 
+/// Event sockets of some ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sockets {
+    /// Those that are connected.
+    pub(crate) connected: u64,
+    /// Those that are listened to and not connected now.
+    pub(crate) away: u64,
+}
+
 impl Pictures {
-    /// Brings the metrics up to date.
-    pub(crate) fn measure(&self) {
+    /// Brings the metrics of `model` up to date; what its event sockets are like.
+    pub(crate) fn measure(&self, meters: &ModelMeters) -> Sockets {
+        let mut sockets = Sockets::default();
+        let mut unheard = BTreeSet::new();
         for picture in self.all() {
-            picture.measure();
+            match picture.measure() {
+                Some(true) => sockets.connected += 1,
+                Some(false) => sockets.away += 1,
+                None if picture.is_unheard() => {
+                    unheard.insert(picture.rank.worker);
+                }
+                None => {}
+            }
         }
+        meters.unheard(unheard.len());
+        sockets
     }
 }
 
@@ -70,13 +93,14 @@ impl Picture {
         })
     }
 
-    fn measure(&self) {
+    /// Brings its metrics up to date; whether its event socket is connected, if it has one.
+    fn measure(&self) -> Option<bool> {
         let status = self
             .ear()
             .map(|ear| ear.intake.read(|snapshot| snapshot.status));
         let mut inner = self.lock();
         if inner.gone {
-            return;
+            return None;
         }
         let (worker, rank) = (self.rank.worker.to_string(), self.rank.rank.to_string());
         let labels = [&*self.model, &worker, &rank];
@@ -88,6 +112,10 @@ impl Picture {
                 .with_label_values(&labels)
                 .set(connected);
             let before = std::mem::replace(&mut inner.counted, status.counts);
+            if self.by_cache {
+                let batches = status.counts.batches.saturating_sub(before.batches);
+                metrics.router_kv_zmq_ingress_batches_total.inc_by(batches);
+            }
             for ((kind, now), (_, before)) in
                 faults(&status.counts).into_iter().zip(faults(&before))
             {
@@ -123,6 +151,7 @@ impl Picture {
             let error = metrics.worker_prediction_error.with_label_values(&labels);
             error.set(part.map_or(0.0, |(_, part)| part));
         }
+        status.map(|status| status.connected)
     }
 
     /// Its worker has left: nothing more is judged, and its rows leave the metrics page.

@@ -30,6 +30,8 @@ pub(crate) struct Picture {
     block_size: u32,
     index: Arc<Index>,
     pub(super) metrics: Metrics,
+    /// Requests are routed by it.
+    pub(super) by_cache: bool,
     clock: Clock,
     tasks: Tasks,
     pub(super) opinions: Opinions,
@@ -106,6 +108,7 @@ impl Picture {
             block_size: model.block_size,
             index: Arc::clone(model.host.index()),
             metrics: app.metrics().clone(),
+            by_cache: model.meters.by_cache(),
             clock: app.clock(),
             tasks: app.tasks().clone(),
             opinions,
@@ -144,8 +147,21 @@ impl Picture {
         *ear = Some(Ear { address, intake });
         drop(ear);
         self.lock().counted = Counts::default();
+        self.count_lifecycle("started");
         // Until the first connection it is away.
         self.show(Evidence::Link(false));
+    }
+
+    /// Whether nobody listens to its events although the router would go by them.
+    pub(super) fn is_unheard(&self) -> bool {
+        self.by_cache && self.lock().bar == Some(Doubt::NoEvents)
+    }
+
+    fn count_lifecycle(&self, action: &str) {
+        if self.by_cache {
+            let lifecycle = &self.metrics.router_kv_zmq_ingress_lifecycle_total;
+            lifecycle.with_label_values(&[action]).inc();
+        }
     }
 
     pub(super) fn ear(&self) -> Option<Ear> {
@@ -363,6 +379,11 @@ impl Witness for Picture {
             None => tracing::info!(%rank, "event socket connected"),
             Some(fault) => tracing::warn!(%rank, %fault, "event socket not connected"),
         }
+        self.count_lifecycle(if fault.is_none() {
+            "activated"
+        } else {
+            "disconnected"
+        });
         self.show(Evidence::Link(fault.is_none()));
     }
 }

@@ -19,9 +19,6 @@ use crate::tokens::BYTES_PER_TOKEN;
 use crate::watch::Watch;
 use crate::{App, ask, body, outcomes};
 
-/// The label of requests for routes that only engines know.
-const ENGINE_ROUTE: &str = "engine";
-
 /// Passes a request for a route that only engines know to one of them, by load.
 pub(crate) async fn pass(app: &Arc<App>, request: Request<Incoming>) -> Reply {
     let ticket = app.in_flight().enter();
@@ -53,8 +50,8 @@ async fn pass_on(
         return Err(ApiError::route_not_found(method, path));
     };
     let stream = scan.as_ref().is_some_and(Scan::stream);
-    let headers = &parts.headers;
-    let watch = Watch::start_at(app, id, headers, Some(&model), ENGINE_ROUTE, stream);
+    let (headers, path) = (&parts.headers, parts.uri.path());
+    let watch = Watch::start_at(app, id, headers, Some(&model), path, stream);
     let tokens = (body.len() / BYTES_PER_TOKEN).max(1);
     let arrival = ask::arrival(id, tokens, &Nvext::default(), &HeaderHints::default());
     let mut headers = headers::to_engine(parts.headers.clone(), &outcomes::name_of(id));

@@ -171,3 +171,31 @@ async fn a_worker_that_left_has_no_series() {
         assert!(left.is_empty(), "{left:?}");
     }
 }
+
+/// Failures are counted by what went wrong, answers of routes that only engines know under the route's name.
+#[tokio::test]
+async fn failures_and_embeddings_have_series_of_their_own() {
+    let rig = Rig::of(1).await;
+    assert_eq!(rig.post(CHAT, "{").await.status, 400);
+    assert_eq!(
+        rig.post("/v1/embeddings", r#"{"model":"m"}"#).await.status,
+        200
+    );
+    rig.at_rest().await;
+    let failures = "dynamo_frontend_failures_total";
+    let wrong = r#"{class="InvalidArgument",reason="request.invalid"}"#;
+    assert_eq!(rig.metric(&format!("{failures}{wrong}")).await, 1.0);
+    let started = "dynamo_frontend_requests_started_total";
+    let labels = r#"{endpoint="embeddings",model="m",request_type="unary"}"#;
+    assert_eq!(rig.metric(&format!("{started}{labels}")).await, 1.0);
+}
+
+/// A worker whose events nobody hears is counted where the router goes by events.
+#[tokio::test]
+async fn workers_without_events_are_counted_where_they_matter() {
+    for (mode, expected) in [(Mode::Kv, 2.0), (Mode::RoundRobin, 0.0)] {
+        let rig = Rig::with(2, Setup::in_mode(mode)).await;
+        let name = "dynamo_component_router_kv_event_source_mismatch_workers";
+        assert_eq!(rig.metric(name).await, expected, "{mode:?}");
+    }
+}

@@ -78,6 +78,9 @@ async fn three_times_too_much(rig: &Rig, round: usize) {
         refused
     );
     assert_eq!(rig.metric("dynamo_queued_requests").await, capacity as f64);
+    let full = r#"{model="m",policy_class="default",reason="request_limit",worker_type="decode"}"#;
+    let full = format!("dynamo_frontend_router_queue_backpressure_total{full}");
+    assert_eq!(rig.metric(&full).await, refused);
     let waiting = "dynamo_frontend_router_queue_pending_requests";
     assert_eq!(rig.metric(waiting).await, QUEUE as f64);
     // Each round ends with one more.

@@ -357,6 +357,7 @@ impl Alone<'_> {
             if again == Again::Counts {
                 let count = self.odd.count(h, place, name).max(1);
                 self.set_odd(h, place, name, count.saturating_add(1));
+                self.repeated += 1;
             }
             self.pinned = ROOT;
             return;

@@ -21,6 +21,10 @@ impl Router {
             return self.place_filled(&arrival, pin, filled, None, out);
         }
         let (class, cached) = self.classify(&arrival);
+        if self.received.len() <= class {
+            self.received.resize(class + 1, 0);
+        }
+        self.received[class] += 1;
         if !self.must_wait(&arrival, class) {
             return self.place_filled(&arrival, pin, filled, None, out);
         }

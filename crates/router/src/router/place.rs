@@ -140,6 +140,12 @@ impl Router {
         let target = self.fleet.rank(slot).unwrap_or_default();
         let terms = self.terms_of(target);
         let cached = cached_tokens(terms.cached_blocks, arrival.isl_tokens, &self.config);
+        let most = match reason {
+            Reason::LowestCost | Reason::Tie { .. } | Reason::Sampled { .. } => {
+                self.scorer.most_held().max(terms.cached_blocks)
+            }
+            _ => terms.cached_blocks,
+        };
         self.record(arrival, settled, target, reason, entered);
         let mut sent = Sent {
             id: arrival.id,
@@ -148,6 +154,8 @@ impl Router {
             record: false,
             overlap_blocks: terms.cached_blocks.round() as u32,
             cached_tokens: cached,
+            best_cached_tokens: cached_tokens(most, arrival.isl_tokens, &self.config),
+            overlap_lost: most - terms.cached_blocks,
             queued: entered.map_or(Duration::ZERO, |at| self.now - at),
             session: SessionStep::None,
         };

@@ -47,6 +47,35 @@ fn the_worked_example_in_its_three_settings() {
     .assert_eq(&lines);
 }
 
+/// What a choice gives up is told: the blocks that a candidate with more of the prompt holds beyond the chosen one.
+#[test]
+fn a_choice_says_what_overlap_it_gave_up() {
+    let mut host = Host::kv(|_| {}).workers(3);
+    let mut load = prompt(100, &words(3, 9));
+    load.pin.worker = Some(WorkerId(3));
+    let pinned = host.sent(load);
+    assert_eq!((pinned.overlap_lost, pinned.best_cached_tokens), (0.0, 0));
+    host.first_token(100);
+    let mut asked = Arrival::new(RequestId(1), 160);
+    asked.overlap = held(&[(1, 2), (2, 5), (3, 8)]);
+    let sent = host.sent(asked.clone());
+    assert_eq!(sent.target.worker, WorkerId(2));
+    assert_eq!((sent.overlap_lost, sent.cached_tokens), (3.0, 80));
+    assert_eq!(sent.best_cached_tokens, 128);
+    // One that may not be chosen is no loss, and neither is any other to a request that names its worker.
+    asked.id = RequestId(2);
+    asked.constraints.allowed = Some([WorkerId(1), WorkerId(2)].into_iter().collect());
+    let sent = host.sent(asked.clone());
+    assert!(sent.best_cached_tokens <= 80, "{sent:?}");
+    asked.id = RequestId(3);
+    asked.constraints.allowed = None;
+    asked.pin.worker = Some(WorkerId(1));
+    let sent = host.sent(asked);
+    assert_eq!((sent.overlap_lost, sent.best_cached_tokens), (0.0, 32));
+    let received: Vec<_> = host.router.received().collect();
+    assert_eq!(received, [("default", 4)]);
+}
+
 #[test]
 fn with_a_scale_of_0_only_decode_counts() {
     let (worker, lines) = example_a(|c| c.router_prefill_load_scale = 0.0);
