@@ -2,6 +2,11 @@
 //!
 //! Answers: does every series of that page exist here with the same type, labels and bounds, or is it said why not?
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test says by failing what it expected"
+)]
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvasir_telemetry::{ABSENT, Group, Identity, Kind, MetricOptions, SPECS, Spec, TunedBounds};
