@@ -4,6 +4,7 @@
 //! that answers joins the models that it serves; one that does not answer several times in a row leaves them and
 //! is asked again later. One that is no longer wanted gets nothing new and leaves when what it has is done.
 
+mod describe;
 mod file;
 mod health;
 mod listen;
@@ -303,6 +304,8 @@ struct Watcher {
     unwell: u32,
     /// A router has set it aside.
     faulted: Arc<Notify>,
+    /// What was last said about it.
+    described: String,
 }
 
 impl Watcher {
@@ -318,6 +321,7 @@ impl Watcher {
             failures: 0,
             unwell: 0,
             faulted: Arc::default(),
+            described: String::new(),
         }
     }
 
@@ -457,6 +461,8 @@ impl Watcher {
 
     fn failed(&mut self, error: &UpstreamError) {
         self.failures = self.failures.saturating_add(1);
+        // It may be another when it is back.
+        self.known.info.asked = false;
         if self.failures == 1 {
             tracing::warn!(worker = %self.pool.address(), %error, "worker does not answer");
         }
@@ -493,15 +499,20 @@ impl Watcher {
         let Backend::OpenAi { workers, .. } = &served.backend else {
             return;
         };
-        workers.set_larger_first(facts.sglang);
+        workers.set_larger_first(facts.larger_first());
         if let Some(root) = facts.root_of(model) {
             tokens::announce(&self.fleet.app, &served, root);
         }
         let spec = WorkerSpec {
             ranks: address.data_parallel_size.or(facts.ranks).unwrap_or(1),
-            kv_total_blocks: address.kv_blocks.or(facts.kv_blocks),
-            max_num_batched_tokens: address.max_num_batched_tokens,
+            kv_total_blocks: address.kv_blocks.or(facts.kv_blocks_of(block_size)),
+            max_num_batched_tokens: address.max_num_batched_tokens.or(facts.max_batched_tokens),
             max_num_seqs: address.max_num_seqs,
+            taints: address
+                .taints
+                .iter()
+                .map(|taint| Arc::from(&**taint))
+                .collect(),
             ..WorkerSpec::new(self.id)
         };
         let sources = match self.fleet.events {
@@ -523,6 +534,7 @@ impl Watcher {
             served.host.pictures().join(app, &served, rank, bar, known);
         }
         self.ears.attend(&self.fleet, &served, self.id, &sources);
+        self.describe(facts, block_size, &spec, sources.len());
         if self
             .serves
             .get(&new.name)

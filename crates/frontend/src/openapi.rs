@@ -226,6 +226,7 @@ fn new_worker() -> Value {
             "url": { "type": "string" }, "block_size": count, "kv_blocks": count,
             "max_num_batched_tokens": count, "max_num_seqs": count, "data_parallel_size": count,
             "events": { "type": "string" }, "replay": { "type": "string" },
+            "taints": { "type": "array", "items": { "type": "string" } },
             "api_key": { "type": "string", "writeOnly": true },
         },
     })

@@ -11,7 +11,11 @@ const HTTP_PORT: u16 = 80;
 const HTTPS_PORT: u16 = 443;
 /// What may follow the URL.
 const ADDITIONS: &str = "block-size, kv-blocks, max-num-batched-tokens, max-num-seqs, data-parallel-size, events, replay, \
-                         api-key-file";
+                         taint, api-key-file";
+/// Taints that one worker may carry.
+const TAINTS_MAX: usize = 32;
+/// Longest taint.
+const TAINT_BYTES_MAX: usize = 128;
 
 /// An engine server, with what its user says about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +42,8 @@ pub struct WorkerAddress {
     pub events: Option<String>,
     /// Where missed events are asked for.
     pub replay: Option<String>,
+    /// What requests may require or prefer of it (`nvext.routing_constraints`); in order, each once.
+    pub taints: Vec<String>,
     /// What it wants to be shown, where it wants anything.
     pub api_key: Option<WorkerKey>,
 }
@@ -197,6 +203,7 @@ impl WorkerAddress {
             data_parallel_size: None,
             events: None,
             replay: None,
+            taints: Vec::new(),
             api_key: None,
         })
     }
@@ -219,7 +226,29 @@ impl WorkerAddress {
             }
             "events" => self.events = Some(socket("events", value)?),
             "replay" => self.replay = Some(socket("replay", value)?),
+            "taint" => self.taint(value)?,
             _ => return Err(AddressError::Unknown(name.to_owned())),
+        }
+        Ok(())
+    }
+
+    /// Takes one taint over, as requests spell it: any text without commas, such as `gpu=h200`.
+    fn taint(&mut self, value: &str) -> Result<(), AddressError> {
+        let value = value.trim();
+        let fits = (1..=TAINT_BYTES_MAX).contains(&value.len())
+            && !value.contains(|c: char| c.is_control() || c == ',');
+        if !fits || self.taints.len() >= TAINTS_MAX {
+            return Err(AddressError::Value {
+                name: "taint",
+                value: value.to_owned(),
+                expected: "1 to 128 bytes without commas, such as gpu=h200; a worker has at most 32",
+            });
+        }
+        if let Err(at) = self
+            .taints
+            .binary_search_by(|taint| taint.as_str().cmp(value))
+        {
+            self.taints.insert(at, value.to_owned());
         }
         Ok(())
     }
@@ -289,7 +318,8 @@ mod tests {
     #[test]
     fn everything_that_may_follow_the_url() {
         let text = "http://[::1]:9/base/,block-size=16,kv-blocks=100,max-num-batched-tokens=2048,\
-                    data-parallel-size=2,events=tcp://h:5557,replay=tcp://h:5558";
+                    data-parallel-size=2,events=tcp://h:5557,replay=tcp://h:5558,\
+                    taint=zone=b,taint=gpu=h200, taint=zone=b";
         let worker = WorkerAddress::parse(text).unwrap();
         assert_eq!(worker.to_string(), "http://[::1]:9/base");
         assert_eq!((worker.block_size, worker.kv_blocks), (Some(16), Some(100)));
@@ -299,6 +329,22 @@ mod tests {
         );
         assert_eq!(worker.events.as_deref(), Some("tcp://h:5557"));
         assert_eq!(worker.replay.as_deref(), Some("tcp://h:5558"));
+        assert_eq!(worker.taints, ["gpu=h200", "zone=b"]);
+    }
+
+    #[test]
+    fn taints_are_bounded() {
+        let with = |taint: &str| WorkerAddress::parse(&format!("http://a,taint={taint}"));
+        assert!(with(&"x".repeat(TAINT_BYTES_MAX)).is_ok());
+        for wrong in ["", " ", "a\u{1}b", &"x".repeat(TAINT_BYTES_MAX + 1)] {
+            let error = with(wrong).unwrap_err().to_string();
+            assert!(error.contains("taint"), "{error}");
+        }
+        let many = |count: usize| {
+            let taints: String = (0..count).map(|n| format!(",taint={n}")).collect();
+            WorkerAddress::parse(&format!("http://a{taints}"))
+        };
+        assert!(many(TAINTS_MAX).is_ok() && many(TAINTS_MAX + 1).is_err());
     }
 
     #[test]

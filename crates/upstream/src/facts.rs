@@ -2,9 +2,15 @@
 //!
 //! Every reader takes bytes from outside: what is missing or odd is simply not known.
 
+mod info;
+mod metrics;
+
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+
+pub use info::ServerInfo;
+use metrics::samples;
 
 /// Rows of an engine's own lists that are read; the rest is ignored.
 const ROWS_MAX: usize = 4096;
@@ -22,12 +28,42 @@ pub struct Facts {
     pub kv_blocks: Option<u64>,
     /// Data-parallel ranks.
     pub ranks: Option<u32>,
-    /// Whether it is SGLang, by the names of its metrics.
-    pub sglang: bool,
+    /// KV tokens of one rank, where it counts them so.
+    pub kv_tokens: Option<u64>,
+    /// Tokens computed in one step.
+    pub max_batched_tokens: Option<u64>,
+    /// What it is, by its own pages.
+    pub kind: EngineKind,
+    /// What its page of settings says.
+    pub info: ServerInfo,
     /// Whether it caches prefixes.
     pub prefix_caching: Option<bool>,
     /// Where each rank publishes its cache events.
     pub events: BTreeMap<u32, EventSource>,
+}
+
+/// Which engine a server runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineKind {
+    /// Nobody knows.
+    #[default]
+    Unknown,
+    /// vLLM, or one that speaks like it.
+    Vllm,
+    /// SGLang.
+    Sglang,
+}
+
+impl EngineKind {
+    /// Its name for operators.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "engine of unknown kind",
+            Self::Vllm => "vLLM",
+            Self::Sglang => "SGLang",
+        }
+    }
 }
 
 /// A model that an engine serves.
@@ -106,7 +142,8 @@ impl Facts {
         self.block_size = before.block_size;
         self.kv_blocks = before.kv_blocks;
         self.ranks = before.ranks;
-        self.sglang = before.sglang;
+        self.kind = before.kind;
+        self.kv_tokens = before.kv_tokens;
         self.prefix_caching = before.prefix_caching;
     }
 
@@ -174,7 +211,14 @@ impl Facts {
 
     /// Reads `/metrics`: the cache's shape.
     pub fn read_metrics(&mut self, page: &str) {
-        self.sglang |= page.lines().any(|line| line.starts_with("sglang:"));
+        let begins = |prefix| page.lines().any(|line| line.starts_with(prefix));
+        if begins("sglang:") {
+            self.kind = EngineKind::Sglang;
+            return self.read_sglang(page);
+        }
+        if begins("vllm:") {
+            self.kind = EngineKind::Vllm;
+        }
         for sample in samples(page).filter(|s| s.name == "vllm:cache_config_info") {
             self.block_size = sample.number("block_size").or(self.block_size);
             self.kv_blocks = sample.number("num_gpu_blocks").or(self.kv_blocks);
@@ -183,6 +227,58 @@ impl Facts {
             self.ranks = self.ranks.max(Some(rank.saturating_add(1)));
         }
     }
+
+    /// The shape of SGLang's cache, where its metrics tell it.
+    fn read_sglang(&mut self, page: &str) {
+        for sample in samples(page).filter(|s| s.value >= 1.0) {
+            match sample.name {
+                "sglang:page_size" => self.block_size = block_of_page(sample.value as u32, false),
+                "sglang:max_total_num_tokens" => self.kv_tokens = Some(sample.value as u64),
+                _ => {}
+            }
+        }
+    }
+
+    /// Fills in from the page of settings what no other page said. `heard`: its user says where its events are.
+    pub fn settle(&mut self, heard: bool) {
+        let info = &self.info;
+        let heard = heard || !info.events.is_empty();
+        if info.sglang {
+            self.kind = EngineKind::Sglang;
+        }
+        let block = info.page_size.and_then(|size| match self.kind {
+            EngineKind::Sglang => block_of_page(size, heard),
+            _ => Some(size),
+        });
+        self.version = self.version.take().or_else(|| info.version.clone());
+        self.block_size = block.or(self.block_size);
+        self.kv_tokens = info.kv_tokens.or(self.kv_tokens);
+        self.ranks = self.ranks.max(info.ranks);
+        self.max_batched_tokens = info.max_batched_tokens;
+        self.prefix_caching = self.prefix_caching.or(info.prefix_caching);
+        if self.events.is_empty() {
+            self.events.clone_from(&info.events);
+        }
+    }
+
+    /// KV blocks of one rank, in blocks of this size.
+    #[must_use]
+    pub fn kv_blocks_of(&self, block_size: u32) -> Option<u64> {
+        let by_tokens = || Some(self.kv_tokens? / u64::from(block_size.max(1)));
+        self.kv_blocks.or_else(by_tokens)
+    }
+
+    /// Whether it takes the larger priority first: SGLang does, unless told otherwise; vLLM takes the smaller.
+    #[must_use]
+    pub fn larger_first(&self) -> bool {
+        self.kind == EngineKind::Sglang && !self.info.smaller_first
+    }
+}
+
+/// Tokens in a block of an SGLang with pages of `size`. Pages of one token, its default, are named one by one in its
+/// events; where nobody hears those, blocks may be larger than pages.
+fn block_of_page(size: u32, heard: bool) -> Option<u32> {
+    (size > 1 || heard).then_some(size)
 }
 
 /// Reads `/metrics`: how busy each rank is.
@@ -190,6 +286,7 @@ pub fn read_load(page: &str) -> BTreeMap<u32, RankLoad> {
     let mut ranks: BTreeMap<u32, RankLoad> = BTreeMap::new();
     for sample in samples(page) {
         let rank = || sample.number("engine").unwrap_or(0);
+        let dp_rank = || sample.number("dp_rank").unwrap_or(0);
         match sample.name {
             "vllm:num_requests_running" => {
                 ranks.entry(rank()).or_default().running += sample.value as u64;
@@ -200,66 +297,24 @@ pub fn read_load(page: &str) -> BTreeMap<u32, RankLoad> {
             "vllm:kv_cache_usage_perc" => {
                 ranks.entry(rank()).or_default().kv_usage = Some(sample.value.clamp(0.0, 1.0));
             }
+            // Each tensor-parallel process of a rank may say the same.
+            "sglang:num_running_reqs" => {
+                let load = ranks.entry(dp_rank()).or_default();
+                load.running = load.running.max(sample.value as u64);
+            }
+            "sglang:num_queue_reqs" => {
+                let load = ranks.entry(dp_rank()).or_default();
+                load.waiting = load.waiting.max(sample.value as u64);
+            }
+            "sglang:token_usage" => {
+                let load = ranks.entry(dp_rank()).or_default();
+                let usage = sample.value.clamp(0.0, 1.0);
+                load.kv_usage = Some(load.kv_usage.map_or(usage, |other| other.max(usage)));
+            }
             _ => {}
         }
     }
     ranks
-}
-
-/// One line of a Prometheus page.
-struct Sample<'p> {
-    name: &'p str,
-    labels: &'p str,
-    value: f64,
-}
-
-impl<'p> Sample<'p> {
-    /// A label's value, where it holds no escapes.
-    fn label(&self, name: &str) -> Option<&'p str> {
-        let mut rest = self.labels;
-        while let Some((key, after)) = rest.split_once("=\"") {
-            let (value, after) = after.split_once('"')?;
-            if key.trim_start_matches([',', ' ']) == name {
-                return Some(value);
-            }
-            rest = after;
-        }
-        None
-    }
-
-    fn number<T: std::str::FromStr>(&self, name: &str) -> Option<T> {
-        self.label(name)?.parse().ok()
-    }
-}
-
-/// The samples that are read at all. A page has a thousand others, and it is looked at every few seconds for
-/// every worker, so names are compared before anything is parsed.
-const READ: [&str; 4] = [
-    "vllm:cache_config_info",
-    "vllm:kv_cache_usage_perc",
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-];
-
-fn samples(page: &str) -> impl Iterator<Item = Sample<'_>> {
-    page.lines()
-        .filter(|line| READ.iter().any(|name| line.starts_with(name)))
-        .filter_map(|line| {
-            let (series, value) = line.rsplit_once(' ')?;
-            let value = value.parse::<f64>().ok().filter(|v| v.is_finite())?;
-            match series.split_once('{') {
-                None => Some(Sample {
-                    name: series,
-                    labels: "",
-                    value,
-                }),
-                Some((name, labels)) => Some(Sample {
-                    name,
-                    labels: labels.strip_suffix('}')?,
-                    value,
-                }),
-            }
-        })
 }
 
 #[cfg(test)]
@@ -298,8 +353,9 @@ mod tests {
                 kv_blocks: Some(150),
                 ranks: Some(1),
                 prefix_caching: Some(true),
-                sglang: false,
+                kind: EngineKind::Vllm,
                 events: BTreeMap::from([(0, source)]),
+                ..Facts::default()
             }
         );
     }
@@ -338,6 +394,101 @@ mod tests {
         assert!(load[&0].kv_usage.unwrap() > 0.0);
     }
 
+    /// The fields of an SGLang 0.5.9 that are read, among others, as its page of settings has them.
+    const SGLANG_INFO: &str = r#"{"model_path":"qwen/qwen2.5-0.5b-instruct","chunked_prefill_size":8192,
+        "max_prefill_tokens":16384,"schedule_low_priority_values_first":false,"page_size":1,"dp_size":2,
+        "disable_radix_cache":false,"kv_events_config":null,"status":"ready","max_total_num_tokens":20480,
+        "internal_states":[{"page_size":7}],"version":"0.5.9"}"#;
+
+    fn settled(info: &str, heard: bool) -> Facts {
+        let mut facts = Facts {
+            info: ServerInfo::read(info.as_bytes()),
+            ..Facts::default()
+        };
+        facts.settle(heard);
+        facts
+    }
+
+    #[test]
+    fn sglang_tells_its_settings() {
+        let facts = settled(SGLANG_INFO, false);
+        assert_eq!(facts.kind, EngineKind::Sglang);
+        assert_eq!(facts.version.as_deref(), Some("0.5.9"));
+        assert_eq!((facts.ranks, facts.prefix_caching), (Some(2), Some(true)));
+        assert_eq!(facts.max_batched_tokens, Some(8192));
+        assert_eq!(
+            facts.block_size, None,
+            "nobody hears of its pages of one token"
+        );
+        assert_eq!(facts.kv_blocks_of(16), Some(1280));
+        assert!(facts.larger_first() && facts.events.is_empty());
+        assert_eq!(settled(SGLANG_INFO, true).block_size, Some(1));
+        let unchunked = SGLANG_INFO
+            .replace("8192", "-1")
+            .replace("priority_values_first\":false", "x\":0");
+        assert_eq!(settled(&unchunked, false).max_batched_tokens, Some(16384));
+        let smaller = SGLANG_INFO.replace("values_first\":false", "values_first\":true");
+        assert!(!settled(&smaller, false).larger_first());
+    }
+
+    #[test]
+    fn sglang_tells_where_its_events_are() {
+        let config = r#""{\"publisher\":\"zmq\",\"topic\":\"kv\",\"endpoint\":\"tcp://*:6000\"}""#;
+        let facts = settled(
+            &SGLANG_INFO.replace("_config\":null", &format!("_config\":{config}")),
+            false,
+        );
+        assert_eq!(facts.block_size, Some(1));
+        let events: Vec<_> = facts
+            .events
+            .values()
+            .map(|s| (s.events.as_str(), s.topic.as_str()))
+            .collect();
+        assert_eq!(events, [("tcp://*:6000", "kv"), ("tcp://*:6001", "kv")]);
+        let page16 = SGLANG_INFO.replace("page_size\":1", "page_size\":16");
+        assert_eq!(settled(&page16, false).block_size, Some(16));
+    }
+
+    #[test]
+    fn vllm_tells_its_settings_in_development_mode() {
+        let info = r#"{"vllm_config":{"cache_config":{"block_size":32,"enable_prefix_caching":false},
+            "scheduler_config":{"max_num_batched_tokens":2048},"parallel_config":{"data_parallel_size":4}}}"#;
+        let facts = settled(info, false);
+        assert_eq!((facts.block_size, facts.ranks), (Some(32), Some(4)));
+        assert_eq!(
+            (facts.max_batched_tokens, facts.prefix_caching),
+            (Some(2048), Some(false))
+        );
+        assert!(!facts.larger_first());
+        let as_text = settled(r#"{"vllm_config":"model='x', max_seq_len=2048"}"#, false);
+        assert_eq!(as_text, Facts::default());
+    }
+
+    #[test]
+    fn sglang_is_known_by_its_metrics_and_says_how_busy_it_is() {
+        let page = "# TYPE sglang:num_running_reqs gauge\n\
+            sglang:num_running_reqs{engine_type=\"unified\",model_name=\"q\",tp_rank=\"0\",dp_rank=\"0\"} 3.0\n\
+            sglang:num_running_reqs{engine_type=\"unified\",model_name=\"q\",tp_rank=\"1\",dp_rank=\"0\"} 3.0\n\
+            sglang:num_queue_reqs{model_name=\"q\",dp_rank=\"0\"} 2.0\n\
+            sglang:token_usage{model_name=\"q\",dp_rank=\"0\"} 0.28\n\
+            sglang:token_usage{model_name=\"q\",dp_rank=\"1\"} 0.5\n\
+            sglang:page_size{model_name=\"q\"} 64.0\n\
+            sglang:max_total_num_tokens{model_name=\"q\"} 20480.0\n";
+        let mut facts = Facts::default();
+        facts.read_metrics(page);
+        assert_eq!(
+            (facts.kind, facts.block_size),
+            (EngineKind::Sglang, Some(64))
+        );
+        assert_eq!(facts.kv_blocks_of(64), Some(320));
+        let load = read_load(page);
+        assert_eq!((load[&0].running, load[&0].waiting), (3, 2));
+        assert_eq!(
+            (load[&0].kv_usage, load[&1].kv_usage),
+            (Some(0.28), Some(0.5))
+        );
+    }
+
     #[test]
     fn rubbish_is_not_known_and_not_a_panic() {
         let mut facts = Facts::default();
@@ -345,6 +496,8 @@ mod tests {
             facts.read_models(rubbish);
             facts.read_version(rubbish);
             facts.read_event_sources(rubbish);
+            facts.info = ServerInfo::read(rubbish);
+            facts.settle(true);
         }
         for page in [
             "",
@@ -356,6 +509,8 @@ mod tests {
             facts.read_metrics(page);
             read_load(page);
         }
+        assert_eq!(facts.kind, EngineKind::Vllm, "that much can be read");
+        facts.kind = EngineKind::Unknown;
         assert_eq!(facts, Facts::default());
     }
 }

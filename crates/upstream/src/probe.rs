@@ -1,9 +1,9 @@
 //! Asking an engine server everything that it tells about itself.
 
 use bytes::Bytes;
-use http::{Request, Uri};
+use http::{Request, StatusCode, Uri};
 
-use crate::{Bounds, Facts, Pool, UpstreamError};
+use crate::{Bounds, EngineKind, Facts, Pool, ServerInfo, UpstreamError};
 
 impl Pool {
     /// The body of a page.
@@ -13,28 +13,62 @@ impl Pool {
         self.ask_ok(request, bounds).await
     }
 
-    /// Asks for every page. Only `/v1/models` must be answered. One that a busy engine does not send in time says what
-    /// it said before, which is in `known`; one that it refuses says nothing.
+    /// Asks for every page. Only `/v1/models` must be answered. One that a busy engine does not send in time, or fails
+    /// to make, says what it said before, which is in `known`; one that it does not have says nothing.
     pub async fn facts(&self, known: &Facts, bounds: Bounds) -> Result<Facts, UpstreamError> {
         let mut facts = Facts::default();
         facts.read_models(&self.get("/v1/models", bounds).await?);
         match self.get("/version", bounds).await {
             Ok(body) => facts.read_version(&body),
-            Err(UpstreamError::Status(_)) => {}
+            Err(error) if is_absent(&error) => {}
             Err(_) => facts.version.clone_from(&known.version),
         }
         match self.get("/metrics", bounds).await {
             Ok(page) => facts.read_metrics(&String::from_utf8_lossy(&page)),
-            Err(UpstreamError::Status(_)) => {}
+            Err(error) if is_absent(&error) => {}
             Err(_) => facts.keep_metrics(known),
         }
         match self.get("/kv_event_sources", bounds).await {
             Ok(body) => facts.read_event_sources(&body),
-            Err(UpstreamError::Status(_)) => {}
+            Err(error) if is_absent(&error) => {}
             Err(_) => facts.events.clone_from(&known.events),
         }
+        facts.info = self.server_info(&known.info, facts.kind, bounds).await;
+        facts.settle(self.address().events.is_some());
         Ok(facts)
     }
+
+    /// Asks for the page of settings, once: they do not change while an engine runs.
+    async fn server_info(
+        &self,
+        known: &ServerInfo,
+        kind: EngineKind,
+        bounds: Bounds,
+    ) -> ServerInfo {
+        if known.asked {
+            return known.clone();
+        }
+        let mut answer = self.get("/server_info?config_format=json", bounds).await;
+        if answer.as_ref().is_err_and(is_absent) && kind != EngineKind::Vllm {
+            answer = self.get("/get_server_info", bounds).await;
+        }
+        match answer {
+            Ok(body) => ServerInfo {
+                asked: true,
+                ..ServerInfo::read(&body)
+            },
+            Err(error) if is_absent(&error) => ServerInfo {
+                asked: true,
+                ..ServerInfo::default()
+            },
+            Err(_) => known.clone(),
+        }
+    }
+}
+
+/// Whether a server says that it has no such page, or none for us.
+fn is_absent(error: &UpstreamError) -> bool {
+    matches!(error, UpstreamError::Status(status) if status.is_client_error() || *status == StatusCode::NOT_IMPLEMENTED)
 }
 
 #[cfg(test)]
@@ -53,12 +87,15 @@ mod tests {
         answer_bytes_max: 1 << 20,
     };
 
+    const INFO: &str = "/server_info?config_format=json";
+
     /// What becomes of the question for one page; all others are answered.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Turn {
         Answer,
         Stall(&'static str),
         Refuse(&'static str),
+        Fail(&'static str),
     }
 
     fn page(path: &str) -> &'static str {
@@ -71,7 +108,8 @@ mod tests {
             "/v1/models" => recorded!("models.json"),
             "/version" => recorded!("version.json"),
             "/metrics" => recorded!("metrics.txt"),
-            _ => recorded!("kv_event_sources.json"),
+            "/kv_event_sources" => recorded!("kv_event_sources.json"),
+            _ => r#"{"vllm_config":{"scheduler_config":{"max_num_batched_tokens":512}}}"#,
         }
     }
 
@@ -90,6 +128,7 @@ mod tests {
             let (status, body) = match turn {
                 Turn::Stall(stalled) if stalled == path => continue,
                 Turn::Refuse(refused) if refused == path => ("404 Not Found", ""),
+                Turn::Fail(failed) if failed == path => ("500 Internal Server Error", "no"),
                 _ => ("200 OK", page(path)),
             };
             let length = body.len();
@@ -122,6 +161,10 @@ mod tests {
         match path {
             "/version" => facts.version = None,
             "/metrics" => facts.keep_metrics(&Facts::default()),
+            INFO => {
+                facts.max_batched_tokens = None;
+                facts.info = ServerInfo::default();
+            }
             _ => facts.events.clear(),
         }
         facts
@@ -132,7 +175,10 @@ mod tests {
         let (pool, turn) = engine();
         let known = pool.facts(&Facts::default(), BOUNDS).await.unwrap();
         assert_eq!((known.block_size, known.events.len()), (Some(32), 1));
+        assert_eq!(known.max_batched_tokens, Some(512));
         for path in ["/version", "/metrics", "/kv_event_sources"] {
+            *turn.lock().unwrap() = Turn::Fail(path);
+            assert_eq!(pool.facts(&known, BOUNDS).await.unwrap(), known, "{path}");
             *turn.lock().unwrap() = Turn::Stall(path);
             assert_eq!(pool.facts(&known, BOUNDS).await.unwrap(), known, "{path}");
             let fresh = pool.facts(&Facts::default(), BOUNDS).await.unwrap();
@@ -140,6 +186,18 @@ mod tests {
             *turn.lock().unwrap() = Turn::Refuse(path);
             let refused = pool.facts(&known, BOUNDS).await.unwrap();
             assert_eq!(refused, without(&known, path), "{path}");
+        }
+        for (turned, asked) in [(Turn::Fail(INFO), false), (Turn::Refuse(INFO), true)] {
+            *turn.lock().unwrap() = turned;
+            assert_eq!(
+                pool.facts(&known, BOUNDS).await.unwrap(),
+                known,
+                "once is enough"
+            );
+            let mut expected = without(&known, INFO);
+            expected.info.asked = asked;
+            let fresh = pool.facts(&Facts::default(), BOUNDS).await.unwrap();
+            assert_eq!(fresh, expected, "{turned:?}");
         }
         for failing in [Turn::Stall("/v1/models"), Turn::Refuse("/v1/models")] {
             *turn.lock().unwrap() = failing;

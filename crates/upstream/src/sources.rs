@@ -22,12 +22,6 @@ pub fn event_sources(
         let known = facts.events.iter();
         return known.map(|(rank, source)| (*rank, here(source))).collect();
     };
-    // As vLLM does, each further rank is one port further.
-    let shifted = |first: &String, rank: u32| {
-        let endpoint: Endpoint = first.parse().ok()?;
-        let port = u16::try_from(u32::from(endpoint.port()) + rank).ok()?;
-        Some(endpoint.with_port(port).to_string())
-    };
     let source = |rank| {
         let source = EventSource {
             events: shifted(events, rank)?,
@@ -37,6 +31,13 @@ pub fn event_sources(
         Some((rank, source))
     };
     (0..ranks).filter_map(source).collect()
+}
+
+/// The socket of a rank: as vLLM and SGLang do, each further one is one port further.
+pub(crate) fn shifted(first: &str, rank: u32) -> Option<String> {
+    let endpoint: Endpoint = first.parse().ok()?;
+    let port = u16::try_from(u32::from(endpoint.port()).checked_add(rank)?).ok()?;
+    Some(endpoint.with_port(port).to_string())
 }
 
 /// An engine that binds all interfaces is found at the host that its requests go to.

@@ -16,8 +16,8 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
     /// discovery is `static` and `--router-mode` is `kv` unless said otherwise.
     ///
     /// What the server does not tell can follow its URL: `block-size`, `kv-blocks`,
-    /// `max-num-batched-tokens`, `data-parallel-size`, `events`, `replay`, `api-key-file`, each as
-    /// `name=value` after a comma.
+    /// `max-num-batched-tokens`, `data-parallel-size`, `events`, `replay`, `taint`, `api-key-file`,
+    /// each as `name=value` after a comma.
     WORKER: Vec<String> = "worker" =>
         scope(Scope::FRONTEND.and(Scope::ROUTER).and(Scope::DOCTOR)).env(&[var("KVASIR_WORKERS")])
         .space_separated().rule(&rule_text::WORKER)

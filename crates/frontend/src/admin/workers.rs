@@ -99,6 +99,7 @@ fn add_member(row: &mut Value, member: &Member) {
         "data_parallel_size": member.address.data_parallel_size,
         "events": said(&member.address.events),
         "replay": said(&member.address.replay),
+        "taints": member.address.taints,
     });
 }
 
@@ -114,6 +115,8 @@ struct NewWorker {
     data_parallel_size: Option<u32>,
     events: Option<String>,
     replay: Option<String>,
+    #[serde(default)]
+    taints: Vec<String>,
     api_key: Option<String>,
 }
 
@@ -134,6 +137,9 @@ impl NewWorker {
             if let Some(value) = value {
                 address.say(name, &value)?;
             }
+        }
+        for taint in &self.taints {
+            address.say("taint", taint)?;
         }
         if let Some(key) = self.api_key {
             address.api_key = Some(WorkerKey::new(&key)?);
@@ -231,10 +237,11 @@ mod tests {
 
     #[test]
     fn a_new_worker_says_what_a_flag_can() {
-        let new = r#"{"url":"http://a:1","block_size":32,"events":"tcp://a:5557","api_key":"k"}"#;
+        let new = r#"{"url":"http://a:1","block_size":32,"events":"tcp://a:5557","taints":["b","a=1"],"api_key":"k"}"#;
         let address = serde_json::from_str::<NewWorker>(new).unwrap().address();
         let mut flag =
-            WorkerAddress::parse("http://a:1,block-size=32,events=tcp://a:5557").unwrap();
+            WorkerAddress::parse("http://a:1,block-size=32,events=tcp://a:5557,taint=a=1,taint=b")
+                .unwrap();
         flag.api_key = Some(WorkerKey::new("k").unwrap());
         assert_eq!(address, Ok(flag));
         let short = r#"{"url":"http://a:1,block-size=32"}"#;

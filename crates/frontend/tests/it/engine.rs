@@ -58,6 +58,8 @@ pub(crate) struct Stage {
     seen: Mutex<Vec<Seen>>,
     /// What engines answer to `/metrics`; without it they do not know the route.
     pub(crate) metrics: Mutex<Option<String>>,
+    /// Other pages that engines have.
+    pub(crate) pages: Mutex<BTreeMap<&'static str, String>>,
     /// What the engine at a port answers to `/health`; without it, that route is unknown.
     pub(crate) health: Mutex<BTreeMap<u16, &'static [u8]>>,
     /// Questions about health until now.
@@ -81,6 +83,7 @@ impl Stage {
             tokenizes: AtomicBool::new(false),
             seen: Mutex::default(),
             metrics: Mutex::default(),
+            pages: Mutex::default(),
             health: Mutex::default(),
             checked: AtomicUsize::new(0),
             gate: Semaphore::new(0),
@@ -109,6 +112,12 @@ impl Stage {
     fn metrics_answer(&self) -> Vec<u8> {
         let page = self.metrics.lock().unwrap();
         page.as_deref().map_or(NOT_FOUND.to_vec(), unary)
+    }
+
+    fn page(&self, path: &str) -> Vec<u8> {
+        let pages = self.pages.lock().unwrap();
+        let page = pages.get(path.split('?').next().unwrap_or_default());
+        page.map_or(NOT_FOUND.to_vec(), |page| unary(page))
     }
 
     fn health_answer(&self, port: u16) -> Vec<u8> {
@@ -214,7 +223,7 @@ async fn serve(mut stream: TcpStream, port: u16, stage: &Stage) {
                 Some("/v1/models") => unary(MODELS),
                 Some("/metrics") => stage.metrics_answer(),
                 Some("/health") => stage.health_answer(port),
-                _ => NOT_FOUND.to_vec(),
+                path => stage.page(path.unwrap_or_default()),
             };
             stream.write_all(&answer).await.unwrap_or(());
             continue;

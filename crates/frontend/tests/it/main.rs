@@ -12,6 +12,7 @@ mod ahead;
 mod bodies;
 mod client;
 mod engine;
+mod facts;
 mod faults;
 mod fleet;
 mod health;

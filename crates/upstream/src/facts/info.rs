@@ -1,0 +1,114 @@
+//! What an engine's `/server_info` says: the settings that it was started with.
+//!
+//! SGLang has the page always (older ones as `/get_server_info`), vLLM only in its development mode.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::{EventSource, ROWS_MAX};
+use crate::sources::shifted;
+
+/// Where SGLang publishes when it is not told where, as vLLM does.
+const EVENTS: &str = "tcp://*:5557";
+
+/// What the page says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServerInfo {
+    /// Whether it need not be asked again: it was answered, or the engine has no such page.
+    pub asked: bool,
+    /// It is SGLang's.
+    pub(crate) sglang: bool,
+    pub(crate) version: Option<String>,
+    /// Tokens in the unit in which the cache is kept.
+    pub(crate) page_size: Option<u32>,
+    /// KV tokens of one rank.
+    pub(crate) kv_tokens: Option<u64>,
+    pub(crate) ranks: Option<u32>,
+    pub(crate) max_batched_tokens: Option<u64>,
+    pub(crate) prefix_caching: Option<bool>,
+    /// SGLang was told to take the smaller priority first.
+    pub(crate) smaller_first: bool,
+    pub(crate) events: BTreeMap<u32, EventSource>,
+}
+
+impl ServerInfo {
+    /// Reads the page.
+    #[must_use]
+    pub fn read(body: &[u8]) -> Self {
+        let Ok(page) = serde_json::from_slice::<Value>(body) else {
+            return Self::default();
+        };
+        match page.get("vllm_config") {
+            Some(config) => Self::vllm(config),
+            None => Self::sglang(&page),
+        }
+    }
+
+    fn vllm(config: &Value) -> Self {
+        let of = |part: &str, name: &str| count(config.get(part)?.get(name)?);
+        let caching = config.pointer("/cache_config/enable_prefix_caching");
+        Self {
+            page_size: of("cache_config", "block_size").and_then(small),
+            ranks: of("parallel_config", "data_parallel_size").and_then(small),
+            max_batched_tokens: of("scheduler_config", "max_num_batched_tokens"),
+            prefix_caching: caching.and_then(Value::as_bool),
+            ..Self::default()
+        }
+    }
+
+    fn sglang(page: &Value) -> Self {
+        let of = |name: &str| count(page.get(name)?);
+        let ranks = of("dp_size").and_then(small);
+        let is_set = |name: &str| page.get(name).and_then(Value::as_bool);
+        Self {
+            sglang: page.get("internal_states").is_some()
+                || page.get("max_total_num_tokens").is_some(),
+            version: page.get("version").and_then(Value::as_str).map(Into::into),
+            page_size: of("page_size").and_then(small),
+            kv_tokens: of("max_total_num_tokens"),
+            ranks,
+            // A prompt is cut to the one, a batch to the other; -1 switches the first off.
+            max_batched_tokens: [of("chunked_prefill_size"), of("max_prefill_tokens")]
+                .into_iter()
+                .flatten()
+                .min(),
+            prefix_caching: is_set("disable_radix_cache").map(|off| !off),
+            smaller_first: is_set("schedule_low_priority_values_first") == Some(true),
+            events: events(page.get("kv_events_config"), ranks.unwrap_or(1)),
+            ..Self::default()
+        }
+    }
+}
+
+/// A count above 0.
+fn count(value: &Value) -> Option<u64> {
+    value.as_u64().filter(|count| *count > 0)
+}
+
+fn small(count: u64) -> Option<u32> {
+    u32::try_from(count).ok()
+}
+
+/// Where each rank publishes its events: the setting is JSON in a string, each further rank is one port further.
+fn events(config: Option<&Value>, ranks: u32) -> BTreeMap<u32, EventSource> {
+    let config: Option<Value> = match config {
+        Some(Value::String(text)) => serde_json::from_str(text).ok(),
+        other => other.cloned(),
+    };
+    let Some(config) = config.filter(|c| c.get("publisher").and_then(Value::as_str) == Some("zmq"))
+    else {
+        return BTreeMap::new();
+    };
+    let text = |name: &str| config.get(name).and_then(Value::as_str);
+    let ranks = 0..ranks.min(ROWS_MAX as u32);
+    let source = |rank| {
+        let source = EventSource {
+            events: shifted(text("endpoint").unwrap_or(EVENTS), rank)?,
+            replay: text("replay_endpoint").and_then(|first| shifted(first, rank)),
+            topic: text("topic").unwrap_or_default().to_owned(),
+        };
+        Some((rank, source))
+    };
+    ranks.filter_map(source).collect()
+}
