@@ -27,6 +27,9 @@ use crate::routes::{Audience, NoRoute, Paths, Route};
 use crate::tls::ServerTls;
 use crate::{admin, body, dump, framing, generate, openapi, proxy};
 
+/// Workers that the health page names as waited for.
+const AWAITED_NAMED_MAX: usize = 16;
+
 /// What a client without a key is told.
 const NO_KEY: &str = "A key is needed: authorization: Bearer KEY";
 /// What an operator without the token is told.
@@ -382,6 +385,15 @@ impl App {
         reply::json(status, body.to_string())
     }
 
+    /// What a client is told that names a model which nobody serves: it may still come with a worker that has not
+    /// answered yet.
+    pub(crate) fn unknown_model(&self) -> ApiError {
+        match self.members.awaited().is_empty() {
+            true => ApiError::model_not_found(),
+            false => ApiError::not_ready(),
+        }
+    }
+
     fn health(&self) -> Reply {
         if self.is_draining() {
             return reply::json(
@@ -393,7 +405,14 @@ impl App {
         for model in self.models.all() {
             model.describe(&mut health);
         }
-        reply::json(StatusCode::OK, health.to_body())
+        let awaited = self.members.awaited();
+        let status = match health.instances.is_empty() && !awaited.is_empty() {
+            true => StatusCode::SERVICE_UNAVAILABLE,
+            false => StatusCode::OK,
+        };
+        let named = awaited.iter().take(AWAITED_NAMED_MAX);
+        health.waiting_for = named.map(ToString::to_string).collect();
+        reply::json(status, health.to_body())
     }
 
     fn live(&self) -> Reply {

@@ -195,7 +195,7 @@ async fn prepare(
     parsed: Parsed,
     model: Option<Arc<ServedModel>>,
 ) -> Result<Job, ApiError> {
-    let model = model.ok_or_else(ApiError::model_not_found)?;
+    let model = model.ok_or_else(|| app.unknown_model())?;
     let Backend::Tokens { plane, text } = &model.backend else {
         return Err(ApiError::internal());
     };

@@ -128,7 +128,7 @@ impl RouterHost {
             clock,
             sooner: Notify::new(),
         });
-        tasks.spawn(Arc::clone(&host).keep_time());
+        tasks.background().spawn(Arc::clone(&host).keep_time());
         host
     }
 

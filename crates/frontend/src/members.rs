@@ -10,10 +10,12 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use kvasir_types::WorkerId;
 use kvasir_upstream::WorkerAddress;
 use tokio::sync::mpsc::{self, Receiver, Sender};
+use tokio::time::Instant;
 
 /// Changes that wait for their follower.
 const CHANGES_MAX: usize = 2 * Members::MAX;
@@ -120,6 +122,10 @@ pub struct Member {
     pub origins: BTreeSet<Origin>,
     /// How far it is.
     pub state: State,
+    /// Whether it has ever served a model.
+    pub has_served: bool,
+    /// When it was named.
+    named: Instant,
 }
 
 /// The list. Clones are one.
@@ -137,6 +143,8 @@ struct Inner {
 impl Members {
     /// Workers in the list, those that are leaving included.
     pub const MAX: usize = 4096;
+    /// How long a worker that has never answered may still be loading its model, beside others that serve.
+    pub const AWAITED: Duration = Duration::from_secs(30 * 60);
 
     /// Every change from now on. The list is for one follower: a second takes it over.
     pub fn follow(&self) -> Receiver<Change> {
@@ -159,6 +167,8 @@ impl Members {
                     address,
                     origins: BTreeSet::from([origin]),
                     state: State::Joining,
+                    has_served: false,
+                    named: Instant::now(),
                 });
                 Ok(Joined::New)
             }
@@ -234,7 +244,23 @@ impl Members {
             && !row.origins.is_empty()
         {
             row.state = state;
+            row.has_served |= matches!(state, State::Serving | State::Unhealthy);
         }
+    }
+
+    /// The wanted workers that have not served anything yet and may still bring a model that nobody knows.
+    ///
+    /// While nobody has served, all of them are waited for; beside workers that serve, each for [`Self::AWAITED`].
+    #[must_use]
+    pub fn awaited(&self) -> Vec<WorkerAddress> {
+        let inner = self.lock();
+        let alone = !inner.rows.values().any(|row| row.has_served);
+        let is_awaited = |row: &&Member| {
+            let in_time = alone || row.named.elapsed() < Self::AWAITED;
+            !row.has_served && !row.origins.is_empty() && in_time
+        };
+        let rows = inner.rows.values().filter(is_awaited);
+        rows.map(|row| row.address.clone()).collect()
     }
 
     /// The follower says that a worker that was leaving is gone; its row stays if it is wanted again.
@@ -334,6 +360,32 @@ mod tests {
         assert_eq!(members.get(id).unwrap().state, State::Draining);
         members.gone(id);
         assert_eq!(members.remove(id, false), Ok(false));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_not_served_yet_is_awaited() {
+        let members = Members::default();
+        let _changes = members.follow();
+        assert!(members.awaited().is_empty(), "nobody is named");
+        let (one, two) = (address("http://a:1"), address("http://b:1"));
+        members.join(Origin::Flag, one.clone()).unwrap();
+        members.join(Origin::Flag, two.clone()).unwrap();
+        tokio::time::advance(2 * Members::AWAITED).await;
+        members.report(one.id(), State::Unreachable);
+        assert_eq!(members.awaited().len(), 2, "without them there is nothing");
+        members.report(one.id(), State::Serving);
+        assert!(members.awaited().is_empty(), "the other has had its time");
+        let late = address("http://c:1");
+        members.join(Origin::Api, late.clone()).unwrap();
+        assert_eq!(members.awaited(), [late.clone()]);
+        members.report(one.id(), State::Unreachable);
+        assert_eq!(
+            members.awaited(),
+            [late.clone()],
+            "what served once is known"
+        );
+        members.leave(Origin::Api, late.id()).unwrap();
+        assert!(members.awaited().is_empty());
     }
 
     #[test]

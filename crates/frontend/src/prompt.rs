@@ -99,24 +99,35 @@ fn client_error(error: TextError) -> ApiError {
     ApiError::internal()
 }
 
+/// At most so many bytes of a text, in whole characters.
+fn beginning(text: &str, bytes_max: usize) -> &str {
+    text.get(..text.floor_char_boundary(bytes_max))
+        .unwrap_or(text)
+}
+
 /// The tokens that an engine will see for a body that it judges itself, and whether they are its only prompt;
 /// `None` where we cannot know.
 ///
-/// A prompt that came as tokens needs no tokenizer. `spans` are the texts of the messages, if they are known.
+/// A prompt that came as tokens needs no tokenizer. `spans` are the texts of the messages, if they are known. Of a text
+/// with more than `bytes_max` bytes only the beginning is read: then the tokens are not those that the engine will count.
 pub(crate) fn of_scan(
     text: Option<&TextModel>,
     scan: &Scan<'_>,
     spans: Option<&[Span]>,
     chat: bool,
     now_unix: u64,
+    bytes_max: usize,
 ) -> Option<(Vec<Token>, bool)> {
     if !chat {
         let mut prompts = scan.prompts()?.into_iter();
-        let tokens = match prompts.next()? {
-            Prompt::Tokens(tokens) => tokens,
-            Prompt::Text(prompt) => text?.encode_prompt(&prompt).ok()?,
+        let (tokens, whole) = match prompts.next()? {
+            Prompt::Tokens(tokens) => (tokens, true),
+            Prompt::Text(prompt) => {
+                let read = beginning(&prompt, bytes_max);
+                (text?.encode_prompt(read).ok()?, read.len() == prompt.len())
+            }
         };
-        return Some((tokens, prompts.next().is_none()));
+        return Some((tokens, whole && prompts.next().is_none()));
     }
     let text = text.filter(|_| scan.chat_template().is_none())?;
     let effort = scan.reasoning_effort();
@@ -132,7 +143,13 @@ pub(crate) fn of_scan(
         now_unix: i64::try_from(now_unix).unwrap_or(i64::MAX),
         dialect: Dialect::Vllm,
     };
-    Some((text.encode_conversation(&input).ok()?, true))
+    if input.messages.len() <= bytes_max {
+        return Some((text.encode_conversation(&input).ok()?, true));
+    }
+    let rendered = text.render(&input).ok()?;
+    let read = beginning(&rendered, bytes_max);
+    let tokens = text.encode_chat(read).ok()?;
+    Some((tokens, read.len() == rendered.len()))
 }
 
 /// Whether an engine's counts for a body with one prompt speak of that: no second answer, no media that become
@@ -210,5 +227,33 @@ mod tests {
         assert!(!plain(
             r#"[{"content":[{"type":"input_audio"}],"content":"a"}]"#
         ));
+    }
+
+    #[test]
+    fn a_text_that_cannot_fit_is_read_in_part_and_the_rest_exactly() {
+        let text = TextModel::builtin().unwrap();
+        let prompt = "na\u{ef}ve words ".repeat(50);
+        let body = format!(r#"{{"prompt":"{prompt}"}}"#);
+        let scan = Scan::parse(body.as_bytes()).unwrap();
+        let read = |bytes_max| of_scan(Some(&text), &scan, None, false, 0, bytes_max).unwrap();
+        let whole = text.encode_prompt(&prompt).unwrap();
+        assert_eq!(
+            read(prompt.len()),
+            (whole.clone(), true),
+            "exact at the bound"
+        );
+        let (part, complete) = read(prompt.len() - 1);
+        assert!(!complete && part.len() <= whole.len());
+        // A cut inside a character leaves it out.
+        let (part, complete) = read(3);
+        assert_eq!((part, complete), (text.encode_prompt("na").unwrap(), false));
+        let chat = r#"{"messages":[{"role":"user","content":"hello there"}]}"#;
+        let scan = Scan::parse(chat.as_bytes()).unwrap();
+        assert!(
+            of_scan(Some(&text), &scan, None, true, 0, usize::MAX)
+                .unwrap()
+                .1
+        );
+        assert!(!of_scan(Some(&text), &scan, None, true, 0, 8).unwrap().1);
     }
 }

@@ -10,14 +10,15 @@
 
 mod remote;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use kvasir_openai::{Endpoint, Nvext, Scan, Span, content_spans};
 use kvasir_text::TextModel;
-use kvasir_types::Token;
+use kvasir_types::{Token, WorkerId};
 
 use crate::App;
 use crate::models::{Backend, ServedModel};
@@ -26,6 +27,14 @@ use remote::Remote;
 
 /// Bytes of text that count as one token where no tokenizer is at hand.
 pub(crate) const BYTES_PER_TOKEN: usize = 4;
+
+/// Bytes of text that may stand for one token of a prompt that still fits its model. No text comes near that; one
+/// longer than the model's length times this cannot be served, and only so much of its beginning is read.
+const FITTING_BYTES_PER_TOKEN: usize = 16;
+/// Longest text that is read to its end where nobody says how long prompts may be.
+const TEXT_BYTES_MAX: usize = 16 << 20;
+/// Prompts in a row that must be read by another source before that is said: one that fails now and then is no news.
+const SAY_AFTER: u32 = 16;
 
 /// Who says what the tokens of a prompt are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,8 +80,9 @@ pub struct TokenSources {
     /// The folder that an engine named was looked at.
     looked: AtomicBool,
     remote: Box<Remote>,
-    /// The source that was last said aloud.
+    /// The source that was last said aloud, and how many prompts in a row were read by another.
     said: AtomicU8,
+    unlike: AtomicU32,
 }
 
 impl From<Option<Arc<TextModel>>> for TokenSources {
@@ -209,11 +219,31 @@ async fn find(
     } else if model.host.needs().any()
         // In a box: prompts that are read here do not carry its room.
         && let Some((tokens, alone)) =
-            Box::pin(tokens.remote.tokens(workers, scan, endpoint)).await
+            Box::pin(tokens.remote.tokens(workers, scan, endpoint, up(model))).await
     {
         return reading(tokens, TokenSource::Engine, alone);
     }
     bytes(scan, endpoint)
+}
+
+/// Whether a worker may be asked for tokens: nothing is held against it, unless something is against everybody.
+fn up(model: &ServedModel) -> impl Fn(WorkerId) -> bool + use<> {
+    let aside: BTreeSet<WorkerId> = model.host.ask(|router| {
+        let fleet = router.fleet();
+        let aside = fleet.members().filter(|m| m.down_until().is_some());
+        match fleet.up().is_empty() {
+            true => BTreeSet::new(),
+            false => aside.map(|m| m.spec.id).collect(),
+        }
+    });
+    move |worker| !aside.contains(&worker)
+}
+
+/// Bytes of text that a prompt of a model may have to be read to its end.
+fn fitting(context_length: u32) -> usize {
+    (context_length as usize)
+        .saturating_mul(FITTING_BYTES_PER_TOKEN)
+        .min(TEXT_BYTES_MAX)
 }
 
 /// A completion's prompt that came as ids, and whether it is the only one.
@@ -223,7 +253,7 @@ fn by_ids(scan: &Scan<'_>, chat: bool) -> Option<(Vec<Token>, bool)> {
     if chat || !listed {
         return None;
     }
-    prompt::of_scan(None, scan, None, false, 0)
+    prompt::of_scan(None, scan, None, false, 0, usize::MAX)
 }
 
 /// By the tokenizer; on a thread of its own where that takes long.
@@ -239,16 +269,17 @@ async fn by_text(
     let clock = app.clock();
     let start = clock.now();
     let now = clock.unix_secs(start);
+    let bytes_max = fitting(model.context_length);
     let found = if text.is_long(body.len()) {
         let (text, body) = (Arc::clone(text), body.clone());
         let work = move || {
             let scan = Scan::parse(&body).ok()?;
             let spans = scan.messages().and_then(content_spans);
-            prompt::of_scan(Some(&text), &scan, spans.as_deref(), chat, now)
+            prompt::of_scan(Some(&text), &scan, spans.as_deref(), chat, now, bytes_max)
         };
         tokio::task::spawn_blocking(work).await.ok().flatten()
     } else {
-        prompt::of_scan(Some(text), scan, spans, chat, now)
+        prompt::of_scan(Some(text), scan, spans, chat, now, bytes_max)
     };
     model.meters.tokenized(clock.now() - start);
     found
@@ -272,9 +303,22 @@ fn say(model: &ServedModel, source: TokenSource) {
     let Backend::OpenAi { tokens, .. } = &model.backend else {
         return;
     };
-    if source == TokenSource::Client || tokens.said.load(Ordering::Relaxed) == source as u8 {
+    if source == TokenSource::Client {
         return;
     }
+    let said = tokens.said.load(Ordering::Relaxed);
+    if said == source as u8 {
+        tokens.unlike.store(0, Ordering::Relaxed);
+        return;
+    }
+    let unlike = tokens
+        .unlike
+        .fetch_add(1, Ordering::Relaxed)
+        .saturating_add(1);
+    if said != 0 && unlike < SAY_AFTER {
+        return;
+    }
+    tokens.unlike.store(0, Ordering::Relaxed);
     if tokens.said.swap(source as u8, Ordering::Relaxed) == source as u8 {
         return;
     }

@@ -49,13 +49,15 @@ pub fn models(list: &[ModelInfo]) -> Bytes {
     out.freeze()
 }
 
-/// The body of `/health` when healthy.
+/// The body of `/health` unless draining.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
     /// Endpoint names, `dyn://namespace.component.endpoint`.
     pub endpoints: Vec<String>,
     /// Instances, each a JSON object.
     pub instances: Vec<Box<RawValue>>,
+    /// Workers that are named and have not answered yet. Without any instance it is not ready because of them.
+    pub waiting_for: Vec<String>,
 }
 
 impl Health {
@@ -64,7 +66,13 @@ impl Health {
     pub fn to_body(&self) -> Bytes {
         let mut out = BytesMut::new();
         let mut fields = Fields::open(&mut out);
-        fields.str("status", "healthy");
+        if self.instances.is_empty() && !self.waiting_for.is_empty() {
+            fields.str("status", "not_ready");
+            fields.str("stage", "waiting_for_workers");
+            fields.str("message", "Service is not ready");
+        } else {
+            fields.str("status", "healthy");
+        }
         let list = fields.key("endpoints");
         list.extend_from_slice(b"[");
         separated(list, &self.endpoints, |out, name| {
@@ -77,6 +85,14 @@ impl Health {
             out.extend_from_slice(raw.get().as_bytes());
         });
         list.extend_from_slice(b"]");
+        if !self.waiting_for.is_empty() {
+            let list = fields.key("waiting_for");
+            list.extend_from_slice(b"[");
+            separated(list, &self.waiting_for, |out, name| {
+                crate::json::write_json_str(out, name);
+            });
+            list.extend_from_slice(b"]");
+        }
         fields.close();
         out.freeze()
     }

@@ -12,9 +12,12 @@ use tokio_util::task::TaskTracker;
 ///
 /// Shutdown has two stages. *Draining* asks tasks to finish what they have and take nothing new;
 /// *stopping* drops what is left at its next await.
+///
+/// Tasks of the [background](Self::background) have nothing to finish: nobody waits for them to drain.
 #[derive(Clone, Debug, Default)]
 pub struct Tasks {
     tracker: TaskTracker,
+    background: TaskTracker,
     draining: CancellationToken,
     stopping: CancellationToken,
 }
@@ -50,6 +53,16 @@ impl Tasks {
         self.spawn(future)
     }
 
+    /// The same set, for tasks that run as long as the process does and have nothing to finish: they run through
+    /// the draining and are dropped when the others have ended.
+    #[must_use]
+    pub fn background(&self) -> Self {
+        Self {
+            tracker: self.background.clone(),
+            ..self.clone()
+        }
+    }
+
     /// Asks every task to finish what it has.
     pub fn drain(&self) {
         self.draining.cancel();
@@ -72,16 +85,19 @@ impl Tasks {
         self.stopping.cancel();
     }
 
-    /// How many tasks run.
+    /// How many tasks run, those of the background included.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.tracker.len()
+        match TaskTracker::ptr_eq(&self.tracker, &self.background) {
+            true => self.tracker.len(),
+            false => self.tracker.len() + self.background.len(),
+        }
     }
 
     /// Whether no task runs.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.tracker.is_empty()
+        self.tracker.is_empty() && self.background.is_empty()
     }
 
     /// Drains, waits at most `patience` for the tasks to end, then stops the rest. Returns how many had
@@ -89,10 +105,12 @@ impl Tasks {
     pub async fn shut_down(&self, patience: Duration) -> usize {
         self.drain();
         self.tracker.close();
+        self.background.close();
         let _ = tokio::time::timeout(patience, self.tracker.wait()).await;
         let left = self.tracker.len();
         self.stop();
         self.tracker.wait().await;
+        self.background.wait().await;
         left
     }
 }
@@ -100,6 +118,30 @@ impl Tasks {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_the_background() {
+        let tasks = Tasks::new();
+        let inner = tasks.clone();
+        let slow = tasks.spawn(async move {
+            inner.draining().await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        });
+        let behind = tasks.background().spawn(std::future::pending::<()>());
+        assert_eq!((tasks.len(), tasks.background().len()), (2, 1));
+        let start = tokio::time::Instant::now();
+        assert_eq!(tasks.shut_down(Duration::from_secs(60)).await, 0);
+        assert_eq!(
+            start.elapsed(),
+            Duration::from_secs(1),
+            "time stands still otherwise"
+        );
+        assert_eq!(
+            (slow.await.unwrap(), behind.await.unwrap()),
+            (Some(()), None)
+        );
+        assert!(tasks.is_empty());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_drained_task_ends_and_a_deaf_one_is_stopped() {

@@ -53,12 +53,16 @@ impl Upstreams {
         }
     }
 
-    /// The connections to some worker that takes new work, to each in turn.
-    pub fn any(&self, turn: usize) -> Option<Pool> {
+    /// The connections to some worker that takes new work and is `fit`, to each in turn.
+    pub fn any(&self, turn: usize, fit: impl Fn(WorkerId) -> bool) -> Option<(WorkerId, Pool)> {
         let by_id = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
-        let open = || by_id.values().filter(|pool| !pool.is_closing());
+        let open = || {
+            by_id
+                .iter()
+                .filter(|(id, pool)| !pool.is_closing() && fit(**id))
+        };
         let at = turn.checked_rem(open().count())?;
-        open().nth(at).cloned()
+        open().nth(at).map(|(id, pool)| (*id, pool.clone()))
     }
 
     /// Adds a worker, or replaces its connections.

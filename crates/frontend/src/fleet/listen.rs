@@ -127,9 +127,10 @@ fn listen(
         Some(kept) => Ingest::resume_kept(rank.worker, rank.rank, options, &kept),
         None => Ingest::new(rank.worker, rank.rank, options),
     };
+    let tasks = app.tasks().background();
     let intake = Intake::spawn(
-        app.tasks(),
-        ZmqSource::start(app.tasks(), sockets),
+        &tasks,
+        ZmqSource::start(&tasks, sockets),
         ingest,
         Arc::new(cache),
         Arc::new(move || clock.now()),

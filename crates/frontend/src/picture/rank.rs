@@ -230,7 +230,9 @@ impl Picture {
             sent,
         });
         if !std::mem::replace(&mut looks.running, true) {
-            self.tasks.spawn(Arc::clone(self).keep_looking());
+            self.tasks
+                .background()
+                .spawn(Arc::clone(self).keep_looking());
         }
     }
 

@@ -44,7 +44,7 @@ async fn pass_on(
     }
     let body = body::read_for(app, parts, incoming).await?;
     let scan = Scan::parse(&body).ok();
-    let model = model_of(app, scan.as_ref()).ok_or_else(ApiError::model_not_found)?;
+    let model = model_of(app, scan.as_ref()).ok_or_else(|| app.unknown_model())?;
     let Backend::OpenAi { workers, .. } = &model.backend else {
         let (method, path) = (parts.method.as_str(), parts.uri.path());
         return Err(ApiError::route_not_found(method, path));

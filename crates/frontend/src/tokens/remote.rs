@@ -1,7 +1,8 @@
 //! `/tokenize` of an engine: its own tokens for a prompt, asked over HTTP.
 //!
-//! What always holds: a question takes [`PATIENCE`] at most and few run at once; an engine that does not offer
-//! it, or does not answer, is left alone for a while; what was answered is kept within [`CACHE_BYTES_MAX`].
+//! What always holds: a question takes [`PATIENCE`] at most, [`TRIES_MAX`] engines are asked one after the other, and
+//! few questions run at once; only engines that serve are asked; one that does not offer it, or does not answer, is
+//! left alone for a while and the others are asked; what was answered is kept within [`CACHE_BYTES_MAX`].
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use kvasir_openai::{Endpoint, Prompt, Scan, write_json_str};
-use kvasir_types::Token;
+use kvasir_types::{Token, WorkerId};
 use kvasir_upstream::{Bounds, Pool, UpstreamError, Upstreams};
 use serde::Deserialize;
 use tokio::sync::Semaphore;
@@ -22,8 +23,12 @@ use tokio::time::Instant;
 pub(crate) const PATIENCE: Duration = Duration::from_millis(150);
 /// Questions under way at once, for one model.
 const ASKING_MAX: usize = 32;
-/// Failures in a row after which nobody is asked for [`PAUSE`].
+/// Engines that are asked for one prompt.
+const TRIES_MAX: usize = 2;
+/// Failures in a row after which an engine is not asked for [`PAUSE`].
 const FAILURES_MAX: u32 = 3;
+/// Engines whose manners are remembered before those that are gone are forgotten: twice as many as may serve.
+const MANNERS_MAX: usize = 2 * crate::members::Members::MAX;
 /// How long engines that do not answer are left alone.
 const PAUSE: Duration = Duration::from_secs(5);
 /// How long an engine that says that it has no such route is left alone.
@@ -51,14 +56,17 @@ const UNKNOWN_FIELDS: [&str; 2] = ["documents", "reasoning_effort"];
 
 /// Tokens from a model's engines.
 pub(super) struct Remote {
-    chat: Mutex<Manner>,
-    completions: Mutex<Manner>,
+    chat: Mutex<Manners>,
+    completions: Mutex<Manners>,
     cache: Mutex<Cache>,
     asking: Semaphore,
     turn: AtomicUsize,
 }
 
-/// How engines take one kind of question.
+/// How each engine takes one kind of question; those that were never asked are not here.
+type Manners = HashMap<WorkerId, Manner>;
+
+/// How one engine takes one kind of question.
 #[derive(Debug, Default)]
 struct Manner {
     failures: u32,
@@ -97,49 +105,83 @@ impl Remote {
     pub(super) fn is_offered(&self) -> bool {
         [&self.chat, &self.completions]
             .iter()
-            .any(|manner| lock(manner).answered)
+            .any(|manners| lock(manners).values().any(|manner| manner.answered))
     }
 
-    /// The tokens of a body's first prompt, and whether that is its only one; `None` if nobody says.
+    /// The tokens of a body's first prompt, and whether that is its only one; `None` if nobody says. `is_up` says
+    /// whether an engine may be asked.
     pub(super) async fn tokens(
         &self,
         workers: &Upstreams,
         scan: &Scan<'_>,
         endpoint: Endpoint,
+        is_up: impl Fn(WorkerId) -> bool,
     ) -> Option<(Vec<Token>, bool)> {
         let (question, alone) =
             question(scan, endpoint).filter(|(asked, _)| asked.len() <= QUESTION_BYTES_MAX)?;
         if let Some(known) = lock(&self.cache).get(&question) {
             return Some((known.to_vec(), alone));
         }
-        let manner = match endpoint {
+        let manners = match endpoint {
             Endpoint::Chat => &self.chat,
             Endpoint::Completions => &self.completions,
         };
-        if lock(manner)
-            .not_before
-            .is_some_and(|at| Instant::now() < at)
-        {
-            return None;
-        }
         let _place = self.asking.try_acquire().ok()?;
-        let pool = workers.any(self.turn.fetch_add(1, Ordering::Relaxed))?;
-        let answer = ask(&pool, &question).await;
-        lock(manner).learn(answer.as_ref().err());
-        match answer {
-            Ok(tokens) => {
-                lock(&self.cache).put(question, tokens.as_slice().into());
-                Some((tokens, alone))
-            }
-            Err(error) => {
-                tracing::debug!(worker = %pool.address(), %error, "no tokens from the engine");
-                None
+        let mut asked: Option<WorkerId> = None;
+        for _ in 0..TRIES_MAX {
+            let fit = |worker| asked != Some(worker) && is_up(worker);
+            let (worker, pool) = self.next(workers, manners, fit)?;
+            let answer = ask(&pool, &question).await;
+            self.learn(manners, workers, worker, answer.as_ref().err());
+            match answer {
+                Ok(tokens) => {
+                    lock(&self.cache).put(question, tokens.as_slice().into());
+                    return Some((tokens, alone));
+                }
+                Err(error) => {
+                    tracing::debug!(worker = %pool.address(), %error, "no tokens from the engine");
+                    asked = Some(worker);
+                }
             }
         }
+        None
+    }
+
+    /// The next to be asked: in turn among those that did not fail last time, else among those that did.
+    fn next(
+        &self,
+        workers: &Upstreams,
+        manners: &Mutex<Manners>,
+        fit: impl Fn(WorkerId) -> bool,
+    ) -> Option<(WorkerId, Pool)> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let (manners, now) = (lock(manners), Instant::now());
+        let manner = |worker: &WorkerId| manners.get(worker);
+        let may = |worker| fit(worker) && manner(&worker).is_none_or(|m| m.may_be_asked(now));
+        let well = |worker| may(worker) && manner(&worker).is_none_or(|m| m.failures == 0);
+        workers.any(turn, well).or_else(|| workers.any(turn, may))
+    }
+
+    fn learn(
+        &self,
+        manners: &Mutex<Manners>,
+        workers: &Upstreams,
+        worker: WorkerId,
+        error: Option<&UpstreamError>,
+    ) {
+        let mut manners = lock(manners);
+        if manners.len() >= MANNERS_MAX {
+            manners.retain(|id, _| workers.get(*id).is_some());
+        }
+        manners.entry(worker).or_default().learn(error);
     }
 }
 
 impl Manner {
+    fn may_be_asked(&self, now: Instant) -> bool {
+        self.not_before.is_none_or(|at| now >= at)
+    }
+
     fn learn(&mut self, error: Option<&UpstreamError>) {
         match error {
             None => {

@@ -140,3 +140,56 @@ async fn patience_ends_and_the_rest_is_cut() {
         .forget();
     assert!(app.tasks().is_empty());
 }
+
+/// A worker that is named and has not answered may bring any model: not ready, not unknown.
+#[tokio::test]
+async fn a_model_that_may_still_come_is_not_ready() {
+    let rig = Rig::of(0).await;
+    let gone = Engine::start(&rig.stage).await;
+    let url = gone.url();
+    drop(gone);
+    assert_eq!(rig.post(CHAT, ASK).await.status, 404, "nobody is named");
+    assert!(rig.fleet.watch(WorkerAddress::parse(&url).unwrap()));
+    let get = async |path: &str| {
+        let mut client = rig.client().await;
+        client
+            .send(&format!("GET {path} HTTP/1.1\r\nhost: door\r\n\r\n"))
+            .await;
+        client.answer().await
+    };
+    for (path, body) in [(CHAT, ASK), (CHAT, ASK_STREAM), ("/v1/embeddings", ASK)] {
+        let answer = rig.post(path, body).await;
+        assert_eq!(answer.status, 503, "{path}");
+        assert!(answer.text().contains("not ready"), "{}", answer.text());
+    }
+    let health = get("/health").await;
+    assert_eq!(health.status, 503);
+    let health = health.json();
+    assert_eq!(health["status"], "not_ready");
+    assert_eq!(health["waiting_for"], serde_json::json!([url]));
+    let models = get("/v1/models").await;
+    assert_eq!(
+        (models.status, &models.json()["data"]),
+        (200, &serde_json::json!([]))
+    );
+    // Another comes: it is ready, and says whom it waits for.
+    let here = Engine::start(&rig.stage).await;
+    assert!(rig.fleet.watch(WorkerAddress::parse(&here.url()).unwrap()));
+    rig.joined(1).await;
+    until("it is reported", || rig.app.members().awaited().len() == 1).await;
+    let health = get("/health").await;
+    assert_eq!(
+        (health.status, &health.json()["status"]),
+        (200, &"healthy".into())
+    );
+    assert_eq!(rig.post(CHAT, ASK).await.status, 200);
+    let other = ASK.replace("\"m\"", "\"other\"");
+    assert_eq!(
+        rig.post(CHAT, &other).await.status,
+        503,
+        "it may still come"
+    );
+    let lost = WorkerAddress::parse(&url).unwrap().id();
+    assert!(rig.fleet.forget(lost));
+    assert_eq!(rig.post(CHAT, &other).await.status, 404);
+}

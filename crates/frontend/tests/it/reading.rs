@@ -10,6 +10,10 @@ use crate::rig::{CHAT, Rig, Setup, in_time};
 const ASK: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi there"}]}"#;
 
 async fn kv_rig() -> Rig {
+    kv_rig_of(1).await
+}
+
+async fn kv_rig_of(engines: usize) -> Rig {
     let setup = Setup {
         router: RouterConfig {
             router_mode: Mode::Kv,
@@ -17,7 +21,7 @@ async fn kv_rig() -> Rig {
         },
         ..Setup::usual()
     };
-    let rig = Rig::with(1, setup).await;
+    let rig = Rig::with(engines, setup).await;
     rig.stage.tokenizes.store(true, Ordering::SeqCst);
     rig
 }
@@ -110,4 +114,59 @@ async fn nobody_is_asked_for_what_is_known_or_not_needed() {
     assert_eq!(rig.post(CHAT, ASK).await.status, 200);
     assert_eq!(paths(&rig), [CHAT]);
     rig.at_rest().await;
+}
+
+/// One engine that dies on the question is no reason to do without tokens while another can tell them.
+#[tokio::test]
+async fn another_engine_is_asked_when_one_fails() {
+    let rig = kv_rig_of(2).await;
+    let tokens = || vec![Step::Write(unary(r#"{"tokens":[5,6,7]}"#))];
+    for n in 0..4 {
+        if n == 0 {
+            rig.stage.play(vec![Step::Reset]);
+        }
+        rig.stage.play(tokens());
+        rig.stage.play(vec![crate::engine::ok()]);
+        let ask = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"hi {n}"}}]}}"#);
+        assert_eq!(rig.post(CHAT, ask).await.status, 200);
+    }
+    assert_eq!((read_by(&rig, "tokenize"), read_by(&rig, "bytes")), (4, 0));
+    let seen = rig.stage.seen();
+    let asked: Vec<u16> = seen
+        .iter()
+        .filter(|seen| seen.head.starts_with("POST /tokenize "))
+        .map(|seen| seen.port)
+        .collect();
+    assert_ne!(asked[0], asked[1]);
+    assert!(
+        asked[2..].iter().all(|port| *port != asked[0]),
+        "the one that failed comes last"
+    );
+    rig.at_rest().await;
+}
+
+/// Who is set aside is not asked for tokens either.
+#[tokio::test]
+async fn engines_that_are_set_aside_are_not_asked() {
+    let rig = kv_rig_of(2).await;
+    let sick = kvasir_upstream::WorkerAddress::parse(&rig.engines[0].url()).unwrap();
+    let unwell = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
+    let port = rig.engines[0].address.port();
+    rig.stage.health.lock().unwrap().insert(port, unwell);
+    let probe = kvasir_router::Probe {
+        worker: sick.id(),
+        asked: kvasir_types::Time::ZERO,
+        healthy: false,
+    };
+    rig.model().host.tell(kvasir_router::Input::Probed(probe));
+    for n in 0..4 {
+        rig.stage
+            .play(vec![Step::Write(unary(r#"{"tokens":[5,6,7]}"#))]);
+        rig.stage.play(vec![crate::engine::ok()]);
+        let ask = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"ho {n}"}}]}}"#);
+        assert_eq!(rig.post(CHAT, ask).await.status, 200);
+    }
+    let well = rig.engines[1].address.port();
+    assert!(rig.stage.seen().iter().all(|seen| seen.port == well));
+    assert_eq!(read_by(&rig, "tokenize"), 4);
 }

@@ -156,7 +156,9 @@ impl Rig {
             server,
             at_rest: 0,
         };
-        rig.joined(engines).await;
+        if engines > 0 {
+            rig.joined(engines).await;
+        }
         rig.at_rest = rig.app.tasks().len();
         rig
     }
