@@ -98,7 +98,7 @@ pub struct Fleet {
 #[derive(Clone, Debug)]
 enum Wish {
     /// It is to serve.
-    Serve(WorkerAddress),
+    Serve(Box<WorkerAddress>),
     /// It is to end what it has and go.
     Leave,
     /// It is to go, and what runs there is cut off.
@@ -215,7 +215,7 @@ impl Fleet {
     fn follow(&self, change: Change) {
         let (worker, wish) = match change {
             Change::Joined(address) | Change::Updated(address) => {
-                (address.id(), Wish::Serve(address))
+                (address.id(), Wish::Serve(Box::new(address)))
             }
             Change::Left { worker, force } => match force {
                 true => (worker, Wish::Cut),
@@ -230,7 +230,7 @@ impl Fleet {
         let Wish::Serve(address) = &wish else {
             return self.members().gone(worker);
         };
-        let watcher = Watcher::new(address.clone(), self);
+        let watcher = Watcher::new((**address).clone(), self);
         let (sender, wishes) = watch::channel(wish);
         watchers.insert(worker, sender);
         let tasks = self.app.tasks().clone();
@@ -331,7 +331,7 @@ impl Watcher {
             let wish = wishes.borrow_and_update().clone();
             let leaves = match wish {
                 Wish::Serve(address) => {
-                    self.serve_at(address);
+                    self.serve_at(*address);
                     tokio::select! {
                         () = self.serve() => false,
                         _ = wishes.changed() => false,
