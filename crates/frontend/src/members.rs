@@ -377,11 +377,11 @@ mod tests {
         assert!(members.awaited().is_empty(), "the other has had its time");
         let late = address("http://c:1");
         members.join(Origin::Api, late.clone()).unwrap();
-        assert_eq!(members.awaited(), [late.clone()]);
+        assert_eq!(members.awaited(), std::slice::from_ref(&late));
         members.report(one.id(), State::Unreachable);
         assert_eq!(
             members.awaited(),
-            [late.clone()],
+            std::slice::from_ref(&late),
             "what served once is known"
         );
         members.leave(Origin::Api, late.id()).unwrap();
