@@ -364,9 +364,9 @@ mod tests {
     fn sglang_is_known_by_the_names_of_its_metrics() {
         let mut facts = Facts::default();
         facts.read_metrics("# HELP sglang:x\nvllm:num_requests_running 0\n");
-        assert!(!facts.sglang);
+        assert!(facts.kind != EngineKind::Sglang);
         facts.read_metrics("# HELP x\nsglang:num_running_reqs{model_name=\"m\"} 0.0\n");
-        assert!(facts.sglang);
+        assert!(facts.kind == EngineKind::Sglang);
     }
 
     #[test]
