@@ -132,7 +132,7 @@ fn served(app: &App, scan: &Scan<'_>) -> Result<Option<Arc<ServedModel>>, ApiErr
         Some(name) if name.trim().is_empty() => Ok(None),
         Some(name) => match models.get(&name) {
             Some(model) => Ok(Some(model)),
-            None => Err(ApiError::model_not_found()),
+            None => Err(app.unknown_model()),
         },
         None if models.has_several() => Err(ApiError::validation(WHICH_MODEL)),
         None => {
