@@ -91,10 +91,6 @@ pub struct Fleet {
 }
 
 /// What is to become of a worker.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one for each worker; never on a request's way"
-)]
 #[derive(Clone, Debug)]
 enum Wish {
     /// It is to serve.
