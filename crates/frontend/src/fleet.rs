@@ -417,6 +417,8 @@ impl Watcher {
                 self.report_load(&String::from_utf8_lossy(&page));
             }
             if look < looks && look % LOADS_PER_CHECK == 0 && !self.check_again().await {
+                // The next answer is another one, not the same a moment later.
+                self.pause(self.fleet.every).await;
                 return;
             }
         }
@@ -512,7 +514,7 @@ impl Watcher {
             ..WorkerSpec::new(self.id)
         };
         let sources = match self.fleet.events {
-            true => event_sources(address, facts, spec.ranks),
+            true => event_sources(address, facts, spec.rank_count()),
             false => BTreeMap::new(),
         };
         for rank in spec.rank_iter() {

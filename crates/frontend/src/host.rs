@@ -442,7 +442,7 @@ impl Booking {
 
     /// Its prompt is likely computed, though nothing has come.
     pub(crate) fn likely_begun(&self) {
-        self.host.tell(Input::FirstToken { id: self.sent.id });
+        self.host.tell(Input::Prefilled { id: self.sent.id });
     }
 
     /// Keeps what was foretold until [`Self::reported`] compares it.

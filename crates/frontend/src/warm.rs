@@ -1,8 +1,9 @@
 //! Warm restarts: the index and its cursors, kept from one process to the next.
 //!
 //! Now and then, and at the end of a drain, every event stream stands still while the index is copied, and the copy is
-//! written down beside the last message of each ([`Keeper`]). The next process takes the index over and lets each stream go on from its cursor: the engine is asked for that very
-//! message, so one that was restarted meanwhile is noticed and its ranks are emptied.
+//! written down beside the last message of each ([`Keeper`]). The next process takes the index over and lets each stream
+//! go on from its cursor: the engine is asked for that very message, so one that was restarted meanwhile is noticed and
+//! its ranks are emptied.
 //!
 //! What always holds: a rank without a cursor is not kept; what is loaded for a worker that is not there, or whose
 //! events cannot be used, is forgotten; a file that cannot be read costs a log line and nothing else; a file that is

@@ -6,6 +6,7 @@
 //! of a rank lets others in after each [`CLEAR_SLICE`] runs.
 
 use std::cell::Cell;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError};
 
 use kvasir_types::{KvEvent, LocalHash, SequenceHash, Tier, Time, WorkerId, WorkerRank};
@@ -57,6 +58,8 @@ pub struct Index {
     routing: Option<Arc<View>>,
     max_bytes: u64,
     gate: Apart<Gate>,
+    /// The index is being copied.
+    pub(crate) copying: AtomicBool,
     /// Counts events that were applied beside others.
     #[cfg(any(test, feature = "oracle"))]
     together: std::sync::atomic::AtomicU64,
@@ -166,6 +169,7 @@ impl Index {
             events: Arc::clone(&events.view),
             routing: routing.as_ref().map(|r| Arc::clone(&r.tree.view)),
             max_bytes: options.max_bytes,
+            copying: AtomicBool::new(false),
             gate: Apart(Gate {
                 writer: RwLock::new(Writer {
                     ranks: Ranks::default(),
@@ -287,7 +291,8 @@ impl Index {
         locals: &[LocalHash],
         sequence: &[SequenceHash],
     ) {
-        if self.routing.is_none() {
+        // A request does not wait for a copy of the index: what it would note is a guess.
+        if self.routing.is_none() || self.copying.load(Ordering::Relaxed) {
             return;
         }
         let writer = &mut *self.write();
@@ -304,7 +309,7 @@ impl Index {
 
     /// Forgets what routing decisions taught and is too old at `now` to be believed.
     pub fn expire(&self, now: Time) {
-        if self.routing.is_none() {
+        if self.routing.is_none() || self.copying.load(Ordering::Relaxed) {
             return;
         }
         // Others get their turn after each bucket.

@@ -18,7 +18,7 @@ use crate::tree::{Again, Holder, NAMES_AT_ONCE, Tree};
 /// A count of [`Approximate::GRAIN`]s.
 type Grain = u64;
 
-/// Blocks that one decision forgets at least, once there are too many: about a millisecond.
+/// Blocks that one decision looks at in order to forget some, once there are too many: about a millisecond.
 const PRUNED_AT_ONCE: usize = 4096;
 
 /// Waits in no bucket just now.
@@ -157,8 +157,11 @@ impl Routing {
         let over = before.saturating_sub(self.options.max_blocks);
         let quota = PRUNED_AT_ONCE.max(2 * over);
         self.pruning |= over > 0;
-        while self.pruning && before - self.blocks < quota {
-            self.pruning = self.blocks > target && self.prune_bucket(target, ranks);
+        let mut seen = 0;
+        while self.pruning && seen < quota {
+            let looked_at = self.prune_bucket(target, ranks);
+            seen += looked_at.unwrap_or(0);
+            self.pruning = looked_at.is_some() && self.blocks > target;
         }
         self.pruned += (before - self.blocks) as u64;
     }
@@ -176,14 +179,14 @@ impl Routing {
     }
 
     fn prune_to(&mut self, target: usize, ranks: &[WorkerRank]) {
-        while self.blocks > target && self.prune_bucket(target, ranks) {}
+        while self.blocks > target && self.prune_bucket(target, ranks).is_some() {}
     }
 
-    /// Forgets blocks of the next bucket until `target` are left. Returns whether there was one.
-    fn prune_bucket(&mut self, target: usize, ranks: &[WorkerRank]) -> bool {
-        let Some((grain, waiting)) = self.buckets.pop_first() else {
-            return false;
-        };
+    /// Forgets blocks of the next bucket until `target` are left. Returns how many it looked at; none if there is
+    /// no bucket.
+    fn prune_bucket(&mut self, target: usize, ranks: &[WorkerRank]) -> Option<usize> {
+        let (grain, waiting) = self.buckets.pop_first()?;
+        let seen = waiting.len();
         let mut due = self.sift(grain, waiting);
         due.sort_by_cached_key(|&(slot, name)| {
             let depth = self.timers[slot as usize].get(&name).map_or(0, |t| t.depth);
@@ -193,7 +196,7 @@ impl Routing {
         let left = due.split_off(excess);
         self.drop_blocks(&due);
         self.wait_again(grain, left);
-        true
+        Some(seen)
     }
 
     fn wait_again(&mut self, grain: Grain, blocks: Vec<(u32, u64)>) {

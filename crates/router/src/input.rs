@@ -31,6 +31,11 @@ pub enum Input {
         /// The request.
         id: RequestId,
     },
+    /// The prompt is likely computed, though nothing has come. Says nothing about the worker.
+    Prefilled {
+        /// The request.
+        id: RequestId,
+    },
     /// An item came back. Needed only with `router-track-output-blocks`; also keeps a long stream from
     /// expiring.
     Tokens {

@@ -192,6 +192,7 @@ impl Router {
             Input::Arrived(arrival) => self.arrive(arrival, out),
             Input::Refreshed { id, overlap } => self.refreshed(id, overlap),
             Input::FirstToken { id } => self.first_token(id, out),
+            Input::Prefilled { id } => self.prefilled(id, out),
             Input::Tokens { id, generated } => self.tokens(id, generated, out),
             Input::Finished { id, on, outcome } => self.finish(id, on, outcome, out),
             Input::Load(report) => self.load_report(&report, out),

@@ -131,6 +131,10 @@ impl Head {
             headers.append(name, value);
         }
         inbox.advance(end);
+        if headers.contains_key(TRANSFER_ENCODING) {
+            // RFC 9112, section 6.3: the chunks say how long the body is, and nobody may be told otherwise.
+            headers.remove(CONTENT_LENGTH);
+        }
         Ok(Some(Self {
             keeps: keeps(&headers, is_new),
             status,
@@ -213,6 +217,14 @@ mod tests {
         let all: Vec<_> = head.headers.get_all("a").iter().collect();
         assert_eq!(all, ["x", "y"]);
         assert_eq!(head.headers["b"], "");
+    }
+
+    #[test]
+    fn a_length_beside_chunks_is_not_believed_nor_passed_on() {
+        let text = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n";
+        let (head, _) = take(text).unwrap().unwrap();
+        assert!(!head.headers.contains_key(CONTENT_LENGTH));
+        assert!(head.headers.contains_key(TRANSFER_ENCODING));
     }
 
     #[test]

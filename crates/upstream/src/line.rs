@@ -81,10 +81,45 @@ impl Line {
     /// Whether another request can go out on it. Notices a worker that closed it meanwhile.
     pub(crate) fn is_ready(&mut self) -> bool {
         let idle = self.keeps && self.framing == Framing::Ended && self.is_sent();
-        idle && self.inbox.is_empty()
-            && self
-                .poll_read(&mut Context::from_waker(Waker::noop()))
-                .is_pending()
+        idle && self.inbox.is_empty() && self.is_silent()
+    }
+
+    /// Whether nothing came, not even the end.
+    fn is_silent(&mut self) -> bool {
+        match &self.wire {
+            // Not by polling: a task that has had its share of turns would be told that nothing is there.
+            Wire::Plain(stream) => {
+                let read = stream.try_read(&mut [0]);
+                matches!(read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+            }
+            Wire::Secure(_) => {
+                let mut cx = Context::from_waker(Waker::noop());
+                self.poll_read(&mut cx).is_pending()
+            }
+        }
+    }
+
+    /// Whether it failed as a connection does that was closed while it was idle: nothing of an answer came.
+    pub(crate) fn was_stale(&self, error: &UpstreamError) -> bool {
+        use io::ErrorKind::{
+            BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof, WriteZero,
+        };
+        let UpstreamError::Broken(error) = error else {
+            return false;
+        };
+        let closed = matches!(
+            error.kind(),
+            BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof | WriteZero
+        );
+        closed && self.inbox.is_empty()
+    }
+
+    /// Lets go of what a long answer needed.
+    pub(crate) fn shrink(&mut self) {
+        if self.inbox.capacity() > READ_BYTES {
+            self.inbox = BytesMut::new();
+        }
+        self.read_bytes = READ_BYTES;
     }
 
     /// Sends a request and waits for the head of the answer; dropping the line cancels it.

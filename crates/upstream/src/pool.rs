@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use http::{HeaderValue, Response};
 use kvasir_types::WorkerId;
 use tokio::sync::futures::OwnedNotified;
 use tokio::sync::{Notify, Semaphore};
+use tokio::time::Instant;
 
 use crate::body::UpstreamBody;
 use crate::head::{Ask, Whom};
@@ -20,6 +22,8 @@ use crate::{UpstreamError, WorkerAddress, WorkerKey};
 const OPEN_MAX: usize = 8192;
 /// Idle connections to one worker that are kept for one thread.
 const IDLE_MAX: usize = 256;
+/// A kept connection that ends within this time of a request had ended before it.
+const STALE_WITHIN: Duration = Duration::from_secs(1);
 /// Sweeps after which a connection that was not used is closed; the fleet sweeps every two seconds.
 const IDLE_SWEEPS: u32 = 30;
 
@@ -134,8 +138,8 @@ impl Pool {
 
     /// Sends a request and waits for the head of the answer; dropping the future closes the connection.
     ///
-    /// A kept connection that fails before an answer begins was most likely closed while it was idle. That says
-    /// nothing about the worker, so the request is sent again on a new connection, once.
+    /// A kept connection that ends at once, before an answer begins, was most likely closed while it was idle. That
+    /// says nothing about the worker, so the request is sent again on a new connection, once.
     pub async fn send(&self, ask: &Ask<'_>) -> Result<Response<UpstreamBody>, UpstreamError> {
         let cut = self.shared.cutting.notified();
         if self.is_cut() {
@@ -155,13 +159,15 @@ impl Pool {
             authority: &self.shared.authority,
             key: self.address().api_key.as_ref().map(WorkerKey::header),
         };
+        let asked = Instant::now();
         let kept = match self.take_idle() {
             Some(mut line) => match line.ask(ask, &whom).await {
                 Ok(head) => Some((line, head)),
-                Err(error) => {
+                Err(error) if line.was_stale(&error) && asked.elapsed() < STALE_WITHIN => {
                     tracing::debug!(worker = %self.address(), %error, "kept connection was stale");
                     None
                 }
+                Err(error) => return Err(error),
             },
             None => None,
         };
@@ -239,6 +245,7 @@ impl Pool {
     /// Keeps a connection whose answer was read to its end.
     pub(crate) fn give_back(&self, mut line: Line) {
         if line.is_ready() && !self.is_cut() {
+            line.shrink();
             let since = self.shared.sweeps.load(Ordering::Relaxed);
             let mut idle = self.idle();
             if idle.len() < IDLE_MAX {

@@ -82,8 +82,13 @@ impl ByteSource for Opening {
                         Some(Ok(data)) if words.len() + data.len() <= ERROR_BYTES_MAX => {
                             words.extend_from_slice(&data);
                         }
-                        _ => {
-                            let last = refusal(words);
+                        end => {
+                            // Words that are too many would be cut into no JSON; none say nothing.
+                            let whole = !words.is_empty() && !matches!(end, Some(Ok(_)));
+                            let last = match whole {
+                                true => refusal(words),
+                                false => last_words(&ApiError::unavailable()),
+                            };
                             self.state = State::Ended;
                             return Poll::Ready(Some(Ok(last)));
                         }

@@ -30,6 +30,14 @@ impl Router {
         }
     }
 
+    /// The prompt is likely computed: its load goes, and nothing is learnt of the worker.
+    pub(super) fn prefilled(&mut self, id: RequestId, out: &mut Vec<Output>) {
+        if let Some(done) = self.ledger.first_token(self.now, id) {
+            self.load_changed(done.slot, out);
+            self.stir(done.slot);
+        }
+    }
+
     pub(super) fn tokens(&mut self, id: RequestId, generated: u32, out: &mut Vec<Output>) {
         let track = self.config.router_track_output_blocks && self.tracks_blocks();
         self.ledger.output(self.now, id, generated, track);

@@ -75,6 +75,24 @@ fn a_worker_that_fails_is_set_aside_shortly_and_not_from_pins() {
 }
 
 #[test]
+fn a_prompt_that_is_likely_computed_frees_its_load_and_forgives_nothing() {
+    let mut host = Host::kv(|_| {}).workers(2);
+    ends(&mut host, 1, 1, Outcome::Unreachable);
+    host.sent(pinned(2, 1));
+    host.input(Input::Prefilled { id: RequestId(2) });
+    assert!(is_down(&host, 1), "nothing came of it");
+    let mut loads = Vec::new();
+    let router = &mut host.router;
+    router.potential_loads(host.now, 0, &Overlap::none(), &[], &mut loads);
+    assert!(
+        loads.iter().all(|load| load.potential_prefill_tokens == 0),
+        "{loads:?}"
+    );
+    host.input(Input::FirstToken { id: RequestId(2) });
+    assert!(!is_down(&host, 1), "it serves");
+}
+
+#[test]
 fn a_success_or_a_probe_brings_a_worker_back_at_once() {
     let mut host = Host::kv(|_| {}).workers(2);
     ends(&mut host, 1, 1, Outcome::Unreachable);

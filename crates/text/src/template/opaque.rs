@@ -204,6 +204,8 @@ impl Judge {
     }
 
     fn new_namespace(&mut self, name: &str, args: &[CallArg<'_>]) -> Judged<()> {
+        // Known by this name alone: under another one, what is put into it would not be seen.
+        self.put(name, Taint::Namespace)?;
         for arg in args {
             match arg {
                 CallArg::Kwarg(key, value) => {

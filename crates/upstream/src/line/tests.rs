@@ -149,6 +149,24 @@ async fn what_breaks_off_is_no_answer() {
 }
 
 #[tokio::test]
+async fn only_a_line_that_ended_in_silence_was_stale() {
+    let cases: [(&[u8], bool); 3] = [
+        (b"", true),
+        (b"HTTP/1.1 2", false),
+        (b"SSH-2.0-x\r\n", false),
+    ];
+    for (says, stale) in cases {
+        let (mut line, mut peer) = pair().await;
+        let peer = async {
+            answer(&mut peer, b"q", says).await;
+            drop(peer);
+        };
+        let (head, ()) = tokio::join!(ask(&mut line, b"q"), peer);
+        assert_eq!(line.was_stale(&head.unwrap_err()), stale, "{says:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_refusal_that_comes_before_the_question_was_sent_is_heard() {
     const HUGE: &[u8] = &[b'x'; 32 << 20];
     let says = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno";

@@ -84,6 +84,8 @@ fn templates_that_look_inside_are_told() {
         "{% set key = 'con' ~ 'tent' %}{{ messages[0][key] | upper }}",
         "{% set list = [messages[0].content] %}{{ list[0] | upper }}",
         "{% set ns = namespace(text=messages[0].content) %}{{ ns.text | upper }}",
+        "{% set ns = namespace(x='') %}{% set a = ns %}{% set a.x = messages[0].content %}\
+         {% if ns.x | length > 9 %}long{% endif %}",
         "{% set ns = namespace() %}{% set ns.text = messages[0].content %}{% set other = ns %}\
          {{ other.text | upper }}",
         "{% macro loud(text) %}{{ text | upper }}{% endmacro %}{{ loud(messages[0].content) }}",
