@@ -1,6 +1,6 @@
 //! How late the timers of a serving thread are: what requests on it wait for besides themselves.
 //!
-//! A timer that goes off ten times a second and notes how much later than asked for that was costs nothing that
+//! A timer that goes off twice a second and notes how much later than asked for that was costs nothing that
 //! shows, and a thread that computes for too long between two waits shows at once.
 
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use kvasir_telemetry::{Clock, Metrics};
 
 /// Between two looks.
-const EVERY: Duration = Duration::from_millis(100);
+const EVERY: Duration = Duration::from_millis(500);
 /// What the runtime's own timer may be late: it counts milliseconds.
 const STALL: Duration = Duration::from_millis(5);
 

@@ -21,7 +21,7 @@ use kvasir_trust::Doubt;
 use kvasir_types::{DpRank, WorkerId, WorkerRank};
 use kvasir_upstream::{
     Bounds, EngineModel, Facts, Pool, UpstreamError, WorkerAddress, WorkerTls, event_sources,
-    read_load,
+    page_text, read_load,
 };
 use tokio::sync::{Notify, watch};
 
@@ -37,8 +37,6 @@ use crate::warm::{Keeper, Warm};
 const LOAD_EVERY: Duration = Duration::from_secs(2);
 /// Questions about load between two about everything else.
 const LOADS_PER_PROBE: u32 = 5;
-/// Questions about load between two about health.
-const LOADS_PER_CHECK: u32 = 2;
 /// What a question to a worker may take.
 const QUESTION: Bounds = Bounds {
     patience: Duration::from_secs(2),
@@ -405,7 +403,7 @@ impl Watcher {
             true => 1,
             false => LOADS_PER_PROBE,
         };
-        for look in 1..=looks {
+        for _ in 0..looks {
             if !self.pause(self.fleet.every).await {
                 return;
             }
@@ -414,12 +412,7 @@ impl Watcher {
                 return;
             }
             if let Ok(page) = self.pool.get("/metrics", QUESTION).await {
-                self.report_load(&String::from_utf8_lossy(&page));
-            }
-            if look < looks && look % LOADS_PER_CHECK == 0 && !self.check_again().await {
-                // The next answer is another one, not the same a moment later.
-                self.pause(self.fleet.every).await;
-                return;
+                self.report_load(&page_text(&page));
             }
         }
     }

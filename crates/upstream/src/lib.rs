@@ -27,6 +27,7 @@ pub use facts::{EngineKind, EngineModel, EventSource, Facts, RankLoad, ServerInf
 pub use head::Ask;
 pub use home::settle;
 pub use pool::{Pool, Upstreams};
+pub use probe::page_text;
 pub use sources::event_sources;
 pub use tls::{TlsError, TlsFile, WorkerTls, certificates, provider};
 pub use wire::Wire;
