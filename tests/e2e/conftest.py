@@ -15,6 +15,14 @@ import pytest
 START_SECONDS = 60
 
 
+def until(holds, seconds=20):
+    """Waits for something that must happen by itself."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
+
+
 class Kvasir:
     """A running `kvasir`, with what it wrote."""
 

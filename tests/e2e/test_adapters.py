@@ -7,18 +7,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from conftest import Kvasir
+from conftest import Kvasir, until
 
 BLOCK = 16
 BASE, ADAPTER = "tiny", "sql"
-
-
-def until(holds):
-    for _ in range(400):
-        if holds():
-            return
-        threading.Event().wait(0.05)
-    raise AssertionError("it did not come")
 
 
 class Fleet:

@@ -1,11 +1,10 @@
 """`agent_hints.speculative_prefill`: when the next turn comes, its beginning is in the engine's cache."""
 
-import threading
 
 import httpx
 import pytest
 
-from conftest import Kvasir
+from conftest import Kvasir, until
 
 SYSTEM = " ".join(f"Rule {n}: answer in the words of the harbour master." for n in range(30))
 
@@ -22,14 +21,6 @@ def http():
         yield http
     assert frontend.stop() == 0, frontend.log()
     mocker.stop()
-
-
-def until(holds):
-    for _ in range(400):
-        if holds():
-            return
-        threading.Event().wait(0.05)
-    raise AssertionError("it did not come")
 
 
 def done(http):

@@ -5,12 +5,11 @@ what a second request shares with the first.
 """
 
 import os
-import threading
 
 import httpx
 import pytest
 
-from conftest import Kvasir
+from conftest import Kvasir, until
 
 FOLDER = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../crates/text/src/builtin"))
 TEXT = " ".join(f"Line {n} of the harbour log: ship {n * 7} came in with the tide." for n in range(40))
@@ -36,14 +35,6 @@ def fleet(request):
     assert frontend.stop() == 0, frontend.log()
     for engine in engines:
         engine.stop()
-
-
-def until(holds):
-    for _ in range(400):
-        if holds():
-            return
-        threading.Event().wait(0.05)
-    raise AssertionError("it did not come")
 
 
 def metric(http, name, *labels):

@@ -60,6 +60,7 @@ fn histories_at_once(seed: u64, len: u64) {
     }
 }
 
+/// Three thousand more for whoever changes how writers meet, beside the sixty above that always run.
 #[test]
 #[ignore = "takes minutes"]
 fn very_many_histories_at_once_by_seed() {
