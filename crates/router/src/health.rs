@@ -2,7 +2,8 @@
 //!
 //! Answers one question: which workers are not to be chosen because of how they served, or did not? Two
 //! witnesses: requests ([`Outcome::Unreachable`](crate::Outcome::Unreachable) at once,
-//! [`Outcome::Broken`](crate::Outcome::Broken) several times in a row) and the host's own probes.
+//! [`Outcome::Broken`](crate::Outcome::Broken) and [`Outcome::Overloaded`](crate::Outcome::Overloaded) several
+//! times in a row) and the host's own probes.
 //!
 //! What always holds: a span that requests caused ends by itself, twice as long each time until a request
 //! succeeds there, and never longer than `runtime-inhibited-duration-secs`; one that a probe caused ends with
@@ -20,7 +21,7 @@ const JITTER: f64 = 0.1;
 /// Failures in a row up to which a probe that succeeds outweighs them. One that keeps failing requests and
 /// answering probes comes back only as its spans end.
 pub const OUTWEIGHED_MAX: u32 = 2;
-/// Answers in a row that say "I failed", while others serve, after which a worker is set aside.
+/// Answers in a row that say "I failed" or "I am full", while others serve, after which a worker is set aside.
 pub const ERRORS_MAX: u32 = 3;
 /// A failure this old is forgotten.
 pub const FORGIVEN_AFTER: Duration = Duration::from_secs(60);
@@ -42,7 +43,7 @@ struct Standing {
     failures: u32,
     /// When it failed last.
     failed_at: Time,
-    /// Answers in a row that say "I failed", and since when.
+    /// Answers in a row that say "I failed" or "I am full", and since when.
     errors: u32,
     errors_since: Time,
     /// It is set aside until then.
@@ -93,8 +94,8 @@ impl Health {
         until.unwrap_or(now)
     }
 
-    /// A worker answered that it failed. Says whether that is once too often: it has done so several times in
-    /// a row, and meanwhile another has served.
+    /// A worker answered that it failed or is full. Says whether that is once too often: it has done so several
+    /// times in a row, and meanwhile another has served.
     pub(crate) fn errored(&mut self, worker: WorkerId, now: Time) -> bool {
         let held = self.held.entry(worker).or_default();
         if held.errors == 0 || now - held.errors_since > FORGIVEN_AFTER {

@@ -135,7 +135,8 @@ pub enum Outcome {
     Cancelled,
     /// The worker could not be reached, broke off or shut down: it is set aside for a while.
     Unreachable,
-    /// The worker refused because it is full.
+    /// The worker refused because it is full, or says so. Several in a row, while others serve, set it aside:
+    /// whoever refuses everything looks idle and would be asked first for ever.
     Overloaded,
     /// The worker answered with an error that says nothing about its health.
     Failed,

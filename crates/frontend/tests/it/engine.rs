@@ -62,6 +62,8 @@ pub(crate) struct Stage {
     pub(crate) pages: Mutex<BTreeMap<&'static str, String>>,
     /// What the engine at a port answers to `/health`; without it, that route is unknown.
     pub(crate) health: Mutex<BTreeMap<u16, &'static [u8]>>,
+    /// What the engine at a port answers to every request, instead of a script.
+    pub(crate) always: Mutex<BTreeMap<u16, &'static [u8]>>,
     /// Questions about health until now.
     pub(crate) checked: AtomicUsize,
     /// Lets [`Step::Gate`] pass.
@@ -85,6 +87,7 @@ impl Stage {
             metrics: Mutex::default(),
             pages: Mutex::default(),
             health: Mutex::default(),
+            always: Mutex::default(),
             checked: AtomicUsize::new(0),
             gate: Semaphore::new(0),
             open: AtomicUsize::new(0),
@@ -126,7 +129,10 @@ impl Stage {
         health.get(&port).copied().unwrap_or(NOT_FOUND).to_vec()
     }
 
-    fn next(&self) -> Vec<Step> {
+    fn next(&self, port: u16) -> Vec<Step> {
+        if let Some(answer) = self.always.lock().unwrap().get(&port) {
+            return vec![Step::Write(answer.to_vec())];
+        }
         let next = self.scripts.lock().unwrap().pop_front();
         next.unwrap_or_else(|| vec![ok()])
     }
@@ -233,7 +239,7 @@ async fn serve(mut stream: TcpStream, port: u16, stage: &Stage) {
             continue;
         }
         stage.seen.lock().unwrap().push(Seen { port, head, body });
-        for step in stage.next() {
+        for step in stage.next(port) {
             match step {
                 Step::Write(bytes) => stream.write_all(&bytes).await.unwrap_or(()),
                 Step::Gate => stage.gate.acquire().await.unwrap().forget(),

@@ -86,15 +86,7 @@ async fn a_worker_that_says_it_is_not_well_gets_nothing_until_it_is() {
     let sick = rig.engines[0].address.port();
     rig.stage.health.lock().unwrap().insert(sick, UNWELL);
     until("it is set aside", || rig.is_aside(0)).await;
-    let before = rig.stage.seen().len();
-    for _ in 0..6 {
-        assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
-    }
-    assert!(
-        rig.stage.seen()[before..]
-            .iter()
-            .all(|seen| seen.port != sick)
-    );
+    rig.only_others_serve(sick).await;
     let rows = rig.workers().await;
     let states: Vec<_> = rows
         .iter()
@@ -137,14 +129,7 @@ async fn a_worker_that_answers_500_while_others_serve_is_set_aside() {
     );
     let failing = rig.stage.seen()[1].port;
     until("it is set aside", || rig.is_aside(0) || rig.is_aside(1)).await;
-    let before = rig.stage.seen().len();
-    assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
-    assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
-    assert!(
-        rig.stage.seen()[before..]
-            .iter()
-            .all(|seen| seen.port != failing)
-    );
+    rig.only_others_serve(failing).await;
     until("its time is over", || !rig.is_aside(0) && !rig.is_aside(1)).await;
     rig.at_rest().await;
 }
@@ -157,5 +142,61 @@ async fn a_request_that_every_engine_fails_on_sets_nobody_aside() {
         assert_eq!(rig.post(CHAT, ASK).await.status, 500);
         assert!(!rig.is_aside(0) && !rig.is_aside(1));
     }
+    rig.at_rest().await;
+}
+
+/// One that refuses everything looks idle: it is not asked first for ever.
+#[tokio::test]
+async fn a_worker_that_refuses_everything_while_others_serve_is_set_aside() {
+    let rig = lazy(2).await;
+    let full = rig.engines[0].address.port();
+    rig.stage.always.lock().unwrap().insert(full, UNWELL);
+    let asked = || rig.stage.seen().iter().filter(|s| s.port == full).count();
+    for _ in 0..8 {
+        if rig.is_aside(0) {
+            break;
+        }
+        assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    }
+    assert_eq!((asked(), rig.is_aside(0)), (3, true));
+    rig.only_others_serve(full).await;
+    // It takes requests again: its first answer after its time forgives it.
+    rig.stage.always.lock().unwrap().clear();
+    until("its time is over", || !rig.is_aside(0)).await;
+    for _ in 0..4 {
+        assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    }
+    assert_eq!(asked(), 5, "each second one");
+    rig.at_rest().await;
+}
+
+/// While all are full nobody is set aside, and the client hears it from an engine.
+#[tokio::test]
+async fn a_fleet_that_is_full_stays_whole() {
+    const FULL: &[u8] = b"HTTP/1.1 503 Busy\r\nretry-after: 7\r\ncontent-length: 4\r\n\r\nfull";
+    let rig = lazy(2).await;
+    let ports = [0, 1].map(|engine: usize| rig.engines[engine].address.port());
+    for port in ports {
+        rig.stage.always.lock().unwrap().insert(port, FULL);
+    }
+    for _ in 0..8 {
+        let answer = rig.post(CHAT, ASK).await;
+        assert_eq!((answer.status, answer.text()), (503, "full"));
+        assert_eq!(answer.header("retry-after"), Some("7"));
+        assert!(!rig.is_aside(0) && !rig.is_aside(1));
+    }
+    // One serves a while, so the other is set aside; then that one is full, too: both are asked as before.
+    rig.stage.always.lock().unwrap().remove(&ports[1]);
+    while !rig.is_aside(0) {
+        assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    }
+    rig.stage.always.lock().unwrap().insert(ports[1], FULL);
+    let before = rig.stage.seen().len();
+    for _ in 0..8 {
+        let answer = rig.post(CHAT, ASK).await;
+        assert_eq!((answer.status, answer.text()), (503, "full"));
+        assert!(!rig.is_aside(1), "never the last");
+    }
+    assert_eq!(rig.stage.seen().len() - before, 16, "each asked each");
     rig.at_rest().await;
 }

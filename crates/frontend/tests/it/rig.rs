@@ -16,7 +16,7 @@ use kvasir_types::{DpRank, WorkerId, WorkerRank};
 use kvasir_upstream::{Upstreams, WorkerAddress};
 
 use crate::client::{Answer, Client};
-use crate::engine::{Engine, Stage};
+use crate::engine::{ANSWER, Engine, Stage};
 
 /// Nothing here takes this long unless it hangs.
 const HANGS: Duration = Duration::from_secs(20);
@@ -189,6 +189,16 @@ impl Rig {
         let mut client = self.client().await;
         client.post(path, "connection: close\r\n", body).await;
         in_time("answer", client.answer()).await
+    }
+
+    /// The next requests are served, and none of them asks the engine at this port.
+    pub(crate) async fn only_others_serve(&self, port: u16) {
+        let before = self.stage.seen().len();
+        for _ in 0..6 {
+            assert_eq!(self.post(CHAT, ASK).await.text(), ANSWER);
+        }
+        let asked = &self.stage.seen()[before..];
+        assert!(asked.iter().all(|seen| seen.port != port));
     }
 
     /// Nothing is booked, under way or running that was not before.

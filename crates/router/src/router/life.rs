@@ -63,7 +63,7 @@ impl Router {
             let began = self.ledger.booked_at(id).filter(|_| here == Some(rank));
             match outcome {
                 Outcome::Unreachable => self.hide(rank.worker, began, out),
-                Outcome::Broken => self.errored(rank.worker, began, out),
+                Outcome::Broken | Outcome::Overloaded => self.errored(rank.worker, began, out),
                 Outcome::Completed { .. } if began.is_some() => self.served(rank.worker, out),
                 _ => {}
             }

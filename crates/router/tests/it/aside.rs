@@ -170,6 +170,12 @@ fn a_sick_worker_gets_nothing_until_it_is_well() {
 
 #[test]
 fn one_that_answers_with_errors_while_others_serve_is_set_aside() {
+    for outcome in [Outcome::Broken, Outcome::Overloaded] {
+        set_aside_for(outcome);
+    }
+}
+
+fn set_aside_for(outcome: Outcome) {
     let mut host = Host::kv(|_| {}).workers(2);
     for id in 0..u128::from(ERRORS_MAX) {
         assert!(!is_down(&host, 1));
@@ -179,7 +185,7 @@ fn one_that_answers_with_errors_while_others_serve_is_set_aside() {
             2,
             Outcome::Completed { output_tokens: 1 },
         );
-        ends(&mut host, id, 1, Outcome::Broken);
+        ends(&mut host, id, 1, outcome);
     }
     assert!(is_down(&host, 1));
     assert_eq!(served_by(&mut host, 20), [2].into());
@@ -191,7 +197,7 @@ fn one_that_answers_with_errors_while_others_serve_is_set_aside() {
     // Back, it has one request to show that it is well.
     host.now = host.router.next_deadline().unwrap();
     host.input(Input::Tick);
-    ends(&mut host, 200, 1, Outcome::Broken);
+    ends(&mut host, 200, 1, outcome);
     assert!(is_down(&host, 1));
     let span = host.router.next_deadline().unwrap() - host.now;
     assert!(span > Duration::from_millis(400), "{span:?}");
@@ -199,13 +205,19 @@ fn one_that_answers_with_errors_while_others_serve_is_set_aside() {
 
 #[test]
 fn a_request_that_every_engine_chokes_on_takes_nobody_down() {
+    for outcome in [Outcome::Broken, Outcome::Overloaded] {
+        takes_nobody_down(outcome);
+    }
+}
+
+fn takes_nobody_down(outcome: Outcome) {
     let mut host = Host::kv(|_| {}).workers(3);
     for id in 0..60 {
         let target = host.sent(Arrival::new(RequestId(id), 16)).target;
         host.input(Input::Finished {
             id: RequestId(id),
             on: Some(target),
-            outcome: Outcome::Broken,
+            outcome,
         });
     }
     assert!((1..=3).all(|worker| !is_down(&host, worker)));
@@ -217,15 +229,15 @@ fn a_request_that_every_engine_chokes_on_takes_nobody_down() {
             2,
             Outcome::Completed { output_tokens: 1 },
         );
-        ends(&mut host, 2000 + id, 1, Outcome::Broken);
-        ends(&mut host, 3000 + id, 3, Outcome::Broken);
+        ends(&mut host, 2000 + id, 1, outcome);
+        ends(&mut host, 3000 + id, 3, outcome);
     }
     assert_eq!(
         [1, 2, 3].map(|worker| is_down(&host, worker)),
         [true, false, true]
     );
     for id in 0..20 {
-        ends(&mut host, 5000 + id, 2, Outcome::Broken);
+        ends(&mut host, 5000 + id, 2, outcome);
     }
     assert!(!is_down(&host, 2), "never the last");
 }

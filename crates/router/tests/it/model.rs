@@ -595,7 +595,7 @@ impl Model {
             let began = began.filter(|_| here == Some(rank));
             match outcome {
                 Outcome::Unreachable => self.has_failed(rank.worker, began),
-                Outcome::Broken => self.has_erred(rank.worker, began),
+                Outcome::Broken | Outcome::Overloaded => self.has_erred(rank.worker, began),
                 Outcome::Completed { .. } if began.is_some() => self.has_served(rank.worker),
                 _ => {}
             }
