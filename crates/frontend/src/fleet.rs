@@ -356,6 +356,8 @@ impl Watcher {
         self.pool.set_closing(false);
         if self.pool.is_cut() || *self.pool.address() != address {
             let new = Pool::new(address, self.fleet.tls.clone());
+            // Until it has said what it is, it is taken for what it was.
+            new.set_larger_first(self.pool.larger_first());
             let old = std::mem::replace(&mut self.pool, new);
             self.retired.retain(|pool| pool.open() > 0);
             self.retired.push(old);
@@ -490,7 +492,7 @@ impl Watcher {
         let Backend::OpenAi { workers, .. } = &served.backend else {
             return;
         };
-        workers.set_larger_first(facts.larger_first());
+        self.pool.set_larger_first(facts.larger_first());
         if let Some(root) = facts.root_of(model) {
             tokens::announce(&self.fleet.app, &served, root);
         }

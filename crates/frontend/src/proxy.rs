@@ -54,6 +54,8 @@ struct Forward {
     /// What the engine gets, but for what differs between workers.
     headers: HeaderMap,
     body: Bytes,
+    /// How urgent the client says it is; in `body` it stands as vLLM writes it.
+    urgency: Option<i32>,
     kind: Kind,
     received: Time,
     /// Annotations that the client's stream begins with.
@@ -203,7 +205,8 @@ async fn prepare(
         method: asked.parts.method,
         path: engine_path(endpoint, &asked.parts.uri),
         headers,
-        body: outgoing(scan, &asked.body, &nvext, workers, follow),
+        body: outgoing(scan, &asked.body, &nvext, follow),
+        urgency: nvext.hints.priority,
         kind: Kind::Completion {
             stream,
             hide,
@@ -290,13 +293,7 @@ fn migration_terms(app: &App, scan: &Scan<'_>, endpoint: Endpoint, nvext: &Nvext
 }
 
 /// The body that the engine gets: the client's, less what is ours and plus what we need to learn.
-fn outgoing(
-    scan: &Scan<'_>,
-    body: &Bytes,
-    nvext: &Nvext,
-    workers: &Upstreams,
-    follow: bool,
-) -> Bytes {
+fn outgoing(scan: &Scan<'_>, body: &Bytes, nvext: &Nvext, follow: bool) -> Bytes {
     let stream = scan.stream();
     let mut edits = scan.edit();
     edits.remove("nvext");
@@ -311,9 +308,17 @@ fn outgoing(
         );
     }
     if let Some(urgency) = nvext.hints.priority {
-        edits.set("priority", &workers.priority_of(urgency).to_string());
+        edits.set("priority", &urgency.saturating_neg().to_string());
     }
     edits.apply(body)
+}
+
+/// The same body for an engine that takes the larger priority first.
+fn larger_first(body: &Bytes, urgency: i32) -> Option<Bytes> {
+    let scan = Scan::parse(body).ok()?;
+    scan.raw("priority")?;
+    let mut edits = scan.edit();
+    Some(edits.set("priority", &urgency.to_string()).apply(body))
 }
 
 impl Forward {
@@ -419,12 +424,14 @@ impl Forward {
         let pool = self.workers.get(target.worker).ok_or(UpstreamError::Gone)?;
         let has_ranks = self.model.has_ranks(target.worker);
         let rank = has_ranks.then(|| headers::rank_field(target.rank));
+        let urgency = self.urgency.filter(|_| pool.larger_first());
+        let turned = urgency.and_then(|urgency| larger_first(body, urgency));
         let ask = Ask {
             method: &self.method,
             path: self.path.as_str(),
             headers: &self.headers,
             also: rank.as_ref().map(|(name, value)| (name, value)),
-            body,
+            body: turned.as_ref().unwrap_or(body),
         };
         pool.send(&ask).await
     }
@@ -647,16 +654,7 @@ mod tests {
     fn a_body_without_extensions_goes_out_byte_for_byte() {
         let body = Bytes::from_static(b"{ \"model\":\"m\",  \"prompt\" : \"a\",\"x\":[1, 2] }");
         let scan = Scan::parse(&body).unwrap();
-        assert_eq!(
-            outgoing(
-                &scan,
-                &body,
-                &Nvext::default(),
-                &Upstreams::default(),
-                false
-            ),
-            body
-        );
+        assert_eq!(outgoing(&scan, &body, &Nvext::default(), false), body);
     }
 
     #[test]
@@ -666,7 +664,7 @@ mod tests {
         );
         let scan = Scan::parse(&body).unwrap();
         let nvext = Nvext::parse(scan.nvext().unwrap()).unwrap();
-        let out = outgoing(&scan, &body, &nvext, &Upstreams::default(), false);
+        let out = outgoing(&scan, &body, &nvext, false);
         let text = std::str::from_utf8(&out).unwrap();
         assert!(
             text.ends_with("\"model\":\"m\", \"stream\":true, \"x\": 1}"),
@@ -676,5 +674,12 @@ mod tests {
         assert_eq!(value["priority"], -3, "vLLM takes the smaller first");
         assert_eq!(value["stream_options"]["include_usage"], true);
         assert!(value.get("nvext").is_none());
+        let turned = larger_first(&out, 3).unwrap();
+        let as_text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).unwrap();
+        assert_eq!(
+            as_text(&turned),
+            as_text(&out).replace("\"priority\":-3", "\"priority\":3"),
+            "nothing else changes"
+        );
     }
 }

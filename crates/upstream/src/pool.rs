@@ -31,7 +31,6 @@ const IDLE_SWEEPS: u32 = 30;
 #[derive(Clone, Default)]
 pub struct Upstreams {
     by_id: Arc<RwLock<HashMap<WorkerId, Pool>>>,
-    larger_first: Arc<AtomicBool>,
 }
 
 impl Upstreams {
@@ -42,19 +41,6 @@ impl Upstreams {
             .unwrap_or_else(PoisonError::into_inner)
             .get(&worker)
             .cloned()
-    }
-
-    /// Whether these engines take the larger priority first, as SGLang does; vLLM takes the smaller.
-    pub fn set_larger_first(&self, larger: bool) {
-        self.larger_first.store(larger, Ordering::Relaxed);
-    }
-
-    /// An urgency as these engines write it; larger is more urgent.
-    pub fn priority_of(&self, urgency: i32) -> i32 {
-        match self.larger_first.load(Ordering::Relaxed) {
-            true => urgency,
-            false => urgency.saturating_neg(),
-        }
     }
 
     /// The connections to some worker that takes new work and is `fit`, to each in turn.
@@ -103,6 +89,8 @@ struct Shared {
     /// Kept connections of each thread.
     idle: [Mutex<Idle>; HOMES],
     sweeps: AtomicU32,
+    /// Whether the engine takes the larger priority first.
+    larger_first: AtomicBool,
     places: Arc<Semaphore>,
     /// The worker is on its way out: what is booked may still go there, nothing else.
     closing: AtomicBool,
@@ -123,6 +111,7 @@ impl Pool {
                 tls,
                 idle: [const { Mutex::new(Vec::new()) }; HOMES],
                 sweeps: AtomicU32::new(0),
+                larger_first: AtomicBool::new(false),
                 places: Arc::new(Semaphore::new(OPEN_MAX)),
                 closing: AtomicBool::new(false),
                 cut: AtomicBool::new(false),
@@ -134,6 +123,16 @@ impl Pool {
     /// Whose connections they are.
     pub fn address(&self) -> &WorkerAddress {
         &self.shared.address
+    }
+
+    /// Whether the engine takes the larger priority first, as SGLang does; vLLM, which is assumed, takes the smaller.
+    pub fn larger_first(&self) -> bool {
+        self.shared.larger_first.load(Ordering::Relaxed)
+    }
+
+    /// Says which priority the engine takes first.
+    pub fn set_larger_first(&self, larger: bool) {
+        self.shared.larger_first.store(larger, Ordering::Relaxed);
     }
 
     /// Sends a request and waits for the head of the answer; dropping the future closes the connection.

@@ -63,6 +63,7 @@ async fn pass_on(
         path: path_of(&parts.uri),
         headers,
         body: without_extension(scan.as_ref(), &body),
+        urgency: None,
         kind: Kind::Opaque,
         received: watch.received(),
         model: Arc::clone(&model),

@@ -3,7 +3,7 @@
 use kvasir_upstream::WorkerAddress;
 use serde_json::Value;
 
-use crate::engine::{Engine, Stage};
+use crate::engine::{Engine, Stage, Step};
 use crate::rig::{CHAT, Rig, Setup, until};
 
 const URGENT: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi"}],
@@ -39,6 +39,42 @@ async fn priorities_have_the_sign_that_the_engine_takes() {
     assert_eq!(priority(info(r#"{"max_total_num_tokens":100}"#)).await, 7);
     let smaller = r#"{"max_total_num_tokens":100,"schedule_low_priority_values_first":true}"#;
     assert_eq!(priority(info(smaller)).await, -7);
+}
+
+/// Two kinds of engine under one name: each gets its own sign, also what the other has failed.
+#[tokio::test]
+async fn priorities_have_the_sign_of_the_worker_that_is_chosen() {
+    let vllm = "vllm:num_requests_running 0\n";
+    let sglang = "sglang:num_running_reqs{dp_rank=\"0\"} 0\n";
+    let says = |page: &str, stage: &Stage| *stage.metrics.lock().unwrap() = Some(page.into());
+    let rig = Rig::of_stage(1, Setup::usual(), |stage| says(vllm, stage)).await;
+    let other = Stage::new();
+    says(sglang, &other);
+    let engine = Engine::start(&other).await;
+    let address = WorkerAddress::parse(&engine.url()).unwrap();
+    assert!(rig.fleet.watch(address));
+    rig.joined(2).await;
+    let ask = async |times| {
+        for _ in 0..times {
+            assert_eq!(rig.post(CHAT, URGENT).await.status, 200);
+        }
+    };
+    let seen = |stage: &Stage| -> Vec<_> {
+        let bodies = stage.seen().into_iter().map(|seen| seen.body);
+        let bodies = bodies.map(|body| serde_json::from_slice::<Value>(&body).unwrap());
+        bodies.map(|body| body["priority"].as_i64()).collect()
+    };
+    ask(4).await;
+    assert_eq!(seen(&rig.stage), [Some(-7); 2]);
+    assert_eq!(seen(&other), [Some(7); 2]);
+    for stage in [&rig.stage, &other] {
+        stage.play(vec![Step::Reset]);
+        ask(1).await;
+    }
+    let both = [seen(&rig.stage), seen(&other)];
+    assert!(both[0].iter().all(|priority| *priority == Some(-7)));
+    assert!(both[1].iter().all(|priority| *priority == Some(7)));
+    assert!(both.iter().map(Vec::len).sum::<usize>() > 6, "tried twice");
 }
 
 #[tokio::test]
