@@ -128,14 +128,15 @@ fn listen(
         None => Ingest::new(rank.worker, rank.rank, options),
     };
     let tasks = app.tasks().background();
-    let intake = Intake::spawn(
-        &tasks,
-        ZmqSource::start(&tasks, sockets),
-        ingest,
-        Arc::new(cache),
-        Arc::new(move || clock.now()),
-        Arc::clone(&picture) as _,
-    );
-    picture.attach(&source.events, intake.handle());
+    let intake = picture.listen(&source.events, || {
+        Intake::spawn(
+            &tasks,
+            ZmqSource::start(&tasks, sockets),
+            ingest,
+            Arc::new(cache),
+            Arc::new(move || clock.now()),
+            Arc::clone(&picture) as _,
+        )
+    });
     Ok(Some(intake))
 }

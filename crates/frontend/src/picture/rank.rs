@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvasir_index::{Index, Matches};
 use kvasir_ingest::{Counts, Cursor, Kept, Notice, Resync};
-use kvasir_intake::{IntakeHandle, Pause, Snapshot, Witness};
+use kvasir_intake::{Intake, IntakeHandle, Pause, Snapshot, Witness};
 use kvasir_telemetry::{Clock, Metrics};
 use kvasir_transport::{SourceFault, Tasks};
 use kvasir_trust::{
@@ -140,16 +140,21 @@ impl Picture {
         self.lock().trust.standing()
     }
 
-    /// Its events come through `intake` now, from `address`.
-    pub(crate) fn attach(&self, address: &str, intake: IntakeHandle) {
-        let mut ear = self.ear.write().unwrap_or_else(PoisonError::into_inner);
-        let address = Arc::from(address);
-        *ear = Some(Ear { address, intake });
-        drop(ear);
+    /// Its events come from `address` from now on, through what `start` starts.
+    ///
+    /// It is away until that connects, which may happen on another thread before `start` returns: so
+    /// everything about the new stream is set before it begins.
+    pub(crate) fn listen(&self, address: &str, start: impl FnOnce() -> Intake) -> Intake {
         self.lock().counted = Counts::default();
         self.count_lifecycle("started");
-        // Until the first connection it is away.
         self.show(Evidence::Link(false));
+        let intake = start();
+        let mut ear = self.ear.write().unwrap_or_else(PoisonError::into_inner);
+        *ear = Some(Ear {
+            address: Arc::from(address),
+            intake: intake.handle(),
+        });
+        intake
     }
 
     /// Whether nobody listens to its events although the router would go by them.
@@ -403,4 +408,68 @@ fn fault_name(notice: &Notice) -> Option<&'static str> {
         Notice::HeldDropped => "overflow",
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_index::IndexOptions;
+    use kvasir_ingest::{Ingest, IngestOptions};
+    use kvasir_router::{Mode, RouterConfig};
+    use kvasir_telemetry::MetricOptions;
+    use kvasir_transport::memory_source;
+    use kvasir_types::DpRank;
+
+    use super::*;
+    use crate::{AppOptions, Backend, EventPool, ModelMeters, RouterHost};
+
+    fn model(app: &App) -> ServedModel {
+        let (name, router): (Arc<str>, _) = (Arc::from("m"), RouterConfig::default());
+        let index = Arc::new(Index::with_options(&IndexOptions::default()));
+        ServedModel {
+            meters: ModelMeters::new(app.metrics(), &name, Mode::Kv),
+            events: EventPool::start(Arc::clone(&name), &index, app.metrics(), 1).unwrap(),
+            name,
+            block_size: 16,
+            context_length: 4096,
+            lora: None,
+            created: 1,
+            host: RouterHost::start(router, index, app.clock(), app.tasks()),
+            backend: Backend::OpenAi {
+                workers: Default::default(),
+                tokens: Default::default(),
+            },
+            predict_heard: true,
+            workers: Default::default(),
+        }
+    }
+
+    /// A stream runs on a thread of its own: it may be connected before its starter knows of it.
+    #[tokio::test]
+    async fn a_connection_made_at_once_is_not_overlooked() {
+        let metrics = Metrics::new(&MetricOptions::default()).unwrap();
+        let app = App::new(AppOptions::default(), metrics, Clock::new(), Tasks::new());
+        let (model, rank) = (model(&app), WorkerRank::new(1, 0));
+        let picture = Arc::new(Picture::new(&app, &model, rank, Opinions::default(), None));
+        let start = |connects: bool| {
+            let ingest = Ingest::new(rank.worker, DpRank(0), IngestOptions::new(16));
+            let (witness, clock) = (Arc::clone(&picture), app.clock());
+            let now = Arc::new(move || clock.now());
+            let (_engine, source) = memory_source();
+            let index = Arc::clone(model.host.index());
+            let intake = Intake::spawn(app.tasks(), source, ingest, index, now, witness);
+            if connects {
+                picture.link(None);
+            }
+            intake
+        };
+        let later = || app.clock().now() + Duration::from_secs(60);
+        let doubt = || picture.lock().trust.opinion().doubt;
+
+        let _at_once = picture.listen("tcp://engine", || start(true));
+        picture.tick(later());
+        assert_eq!(doubt(), Some(Doubt::Starting));
+        let _never = picture.listen("tcp://engine", || start(false));
+        picture.tick(later());
+        assert_eq!(doubt(), Some(Doubt::Unreachable));
+    }
 }
