@@ -196,11 +196,15 @@ impl EventSockets {
             let parts = self.parts(&outgoing.frame);
             match outgoing.after {
                 None => drop(sockets.publisher.publish(&parts)),
-                Some(pause) => {
+                Some(log::Later { pause, life }) => {
                     let publish = sockets.publisher.later(parts.to_vec());
+                    let log = Arc::clone(&sockets.log);
                     self.tasks.spawn(async move {
                         tokio::time::sleep(pause).await;
-                        publish();
+                        let log = lock(&log);
+                        if log.life() == life {
+                            publish();
+                        }
                     });
                 }
             }

@@ -91,8 +91,14 @@ pub(super) struct Scope {
 #[derive(Clone, Debug)]
 pub(super) struct Outgoing {
     pub(super) frame: Frame<Bytes>,
-    /// Send it this much later.
-    pub(super) after: Option<Duration>,
+    pub(super) after: Option<Later>,
+}
+
+/// Send it after a pause, if the numbering that it is of goes on then.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Later {
+    pub(super) pause: Duration,
+    pub(super) life: u64,
 }
 
 /// An event of the step that is not over yet.
@@ -116,6 +122,8 @@ struct Faults {
 pub(super) struct Log {
     options: EventOptions,
     rank: u32,
+    /// How often numbering began again.
+    life: u64,
     next: u64,
     noted: Vec<Noted>,
     buffer: VecDeque<Frame<Bytes>>,
@@ -130,6 +138,7 @@ impl Log {
         Self {
             options: options.clone(),
             rank,
+            life: 0,
             next: 0,
             noted: Vec::new(),
             buffer: VecDeque::new(),
@@ -166,6 +175,11 @@ impl Log {
         }
     }
 
+    /// What is sent later is sent only while this stays as it was: a process that is gone sends nothing.
+    pub(super) const fn life(&self) -> u64 {
+        self.life
+    }
+
     pub(super) const fn published(&self) -> u64 {
         self.next
     }
@@ -185,11 +199,16 @@ impl Log {
 
     /// The process began again.
     pub(super) fn restart(&mut self) {
-        self.next = 0;
+        self.number_anew();
         self.noted.clear();
-        self.buffer.clear();
         self.held.clear();
         self.overtaken = None;
+    }
+
+    fn number_anew(&mut self) {
+        self.life += 1;
+        self.next = 0;
+        self.buffer.clear();
     }
 
     /// Takes a fault; a batch that was held back by an earlier one is let go.
@@ -205,10 +224,7 @@ impl Log {
             Fault::Mute => faults.mute = true,
             Fault::Unmute => faults.mute = false,
             Fault::RestartEmpty => self.restart(),
-            Fault::RestartSequence => {
-                self.next = 0;
-                self.buffer.clear();
-            }
+            Fault::RestartSequence => self.number_anew(),
             Fault::ForgetReplay(keep) => {
                 let gone = self.buffer.len().saturating_sub(keep);
                 self.buffer.drain(..gone);
@@ -253,7 +269,8 @@ impl Log {
         let after = match &mut faults.delay {
             Some((count, by)) if *count > 0 => {
                 *count -= 1;
-                Some(*by)
+                let (pause, life) = (*by, self.life);
+                Some(Later { pause, life })
             }
             _ => None,
         };

@@ -200,6 +200,20 @@ async fn delay_lets_the_next_batch_overtake() {
     assert_eq!(wire.live(2).await, "1:+1/4 0:+0/4");
 }
 
+/// The second delay ends after the first, so a late word of the old numbering would have come by then.
+#[tokio::test]
+async fn what_was_delayed_is_lost_when_numbering_begins_again() {
+    let mut wire = wire().await;
+    let delay = Fault::Delay(1, Duration::from_millis(50));
+    wire.sockets.inject(delay);
+    wire.stores(0);
+    wire.sockets.inject(Fault::RestartSequence);
+    wire.sockets.inject(delay);
+    (1..3).for_each(|name| wire.stores(name));
+    assert_eq!(wire.live(2).await, "1:+2/4 0:+1/4");
+    assert_eq!(wire.replay(0).await, "0:+1/4 1:+2/4");
+}
+
 #[tokio::test]
 async fn mute_tells_nothing_and_keeps_nothing() {
     let mut wire = wire().await;
