@@ -21,8 +21,9 @@ use tokio::sync::{Notify, oneshot};
 use crate::pace::Paces;
 use crate::picture::{Forecast, Pictures, Report, cacheable_tokens};
 
-/// The timer wakes at least this often, to let routing decisions in the index expire.
-const EXPIRY_EVERY: Duration = Duration::from_secs(1);
+/// The timer wakes at least this often; what routing decisions taught the index for less time than this may be
+/// believed for so long.
+const TICK_EVERY: Duration = Duration::from_secs(1);
 
 /// One model's router, its index, and who waits for it.
 #[derive(Debug)]
@@ -253,10 +254,14 @@ impl RouterHost {
 
     async fn keep_time(self: Arc<Self>) {
         loop {
+            // Requests come first: what has expired goes in small parts.
+            while self.index.expire_some(self.clock.now()) {
+                tokio::task::yield_now().await;
+            }
             let now = self.clock.now();
-            self.index.expire(now);
             self.pictures.tick(now);
-            let wait = self.lock().wait(now);
+            let expiry = self.index.next_expiry();
+            let wait = self.lock().wait(now, expiry);
             tokio::select! {
                 () = tokio::time::sleep(wait) => self.tell(Input::Tick),
                 () = self.sooner.notified() => {}
@@ -266,11 +271,11 @@ impl RouterHost {
 }
 
 impl Inner {
-    /// How long the timer may sleep at `now`; whoever needs it sooner wakes it.
-    fn wait(&mut self, now: Time) -> Duration {
-        let latest = now + EXPIRY_EVERY;
-        let deadline = self.router.next_deadline();
-        self.ticks_at = deadline.map_or(latest, |deadline| deadline.min(latest));
+    /// How long the timer may sleep at `now` if the index has something to forget at `expiry`; whoever needs it
+    /// sooner wakes it.
+    fn wait(&mut self, now: Time, expiry: Option<Time>) -> Duration {
+        let deadlines = [self.router.next_deadline(), expiry, Some(now + TICK_EVERY)];
+        self.ticks_at = deadlines.into_iter().flatten().min().unwrap_or(now);
         self.ticks_at - now
     }
 

@@ -6,14 +6,14 @@
 //! of a rank lets others in after each [`CLEAR_SLICE`] runs.
 
 use std::cell::Cell;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, PoisonError};
 
 use kvasir_types::{KvEvent, LocalHash, SequenceHash, Tier, Time, WorkerId, WorkerRank};
 use sdd::Guard;
 
 use crate::ranks::{RankTable, Ranks};
-use crate::routing::Routing;
+use crate::routing::Side;
 use crate::sync::{Apart, AtomicU32, Ordering, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Again, Applied, Holder, NAMES_AT_ONCE, Tree, refuse};
 use crate::view::View;
@@ -55,11 +55,12 @@ const BUDGET_TARGET_PERCENT: u64 = 90;
 pub struct Index {
     ranks: RankTable,
     events: Arc<View>,
-    routing: Option<Arc<View>>,
+    /// What routing decisions taught: all there is in an approximate index, a side index otherwise.
+    routing: Option<Side>,
     max_bytes: u64,
+    /// Bytes of what events taught, when something was last stored. Kept if there is a budget.
+    event_bytes: AtomicUsize,
     gate: Apart<Gate>,
-    /// The index is being copied.
-    pub(crate) copying: AtomicBool,
     /// Counts events that were applied beside others.
     #[cfg(any(test, feature = "oracle"))]
     together: std::sync::atomic::AtomicU64,
@@ -85,10 +86,6 @@ thread_local! {
 pub(crate) struct Writer {
     pub(crate) ranks: Ranks,
     pub(crate) events: Tree,
-    /// What routing decisions taught: all there is in an approximate index, a side index otherwise.
-    pub(crate) routing: Option<Routing>,
-    /// Bytes of `routing` when it was last changed.
-    routing_bytes: usize,
     evicted: u64,
 }
 
@@ -104,30 +101,14 @@ impl Writer {
                 tier,
                 parent,
                 blocks,
-            } => {
-                let mut applied =
-                    self.events
-                        .store_together(holder(slot, *tier), *parent, blocks)?;
-                applied.bytes += self.routing_bytes;
-                Some(applied)
-            }
+            } => self
+                .events
+                .store_together(holder(slot, *tier), *parent, blocks),
             KvEvent::Removed { tier, blocks } => {
                 self.events.remove_together(holder(slot, *tier), blocks)
             }
             KvEvent::Cleared { .. } => None,
         }
-    }
-
-    /// Drops entries until all takes at most `target` bytes.
-    #[cold]
-    fn evict(&mut self, target: usize) {
-        if let Some(routing) = &mut self.routing {
-            let left = target.saturating_sub(self.events.alone().bytes());
-            self.evicted += routing.evict(left, self.ranks.by_slot());
-            self.routing_bytes = routing.bytes();
-        }
-        let left = target.saturating_sub(self.routing_bytes);
-        self.evicted += self.events.alone().evict(left);
     }
 }
 
@@ -163,19 +144,17 @@ impl Index {
             ..Approximate::default()
         });
         let events = Tree::new();
-        let routing = options.approximate.or(predicted).map(Routing::new);
+        let routing = options.approximate.or(predicted).map(Side::new);
         Self {
             ranks: RankTable::new(),
             events: Arc::clone(&events.view),
-            routing: routing.as_ref().map(|r| Arc::clone(&r.tree.view)),
+            routing,
             max_bytes: options.max_bytes,
-            copying: AtomicBool::new(false),
+            event_bytes: AtomicUsize::new(0),
             gate: Apart(Gate {
                 writer: RwLock::new(Writer {
                     ranks: Ranks::default(),
                     events,
-                    routing,
-                    routing_bytes: 0,
                     evicted: 0,
                 }),
                 met: AtomicU32::new(0),
@@ -276,7 +255,7 @@ impl Index {
         if applied.empty {
             self.write().events.alone().settle();
         }
-        if self.max_bytes > 0 && applied.bytes as u64 > self.max_bytes {
+        if applied.bytes > 0 && self.is_over_budget(applied.bytes) {
             self.keep_budget(&mut self.write());
         }
         applied.outcome
@@ -291,52 +270,48 @@ impl Index {
         locals: &[LocalHash],
         sequence: &[SequenceHash],
     ) {
-        // A request does not wait for a copy of the index: what it would note is a guess.
-        if self.routing.is_none() || self.copying.load(Ordering::Relaxed) {
+        let Some(side) = &self.routing else {
             return;
-        }
-        let writer = &mut *self.write();
-        let slot = writer.ranks.slot(rank, &self.ranks);
-        if let Some(routing) = &mut writer.routing {
-            routing.record(now, slot, locals, sequence);
-            routing.prune(writer.ranks.by_slot());
-            if self.max_bytes > 0 {
-                writer.routing_bytes = routing.bytes();
-                self.keep_budget(writer);
-            }
+        };
+        reclaim();
+        let left = match self.max_bytes {
+            0 => usize::MAX,
+            max => (max as usize).saturating_sub(self.event_bytes.load(Ordering::Relaxed)),
+        };
+        if !side.record(now, rank, locals, sequence, left) {
+            let mut writer = self.write();
+            let slot = writer.ranks.slot(rank, &self.ranks);
+            side.admit(rank, slot);
+            drop(writer);
+            side.record(now, rank, locals, sequence, left);
         }
     }
 
-    /// Forgets what routing decisions taught and is too old at `now` to be believed.
+    /// Forgets what routing decisions taught and is too old at `now` to be believed. Until then it is found.
     pub fn expire(&self, now: Time) {
-        if self.routing.is_none() || self.copying.load(Ordering::Relaxed) {
-            return;
-        }
-        // Others get their turn after each bucket.
         while self.expire_some(now) {}
     }
 
-    fn expire_some(&self, now: Time) -> bool {
-        let writer = &mut *self.write();
-        let Some(routing) = &mut writer.routing else {
-            return false;
-        };
-        let more = routing.expire(now);
-        writer.routing_bytes = routing.bytes();
-        more
+    /// As [`Index::expire`], a part that takes some tens of microseconds. Returns whether there may be more: to be
+    /// called again after others that wait for a processor had their turn.
+    pub fn expire_some(&self, now: Time) -> bool {
+        (self.routing.as_ref()).is_some_and(|side| side.expire_some(now))
     }
 
     /// When [`Index::expire`] may have something to do next; `None` if nothing waits.
     #[must_use]
     pub fn next_expiry(&self) -> Option<Time> {
-        self.routing.as_ref()?;
-        self.write().routing.as_ref()?.next_expiry()
+        self.routing.as_ref()?.next_expiry()
     }
 
     /// Forgets everything that one rank held.
     pub fn remove_rank(&self, rank: WorkerRank) {
         self.clear(rank, None);
-        self.write().ranks.remove(rank);
+        let writer = &mut *self.write();
+        if let Some(side) = &self.routing {
+            side.remove(rank);
+        }
+        writer.ranks.remove(rank);
     }
 
     /// Forgets everything that any rank of a worker held.
@@ -363,11 +338,8 @@ impl Index {
                 }
             }
         }
-        if tier.is_none() && self.routing.is_some() {
-            let writer = &mut *self.write();
-            if let (Some(slot), Some(routing)) = (writer.ranks.get(rank), &mut writer.routing) {
-                routing.remove_slot(slot);
-            }
+        if let (None, Some(side)) = (tier, &self.routing) {
+            side.clear(rank, CLEAR_SLICE);
         }
     }
 
@@ -389,7 +361,7 @@ impl Index {
             let reused = self.ranks.reused();
             out.look_up(
                 &self.events,
-                self.routing.as_deref(),
+                self.routing.as_ref().map(|side| &*side.view),
                 &self.ranks,
                 prompt,
                 winner,
@@ -416,27 +388,43 @@ impl Index {
             pruned: 0,
             repeated: events.repeated(),
         };
-        if let Some(routing) = &mut writer.routing {
-            let routed = routing.tree.alone();
-            stats.blocks += routed.blocks();
-            stats.entries += routed.entries();
-            stats.runs += routed.runs();
-            stats.bytes += routing.bytes() as u64;
-            stats.pruned = routing.pruned;
+        if let Some(side) = &self.routing {
+            side.add_to(&mut stats);
         }
         stats
+    }
+
+    /// Whether all takes more than it may, with events' part of `bytes`.
+    #[inline]
+    fn is_over_budget(&self, bytes: usize) -> bool {
+        if self.max_bytes == 0 {
+            return false;
+        }
+        self.event_bytes.store(bytes, Ordering::Relaxed);
+        let routed = self.routing.as_ref().map_or(0, Side::bytes);
+        (bytes + routed) as u64 > self.max_bytes
     }
 
     /// Drops the least useful entries if the index is larger than it may be: what routing decisions taught,
     /// the next to expire first, then leaves that were stored longest ago.
     #[inline]
     fn keep_budget(&self, writer: &mut Writer) {
-        if self.max_bytes > 0
-            && (writer.events.alone().bytes() + writer.routing_bytes) as u64 > self.max_bytes
-        {
-            let target = (self.max_bytes * BUDGET_TARGET_PERCENT / 100) as usize;
-            writer.evict(target);
+        if self.max_bytes > 0 && self.is_over_budget(writer.events.alone().bytes()) {
+            self.evict(writer);
         }
+    }
+
+    #[cold]
+    fn evict(&self, writer: &mut Writer) {
+        let target = (self.max_bytes * BUDGET_TARGET_PERCENT / 100) as usize;
+        let mut events = writer.events.alone();
+        let mut routed = 0;
+        if let Some(side) = &self.routing {
+            while side.evict_some(target.saturating_sub(events.bytes())) {}
+            routed = side.bytes();
+        }
+        writer.evicted += events.evict(target.saturating_sub(routed));
+        self.event_bytes.store(events.bytes(), Ordering::Relaxed);
     }
 
     /// The index to oneself.
@@ -466,10 +454,8 @@ impl Index {
     #[cfg(any(test, feature = "oracle"))]
     #[must_use]
     pub fn entries(&self) -> u64 {
-        let writer = &mut *self.write();
-        let routing = writer.routing.as_mut();
-        let routed = routing.map_or(0, |r| r.tree.alone().entries());
-        writer.events.alone().entries() + routed
+        let routed = self.routing.as_ref().map_or(0, Side::entries);
+        self.write().events.alone().entries() + routed
     }
 
     /// Applies every event as if other writers were at work. For tests.
@@ -488,10 +474,9 @@ impl Index {
     /// Panics if the structure contradicts itself. For tests.
     #[cfg(any(test, feature = "oracle"))]
     pub fn check_invariants(&self) {
-        let writer = &mut *self.write();
-        writer.events.alone().check();
-        if let Some(routing) = &mut writer.routing {
-            routing.tree.alone().check();
+        self.write().events.alone().check();
+        if let Some(side) = &self.routing {
+            side.check();
         }
     }
 }

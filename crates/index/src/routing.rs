@@ -4,78 +4,133 @@
 //! such decision moves on; expired blocks leave, and past a number of blocks the next to expire leave too,
 //! the deepest first among equals, so that leaves go before what they hang on.
 //!
-//! A block waits in exactly one bucket; when that comes due and the block was confirmed since, it moves on.
+//! What always holds:
+//! - the blocks of a rank are a set of paths from the start on, cut into *spans* (`spans`): one for what a decision
+//!   added. A prompt is followed from span to span, by the name of the first block of each;
+//! - a span waits in exactly one bucket, of the grain in which its last block goes or of an earlier one; when that
+//!   comes due and the block was confirmed since, it moves on;
+//! - whatever hangs on a block goes before it.
+//!
+//! No call does more than a little ([`BLOCKS_AT_ONCE`]): who has more to do lets others in between (`side`).
+
+mod side;
+mod spans;
+
+pub(crate) use side::Side;
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use kvasir_types::{EngineHash, LocalHash, SequenceHash, StoredBlock, Time, WorkerRank};
 
 use crate::Approximate;
 use crate::mix::IdMap;
 use crate::tree::{Again, Holder, NAMES_AT_ONCE, Tree};
+use spans::{Span, SpanId, Spans, Step};
 
 /// A count of [`Approximate::GRAIN`]s.
 type Grain = u64;
 
-/// Blocks that one decision looks at in order to forget some, once there are too many: about a millisecond.
-const PRUNED_AT_ONCE: usize = 4096;
-
-/// Waits in no bucket just now.
-const TAKEN: Grain = Grain::MAX;
-
-#[derive(Clone, Copy, Debug)]
-struct Timer {
-    expiry: Grain,
-    /// The bucket it waits in.
-    waits: Grain,
-    depth: u32,
-}
+/// Blocks that are added or forgotten before others get their turn: some tens of microseconds. Few in tests,
+/// whose prompts are short and shall be recorded and forgotten in parts.
+const BLOCKS_AT_ONCE: usize = if cfg!(any(test, feature = "oracle")) {
+    3
+} else {
+    256
+};
 
 /// Blocks with expiries.
 #[derive(Debug)]
 pub(crate) struct Routing {
-    pub(crate) tree: Tree,
+    tree: Tree,
     options: Approximate,
-    /// By slot and name.
-    timers: Vec<IdMap<u64, Timer>>,
-    /// (slot, name) by the grain they wait for.
-    buckets: BTreeMap<Grain, Vec<(u32, u64)>>,
+    /// Ranks of which something was recorded, by the slots that the index gave them.
+    slots: IdMap<WorkerRank, u32>,
+    spans: Spans,
+    /// By slot: spans by the names of their first blocks.
+    heads: Vec<IdMap<u64, SpanId>>,
+    buckets: BTreeMap<Grain, Bucket>,
     blocks: usize,
+    /// Bytes of what spans point to, of their places in buckets and of their heads.
+    span_bytes: usize,
     /// There were too many blocks, and are still more than were to be left.
     pruning: bool,
-    pub(crate) pruned: u64,
+    pruned: u64,
+    evicted: u64,
+}
+
+/// Spans that wait for the same grain.
+#[derive(Debug, Default)]
+struct Bucket {
+    /// The deepest first.
+    waiting: BinaryHeap<Waiting>,
+    /// How many blocks they have.
+    blocks: usize,
+}
+
+/// A span in its bucket, in the order in which its last block goes: the deepest first, then by rank and name, to be
+/// definite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Waiting {
+    depth: u32,
+    rank: Reverse<WorkerRank>,
+    name: Reverse<u64>,
+    len: u32,
+    span: SpanId,
+}
+
+/// What is to be forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Forget {
+    /// Blocks that go in this grain or before.
+    Expired(Grain),
+    /// The next to expire, until so many are left.
+    Down(usize),
 }
 
 fn device(slot: u32) -> Holder {
     Holder { slot, tier: 0 }
 }
 
+/// Bytes of a span beside its own: where it waits, and an entry of a map that is half full.
+const PER_SPAN: usize = size_of::<Waiting>() + 2 * size_of::<(u64, SpanId)>();
+
 impl Routing {
     pub(crate) fn new(options: Approximate) -> Self {
         Self {
             tree: Tree::new(),
             options,
-            timers: Vec::new(),
+            slots: IdMap::default(),
+            spans: Spans::default(),
+            heads: Vec::new(),
             buckets: BTreeMap::new(),
             blocks: 0,
+            span_bytes: 0,
             pruning: false,
             pruned: 0,
+            evicted: 0,
         }
     }
 
-    /// Believes from now on that a rank caches these blocks.
-    pub(crate) fn record(
+    /// Believes from now on that a rank caches these blocks, of which it adds at most [`BLOCKS_AT_ONCE`]. Returns
+    /// how many were added, and whether it is to be called again for the others.
+    fn record(
         &mut self,
         now: Time,
         slot: u32,
+        rank: WorkerRank,
         locals: &[LocalHash],
         sequence: &[SequenceHash],
-    ) {
+    ) -> (usize, bool) {
         self.tree.alone().tidy(NAMES_AT_ONCE);
         let expiry = (now + self.options.ttl).as_nanos().div_ceil(grain_nanos());
-        let known = self.confirmed(slot, sequence, expiry);
-        let named = locals.iter().zip(sequence).skip(known);
+        let all = locals.len().min(sequence.len());
+        let Some((known, parent)) = self.confirm(slot, &sequence[..all], expiry) else {
+            return (0, false); // Two blocks of one name: no chain of ours.
+        };
+        let until = all.min(known + BLOCKS_AT_ONCE);
+        let named = locals[known..until].iter().zip(&sequence[known..until]);
         let blocks: Vec<StoredBlock> = named
             .map(|(&local, name)| StoredBlock {
                 engine: EngineHash(name.0),
@@ -83,187 +138,312 @@ impl Routing {
             })
             .collect();
         if blocks.is_empty() {
-            return;
+            return (0, false);
         }
-        let parent = known
+        let above = known
             .checked_sub(1)
             .map(|last| EngineHash(sequence[last].0));
-        if self
-            .tree
-            .alone()
-            .store(device(slot), parent, &blocks, Again::Confirms)
-            .is_err()
-        {
-            return; // Two blocks of one name: no chain of ours.
+        let mut tree = self.tree.alone();
+        if (tree.store(device(slot), above, &blocks, Again::Confirms)).is_err() {
+            return (0, false); // As above.
         }
-        if self.timers.len() <= slot as usize {
-            self.timers.resize_with(slot as usize + 1, IdMap::default);
-        }
-        let timers = &mut self.timers[slot as usize];
-        for (depth, block) in (known as u32..).zip(&blocks) {
-            let name = block.engine.0;
-            let mut fresh = false;
-            let timer = timers.entry(name).or_insert_with(|| {
-                fresh = true;
-                Timer {
-                    expiry,
-                    waits: expiry,
-                    depth,
-                }
-            });
-            (timer.expiry, timer.depth) = (expiry, depth);
-            if fresh {
-                self.blocks += 1;
-                self.buckets.entry(expiry).or_default().push((slot, name));
-            }
-        }
+        let len = blocks.len() as u32;
+        self.add_span(Span {
+            rank,
+            slot,
+            start: known as u32,
+            names: blocks.iter().map(|b| b.engine.0).collect(),
+            steps: vec![Step { len, expiry }],
+            parent,
+            children: 0,
+        });
+        (blocks.len(), until < all)
     }
 
-    /// How many leading blocks already expire at `expiry`.
-    ///
-    /// Every decision confirms a prompt from its first block on and a name stands for all that precedes
-    /// it, so along a prompt expiries never grow: a hot prefix costs a bisection, not a visit per block.
-    fn confirmed(&self, slot: u32, sequence: &[SequenceHash], expiry: Grain) -> usize {
-        let Some(timers) = self.timers.get(slot as usize) else {
-            return 0;
+    /// Moves the expiries of those blocks of a path on that are believed in already: the first ones. Returns how
+    /// many these are and the span that they end in; `None` if names repeat.
+    fn confirm(
+        &mut self,
+        slot: u32,
+        sequence: &[SequenceHash],
+        expiry: Grain,
+    ) -> Option<(usize, Option<SpanId>)> {
+        let (mut known, mut last) = (0, None);
+        let Some(heads) = self.heads.get(slot as usize) else {
+            return Some((known, last));
         };
-        sequence.partition_point(|name| timers.get(&name.0).is_some_and(|t| t.expiry == expiry))
+        while let Some(name) = sequence.get(known)
+            && let Some(&id) = heads.get(&name.0)
+        {
+            let span = self.spans.get_mut(id)?;
+            if span.start as usize != known || span.parent != last {
+                return None;
+            }
+            let rest = sequence[known..].iter();
+            let same = rest.zip(&span.names).take_while(|(s, n)| s.0 == **n);
+            let same = same.count();
+            self.span_bytes -= span.heap();
+            span.confirm(same as u32, expiry);
+            self.span_bytes += span.heap();
+            (known, last) = (known + same, Some(id));
+        }
+        Some((known, last))
+    }
+
+    fn add_span(&mut self, span: Span) {
+        let (slot, len) = (span.slot as usize, span.names.len());
+        if self.heads.len() <= slot {
+            self.heads.resize_with(slot + 1, IdMap::default);
+        }
+        if let Some(parent) = span.parent.and_then(|id| self.spans.get_mut(id)) {
+            parent.children += 1;
+        }
+        self.blocks += len;
+        self.span_bytes += span.heap() + PER_SPAN;
+        let first = span.names[0];
+        let id = self.spans.insert(span);
+        self.heads[slot].insert(first, id);
+        self.wait(id);
+    }
+
+    /// Puts a span into the bucket of its last block.
+    fn wait(&mut self, id: SpanId) {
+        let Some(span) = self.spans.get(id) else {
+            return;
+        };
+        let (Some(name), (grain, _)) = (span.names.last(), span.due()) else {
+            return;
+        };
+        let bucket = self.buckets.entry(grain).or_default();
+        bucket.blocks += span.names.len();
+        bucket.waiting.push(Waiting {
+            depth: span.start + span.len() - 1,
+            rank: Reverse(span.rank),
+            name: Reverse(*name),
+            len: span.len(),
+            span: id,
+        });
     }
 
     /// When the next block may expire.
-    pub(crate) fn next_expiry(&self) -> Option<Time> {
+    fn next_expiry(&self) -> Option<Time> {
         let grain = *self.buckets.keys().next()?;
         Some(Time::from_nanos(grain.saturating_mul(grain_nanos())))
     }
 
-    /// Forgets what has expired, a bucket at a time. Returns whether there may be more.
-    pub(crate) fn expire(&mut self, now: Time) -> bool {
+    /// Forgets blocks that have expired at `now`, at most [`BLOCKS_AT_ONCE`]. Returns whether there may be more.
+    fn expire(&mut self, now: Time) -> bool {
         self.tree.alone().tidy(NAMES_AT_ONCE);
         let due = now.as_nanos() / grain_nanos();
-        let Some(bucket) = self.buckets.first_entry().filter(|b| *b.key() <= due) else {
-            return false;
-        };
-        let (grain, waiting) = bucket.remove_entry();
-        let expired = self.sift(grain, waiting);
-        self.drop_blocks(&expired);
+        self.sweep(Forget::Expired(due), BLOCKS_AT_ONCE)
+    }
+
+    /// Forgets blocks if there are too many, at most [`BLOCKS_AT_ONCE`]. Returns whether there are more to go.
+    fn prune(&mut self) -> bool {
+        self.pruning |= self.blocks > self.options.max_blocks;
+        if self.pruning {
+            let before = self.blocks;
+            let target = self.options.prune_target();
+            self.pruning = self.sweep(Forget::Down(target), BLOCKS_AT_ONCE) && self.blocks > target;
+            self.pruned += (before - self.blocks) as u64;
+        }
+        self.pruning
+    }
+
+    /// Forgets blocks, in the order of [`Routing::prune`], until all takes at most `target` bytes, or as many as are
+    /// forgotten at once. Returns whether there are more to go.
+    fn evict(&mut self, target: usize) -> bool {
+        let before = self.blocks;
+        self.tree.alone().tidy(BLOCKS_AT_ONCE);
+        // A block is some tens of bytes: so few at a time that not many more go than have to.
+        let step = BLOCKS_AT_ONCE.div_ceil(8);
+        for _ in 0..8 {
+            if self.bytes() <= target || self.blocks == 0 {
+                break;
+            }
+            self.sweep(Forget::Down(0), step);
+        }
+        self.evicted += (before - self.blocks) as u64;
+        self.bytes() > target && self.blocks > 0
+    }
+
+    /// Forgets blocks; looks at `most` spans and blocks. Returns whether there may be more to forget.
+    fn sweep(&mut self, what: Forget, most: usize) -> bool {
+        let mut left = most;
+        while left > 0 {
+            let Some(first) = self.buckets.first_entry() else {
+                return false;
+            };
+            let grain = *first.key();
+            match what {
+                Forget::Expired(due) if grain > due => return false,
+                Forget::Down(target) if self.blocks <= target => return false,
+                _ => {}
+            }
+            left -= 1;
+            let Some(next) = first.into_mut().waiting.pop() else {
+                self.buckets.remove(&grain);
+                continue;
+            };
+            left = left.saturating_sub(self.shorten(grain, next, what, left));
+        }
         true
     }
 
-    /// Forgets blocks if there are too many: some now and the others with the next decisions, so that no request
-    /// waits for all of them. `ranks` by slot, to make the order definite.
-    pub(crate) fn prune(&mut self, ranks: &[WorkerRank]) {
-        let (before, target) = (self.blocks, self.options.prune_target());
-        // More than a prompt can add, or many long ones would outrun it.
-        let over = before.saturating_sub(self.options.max_blocks);
-        let quota = PRUNED_AT_ONCE.max(2 * over);
-        self.pruning |= over > 0;
-        let mut seen = 0;
-        while self.pruning && seen < quota {
-            let looked_at = self.prune_bucket(target, ranks);
-            seen += looked_at.unwrap_or(0);
-            self.pruning = looked_at.is_some() && self.blocks > target;
+    /// Forgets blocks from the end of the span that was the first in the first bucket, as many as may go before those
+    /// of any other, but about `most`. Returns how many.
+    fn shorten(&mut self, grain: Grain, waiting: Waiting, what: Forget, most: usize) -> usize {
+        let Entry::Occupied(mut bucket) = self.buckets.entry(grain) else {
+            return 0;
+        };
+        let bucket = bucket.get_mut();
+        let (in_bucket, next) = (bucket.blocks, bucket.waiting.peek().map(|w| w.depth));
+        bucket.blocks -= waiting.len as usize;
+        let Some(span) = self.spans.get_mut(waiting.span) else {
+            return 0; // It went with its rank.
+        };
+        let ((due, from), len) = (span.due(), span.len());
+        if due > grain {
+            self.wait(waiting.span);
+            return 0;
         }
-        self.pruned += (before - self.blocks) as u64;
-    }
-
-    /// Forgets blocks, in the order of [`Routing::prune`], until all takes at most `target` bytes. Returns
-    /// how many went.
-    pub(crate) fn evict(&mut self, target: usize, ranks: &[WorkerRank]) -> u64 {
-        let before = self.blocks;
-        self.tree.alone().tidy(usize::MAX);
-        while self.bytes() > target && self.blocks > 0 {
-            self.prune_to(self.blocks * 7 / 8, ranks);
-            self.timers.iter_mut().for_each(IdMap::shrink_to_fit);
+        let (all, excess) = match what {
+            Forget::Expired(_) => (true, usize::MAX),
+            Forget::Down(target) => {
+                let excess = self.blocks - target;
+                (in_bucket <= excess, excess)
+            }
+        };
+        let mut keep = from.max(len.saturating_sub(excess.min(most.max(1)) as u32));
+        // Where order counts, or where something may hang on it, it does not go on past the next one's end.
+        if let Some(next) = next.filter(|_| !all || span.children > 0) {
+            keep = keep.max(len.saturating_sub((waiting.depth - next).max(1)));
         }
-        (before - self.blocks) as u64
+        self.drop_end(waiting.span, keep);
+        (len - keep) as usize
     }
 
-    fn prune_to(&mut self, target: usize, ranks: &[WorkerRank]) {
-        while self.blocks > target && self.prune_bucket(target, ranks).is_some() {}
+    /// Forgets the blocks of a span from `keep` on.
+    fn drop_end(&mut self, id: SpanId, keep: u32) {
+        let Some(span) = self.spans.get_mut(id) else {
+            return;
+        };
+        let gone = span.names[keep as usize..].iter().rev();
+        let names: Vec<EngineHash> = gone.map(|name| EngineHash(*name)).collect();
+        // Crafted names may repeat, and then some are gone already.
+        let _unknown = self.tree.alone().remove(device(span.slot), &names);
+        self.blocks -= names.len();
+        if keep == 0 {
+            self.free(id);
+        } else {
+            self.span_bytes -= span.heap();
+            span.shorten(keep);
+            self.span_bytes += span.heap();
+            self.wait(id);
+        }
+        self.settle();
     }
 
-    /// Forgets blocks of the next bucket until `target` are left. Returns how many it looked at; none if there is
-    /// no bucket.
-    fn prune_bucket(&mut self, target: usize, ranks: &[WorkerRank]) -> Option<usize> {
-        let (grain, waiting) = self.buckets.pop_first()?;
-        let seen = waiting.len();
-        let mut due = self.sift(grain, waiting);
-        due.sort_by_cached_key(|&(slot, name)| {
-            let depth = self.timers[slot as usize].get(&name).map_or(0, |t| t.depth);
-            (Reverse(depth), ranks.get(slot as usize), name)
-        });
-        let excess = self.blocks.saturating_sub(target).min(due.len());
-        let left = due.split_off(excess);
-        self.drop_blocks(&due);
-        self.wait_again(grain, left);
-        Some(seen)
-    }
-
-    fn wait_again(&mut self, grain: Grain, blocks: Vec<(u32, u64)>) {
-        for (slot, name) in &blocks {
-            if let Some(timer) = self.timers[*slot as usize].get_mut(name) {
-                timer.waits = grain;
+    /// Gives up a span whose blocks are not counted any more.
+    fn free(&mut self, id: SpanId) {
+        let Some(span) = self.spans.remove(id) else {
+            return;
+        };
+        self.span_bytes -= span.heap() + PER_SPAN;
+        if let Some(parent) = span.parent.and_then(|id| self.spans.get_mut(id)) {
+            parent.children -= 1;
+        }
+        if let Some(heads) = self.heads.get_mut(span.slot as usize)
+            && heads.get(&span.names[0]) == Some(&id)
+        {
+            heads.remove(&span.names[0]);
+            if heads.len() * 8 < heads.capacity() {
+                heads.shrink_to(heads.len() * 2);
             }
         }
-        if !blocks.is_empty() {
-            self.buckets.insert(grain, blocks);
-        }
     }
 
-    /// Of those that waited for `grain`, the ones whose time it is; the others go on waiting.
-    fn sift(&mut self, grain: Grain, waiting: Vec<(u32, u64)>) -> Vec<(u32, u64)> {
-        let mut due = Vec::new();
-        for (slot, name) in waiting {
-            match self.timers[slot as usize].get_mut(&name) {
-                Some(timer) if timer.waits == grain && timer.expiry == grain => {
-                    // A rank that was removed and came back may be listed twice.
-                    timer.waits = TAKEN;
-                    due.push((slot, name));
-                }
-                Some(timer) if timer.waits == grain => {
-                    timer.waits = timer.expiry;
-                    self.buckets
-                        .entry(timer.expiry)
-                        .or_default()
-                        .push((slot, name));
-                }
-                _ => {}
-            }
-        }
-        due
-    }
-
-    fn drop_blocks(&mut self, blocks: &[(u32, u64)]) {
-        for group in blocks.chunk_by(|a, b| a.0 == b.0) {
-            let slot = group[0].0;
-            let names: Vec<EngineHash> = group.iter().map(|b| EngineHash(b.1)).collect();
-            for name in &names {
-                self.timers[slot as usize].remove(&name.0);
-            }
-            self.blocks -= names.len();
-            let gone = self.tree.alone().remove(device(slot), &names);
-            debug_assert!(gone.is_ok(), "timers and tree disagree: {gone:?}");
-        }
+    /// Gives everything back if nothing is believed in.
+    fn settle(&mut self) {
         if self.blocks == 0 {
-            self.timers = Vec::new();
+            self.spans.clear();
+            self.heads = Vec::new();
             self.buckets.clear();
+            self.span_bytes = 0;
         }
     }
 
-    /// Forgets a rank.
-    pub(crate) fn remove_slot(&mut self, slot: u32) {
-        if let Some(timers) = self.timers.get_mut(slot as usize) {
-            self.blocks -= std::mem::take(timers).len();
-        }
-        self.tree.alone().clear(device(slot), usize::MAX);
+    /// Forgets who hung where on a rank; its spans are to be given to [`Self::forget`].
+    fn disband(&mut self, slot: u32) -> Vec<SpanId> {
+        let heads = self.heads.get_mut(slot as usize);
+        let heads = heads.map(std::mem::take).unwrap_or_default();
+        heads.into_values().collect()
     }
 
-    /// Bytes of the tree and the timers.
-    pub(crate) fn bytes(&mut self) -> usize {
-        let timer = size_of::<(u64, Timer)>() + 1;
-        let timers: usize = self.timers.iter().map(|t| t.capacity() * timer).sum();
-        let waiting: usize = self.buckets.values().map(|b| b.capacity() * 16 + 32).sum();
-        self.tree.alone().bytes() + timers + waiting
+    /// Forgets blocks of a rank, at most some. Returns whether there are more.
+    fn forget(&mut self, slot: u32, spans: &mut Vec<SpanId>, runs: usize) -> bool {
+        for id in spans.drain(spans.len().saturating_sub(runs)..) {
+            self.blocks -= self.spans.get(id).map_or(0, |span| span.names.len());
+            self.free(id);
+        }
+        let more = self.tree.alone().clear(device(slot), runs);
+        self.settle();
+        more || !spans.is_empty()
+    }
+
+    /// Forgets all blocks of a rank.
+    fn forget_all(&mut self, slot: u32) {
+        let mut spans = self.disband(slot);
+        self.forget(slot, &mut spans, usize::MAX);
+    }
+
+    /// Bytes of the tree and the spans, near enough.
+    fn bytes(&mut self) -> usize {
+        self.tree.alone().bytes() + self.spans.bytes() + self.span_bytes
+    }
+
+    /// Panics if it contradicts itself. For tests.
+    #[cfg(any(test, feature = "oracle"))]
+    fn check(&mut self) {
+        let tree = self.tree.alone();
+        tree.check();
+        assert_eq!(tree.entries(), self.blocks as u64);
+        let (mut blocks, mut bytes, mut count) = (0, 0, 0);
+        let mut children: BTreeMap<SpanId, u32> = BTreeMap::new();
+        for (id, span) in self.spans.iter() {
+            (blocks, count) = (blocks + span.names.len(), count + 1);
+            bytes += span.heap() + PER_SPAN;
+            assert_eq!(self.heads[span.slot as usize][&span.names[0]], id);
+            assert_eq!(span.steps.last().map(|s| s.len), Some(span.len()));
+            let Some(parent) = span.parent else {
+                assert_eq!(span.start, 0);
+                continue;
+            };
+            *children.entry(parent).or_default() += 1;
+            let expiry = self.spans.get(parent).and_then(|above| {
+                let at = span.start - above.start;
+                above.steps.iter().find(|s| at > 0 && s.len >= at)
+            });
+            let later = |above: &Step| above.expiry >= span.steps[0].expiry;
+            assert!(expiry.is_some_and(later), "it hangs on nothing that stays");
+        }
+        for (id, span) in self.spans.iter() {
+            assert_eq!(children.get(&id).copied().unwrap_or(0), span.children);
+        }
+        assert_eq!((self.blocks, self.span_bytes), (blocks, bytes));
+        let mut waiting = 0;
+        for (grain, bucket) in &self.buckets {
+            let lens = bucket.waiting.iter().map(|w| w.len as usize);
+            assert_eq!(lens.sum::<usize>(), bucket.blocks);
+            for w in &bucket.waiting {
+                let span = self.spans.get(w.span);
+                waiting += usize::from(span.is_some());
+                assert!(span.is_none_or(|s| s.len() == w.len && s.due().0 >= *grain));
+            }
+        }
+        assert_eq!(waiting, count, "each span waits once");
+        let heads: usize = self.heads.iter().map(IdMap::len).sum();
+        assert_eq!(heads, count);
     }
 }
 

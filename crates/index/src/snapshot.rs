@@ -8,7 +8,6 @@ use kvasir_types::{KvEvent, Tier, WorkerRank};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::index::Writer;
-use crate::sync::Ordering;
 use crate::tree::{Dumped, Holder, Packed};
 use crate::{Index, RestoreError};
 
@@ -57,13 +56,6 @@ impl Index {
     /// The compact form.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
-        self.copying.store(true, Ordering::Relaxed);
-        let copy = self.copy();
-        self.copying.store(false, Ordering::Relaxed);
-        copy
-    }
-
-    fn copy(&self) -> Vec<u8> {
         let writer = &mut *self.write();
         let events = writer.events.alone();
         let mut out = Vec::with_capacity(64 + events.blocks() * 17);

@@ -1,6 +1,7 @@
 //! What the replay does not ask. `own restore [BLOCKS]`: how long does a snapshot of so many blocks take to
 //! write and to restore? `own writers TRACE [kvasir|crtc|hashed] [THREADS]`: how much do 1, 2 and 4 threads
-//! that write at once get done?
+//! that write at once get done? `own decisions [SECONDS]`: how long does a request wait to note where it was sent, while
+//! what was noted before expires or is too much?
 //!
 //! `writers` hands each thread the events of its own workers (8 workers with 131,072 blocks each): to our index;
 //! to the peer's, run as its own pool of event threads does, with the events in the threads' queues already;
@@ -10,9 +11,10 @@ use index_bench::ours::{Event, Kvasir};
 use index_bench::peers::Crtc;
 use index_bench::sim::{self, Config, Item};
 use index_bench::trace;
-use kvasir_index::Index;
-use kvasir_types::{EngineHash, KvEvent, LocalHash, StoredBlock, Tier, WorkerRank};
-use std::time::Instant;
+use kvasir_index::{Approximate, Index, IndexOptions};
+use kvasir_types::{EngineHash, KvEvent, LocalHash, SequenceHash, StoredBlock, Tier, Time, WorkerRank};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 const CHAIN: u64 = 500;
 const WORKERS: u64 = 8;
@@ -26,8 +28,11 @@ fn main() {
             let threads: Vec<usize> = a[3.min(a.len())..].iter().filter_map(|n| n.parse().ok()).collect();
             writers(&a[1], what, if threads.is_empty() { &[1, 2, 4] } else { &threads })
         }
+        Some("decisions") => decisions(a.get(1).and_then(|n| n.parse().ok()).unwrap_or(10)),
         _ => {
-            eprintln!("usage: own restore [BLOCKS] | own writers TRACE [kvasir|crtc|hashed] [THREADS...]");
+            eprintln!(
+                "usage: own restore [BLOCKS] | own writers TRACE [kvasir|crtc|hashed] [THREADS...] | own decisions [SECONDS]"
+            );
             std::process::exit(2);
         }
     }
@@ -66,6 +71,62 @@ fn restore(blocks: u64) {
             bytes.len() as f64 / 1e6,
             written.as_secs_f64() * 1e3,
             restored.as_secs_f64() * 1e3
+        );
+    }
+}
+
+/// 12,000 decisions a second of virtual time, as fast as they go: prompts of 250 blocks, of which 8 heads of 219 are
+/// shared. With a TTL of 2 s 740,000 blocks are believed in and as many expire as are added; with one of 120 s there are
+/// too many, and as many are pruned. A second thread sweeps ten times a virtual second, as the router's timer does.
+fn decisions(seconds: u64) {
+    const EACH: Duration = Duration::from_nanos(1_000_000_000 / 12_000);
+    for ttl in [2, 120] {
+        let approximate = Approximate { ttl: Duration::from_secs(ttl), ..Approximate::default() };
+        let index = Index::with_options(&IndexOptions { approximate: Some(approximate), ..IndexOptions::default() });
+        let (clock, over) = (AtomicU64::new(0), AtomicBool::new(false));
+        let mut took = Vec::new();
+        let sweeps = std::thread::scope(|s| {
+            let sweeper = s.spawn(|| {
+                let (mut next, mut sweeps) = (0, 0u64);
+                while !over.load(Relaxed) {
+                    let now = clock.load(Relaxed);
+                    if now < next {
+                        std::thread::sleep(Duration::from_micros(50));
+                        continue;
+                    }
+                    next = now + 100_000_000;
+                    while index.expire_some(Time::from_nanos(now)) {
+                        sweeps += 1;
+                        std::thread::yield_now();
+                    }
+                }
+                sweeps
+            });
+            for n in 0..seconds * 12_000 {
+                let name = |i: u64| match i {
+                    0..219 => (n % 8) << 32 | i,
+                    _ => (n + 8) << 32 | i,
+                };
+                let locals: Vec<LocalHash> = (0..250).map(|i| LocalHash(index_bench::index::mix(name(i)))).collect();
+                let names: Vec<SequenceHash> = locals.iter().map(|l| SequenceHash(index_bench::index::mix(l.0))).collect();
+                let now = Time::ZERO + EACH * n as u32;
+                clock.store(now.as_nanos(), Relaxed);
+                let t = Instant::now();
+                index.record_routing(now, WorkerRank::new(n % 8 % 2, 0), &locals, &names);
+                took.push(t.elapsed());
+            }
+            over.store(true, Relaxed);
+            sweeper.join().unwrap_or(0)
+        });
+        // What came when there was nothing to forget yet is left out.
+        let mut took = took.split_off(took.len() / 3);
+        took.sort_unstable();
+        let at = |share: f64| took[((took.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e6;
+        let mean = took.iter().sum::<Duration>().as_secs_f64() * 1e6 / took.len() as f64;
+        let stats = index.stats();
+        println!(
+            "decisions: ttl {ttl} s: mean {mean:.1}, p50 {:.1}, p99 {:.1}, p99.9 {:.1}, max {:.1} us; {} entries, {:.0} bytes each, {} pruned, {sweeps} sweeps",
+            at(0.5), at(0.99), at(0.999), at(1.0), stats.entries, stats.bytes as f64 / stats.entries as f64, stats.pruned
         );
     }
 }

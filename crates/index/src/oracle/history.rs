@@ -285,8 +285,20 @@ pub fn follow_routing(bytes: &[u8]) {
                 let names: Vec<SequenceHash> = (1..=path.len())
                     .map(|end| SequenceHash(name_of(&path[..end], 0).0))
                     .collect();
+                // A decision while what has expired is being swept, unless too many blocks would be pruned.
+                let sweeps = source.below(4) == 0
+                    && oracle.entries() + path.len() <= options.max_blocks
+                    && index.expire_some(now);
+                if sweeps {
+                    index.check_invariants();
+                    oracle.expire(now);
+                }
                 index.record_routing(now, rank, &path, &names);
                 oracle.record(now, rank, &path, &names);
+                if sweeps {
+                    index.check_invariants();
+                    index.expire(now);
+                }
             }
         }
         index.check_invariants();

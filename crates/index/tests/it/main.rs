@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a helper that fails is a failed test")]
 
 mod captures;
+mod decisions;
 mod histories;
 mod limits;
 mod predicted;

@@ -1,0 +1,178 @@
+//! The side of an index that learns from routing decisions: who gets to write when.
+//!
+//! A lock of its own, so that requests and events do not wait for each other, held for a few blocks at a time.
+//! A decision does a share of the work in proportion to what it adds; what expires is swept by whoever keeps the
+//! time, who gives way to requests.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use kvasir_types::{LocalHash, SequenceHash, Time, WorkerRank};
+
+use super::{BLOCKS_AT_ONCE, Routing};
+use crate::sync::{Apart, AtomicU32, Mutex, MutexGuard, Ordering, lock_soon};
+use crate::view::View;
+use crate::{Approximate, Stats};
+
+/// Blocks that a decision forgets at least once there are too many. The oracle of tests forgets them all.
+const PRUNED_AT_ONCE: usize = if cfg!(any(test, feature = "oracle")) {
+    4096
+} else {
+    2 * BLOCKS_AT_ONCE
+};
+
+/// What is known from routing decisions.
+#[derive(Debug)]
+pub(crate) struct Side {
+    pub(crate) view: Arc<View>,
+    routing: Apart<Mutex<Routing>>,
+    /// How many wait for it.
+    waiting: Apart<AtomicU32>,
+    bytes: AtomicUsize,
+}
+
+impl Side {
+    pub(crate) fn new(options: Approximate) -> Self {
+        let routing = Routing::new(options);
+        Self {
+            view: Arc::clone(&routing.tree.view),
+            routing: Apart(Mutex::new(routing)),
+            waiting: Apart::default(),
+            bytes: AtomicUsize::new(0),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Routing> {
+        if let Ok(routing) = self.routing.0.try_lock() {
+            return routing;
+        }
+        self.waiting.0.fetch_add(1, Ordering::Relaxed);
+        let routing = lock_soon(&self.routing.0);
+        self.waiting.0.fetch_sub(1, Ordering::Relaxed);
+        routing
+    }
+
+    /// Bytes after the last change.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Notes that these are the slots that the index has given to ranks.
+    pub(crate) fn admit(&self, rank: WorkerRank, slot: u32) {
+        self.lock().slots.insert(rank, slot);
+    }
+
+    /// See [`crate::Index::record_routing`]; false if the rank has no slot here. Leaves at most `max_bytes` of what
+    /// was there before.
+    pub(crate) fn record(
+        &self,
+        now: Time,
+        rank: WorkerRank,
+        locals: &[LocalHash],
+        sequence: &[SequenceHash],
+        max_bytes: usize,
+    ) -> bool {
+        let (mut added, mut more) = (0, true);
+        let mut routing = self.lock();
+        while more {
+            let Some(&slot) = routing.slots.get(&rank) else {
+                return added > 0; // It was removed meanwhile.
+            };
+            let new;
+            (new, more) = routing.record(now, slot, rank, locals, sequence);
+            added += new;
+            if more {
+                drop(routing);
+                routing = self.lock();
+            }
+        }
+        let quota = PRUNED_AT_ONCE.max(2 * added);
+        let mut seen = 0;
+        while routing.prune() && seen < quota {
+            seen += BLOCKS_AT_ONCE;
+            drop(routing);
+            routing = self.lock();
+        }
+        while max_bytes < usize::MAX && routing.evict(max_bytes) && seen < quota {
+            seen += BLOCKS_AT_ONCE;
+            drop(routing);
+            routing = self.lock();
+        }
+        self.note_bytes(&mut routing);
+        true
+    }
+
+    /// Forgets some of what has expired. Says whether there may be more; also if others wait, to whom it gives way.
+    pub(crate) fn expire_some(&self, now: Time) -> bool {
+        if self.waiting.0.load(Ordering::Relaxed) > 0 {
+            return true;
+        }
+        let mut routing = self.lock();
+        let more = routing.expire(now);
+        self.note_bytes(&mut routing);
+        more
+    }
+
+    /// Forgets some of the next to expire until `target` bytes are left. Says whether there is more to forget.
+    pub(crate) fn evict_some(&self, target: usize) -> bool {
+        let mut routing = self.lock();
+        let more = routing.evict(target);
+        self.note_bytes(&mut routing);
+        more
+    }
+
+    pub(crate) fn next_expiry(&self) -> Option<Time> {
+        self.lock().next_expiry()
+    }
+
+    /// Forgets what a rank is believed to hold, `runs` runs at a time.
+    pub(crate) fn clear(&self, rank: WorkerRank, runs: usize) {
+        let mut routing = self.lock();
+        let Some(&slot) = routing.slots.get(&rank) else {
+            return;
+        };
+        let mut spans = routing.disband(slot);
+        while routing.forget(slot, &mut spans, runs) {
+            drop(routing);
+            routing = self.lock();
+        }
+        // What was recorded meanwhile.
+        routing.forget_all(slot);
+        self.note_bytes(&mut routing);
+    }
+
+    /// Forgets a rank whose slot is given up, and what was recorded of it since it was cleared.
+    pub(crate) fn remove(&self, rank: WorkerRank) {
+        let mut routing = self.lock();
+        if let Some(slot) = routing.slots.remove(&rank) {
+            routing.forget_all(slot);
+            self.note_bytes(&mut routing);
+        }
+    }
+
+    fn note_bytes(&self, routing: &mut Routing) {
+        self.bytes.store(routing.bytes(), Ordering::Relaxed);
+    }
+
+    /// Adds its figures.
+    pub(crate) fn add_to(&self, stats: &mut Stats) {
+        let mut routing = self.lock();
+        let tree = routing.tree.alone();
+        stats.blocks += tree.blocks();
+        stats.entries += tree.entries();
+        stats.runs += tree.runs();
+        stats.bytes += routing.bytes() as u64;
+        stats.pruned = routing.pruned;
+        stats.evicted += routing.evicted;
+    }
+
+    #[cfg(any(test, feature = "oracle"))]
+    pub(crate) fn entries(&self) -> u64 {
+        self.lock().tree.alone().entries()
+    }
+
+    #[cfg(any(test, feature = "oracle"))]
+    pub(crate) fn check(&self) {
+        self.lock().check();
+    }
+}
