@@ -215,7 +215,9 @@ impl App {
     /// Answers one HTTP request that came in at `door`.
     pub async fn handle(self: &Arc<Self>, mut request: Request<Incoming>, door: Door) -> Reply {
         if let Err(refusal) = framing::check(&request) {
-            return reply::error(&refusal); // Where its body ends is in doubt: nothing more is read.
+            let mut reply = reply::error(&refusal);
+            framing::close_after(&mut reply); // Where its body ends is in doubt: nothing more is read.
+            return reply;
         }
         match self.find(&request, door) {
             Ok((route, audience)) => {
@@ -226,7 +228,8 @@ impl App {
                 self.answer(route, request, door).await
             }
             Err(refusal) => {
-                body::leave(request.into_body()).await;
+                let (head, body) = request.into_parts();
+                body::leave(&head, body).await;
                 *refusal
             }
         }

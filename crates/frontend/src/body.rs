@@ -65,7 +65,7 @@ where
     B::Error: Into<BoxError> + Send,
 {
     if let Err(refusal) = check_content_type(&head.headers) {
-        leave(body).await;
+        leave(head, body).await;
         return Err(refusal);
     }
     read_for(app, head, body).await
@@ -89,15 +89,20 @@ where
     outcome
 }
 
-/// Lets the answer go out while the rest of a body that is too large still comes. A client that asked before it sends
-/// any of it (RFC 9110, section 10.1.1) has its answer: reading would tell it to go on, but for HTTP/2, where the
-/// library never does that and breaks off a request of which it has not seen the end.
+/// Whether reading the body would tell its client to send it: one that asked first (RFC 9110, section 10.1.1) has its
+/// answer in the refusal. Not on HTTP/2, where the library never does that and breaks off a request of which it has not
+/// seen the end.
+fn is_awaited(head: &Parts) -> bool {
+    head.version != Version::HTTP_2 && head.headers.contains_key(EXPECT)
+}
+
+/// Lets the answer go out while the rest of a body that is too large still comes.
 fn linger<B>(app: &App, head: &Parts, body: B)
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError> + Send,
 {
-    if head.version == Version::HTTP_2 || !head.headers.contains_key(EXPECT) {
+    if !is_awaited(head) {
         app.tasks()
             .spawn(discard(body, DISCARD_MAX, DISCARD_PATIENCE));
     }
@@ -197,11 +202,12 @@ fn broken(error: &BoxError) -> ApiError {
 }
 
 /// Lets go of a refused request's body: one that is short is read, so that its connection can go on.
-pub(crate) async fn leave<B>(body: B)
+pub(crate) async fn leave<B>(head: &Parts, body: B)
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    if !body.is_end_stream() && body.size_hint().lower() <= LEAVE_MAX {
+    let is_short = !body.is_end_stream() && body.size_hint().lower() <= LEAVE_MAX;
+    if is_short && !is_awaited(head) {
         discard(body, LEAVE_MAX, LEAVE_PATIENCE).await;
     }
 }

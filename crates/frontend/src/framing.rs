@@ -2,12 +2,13 @@
 //!
 //! A request that two servers on its way could read differently is how one client's bytes become another's
 //! request. The library refuses most of it (lengths that disagree, codings that do not end in `chunked`, folded
-//! and malformed fields) and forgets the rest before we see it, so what is left is answered and the connection
-//! closed.
+//! and malformed fields); of a length beside chunks it says nothing, so that is looked for in the bytes themselves.
 
 use http::header::{CONNECTION, HOST, TRANSFER_ENCODING};
 use http::{HeaderValue, Request, Response, Version};
 use kvasir_openai::ApiError;
+
+use crate::heads::Heads;
 
 /// What a request of HTTP/1.1 that does not name one host is told (RFC 9112, section 3.2).
 const ONE_HOST: &str = "A request of HTTP/1.1 has one `host` field, no more and no less";
@@ -17,6 +18,13 @@ const ONLY_CHUNKED: &str = "The only transfer coding of a request that is unders
 /// What a request is told that names its coding twice (RFC 9112, section 7).
 const CHUNKED_ONCE: &str =
     "A request has one `transfer-encoding` field, which names `chunked` once";
+
+/// What a request in chunks is told that also names a length, or came before the answer to the one before it.
+const ONE_LENGTH: &str = "A request in chunks has no `content-length`, and is not sent before the answer to the request before it";
+
+/// A request whose body may have two lengths.
+#[derive(Clone, Copy, Debug)]
+struct InDoubt;
 
 /// Refuses what names no host or several, and what is in chunks in any way but the plain one.
 pub(crate) fn check<B>(request: &Request<B>) -> Result<(), ApiError> {
@@ -40,6 +48,9 @@ fn check_coding<B>(request: &Request<B>) -> Result<(), ApiError> {
     if fields.next().is_some() {
         return Err(ApiError::bad_request(CHUNKED_ONCE));
     }
+    if request.extensions().get::<InDoubt>().is_some() {
+        return Err(ApiError::bad_request(ONE_LENGTH));
+    }
     let codings = || first.as_bytes().split(|byte| *byte == b',');
     let chunked = |coding: &[u8]| coding.trim_ascii().eq_ignore_ascii_case(b"chunked");
     match (codings().count(), codings().filter(|c| chunked(c)).count()) {
@@ -49,10 +60,14 @@ fn check_coding<B>(request: &Request<B>) -> Result<(), ApiError> {
     }
 }
 
-/// Whether the connection must not be used again: a body in chunks may have come with a length, too, which the
-/// library does not tell, and somebody before us may have gone by that length (RFC 9112, section 6.1).
-pub(crate) fn is_last<B>(request: &Request<B>) -> bool {
-    request.version() == Version::HTTP_11 && request.headers().contains_key(TRANSFER_ENCODING)
+/// Notes on a request in chunks that it may have come with a length, too; [`check`] refuses it then. Somebody before us
+/// may have gone by that length (RFC 9112, section 6.1).
+pub(crate) fn note_doubt<B>(request: &mut Request<B>, heads: &Heads) {
+    let is_coded =
+        request.version() == Version::HTTP_11 && request.headers().contains_key(TRANSFER_ENCODING);
+    if is_coded && !heads.names_no_length(request) {
+        request.extensions_mut().insert(InDoubt);
+    }
 }
 
 /// Lets the connection end with this answer.

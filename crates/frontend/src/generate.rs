@@ -81,7 +81,7 @@ pub(crate) async fn handle(
 
 async fn read(app: &App, parts: &Parts, incoming: Incoming) -> Result<Bytes, ApiError> {
     if app.is_draining() {
-        body::leave(incoming).await;
+        body::leave(parts, incoming).await;
         return Err(ApiError::not_ready());
     }
     body::read_json(app, parts, incoming).await

@@ -21,6 +21,7 @@ mod events;
 mod fleet;
 mod framing;
 mod generate;
+mod heads;
 mod host;
 mod ids;
 mod in_flight;

@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Request;
+use http::{Request, Version};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::rt::Executor;
@@ -26,6 +26,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::cores::{Cores, Seat};
+use crate::heads::{Heads, Tapped};
 use crate::reply::{Cut, ReplyBody};
 use crate::tls::ServerTls;
 use crate::{App, Door, canary, framing};
@@ -217,18 +218,17 @@ async fn serve_connection(
     _place: OwnedSemaphorePermit,
 ) {
     let (limits, tasks) = (app.options().limits, app.tasks().clone());
-    let activity = Arc::new(Activity::default());
+    let heads = Arc::new(Heads::new(limits.header_bytes_max));
+    let activity = Arc::new(Activity::new(Arc::clone(&heads)));
     let counted = Arc::clone(&activity);
-    let service = service_fn(move |request: Request<Incoming>| {
-        let (app, guard) = (Arc::clone(&app), UnderWay::enter(&counted));
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        framing::note_doubt(&mut request, &counted.heads);
+        let guard = UnderWay::enter(&counted, request.version() <= Version::HTTP_11);
+        let app = Arc::clone(&app);
         async move {
-            let is_last = framing::is_last(&request);
             // In a box of its own: the library keeps the room of this future for as long as the connection is
             // open, and a stream is open long after its head was made.
-            let mut reply = Box::pin(app.handle(request, door)).await;
-            if is_last {
-                framing::close_after(&mut reply);
-            }
+            let reply = Box::pin(app.handle(request, door)).await;
             Ok::<_, Infallible>(reply.map(|body| Counted { body, guard }))
         }
     });
@@ -246,7 +246,7 @@ async fn serve_connection(
         .max_concurrent_streams(STREAMS_MAX)
         .max_send_buf_size(STREAM_BYTES_MAX)
         .keep_alive_interval(limits.client_stall);
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    let connection = builder.serve_connection(TokioIo::new(Tapped::new(stream, heads)), service);
     tokio::pin!(connection);
     let stalled = stalled(&activity, limits.client_stall);
     tokio::pin!(stalled);
@@ -267,14 +267,27 @@ async fn serve_connection(
 }
 
 /// What one client's connection does. A stall is seen by looking twice, so that requests set no timers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Activity {
+    /// What it sent since the last answer ended.
+    heads: Arc<Heads>,
     /// Requests begun and pieces of answers handed over.
     steps: AtomicU64,
     /// Requests whose answers are not complete.
     under_way: AtomicUsize,
     /// Answers of which a piece was handed over that the client has not taken yet.
     untaken: AtomicUsize,
+}
+
+impl Activity {
+    fn new(heads: Arc<Heads>) -> Self {
+        Self {
+            heads,
+            steps: AtomicU64::new(0),
+            under_way: AtomicUsize::new(0),
+            untaken: AtomicUsize::new(0),
+        }
+    }
 }
 
 /// Waits until the client has neither sent a request nor taken what it was sent for `patience`, at most for
@@ -297,15 +310,19 @@ async fn stalled(activity: &Activity, patience: Duration) {
 struct UnderWay {
     activity: Arc<Activity>,
     untaken: bool,
+    /// Its end is the beginning of the next one.
+    is_http1: bool,
 }
 
 impl UnderWay {
-    fn enter(activity: &Arc<Activity>) -> Self {
+    fn enter(activity: &Arc<Activity>, is_http1: bool) -> Self {
         activity.under_way.fetch_add(1, Ordering::Relaxed);
         activity.steps.fetch_add(1, Ordering::Relaxed);
+        activity.heads.ended();
         Self {
             activity: Arc::clone(activity),
             untaken: false,
+            is_http1,
         }
     }
 
@@ -326,6 +343,9 @@ impl Drop for UnderWay {
     fn drop(&mut self) {
         self.step(false);
         self.activity.under_way.fetch_sub(1, Ordering::Relaxed);
+        if self.is_http1 {
+            self.activity.heads.next();
+        }
     }
 }
 

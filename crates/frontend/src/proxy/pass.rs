@@ -39,7 +39,7 @@ async fn pass_on(
     incoming: Incoming,
 ) -> Result<Reply, ApiError> {
     if app.is_draining() {
-        body::leave(incoming).await;
+        body::leave(parts, incoming).await;
         return Err(ApiError::not_ready());
     }
     let body = body::read_for(app, parts, incoming).await?;

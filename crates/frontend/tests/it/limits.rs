@@ -160,6 +160,39 @@ async fn a_refused_request_leaves_its_connection_in_order() {
     rig.at_rest().await;
 }
 
+/// Who asks before it sends its body has its answer in the refusal, and is not told to go on.
+#[tokio::test]
+async fn a_refused_request_does_not_invite_its_body() {
+    let rig = Rig::of(1).await;
+    let invited = async |line: &str, kind: &str| {
+        let mut client = rig.client().await;
+        let head = format!(
+            "{line} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
+        );
+        client.send(&head).await;
+        let answer = in_time("answer", client.answer()).await;
+        (answer.status, client)
+    };
+    for (line, kind, status) in [
+        ("POST /v1/chat/completions", "text/csv", 415),
+        ("POST /v1/nothing", "application/json", 404),
+        ("DELETE /v1/chat/completions", "application/json", 405),
+    ] {
+        let (answered, mut client) = invited(line, kind).await;
+        assert_eq!(answered, status, "{line}");
+        assert!(in_time("closed", client.closed()).await);
+    }
+    let (answered, client) = invited("POST /v1/chat/completions", "application/json").await;
+    assert_eq!(answered, 100, "one that may be served is");
+    drop(client);
+    rig.app.start_draining();
+    for path in [CHAT, "/v1/embeddings"] {
+        let (answered, _) = invited(&format!("POST {path}"), "application/json").await;
+        assert_eq!(answered, 503, "{path}");
+    }
+    rig.at_rest().await;
+}
+
 #[tokio::test]
 async fn a_head_over_the_limit_is_refused() {
     let limits = Limits {
@@ -250,59 +283,105 @@ async fn a_request_that_could_be_read_in_two_ways_is_refused() {
     rig.at_rest().await;
 }
 
-/// Somebody before us may have gone by the length and we by the chunks: what follows on the connection is not
-/// read as a request.
-#[tokio::test]
-async fn after_a_body_with_two_lengths_nothing_more_is_read() {
-    let rig = Rig::of(1).await;
-    let hidden = format!(
-        "POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{ASK}",
-        ASK.len()
+/// A request in chunks with these fields besides.
+fn in_chunks(fields: &str) -> Vec<u8> {
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{fields}\r\n"
     );
-    let chunks = [crate::engine::chunk(ASK.as_bytes()), b"0\r\n\r\n".to_vec()].concat();
-    let lengths = [
-        format!(
-            "content-length: {}\r\ntransfer-encoding: chunked\r\n",
-            chunks.len() + hidden.len()
-        ),
-        format!(
-            "transfer-encoding: chunked\r\ncontent-length: {}\r\n",
-            chunks.len() + hidden.len()
-        ),
-        "transfer-encoding: chunked\r\n".to_owned(),
-    ];
-    for (at, lengths) in lengths.iter().enumerate() {
-        let mut client = rig.client().await;
-        let head = format!(
-            "POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{lengths}\r\n"
-        );
-        client
-            .send([head.as_bytes(), &chunks, hidden.as_bytes()].concat())
-            .await;
+    let chunks = crate::engine::chunk(ASK.as_bytes());
+    [head.as_bytes(), &chunks, b"0\r\n\r\n"].concat()
+}
+
+/// The same with a length.
+fn with_length() -> String {
+    let length = ASK.len();
+    format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{ASK}"
+    )
+}
+
+const CHUNKED: &str = "transfer-encoding: chunked\r\n";
+
+/// Somebody before us may have gone by the length and we by the chunks: no engine sees it, and what follows on the
+/// connection is not read as a request.
+#[tokio::test]
+async fn a_body_with_two_lengths_is_refused_and_nothing_more_is_read() {
+    let rig = Rig::of(1).await;
+    let length = format!("Content-Length: {}\r\n", in_chunks(CHUNKED).len());
+    for fields in [
+        [&length, CHUNKED].concat(),
+        [CHUNKED, &length].concat(),
+        [CHUNKED, "content-length: 0\r\n"].concat(),
+        [CHUNKED, "content-length: many\r\n"].concat(),
+        [CHUNKED, "x: 1\ncontent-length:5\n"].concat(),
+    ] {
+        for by in [1, 7, 4096] {
+            let mut client = rig.client().await;
+            let sent = [in_chunks(&fields), with_length().into_bytes()].concat();
+            for piece in sent.chunks(by) {
+                client.try_send(piece).await;
+                tokio::task::yield_now().await;
+            }
+            let answer = in_time("answer", client.answer()).await;
+            assert_eq!(answer.status, 400, "{fields:?}");
+            assert!(answer.text().contains("content-length"), "{fields:?}");
+            assert_eq!(answer.header("connection"), Some("close"));
+            assert!(in_time("closed", client.closed()).await);
+        }
+    }
+    assert!(rig.stage.seen().is_empty());
+    rig.at_rest().await;
+}
+
+/// Chunks alone are as good as a length, and the connection goes on; but sent ahead of the answer before them,
+/// nobody can say what they came with.
+#[tokio::test]
+async fn chunks_alone_are_taken_and_pipelined_ones_are_not() {
+    let rig = Rig::of(1).await;
+    let mut client = rig.client().await;
+    let long = ASK.replace("hi", &"long ".repeat(40_000));
+    for round in 0..3 {
+        client.send(in_chunks(CHUNKED)).await;
         let answer = in_time("answer", client.answer()).await;
         assert_eq!((answer.status, answer.text()), (200, ANSWER));
-        assert_eq!(answer.header("connection"), Some("close"));
-        assert!(in_time("closed", client.closed()).await);
-        let seen = rig.stage.seen();
-        assert_eq!(
-            seen.len(),
-            at + 1,
-            "the engine gets one request, with one length"
-        );
-        assert_eq!(seen[at].body, ASK.as_bytes());
-        assert_eq!(seen[at].header("content-length"), [ASK.len().to_string()]);
-        assert!(seen[at].header("transfer-encoding").is_empty());
+        assert_eq!(answer.header("connection"), None);
+        client.post(CHAT, "", [ASK, &long][round % 2]).await;
+        assert_eq!(in_time("answer", client.answer()).await.status, 200);
     }
+    let seen = rig.stage.seen();
+    for seen in seen.iter().step_by(2) {
+        assert_eq!(seen.body, ASK.as_bytes());
+        assert_eq!(seen.header("content-length"), [ASK.len().to_string()]);
+        assert!(seen.header("transfer-encoding").is_empty());
+    }
+    // A length may follow chunks at once.
+    client
+        .send([in_chunks(CHUNKED), with_length().into_bytes()].concat())
+        .await;
+    for _ in 0..2 {
+        assert_eq!(in_time("answer", client.answer()).await.text(), ANSWER);
+    }
+    let before = rig.stage.seen().len();
+    for cut in [0, 1, 30, 80] {
+        let mut client = rig.client().await;
+        let chunks = in_chunks(CHUNKED);
+        let ahead = [with_length().as_bytes(), &chunks[..chunks.len() - cut]].concat();
+        client.send(ahead).await;
+        assert_eq!(in_time("answer", client.answer()).await.text(), ANSWER);
+        client.try_send(&chunks[chunks.len() - cut..]).await;
+        let answer = in_time("answer", client.answer()).await;
+        assert_eq!(answer.status, 400, "{cut}");
+        assert!(in_time("closed", client.closed()).await);
+    }
+    assert_eq!(rig.stage.seen().len(), before + 4);
+    drop(client);
     rig.at_rest().await;
 }
 
 #[tokio::test]
 async fn requests_one_after_another_on_one_connection_keep_their_order() {
     let rig = Rig::of(1).await;
-    let one = format!(
-        "POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{ASK}",
-        ASK.len()
-    );
+    let one = with_length();
     rig.stage
         .play(vec![Step::Write(crate::engine::unary("{\"n\":1}"))]);
     rig.stage
