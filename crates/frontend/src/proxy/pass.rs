@@ -1,14 +1,16 @@
 //! Routes that only engines know: a request passes to one of them by load, and its answer passes back.
 //!
-//! What always holds: bytes are not touched, but that `nvext`, which is ours, is taken out of a JSON object.
+//! What always holds: bytes are not touched, but that `nvext`, which is ours, is taken out of a JSON object. A body is
+//! read whole before an engine sees any of it (another may be asked), up to `--http-body-limit-mb`.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::Request;
+use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use hyper::body::Incoming;
-use kvasir_openai::{ApiError, HeaderHints, Nvext, Scan};
+use kvasir_openai::{ApiError, Form, HeaderHints, Nvext, Scan};
 use kvasir_types::RequestId;
 
 use super::{Forward, Kind, headers, path_of};
@@ -44,15 +46,27 @@ async fn pass_on(
     }
     let body = body::read_for(app, parts, incoming).await?;
     let scan = Scan::parse(&body).ok();
-    let model = model_of(app, scan.as_ref()).ok_or_else(|| app.unknown_model())?;
+    let form = form_of(parts, &body).filter(|_| scan.is_none());
+    let model = match scan.as_ref().and_then(Scan::model) {
+        Some(name) => Some(name),
+        None => form.as_ref().and_then(|form| form.field("model")),
+    };
+    let model = model_of(app, model.as_deref()).ok_or_else(|| app.unknown_model())?;
     let Backend::OpenAi { workers, .. } = &model.backend else {
         let (method, path) = (parts.method.as_str(), parts.uri.path());
         return Err(ApiError::route_not_found(method, path));
     };
-    let stream = scan.as_ref().is_some_and(Scan::stream);
+    let stream = match &form {
+        Some(form) => form
+            .field("stream")
+            .is_some_and(|said| said.eq_ignore_ascii_case("true")),
+        None => scan.as_ref().is_some_and(Scan::stream),
+    };
     let (headers, path) = (&parts.headers, parts.uri.path());
     let watch = Watch::start_at(app, id, headers, Some(&model), path, stream);
-    let tokens = (body.len() / BYTES_PER_TOKEN).max(1);
+    // Files are no prompts: their bytes say nothing of the work that they are.
+    let text = if form.is_some() { 0 } else { body.len() };
+    let tokens = (text / BYTES_PER_TOKEN).max(1);
     let arrival = ask::arrival(id, tokens, &Nvext::default(), &HeaderHints::default());
     let mut headers = headers::to_engine(parts.headers.clone(), &outcomes::name_of(id));
     watch.trace_to(&mut headers);
@@ -72,12 +86,18 @@ async fn pass_on(
     forward.run(arrival, Blocks::none(), watch).await
 }
 
-/// The model that a body names; a body that names none is for the only one that is served.
-fn model_of(app: &App, scan: Option<&Scan<'_>>) -> Option<Arc<ServedModel>> {
-    match scan.and_then(Scan::model) {
-        Some(name) => app.models().get(&name),
+/// The model of that name; a body that names none is for the only one that is served.
+fn model_of(app: &App, name: Option<&str>) -> Option<Arc<ServedModel>> {
+    match name {
+        Some(name) => app.models().get(name),
         None => app.models().only(),
     }
+}
+
+/// The body as a form with files, if it is one.
+fn form_of<'b>(parts: &Parts, body: &'b Bytes) -> Option<Form<'b>> {
+    let kind = parts.headers.get(CONTENT_TYPE)?.to_str().ok()?;
+    Form::new(kind, body)
 }
 
 /// The body as the engine gets it.

@@ -2,7 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::engine::{ANSWER, DONE, FIRST, LAST, STREAM_HEAD, Step, chunk, stream, unary};
+use kvasir_upstream::WorkerAddress;
+
+use crate::engine::{
+    ANSWER, DONE, Engine, FIRST, LAST, STREAM_HEAD, Stage, Step, chunk, stream, unary,
+};
 use crate::rig::{ASK, CHAT, Rig, until};
 
 #[tokio::test]
@@ -243,6 +247,55 @@ async fn an_answer_that_was_passed_on_is_a_success() {
     );
     assert_eq!(rig.stage.open(), 1, "one connection for all");
     rig.at_rest().await;
+}
+
+/// Uploads are forms: the field `model` says whose they are, and they pass byte for byte.
+#[tokio::test]
+async fn an_upload_goes_to_the_model_that_its_form_names() {
+    const PATH: &str = "/v1/audio/transcriptions";
+    let rig = Rig::of(1).await;
+    let other = Stage::new();
+    let models = r#"{"object":"list","data":[{"id":"whisper"}]}"#;
+    other
+        .pages
+        .lock()
+        .unwrap()
+        .insert("/v1/models", models.into());
+    let engine = Engine::start(&other).await;
+    assert!(
+        rig.fleet
+            .watch(WorkerAddress::parse(&engine.url()).unwrap())
+    );
+    until("it is served", || rig.app.models().get("whisper").is_some()).await;
+    let upload = |model: &str| {
+        let mut body =
+            b"--x\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\n"
+                .to_vec();
+        body.extend((0..300_000_u32).map(|n| (n.wrapping_mul(n) >> 3) as u8));
+        let model = format!(
+            "\r\n--x\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n{model}\r\n--x--\r\n"
+        );
+        [body, model.into_bytes()].concat()
+    };
+    let post = async |body: &[u8]| {
+        let mut client = rig.client().await;
+        let length = body.len();
+        let head = format!(
+            "POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=x\r\ncontent-length: {length}\r\n\r\n"
+        );
+        client.send([head.as_bytes(), body].concat()).await;
+        client.answer().await.status
+    };
+    for (model, status, stage) in [("m", 200, &rig.stage), ("whisper", 200, &other)] {
+        let body = upload(model);
+        assert_eq!(post(&body).await, status, "{model}");
+        let seen = stage.seen();
+        assert_eq!(seen.len(), 1, "{model}");
+        assert!(seen[0].body == body, "{model}: other bytes");
+    }
+    assert_eq!(post(&upload("nobody")).await, 404);
+    assert_eq!(post(b"--x--\r\n").await, 404, "it names none");
+    until("requests end", || rig.app.in_flight().count() == 0).await;
 }
 
 /// What an engine streams on a route of its own is counted as a stream, and a refusal has a name too.

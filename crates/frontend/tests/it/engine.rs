@@ -123,6 +123,12 @@ impl Stage {
         page.map_or(NOT_FOUND.to_vec(), |page| unary(page))
     }
 
+    /// The model `m`, unless there is another page.
+    fn models(&self) -> Vec<u8> {
+        let pages = self.pages.lock().unwrap();
+        unary(pages.get("/v1/models").map_or(MODELS, String::as_str))
+    }
+
     fn health_answer(&self, port: u16) -> Vec<u8> {
         self.checked.fetch_add(1, Ordering::SeqCst);
         let health = self.health.lock().unwrap();
@@ -226,7 +232,7 @@ async fn serve(mut stream: TcpStream, port: u16, stage: &Stage) {
     while let Some((head, body)) = read_request(&mut stream, &mut buffer).await {
         if head.starts_with("GET") {
             let answer = match head.split(' ').nth(1) {
-                Some("/v1/models") => unary(MODELS),
+                Some("/v1/models") => stage.models(),
                 Some("/metrics") => stage.metrics_answer(),
                 Some("/health") => stage.health_answer(port),
                 path => stage.page(path.unwrap_or_default()),
