@@ -170,7 +170,7 @@ mod tests {
             vec![file.clone(), named.clone(), other.clone()],
             vec![other.clone(), named.clone(), file.clone()],
             vec![other.clone(), part("form-data;name=model", "whisper-1")],
-            vec!["preamble\r\n".into(), named.clone()],
+            vec!["preamble\r\n".into(), named],
         ] {
             assert_eq!(model(&parts).as_deref(), Some("whisper-1"), "{parts:?}");
         }
