@@ -16,7 +16,7 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 use kvasir_openai::{
     AnswerHead, ApiError, Choice, ResponseNvext, StreamWriter, Timing, TokenLogprob, Usage,
-    WorkerIds, write_annotation, write_done, write_unary,
+    WorkerIds, write_done, write_llm_metrics, write_unary,
 };
 use kvasir_router::Outcome;
 use kvasir_text::Detokenizer;
@@ -31,7 +31,7 @@ use crate::job::Job;
 use crate::lane::{self, Lane};
 use crate::reply::{ByteSource, Cut};
 use crate::watch::{Totals, Watch};
-use crate::{migrate, prompt};
+use crate::{migrate, prompt, told};
 
 /// An answer of one or several choices.
 pub(crate) struct Answer {
@@ -230,7 +230,7 @@ impl Answer {
             ttft_ms: ms(received, lane.first_token),
             total_time_ms: ms(received, clock.now()),
             kv_hit_rate: Some(lane.hit_rate),
-            router_queue_depth: Some(0),
+            router_queue_depth: Some(self.job.queue_depth),
             kv_transfer_estimated_latency_ms: None,
         }
     }
@@ -488,6 +488,9 @@ impl StreamedAnswer {
                     self.writer
                         .usage(&mut self.buffer, &usage, &ResponseNvext::default());
                 }
+                if told::wants_metrics(&self.answer.job.nvext) {
+                    write_llm_metrics(&mut self.buffer, &self.answer.usage());
+                }
                 self.answer.succeed();
             }
             Err(error) => self.answer.fail(error).write_frame(&mut self.buffer),
@@ -500,9 +503,9 @@ impl StreamedAnswer {
     fn begin(&mut self) {
         self.begun = true;
         let job = &self.answer.job;
-        if job.nvext.wants("request_id") {
-            write_annotation(&mut self.buffer, "request_id", &job.id.to_string());
-        }
+        let tokens = job.prompt_of(0).map(|tokens| &**tokens);
+        let notes = told::notes(&job.nvext, job.id, tokens, job.formatted.as_deref());
+        self.buffer.extend_from_slice(&notes);
     }
 }
 

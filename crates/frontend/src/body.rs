@@ -38,7 +38,7 @@ const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
 const MIB: u64 = 1 << 20;
 
 /// Fails unless the request says that it brings JSON.
-fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+pub(crate) fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let value = headers
         .get(CONTENT_TYPE)
         .and_then(|v| v.to_str().ok())

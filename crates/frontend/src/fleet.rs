@@ -20,8 +20,8 @@ use kvasir_router::{Input, LoadReport, WorkerSpec};
 use kvasir_trust::Doubt;
 use kvasir_types::{DpRank, WorkerId, WorkerRank};
 use kvasir_upstream::{
-    Bounds, EngineModel, Facts, Pool, UpstreamError, WorkerAddress, WorkerTls, event_sources,
-    page_text, read_load,
+    Bounds, EngineKind, EngineModel, Facts, Pool, UpstreamError, WorkerAddress, WorkerTls,
+    event_sources, page_text, read_load,
 };
 use tokio::sync::{Notify, watch};
 
@@ -493,6 +493,8 @@ impl Watcher {
             return;
         };
         self.pool.set_larger_first(facts.larger_first());
+        let tells = facts.kind == EngineKind::Vllm;
+        self.pool.set_tells_token_ids(tells);
         if let Some(root) = facts.root_of(model) {
             tokens::announce(&self.fleet.app, &served, root);
         }

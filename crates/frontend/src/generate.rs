@@ -21,7 +21,7 @@ use crate::prompt::Prompts;
 use crate::query::Query;
 use crate::reply::{self, Reply};
 use crate::watch::{Totals, Watch};
-use crate::{App, ask, body, lane, outcomes, prompt, proxy};
+use crate::{App, ask, body, lane, outcomes, prompt, proxy, told};
 
 /// Texts longer than this are tokenized on a thread of their own, so that others are not held up.
 const INLINE_TEXT_BYTES: usize = 32 * 1024;
@@ -216,7 +216,13 @@ async fn prepare(
     let start = app.clock().now();
     let prompts = tokenize(app, &text, parsed, &mut nvext).await?;
     model.meters.tokenized(app.clock().now() - start);
+    let formatted = match options.stream && told::wants_formatted(&nvext) {
+        true => prompts.formatted(&text),
+        false => None,
+    };
     let job = Job {
+        queue_depth: told::queue_depth(&model, &nvext),
+        formatted,
         id: asked.id,
         endpoint: asked.endpoint,
         model,

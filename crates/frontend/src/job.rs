@@ -32,6 +32,10 @@ pub(crate) struct Job {
     pub(crate) prompts: Prompts,
     /// The conversation, where the next turn is to be computed ahead.
     pub(crate) chat: Option<Box<ChatRequest>>,
+    /// The prompt as the template prints it, where the client wants to see it.
+    pub(crate) formatted: Option<String>,
+    /// Requests that waited in the router when this one came, where the client wants to know.
+    pub(crate) queue_depth: u64,
 }
 
 impl Job {

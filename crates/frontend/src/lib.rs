@@ -50,6 +50,7 @@ mod spans;
 mod text_counts;
 mod tls;
 mod tokens;
+mod told;
 mod warm;
 mod watch;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvasir_openai::{
-    ApiError, ChatRequest, CompletionRequest, Options, Prompt, Scan, Span, content_spans,
+    ApiError, ChatRequest, CompletionRequest, Endpoint, Options, Prompt, Scan, Span, content_spans,
     is_outside,
 };
 use kvasir_text::{ChatInput, DetokenizeOptions, Detokenizer, Dialect, TextError, TextModel};
@@ -16,6 +16,13 @@ pub(crate) struct Prompts {
     pub(crate) tokens: Vec<Arc<[Token]>>,
     /// The text that each answer is to begin with; empty unless the client wants an echo.
     pub(crate) echo: Vec<String>,
+}
+
+impl Prompts {
+    /// The first of them as text, special tokens included.
+    pub(crate) fn formatted(&self, text: &TextModel) -> Option<String> {
+        text.tokenizer().decode(self.tokens.first()?, false).ok()
+    }
 }
 
 /// The prompt of a conversation for a token worker.
@@ -131,18 +138,7 @@ pub(crate) fn of_scan(
     }
     let text = text.filter(|_| scan.chat_template().is_none())?;
     let effort = scan.reasoning_effort();
-    let input = ChatInput {
-        messages: scan.messages()?,
-        contents: spans,
-        tools: scan.tools(),
-        documents: scan.documents(),
-        kwargs: scan.template_kwargs(),
-        reasoning_effort: effort.as_deref(),
-        add_generation_prompt: scan.add_generation_prompt(),
-        continue_final_message: scan.continue_final_message(),
-        now_unix: i64::try_from(now_unix).unwrap_or(i64::MAX),
-        dialect: Dialect::Vllm,
-    };
+    let input = conversation(scan, spans, effort.as_deref(), now_unix)?;
     if input.messages.len() <= bytes_max {
         return Some((text.encode_conversation(&input).ok()?, true));
     }
@@ -150,6 +146,48 @@ pub(crate) fn of_scan(
     let read = beginning(&rendered, bytes_max);
     let tokens = text.encode_chat(read).ok()?;
     Some((tokens, read.len() == rendered.len()))
+}
+
+/// What a forwarded chat hands to the template.
+fn conversation<'a>(
+    scan: &Scan<'a>,
+    spans: Option<&'a [Span]>,
+    effort: Option<&'a str>,
+    now_unix: u64,
+) -> Option<ChatInput<'a>> {
+    Some(ChatInput {
+        messages: scan.messages()?,
+        contents: spans,
+        tools: scan.tools(),
+        documents: scan.documents(),
+        kwargs: scan.template_kwargs(),
+        reasoning_effort: effort,
+        add_generation_prompt: scan.add_generation_prompt(),
+        continue_final_message: scan.continue_final_message(),
+        now_unix: i64::try_from(now_unix).unwrap_or(i64::MAX),
+        dialect: Dialect::Vllm,
+    })
+}
+
+/// The first prompt of a forwarded body as text, special tokens included; `None` where we cannot know.
+pub(crate) fn formatted(
+    text: &TextModel,
+    scan: &Scan<'_>,
+    endpoint: Endpoint,
+    now_unix: u64,
+) -> Option<String> {
+    if endpoint == Endpoint::Completions {
+        return match scan.prompts()?.into_iter().next()? {
+            Prompt::Text(prompt) => Some(prompt),
+            Prompt::Tokens(ids) => text.tokenizer().decode(&ids, false).ok(),
+        };
+    }
+    if scan.chat_template().is_some() {
+        return None;
+    }
+    let effort = scan.reasoning_effort();
+    let input = conversation(scan, None, effort.as_deref(), now_unix)?;
+    text.render(&input).ok()
 }
 
 /// Whether an engine's counts for a body with one prompt speak of that: no second answer, no media that become

@@ -13,18 +13,17 @@ mod resume;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::response::Parts as Head;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Response, StatusCode, Uri, header};
 use kvasir_openai::answer_text;
 use kvasir_openai::resume::{obstacle, tokens_wanted};
 use kvasir_openai::{
-    ApiError, Endpoint, Extra, HeaderHints, Nvext, ResponseNvext, Scan, Timing, WorkerIds,
-    write_annotation,
+    ApiError, Endpoint, HeaderHints, Nvext, ResponseNvext, Scan, Timing, WorkerIds, ask_token_ids,
 };
 use kvasir_router::{Arrival, Outcome, Sent};
-use kvasir_types::{RequestId, Time, Token, WorkerRank};
+use kvasir_types::{Time, WorkerRank};
 use kvasir_upstream::{Ask, UpstreamBody, UpstreamError, Upstreams};
 
 use crate::generate::Asked;
@@ -36,6 +35,7 @@ use crate::query::Query;
 use crate::relay::{Began, Begun, Books, Extras, Form, Hide, Patience, Relay, Source, Thread};
 use crate::reply::{Reply, ReplyBody};
 use crate::tokens;
+use crate::told::{self, Wanted};
 use crate::watch::Watch;
 use crate::{App, ask, meter};
 
@@ -70,7 +70,7 @@ enum Kind {
         stream: bool,
         /// The usage that the client did not ask for.
         hide: Hide,
-        wanted: Extra,
+        wanted: Wanted,
         /// What it says about going on elsewhere; none if that is not to be.
         terms: Option<Terms>,
         /// The next turn is to be computed ahead.
@@ -186,7 +186,13 @@ async fn prepare(
         stream,
         tokens: exact.cloned(),
     });
-    let notes = notes(&nvext, asked.id, exact.filter(|_| stream));
+    let formatted = match stream && told::wants_formatted(&nvext) {
+        // In a box: those who do not ask for it do not carry its room.
+        true => Box::pin(told::formatted(app, model, endpoint, &asked.body, &nvext)).await,
+        false => None,
+    };
+    let shown = exact.filter(|_| stream).map(Vec::as_slice);
+    let notes = told::notes(&nvext, asked.id, shown, formatted.as_deref());
     let terms = migration_terms(app, scan, endpoint, &nvext);
     let follow = terms.is_some_and(|terms| terms.obstacle.is_none());
     let hide = match (stream, scan.include_usage()) {
@@ -210,7 +216,7 @@ async fn prepare(
         kind: Kind::Completion {
             stream,
             hide,
-            wanted: nvext.extra,
+            wanted: Wanted::of(model, &nvext, scan),
             terms,
             ahead: nvext.hints.speculative_prefill && endpoint == Endpoint::Chat && scan.n() == 1,
         },
@@ -227,22 +233,6 @@ async fn prepare(
         watch,
         query: query.map(Box::new),
     })
-}
-
-/// What the client wants to be told before its stream; of what only an engine knows nothing is.
-fn notes(nvext: &Nvext, id: RequestId, tokens: Option<&Vec<Token>>) -> Bytes {
-    if nvext.annotations.is_empty() {
-        return Bytes::new();
-    }
-    let mut out = BytesMut::new();
-    if nvext.wants("request_id") {
-        write_annotation(&mut out, "request_id", &id.to_string());
-    }
-    if let Some(tokens) = tokens.filter(|_| nvext.wants("token_ids")) {
-        let listed = serde_json::to_string(tokens).unwrap_or_default();
-        write_annotation(&mut out, "token_ids", &listed);
-    }
-    out.freeze()
 }
 
 fn path_of(uri: &Uri) -> PathAndQuery {
@@ -273,7 +263,7 @@ fn extension(
     if !app.options().nvext_enabled {
         return Ok(Default::default());
     }
-    let mut nvext = scan.nvext().map_or(Ok(Nvext::default()), Nvext::parse)?;
+    let mut nvext = Nvext::of_scan(scan)?;
     let hints = HeaderHints::read(ask::header_pairs(headers));
     hints.apply(&mut nvext);
     Ok((nvext, hints))
@@ -426,12 +416,16 @@ impl Forward {
         let rank = has_ranks.then(|| headers::rank_field(target.rank));
         let urgency = self.urgency.filter(|_| pool.larger_first());
         let turned = urgency.and_then(|urgency| larger_first(body, urgency));
+        let body = turned.as_ref().unwrap_or(body);
+        let asks_ids = self.wanted().asks_ids() && pool.tells_token_ids();
+        let with_ids = asks_ids.then(|| ask_token_ids(body));
+        let body = with_ids.as_ref().unwrap_or(body);
         let ask = Ask {
             method: &self.method,
             path: self.path.as_str(),
             headers: &self.headers,
             also: rank.as_ref().map(|(name, value)| (name, value)),
-            body: turned.as_ref().unwrap_or(body),
+            body,
         };
         pool.send(&ask).await
     }
@@ -592,21 +586,27 @@ impl Forward {
         }
     }
 
-    /// What the client asked to be told; `tokens` is the length of its prompt.
+    /// What the client asked to be told.
+    fn wanted(&self) -> Wanted {
+        match self.kind {
+            Kind::Completion { wanted, .. } => wanted,
+            Kind::Opaque => Wanted::default(),
+        }
+    }
+
+    /// That, as far as it is known when a worker is asked; `tokens` is the length of the prompt.
     fn extras(&self, sent: &Sent, tokens: u32, dispatched: Time) -> Option<Extras> {
-        let Kind::Completion { wanted, .. } = self.kind else {
-            return None;
-        };
-        if !wanted.worker_id && !wanted.timing {
+        let wanted = self.wanted();
+        if wanted.is_nothing() {
             return None;
         }
         let clock = self.app.clock();
         let ids = WorkerIds::aggregated(sent.target.worker.0, sent.target.rank.0);
         let each = ResponseNvext {
-            worker_id: wanted.worker_id.then_some(ids),
+            worker_id: wanted.extra.worker_id.then_some(ids),
             ..Default::default()
         };
-        let timing = wanted.timing.then(|| Timing {
+        let timing = wanted.extra.timing.then(|| Timing {
             request_received_ms: clock.unix_millis(self.received),
             prefill_wait_time_ms: Some((dispatched - self.received).as_secs_f64() * 1e3),
             kv_hit_rate: Some(meter::hit_rate(
@@ -614,6 +614,7 @@ impl Forward {
                 tokens as usize,
                 self.model.block_size,
             )),
+            router_queue_depth: Some(wanted.queue_depth),
             ..Timing::default()
         });
         Some(Extras {
@@ -622,6 +623,7 @@ impl Forward {
                 ..each.clone()
             },
             each,
+            wanted,
             received: self.received,
             dispatched,
             first: None,

@@ -44,11 +44,15 @@ pub use logprobs::{Logprob, TokenLogprob};
 pub use next_turn::{answer_text, next_turn};
 pub use nvext::{
     AgentHints, Extra, Nvext, ResponseNvext, RoutingConstraints, SessionAction, SessionControl,
-    SessionHeaders, Timing, WorkerIds, headers::HeaderHints,
+    SessionHeaders, Timing, WorkerIds,
+    headers::HeaderHints,
+    lift::{ask_token_ids, asks_token_ids},
 };
 pub use object::{Field, JsonError, Object, Span};
 pub use options::Options;
 pub use scan::{Edits, Scan};
-pub use sse::{Event, EventParser, SseError, write_annotation, write_comment, write_done};
+pub use sse::{
+    Event, EventParser, SseError, write_annotation, write_comment, write_done, write_llm_metrics,
+};
 pub use strict::Unknown;
 pub use usage::{Usage, UsageChunk, find_usage, without_usage};

@@ -5,6 +5,7 @@
 
 pub(crate) mod answer;
 pub(crate) mod headers;
+pub(crate) mod lift;
 
 use std::collections::BTreeMap;
 
@@ -14,6 +15,7 @@ use kvasir_types::Token;
 use serde::Deserialize;
 
 use crate::object::Object;
+use crate::scan::Scan;
 use crate::strict::Reader;
 use crate::{ApiError, JsonText};
 
@@ -192,6 +194,18 @@ impl Nvext {
     /// 400 with the field, what was expected, and the names that are accepted.
     pub fn parse(text: &str) -> Result<Self, ApiError> {
         Self::read(text, 0, text)
+    }
+
+    /// Reads that of a scanned body; absent or `null` is an empty one.
+    ///
+    /// # Errors
+    /// As [`Nvext::parse`], with line and column in the body.
+    pub fn of_scan(scan: &Scan<'_>) -> Result<Self, ApiError> {
+        let field = scan.object().get("nvext");
+        let Some(field) = field.filter(|field| field.value != "null") else {
+            return Ok(Self::default());
+        };
+        Self::read(scan.object().body(), field.span.start, field.value)
     }
 
     fn read<'a>(body: &'a str, at: usize, text: &'a str) -> Result<Self, ApiError> {

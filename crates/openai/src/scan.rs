@@ -221,6 +221,11 @@ impl Edits<'_, '_> {
         self
     }
 
+    /// Puts `value` where `span` is; the caller sees to it that spans do not overlap.
+    pub(crate) fn replace(&mut self, span: Span, value: &str) {
+        self.replaced.push((span, value.to_owned()));
+    }
+
     /// Asks the engine for usage at the end of the stream and, if `each`, with every chunk; keeps the client's
     /// other stream options.
     pub fn ask_usage(&mut self, each: bool) -> &mut Self {

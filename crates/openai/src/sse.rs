@@ -11,7 +11,8 @@ use std::borrow::Cow;
 
 use bytes::{Buf, Bytes, BytesMut};
 
-use crate::json::write_json_str;
+use crate::json::{Fields, write_json_str};
+use crate::usage::Usage;
 
 /// An event grew past the parser's limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -195,6 +196,20 @@ pub fn write_annotation(out: &mut BytesMut, name: &str, value: &str) {
     out.extend_from_slice(b"\n: ");
     write_json_str(out, value);
     out.extend_from_slice(b"\n\n");
+}
+
+/// Appends the annotation `llm_metrics`: what an answer amounted to. It comes before `[DONE]` and brings no tokens of
+/// its own.
+pub fn write_llm_metrics(out: &mut BytesMut, usage: &Usage) {
+    let mut value = BytesMut::new();
+    let mut fields = Fields::open(&mut value);
+    fields.int("input_tokens", usage.prompt_tokens);
+    fields.int("output_tokens", usage.completion_tokens);
+    fields.int("chunk_tokens", 0u64);
+    fields.opt_int("cached_tokens", usage.cached_tokens);
+    fields.close();
+    let value = std::str::from_utf8(&value).unwrap_or_default();
+    write_annotation(out, "llm_metrics", value);
 }
 
 #[cfg(test)]

@@ -94,6 +94,8 @@ struct Shared {
     places: Arc<Semaphore>,
     /// The worker is on its way out: what is booked may still go there, nothing else.
     closing: AtomicBool,
+    /// The engine tells the tokens of its answers to whoever asks (`return_token_ids`).
+    tells_token_ids: AtomicBool,
     /// Everything that runs on these connections is given up.
     cut: AtomicBool,
     /// Tells those who wait that it is.
@@ -114,10 +116,21 @@ impl Pool {
                 larger_first: AtomicBool::new(false),
                 places: Arc::new(Semaphore::new(OPEN_MAX)),
                 closing: AtomicBool::new(false),
+                tells_token_ids: AtomicBool::new(false),
                 cut: AtomicBool::new(false),
                 cutting: Arc::default(),
             }),
         }
+    }
+
+    /// Whether the engine tells the tokens of its answers to whoever asks for them, as vLLM does.
+    pub fn tells_token_ids(&self) -> bool {
+        self.shared.tells_token_ids.load(Ordering::Relaxed)
+    }
+
+    /// It does, or does not.
+    pub fn set_tells_token_ids(&self, tells: bool) {
+        self.shared.tells_token_ids.store(tells, Ordering::Relaxed);
     }
 
     /// Whose connections they are.

@@ -50,6 +50,8 @@ fn next_job(app: &App, job: &Job, target: WorkerRank, said: &str) -> Option<Job>
         ..job.options.clone()
     };
     let next = Job {
+        formatted: None,
+        queue_depth: 0,
         id: app.new_request_id(),
         model: Arc::clone(&job.model),
         plane: Arc::clone(&job.plane),

@@ -45,7 +45,11 @@ async fn pass_on(
         return Err(ApiError::not_ready());
     }
     let body = body::read_for(app, parts, incoming).await?;
-    let scan = Scan::parse(&body).ok();
+    let scan = match Scan::parse(&body) {
+        Ok(scan) => Some(scan),
+        Err(error) if may_be_object(parts, &body) => return Err(error.into()),
+        Err(_) => None,
+    };
     let form = form_of(parts, &body).filter(|_| scan.is_none());
     let model = match scan.as_ref().and_then(Scan::model) {
         Some(name) => Some(name),
@@ -84,6 +88,14 @@ async fn pass_on(
         notes: Bytes::new(),
     };
     forward.run(arrival, Blocks::none(), watch).await
+}
+
+/// Whether an engine might read a body as an object, though we cannot: then nobody could take our extension out.
+fn may_be_object(parts: &Parts, body: &[u8]) -> bool {
+    let first = body.trim_ascii_start().first();
+    let other = first.is_some_and(|byte| b"[\"-0123456789tfn".contains(byte));
+    let json = body::check_content_type(&parts.headers).is_ok();
+    json && !body.is_empty() && !other || first == Some(&b'{')
 }
 
 /// The model of that name; a body that names none is for the only one that is served.

@@ -1,8 +1,8 @@
 //! The bytes of an engine's answer, as the client gets them.
 //!
 //! What always holds: the client gets the engine's bytes in the engine's order. Only three things change them:
-//! usage that we asked for and the client did not is left out, `nvext` is added where the client asked for it,
-//! and what goes on from another engine's answer takes over that one's name. However the engine cuts its
+//! usage and tokens that we asked for and the client did not are left out, `nvext` and annotations are added where the
+//! client asked for them, and what goes on from another engine's answer takes over that one's name. However the engine cuts its
 //! bytes, the client gets whole events.
 
 use std::future::poll_fn;
@@ -10,10 +10,14 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use kvasir_openai::resume::{Graft, Progress, Seen};
-use kvasir_openai::{Event, EventParser, ResponseNvext, Usage, find_usage, without_usage};
+use kvasir_openai::{
+    Event, EventParser, ResponseNvext, Usage, find_usage, without_usage, write_llm_metrics,
+};
 use kvasir_telemetry::Clock;
 use kvasir_types::Time;
 use kvasir_upstream::{UpstreamBody, UpstreamError};
+
+use crate::told::Wanted;
 
 /// Largest event that is looked into; a larger one passes unseen.
 const EVENT_BYTES_MAX: usize = 4 << 20;
@@ -27,6 +31,8 @@ pub(crate) struct Extras {
     pub(crate) each: ResponseNvext,
     /// On the last chunk; its times are filled in when that comes.
     pub(crate) last: ResponseNvext,
+    /// What only the engine's answer tells, and whether it stays there.
+    pub(crate) wanted: Wanted,
     /// When the request came.
     pub(crate) received: Time,
     /// When it was handed to the worker.
@@ -43,12 +49,12 @@ impl Extras {
         let Some(data) = event.data() else {
             return event.raw.clone();
         };
-        let last = memchr::memmem::find(&data, b"\"finish_reason\":\"").is_some();
-        let chunk = if last {
-            self.closing().put_into(&data)
+        let chunk = if has_finish(&data) {
+            self.closing();
+            put(&self.last, self.wanted, &data)
         } else {
             self.first.get_or_insert_with(|| self.clock.now());
-            self.each.put_into(&data)
+            put(&self.each, self.wanted, &data)
         };
         let mut out = BytesMut::with_capacity(chunk.len() + 8);
         out.extend_from_slice(b"data: ");
@@ -57,8 +63,26 @@ impl Extras {
         out.freeze()
     }
 
+    /// A whole answer with what the client asked for in it.
+    fn put_into_whole(&mut self, answer: &Bytes) -> Bytes {
+        self.closing();
+        put(&self.last, self.wanted, answer).freeze()
+    }
+
+    /// The end of the stream, with what the answer amounted to before it where that is wanted.
+    fn end(&self, done: Bytes, usage: Usage) -> Bytes {
+        // An engine that does not count tells nothing.
+        if !self.wanted.metrics || usage == Usage::default() {
+            return done;
+        }
+        let mut out = BytesMut::new();
+        write_llm_metrics(&mut out, &usage);
+        out.extend_from_slice(&done);
+        out.freeze()
+    }
+
     /// What is said at the end.
-    fn closing(&mut self) -> &ResponseNvext {
+    fn closing(&mut self) {
         let (now, received) = (self.clock.now(), self.received);
         let since = |at: Time| Some((at - received).as_secs_f64() * 1e3);
         if let Some(timing) = &mut self.last.timing {
@@ -67,8 +91,28 @@ impl Extras {
             timing.ttft_ms = self.first.and_then(since);
             timing.total_time_ms = since(now);
         }
-        &self.last
     }
+}
+
+/// An answer or a chunk with `nvext` in it, and in that what is wanted of the engine's own words.
+fn put(nvext: &ResponseNvext, wanted: Wanted, json: &[u8]) -> BytesMut {
+    if !wanted.extra.is_of_engine() {
+        return nvext.put_into(json);
+    }
+    let json = Bytes::copy_from_slice(json);
+    let mut nvext = nvext.clone();
+    let shown = nvext.lift(&json, wanted.extra, wanted.asks_ids());
+    nvext.put_into(shown.as_ref().unwrap_or(&json))
+}
+
+/// Whether a chunk says why its choice ended.
+fn has_finish(data: &[u8]) -> bool {
+    const KEY: &[u8] = b"\"finish_reason\"";
+    memchr::memmem::find_iter(data, KEY).any(|at| {
+        let rest = data.get(at + KEY.len()..).unwrap_or_default();
+        let value = rest.trim_ascii_start().strip_prefix(b":");
+        value.is_some_and(|value| value.trim_ascii_start().starts_with(b"\""))
+    })
 }
 
 /// Which usage was our wish and not the client's.
@@ -291,7 +335,7 @@ impl Source {
         };
         self.usage = find_usage(&held).map(|c| c.usage).unwrap_or_default();
         Ok(Begun::Whole(match &mut self.form {
-            Form::Whole(Some(extras)) => extras.closing().put_into(&held).freeze(),
+            Form::Whole(Some(extras)) => extras.put_into_whole(&held),
             _ => held,
         }))
     }
@@ -379,7 +423,7 @@ impl Source {
         }
         if event.is_done() {
             self.done = true;
-            return Some(event.raw);
+            return Some(self.last_event(event.raw));
         }
         self.events = self.events.saturating_add(1);
         let event = self.follow(event)?;
@@ -405,6 +449,18 @@ impl Source {
             Some(extras) => extras.put_into_event(&event),
             None => event.raw,
         })
+    }
+
+    /// `[DONE]` as the client gets it.
+    fn last_event(&self, done: Bytes) -> Bytes {
+        let Form::Events {
+            extras: Some(extras),
+            ..
+        } = &self.form
+        else {
+            return done;
+        };
+        extras.end(done, self.usage)
     }
 
     /// Keeps the thread, where there is one; none if the event is not for the client.

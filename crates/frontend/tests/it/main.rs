@@ -27,3 +27,4 @@ mod rig;
 mod streams;
 mod tls;
 mod tokens;
+mod told;

@@ -42,6 +42,12 @@ impl Extra {
             prompt_logprobs: has("prompt_logprobs"),
         }
     }
+
+    /// Whether something is wanted that only the engine's own answer can tell.
+    #[must_use]
+    pub fn is_of_engine(&self) -> bool {
+        self.completion_token_ids || self.stop_reason || self.routed_experts || self.prompt_logprobs
+    }
 }
 
 /// The `nvext` of an answer or of one chunk; absent parts are not written.
@@ -55,8 +61,12 @@ pub struct ResponseNvext {
     pub completion_token_ids: Option<Vec<u32>>,
     /// How long each part took.
     pub timing: Option<Timing>,
-    /// The stop string that ended it.
-    pub stop_reason: Option<String>,
+    /// The stop string or token that ended it.
+    pub stop_reason: Option<JsonText>,
+    /// Experts by layer.
+    pub routed_experts: Option<JsonText>,
+    /// Log probabilities of the prompt.
+    pub prompt_logprobs: Option<JsonText>,
     /// What the engine added.
     pub engine_data: Option<JsonText>,
 }
@@ -150,11 +160,16 @@ impl ResponseNvext {
         if let Some(timing) = &self.timing {
             timing.write(fields.key("timing"));
         }
-        if let Some(reason) = &self.stop_reason {
-            fields.str("stop_reason", reason);
-        }
-        if let Some(data) = &self.engine_data {
-            fields.raw("engine_data", data.as_str());
+        let engines = [
+            ("stop_reason", &self.stop_reason),
+            ("routed_experts", &self.routed_experts),
+            ("prompt_logprobs", &self.prompt_logprobs),
+            ("engine_data", &self.engine_data),
+        ];
+        for (key, value) in engines {
+            if let Some(value) = value {
+                fields.raw(key, value.as_str());
+            }
         }
         fields.close();
     }

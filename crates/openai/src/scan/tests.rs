@@ -170,3 +170,14 @@ proptest! {
         let _ = Scan::parse(&body);
     }
 }
+
+#[test]
+fn a_mistake_in_the_extension_is_placed_in_the_body() {
+    let body = b"{\"model\":\"m\",\n \"nvext\":{\"dp_rank\":-1}}";
+    let error = crate::Nvext::of_scan(&Scan::parse(body).unwrap()).unwrap_err();
+    let message = error.message;
+    assert!(message.contains("nvext.dp_rank: "), "{message}");
+    assert!(message.ends_with("at line 2 column 22"), "{message}");
+    let none = Scan::parse(b"{\"nvext\":null}").unwrap();
+    assert_eq!(crate::Nvext::of_scan(&none), Ok(crate::Nvext::default()));
+}
