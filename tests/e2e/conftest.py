@@ -75,7 +75,7 @@ class Kvasir:
 @pytest.fixture(scope="module")
 def demo():
     """A demo with four workers; `demo.url` is where it listens."""
-    kvasir = Kvasir("demo", "--http-host", "127.0.0.1", "--http-port", "0")
+    kvasir = Kvasir("demo", "--http-host", "127.0.0.1", "--http-port", "0", "--log-level", "info,kvasir_router=debug")
     kvasir.url = kvasir.wait_for(r"at (http://127\.0\.0\.1:\d+)").group(1)
     yield kvasir
     assert kvasir.stop() == 0, kvasir.log()

@@ -59,7 +59,7 @@ def http(fleet):
 def scripted():
     """An engine that says what it is told, behind a frontend of its own; `scripted.frontend` is where."""
     engine = ScriptedEngine("scripted")
-    frontend = frontend_before([engine.url])
+    frontend = frontend_before([engine.url], "--enable-anthropic-api")
     engine.frontend = frontend.url
     yield engine
     assert frontend.stop() == 0, frontend.log()
@@ -440,11 +440,13 @@ def test_one_line_a_request_in_the_log(tmp_path):
     assert len(lines) == len(fleet.frontend.lines), "a line that is no JSON"
     done = [line for line in lines if line["message"] in ("request done", "request failed")]
     assert len(done) == 4 and len({line["request"] for line in done}) == 4
+    assert [line for line in lines if "request" in line] == done, "more than one line about a request"
     one, two, streamed, failed = done
     assert one["request"] in first.id and two["client_request"] == "mine" and "client_request" not in one
     assert {line["worker"] for line in (one, two, streamed)} == {one["worker"]} and one["rank"] == 0
     assert (one["model"], one["endpoint"], one["status"], one["output"]) == (MODEL, "chat_completions", 200, 4)
     assert one["prompt"] == first.usage.prompt_tokens and one["cached"] == 0 and one["predicted"] == 0
+    assert one["overlap_blocks"] == 0 and two["overlap_blocks"] > 0
     assert two["cached"] == again.usage.prompt_tokens_details.cached_tokens > 0 and two["predicted"] > 0
     assert 0 <= streamed["ttft_ms"] <= streamed["total_ms"] and streamed["output"] == 4
     assert "ttft_ms" not in one, "an answer in one piece does not tell when its first token was there"

@@ -120,11 +120,19 @@ pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
         paths: Paths {
             chat: settings.get(keys::HTTP_SVC_CHAT_PATH),
             completions: settings.get(keys::HTTP_SVC_CMP_PATH),
+            embeddings: settings.get(keys::HTTP_SVC_EMB_PATH),
+            responses: settings.get(keys::HTTP_SVC_RESPONSES_PATH),
+            messages: settings
+                .get(keys::ENABLE_ANTHROPIC_API)
+                .then(|| settings.get(keys::HTTP_SVC_ANTHROPIC_PATH)),
             models: settings.get(keys::HTTP_SVC_MODELS_PATH),
             health: settings.get(keys::HTTP_SVC_HEALTH_PATH),
             live: settings.get(keys::HTTP_SVC_LIVE_PATH),
             metrics: settings.get(keys::HTTP_SVC_METRICS_PATH),
         },
+        error_peek: settings
+            .get(keys::HTTP_PRE_COMMIT_ERROR_PEEK_MS)
+            .map(Duration::from_millis),
         limits: limits(settings),
         tls: server_tls(settings)?,
         keys: key_file("--http-api-key-file", settings.get(keys::HTTP_API_KEY_FILE))?,

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use bytes::BytesMut;
 use http::header::AUTHORIZATION;
@@ -15,7 +16,7 @@ use kvasir_types::RequestId;
 use crate::ahead::Places;
 use crate::ids::RequestIds;
 use crate::in_flight::InFlight;
-use crate::keys::ApiKeys;
+use crate::keys::{API_KEY, ApiKeys};
 use crate::limits::Limits;
 use crate::members::Members;
 use crate::meter::ModelMeters;
@@ -65,6 +66,9 @@ pub struct AppOptions {
     pub admin_token: ApiKeys,
     /// Where the routes are.
     pub paths: Paths,
+    /// How long an engine's first event may be waited for before a stream begins, so that an error in it still sets
+    /// the status (`DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS`); none: it travels in the stream.
+    pub error_peek: Option<Duration>,
     /// How long and how much is borne.
     pub limits: Limits,
     /// Who may ask (`--http-api-key-file`).
@@ -89,6 +93,7 @@ impl Default for AppOptions {
             admin_apart: false,
             admin_token: ApiKeys::default(),
             paths: Paths::default(),
+            error_peek: None,
             limits: Limits::default(),
             keys: ApiKeys::default(),
             outcomes_max: 4096,
@@ -224,6 +229,7 @@ impl App {
                 if audience == Audience::Clients && !self.options.keys.is_empty() {
                     // The key is ours: engines do not see it.
                     request.headers_mut().remove(AUTHORIZATION);
+                    request.headers_mut().remove(API_KEY);
                 }
                 self.answer(route, request, door).await
             }
@@ -268,7 +274,7 @@ impl App {
         match route {
             Route::Chat => generate::handle(self, Endpoint::Chat, request).await,
             Route::Completions => generate::handle(self, Endpoint::Completions, request).await,
-            Route::Engine => proxy::pass(self, request).await,
+            Route::Engine(path) => proxy::pass(self, request, path).await,
             Route::Models => self.list_models(),
             Route::Model(id) => self.one_model(&id),
             Route::ModelReady(id) => self.model_ready(&id),

@@ -10,8 +10,9 @@ use kvasir_openai::{
     ApiError, ChatRequest, CompletionRequest, Endpoint, HeaderHints, Nvext, Options, Prompt, Scan,
     Unknown,
 };
+use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
-use kvasir_types::RequestId;
+use kvasir_types::{RequestId, Time};
 
 use crate::answer::{Answer, StreamedAnswer};
 use crate::job::Job;
@@ -214,8 +215,8 @@ async fn prepare(
         _ => None,
     };
     let start = app.clock().now();
-    let prompts = tokenize(app, &text, parsed, &mut nvext).await?;
-    model.meters.tokenized(app.clock().now() - start);
+    let (prompts, printed) = tokenize(app, &text, parsed, &mut nvext).await?;
+    model.meters.tokenized(start, printed, app.clock().now());
     let formatted = match options.stream && told::wants_formatted(&nvext) {
         true => prompts.formatted(&text),
         false => None,
@@ -255,22 +256,22 @@ async fn start_lanes(app: &App, job: &Job) -> Result<Vec<lane::Lane>, ApiError> 
     Ok(lanes)
 }
 
-/// The prompts as tokens.
+/// The prompts as tokens, and when their template was done.
 async fn tokenize(
     app: &App,
     text: &Arc<TextModel>,
     parsed: Parsed,
     nvext: &mut Nvext,
-) -> Result<Prompts, ApiError> {
+) -> Result<(Prompts, Option<Time>), ApiError> {
     if let Some(tokens) = nvext.token_data.take() {
-        return prompt::of_tokens(text, tokens);
+        return Ok((prompt::of_tokens(text, tokens)?, None));
     }
-    let now = app.clock().unix_secs(app.clock().now());
+    let clock = app.clock();
     if parsed.text_bytes() <= INLINE_TEXT_BYTES {
-        return parsed.tokenize(text, now);
+        return parsed.tokenize(text, clock);
     }
     let text = Arc::clone(text);
-    let work = move || parsed.tokenize(&text, now);
+    let work = move || parsed.tokenize(&text, clock);
     tokio::task::spawn_blocking(work)
         .await
         .unwrap_or_else(|_| Err(ApiError::internal()))
@@ -293,11 +294,16 @@ impl Parsed {
         }
     }
 
-    fn tokenize(self, text: &TextModel, now_unix: u64) -> Result<Prompts, ApiError> {
-        match self {
-            Self::Chat(chat) => prompt::of_chat(text, &chat, now_unix),
+    fn tokenize(self, text: &TextModel, clock: Clock) -> Result<(Prompts, Option<Time>), ApiError> {
+        let mut printed = None;
+        let prompts = match self {
+            Self::Chat(chat) => {
+                let now_unix = clock.unix_secs(clock.now());
+                prompt::of_chat(text, &chat, now_unix, || printed = Some(clock.now()))
+            }
             Self::Completion(request) => prompt::of_completion(text, *request),
-        }
+        };
+        Ok((prompts?, printed))
     }
 
     /// What the client says to the router, and how to draw.

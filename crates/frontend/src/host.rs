@@ -21,6 +21,9 @@ use tokio::sync::{Notify, oneshot};
 use crate::pace::Paces;
 use crate::picture::{Forecast, Pictures, Report, cacheable_tokens};
 
+/// Where the cost of each candidate is logged: `--log-level info,kvasir_router=debug` shows it.
+const FORMULAS: &str = "kvasir_router::formula";
+
 /// The timer wakes at least this often; what routing decisions taught the index for less time than this may be
 /// believed for so long.
 const TICK_EVERY: Duration = Duration::from_secs(1);
@@ -353,10 +356,12 @@ impl Inner {
 
     /// Gives a booking to the one who waits for it; if nobody does, it is to be freed.
     fn deliver(&mut self, sent: Sent, asking: Option<&mut Asking>) -> Option<Input> {
-        if tracing::enabled!(tracing::Level::INFO)
-            && let Some(formula) = self.router.explain(sent.id).and_then(|d| d.formula())
+        if tracing::enabled!(target: FORMULAS, tracing::Level::DEBUG)
+            && let Some(decision) = self.router.explain(sent.id)
         {
-            tracing::info!(request = %sent.id, "{formula}");
+            for formula in decision.formulas() {
+                tracing::debug!(target: FORMULAS, request = %sent.id, "{formula}");
+            }
         }
         if sent.session != SessionStep::None {
             tracing::warn!(request = %sent.id, session = ?sent.session,

@@ -1,10 +1,10 @@
-//! Who may ask: keys that clients show as `authorization: Bearer KEY`.
+//! Who may ask: keys that clients show as `authorization: Bearer KEY`, or as `x-api-key: KEY`.
 
 use std::fmt;
 use std::sync::Arc;
 
-use http::HeaderMap;
 use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderName};
 
 /// The keys that are accepted; without any, everybody may ask. Clones are one set.
 #[derive(Clone, Default)]
@@ -59,7 +59,10 @@ impl ApiKeys {
         let shown = headers.get(AUTHORIZATION).map_or(&[][..], |v| v.as_bytes());
         let shown = match shown.split_at_checked(BEARER.len()) {
             Some((scheme, key)) if scheme.eq_ignore_ascii_case(BEARER) => key.trim_ascii(),
-            _ => return false,
+            _ => match headers.get(API_KEY) {
+                Some(key) => key.as_bytes().trim_ascii(),
+                None => return false,
+            },
         };
         let matches = |key: &[u8]| u8::from(same(key, shown));
         self.keys.iter().fold(0, |found, key| found | matches(key)) != 0
@@ -67,6 +70,8 @@ impl ApiKeys {
 }
 
 const BEARER: &[u8] = b"bearer ";
+/// Where Anthropic's clients show theirs.
+pub(crate) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Compares without stopping at the first difference; only the length can be told from the time.
 fn same(a: &[u8], b: &[u8]) -> bool {

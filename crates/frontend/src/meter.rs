@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use kvasir_openai::Endpoint;
 use kvasir_router::{LimitKind, Mode, RouteError, Sent};
-use kvasir_telemetry::{Gauge, Histogram, IntCounter, Metrics, observe_ms};
-use kvasir_types::WorkerRank;
+use kvasir_telemetry::{Gauge, Histogram, IntCounter, MetricOptions, Metrics, observe_ms};
+use kvasir_types::{Time, WorkerRank};
 
 use crate::tokens::TokenSource;
 use crate::watch::Totals;
@@ -36,6 +36,11 @@ const PHASE: &str = "aggregated";
 
 /// Namespace, component and endpoint of the workers of a static fleet, as Dynamo's users know them.
 pub(crate) const ENDPOINT: [&str; 3] = ["dynamo", "backend", "generate"];
+
+/// Why the router refuses for the time: it waited too long, or it would. Nothing predicts the latter; dashboards add
+/// both up.
+const DUE_TIME_PASSED: &str = "due_time_passed";
+const PREDICTED_MISS: &str = "predicted_miss";
 
 /// What an aggregated worker is called.
 const WORKER_TYPE: &str = "decode";
@@ -108,6 +113,8 @@ pub struct ModelMeters {
     metrics: Metrics,
     model: Arc<str>,
     by_cache: bool,
+    /// Somebody serves the model.
+    served: bool,
     /// Made when the first of a kind comes: most models are only ever asked in one way.
     completions: [OnceLock<Completions>; 4],
     active: Gauge,
@@ -159,12 +166,17 @@ impl ModelMeters {
     /// Those of `model`, whose router works in `mode`.
     #[must_use]
     pub fn new(metrics: &Metrics, model: &Arc<str>, mode: Mode) -> Arc<Self> {
+        Arc::new(Self::made(metrics, model, mode))
+    }
+
+    fn made(metrics: &Metrics, model: &Arc<str>, mode: Mode) -> Self {
         let name = [&**model];
         let phase = [&**model, PHASE];
-        Arc::new(Self {
+        Self {
             metrics: metrics.clone(),
             model: Arc::clone(model),
             by_cache: mode == Mode::Kv,
+            served: true,
             completions: Default::default(),
             active: metrics.active_requests.with_label_values(&name),
             inflight: metrics.inflight_requests.with_label_values(&name),
@@ -201,12 +213,19 @@ impl ModelMeters {
             stages: Stages::new(metrics),
             ranks: Ranks::new(metrics),
             counted: Mutex::default(),
-        })
+        }
     }
 
-    /// Those of requests for models that are not served.
+    /// Those of requests for models that are not served: they are counted, and have no other series, as none of them
+    /// has a prompt, an answer or a worker.
     pub(crate) fn unknown(metrics: &Metrics) -> Arc<Self> {
-        Self::new(metrics, &UNKNOWN_MODEL.into(), Mode::RoundRobin)
+        let aside = Metrics::new(&MetricOptions::default());
+        let aside = aside.as_ref().unwrap_or(metrics);
+        Arc::new(Self {
+            metrics: metrics.clone(),
+            served: false,
+            ..Self::made(aside, &UNKNOWN_MODEL.into(), Mode::RoundRobin)
+        })
     }
 
     /// All series.
@@ -225,7 +244,8 @@ impl ModelMeters {
     }
 
     fn completions(&self, asking: &Asking) -> Option<&Completions> {
-        let kind = self.completions.get(asking.kind?)?;
+        // Of a model that nobody serves none ever succeeds.
+        let kind = self.completions.get(asking.kind.filter(|_| self.served)?)?;
         Some(kind.get_or_init(|| {
             let [model, endpoint, kind] = self.labels(asking);
             let (started, ended) = (
@@ -349,9 +369,19 @@ impl ModelMeters {
         prompts.get_or_init(of_source).inc();
     }
 
-    /// A prompt was tokenized in so long.
-    pub(crate) fn tokenized(&self, took: Duration) {
-        observe_ms(&self.tokenizing, took);
+    /// A prompt became tokens between these times; a template had printed it at `rendered`, if there was one.
+    pub(crate) fn tokenized(&self, start: Time, rendered: Option<Time>, end: Time) {
+        observe_ms(&self.tokenizing, end - start);
+        if let Some(rendered) = rendered {
+            let template = rendered - start;
+            self.metrics
+                .template_seconds
+                .observe(template.as_secs_f64());
+        }
+        let tokenizer = end - rendered.unwrap_or(start);
+        self.metrics
+            .tokenize_seconds
+            .observe(tokenizer.as_secs_f64());
     }
 
     /// A request is in this stage until the value is dropped.
@@ -395,6 +425,16 @@ impl ModelMeters {
         let labels = [&*self.model, WORKER_TYPE, policy_class, reason];
         let refused = &self.metrics.router_queue_backpressure_total;
         refused.with_label_values(&labels).inc();
+        if *limit_kind == LimitKind::WaitMs {
+            self.too_late(policy_class, DUE_TIME_PASSED).inc();
+        }
+    }
+
+    /// Those of a policy class that are refused for the time.
+    fn too_late(&self, class: &str, reason: &str) -> IntCounter {
+        let labels = [&*self.model, class, WORKER_TYPE, reason];
+        let rejected = &self.metrics.router_admission_rejected_total;
+        rejected.with_label_values(&labels)
     }
 
     /// Brings up to date what is counted elsewhere since the start: requests by policy class, and blocks that
@@ -415,6 +455,9 @@ impl ModelMeters {
             let admissions = admissions.with_label_values(&[&*self.model, class, WORKER_TYPE]);
             admissions.inc_by(now.saturating_sub(*before));
             *before = now;
+            for reason in [DUE_TIME_PASSED, PREDICTED_MISS] {
+                self.too_late(class, reason);
+            }
         }
     }
 

@@ -27,9 +27,9 @@ pub(crate) fn document(paths: &Paths, scope: Scope) -> Value {
     let mut all = Map::new();
     for row in ROWS.iter().filter(|row| scope.has(row.audience)) {
         for path in row.place.paths(paths) {
-            let place = all.entry(row.tail.after(path)).or_insert(json!({}));
+            let place = all.entry(row.tail.after(&path)).or_insert(json!({}));
             for operation in row.operations {
-                place[operation.method] = describe(row, path, operation, scope);
+                place[operation.method] = describe(row, &path, operation, scope);
             }
         }
     }

@@ -30,6 +30,7 @@ pub(crate) fn of_chat(
     text: &TextModel,
     chat: &ChatRequest,
     now_unix: u64,
+    rendered: impl FnOnce(),
 ) -> Result<Prompts, ApiError> {
     let messages = chat.messages.as_str();
     let spans = content_spans(messages);
@@ -45,7 +46,9 @@ pub(crate) fn of_chat(
         now_unix: i64::try_from(now_unix).unwrap_or(i64::MAX),
         dialect: Dialect::Schema,
     };
-    one_prompt(text.encode_conversation(&input).map_err(client_error)?)
+    let prompt = text.rendered(&input).map_err(client_error)?;
+    rendered();
+    one_prompt(text.encode_rendered(&prompt).map_err(client_error)?)
 }
 
 /// The prompts of a completion for a token worker.
@@ -115,7 +118,7 @@ fn beginning(text: &str, bytes_max: usize) -> &str {
 /// The tokens that an engine will see for a body that it judges itself, and whether they are its only prompt;
 /// `None` where we cannot know.
 ///
-/// A prompt that came as tokens needs no tokenizer. `spans` are the texts of the messages, if they are known. Of a text
+/// `rendered` is called when the template is done. A prompt that came as tokens needs no tokenizer. `spans` are the texts of the messages, if they are known. Of a text
 /// with more than `bytes_max` bytes only the beginning is read: then the tokens are not those that the engine will count.
 pub(crate) fn of_scan(
     text: Option<&TextModel>,
@@ -124,6 +127,7 @@ pub(crate) fn of_scan(
     chat: bool,
     now_unix: u64,
     bytes_max: usize,
+    rendered: impl FnOnce(),
 ) -> Option<(Vec<Token>, bool)> {
     if !chat {
         let mut prompts = scan.prompts()?.into_iter();
@@ -140,12 +144,15 @@ pub(crate) fn of_scan(
     let effort = scan.reasoning_effort();
     let input = conversation(scan, spans, effort.as_deref(), now_unix)?;
     if input.messages.len() <= bytes_max {
-        return Some((text.encode_conversation(&input).ok()?, true));
+        let prompt = text.rendered(&input).ok()?;
+        rendered();
+        return Some((text.encode_rendered(&prompt).ok()?, true));
     }
-    let rendered = text.render(&input).ok()?;
-    let read = beginning(&rendered, bytes_max);
+    let prompt = text.render(&input).ok()?;
+    rendered();
+    let read = beginning(&prompt, bytes_max);
     let tokens = text.encode_chat(read).ok()?;
-    Some((tokens, read.len() == rendered.len()))
+    Some((tokens, read.len() == prompt.len()))
 }
 
 /// What a forwarded chat hands to the template.
@@ -273,7 +280,8 @@ mod tests {
         let prompt = "na\u{ef}ve words ".repeat(50);
         let body = format!(r#"{{"prompt":"{prompt}"}}"#);
         let scan = Scan::parse(body.as_bytes()).unwrap();
-        let read = |bytes_max| of_scan(Some(&text), &scan, None, false, 0, bytes_max).unwrap();
+        let read =
+            |bytes_max| of_scan(Some(&text), &scan, None, false, 0, bytes_max, || ()).unwrap();
         let whole = text.encode_prompt(&prompt).unwrap();
         assert_eq!(
             read(prompt.len()),
@@ -288,10 +296,14 @@ mod tests {
         let chat = r#"{"messages":[{"role":"user","content":"hello there"}]}"#;
         let scan = Scan::parse(chat.as_bytes()).unwrap();
         assert!(
-            of_scan(Some(&text), &scan, None, true, 0, usize::MAX)
+            of_scan(Some(&text), &scan, None, true, 0, usize::MAX, || ())
                 .unwrap()
                 .1
         );
-        assert!(!of_scan(Some(&text), &scan, None, true, 0, 8).unwrap().1);
+        assert!(
+            !of_scan(Some(&text), &scan, None, true, 0, 8, || ())
+                .unwrap()
+                .1
+        );
     }
 }

@@ -8,6 +8,7 @@ mod ahead;
 mod headers;
 mod opening;
 mod pass;
+mod peek;
 mod resume;
 
 use std::sync::Arc;
@@ -108,6 +109,7 @@ pub(crate) async fn handle(
     workers: &Upstreams,
 ) -> Result<Reply, ApiError> {
     let keep_alive = app.options().limits.keep_alive.filter(|_| scan.stream());
+    let keep_alive = keep_alive.map(|every| (every, app.options().error_peek));
     // Apart, so that what it takes to get ready is not carried along while the engine works.
     let ready = prepare(app, asked, scan, model, workers).await?;
     if let Some(query) = ready.query {
@@ -123,7 +125,7 @@ pub(crate) async fn handle(
     }
     let answer = ready.forward.run(ready.arrival, ready.blocks, ready.watch);
     match keep_alive {
-        Some(every) => opening::wait(answer, every).await,
+        Some((every, peek)) => opening::wait(answer, every, peek).await,
         None => answer.await,
     }
 }
@@ -240,12 +242,17 @@ fn path_of(uri: &Uri) -> PathAndQuery {
     path.unwrap_or(PathAndQuery::from_static("/"))
 }
 
-/// Where engines have an endpoint, wherever we do, with the client's query.
+/// Where engines have an endpoint, wherever we do.
 fn engine_path(endpoint: Endpoint, uri: &Uri) -> PathAndQuery {
     let path = match endpoint {
         Endpoint::Chat => "/v1/chat/completions",
         Endpoint::Completions => "/v1/completions",
     };
+    moved_to(path, uri)
+}
+
+/// An engine's path with the client's query.
+fn moved_to(path: &'static str, uri: &Uri) -> PathAndQuery {
     if uri.path() == path {
         return path_of(uri);
     }
@@ -443,11 +450,15 @@ impl Forward {
         let mut source = Source::new(body, form, thread);
         source.gather(self.looks_ahead());
         let begun = source.begin().await?;
-        Ok(Opened {
+        let opened = Opened {
             dispatched,
             head,
             source,
             begun,
+        };
+        Ok(match self.app.options().error_peek {
+            Some(_) => peek::error_as_status(opened),
+            None => opened,
         })
     }
 

@@ -145,8 +145,18 @@ pub(crate) fn events(source: Box<dyn ByteSource>) -> Reply {
 /// An answer that says no.
 #[must_use]
 pub(crate) fn error(error: &ApiError) -> Reply {
+    refusal(error, error.to_body())
+}
+
+/// The same, as Anthropic's API says it.
+#[must_use]
+pub(crate) fn anthropic_error(error: &ApiError) -> Reply {
+    refusal(error, error.to_anthropic_body().freeze())
+}
+
+fn refusal(error: &ApiError, body: Bytes) -> Reply {
     let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut reply = json(status, error.to_body());
+    let mut reply = json(status, body);
     if error.status == StatusCode::UNAUTHORIZED {
         reply
             .headers_mut()

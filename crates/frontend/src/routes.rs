@@ -2,6 +2,8 @@
 //!
 //! What always holds: a route that is not in the table does not exist, and `/openapi.json` is made from it.
 
+use std::borrow::Cow;
+
 use http::Method;
 
 /// Routes that only engines know; their bodies pass unread.
@@ -16,19 +18,22 @@ const ENGINE_PATHS: &[&str] = &[
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
     "/v1/classify",
-    "/v1/embeddings",
     "/v1/images/edits",
     "/v1/images/generations",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
     "/v1/pooling",
     "/v1/rerank",
-    "/v1/responses",
-    "/v1/responses/input_tokens",
     "/v1/score",
     "/v1/videos",
     "/v2/rerank",
 ];
+
+/// Where engines have the routes that may be elsewhere here.
+const EMBEDDINGS: &str = "/v1/embeddings";
+const RESPONSES: &str = "/v1/responses";
+const RESPONSE_TOKENS: &str = "/v1/responses/input_tokens";
+/// Anthropic's, and where its tokens are counted.
+pub(crate) const MESSAGES: &str = "/v1/messages";
+const MESSAGE_TOKENS: &str = "/v1/messages/count_tokens";
 
 /// Paths of the routes that users may move (`DYN_HTTP_SVC_*_PATH`).
 #[derive(Clone, Debug)]
@@ -37,6 +42,12 @@ pub struct Paths {
     pub chat: String,
     /// Text completions.
     pub completions: String,
+    /// Embeddings.
+    pub embeddings: String,
+    /// Responses; the count of their tokens is below.
+    pub responses: String,
+    /// Anthropic's messages, where they are served (`--enable-anthropic-api`); the count of their tokens is below.
+    pub messages: Option<String>,
     /// The list of models; one model is below it.
     pub models: String,
     /// Readiness.
@@ -52,6 +63,9 @@ impl Default for Paths {
         Self {
             chat: "/v1/chat/completions".into(),
             completions: "/v1/completions".into(),
+            embeddings: EMBEDDINGS.into(),
+            responses: RESPONSES.into(),
+            messages: None,
             models: "/v1/models".into(),
             health: "/health".into(),
             live: "/live".into(),
@@ -67,8 +81,8 @@ pub enum Route {
     Chat,
     /// A text completion.
     Completions,
-    /// A route that only engines know.
-    Engine,
+    /// A route that only engines know, by its path there; none where that is the client's.
+    Engine(Option<&'static str>),
     /// The list of models.
     Models,
     /// One model; its id may contain slashes.
@@ -121,6 +135,8 @@ pub enum NoRoute {
 pub(crate) enum Place {
     /// Where the user put it.
     Moved(fn(&Paths) -> &str),
+    /// Below that, if it is served at all.
+    Below(fn(&Paths) -> Option<&str>, &'static str),
     /// Always there.
     At(&'static str),
     /// Always at each of these.
@@ -207,6 +223,9 @@ const fn posted(place: Place, make: fn(String) -> Route, operations: &'static [O
         operations,
     }
 }
+
+/// What is done with a request that only engines understand.
+const PASSED: Operation = post("Passed to a worker by load, unread", "Any", "Any");
 
 /// The table; the first row that fits is the route.
 pub(crate) const ROWS: &[Row] = &[
@@ -329,8 +348,33 @@ pub(crate) const ROWS: &[Row] = &[
     },
     posted(
         Place::Each(ENGINE_PATHS),
-        |_| Route::Engine,
-        &[post("Passed to a worker by load, unread", "Any", "Any")],
+        |_| Route::Engine(None),
+        &[PASSED],
+    ),
+    posted(
+        Place::Moved(|p| &p.embeddings),
+        |_| Route::Engine(Some(EMBEDDINGS)),
+        &[PASSED],
+    ),
+    posted(
+        Place::Moved(|p| &p.responses),
+        |_| Route::Engine(Some(RESPONSES)),
+        &[PASSED],
+    ),
+    posted(
+        Place::Below(|p| Some(&p.responses), "/input_tokens"),
+        |_| Route::Engine(Some(RESPONSE_TOKENS)),
+        &[PASSED],
+    ),
+    posted(
+        Place::Below(|p| p.messages.as_deref(), ""),
+        |_| Route::Engine(Some(MESSAGES)),
+        &[PASSED],
+    ),
+    posted(
+        Place::Below(|p| p.messages.as_deref(), "/count_tokens"),
+        |_| Route::Engine(Some(MESSAGE_TOKENS)),
+        &[PASSED],
     ),
     Row {
         tail: Tail::NameThen("model", "/ready"),
@@ -354,11 +398,15 @@ pub(crate) const ROWS: &[Row] = &[
 
 impl Place {
     /// Where it is.
-    pub(crate) fn paths<'p>(&self, paths: &'p Paths) -> Vec<&'p str> {
+    pub(crate) fn paths<'p>(&self, paths: &'p Paths) -> Vec<Cow<'p, str>> {
         match self {
-            Self::Moved(of) => vec![of(paths)],
-            Self::At(path) => vec![path],
-            Self::Each(list) => list.to_vec(),
+            Self::Moved(of) => vec![of(paths).into()],
+            Self::Below(of, end) => of(paths)
+                .map(|base| [base, end].concat().into())
+                .into_iter()
+                .collect(),
+            Self::At(path) => vec![(*path).into()],
+            Self::Each(list) => list.iter().map(|path| (*path).into()).collect(),
         }
     }
 
@@ -373,6 +421,10 @@ impl Place {
         };
         match self {
             Self::Moved(place) => of(place(paths)),
+            Self::Below(place, end) => {
+                let base = path.strip_suffix(end)?;
+                (base == place(paths)?).then_some("")
+            }
             Self::At(place) => of(place),
             Self::Each(list) => list.iter().find_map(|place| of(place)),
         }
@@ -458,7 +510,12 @@ mod tests {
         assert_eq!(find("GET", "/v1/models"), Ok(Route::Models));
         assert_eq!(find("GET", "/v1/models/"), Err(NoRoute::NotFound));
         assert_eq!(find("GET", "/v1/modelsx"), Err(NoRoute::NotFound));
-        assert_eq!(find("POST", "/v1/embeddings"), Ok(Route::Engine));
+        assert_eq!(
+            find("POST", "/v1/embeddings"),
+            Ok(Route::Engine(Some("/v1/embeddings")))
+        );
+        assert_eq!(find("POST", "/rerank"), Ok(Route::Engine(None)));
+        assert_eq!(find("POST", "/v1/messages"), Err(NoRoute::NotFound));
         assert_eq!(find("GET", "/nope"), Err(NoRoute::NotFound));
         assert_eq!(find("GET", "/workers/"), Err(NoRoute::NotFound));
         assert_eq!(find("DELETE", "/workers/7"), Ok(Route::Worker("7".into())));
@@ -520,5 +577,37 @@ mod tests {
         let find = |path| paths.find(&Method::POST, path).map(|(route, _)| route);
         assert_eq!(find("/chat"), Ok(Route::Chat));
         assert_eq!(find("/v1/chat/completions"), Err(NoRoute::NotFound));
+    }
+
+    /// Engines have the route at its usual place, wherever it is here.
+    #[test]
+    fn routes_of_engines_move_with_what_is_below_them() {
+        let paths = Paths {
+            embeddings: "/emb".into(),
+            responses: "/answers".into(),
+            messages: Some("/anthropic".into()),
+            ..Paths::default()
+        };
+        let find = |path| paths.find(&Method::POST, path).map(|(route, _)| route);
+        for (ours, theirs) in [
+            ("/emb", "/v1/embeddings"),
+            ("/answers", "/v1/responses"),
+            ("/answers/input_tokens", "/v1/responses/input_tokens"),
+            ("/anthropic", "/v1/messages"),
+            ("/anthropic/count_tokens", "/v1/messages/count_tokens"),
+        ] {
+            assert_eq!(find(ours), Ok(Route::Engine(Some(theirs))));
+            assert_eq!(find(theirs), Err(NoRoute::NotFound));
+        }
+        let listed = |paths: &Paths| -> Vec<String> {
+            let all = ROWS.iter().flat_map(|row| row.place.paths(paths));
+            all.map(Cow::into_owned).collect()
+        };
+        assert!(listed(&paths).contains(&"/anthropic/count_tokens".to_owned()));
+        assert!(
+            !listed(&Paths::default())
+                .iter()
+                .any(|path| path.contains("messages"))
+        );
     }
 }

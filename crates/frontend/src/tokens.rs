@@ -253,7 +253,7 @@ fn by_ids(scan: &Scan<'_>, chat: bool) -> Option<(Vec<Token>, bool)> {
     if chat || !listed {
         return None;
     }
-    prompt::of_scan(None, scan, None, false, 0, usize::MAX)
+    prompt::of_scan(None, scan, None, false, 0, usize::MAX, || ())
 }
 
 /// By the tokenizer; on a thread of its own where that takes long.
@@ -270,18 +270,25 @@ async fn by_text(
     let start = clock.now();
     let now = clock.unix_secs(start);
     let bytes_max = fitting(model.context_length);
-    let found = if text.is_long(body.len()) {
+    let read = move |text: &TextModel, scan: &Scan<'_>, spans: Option<&[Span]>| {
+        let mut printed = None;
+        let rendered = || printed = Some(clock.now());
+        let found = prompt::of_scan(Some(text), scan, spans, chat, now, bytes_max, rendered);
+        (found, printed)
+    };
+    let (found, printed) = if text.is_long(body.len()) {
         let (text, body) = (Arc::clone(text), body.clone());
         let work = move || {
             let scan = Scan::parse(&body).ok()?;
             let spans = scan.messages().and_then(content_spans);
-            prompt::of_scan(Some(&text), &scan, spans.as_deref(), chat, now, bytes_max)
+            Some(read(&text, &scan, spans.as_deref()))
         };
-        tokio::task::spawn_blocking(work).await.ok().flatten()
+        let done = tokio::task::spawn_blocking(work).await;
+        done.ok().flatten().unwrap_or_default()
     } else {
-        prompt::of_scan(Some(text), scan, spans, chat, now, bytes_max)
+        read(text, scan, spans)
     };
-    model.meters.tokenized(clock.now() - start);
+    model.meters.tokenized(start, printed, clock.now());
     found
 }
 

@@ -31,14 +31,21 @@ pub(crate) struct Watch {
     /// The client's own name of it.
     given: Option<HeaderValue>,
     received: Time,
-    /// Where it was sent, and how much of the prompt was expected to be cached there.
-    placed: Option<(WorkerRank, u32)>,
+    placed: Option<Placed>,
     asking: Asking,
     first_token: Option<Time>,
     /// It was first sent to a worker then.
     sent: Option<Time>,
     traced: Option<Box<Traced>>,
     ended: bool,
+}
+
+/// Where a request was sent, and how much of its prompt was expected to be cached there.
+#[derive(Clone, Copy, Debug)]
+struct Placed {
+    target: WorkerRank,
+    tokens: u32,
+    blocks: u32,
 }
 
 /// What an answer amounted to.
@@ -135,7 +142,11 @@ impl Watch {
         if self.placed.is_none() {
             self.meters.metrics().tasks_started_total.inc();
         }
-        self.placed = Some((booking.target(), booking.predicted_tokens()));
+        self.placed = Some(Placed {
+            target: booking.target(),
+            tokens: booking.predicted_tokens(),
+            blocks: booking.sent().overlap_blocks,
+        });
         if self.traced.is_some() && self.sent.is_none() {
             self.sent = Some(self.clock.now());
         }
@@ -198,9 +209,9 @@ impl Watch {
             id: self.id,
             given: given.and_then(|given| Some(given.to_str().ok()?.into())),
             status,
-            target: self.placed.map(|(target, _)| target),
+            target: self.placed.map(|placed| placed.target),
             prompt_tokens: totals.map(|totals| totals.prompt_tokens),
-            predicted_tokens: self.placed.map(|(_, cached)| cached),
+            predicted_tokens: self.placed.map(|placed| placed.tokens),
             cached_tokens: totals.and_then(|totals| totals.cached_tokens),
             output_tokens: totals.map(|totals| totals.output_tokens),
             first_token: self.first_token.map(|first| first - self.received),
@@ -227,6 +238,7 @@ impl Watch {
             ..400 => "request done",
             _ => "request failed",
         };
+        let placed = self.placed.filter(|_| self.meters.by_cache());
         tracing::info!(
             request = %self.id,
             client_request = ended.given.as_deref(),
@@ -236,6 +248,7 @@ impl Watch {
             rank = ended.target.map(|target| target.rank.0),
             status = ended.status,
             prompt = ended.prompt_tokens,
+            overlap_blocks = placed.map(|placed| placed.blocks),
             predicted = ended.predicted_tokens,
             cached = ended.cached_tokens,
             output = ended.output_tokens,

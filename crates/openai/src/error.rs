@@ -217,6 +217,31 @@ impl ApiError {
         fields.close();
     }
 
+    /// The body that Anthropic's API has for it.
+    #[must_use]
+    pub fn to_anthropic_body(&self) -> BytesMut {
+        let kind = match self.status {
+            400 | 415 | 431 => "invalid_request_error",
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 | 405 => "not_found_error",
+            413 => "request_too_large",
+            499 => "request_cancelled",
+            _ if self.is_overload() => "overloaded_error",
+            503 | 529 => "overloaded_error",
+            _ => "api_error",
+        };
+        let mut out = BytesMut::new();
+        let mut fields = Fields::open(&mut out);
+        fields.str("type", "error");
+        let mut error = Fields::open(fields.key("error"));
+        error.str("type", kind);
+        error.str("message", &self.message);
+        error.close();
+        fields.close();
+        out
+    }
+
     /// The body of an HTTP answer.
     ///
     /// ```

@@ -56,19 +56,6 @@ pub const ABSENT: &[Absent] = &[
         "nothing is transferred: prefill and decode are not split yet",
     ),
     absent(
-        "dynamo_frontend_router_admission_rejected_total",
-        "its reasons are deadlines, and requests have none here; a full queue is in \
-         `router_queue_backpressure_total`",
-    ),
-    absent(
-        "dynamo_frontend_template_seconds",
-        "template and tokenizer are timed together, as `tokenizer_latency_ms`",
-    ),
-    absent(
-        "dynamo_frontend_tokenize_seconds",
-        "the same time as `tokenizer_latency_ms` in another unit",
-    ),
-    absent(
         "dynamo_frontend_detokenize_total_us",
         "engines behind HTTP answer with text; nothing is detokenized",
     ),

@@ -110,6 +110,9 @@ macro_rules! metrics {
     };
 }
 
+const TEMPLATE_SECONDS: Buckets = Buckets::List(&[1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2]);
+const TOKENIZE_SECONDS: Buckets =
+    Buckets::List(&[1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0]);
 const LATENCY_TTFT: Buckets = Buckets::Log {
     min: 0.001,
     max: 480.0,
@@ -193,6 +196,10 @@ metrics! {
         counter output_tokens_total = "output_tokens_total" ["model"];
         /// Time to turn text into tokens and back.
         histogram tokenizer_latency_ms = "tokenizer_latency_ms" ["operation"] in TOKENIZER_MS;
+        /// Time of the chat template.
+        histogram template_seconds = "template_seconds" [] in TEMPLATE_SECONDS;
+        /// Time of the tokenizer alone.
+        histogram tokenize_seconds = "tokenize_seconds" [] in TOKENIZE_SECONDS;
         /// Prompts whose beginning had been turned into tokens before.
         counter tokenizer_cache_hits_total = "tokenizer_cache_hits_total" [];
         /// Prompts of which nothing had been, or that are shorter than what is kept.
@@ -245,6 +252,8 @@ metrics! {
         gauge router_queue_pending_cached_tokens = "router_queue_pending_cached_tokens" ["model", "worker_type", "policy_class"];
         /// Requests that asked the router for a worker, retries too.
         counter router_admission_received_total = "router_admission_received_total" ["model", "policy_class", "worker_type"];
+        /// Requests that waited longer than their class may; nothing predicts that beforehand.
+        counter router_admission_rejected_total = "router_admission_rejected_total" ["model", "policy_class", "worker_type", "reason"];
         /// Requests that a bound of the queue refused.
         counter router_queue_backpressure_total = "router_queue_backpressure_total" ["model", "worker_type", "policy_class", "reason"];
     }

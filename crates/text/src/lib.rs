@@ -33,5 +33,5 @@ pub use detokenizer::{DetokenizeOptions, Detokenizer, StopHit};
 pub use error::{LoadError, TextError};
 pub use model::{DEFAULT_CACHE_BYTES, GenerationDefaults, TextModel};
 pub use prefix::CacheStats;
-pub use template::ChatTemplate;
+pub use template::{ChatTemplate, Rendered};
 pub use tokenizer::{EncoderStatus, Tokenizer};

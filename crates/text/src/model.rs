@@ -12,7 +12,7 @@ use crate::cuts::CutRules;
 use crate::error::{LoadError, TextError};
 use crate::load::Files;
 use crate::prefix::{CacheStats, PrefixCache};
-use crate::template::ChatTemplate;
+use crate::template::{ChatTemplate, Rendered};
 use crate::tokenizer::Tokenizer;
 
 /// Bytes of text that a token stands for, about; sizes buffers.
@@ -152,8 +152,23 @@ impl TextModel {
     /// # Errors
     /// Those of both.
     pub fn encode_conversation(&self, input: &ChatInput<'_>) -> Result<Vec<Token>, TextError> {
+        self.encode_rendered(&self.rendered(input)?)
+    }
+
+    /// The first half of [`TextModel::encode_conversation`]: the prompt, and where its texts begin.
+    ///
+    /// # Errors
+    /// Those of [`TextModel::render`].
+    pub fn rendered(&self, input: &ChatInput<'_>) -> Result<Rendered, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
-        let rendered = template.rendered(input)?;
+        template.rendered(input)
+    }
+
+    /// The second half of [`TextModel::encode_conversation`]: its tokens.
+    ///
+    /// # Errors
+    /// The tokenizer's own failure.
+    pub fn encode_rendered(&self, rendered: &Rendered) -> Result<Vec<Token>, TextError> {
         self.encode_at(&rendered.text, &rendered.begins, false)
     }
 

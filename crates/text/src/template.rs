@@ -20,7 +20,7 @@ use crate::error::{LoadError, TextError};
 use crate::pyvalue::{self, JsonStyle};
 use crate::strftime;
 use opaque::Demands;
-pub(crate) use stand_in::Rendered;
+pub use stand_in::Rendered;
 use stand_in::StandIns;
 
 /// The name under which templates for requests with tools are kept.

@@ -46,7 +46,7 @@ options! { OBSERVABILITY_ROWS, Group::Observability, Scope::ALL;
 
     /// What to log: a level, or levels by module.
     ///
-    /// For example `info,kvasir_router=debug` adds details of the router; the cost line of every decision comes at `info`.
+    /// For example `info,kvasir_router=debug` adds what each candidate of a decision would have cost.
     LOG_LEVEL: String = "log-level" =>
         env(&[var("KVASIR_LOG"), var("DYN_LOG")]).default("info").rule(&LOG_FILTER).common()
         .effective();

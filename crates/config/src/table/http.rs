@@ -104,7 +104,7 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
 
     /// Hold response headers back so long that an early engine error can still set the status.
     HTTP_PRE_COMMIT_ERROR_PEEK_MS: Option<u64> = "http-pre-commit-error-peek-ms" =>
-        env(&[var("DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS")]).ints(1, 3_600_000).metavar("MS");
+        env(&[var("DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS")]).ints(1, 3_600_000).metavar("MS").effective();
 
     /// Leave out the routes that change settings, such as `/busy_threshold`.
     DISABLE_FRONTEND_ADMIN_API: bool = "disable-frontend-admin-api" =>
@@ -128,12 +128,12 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     /// Route of embeddings.
     HTTP_SVC_EMB_PATH: String = "http-svc-emb-path" =>
         env(&[var("DYN_HTTP_SVC_EMB_PATH"), var("DYN_HTTP_SVC_EMB_PATH_ENV")])
-        .default("/v1/embeddings").rule(&ROUTE);
+        .default("/v1/embeddings").rule(&ROUTE).effective();
 
     /// Route of responses.
     HTTP_SVC_RESPONSES_PATH: String = "http-svc-responses-path" =>
         env(&[var("DYN_HTTP_SVC_RESPONSES_PATH"), var("DYN_HTTP_SVC_RESPONSES_PATH_ENV")])
-        .default("/v1/responses").rule(&ROUTE);
+        .default("/v1/responses").rule(&ROUTE).effective();
 
     /// Route of the list of models.
     HTTP_SVC_MODELS_PATH: String = "http-svc-models-path" =>
@@ -143,7 +143,7 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     /// Route of Anthropic messages.
     HTTP_SVC_ANTHROPIC_PATH: String = "http-svc-anthropic-path" =>
         env(&[var("DYN_HTTP_SVC_ANTHROPIC_PATH"), var("DYN_HTTP_SVC_ANTHROPIC_PATH_ENV")])
-        .default("/v1/messages").rule(&ROUTE);
+        .default("/v1/messages").rule(&ROUTE).effective();
 
     /// Route of the health report.
     HTTP_SVC_HEALTH_PATH: String = "http-svc-health-path" =>

@@ -49,7 +49,7 @@ options! { MODEL_ROWS, Group::Model, Scope::SERVE;
 
     /// Serve the Anthropic API at `/v1/messages`.
     ENABLE_ANTHROPIC_API: bool = "enable-anthropic-api" =>
-        env(&[var("DYN_ENABLE_ANTHROPIC_API")]).default("false");
+        env(&[var("DYN_ENABLE_ANTHROPIC_API")]).default("false").effective();
 
     /// Take the client's preamble out of Anthropic requests.
     STRIP_ANTHROPIC_PREAMBLE: bool = "strip-anthropic-preamble" =>

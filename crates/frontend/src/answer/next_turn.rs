@@ -41,7 +41,7 @@ fn next_job(app: &App, job: &Job, target: WorkerRank, said: &str) -> Option<Job>
     chat.messages = JsonText::new(&messages)?;
     chat.add_generation_prompt = false;
     let now = app.clock().unix_secs(app.clock().now());
-    let prompts = prompt::of_chat(&job.text, &chat, now).ok()?;
+    let prompts = prompt::of_chat(&job.text, &chat, now, || ()).ok()?;
     let options = Options {
         max_tokens: Some(1),
         min_tokens: 0,

@@ -22,13 +22,16 @@ const ERROR_BYTES_MAX: usize = 64 << 10;
 
 type Answer = Pin<Box<dyn Future<Output = Result<Reply, ApiError>> + Send>>;
 
-/// Waits for `answer`; if it takes longer than `every`, begins a stream that waits with the client.
+/// Waits for `answer`; if it takes longer than `every`, and than `peek` where that is given, begins a stream that waits
+/// with the client.
 pub(super) async fn wait(
     answer: impl Future<Output = Result<Reply, ApiError>> + Send + 'static,
     every: Duration,
+    peek: Option<Duration>,
 ) -> Result<Reply, ApiError> {
     let mut answer: Answer = Box::pin(answer);
-    match tokio::time::timeout(every, &mut answer).await {
+    let head_after = peek.map_or(every, |peek| peek.max(every));
+    match tokio::time::timeout(head_after, &mut answer).await {
         Ok(answered) => answered,
         Err(_) => Ok(reply::events(Box::new(Opening {
             state: State::Waiting(answer),

@@ -9,26 +9,39 @@ use bytes::Bytes;
 use http::Request;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
+use http::uri::PathAndQuery;
 use hyper::body::Incoming;
 use kvasir_openai::{ApiError, Form, HeaderHints, Nvext, Scan};
 use kvasir_types::RequestId;
 
-use super::{Forward, Kind, headers, path_of};
+use super::{Forward, Kind, headers, moved_to, path_of};
 use crate::models::{Backend, ServedModel};
 use crate::place::Blocks;
 use crate::reply::{self, Reply};
+use crate::routes::MESSAGES;
 use crate::tokens::BYTES_PER_TOKEN;
 use crate::watch::Watch;
 use crate::{App, ask, body, outcomes};
 
 /// Passes a request for a route that only engines know to one of them, by load.
-pub(crate) async fn pass(app: &Arc<App>, request: Request<Incoming>) -> Reply {
+///
+/// `path` is the engine's, where it is not the client's.
+pub(crate) async fn pass(
+    app: &Arc<App>,
+    request: Request<Incoming>,
+    path: Option<&'static str>,
+) -> Reply {
     let ticket = app.in_flight().enter();
     let (parts, incoming) = request.into_parts();
     let id = app.new_request_id();
     let given = outcomes::given(&parts.headers).cloned();
-    let outcome = pass_on(app, id, &parts, incoming).await;
-    let mut reply = outcome.unwrap_or_else(|error| reply::error(&error));
+    let path = path.map_or_else(|| path_of(&parts.uri), |path| moved_to(path, &parts.uri));
+    let anthropic = path.path().starts_with(MESSAGES);
+    let outcome = pass_on(app, id, &parts, path, incoming).await;
+    let mut reply = outcome.unwrap_or_else(|error| match anthropic {
+        true => reply::anthropic_error(&error),
+        false => reply::error(&error),
+    });
     outcomes::name(&mut reply, given.unwrap_or_else(|| outcomes::name_of(id)));
     reply.body_mut().hold(ticket);
     reply
@@ -38,6 +51,7 @@ async fn pass_on(
     app: &Arc<App>,
     id: RequestId,
     parts: &Parts,
+    path: PathAndQuery,
     incoming: Incoming,
 ) -> Result<Reply, ApiError> {
     if app.is_draining() {
@@ -66,8 +80,7 @@ async fn pass_on(
             .is_some_and(|said| said.eq_ignore_ascii_case("true")),
         None => scan.as_ref().is_some_and(Scan::stream),
     };
-    let (headers, path) = (&parts.headers, parts.uri.path());
-    let watch = Watch::start_at(app, id, headers, Some(&model), path, stream);
+    let watch = Watch::start_at(app, id, &parts.headers, Some(&model), path.path(), stream);
     // Files are no prompts: their bytes say nothing of the work that they are.
     let text = if form.is_some() { 0 } else { body.len() };
     let tokens = (text / BYTES_PER_TOKEN).max(1);
@@ -78,7 +91,7 @@ async fn pass_on(
         app: Arc::clone(app),
         workers: workers.clone(),
         method: parts.method.clone(),
-        path: path_of(&parts.uri),
+        path,
         headers,
         body: without_extension(scan.as_ref(), &body),
         urgency: None,

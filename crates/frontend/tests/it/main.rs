@@ -21,6 +21,7 @@ mod membership;
 mod metrics;
 mod migration;
 mod overload;
+mod passed;
 mod ranks;
 mod reading;
 mod rig;

@@ -199,3 +199,30 @@ async fn workers_without_events_are_counted_where_they_matter() {
         assert_eq!(rig.metric(name).await, expected, "{mode:?}");
     }
 }
+
+/// A model that nobody serves is counted, and has no series that can only ever be zero.
+#[tokio::test]
+async fn an_unknown_model_leaves_counters_alone() {
+    let rig = Rig::of(1).await;
+    for name in ["n", "unknown", "o"] {
+        let ask = ASK.replace("\"m\"", &format!("\"{name}\""));
+        assert_eq!(rig.post(CHAT, ask).await.status, 404);
+    }
+    rig.at_rest().await;
+    let page = rig.page().await;
+    let mut left: Vec<&str> = page.lines().filter(|l| l.contains("\"unknown\"")).collect();
+    left.sort_unstable();
+    let labels = r#"endpoint="chat_completions""#;
+    assert_eq!(
+        left,
+        [
+            format!(
+                r#"dynamo_frontend_requests_started_total{{{labels},model="unknown",request_type="unary"}} 3"#
+            ),
+            format!(
+                r#"dynamo_frontend_requests_total{{{labels},error_type="not_found",model="unknown",request_type="unary",status="error"}} 3"#
+            ),
+        ]
+    );
+    assert!(!page.contains("model=\"n\""), "a client's text is no label");
+}

@@ -42,9 +42,9 @@ pub(super) fn is_mark(c: char) -> bool {
     ('\u{e000}'..='\u{e01f}').contains(&c)
 }
 
-/// A prompt.
+/// A prompt that a template printed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Rendered {
+pub struct Rendered {
     pub(crate) text: String,
     /// Where in it texts of messages begin, as far as that is known: what lies before is likely to come again.
     pub(crate) begins: Vec<usize>,

@@ -1,0 +1,104 @@
+//! Engines that say in the first event of a stream that they cannot answer: that becomes the status of the answer.
+//!
+//! The head has not gone out by then, so a client that looks at the status alone learns of it, and so does a retry.
+
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode, header};
+use kvasir_openai::Event;
+use serde::Deserialize;
+
+use super::Opened;
+use crate::relay::Begun;
+
+/// What engines say in an event that is no part of an answer.
+#[derive(Deserialize)]
+struct Said {
+    #[serde(default)]
+    error: Option<Words>,
+    /// SGLang's older form has all at the top.
+    #[serde(default)]
+    object: Option<String>,
+    #[serde(default)]
+    code: Option<u16>,
+}
+
+#[derive(Deserialize)]
+struct Words {
+    #[serde(default)]
+    code: Option<u16>,
+}
+
+/// The same answer, unless its first event is an error: then that is all of it, with its status.
+pub(super) fn error_as_status(mut opened: Opened) -> Opened {
+    let Begun::Partly(begun) = &opened.begun else {
+        return opened;
+    };
+    if !opened.source.is_events() {
+        return opened;
+    }
+    let Some((status, words)) = error_in(begun) else {
+        return opened;
+    };
+    let headers = &mut opened.head.headers;
+    headers.remove(header::CONTENT_LENGTH);
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
+    opened.head.status = status;
+    opened.source.take_form();
+    opened.source.let_go();
+    opened.begun = Begun::Whole(words);
+    opened
+}
+
+/// The status and the words of an error that bytes of a stream begin with.
+fn error_in(begun: &Bytes) -> Option<(StatusCode, Bytes)> {
+    let end = memchr::memmem::find(begun, b"\n\n").map_or(begun.len(), |at| at + 2);
+    let event = Event {
+        raw: begun.slice(..end),
+    };
+    let data = event.data()?;
+    let said: Said = serde_json::from_slice(&data).ok()?;
+    let code = match said.error {
+        Some(words) => words.code,
+        None if said.object.as_deref() == Some("error") => said.code,
+        None => return None,
+    };
+    let code = code.filter(|code| (400..600).contains(code)).unwrap_or(500);
+    let status = StatusCode::from_u16(code).ok()?;
+    Some((status, Bytes::copy_from_slice(&data)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_told_from_answers() {
+        let status = |text: &'static str| {
+            let found = error_in(&Bytes::from_static(text.as_bytes()));
+            found.map(|(status, words)| (status.as_u16(), words))
+        };
+        let vllm = "data: {\"error\": {\"message\": \"no\", \"code\": 400}}\n\ndata: [DONE]\n\n";
+        assert_eq!(
+            status(vllm),
+            Some((
+                400,
+                "{\"error\": {\"message\": \"no\", \"code\": 400}}".into()
+            ))
+        );
+        let sglang = "data: {\"object\":\"error\",\"message\":\"no\",\"code\":429}\n\n";
+        assert_eq!(status(sglang).map(|(code, _)| code), Some(429));
+        let odd = "data: {\"error\":{\"message\":\"no\",\"code\":200}}\n\n";
+        assert_eq!(status(odd).map(|(code, _)| code), Some(500));
+        for answer in [
+            "data: {\"choices\":[],\"error\":null}\n\n",
+            "data: {\"object\":\"chat.completion.chunk\",\"code\":400}\n\n",
+            "data: [DONE]\n\n",
+            ": comment\n\n",
+        ] {
+            assert_eq!(status(answer), None, "{answer}");
+        }
+    }
+}
