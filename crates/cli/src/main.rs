@@ -24,6 +24,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const BAD_CONFIG: u8 = 2;
 
 fn main() -> ExitCode {
+    let code = run();
+    log::flush();
+    code
+}
+
+fn run() -> ExitCode {
     let args = std::env::args_os().skip(1);
     let read_file = |path: &std::path::Path| std::fs::read_to_string(path);
     match kvasir_config::parse(args, &Environment::from_process(), read_file) {
@@ -38,6 +44,7 @@ fn start(run: &Run) -> ExitCode {
     if let Err(error) = log::init(&filter, wiring::log_format(&run.settings)) {
         return complain(&format!("error: --log-level: {error}"), BAD_CONFIG);
     }
+    log::take_panics();
     for notice in &run.notices {
         tracing::warn!("{notice}");
     }
@@ -106,7 +113,6 @@ fn print(text: &str) -> ExitCode {
 }
 
 fn complain(message: &dyn std::fmt::Display, code: u8) -> ExitCode {
-    let message = message.to_string();
-    let _ = writeln!(std::io::stderr(), "{}", message.trim_end());
+    log::say(&message.to_string());
     ExitCode::from(code)
 }

@@ -9,7 +9,7 @@ use kvasir_frontend::{
     ServedModel, Server, Warm,
 };
 use kvasir_index::Index;
-use kvasir_telemetry::{Clock, Metrics};
+use kvasir_telemetry::{Clock, Metrics, log};
 use kvasir_transport::Tasks;
 use kvasir_upstream::Upstreams;
 use tokio::signal::unix::{SignalKind, signal};
@@ -27,6 +27,7 @@ pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure
             options.identity.frontend_prefix
         )
     })?;
+    log::count_drops(&metrics.log_lines_dropped);
     Ok(App::new(
         wiring::app_options(settings)?,
         metrics,

@@ -7,9 +7,13 @@ use bytes::{Bytes, BytesMut};
 use serde_json::value::RawValue;
 
 use crate::ApiError;
+use crate::error::one_line;
 use crate::json::{Fields, write_float, write_int};
 use crate::object::{JsonError, Object};
 use crate::strict::Reader;
+
+/// Longest name of a model that the route takes; it repeats the name.
+const MODEL_BYTES_MAX: usize = 1024;
 
 /// One row of `/v1/models`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -215,7 +219,7 @@ impl BusyError {
     fn new(status: u16, message: String) -> Self {
         Self {
             status,
-            message,
+            message: one_line(message.into()).into_owned(),
             plain: false,
         }
     }
@@ -233,10 +237,10 @@ impl BusyError {
 impl From<JsonError> for BusyError {
     fn from(error: JsonError) -> Self {
         if error.is_syntax() {
+            let message = format!("Failed to parse the request body as JSON: {error}");
             return Self {
-                status: 400,
-                message: format!("Failed to parse the request body as JSON: {error}"),
                 plain: true,
+                ..Self::new(400, message)
             };
         }
         Self::new(422, ApiError::body(&error).message.into_owned())
@@ -257,6 +261,10 @@ impl BusyUpdate {
             prefill_tokens: reader.take("active_prefill_tokens_threshold")?,
             prefill_tokens_frac: reader.take("active_prefill_tokens_threshold_frac")?,
         };
+        if update.model.len() > MODEL_BYTES_MAX {
+            let message = format!("model: a name has at most {MODEL_BYTES_MAX} bytes");
+            return Err(BusyError::new(400, message));
+        }
         if let Some(share) = update.decode_blocks.filter(|s| !(0.0..=1.0).contains(s)) {
             return Err(BusyError::new(
                 400,

@@ -3,8 +3,9 @@
 //! Answers one question: which status and which body tell the client what went wrong? The body is flat,
 //! `{"message","type","code","details"?}`; inside a stream it is an `error` frame whose `type` is a slug.
 //!
-//! Invariant: a message never carries an internal error chain; what a client cannot act on is
-//! "Internal server error".
+//! Invariants: a message never carries an internal error chain; what a client cannot act on is
+//! "Internal server error". A message may repeat what a client wrote, so it is one line without control characters
+//! and at most [`MESSAGE_BYTES_MAX`] long, and so is every log line and answer made of it.
 
 use std::borrow::Cow;
 
@@ -15,6 +16,12 @@ use crate::json::{Fields, JsonText};
 
 /// Status of an overload answer unless the operator chose another.
 pub const DEFAULT_OVERLOAD_STATUS: u16 = 503;
+
+/// Longest message; a longer one loses its middle.
+pub(crate) const MESSAGE_BYTES_MAX: usize = 2048;
+/// How much of a message's end stays where its middle is cut: what would be right stands there.
+const MESSAGE_TAIL_BYTES: usize = 512;
+const CUT: &str = "…";
 
 const PREFIX_BODY: &str = "Failed to deserialize the JSON body into the target type: ";
 
@@ -38,7 +45,7 @@ impl ApiError {
     pub fn new(status: u16, message: impl Into<Cow<'static, str>>) -> Self {
         Self {
             status,
-            message: message.into(),
+            message: one_line(message.into()),
             kind: Cow::Borrowed(reason(status)),
             details: None,
         }
@@ -276,6 +283,30 @@ impl From<JsonError> for ApiError {
     }
 }
 
+/// A text as one bounded line: control characters escaped, the middle cut out of a long one.
+pub(crate) fn one_line(text: Cow<'static, str>) -> Cow<'static, str> {
+    let short = if text.len() > MESSAGE_BYTES_MAX {
+        let head = text.floor_char_boundary(MESSAGE_BYTES_MAX - MESSAGE_TAIL_BYTES - CUT.len());
+        let tail = text.ceil_char_boundary(text.len() - MESSAGE_TAIL_BYTES);
+        let part = |range: Option<&str>| range.unwrap_or_default().to_owned();
+        Cow::Owned(part(text.get(..head)) + CUT + &part(text.get(tail..)))
+    } else {
+        text
+    };
+    if !short.contains(char::is_control) {
+        return short;
+    }
+    let mut shown = String::with_capacity(short.len() + 16);
+    for c in short.chars() {
+        if c.is_control() {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    Cow::Owned(shown)
+}
+
 /// The `type` of an error frame.
 fn slug(status: u16) -> &'static str {
     match status {
@@ -308,5 +339,37 @@ fn reason(status: u16) -> &'static str {
         529 => "Overloaded",
         other if (400..499).contains(&other) => "Client Error",
         _ => "Internal Server Error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_one_line_whatever_a_client_wrote() {
+        let error =
+            ApiError::bad_request("`zz\n2026 INFO forged\u{1b}[2J` is no action".to_owned());
+        assert_eq!(
+            error.message,
+            r"`zz\n2026 INFO forged\u{1b}[2J` is no action"
+        );
+        let backend = ApiError::backend(422, "a\r\nb", 503);
+        assert_eq!(backend.message, r"a\r\nb");
+    }
+
+    #[test]
+    fn a_long_message_keeps_its_beginning_and_its_end() {
+        let value = "é".repeat(150_000);
+        let error = ApiError::validation(format_args!("action `{value}`; give open or close"));
+        assert!(
+            error.message.len() <= MESSAGE_BYTES_MAX,
+            "{}",
+            error.message.len()
+        );
+        assert!(error.message.starts_with("Validation: action `éé"));
+        assert!(error.message.ends_with("éé`; give open or close"));
+        let fits = "x".repeat(MESSAGE_BYTES_MAX);
+        assert_eq!(ApiError::bad_request(fits.clone()).message, fits);
     }
 }

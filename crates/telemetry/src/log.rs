@@ -1,11 +1,30 @@
 //! How log lines look and where they go: standard error, as text or as JSON.
+//!
+//! Nobody who logs waits for a reader: lines go through a bounded queue to one thread ([`queue`]), and what does
+//! not fit is dropped, counted ([`count_drops`]) and told. Before the process ends, [`flush`] gives what waits a
+//! short while to leave. A line of text is one line whatever its fields hold ([`text`]).
+
+mod queue;
+mod text;
 
 use std::io::IsTerminal;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
+use prometheus::IntCounter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt};
+
+use queue::{Line, Queue};
+
+/// Most bytes of log lines that wait for their reader: some 20,000 lines.
+pub const QUEUE_BYTES_MAX: usize = 4 << 20;
+/// How long [`flush`] and a panic wait for a reader that does not read.
+pub const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
+
+static QUEUE: OnceLock<Arc<Queue>> = OnceLock::new();
 
 /// The form of a log line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,24 +44,81 @@ pub fn init(filter: &str, format: Format) -> Result<(), String> {
             "`{filter}` is not a log filter ({error}); try `info` or `info,kvasir_router=debug`"
         )
     })?;
+    let queue = to_stderr().map_err(|error| format!("the log's thread did not start: {error}"))?;
+    let writer = move || Line(Arc::clone(&queue));
     let registry = tracing_subscriber::registry();
-    let ansi = std::io::stderr().is_terminal();
     let _already_set = match format {
         Format::Text => {
-            let layer = fmt::layer().with_writer(std::io::stderr).with_ansi(ansi);
-            registry
-                .with(layer.with_target(false).with_filter(targets))
-                .try_init()
+            let lines = text::Lines {
+                ansi: std::io::stderr().is_terminal(),
+            };
+            let layer = fmt::layer().event_format(lines).with_writer(writer);
+            registry.with(layer.with_filter(targets)).try_init()
         }
         Format::Json => {
-            let layer = fmt::layer()
-                .json()
-                .flatten_event(true)
-                .with_writer(std::io::stderr);
+            let layer = fmt::layer().json().flatten_event(true).with_writer(writer);
             registry.with(layer.with_filter(targets)).try_init()
         }
     };
     Ok(())
+}
+
+/// The process's queue to standard error; the first call starts it.
+fn to_stderr() -> std::io::Result<Arc<Queue>> {
+    if let Some(queue) = QUEUE.get() {
+        return Ok(Arc::clone(queue));
+    }
+    let started = Queue::start(std::io::stderr(), QUEUE_BYTES_MAX, tell_dropped)?;
+    let queue = QUEUE.get_or_init(|| started);
+    Ok(Arc::clone(queue))
+}
+
+fn tell_dropped(lines: u64) {
+    tracing::warn!(
+        lines,
+        "log lines dropped: standard error was not read fast enough"
+    );
+}
+
+/// Sends the words of panics the way of the log: the standard hook would wait for a reader that may never come.
+pub fn take_panics() {
+    std::panic::set_hook(Box::new(tell_panic));
+}
+
+fn tell_panic(info: &std::panic::PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("<unnamed>");
+    let trace = std::backtrace::Backtrace::capture();
+    let trace = match trace.status() {
+        std::backtrace::BacktraceStatus::Captured => format!("stack backtrace:\n{trace}"),
+        _ => "note: RUST_BACKTRACE=1 shows where from".to_owned(),
+    };
+    say(&format!("thread '{name}' {info}\n{trace}"));
+    flush();
+}
+
+/// Writes a text of its own to standard error, behind the log lines so far: why a process ends. It goes through
+/// the log's queue once there is one; [`flush`] waits for it.
+pub fn say(text: &str) {
+    let text = format!("{}\n", text.trim_end());
+    match QUEUE.get() {
+        Some(queue) => queue.push_urgent(text.as_bytes()),
+        None => {
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
+        }
+    }
+}
+
+/// Waits until all lines so far are written, for [`FLUSH_PATIENCE`] at most. Whether they are.
+pub fn flush() -> bool {
+    QUEUE.get().is_none_or(|queue| queue.flush(FLUSH_PATIENCE))
+}
+
+/// Counts dropped lines here too, those so far included.
+pub fn count_drops(counter: &IntCounter) {
+    if let Some(queue) = QUEUE.get() {
+        queue.count_in(counter.clone());
+    }
 }
 
 #[cfg(test)]

@@ -362,6 +362,8 @@ metrics! {
         counter migration_refused_total = "migration_refused_total" ["model", "reason"];
         /// Requests that reached a limit of the server, by limit.
         counter limit_reached_total = "limit_reached_total" ["limit"];
+        /// Log lines dropped because standard error was not read fast enough, or not at all.
+        counter log_lines_dropped = "log_lines_dropped_total" [];
     }
 }
 

@@ -1,0 +1,204 @@
+//! How do log lines reach a reader that may be slow, or never read again?
+//!
+//! Whoever logs copies its line into a buffer under a short lock and goes on; one thread writes the buffer out.
+//! Invariants: at most `bytes_max` bytes wait or are being written (urgent lines may go [`URGENT_ROOM`] beyond); a
+//! line is kept whole or dropped whole; every dropped line is counted once and told once, after the lines before it.
+
+use std::cell::Cell;
+use std::io::{self, ErrorKind, Write};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prometheus::IntCounter;
+
+/// Bytes kept free for lines that tell of drops, panics and ends.
+const URGENT_ROOM: usize = 64 << 10;
+/// How long to wait where a writer is full and does not block.
+const FULL_PAUSE: Duration = Duration::from_millis(20);
+
+thread_local! {
+    /// Set on the thread that writes: what it logs itself is about drops, and is not dropped.
+    static IS_WRITER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Lines on their way.
+#[derive(Debug)]
+pub(super) struct Queue {
+    state: Mutex<State>,
+    /// Something waits to be written.
+    more: Condvar,
+    /// Nothing waits.
+    idle: Condvar,
+    bytes_max: usize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    pending: Vec<u8>,
+    lines: u64,
+    /// Bytes that the thread took and has not written yet.
+    writing: usize,
+    /// Whether the thread is between taking lines and having told what was dropped.
+    busy: bool,
+    /// Dropped and not told yet.
+    untold: u64,
+    /// Dropped before there was a counter.
+    uncounted: u64,
+    counter: Option<IntCounter>,
+}
+
+impl State {
+    fn drop_lines(&mut self, lines: u64) {
+        self.untold += lines;
+        match &self.counter {
+            Some(counter) => counter.inc_by(lines),
+            None => self.uncounted += lines,
+        }
+    }
+}
+
+impl Queue {
+    /// Starts the thread that writes to `out` for as long as the process lives. It calls `tell` with the number of
+    /// dropped lines once writing goes on.
+    pub(super) fn start(
+        out: impl Write + Send + 'static,
+        bytes_max: usize,
+        tell: fn(u64),
+    ) -> io::Result<Arc<Self>> {
+        let queue = Arc::new(Self {
+            state: Mutex::default(),
+            more: Condvar::new(),
+            idle: Condvar::new(),
+            bytes_max,
+        });
+        let lines = Arc::clone(&queue);
+        std::thread::Builder::new()
+            .name("log".into())
+            .spawn(move || {
+                IS_WRITER.set(true);
+                let mut out = out;
+                let mut batch = Vec::new();
+                loop {
+                    lines.write_some(&mut out, &mut batch, tell);
+                }
+            })?;
+        Ok(queue)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes one line, or drops it.
+    fn push(&self, line: &[u8]) {
+        let room = if IS_WRITER.get() { URGENT_ROOM } else { 0 };
+        self.push_within(line, self.bytes_max + room);
+    }
+
+    /// Takes a line that has room of its own.
+    pub(super) fn push_urgent(&self, line: &[u8]) {
+        self.push_within(line, self.bytes_max + URGENT_ROOM);
+    }
+
+    fn push_within(&self, line: &[u8], bytes_max: usize) {
+        let mut state = self.lock();
+        if state.writing + state.pending.len() + line.len() > bytes_max {
+            state.drop_lines(1);
+            return;
+        }
+        let was_empty = state.pending.is_empty();
+        state.pending.extend_from_slice(line);
+        state.lines += 1;
+        drop(state);
+        if was_empty {
+            self.more.notify_one();
+        }
+    }
+
+    /// Waits for lines and writes them out.
+    fn write_some(&self, out: &mut impl Write, batch: &mut Vec<u8>, tell: fn(u64)) {
+        let state = self.lock();
+        let empty = |state: &mut State| state.pending.is_empty();
+        let waited = self.more.wait_while(state, empty);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        batch.clear();
+        std::mem::swap(batch, &mut state.pending);
+        let lines = std::mem::take(&mut state.lines);
+        state.writing = batch.len();
+        state.busy = true;
+        drop(state);
+        let written = write_all(out, batch);
+        let mut state = self.lock();
+        state.writing = 0;
+        if written.is_err() {
+            state.drop_lines(lines);
+        }
+        let untold = std::mem::take(&mut state.untold);
+        drop(state);
+        if untold > 0 && written.is_ok() {
+            tell(untold);
+        }
+        let mut state = self.lock();
+        state.busy = false;
+        let idle = state.pending.is_empty();
+        drop(state);
+        if idle {
+            self.idle.notify_all();
+        }
+    }
+
+    /// Waits until nothing waits to be written, for `patience` at most. Whether that came.
+    pub(super) fn flush(&self, patience: Duration) -> bool {
+        if IS_WRITER.get() {
+            return false;
+        }
+        let unfinished = |state: &mut State| state.busy || !state.pending.is_empty();
+        let state = self.lock();
+        let (state, _) = self
+            .idle
+            .wait_timeout_while(state, patience, unfinished)
+            .unwrap_or_else(PoisonError::into_inner);
+        !state.busy && state.pending.is_empty()
+    }
+
+    /// From now on drops are counted there; those so far are added.
+    pub(super) fn count_in(&self, counter: IntCounter) {
+        let mut state = self.lock();
+        counter.inc_by(std::mem::take(&mut state.uncounted));
+        state.counter = Some(counter);
+    }
+}
+
+/// Writes everything, waiting also where the other end says "full" instead of blocking.
+fn write_all(out: &mut impl Write, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match out.write(bytes) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                std::thread::park_timeout(FULL_PAUSE)
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Takes one formatted line, in one call of `write` as the formatter makes it.
+#[derive(Debug)]
+pub(super) struct Line(pub(super) Arc<Queue>);
+
+impl Write for Line {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.push(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
