@@ -111,25 +111,25 @@ pub(crate) fn decision(app: &App, id: &str) -> Reply {
         .strip_prefix("chatcmpl-")
         .or_else(|| id.strip_prefix("cmpl-"))
         .unwrap_or(id);
-    let named = || {
-        app.outcomes()
-            .named(id)
-            .or_else(|| app.outcomes().named(bare))
-    };
-    let Some(request) = RequestId::parse(bare).or_else(named) else {
-        return reply::error(&ApiError::new(404, NO_DECISION));
-    };
-    for model in app.models().all() {
-        let row = model.host.ask(|router| {
-            router
-                .explain(request)
-                .map(|d| decision_row(app, &model, d))
-        });
-        if let Some(row) = row {
+    // Clients' own names may look like our ids.
+    let named = |name| app.outcomes().named(name);
+    let requests = [RequestId::parse(bare), named(id), named(bare)];
+    for request in requests.into_iter().flatten() {
+        if let Some(row) = explained(app, request) {
             return reply::json(StatusCode::OK, row.to_string());
         }
     }
     reply::error(&ApiError::new(404, NO_DECISION))
+}
+
+fn explained(app: &App, request: RequestId) -> Option<Value> {
+    let models = app.models().all();
+    models.iter().find_map(|model| {
+        model.host.ask(|router| {
+            let decision = router.explain(request)?;
+            Some(decision_row(app, model, decision))
+        })
+    })
 }
 
 fn decision_row(app: &App, model: &ServedModel, decision: &Decision) -> Value {

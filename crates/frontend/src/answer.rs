@@ -126,7 +126,7 @@ impl Answer {
     fn head(&self) -> AnswerHead<'_> {
         AnswerHead {
             endpoint: self.job.endpoint,
-            id: self.job.id,
+            id: self.job.shown,
             model: &self.job.model.name,
             created: self.created,
         }
@@ -504,7 +504,7 @@ impl StreamedAnswer {
         self.begun = true;
         let job = &self.answer.job;
         let tokens = job.prompt_of(0).map(|tokens| &**tokens);
-        let notes = told::notes(&job.nvext, job.id, tokens, job.formatted.as_deref());
+        let notes = told::notes(&job.nvext, job.shown, tokens, job.formatted.as_deref());
         self.buffer.extend_from_slice(&notes);
     }
 }

@@ -40,7 +40,9 @@ enum Parsed {
 pub(crate) struct Asked {
     /// Its id.
     pub(crate) id: RequestId,
-    /// That as a header says it.
+    /// The id that its answer has: its own, or the client's.
+    pub(crate) shown: RequestId,
+    /// Its own as a header says it.
     pub(crate) name: HeaderValue,
     /// Where it came in.
     pub(crate) endpoint: Endpoint,
@@ -58,13 +60,15 @@ pub(crate) async fn handle(
 ) -> Reply {
     let id = app.new_request_id();
     let ticket = app.in_flight().enter();
-    let (parts, incoming) = request.into_parts();
+    let (mut parts, incoming) = request.into_parts();
+    let shown = outcomes::adopt(&mut parts.headers).unwrap_or(id);
     let given = outcomes::given(&parts.headers).cloned();
     let name = outcomes::name_of(id);
     let outcome = match read(app, &parts, incoming).await {
         Ok(body) => {
             let asked = Asked {
                 id,
+                shown,
                 name: name.clone(),
                 endpoint,
                 parts,
@@ -222,6 +226,7 @@ async fn prepare(
         false => None,
     };
     let job = Job {
+        shown: asked.shown,
         queue_depth: told::queue_depth(&model, &nvext),
         formatted,
         id: asked.id,
@@ -335,7 +340,7 @@ async fn query(app: &App, job: &Job) -> Result<Reply, ApiError> {
     let prompt = job.prompt_of(0).ok_or_else(ApiError::internal)?;
     let target = lane::query(app, job, prompt).await?;
     let query = Query {
-        id: job.id,
+        id: job.shown,
         endpoint: job.endpoint,
         stream: job.options.stream,
         tokens: Some(prompt.to_vec()),

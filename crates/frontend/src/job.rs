@@ -14,6 +14,8 @@ use crate::prompt::Prompts;
 pub(crate) struct Job {
     /// The request.
     pub(crate) id: RequestId,
+    /// The id that its answer has.
+    pub(crate) shown: RequestId,
     /// The model it named.
     pub(crate) model: Arc<ServedModel>,
     /// How the model's workers are reached.

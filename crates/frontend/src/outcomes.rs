@@ -15,6 +15,8 @@ use crate::reply::Reply;
 
 /// Names a request in the logs of everybody on its way.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// An older name of that field.
+const OLDER_REQUEST_ID: HeaderName = HeaderName::from_static("x-dynamo-request-id");
 /// Longest name of a client's own that is remembered, logged and given back.
 const GIVEN_BYTES_MAX: usize = 128;
 
@@ -114,6 +116,15 @@ pub(crate) fn given(headers: &HeaderMap) -> Option<&HeaderValue> {
     fits.then_some(value)
 }
 
+/// A client's older way to name its request (`x-dynamo-request-id`), which counts if it is a UUID: then that is the
+/// request's name, as if it had been given in the newer way, and the id of its answer.
+pub(crate) fn adopt(headers: &mut HeaderMap) -> Option<RequestId> {
+    let value = headers.get(OLDER_REQUEST_ID)?;
+    let id = RequestId::parse(value.to_str().ok()?)?;
+    headers.entry(REQUEST_ID).or_insert_with(|| name_of(id));
+    Some(id)
+}
+
 /// A request's id as a header says it.
 pub(crate) fn name_of(id: RequestId) -> HeaderValue {
     HeaderValue::try_from(id.to_string()).unwrap_or(HeaderValue::from_static("unnamed"))
@@ -161,5 +172,27 @@ mod tests {
         assert!(with(&[b'x'; GIVEN_BYTES_MAX]));
         assert!(!with(&[b'x'; GIVEN_BYTES_MAX + 1]));
         assert!(!with(b"") && !with(b"\xff"));
+    }
+
+    #[test]
+    fn an_older_name_counts_if_it_is_a_uuid() {
+        let uuid = "3F2504E0-4f89-41d3-9a0c-0305e82c3301";
+        let with = |older: &'static str, newer: Option<&'static str>| {
+            let mut headers = HeaderMap::new();
+            headers.insert(OLDER_REQUEST_ID, HeaderValue::from_static(older));
+            if let Some(newer) = newer {
+                headers.insert(REQUEST_ID, HeaderValue::from_static(newer));
+            }
+            let id = adopt(&mut headers).map(|id| id.to_string());
+            let name = headers
+                .get(REQUEST_ID)
+                .map(|v| v.to_str().unwrap().to_owned());
+            (id, name)
+        };
+        let id = Some(uuid.to_lowercase());
+        assert_eq!(with(uuid, None), (id.clone(), id.clone()));
+        assert_eq!(with(uuid, Some("mine")), (id, Some("mine".into())));
+        assert_eq!(with("7", None), (None, None));
+        assert_eq!(adopt(&mut HeaderMap::new()), None);
     }
 }

@@ -7,6 +7,7 @@
 mod ahead;
 mod headers;
 mod opening;
+mod outgoing;
 mod pass;
 mod peek;
 mod resume;
@@ -183,7 +184,7 @@ async fn prepare(
     let arrival = ask::arrival(asked.id, tokens.len().max(1), &nvext, &hints);
     let exact = (!reading.guessed()).then_some(tokens);
     let query = nvext.query_only().then(|| Query {
-        id: asked.id,
+        id: asked.shown,
         endpoint,
         stream,
         tokens: exact.cloned(),
@@ -194,7 +195,7 @@ async fn prepare(
         false => None,
     };
     let shown = exact.filter(|_| stream).map(Vec::as_slice);
-    let notes = told::notes(&nvext, asked.id, shown, formatted.as_deref());
+    let notes = told::notes(&nvext, asked.shown, shown, formatted.as_deref());
     let terms = migration_terms(app, scan, endpoint, &nvext);
     let follow = terms.is_some_and(|terms| terms.obstacle.is_none());
     let hide = match (stream, scan.include_usage()) {
@@ -213,7 +214,7 @@ async fn prepare(
         method: asked.parts.method,
         path: engine_path(endpoint, &asked.parts.uri),
         headers,
-        body: outgoing(scan, &asked.body, &nvext, follow),
+        body: outgoing::body(scan, &asked.body, &nvext, endpoint, follow),
         urgency: nvext.hints.priority,
         kind: Kind::Completion {
             stream,
@@ -287,35 +288,6 @@ fn migration_terms(app: &App, scan: &Scan<'_>, endpoint: Endpoint, nvext: &Nvext
         wanted: tokens_wanted(scan, endpoint),
         obstacle: pinned.or_else(|| obstacle(scan, endpoint)),
     })
-}
-
-/// The body that the engine gets: the client's, less what is ours and plus what we need to learn.
-fn outgoing(scan: &Scan<'_>, body: &Bytes, nvext: &Nvext, follow: bool) -> Bytes {
-    let stream = scan.stream();
-    let mut edits = scan.edit();
-    edits.remove("nvext");
-    let asked = scan.include_usage() && (scan.continuous_usage() || !follow);
-    if stream && !asked {
-        edits.ask_usage(follow);
-    }
-    if let Some(salt) = &nvext.cache_salt {
-        edits.set(
-            "cache_salt",
-            &serde_json::Value::from(salt.as_str()).to_string(),
-        );
-    }
-    if let Some(urgency) = nvext.hints.priority {
-        edits.set("priority", &urgency.saturating_neg().to_string());
-    }
-    edits.apply(body)
-}
-
-/// The same body for an engine that takes the larger priority first.
-fn larger_first(body: &Bytes, urgency: i32) -> Option<Bytes> {
-    let scan = Scan::parse(body).ok()?;
-    scan.raw("priority")?;
-    let mut edits = scan.edit();
-    Some(edits.set("priority", &urgency.to_string()).apply(body))
 }
 
 impl Forward {
@@ -422,7 +394,7 @@ impl Forward {
         let has_ranks = self.model.has_ranks(target.worker);
         let rank = has_ranks.then(|| headers::rank_field(target.rank));
         let urgency = self.urgency.filter(|_| pool.larger_first());
-        let turned = urgency.and_then(|urgency| larger_first(body, urgency));
+        let turned = urgency.and_then(|urgency| outgoing::larger_first(body, urgency));
         let body = turned.as_ref().unwrap_or(body);
         let asks_ids = self.wanted().asks_ids() && pool.tells_token_ids();
         let with_ids = asks_ids.then(|| ask_token_ids(body));
@@ -657,42 +629,4 @@ fn try_elsewhere(status: StatusCode) -> bool {
         status,
         StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_body_without_extensions_goes_out_byte_for_byte() {
-        let body = Bytes::from_static(b"{ \"model\":\"m\",  \"prompt\" : \"a\",\"x\":[1, 2] }");
-        let scan = Scan::parse(&body).unwrap();
-        assert_eq!(outgoing(&scan, &body, &Nvext::default(), false), body);
-    }
-
-    #[test]
-    fn only_extensions_change() {
-        let body = Bytes::from_static(
-            b"{\"model\":\"m\", \"nvext\":{\"agent_hints\":{\"priority\":3}},\"stream\":true, \"x\": 1}",
-        );
-        let scan = Scan::parse(&body).unwrap();
-        let nvext = Nvext::parse(scan.nvext().unwrap()).unwrap();
-        let out = outgoing(&scan, &body, &nvext, false);
-        let text = std::str::from_utf8(&out).unwrap();
-        assert!(
-            text.ends_with("\"model\":\"m\", \"stream\":true, \"x\": 1}"),
-            "{text}"
-        );
-        let value: serde_json::Value = serde_json::from_slice(&out).unwrap();
-        assert_eq!(value["priority"], -3, "vLLM takes the smaller first");
-        assert_eq!(value["stream_options"]["include_usage"], true);
-        assert!(value.get("nvext").is_none());
-        let turned = larger_first(&out, 3).unwrap();
-        let as_text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).unwrap();
-        assert_eq!(
-            as_text(&turned),
-            as_text(&out).replace("\"priority\":-3", "\"priority\":3"),
-            "nothing else changes"
-        );
-    }
 }

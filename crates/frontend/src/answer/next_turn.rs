@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvasir_openai::{HeaderHints, JsonText, Nvext, Options};
 use kvasir_router::Outcome;
-use kvasir_types::WorkerRank;
+use kvasir_types::{RequestId, WorkerRank};
 
 use crate::ahead::{self, End};
 use crate::job::Job;
@@ -50,6 +50,7 @@ fn next_job(app: &App, job: &Job, target: WorkerRank, said: &str) -> Option<Job>
         ..job.options.clone()
     };
     let next = Job {
+        shown: RequestId::default(),
         formatted: None,
         queue_depth: 0,
         id: app.new_request_id(),

@@ -32,7 +32,8 @@ pub(crate) async fn pass(
     path: Option<&'static str>,
 ) -> Reply {
     let ticket = app.in_flight().enter();
-    let (parts, incoming) = request.into_parts();
+    let (mut parts, incoming) = request.into_parts();
+    outcomes::adopt(&mut parts.headers);
     let id = app.new_request_id();
     let given = outcomes::given(&parts.headers).cloned();
     let path = path.map_or_else(|| path_of(&parts.uri), |path| moved_to(path, &parts.uri));
