@@ -8,13 +8,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
 
 import httpx
 import pytest
 
-from conftest import Kvasir
+from conftest import Kvasir, until
 from engines import frontend_before
 from test_cli import kvasir
 
@@ -93,15 +92,6 @@ def test_workers(demo):
         assert kvasir(*wrong, "--url", demo.url).returncode == 2, wrong
 
 
-def until(is_so, seconds=20):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if is_so():
-            return True
-        threading.Event().wait(0.05)
-    return False
-
-
 def test_workers_are_added_and_removed():
     """Two engines, one of them unknown at the start; it is added, serves, drains and is forced out."""
     loopback = ["--http-host", "127.0.0.1", "--http-port", "0"]
@@ -113,14 +103,15 @@ def test_workers_are_added_and_removed():
             kvasir("workers", "--json", "--url", frontend.url).stdout)["workers"]}  # fmt: skip
         told = kvasir("workers", "add", two, "--url", frontend.url)
         assert told.returncode == 0 and f"at {two} is watched" in told.stdout, told.stderr
-        assert until(lambda: states() == {one: "serving", two: "serving"}), states()
+        until(lambda: states() == {one: "serving", two: "serving"})
         listed = lambda: kvasir("workers", "--url", frontend.url).stdout
-        assert "CACHE PICTURE" in listed() and until(lambda: listed().count("listening") + listed().count("complete") == 2)
+        assert "CACHE PICTURE" in listed()
+        until(lambda: listed().count("listening") + listed().count("complete") == 2)
         worker = json.loads(kvasir("workers", "--json", "--url", frontend.url).stdout)["workers"]
         ids = {row["url"]: str(row["worker_id"]) for row in worker}
         told = kvasir("workers", "remove", ids[two], "--url", frontend.url)
         assert told.returncode == 0 and "gets nothing new" in told.stdout, told.stderr
-        assert until(lambda: two not in states()), states()
+        until(lambda: two not in states())
         again = kvasir("workers", "remove", ids[two], "--url", frontend.url)
         assert again.returncode == 1 and "No such worker" in again.stderr
         assert json.loads(kvasir("workers", "add", two, "--json", "--url", frontend.url).stdout)["url"] == two

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use kvasir_hash::{Scope, local_hashes};
 use kvasir_index::{Index, Matches};
 use kvasir_ingest::{Cause, IngestOptions};
-use kvasir_transport::memory_source;
+use kvasir_transport::{MemoryPublisher, memory_source};
 use kvasir_types::{DpRank, EngineHash, WorkerId, WorkerRank};
 use kvasir_wire::engine::{Dialect, Event, Stored, encode_batch};
 use kvasir_wire::frame::Frame;
@@ -41,23 +41,23 @@ fn holds(index: &Index, first: u32) -> bool {
     matches.get(WorkerRank::new(1, 0)).is_some()
 }
 
+/// A stream that begins now: who tells it, the task that follows it, and what that knows.
+fn stream(tasks: &Tasks) -> (MemoryPublisher, Intake, Arc<Index>) {
+    let index = Arc::new(Index::new());
+    let (engine, source) = memory_source();
+    let start = tokio::time::Instant::now();
+    let now = move || Time::ZERO + start.elapsed();
+    let ingest = Ingest::new(WorkerId(1), DpRank(0), IngestOptions::new(4));
+    let known = Arc::clone(&index);
+    let intake = Intake::spawn(tasks, source, ingest, known, Arc::new(now), Arc::new(()));
+    (engine, intake, index)
+}
+
 /// A gap is filled by asking; a silent replay is asked again by the clock; dropping forgets the rank.
 #[tokio::test(start_paused = true)]
 async fn a_stream_is_followed_mended_and_forgotten() {
     let tasks = Tasks::new();
-    let index = Arc::new(Index::new());
-    let (mut engine, source) = memory_source();
-    let start = tokio::time::Instant::now();
-    let now = move || Time::ZERO + start.elapsed();
-    let ingest = Ingest::new(WorkerId(1), DpRank(0), IngestOptions::new(4));
-    let mut intake = Intake::spawn(
-        &tasks,
-        source,
-        ingest,
-        Arc::clone(&index),
-        Arc::new(now),
-        Arc::new(()),
-    );
+    let (mut engine, mut intake, index) = stream(&tasks);
 
     engine.events.send(SourceEvent::Connected).await.unwrap();
     let ask = engine.asks.recv().await.unwrap();
@@ -109,19 +109,7 @@ async fn a_stream_is_followed_mended_and_forgotten() {
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_is_held_goes_on_afterwards() {
     let tasks = Tasks::new();
-    let index = Arc::new(Index::new());
-    let (mut engine, source) = memory_source();
-    let start = tokio::time::Instant::now();
-    let now = move || Time::ZERO + start.elapsed();
-    let ingest = Ingest::new(WorkerId(1), DpRank(0), IngestOptions::new(4));
-    let mut intake = Intake::spawn(
-        &tasks,
-        source,
-        ingest,
-        Arc::clone(&index),
-        Arc::new(now),
-        Arc::new(()),
-    );
+    let (mut engine, mut intake, index) = stream(&tasks);
     let handle = intake.handle();
     assert!(handle.hold().await.is_none(), "nothing came yet");
     engine.events.send(SourceEvent::Connected).await.unwrap();
