@@ -53,9 +53,10 @@ def frontend_before(engines, *options, env=None, token=None):
 
 
 class ScriptedEngine:
-    """An engine that answers each POST with the next thing it was told to: status, type, bytes, piece size."""
+    """An engine that answers each POST with the next thing it was told to: status, type, bytes, piece size. Beside the list
+    of its models it has the `pages` that it is given."""
 
-    def __init__(self, model):
+    def __init__(self, model, pages=None):
         engine = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -66,8 +67,8 @@ class ScriptedEngine:
 
             def do_GET(self):
                 models = json.dumps({"object": "list", "data": [{"id": model, "object": "model", "max_model_len": 4096}]})
-                known = self.path == "/v1/models"
-                self.answer(200 if known else 404, "application/json", models.encode() if known else b"{}", 0)
+                page = {"/v1/models": models, **engine.pages}.get(self.path.partition("?")[0])
+                self.answer(404 if page is None else 200, "application/json", (page or "{}").encode(), 0)
 
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["content-length"]))
@@ -90,7 +91,7 @@ class ScriptedEngine:
                     self.wfile.flush()
                 self.wfile.write(b"0\r\n\r\n")
 
-        self.requests = []
+        self.requests, self.pages = [], pages or {}
         self.next = (200, "application/json", b"{}", 0)
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from conftest import Kvasir
+from engines import ScriptedEngine
 
 MODEL = "tiny"
 MODEL_DIR = pathlib.Path(__file__).parents[2] / "crates/text/src/builtin"
@@ -226,6 +227,26 @@ def test_an_engine_behind_tls_whose_authority_is_not_known():
     _, [findings] = ask(*worker, flag, str(TLS / "ca.pem"))
     assert findings["reachable"]["outcome"] == "pass", findings
     assert secure.stop() == 0, secure.log()
+    engine.stop()
+
+
+@pytest.mark.parametrize("page", ["/server_info", "/get_server_info"])
+def test_an_sglang_is_told_its_own_flags(page):
+    """What it was started with is on a page of its own; its flags are not vLLM's."""
+    settings = {"page_size": 64, "dp_size": 1, "disable_radix_cache": True, "max_total_num_tokens": 6400, "version": "0.5.9"}
+    engine = ScriptedEngine(MODEL, pages={page: json.dumps(settings)})
+    engine.say({"choices": [], "usage": {"prompt_tokens": 72}})
+    _, [findings] = ask("--worker", engine.url)
+    shown = {name: (finding["outcome"], finding["why"]) for name, finding in findings.items()}
+    assert shown["version"] == ("pass", "SGLang 0.5.9") and shown["block-size"] == ("pass", "64")
+    assert shown["event-socket"] == ("fail", "the engine publishes no events")
+    flag, config = findings["event-socket"]["advice"][0]["args"]
+    assert flag == "--kv-events-config" and "enable_kv_cache_events" not in json.loads(config)
+    assert "--disable-radix-cache" in findings["prefix-caching"]["advice"][0]["text"]
+    settings["disable_radix_cache"] = False
+    engine.pages[page] = json.dumps(settings)
+    _, [findings] = ask("--worker", engine.url)
+    assert findings["cached-tokens"]["advice"][0]["args"] == ["--enable-cache-report"]
     engine.stop()
 
 

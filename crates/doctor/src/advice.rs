@@ -1,7 +1,7 @@
 //! The exact words to change, made from what was seen.
 
 use kvasir_transport::zmq::Endpoint;
-use kvasir_upstream::EventSource;
+use kvasir_upstream::{EngineKind, EventSource};
 use serde::Serialize;
 
 use crate::finding::{Advice, Whose};
@@ -25,10 +25,11 @@ fn made(whose: Whose, args: &[&str], text: impl Into<String>) -> Advice {
     }
 }
 
-/// vLLM's `--kv-events-config`, its fields in the order of vLLM's own documents.
+/// `--kv-events-config`, its fields in the order of vLLM's own documents. SGLang's has no switch: a publisher is one.
 #[derive(Serialize)]
 struct EventsConfig<'a> {
-    enable_kv_cache_events: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    enable_kv_cache_events: Option<bool>,
     publisher: &'a str,
     endpoint: &'a str,
     replay_endpoint: &'a str,
@@ -50,7 +51,7 @@ pub(crate) fn publish(world: &World, text: impl Into<String>) -> Advice {
         next.unwrap_or(replay)
     });
     let config = EventsConfig {
-        enable_kv_cache_events: true,
+        enable_kv_cache_events: (kind(world) != EngineKind::Sglang).then_some(true),
         publisher: "zmq",
         endpoint: &events,
         replay_endpoint: &replay,
@@ -58,6 +59,46 @@ pub(crate) fn publish(world: &World, text: impl Into<String>) -> Advice {
     };
     let json = serde_json::to_string(&config).unwrap_or_default();
     engine(&["--kv-events-config", &json], text)
+}
+
+/// Gives the engine blocks of another size.
+pub(crate) fn resize(world: &World, size: u32, text: &str) -> Advice {
+    let size = size.to_string();
+    match kind(world) {
+        EngineKind::Sglang => engine(&["--page-size", &size], text),
+        EngineKind::TensorRt => in_file(&format!(
+            "`kv_cache_config: {{tokens_per_block: {size}}}`, {text}"
+        )),
+        _ => engine(&["--block-size", &size], text),
+    }
+}
+
+/// Has the engine keep prefixes.
+pub(crate) fn keep_prefixes(world: &World) -> Advice {
+    match kind(world) {
+        EngineKind::Sglang => engine(&[], "start it without --disable-radix-cache"),
+        EngineKind::TensorRt => in_file("`kv_cache_config: {enable_block_reuse: true}`"),
+        _ => engine(&["--enable-prefix-caching"], "turn it on"),
+    }
+}
+
+/// Has the engine say in `usage` how much of a prompt it found in its cache.
+pub(crate) fn report_hits(world: &World) -> Advice {
+    let text = "have it report prompt_tokens_details, by which predictions are judged";
+    match kind(world) {
+        EngineKind::Sglang => engine(&["--enable-cache-report"], text),
+        EngineKind::TensorRt => engine(&[], "a release that reports prompt_tokens_details"),
+        _ => engine(&["--enable-prompt-tokens-details"], text),
+    }
+}
+
+/// What stands in the file of settings of `trtllm-serve`, which has no flag for it.
+fn in_file(text: &str) -> Advice {
+    engine(&["--extra_llm_api_options", "FILE"], format!("with {text}"))
+}
+
+fn kind(world: &World) -> EngineKind {
+    world.facts.kind
 }
 
 /// Has the engine publish at other ports than it does, which somebody else has.

@@ -77,7 +77,7 @@ pub enum Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Whose {
-    /// The engine's. Flags are vLLM's.
+    /// The engine's. Flags are those of its kind; vLLM's where that is not known.
     Engine,
     /// That of `kvasir frontend`, and of `kvasir doctor` when it is run again.
     Kvasir,

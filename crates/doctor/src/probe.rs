@@ -16,9 +16,13 @@ use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
 use kvasir_transport::{SourceFault, Tasks};
 use kvasir_types::Rng;
-use kvasir_upstream::{EventSource, WorkerTls, event_sources};
+use kvasir_upstream::{
+    EngineKind, EventSource, Facts, ServerInfo, WorkerAddress, WorkerTls, event_sources,
+};
 
-use crate::world::{EventsSeen, RankSeen, ReplaySeen, Silence, TextSeen, Told, Twice, World};
+use crate::world::{
+    Asked, EventsSeen, RankSeen, ReplaySeen, Silence, TextSeen, Told, Twice, World,
+};
 use ear::Ear;
 use http::Client;
 use talk::Talk;
@@ -164,7 +168,7 @@ fn unseen(told: Told, free_event_port: u16) -> World {
         version: Err(Silence::NotAsked),
         metrics: Err(Silence::NotAsked),
         event_route: Err(Silence::NotAsked),
-        facts: kvasir_upstream::Facts::default(),
+        facts: Facts::default(),
         ranks: Vec::new(),
         text: TextSeen::NotAsked,
         peers_block_size: None,
@@ -193,9 +197,38 @@ async fn ask_facts(client: &Client, world: &mut World) {
     let version = client.get(&address, "/version").await;
     world.version = version.map(|body| world.facts.read_version(&body));
     let metrics = client.get(&address, "/metrics").await;
-    world.metrics = metrics.map(|page| world.facts.read_metrics(&String::from_utf8_lossy(&page)));
+    let before = Facts::default();
+    world.metrics = metrics.and_then(|page| Ok(world.facts.read_metrics(text_of(&page)?, &before)));
     let sources = client.get(&address, "/kv_event_sources").await;
     world.event_route = sources.map(|body| world.facts.read_event_sources(&body));
+    world.facts.info = ask_info(client, &address, world.facts.kind).await;
+    world.facts.settle(address.events.is_some());
+    if world.facts.kind == EngineKind::Sglang && world.facts.info.asked {
+        // It has no page of its own for them: its settings say where its events are, or that there are none.
+        world.event_route = Ok(());
+    }
+}
+
+/// The settings that it was started with, where it tells them; older SGLangs have another name for the page.
+async fn ask_info(client: &Client, address: &WorkerAddress, kind: EngineKind) -> ServerInfo {
+    let pages = ["/server_info?config_format=json", "/get_server_info"];
+    let pages = match kind {
+        EngineKind::Vllm => &pages[..1],
+        _ => &pages[..],
+    };
+    for page in pages {
+        if let Ok(body) = client.get(address, page).await {
+            let mut info = ServerInfo::read(&body);
+            info.asked = true;
+            return info;
+        }
+    }
+    ServerInfo::default()
+}
+
+/// A page as the text that it must be.
+fn text_of(page: &[u8]) -> Asked<&str> {
+    std::str::from_utf8(page).map_err(|error| Silence::Unreadable(error.to_string()))
 }
 
 fn is_model_list(body: &[u8]) -> bool {
@@ -246,8 +279,6 @@ fn note_peers(worlds: &mut [World]) {
 
 #[cfg(test)]
 mod tests {
-    use kvasir_upstream::WorkerAddress;
-
     use super::*;
 
     fn told(url: &str) -> Told {

@@ -3,6 +3,7 @@
 //! Every reader takes bytes from outside: what is missing or odd is simply not known.
 
 mod info;
+mod iterations;
 mod metrics;
 
 use std::collections::BTreeMap;
@@ -52,6 +53,8 @@ pub enum EngineKind {
     Vllm,
     /// SGLang.
     Sglang,
+    /// TensorRT-LLM's `trtllm-serve`.
+    TensorRt,
 }
 
 impl EngineKind {
@@ -62,6 +65,7 @@ impl EngineKind {
             Self::Unknown => "engine of unknown kind",
             Self::Vllm => "vLLM",
             Self::Sglang => "SGLang",
+            Self::TensorRt => "TensorRT-LLM",
         }
     }
 }
@@ -144,6 +148,7 @@ impl Facts {
         self.ranks = before.ranks;
         self.kind = before.kind;
         self.kv_tokens = before.kv_tokens;
+        self.max_batched_tokens = before.max_batched_tokens;
         self.prefix_caching = before.prefix_caching;
     }
 
@@ -209,8 +214,16 @@ impl Facts {
         }
     }
 
-    /// Reads `/metrics`: the cache's shape.
-    pub fn read_metrics(&mut self, page: &str) {
+    /// Reads `/metrics`: the cache's shape. What a page leaves out that tells only what is new stays as it was `before`.
+    pub fn read_metrics(&mut self, page: &str, before: &Self) {
+        if iterations::is_list(page) {
+            let step = iterations::last(page).unwrap_or_default();
+            self.kind = EngineKind::TensorRt;
+            self.block_size = step.block_size().or(before.block_size);
+            self.kv_blocks = step.kv_blocks().or(before.kv_blocks);
+            self.max_batched_tokens = step.max_batched_tokens().or(before.max_batched_tokens);
+            return;
+        }
         let begins = |prefix| page.lines().any(|line| line.starts_with(prefix));
         if begins("sglang:") {
             self.kind = EngineKind::Sglang;
@@ -254,7 +267,7 @@ impl Facts {
         self.block_size = block.or(self.block_size);
         self.kv_tokens = info.kv_tokens.or(self.kv_tokens);
         self.ranks = self.ranks.max(info.ranks);
-        self.max_batched_tokens = info.max_batched_tokens;
+        self.max_batched_tokens = info.max_batched_tokens.or(self.max_batched_tokens);
         self.prefix_caching = self.prefix_caching.or(info.prefix_caching);
         if self.events.is_empty() {
             self.events.clone_from(&info.events);
@@ -283,6 +296,15 @@ fn block_of_page(size: u32, heard: bool) -> Option<u32> {
 
 /// Reads `/metrics`: how busy each rank is.
 pub fn read_load(page: &str) -> BTreeMap<u32, RankLoad> {
+    if iterations::is_list(page) {
+        // Nothing ran since the last look: nothing is in use.
+        let idle = RankLoad {
+            kv_usage: Some(0.0),
+            ..RankLoad::default()
+        };
+        let load = iterations::last(page).map_or(idle, |step| step.load());
+        return BTreeMap::from([(0, load)]);
+    }
     let mut ranks: BTreeMap<u32, RankLoad> = BTreeMap::new();
     for sample in samples(page) {
         let rank = || sample.number("engine").unwrap_or(0);
@@ -333,7 +355,8 @@ mod tests {
         facts.read_models(recorded!("models.json"));
         facts.read_version(recorded!("version.json"));
         facts.read_event_sources(recorded!("kv_event_sources.json"));
-        facts.read_metrics(std::str::from_utf8(recorded!("metrics.txt")).unwrap());
+        let page = std::str::from_utf8(recorded!("metrics.txt")).unwrap();
+        facts.read_metrics(page, &Facts::default());
         let source = EventSource {
             events: "tcp://*:5557".into(),
             replay: Some("tcp://*:5558".into()),
@@ -363,9 +386,11 @@ mod tests {
     #[test]
     fn sglang_is_known_by_the_names_of_its_metrics() {
         let mut facts = Facts::default();
-        facts.read_metrics("# HELP sglang:x\nvllm:num_requests_running 0\n");
+        let before = Facts::default();
+        facts.read_metrics("# HELP sglang:x\nvllm:num_requests_running 0\n", &before);
         assert!(facts.kind != EngineKind::Sglang);
-        facts.read_metrics("# HELP x\nsglang:num_running_reqs{model_name=\"m\"} 0.0\n");
+        let page = "# HELP x\nsglang:num_running_reqs{model_name=\"m\"} 0.0\n";
+        facts.read_metrics(page, &before);
         assert!(facts.kind == EngineKind::Sglang);
     }
 
@@ -475,7 +500,7 @@ mod tests {
             sglang:page_size{model_name=\"q\"} 64.0\n\
             sglang:max_total_num_tokens{model_name=\"q\"} 20480.0\n";
         let mut facts = Facts::default();
-        facts.read_metrics(page);
+        facts.read_metrics(page, &Facts::default());
         assert_eq!(
             (facts.kind, facts.block_size),
             (EngineKind::Sglang, Some(64))
@@ -487,6 +512,32 @@ mod tests {
             (load[&0].kv_usage, load[&1].kv_usage),
             (Some(0.28), Some(0.5))
         );
+    }
+
+    #[test]
+    fn tensorrt_llm_tells_the_steps_that_it_ran() {
+        let page = r#"[{"gpuMemUsage":56401920000,"iter":1,"numActiveRequests":9},{"inflightBatchingStats":{"numContextRequests":1},
+            "iter":154,"iterLatencyMS":7.0,"kvCacheStats":{"allocNewBlocks":3126,"cacheHitRate":0.1,"freeNumBlocks":75,
+            "maxNumBlocks":100,"tokensPerBlock":32,"usedNumBlocks":25},"maxNumTokensRuntime":8192,"numActiveRequests":2,"numQueuedRequests":1}]"#;
+        let mut facts = Facts::default();
+        facts.read_metrics(page, &Facts::default());
+        let shape = |facts: &Facts| {
+            let batch = facts.max_batched_tokens;
+            (facts.kind, facts.block_size, facts.kv_blocks, batch)
+        };
+        let known = (EngineKind::TensorRt, Some(32), Some(100), Some(8192));
+        facts.settle(false);
+        assert_eq!(shape(&facts), known);
+        assert!(!facts.larger_first());
+        let mut later = Facts::default();
+        later.read_metrics("[]", &facts);
+        assert_eq!(shape(&later), known, "it ran nothing since");
+        let loads = [page, "[]", "[{}]", "[1]"].map(|page| {
+            let load = read_load(page)[&0];
+            (load.running, load.waiting, load.kv_usage)
+        });
+        let idle = (0, 0, Some(0.0));
+        assert_eq!(loads, [(2, 1, Some(0.25)), idle, (0, 0, None), idle]);
     }
 
     #[test]
@@ -506,7 +557,7 @@ mod tests {
             "a{=\"} 1",
             "vllm:cache_config_info{block_size=\"x\"} NaN",
         ] {
-            facts.read_metrics(page);
+            facts.read_metrics(page, &Facts::default());
             read_load(page);
         }
         assert_eq!(facts.kind, EngineKind::Vllm, "that much can be read");

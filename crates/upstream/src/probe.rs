@@ -26,7 +26,7 @@ impl Pool {
             Err(_) => facts.version.clone_from(&known.version),
         }
         match self.get("/metrics", bounds).await {
-            Ok(page) => facts.read_metrics(&page_text(&page)),
+            Ok(page) => facts.read_metrics(&page_text(&page), known),
             Err(error) if is_absent(&error) => {}
             Err(_) => facts.keep_metrics(known),
         }
@@ -172,7 +172,10 @@ mod tests {
         let mut facts = known.clone();
         match path {
             "/version" => facts.version = None,
-            "/metrics" => facts.keep_metrics(&Facts::default()),
+            "/metrics" => {
+                facts.keep_metrics(&Facts::default());
+                facts.settle(false);
+            }
             INFO => {
                 facts.max_batched_tokens = None;
                 facts.info = ServerInfo::default();

@@ -1,6 +1,6 @@
 //! Would the frontend foretell what the engine's cache holds?
 
-use crate::advice::{engine, kvasir};
+use crate::advice::{engine, kvasir, report_hits};
 use crate::finding::{Outcome, Verdict};
 use crate::world::{Comparison, Difference, TextSeen, Twice, World};
 
@@ -102,8 +102,7 @@ fn compared_hits(world: &World, twice: &Twice) -> Verdict {
             }
             _ => "usage does not say them".to_owned(),
         };
-        let text = "have it report prompt_tokens_details, by which predictions are judged";
-        return Verdict::fail(why, vec![engine(&["--enable-prompt-tokens-details"], text)]);
+        return Verdict::fail(why, vec![report_hits(world)]);
     };
     if !world.block_size_fits() {
         return Verdict::skip("the block size differs");

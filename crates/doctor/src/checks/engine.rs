@@ -1,6 +1,8 @@
 //! Is the engine there, and is it the one that the frontend thinks it is?
 
-use crate::advice::{engine, kvasir, with_block_size};
+use kvasir_upstream::EngineKind;
+
+use crate::advice::{engine, keep_prefixes, kvasir, resize, with_block_size};
 use crate::finding::Verdict;
 use crate::world::{Silence, World};
 
@@ -76,12 +78,16 @@ pub(super) fn version(world: &World) -> Verdict {
             Ok(()) => Verdict::skip("not told"),
         };
     };
+    let is_vllm = matches!(world.facts.kind, EngineKind::Vllm | EngineKind::Unknown);
     match major_minor(version) {
-        Some(found) if found < OLDEST => Verdict::fail(
+        Some(found) if is_vllm && found < OLDEST => Verdict::fail(
             format!("{version} is older than 0.9, whose events are the first that are known"),
             vec![engine(&[], "upgrade it")],
         ),
-        _ => Verdict::pass(version.clone()),
+        _ => Verdict::pass(match world.facts.kind {
+            EngineKind::Vllm | EngineKind::Unknown => version.clone(),
+            kind => format!("{} {version}", kind.name()),
+        }),
     }
 }
 
@@ -126,20 +132,14 @@ pub(super) fn block_size(world: &World) -> Verdict {
     if let Some(index) = world.told.index_block_size.filter(|index| *index != size) {
         return Verdict::fail(
             format!("{size}, while the frontend's index of this model has {index}"),
-            vec![engine(
-                &["--block-size", &index.to_string()],
-                "as its peers have it",
-            )],
+            vec![resize(world, index, "as its peers have it")],
         );
     }
     let peers = world.peers_block_size.as_ref();
     match peers.filter(|_| world.told.index_block_size.is_none()) {
         Some((peers, one)) if *peers != size => Verdict::fail(
             format!("{size}, while {one} has {peers}: one model has one index, of one block size"),
-            vec![engine(
-                &["--block-size", &peers.to_string()],
-                "as its peers have it",
-            )],
+            vec![resize(world, *peers, "as its peers have it")],
         ),
         _ => Verdict::pass(size.to_string()),
     }
@@ -152,7 +152,7 @@ pub(super) fn prefix_caching(world: &World) -> Verdict {
         Some(true) => Verdict::pass("on"),
         Some(false) => Verdict::fail(
             "off: nothing is kept, so nothing can be found again",
-            vec![engine(&["--enable-prefix-caching"], "turn it on")],
+            vec![keep_prefixes(world)],
         ),
         None if hit => Verdict::pass("on: a repeated prompt was found again"),
         None => Verdict::skip("the engine does not say"),

@@ -1,7 +1,7 @@
 //! Do the engine's events reach us, and can missed ones be had again?
 
 use kvasir_transport::SourceFault;
-use kvasir_upstream::EventSource;
+use kvasir_upstream::{EngineKind, EventSource};
 
 use crate::advice::{engine, publish, publish_elsewhere, with_free_sockets, with_sockets};
 use crate::finding::{Advice, Outcome, Verdict};
@@ -41,6 +41,11 @@ pub(super) fn socket(world: &World) -> Verdict {
 
 /// Nobody knows of a socket.
 fn unpublished(world: &World) -> Verdict {
+    if world.facts.kind == EngineKind::TensorRt {
+        return Verdict::skip(
+            "it has no event socket: its cache is predicted from what it is sent",
+        );
+    }
     match &world.event_route {
         Ok(()) => {
             let text = "let it publish; it then says itself where";

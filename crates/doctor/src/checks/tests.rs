@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use expect_test::{Expect, expect};
 use kvasir_transport::SourceFault;
-use kvasir_upstream::{EngineModel, EventSource, Facts, WorkerAddress};
+use kvasir_upstream::{EngineKind, EngineModel, EventSource, Facts, WorkerAddress};
 
 use super::examine;
 use crate::finding::Outcome;

@@ -148,7 +148,7 @@ impl<'c> Talk<'c> {
     /// Tokens that the engine found in its cache since it began, by its own count.
     async fn hits(&self) -> Option<u64> {
         let page = self.client.get(&self.address, "/metrics").await.ok()?;
-        hits_on(&String::from_utf8_lossy(&page))
+        hits_on(super::text_of(&page).ok()?)
     }
 }
 
@@ -171,9 +171,11 @@ pub(crate) fn read_tokens(body: &[u8]) -> Option<Vec<Token>> {
 }
 
 fn hits_on(page: &str) -> Option<u64> {
+    /// vLLM's and SGLang's counters.
+    const HITS: [&str; 2] = ["vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"];
     let rows = page
         .lines()
-        .filter(|line| line.starts_with("vllm:prefix_cache_hits_total"));
+        .filter(|line| HITS.iter().any(|name| line.starts_with(name)));
     let values = rows.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
     values.fold(None, |sum, value| Some(sum.unwrap_or(0) + value as u64))
 }
@@ -220,6 +222,10 @@ mod tests {
         let page = "# TYPE x\nvllm:prefix_cache_hits_total{engine=\"0\"} 64.0\n\
                     vllm:prefix_cache_hits_total{engine=\"1\"} 1e2\nvllm:prefix_cache_hits_created 5\n";
         assert_eq!(hits_on(page), Some(164));
+        let sglang = "sglang:cached_tokens_total{model_name=\"m\",cache_source=\"device\"} 32.0\n\
+                      sglang:cached_tokens_total{model_name=\"m\",cache_source=\"host\"} 8.0\n\
+                      sglang:cache_hit_rate{model_name=\"m\"} 0.5\n";
+        assert_eq!(hits_on(sglang), Some(40));
         assert_eq!(hits_on(""), None);
     }
 }

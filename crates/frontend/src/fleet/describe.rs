@@ -69,7 +69,7 @@ mod tests {
     fn what_was_assumed_is_said_with_what_it_means() {
         let told = WorkerAddress::parse("http://a:1,data-parallel-size=2").unwrap();
         let mut facts = Facts::default();
-        facts.read_metrics("sglang:num_running_reqs 1\n");
+        facts.read_metrics("sglang:num_running_reqs 1\n", &Facts::default());
         let mut spec = WorkerSpec::new(told.id());
         spec.ranks = 2;
         let said = description(&told, &facts, 16, &spec, 0);

@@ -297,3 +297,90 @@ fn no_prefix_caching() {
         "#]],
     );
 }
+
+/// An SGLang without events that does not report what it found: its own flags are named.
+#[test]
+fn sglang_has_flags_of_its_own() {
+    check(
+        |world| {
+            world.facts.kind = EngineKind::Sglang;
+            world.facts.version = Some("0.5.9".to_owned());
+            world.facts.events.clear();
+            world.facts.block_size = Some(64);
+            world.ranks[0] = RankSeen {
+                source: None,
+                link: Err(SourceFault::Silent),
+                events: EventsSeen::default(),
+                replay: ReplaySeen::NotAsked,
+                twice: Ok(Twice {
+                    prompt: 72,
+                    predicted: None,
+                    reported: None,
+                    hits: Some(64),
+                }),
+                ..world.ranks[0].clone()
+            };
+        },
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  block-size      64, while http://gpu-2:8000 has 16: one model has one index, of one block size
+                                    engine: --page-size 16   (as its peers have it)
+              FAIL  event-socket    the engine publishes no events
+                                    engine: --kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558"}'   (let it publish; it then says itself where)
+              skip  events-arrive   no event socket
+              skip  replay          no event socket
+              FAIL  cached-tokens   usage does not say them, though the engine counted 64 tokens found again
+                                    engine: --enable-cache-report   (have it report prompt_tokens_details, by which predictions are judged)
+
+            0 passed, 3 failed, 2 skipped
+        "#]],
+    );
+    check(
+        |world| {
+            world.facts.kind = EngineKind::Sglang;
+            world.facts.prefix_caching = Some(false);
+        },
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  prefix-caching  off: nothing is kept, so nothing can be found again
+                                    engine: start it without --disable-radix-cache
+              skip  cached-tokens   prefix caching is off
+
+            0 passed, 1 failed, 1 skipped
+        "#]],
+    );
+}
+
+/// A TensorRT-LLM: no event socket is missed, and what has no flag stands in a file.
+#[test]
+fn tensorrt_llm_has_settings_in_a_file() {
+    check(
+        |world| {
+            world.facts.kind = EngineKind::TensorRt;
+            world.facts.version = Some("0.21.0".to_owned());
+            world.facts.events.clear();
+            world.facts.block_size = Some(32);
+            world.facts.prefix_caching = Some(false);
+            world.ranks[0] = RankSeen {
+                source: None,
+                link: Err(SourceFault::Silent),
+                events: EventsSeen::default(),
+                replay: ReplaySeen::NotAsked,
+                ..world.ranks[0].clone()
+            };
+        },
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  block-size      32, while http://gpu-2:8000 has 16: one model has one index, of one block size
+                                    engine: --extra_llm_api_options FILE   (with `kv_cache_config: {tokens_per_block: 16}`, as its peers have it)
+              FAIL  prefix-caching  off: nothing is kept, so nothing can be found again
+                                    engine: --extra_llm_api_options FILE   (with `kv_cache_config: {enable_block_reuse: true}`)
+              skip  event-socket    it has no event socket: its cache is predicted from what it is sent
+              skip  events-arrive   no event socket
+              skip  replay          no event socket
+              skip  cached-tokens   prefix caching is off
+
+            0 passed, 2 failed, 4 skipped
+        "#]],
+    );
+}
