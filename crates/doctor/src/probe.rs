@@ -198,7 +198,10 @@ async fn ask_facts(client: &Client, world: &mut World) {
     world.version = version.map(|body| world.facts.read_version(&body));
     let metrics = client.get(&address, "/metrics").await;
     let before = Facts::default();
-    world.metrics = metrics.and_then(|page| Ok(world.facts.read_metrics(text_of(&page)?, &before)));
+    world.metrics = metrics.and_then(|page| {
+        world.facts.read_metrics(text_of(&page)?, &before);
+        Ok(())
+    });
     let sources = client.get(&address, "/kv_event_sources").await;
     world.event_route = sources.map(|body| world.facts.read_event_sources(&body));
     world.facts.info = ask_info(client, &address, world.facts.kind).await;
