@@ -463,7 +463,11 @@ impl Forward {
     /// How the answer with this head is to be read.
     fn form(&self, head: &Head, extras: impl FnOnce() -> Option<Extras>) -> Form {
         let Kind::Completion { stream, hide, .. } = self.kind else {
-            return Form::Opaque;
+            // What is not told as it comes about can be kept back until it is whole, and had from another if it breaks off.
+            return match headers::is_sized(&head.headers) {
+                true => Form::Whole(None),
+                false => Form::Opaque,
+            };
         };
         let success = head.status.is_success();
         let extras = success.then(extras).flatten();

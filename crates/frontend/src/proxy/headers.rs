@@ -73,10 +73,14 @@ pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
     })
 }
 
+/// Whether the length of the body is said before it comes.
+pub(super) fn is_sized(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::CONTENT_LENGTH)
+}
+
 /// Whether the body ends only with its connection, so that its end cannot be told from a death.
 pub(super) fn is_until_close(headers: &HeaderMap) -> bool {
-    !headers.contains_key(header::TRANSFER_ENCODING)
-        && !headers.contains_key(header::CONTENT_LENGTH)
+    !headers.contains_key(header::TRANSFER_ENCODING) && !is_sized(headers)
 }
 
 /// Fields that belong to one connection and not to the message.

@@ -6,7 +6,7 @@ use kvasir_frontend::Limits;
 use kvasir_router::RouterConfig;
 
 use crate::engine::{
-    ANSWER, DONE, Engine, FIRST, LAST, STREAM_HEAD, Step, chunk, first_event, ok, stream,
+    ANSWER, DONE, Engine, FIRST, LAST, STREAM_HEAD, Step, chunk, first_event, ok, stream, unary,
 };
 use crate::rig::{ASK, ASK_STREAM, CHAT, Rig, Setup, in_time, until};
 
@@ -174,6 +174,23 @@ async fn the_last_engines_refusal_passes_when_nobody_else_is_left() {
         rig.stage.play(vec![Step::Close]);
     }
     assert_eq!(rig.post(CHAT, ASK).await.text(), "full");
+    rig.at_rest().await;
+}
+
+/// An answer on a route of the engine's own that says how long it is reaches the client whole or not at all.
+#[tokio::test]
+async fn an_answer_that_breaks_off_half_way_is_had_from_another() {
+    let rig = Rig::of(2).await;
+    let whole = unary("{\"data\":[1,2,3]}");
+    for cut in [whole.len() - 1, whole.len() - 10, 20] {
+        for ending in [Step::Close, Step::Reset] {
+            rig.stage.play(vec![write(&whole[..cut]), ending]);
+            rig.stage.play(vec![write(&whole)]);
+            let answer = rig.post("/v1/embeddings", ASK).await;
+            assert_eq!((answer.status, answer.whole), (200, true), "{cut}");
+            assert_eq!(answer.text(), "{\"data\":[1,2,3]}");
+        }
+    }
     rig.at_rest().await;
 }
 
