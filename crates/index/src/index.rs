@@ -31,8 +31,8 @@ const CLEAR_SLICE: usize = 256;
 /// Names of removed ranks that are forgotten when somebody asks for figures: some hundred microseconds.
 const TIDY_WITH_STATS: usize = 128 * NAMES_AT_ONCE;
 
-/// What is left of the byte budget after entries were dropped because of it, in percent.
-const BUDGET_TARGET_PERCENT: u64 = 90;
+/// Blocks that an event drops at most beside twice as many as it stored, once the index is larger than it may be.
+const EVICTED_AT_ONCE: usize = 1024;
 
 /// The index that the router asks. Every method may be called on any thread at any time.
 ///
@@ -74,6 +74,8 @@ struct Gate {
     met: AtomicU32,
     /// Writers that are applying an event in company; tells whether they meet.
     inside: AtomicU32,
+    /// How many wait to come in.
+    waiting: AtomicU32,
 }
 
 thread_local! {
@@ -159,6 +161,7 @@ impl Index {
                 }),
                 met: AtomicU32::new(0),
                 inside: AtomicU32::new(0),
+                waiting: AtomicU32::new(0),
             }),
             #[cfg(any(test, feature = "oracle"))]
             together: std::sync::atomic::AtomicU64::new(0),
@@ -206,7 +209,7 @@ impl Index {
                 }
                 let slot = writer.ranks.slot(rank, &self.ranks);
                 let stored = events.store(holder(slot, *tier), *parent, blocks, Again::Counts);
-                self.keep_budget(writer);
+                self.keep_budget(writer, blocks.len());
                 stored
             }
             KvEvent::Removed { tier, blocks } => match (writer.ranks.get(rank), blocks.first()) {
@@ -255,8 +258,10 @@ impl Index {
         if applied.empty {
             self.write().events.alone().settle();
         }
-        if applied.bytes > 0 && self.is_over_budget(applied.bytes) {
-            self.keep_budget(&mut self.write());
+        if let KvEvent::Stored { blocks, .. } = event
+            && self.is_over_budget(applied.bytes)
+        {
+            self.keep_budget(&mut self.write(), blocks.len());
         }
         applied.outcome
     }
@@ -405,45 +410,56 @@ impl Index {
         (bytes + routed) as u64 > self.max_bytes
     }
 
-    /// Drops the least useful entries if the index is larger than it may be: what routing decisions taught,
-    /// the next to expire first, then leaves that were stored longest ago.
+    /// Drops some of the least useful entries if the index is larger than it may be: what routing decisions taught,
+    /// the next to expire first, then leaves that were stored long ago.
     #[inline]
-    fn keep_budget(&self, writer: &mut Writer) {
+    fn keep_budget(&self, writer: &mut Writer, stored: usize) {
         if self.max_bytes > 0 && self.is_over_budget(writer.events.alone().bytes()) {
-            self.evict(writer);
+            self.evict(writer, EVICTED_AT_ONCE + 2 * stored);
         }
     }
 
     #[cold]
-    fn evict(&self, writer: &mut Writer) {
-        let target = (self.max_bytes * BUDGET_TARGET_PERCENT / 100) as usize;
+    fn evict(&self, writer: &mut Writer, most: usize) {
+        let (max, mut routed) = (self.max_bytes as usize, 0);
         let mut events = writer.events.alone();
-        let mut routed = 0;
         if let Some(side) = &self.routing {
-            while side.evict_some(target.saturating_sub(events.bytes())) {}
-            routed = side.bytes();
+            let more = side.evict(max.saturating_sub(events.bytes()), most);
+            // Then it is the next event's turn.
+            routed = if more { 0 } else { side.bytes() };
         }
-        writer.evicted += events.evict(target.saturating_sub(routed));
+        writer.evicted += events.evict(max.saturating_sub(routed), most);
         self.event_bytes.store(events.bytes(), Ordering::Relaxed);
     }
 
     /// The index to oneself.
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, Writer> {
+        let gate = &self.gate.0;
+        if let Ok(writer) = gate.writer.try_write() {
+            return writer;
+        }
+        gate.waiting.fetch_add(1, Ordering::Relaxed);
         // A writer that panicked has a bug; what it left may be wrong, and refusing to route would be worse.
-        self.gate
-            .0
-            .writer
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
+        let writer = gate.writer.write();
+        gate.waiting.fetch_sub(1, Ordering::Relaxed);
+        writer.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The index among others.
     fn enter(&self) -> RwLockReadGuard<'_, Writer> {
-        self.gate
-            .0
-            .writer
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
+        let gate = &self.gate.0;
+        if let Ok(writer) = gate.writer.try_read() {
+            return writer;
+        }
+        gate.waiting.fetch_add(1, Ordering::Relaxed);
+        let writer = gate.writer.read();
+        gate.waiting.fetch_sub(1, Ordering::Relaxed);
+        writer.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether somebody waits to write.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.gate.0.waiting.load(Ordering::Relaxed) > 0
     }
 
     pub(crate) fn rank_table(&self) -> &RankTable {

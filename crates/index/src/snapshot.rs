@@ -14,6 +14,21 @@ use crate::{Index, RestoreError};
 const MAGIC: [u8; 4] = *b"KVIX";
 const VERSION: u16 = 2;
 const CHECKSUM: usize = 8;
+
+/// Blocks that are copied before other writers get a turn: some tens of microseconds. Few in tests, whose indexes are
+/// small and shall be copied in parts.
+const BLOCKS_AT_ONCE: usize = if cfg!(any(test, feature = "oracle")) {
+    3
+} else {
+    4096
+};
+
+/// Copies that are begun in parts before one is made in one go.
+const COPIES_BEGUN_MAX: usize = 4;
+
+/// How often a copy gives way to others that wait, after each part.
+const GIVE_WAY_MAX: usize = 1000;
+
 const TIERS: [Tier; 4] = [Tier::Device, Tier::HostPinned, Tier::Disk, Tier::External];
 
 impl Index {
@@ -53,24 +68,54 @@ impl Index {
         self.write().ranks.sorted()
     }
 
-    /// The compact form.
+    /// The compact form, of one moment.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
-        let writer = &mut *self.write();
-        let events = writer.events.alone();
-        let mut out = Vec::with_capacity(64 + events.blocks() * 17);
-        out.extend(MAGIC);
-        out.extend(VERSION.to_le_bytes());
-        let ranks = writer.ranks.by_slot();
-        out.extend((ranks.len() as u32).to_le_bytes());
-        for rank in ranks {
-            out.extend(rank.worker.0.to_le_bytes());
-            out.extend(rank.rank.0.to_le_bytes());
+        self.snapshot_in_parts(|| {})
+    }
+
+    /// As [`Index::snapshot`], letting other writers in after every few thousand blocks. `give_way` is called there, to
+    /// let other threads have a processor. An index that keeps changing meanwhile is in the end copied in one go, so
+    /// whoever wants no writer to wait for that sees to it that nothing changes.
+    pub fn snapshot_in_parts(&self, mut give_way: impl FnMut()) -> Vec<u8> {
+        for _ in 0..COPIES_BEGUN_MAX {
+            if let Some(copy) = self.copy(BLOCKS_AT_ONCE, &mut give_way) {
+                return copy;
+            }
         }
-        out.extend((events.runs() as u32).to_le_bytes());
-        events.pack(|run| write_run(&mut out, run));
-        out.extend(xxh3_64(&out).to_le_bytes());
-        out
+        // Nobody else gets in, so nothing changes.
+        self.copy(usize::MAX, &mut give_way).unwrap_or_default()
+    }
+
+    /// `None` if the index changed between two parts.
+    fn copy(&self, blocks: usize, give_way: &mut impl FnMut()) -> Option<Vec<u8>> {
+        let (mut out, mut part) = (Vec::new(), Vec::new());
+        let mut packing = None;
+        loop {
+            let mut guard = self.write();
+            let writer = &mut *guard;
+            let events = writer.events.alone();
+            let packing = packing.get_or_insert_with(|| {
+                out.reserve(64 + events.blocks() * 17);
+                write_head(&mut part, writer.ranks.by_slot(), events.runs());
+                events.begin_packing()
+            });
+            let more = events.pack_some(packing, blocks, |run| write_run(&mut part, run))?;
+            drop(guard);
+            out.append(&mut part);
+            if !more {
+                out.extend(xxh3_64(&out).to_le_bytes());
+                return Some(out);
+            }
+            give_way();
+            // They got nothing of it if the lock is taken again before they have it.
+            for _ in 0..GIVE_WAY_MAX {
+                if !self.is_awaited() {
+                    break;
+                }
+                give_way();
+            }
+        }
     }
 
     /// Takes over what [`Index::snapshot`] wrote down. The index must hold nothing from events; on an error
@@ -105,6 +150,17 @@ impl Index {
         }
         (reader.0.is_empty() && events.is_trim()).then_some(())
     }
+}
+
+fn write_head(out: &mut Vec<u8>, ranks: &[WorkerRank], runs: usize) {
+    out.extend(MAGIC);
+    out.extend(VERSION.to_le_bytes());
+    out.extend((ranks.len() as u32).to_le_bytes());
+    for rank in ranks {
+        out.extend(rank.worker.0.to_le_bytes());
+        out.extend(rank.rank.0.to_le_bytes());
+    }
+    out.extend((runs as u32).to_le_bytes());
 }
 
 fn kv_event(tier: Tier, event: Dumped) -> KvEvent {

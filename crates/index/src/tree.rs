@@ -87,7 +87,7 @@ struct Node {
     written: u32,
     /// Whether all its blocks are named.
     clean: bool,
-    /// When something was last stored here, as a count of events.
+    /// When something was last stored here, by the tree's clock.
     touched: u64,
     /// Bytes accounted for.
     bytes: usize,
@@ -174,10 +174,12 @@ pub(crate) struct Runs {
     /// Slots of each chunk that are in use.
     in_use: Vec<usize>,
     next_end: u64,
-    /// Counts stores.
+    /// Counts changes of what is held.
     clock: u64,
     /// A run that must not be trimmed now.
     pinned: u32,
+    /// Where eviction looks next.
+    hand: usize,
     blocks: usize,
     entries: u64,
     /// Blocks announced again by a holder that held them, ever.
@@ -231,6 +233,7 @@ impl Runs {
             next_end: ROOT_END + 1,
             clock: 0,
             pinned: ROOT,
+            hand: 0,
             blocks: 0,
             entries: 0,
             repeated: 0,

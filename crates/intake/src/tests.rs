@@ -135,6 +135,14 @@ async fn a_stream_that_is_held_goes_on_afterwards() {
     let applied = |s: &Snapshot| s.status.cursor.is_some_and(|c| c.sequence == 1);
     intake.until(applied).await;
     assert!(holds(&index, 20));
+    // Who asks and does not wait for the answer stops nothing.
+    let hasty = tokio::time::timeout(Duration::ZERO, handle.hold()).await;
+    assert!(hasty.is_err());
+    let last = SourceEvent::Live(frame(2, 30));
+    engine.events.send(last).await.unwrap();
+    let applied = |s: &Snapshot| s.status.cursor.is_some_and(|c| c.sequence == 2);
+    intake.until(applied).await;
+    assert!(holds(&index, 30));
     // One that is held can still be ended.
     let held = handle.hold().await.unwrap();
     intake.stop().await.unwrap();

@@ -3,12 +3,13 @@
 //! Little-endian throughout: `KVST`, a version (u16), the models, then XXH3-64 of everything before it. Texts
 //! and lists begin with their length (u32). The index inside has a form, a version and a checksum of its own.
 
+use std::io;
 use std::sync::Arc;
 
 use kvasir_ingest::{Cursor, Kept, Learned};
 use kvasir_trust::{Level, Standing};
 use kvasir_types::{DpRank, EngineHash, WorkerRank};
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::WarmError;
 
@@ -34,20 +35,45 @@ pub(super) struct KeptStream {
     pub(super) kept: Kept,
 }
 
-pub(super) fn write(models: &[KeptModel]) -> Vec<u8> {
-    let mut out = Writer(Vec::new());
-    out.0.extend(MAGIC);
-    out.0.extend(VERSION.to_le_bytes());
-    out.list(models, |out, model| {
-        out.bytes(model.name.as_bytes());
-        out.u32(model.block_size);
-        out.list(&model.streams, Writer::stream);
-        out.u64(model.index.len() as u64);
-        out.0.extend(&model.index);
-    });
-    let sum = xxh3_64(&out.0);
-    out.u64(sum);
-    out.0
+/// Writes models down. Returns how many bytes that took.
+pub(super) fn write(models: &[KeptModel], to: impl io::Write) -> io::Result<u64> {
+    let mut out = Summed {
+        to,
+        sum: Xxh3::new(),
+        bytes: 0,
+    };
+    let mut head = Writer(Vec::new());
+    head.0.extend(MAGIC);
+    head.0.extend(VERSION.to_le_bytes());
+    head.u32(models.len() as u32);
+    out.write(&head.0)?;
+    for model in models {
+        let mut part = Writer(Vec::new());
+        part.bytes(model.name.as_bytes());
+        part.u32(model.block_size);
+        part.list(&model.streams, Writer::stream);
+        part.u64(model.index.len() as u64);
+        out.write(&part.0)?;
+        out.write(&model.index)?;
+    }
+    let sum = out.sum.digest();
+    out.write(&sum.to_le_bytes())?;
+    Ok(out.bytes)
+}
+
+/// Sums up what it passes on.
+struct Summed<W> {
+    to: W,
+    sum: Xxh3,
+    bytes: u64,
+}
+
+impl<W: io::Write> Summed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.sum.update(bytes);
+        self.bytes += bytes.len() as u64;
+        self.to.write_all(bytes)
+    }
 }
 
 pub(super) fn read(bytes: &[u8]) -> Result<Vec<KeptModel>, WarmError> {
@@ -241,15 +267,22 @@ mod tests {
         ]
     }
 
+    fn written(models: &[KeptModel]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let count = write(models, &mut bytes).unwrap();
+        assert_eq!(count, bytes.len() as u64);
+        bytes
+    }
+
     #[test]
     fn what_was_written_is_read() {
-        assert_eq!(read(&write(&models())).unwrap(), models());
-        assert_eq!(read(&write(&[])).unwrap(), []);
+        assert_eq!(read(&written(&models())).unwrap(), models());
+        assert_eq!(read(&written(&[])).unwrap(), []);
     }
 
     #[test]
     fn any_other_bytes_are_refused() {
-        let good = write(&models());
+        let good = written(&models());
         for end in 0..good.len() {
             assert!(read(&good[..end]).is_err(), "cut at {end}");
         }

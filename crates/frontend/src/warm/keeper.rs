@@ -1,11 +1,12 @@
 //! Writing the index down while it is in use, and at the end.
 //!
 //! Answers one question: what would the next process have to know if this one ended now? What always holds: a cursor and
-//! the index beside it are of one moment, because streams stand still while the index is copied; requests wait for
-//! nothing of it; the file is whole or not there; it is written by one at a time, and only when something changed.
+//! the index beside it are of one moment, because streams stand still while the index is copied: all at once, and no
+//! longer than that takes and the slowest of them to come to rest. Requests and other writers wait for nothing of it. The
+//! file is whole or not there; it is written by one at a time, and only when something changed.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,8 @@ use kvasir_intake::Pause;
 use kvasir_trust::Standing;
 use kvasir_types::WorkerRank;
 use tokio::sync::Mutex;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::Warm;
 use super::format::{self, KeptModel, KeptStream};
@@ -22,8 +25,10 @@ use crate::App;
 use crate::models::ServedModel;
 use crate::picture::Picture;
 
-/// A stream has this long to stand still, or to end.
-const STILL_PATIENCE: Duration = Duration::from_secs(5);
+/// Streams have this long to stand still, all of them together: those that do wait for the others.
+const STILL_PATIENCE: Duration = Duration::from_secs(1);
+/// Streams have this long to end.
+const END_PATIENCE: Duration = Duration::from_secs(5);
 /// After a write of some length nothing is written for so many times as long: a large index costs a small share of a
 /// core and of a disk.
 const REST: u32 = 20;
@@ -36,7 +41,7 @@ pub struct Saved {
     /// Streams that will be learned anew.
     pub left_out: usize,
     /// Bytes of the file.
-    pub bytes: usize,
+    pub bytes: u64,
 }
 
 /// Keeps the indexes of an application in a file.
@@ -124,10 +129,7 @@ impl Keeper {
             models.extend(self.kept(&model, then, &mut saved).await?);
         }
         let path = self.path.clone();
-        let writing = tokio::task::spawn_blocking(move || {
-            let bytes = format::write(&models);
-            replace(&path, &bytes).map(|()| bytes.len())
-        });
+        let writing = tokio::task::spawn_blocking(move || replace(&path, &models));
         saved.bytes = writing.await.map_err(io::Error::other)??;
         *written = marks;
         Ok(Some(saved))
@@ -158,10 +160,9 @@ impl Keeper {
     ) -> io::Result<Option<KeptModel>> {
         let mut streams = self.warm.waiting(&model.name);
         let mut pauses = Vec::new();
-        for picture in model.host.pictures().all() {
+        for (picture, still) in all_still(model.host.pictures().all(), then).await {
             let (rank, standing) = (picture.rank(), picture.standing());
-            let still = tokio::time::timeout(STILL_PATIENCE, still(&picture, then)).await;
-            match still.ok().flatten() {
+            match still {
                 Some((kept, pause)) => {
                     pauses.extend(pause);
                     let stream = KeptStream {
@@ -180,7 +181,7 @@ impl Keeper {
         saved.streams += streams.len();
         let index = Arc::clone(model.host.index());
         let copied = tokio::task::spawn_blocking(move || {
-            let bytes = index.snapshot();
+            let bytes = index.snapshot_in_parts(std::thread::yield_now);
             drop(pauses);
             bytes
         });
@@ -193,7 +194,28 @@ impl Keeper {
     }
 }
 
-async fn still(picture: &Picture, then: Then) -> Option<(Kept, Option<Pause>)> {
+/// A stream that stands still, and its pause if it is to go on.
+type Still = Option<(Kept, Option<Pause>)>;
+
+/// Lets all streams stand still at once. `None` for those that do not in time, or whose pictures are not worth keeping:
+/// they go on.
+async fn all_still(pictures: Vec<Arc<Picture>>, then: Then) -> Vec<(Arc<Picture>, Still)> {
+    let patience = match then {
+        Then::GoOn => STILL_PATIENCE,
+        Then::End => END_PATIENCE,
+    };
+    let deadline = Instant::now() + patience;
+    let mut asked = JoinSet::new();
+    for picture in pictures {
+        asked.spawn(async move {
+            let still = tokio::time::timeout_at(deadline, still(&picture, then)).await;
+            (picture, still.ok().flatten())
+        });
+    }
+    asked.join_all().await
+}
+
+async fn still(picture: &Picture, then: Then) -> Still {
     match then {
         Then::GoOn => picture
             .hold()
@@ -203,16 +225,17 @@ async fn still(picture: &Picture, then: Then) -> Option<(Kept, Option<Pause>)> {
     }
 }
 
-/// Puts a whole file in the place of an older one.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Puts a whole file in the place of an older one. Returns its size.
+fn replace(path: &Path, models: &[KeptModel]) -> io::Result<u64> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     let beside = path.with_file_name(name);
     let written = File::create(&beside).and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.sync_all()
+        let bytes = format::write(models, &mut file)?;
+        file.sync_all()?;
+        Ok(bytes)
     });
-    let placed = written.and_then(|()| std::fs::rename(&beside, path));
+    let placed = written.and_then(|bytes| std::fs::rename(&beside, path).map(|()| bytes));
     if placed.is_err() {
         let _ = std::fs::remove_file(&beside);
     }

@@ -113,12 +113,19 @@ impl Side {
         more
     }
 
-    /// Forgets some of the next to expire until `target` bytes are left. Says whether there is more to forget.
-    pub(crate) fn evict_some(&self, target: usize) -> bool {
-        let mut routing = self.lock();
-        let more = routing.evict(target);
-        self.note_bytes(&mut routing);
-        more
+    /// Forgets the next to expire until `target` bytes are left or some `most` blocks are gone. Says whether there is
+    /// more to forget.
+    pub(crate) fn evict(&self, target: usize, most: usize) -> bool {
+        let mut seen = 0;
+        loop {
+            let mut routing = self.lock();
+            let more = routing.evict(target);
+            self.note_bytes(&mut routing);
+            seen += BLOCKS_AT_ONCE;
+            if !more || seen >= most {
+                return more;
+            }
+        }
     }
 
     pub(crate) fn next_expiry(&self) -> Option<Time> {

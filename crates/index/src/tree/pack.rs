@@ -24,45 +24,86 @@ pub(crate) struct Packed {
     pub(crate) odd: Vec<(u32, usize, u32, u64, u32)>,
 }
 
+/// How far a tree is packed.
+#[derive(Debug)]
+pub(crate) struct Packing {
+    /// By slot: the number of each run that is packed.
+    number: Vec<u32>,
+    /// Runs whose parents are packed.
+    open: Vec<u32>,
+    count: u32,
+    /// When it was begun: only a tree that has not changed since can be packed further.
+    clock: u64,
+    packed: Packed,
+}
+
 impl Alone<'_> {
-    /// Hands every run to `write`, parents before children.
-    pub(crate) fn pack(&self, mut write: impl FnMut(&Packed)) {
-        let mut number = vec![0u32; self.nodes.len()];
-        let mut open: Vec<u32> = self.node(ROOT).children.clone();
-        let (mut count, mut packed) = (0, Packed::default());
-        while let Some(id) = open.pop() {
-            count += 1;
-            number[id as usize] = count;
+    /// Begins to pack every run, parents before children.
+    pub(crate) fn begin_packing(&self) -> Packing {
+        Packing {
+            number: vec![0; self.nodes.len()],
+            open: self.node(ROOT).children.clone(),
+            count: 0,
+            clock: self.clock,
+            packed: Packed::default(),
+        }
+    }
+
+    /// Hands the next runs, some `blocks` blocks, to `write`. Returns whether there are more; `None` if the tree has
+    /// changed.
+    pub(crate) fn pack_some(
+        &self,
+        packing: &mut Packing,
+        blocks: usize,
+        mut write: impl FnMut(&Packed),
+    ) -> Option<bool> {
+        if packing.clock != self.clock {
+            return None;
+        }
+        let mut left = blocks;
+        while left > 0
+            && let Some(id) = packing.open.pop()
+        {
+            packing.count += 1;
+            packing.number[id as usize] = packing.count;
             let node = self.node(id);
-            open.extend(&node.children);
-            packed.parent = number[node.parent as usize];
-            packed.locals.clear();
-            node.run.copy(0, node.names.len(), &mut packed.locals);
-            packed.names.clone_from(&node.names);
-            packed.unnamed.clear();
-            if !node.clean {
-                let places = (0u32..).zip(&node.names);
-                let unnamed =
-                    places.filter(|(pos, n)| self.named(**n) != Some(Place { run: id, pos: *pos }));
-                packed.unnamed.extend(unnamed.map(|(pos, _)| pos));
-            }
-            packed.owners.clear();
-            packed.patches.clear();
-            for (tier, slot, held) in node.run.each_owner() {
-                match held {
-                    Held::Head(extent) => packed.owners.push((slot, tier, extent)),
-                    Held::Bits(bits) => {
-                        let words = (0..node.names.len().div_ceil(64)).map(|i| bits.word(i));
-                        packed.patches.push((slot, tier, words.collect()));
-                    }
+            packing.open.extend(&node.children);
+            packing.packed.parent = packing.number[node.parent as usize];
+            self.pack(id, &mut packing.packed);
+            write(&packing.packed);
+            left = left.saturating_sub(node.names.len());
+        }
+        Some(!packing.open.is_empty())
+    }
+
+    /// Packs a run, all but its parent.
+    fn pack(&self, id: u32, packed: &mut Packed) {
+        let node = self.node(id);
+        packed.locals.clear();
+        node.run.copy(0, node.names.len(), &mut packed.locals);
+        packed.names.clone_from(&node.names);
+        packed.unnamed.clear();
+        if !node.clean {
+            let places = (0u32..).zip(&node.names);
+            let unnamed =
+                places.filter(|(pos, n)| self.named(**n) != Some(Place { run: id, pos: *pos }));
+            packed.unnamed.extend(unnamed.map(|(pos, _)| pos));
+        }
+        packed.owners.clear();
+        packed.patches.clear();
+        for (tier, slot, held) in node.run.each_owner() {
+            match held {
+                Held::Head(extent) => packed.owners.push((slot, tier, extent)),
+                Held::Bits(bits) => {
+                    let words = (0..node.names.len().div_ceil(64)).map(|i| bits.word(i));
+                    packed.patches.push((slot, tier, words.collect()));
                 }
             }
-            packed.odd.clear();
-            for (h, name, place) in self.odd.in_run(id) {
-                let count = self.odd.count(h, place, name);
-                packed.odd.push((h.slot, h.tier, place.pos, name, count));
-            }
-            write(&packed);
+        }
+        packed.odd.clear();
+        for (h, name, place) in self.odd.in_run(id) {
+            let count = self.odd.count(h, place, name);
+            packed.odd.push((h.slot, h.tier, place.pos, name, count));
         }
     }
 

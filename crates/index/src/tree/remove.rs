@@ -18,6 +18,7 @@ pub(super) const AHEAD: usize = 16;
 impl Alone<'_> {
     /// Takes blocks off what a holder holds; unknown names are passed over and the first one reported.
     pub(crate) fn remove(&mut self, h: Holder, names: &[EngineHash]) -> Result<(), ApplyError> {
+        self.clock += 1;
         let mut unknown = None;
         let mut rest = names;
         let mut fetched = 0;
@@ -283,16 +284,19 @@ impl<N: Book> Pen<'_, N> {
 }
 
 impl Alone<'_> {
-    /// Removes everything of a holder, in slices: at most `runs` runs a call. Says whether more is left.
+    /// Removes everything of a holder, in slices: at most `runs` runs or odd names a call. Says whether more is left.
     pub(crate) fn clear(&mut self, h: Holder, runs: usize) -> bool {
         if self.holdings.len() <= h.slot as usize {
             return false;
         }
-        let odd: Vec<_> = self.odd.of(h).collect();
-        for (name, place) in odd {
-            self.odd.set(h, place, name, 0);
+        self.clock += 1;
+        let odd: Vec<_> = self.odd.of(h).take(runs).collect();
+        for &(name, place) in &odd {
+            self.set_odd(h, place, name, 0);
         }
-        self.holding(h).odd = 0;
+        if odd.len() == runs {
+            return true;
+        }
         self.graves.open = true;
         for _ in 0..runs {
             let Some(run) = self.holding(h).log.pop() else {

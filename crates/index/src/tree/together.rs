@@ -263,6 +263,7 @@ impl Tree {
             if !turn.holds_plainly(h) {
                 return None;
             }
+            turn.clock += 1;
             later.release(&mut turn);
             grave = grave.or_else(|| turn.take_grave());
             let (runs, names) = (&mut *turn, &mut later);

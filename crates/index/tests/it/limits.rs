@@ -102,6 +102,40 @@ fn the_byte_budget_holds() {
     assert!(matches!(gone, Err(ApplyError::BlockNotFound(_))));
 }
 
+/// An event drops no more than it may at once; those that follow drop the rest, however far the index is beyond its
+/// budget, and what was stored last stays longest.
+#[test]
+fn an_event_drops_only_some_of_too_much() {
+    let rank = WorkerRank::new(1, 0);
+    let full = Index::new();
+    for seed in 0..1_000 {
+        full.apply(rank, &stored(None, &chain(seed, 100))).unwrap();
+    }
+    let max_bytes = full.stats().bytes / 2;
+    let index = Index::with_options(&IndexOptions {
+        max_bytes,
+        ..IndexOptions::default()
+    });
+    index.restore(&full.snapshot()).unwrap();
+    let mut events = 0;
+    while index.stats().bytes > max_bytes {
+        events += 1;
+        let before = index.stats();
+        index
+            .apply(rank, &stored(None, &chain(1_000 + events, 10)))
+            .unwrap();
+        let after = index.stats();
+        assert!(after.evicted > before.evicted);
+        assert!(after.evicted - before.evicted <= 1_024 + 2 * 10 + 100);
+        assert_eq!(depth(&index, rank, &chain(1_000 + events, 10)), 10);
+        index.check_invariants();
+    }
+    assert!((40..100).contains(&events), "{events}");
+    for seed in 1_001..=1_000 + events {
+        assert_eq!(depth(&index, rank, &chain(seed, 10)), 10, "stored later");
+    }
+}
+
 /// What routing decisions taught counts against the budget too, and goes first.
 #[test]
 fn the_byte_budget_covers_routing_decisions() {
