@@ -51,22 +51,22 @@ pub(crate) enum Step {
 }
 
 impl Framing {
-    /// How the body behind this head is framed.
-    pub(crate) fn of(method: &Method, status: StatusCode, headers: &HeaderMap) -> io::Result<Self> {
+    /// How the body behind this head is framed. A length that is said twice is said once from here on.
+    pub(crate) fn of(
+        method: &Method,
+        status: StatusCode,
+        headers: &mut HeaderMap,
+    ) -> io::Result<Self> {
+        let length = content_length(headers)?;
         let bodiless = *method == Method::HEAD
             || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         if bodiless {
             return Ok(Self::Ended);
         }
-        if let Some(last) = headers.get_all(TRANSFER_ENCODING).iter().next_back() {
-            let coding = last.as_bytes().rsplit(|byte| *byte == b',').next();
-            let coding = coding.unwrap_or_default().trim_ascii();
-            return Ok(match coding.eq_ignore_ascii_case(b"chunked") {
-                true => Self::Chunks(Chunk::Size),
-                false => Self::UntilClose,
-            });
+        if headers.contains_key(TRANSFER_ENCODING) {
+            return by_coding(headers);
         }
-        match content_length(headers)? {
+        match length {
             Some(0) => Ok(Self::Ended),
             Some(length) => Ok(Self::Length(length)),
             None => Ok(Self::UntilClose),
@@ -186,9 +186,25 @@ fn chunk_size(line: &[u8]) -> io::Result<u64> {
     size.ok_or_else(|| bad("a chunk's size is none"))
 }
 
+/// A body in a transfer coding: chunks, or all until the end. We ask for no other, and nobody behind us could undo it.
+fn by_coding(headers: &HeaderMap) -> io::Result<Framing> {
+    let fields = headers.get_all(TRANSFER_ENCODING).iter();
+    let mut codings = fields.flat_map(|field| field.as_bytes().split(|byte| *byte == b','));
+    match (codings.next().map(<[u8]>::trim_ascii), codings.next()) {
+        (Some(coding), None) if coding.eq_ignore_ascii_case(b"chunked") => {
+            Ok(Framing::Chunks(Chunk::Size))
+        }
+        (Some(coding), None) if coding.eq_ignore_ascii_case(b"identity") => Ok(Framing::UntilClose),
+        _ => Err(bad(
+            "its body is in a transfer coding that nobody asked for",
+        )),
+    }
+}
+
 /// What the head says about the length; saying it twice is borne if it is the same.
-fn content_length(headers: &HeaderMap) -> io::Result<Option<u64>> {
+fn content_length(headers: &mut HeaderMap) -> io::Result<Option<u64>> {
     let mut length = None;
+    let mut times = 0;
     let values = headers.get_all(CONTENT_LENGTH).iter();
     for part in values.flat_map(|value| value.as_bytes().split(|byte| *byte == b',')) {
         let digits = part.trim_ascii();
@@ -202,6 +218,10 @@ fn content_length(headers: &HeaderMap) -> io::Result<Option<u64>> {
             }
             _ => length = number,
         }
+        times += 1;
+    }
+    if let Some(length) = length.filter(|_| times > 1) {
+        headers.insert(CONTENT_LENGTH, length.into());
     }
     Ok(length)
 }

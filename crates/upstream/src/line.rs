@@ -157,13 +157,13 @@ impl Line {
         loop {
             let unsent = self.poll_send(cx);
             if !self.inbox.is_empty()
-                && let Some(head) = Head::take(&mut self.inbox)?
+                && let Some(mut head) = Head::take(&mut self.inbox)?
             {
                 if head.status == StatusCode::SWITCHING_PROTOCOLS {
                     return Poll::Ready(Err(bad("it changed the protocol")));
                 }
                 if !head.status.is_informational() {
-                    self.framing = Framing::of(&self.method, head.status, &head.headers)?;
+                    self.framing = Framing::of(&self.method, head.status, &mut head.headers)?;
                     self.keeps &= head.keeps && self.framing != Framing::UntilClose;
                     return Poll::Ready(Ok(head));
                 }

@@ -194,6 +194,31 @@ async fn an_answer_that_breaks_off_half_way_is_had_from_another() {
     rig.at_rest().await;
 }
 
+/// A length that an engine says twice alike is one length; a coding that nobody asked for is no answer.
+#[tokio::test]
+async fn answers_with_odd_heads_reach_the_client_in_order() {
+    let rig = Rig::of(2).await;
+    let long = "x".repeat(5 << 20);
+    for (path, body) in [
+        (CHAT, ANSWER),
+        ("/v1/embeddings", ANSWER),
+        ("/v1/embeddings", &long),
+    ] {
+        let length = body.len();
+        rig.stage.play(vec![write(format!(
+            "HTTP/1.1 200 OK\r\ncontent-length: {length}, {length}\r\n\r\n{body}"
+        ))]);
+        let answer = rig.post(path, ASK).await;
+        assert_eq!((answer.status, answer.whole), (200, true), "{path}");
+        assert!(answer.text() == body, "{path}");
+        let coded =
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n";
+        rig.stage.play(vec![write(coded)]);
+        assert_eq!(rig.post(path, ASK).await.text(), ANSWER, "from another");
+    }
+    rig.at_rest().await;
+}
+
 #[tokio::test]
 async fn a_stream_that_breaks_off_ends_with_an_error_and_done() {
     let endings = [Step::Close, Step::Reset];

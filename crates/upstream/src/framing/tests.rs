@@ -8,7 +8,7 @@ fn of(fields: &[(&'static str, &'static str)]) -> io::Result<Framing> {
     for (name, value) in fields {
         headers.append(*name, http::HeaderValue::from_static(value));
     }
-    Framing::of(&Method::POST, StatusCode::OK, &headers)
+    Framing::of(&Method::POST, StatusCode::OK, &mut headers)
 }
 
 const CHUNKS: Framing = Framing::Chunks(Chunk::Size);
@@ -24,16 +24,30 @@ fn the_head_says_where_the_body_ends() {
     for value in ["", "-1", "+5", "5x", "99999999999999999999"] {
         assert!(of(&[("content-length", value)]).is_err(), "{value}");
     }
-    let both = of(&[
-        ("content-length", "5"),
-        ("transfer-encoding", "gzip, Chunked"),
-    ]);
+    let both = of(&[("content-length", "5"), ("transfer-encoding", "Chunked")]);
     assert_eq!(both.unwrap(), CHUNKS);
-    let coded = of(&[("transfer-encoding", "gzip")]);
-    assert_eq!(coded.unwrap(), Framing::UntilClose);
-    let head = |method, status| Framing::of(method, status, &HeaderMap::new()).unwrap();
+    let plain = of(&[("transfer-encoding", "identity")]);
+    assert_eq!(plain.unwrap(), Framing::UntilClose);
+    for coded in ["gzip", "gzip, chunked", "chunked, chunked", "chunked,", ""] {
+        assert!(of(&[("transfer-encoding", coded)]).is_err(), "{coded:?}");
+    }
+    let head = |method, status| Framing::of(method, status, &mut HeaderMap::new()).unwrap();
     assert_eq!(head(&Method::HEAD, StatusCode::OK), Framing::Ended);
     assert_eq!(head(&Method::POST, StatusCode::NO_CONTENT), Framing::Ended);
+}
+
+/// Whoever reads the head after us sees one length.
+#[test]
+fn a_length_said_twice_is_passed_on_once() {
+    for status in [StatusCode::OK, StatusCode::NOT_MODIFIED] {
+        let mut headers = HeaderMap::new();
+        for value in ["5, 5", "5"] {
+            headers.append(CONTENT_LENGTH, http::HeaderValue::from_static(value));
+        }
+        Framing::of(&Method::POST, status, &mut headers).unwrap();
+        let said: Vec<_> = headers.get_all(CONTENT_LENGTH).iter().collect();
+        assert_eq!(said, ["5"]);
+    }
 }
 
 /// All that can be taken when `pieces` come one after another; what is left behind; whether it ended.
