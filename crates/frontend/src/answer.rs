@@ -230,7 +230,7 @@ impl Answer {
             ttft_ms: ms(received, lane.first_token),
             total_time_ms: ms(received, clock.now()),
             kv_hit_rate: Some(lane.hit_rate),
-            router_queue_depth: Some(self.job.queue_depth),
+            router_queue_depth: Some(self.job.queue_depth.into()),
             kv_transfer_estimated_latency_ms: None,
         }
     }

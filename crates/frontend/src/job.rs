@@ -37,7 +37,7 @@ pub(crate) struct Job {
     /// The prompt as the template prints it, where the client wants to see it.
     pub(crate) formatted: Option<String>,
     /// Requests that waited in the router when this one came, where the client wants to know.
-    pub(crate) queue_depth: u64,
+    pub(crate) queue_depth: u32,
 }
 
 impl Job {

@@ -601,7 +601,7 @@ impl Forward {
                 tokens as usize,
                 self.model.block_size,
             )),
-            router_queue_depth: Some(wanted.queue_depth),
+            router_queue_depth: Some(wanted.queue_depth.into()),
             ..Timing::default()
         });
         Some(Extras {

@@ -27,7 +27,7 @@ pub(crate) struct Wanted {
     /// The client asks its engine for tokens itself: they stay where the engine puts them.
     own_ids: bool,
     /// Requests that waited in the router when this one came, where that is wanted.
-    pub(crate) queue_depth: u64,
+    pub(crate) queue_depth: u32,
 }
 
 impl Wanted {
@@ -59,11 +59,12 @@ pub(crate) fn wants_metrics(nvext: &Nvext) -> bool {
 }
 
 /// Requests that wait in the router, if the client wants to know.
-pub(crate) fn queue_depth(model: &ServedModel, nvext: &Nvext) -> u64 {
+pub(crate) fn queue_depth(model: &ServedModel, nvext: &Nvext) -> u32 {
     if !nvext.extra.timing {
         return 0;
     }
-    model.host.ask(|router| router.queued().0 as u64)
+    let waiting = model.host.ask(|router| router.queued().0);
+    u32::try_from(waiting).unwrap_or(u32::MAX)
 }
 
 /// Whether the client wants to see its prompt as the template prints it, in a stream.

@@ -104,12 +104,16 @@ async fn pass_on(
     forward.run(arrival, Blocks::none(), watch).await
 }
 
-/// Whether an engine might read a body as an object, though we cannot: then nobody could take our extension out.
+/// Whether an engine might read a body as an object, though we cannot: then nobody could take our extension out. Engines
+/// read JSON where the client says that it is, and some where it says nothing.
 fn may_be_object(parts: &Parts, body: &[u8]) -> bool {
     let first = body.trim_ascii_start().first();
+    if !parts.headers.contains_key(CONTENT_TYPE) {
+        return first == Some(&b'{');
+    }
     let other = first.is_some_and(|byte| b"[\"-0123456789tfn".contains(byte));
     let json = body::check_content_type(&parts.headers).is_ok();
-    json && !body.is_empty() && !other || first == Some(&b'{')
+    json && !body.is_empty() && !other
 }
 
 /// The model of that name; a body that names none is for the only one that is served.

@@ -94,6 +94,16 @@ async fn an_object_that_we_cannot_read_reaches_no_engine() {
         assert_eq!(answer.status, 400, "{}", answer.text());
     }
     assert!(rig.stage.seen().is_empty(), "an engine saw it");
+    let mut client = rig.client().await;
+    let unsaid = "POST /rerank HTTP/1.1\r\nhost: door\r\ncontent-length: 2\r\n\r\n{,";
+    client.send(unsaid).await;
+    assert_eq!(
+        client.answer().await.status,
+        400,
+        "some engines take it for JSON"
+    );
+    drop(client);
+    assert!(rig.stage.seen().is_empty(), "an engine saw it");
     for body in ["[1,2]", "\"text\"", "7"] {
         assert_eq!(rig.post("/v1/embeddings", body).await.status, 200, "{body}");
     }
