@@ -113,6 +113,14 @@ impl Bits {
         }
     }
 
+    /// Keeps only what is also in `one` or in `other`.
+    pub fn intersect_either(&mut self, one: &Self, other: &Self) {
+        let word = |bits: &Self, i: usize| bits.words.get(i).copied().unwrap_or(0);
+        for (i, kept) in self.words.iter_mut().enumerate() {
+            *kept &= word(one, i) | word(other, i);
+        }
+    }
+
     /// Takes out what is in `other`.
     pub fn subtract(&mut self, other: &Self) {
         for (word, other) in self.words.iter_mut().zip(&other.words) {
@@ -148,6 +156,11 @@ mod tests {
         let mut both = bits.clone();
         both.intersect(&other);
         assert_eq!(both.iter().collect::<Vec<_>>(), [63]);
+        let mut third = Bits::default();
+        third.set(200, true);
+        let mut either = bits.clone();
+        either.intersect_either(&other, &third);
+        assert_eq!(either.iter().collect::<Vec<_>>(), [63, 200]);
         bits.subtract(&other);
         assert_eq!(bits.iter().collect::<Vec<_>>(), [0, 200]);
     }

@@ -4,6 +4,9 @@
 //! again later. The sets of live, hidden and busy slots, and the set that is left after taking the latter
 //! two away, are kept up to date as things change, never computed for a request.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use kvasir_types::{DpRank, Time, WorkerId, WorkerRank};
 
 use crate::bits::Bits;
@@ -84,6 +87,10 @@ pub struct Fleet {
     busy: Bits,
     up: Bits,
     open: Bits,
+    /// Slots of the workers that serve a model, by its name.
+    serving: BTreeMap<Arc<str>, Bits>,
+    /// Slots of the workers that serve all models.
+    serving_all: Bits,
 }
 
 impl Fleet {
@@ -128,6 +135,21 @@ impl Fleet {
     #[must_use]
     pub fn busy(&self) -> &Bits {
         &self.busy
+    }
+
+    /// Leaves those slots in `set` whose workers serve the model of this name.
+    pub fn keep_serving(&self, set: &mut Bits, model: &str) {
+        match self.serving.get(model) {
+            Some(named) => set.intersect_either(named, &self.serving_all),
+            None => set.intersect(&self.serving_all),
+        }
+    }
+
+    /// Whether the worker of a slot serves the model of this name.
+    #[must_use]
+    pub fn serves(&self, slot: u32, model: &str) -> bool {
+        let named = self.serving.get(model);
+        named.is_some_and(|named| named.has(slot)) || self.serving_all.has(slot)
     }
 
     /// The worker with this id.
@@ -231,6 +253,7 @@ impl Fleet {
             only_slot: slots.first().copied().filter(|_| slots.len() == 1),
         };
         self.by_id.insert(spec.id, home);
+        self.serve(&spec.serves, &slots);
         self.members[at as usize] = Some(Member {
             spec,
             slots,
@@ -239,6 +262,26 @@ impl Fleet {
             draining,
         });
         self.mark(at);
+    }
+
+    /// The workers of these slots serve these models and no others.
+    fn serve(&mut self, models: &[Arc<str>], slots: &[u32]) {
+        for &slot in slots {
+            self.serve_nothing(slot);
+            self.serving_all.set(slot, models.is_empty());
+            for model in models {
+                let named = self.serving.entry(Arc::clone(model)).or_default();
+                named.set(slot, true);
+            }
+        }
+        self.serving.retain(|_, named| !named.is_empty());
+    }
+
+    fn serve_nothing(&mut self, slot: u32) {
+        self.serving_all.set(slot, false);
+        for named in self.serving.values_mut() {
+            named.set(slot, false);
+        }
     }
 
     fn new_place(&mut self) -> u32 {
@@ -262,6 +305,7 @@ impl Fleet {
         ] {
             set.set(slot, false);
         }
+        self.serve_nothing(slot);
     }
 
     /// Removes a worker. `gone` is called with each of its slots.
@@ -274,6 +318,7 @@ impl Fleet {
             gone(*slot);
             self.vacate(*slot);
         }
+        self.serving.retain(|_, named| !named.is_empty());
         self.vacant_members.push(at);
         true
     }

@@ -1,14 +1,15 @@
 //! Requests that wait for a rank to open.
 //!
 //! Answers one question: who goes next? Inside a class the highest strict priority, then the highest
-//! urgency, then the earliest; between classes deficit round robin. A request bound to one rank waits in a
-//! lane of its own, so that a closed rank blocks nobody else.
+//! urgency, then the earliest; between classes deficit round robin. Requests bound to one rank, and those of
+//! each model, wait in a lane of their own, so that closed ranks block nobody who may go elsewhere.
 //!
 //! What always holds: a request is in at most once and leaves exactly once; keys are fixed when it is put
 //! in; counts per class equal what is in it.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use kvasir_types::{RequestId, Time, WorkerRank};
 
@@ -48,8 +49,10 @@ pub struct Entry<T> {
     pub id: RequestId,
     /// Index of its class.
     pub class: usize,
+    /// The model that it asks for, where not every worker serves every model.
+    pub model: Option<Arc<str>>,
     /// The one rank that may serve it.
-    pub lane: Option<WorkerRank>,
+    pub rank: Option<WorkerRank>,
     /// Tiers: a higher one always goes first.
     pub strict_priority: u32,
     /// Higher goes first inside a tier.
@@ -60,6 +63,15 @@ pub struct Entry<T> {
     pub cached_tokens: u32,
     /// Whatever the caller needs when it comes out.
     pub payload: T,
+}
+
+/// Who waits behind whom: those of one model that are bound to the same rank, or to none.
+type Lane = (Option<Arc<str>>, Option<WorkerRank>);
+
+impl<T> Entry<T> {
+    fn lane(&self) -> Lane {
+        (self.model.clone(), self.rank)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -105,8 +117,7 @@ pub struct Full {
 #[derive(Clone, Debug)]
 struct Class {
     config: PolicyClass,
-    any: BTreeMap<Key, RequestId>,
-    lanes: BTreeMap<WorkerRank, BTreeMap<Key, RequestId>>,
+    lanes: BTreeMap<Lane, BTreeMap<Key, RequestId>>,
     stats: QueueStats,
     deficit: u64,
 }
@@ -122,7 +133,7 @@ impl Class {
 
     /// Heads of all lanes.
     fn heads(&self) -> impl Iterator<Item = (Key, RequestId)> {
-        let lanes = std::iter::once(&self.any).chain(self.lanes.values());
+        let lanes = self.lanes.values();
         lanes.filter_map(|lane| lane.first_key_value().map(|(key, id)| (*key, *id)))
     }
 }
@@ -145,7 +156,6 @@ impl<T> Queue<T> {
     pub fn new(classes: Vec<PolicyClass>) -> Self {
         let class = |config| Class {
             config,
-            any: BTreeMap::new(),
             lanes: BTreeMap::new(),
             stats: QueueStats::default(),
             deficit: 0,
@@ -245,10 +255,8 @@ impl<T> Queue<T> {
             urgency: entry.urgency,
             seq: self.seq,
         };
-        match entry.lane {
-            Some(rank) => class.lanes.entry(rank).or_default().insert(key, id),
-            None => class.any.insert(key, id),
-        };
+        let lane = class.lanes.entry(entry.lane()).or_default();
+        lane.insert(key, id);
         class.stats.requests += 1;
         class.stats.raw_isl_tokens += u64::from(entry.isl_tokens);
         class.stats.cached_tokens += u64::from(entry.cached_tokens);
@@ -267,16 +275,12 @@ impl<T> Queue<T> {
         let Item { key, entry, .. } = self.items.remove(&id)?;
         self.by_age.remove(&key.seq);
         if let Some(class) = self.classes.get_mut(entry.class) {
-            match entry.lane {
-                Some(rank) => {
-                    if let Some(lane) = class.lanes.get_mut(&rank) {
-                        lane.remove(&key);
-                        if lane.is_empty() {
-                            class.lanes.remove(&rank);
-                        }
-                    }
+            let name = entry.lane();
+            if let Some(lane) = class.lanes.get_mut(&name) {
+                lane.remove(&key);
+                if lane.is_empty() {
+                    class.lanes.remove(&name);
                 }
-                None => drop(class.any.remove(&key)),
             }
             class.stats.requests -= 1;
             class.stats.raw_isl_tokens -= u64::from(entry.isl_tokens);

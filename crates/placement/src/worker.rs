@@ -41,6 +41,8 @@ pub struct WorkerSpec {
     pub taints: Vec<Arc<str>>,
     /// Adapters it has loaded.
     pub loras: Vec<Arc<str>>,
+    /// Names of the models that it serves, where one router places requests of several; if empty, of all.
+    pub serves: Vec<Arc<str>>,
 }
 
 impl WorkerSpec {
@@ -62,6 +64,7 @@ impl WorkerSpec {
             device: Device::Accelerator,
             taints: Vec::new(),
             loras: Vec::new(),
+            serves: Vec::new(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Why a request went where it went.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_placement::Candidate;
@@ -16,6 +17,9 @@ pub struct Decision {
     /// The request.
     #[cfg_attr(feature = "serde", serde(serialize_with = "as_text"))]
     pub id: RequestId,
+    /// The model that it asked for, where the router places requests of several.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub model: Option<Arc<str>>,
     /// When it was made.
     #[cfg_attr(feature = "serde", serde(serialize_with = "as_nanos"))]
     pub at: Time,
@@ -82,6 +86,8 @@ pub enum Reason {
     serde(rename_all = "snake_case")
 )]
 pub enum Why {
+    /// Serves other models.
+    Model,
     /// Not in the request's allow-list.
     NotAllowed,
     /// Lacks a required taint.

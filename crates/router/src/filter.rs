@@ -1,10 +1,10 @@
 //! Who may serve a request at all, before anybody is scored.
 //!
-//! The order is fixed and each way to end with nobody has its own error: allow-list, taints, rank bounds,
+//! The order is fixed and each way to end with nobody has its own error: model, allow-list, taints, rank bounds,
 //! adapter, earlier failures, then the busy set. A pin is direct dispatch and ignores fault marks. Fault marks
 //! never leave a request without anybody: the least bad worker is tried before it is refused.
 
-use kvasir_placement::{Bits, Fleet};
+use kvasir_placement::{Bits, Fleet, Member};
 use kvasir_types::{WorkerId, WorkerRank};
 
 use crate::health::Health;
@@ -62,7 +62,7 @@ impl Eligible {
                 end: first.saturating_add(member.spec.rank_count()),
             }
         })?;
-        if !tainted(fleet, arrival, slot) {
+        if !serves(fleet, arrival, slot) || !tainted(fleet, arrival, slot) {
             return Err(unknown);
         }
         if arrival.failed.contains(&pin.worker) {
@@ -134,6 +134,9 @@ impl Eligible {
 
 /// Leaves those that satisfy the request's constraints.
 fn fit(set: &mut Bits, fleet: &Fleet, arrival: &Arrival) {
+    if let Some(model) = &arrival.model {
+        fleet.keep_serving(set, model);
+    }
     let constraints = &arrival.constraints;
     if constraints.allowed.is_some() {
         set.retain(|slot| fleet.rank(slot).is_some_and(|rank| allowed(arrival, rank)));
@@ -178,12 +181,30 @@ fn nobody(fleet: &Fleet, arrival: &Arrival) -> RouteError {
     set.retain(|slot| !fleet.member_of(slot).is_some_and(|m| m.is_draining()));
     fit(&mut set, fleet, arrival);
     match set.is_empty() {
-        true => RouteError::NoEndpoints {
-            known: fleet.workers(),
-            down: fleet.hidden(),
-        },
+        true => no_endpoints(fleet, arrival),
         false => after_failure(arrival),
     }
+}
+
+/// Nobody fits: how many serve the model at all.
+pub(crate) fn no_endpoints(fleet: &Fleet, arrival: &Arrival) -> RouteError {
+    let of_model = |m: &&Member| {
+        m.slots()
+            .first()
+            .is_some_and(|s| serves(fleet, arrival, *s))
+    };
+    let (mut known, mut down) = (0, 0);
+    for member in fleet.members().filter(of_model) {
+        known += 1;
+        down += u32::from(member.down_until().is_some());
+    }
+    RouteError::NoEndpoints { known, down }
+}
+
+/// Whether the model that the request asks for is served there.
+pub(crate) fn serves(fleet: &Fleet, arrival: &Arrival, slot: u32) -> bool {
+    let model = arrival.model.as_deref();
+    model.is_none_or(|model| fleet.serves(slot, model))
 }
 
 fn allowed(arrival: &Arrival, rank: WorkerRank) -> bool {
@@ -209,7 +230,7 @@ fn after_failure(arrival: &Arrival) -> RouteError {
 }
 
 fn workers_of(fleet: &Fleet, slots: &Bits) -> u32 {
-    let of = |m: &&kvasir_placement::Member| m.slots().iter().any(|s| slots.has(*s));
+    let of = |m: &&Member| m.slots().iter().any(|s| slots.has(*s));
     fleet.members().filter(of).count() as u32
 }
 
@@ -217,7 +238,9 @@ fn workers_of(fleet: &Fleet, slots: &Bits) -> u32 {
 fn why(fleet: &Fleet, arrival: &Arrival, slot: u32) -> Why {
     let rank = fleet.rank(slot).unwrap_or_default();
     let busy = fleet.busy().has(slot);
-    if !allowed(arrival, rank) {
+    if !serves(fleet, arrival, slot) {
+        Why::Model
+    } else if !allowed(arrival, rank) {
         Why::NotAllowed
     } else if fleet.member_of(slot).is_some_and(|m| m.is_draining()) {
         Why::Draining

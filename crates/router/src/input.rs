@@ -72,6 +72,8 @@ pub enum Input {
 pub struct Arrival {
     /// Its id, the same for all its attempts.
     pub id: RequestId,
+    /// The model that it asks for, where workers of one router serve different ones; `None` suits all.
+    pub model: Option<Arc<str>>,
     /// Tokens of the prompt; 0 is refused.
     pub isl_tokens: u32,
     /// What the index holds of it, looked up just before.
@@ -106,6 +108,7 @@ impl Arrival {
     pub fn new(id: RequestId, isl_tokens: u32) -> Self {
         Self {
             id,
+            model: None,
             isl_tokens,
             overlap: Overlap::none(),
             sequence: Arc::from([]),

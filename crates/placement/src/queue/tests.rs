@@ -8,7 +8,8 @@ fn entry(id: u128, class: usize, isl_tokens: u32) -> Entry<()> {
     Entry {
         id: RequestId(id),
         class,
-        lane: None,
+        model: None,
+        rank: None,
         strict_priority: 0,
         urgency: 0.0,
         isl_tokens,
@@ -130,11 +131,11 @@ fn a_blocked_pin_blocks_only_its_lane() {
         (4, Some(open)),
     ] {
         queue.put(Entry {
-            lane,
+            rank: lane,
             ..entry(id, 0, 1)
         });
     }
-    let ready = |_: &PolicyClass, entry: &Entry<()>| entry.lane != Some(closed);
+    let ready = |_: &PolicyClass, entry: &Entry<()>| entry.rank != Some(closed);
     assert_eq!(
         [queue.pop(ready), queue.pop(ready), queue.pop(ready)],
         [Some(3), Some(4), None]
@@ -158,7 +159,7 @@ fn a_request_is_in_once_and_leaves_from_anywhere() {
     let lane = Some(WorkerRank::new(1, 0));
     queue.put(entry(1, 0, 30));
     queue.put(Entry {
-        lane,
+        rank: lane,
         cached_tokens: 7,
         ..entry(2, 1, 40)
     });
@@ -283,4 +284,20 @@ fn bounds_count_workers_and_let_the_crossing_request_in() {
     assert_eq!(tokens.full(0, 2), full(QueueLimit::RawIslTokens, 120, 100));
     assert_eq!(cached.full(0, 2), full(QueueLimit::CachedTokens, 16, 10));
     assert_eq!(requests.full(0, 3), None, "another worker makes room");
+}
+
+#[test]
+fn a_blocked_model_blocks_only_its_lane() {
+    let mut queue = queue(&[1]);
+    for (id, model) in [(1, "closed"), (2, "open"), (3, "closed"), (4, "open")] {
+        queue.put(Entry {
+            model: Some(model.into()),
+            ..entry(id, 0, 1)
+        });
+    }
+    let ready = |_: &PolicyClass, entry: &Entry<()>| entry.model.as_deref() == Some("open");
+    let open = [queue.pop(ready), queue.pop(ready), queue.pop(ready)];
+    assert_eq!(open, [Some(2), Some(4), None]);
+    assert_eq!(queue.drain(), [1, 3]);
+    assert!(queue.classes.iter().all(|class| class.lanes.is_empty()));
 }

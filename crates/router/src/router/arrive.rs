@@ -171,7 +171,7 @@ impl Router {
     /// Whether a waiting request may go now.
     pub(super) fn may_go(&mut self, arrival: &Arrival, pin: Option<Pinned>, gate: Gate) -> bool {
         // An error is the choice's to report: whoever is routable counts.
-        let _ = self.fill(arrival, self.still_bound(pin));
+        let _ = self.fill(arrival, self.still_bound(arrival, pin));
         self.is_open(arrival, gate)
     }
 
@@ -232,7 +232,8 @@ impl Router {
         let entry = Entry {
             id: arrival.id,
             class,
-            lane: pin.map(|p| p.rank),
+            model: arrival.model.clone(),
+            rank: pin.map(|p| p.rank),
             strict_priority: arrival.hints.strict_priority,
             urgency,
             isl_tokens: arrival.isl_tokens,

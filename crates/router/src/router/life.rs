@@ -143,7 +143,9 @@ impl Router {
             return None;
         }
         let allowed = arrival.constraints.allowed.as_ref();
-        if allowed.is_some_and(|list| !list.contains(&target.worker)) {
+        let barred = allowed.is_some_and(|list| !list.contains(&target.worker));
+        // Another model of the session may live where this one is not served.
+        if barred || !self.serves_model(arrival, target) {
             return None;
         }
         if !arrival.query_only {

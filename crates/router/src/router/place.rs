@@ -6,6 +6,7 @@ use kvasir_placement::{Ask, Booking, Candidate, Gate, Prompt, Scene, Terms, View
 use kvasir_types::{SequenceHash, Time, WorkerRank};
 
 use super::{Pinned, Router, cached_tokens};
+use crate::filter;
 use crate::settle::{Settled, settle};
 use crate::{Arrival, Decision, Output, Reason, RouteError, Sent, SessionStep};
 
@@ -39,20 +40,27 @@ impl Router {
         entered: Option<Time>,
         out: &mut Vec<Output>,
     ) {
-        let pin = self.still_bound(pin);
+        let pin = self.still_bound(arrival, pin);
         let filled = self.fill(arrival, pin);
         self.place_filled(arrival, pin, filled, entered, out);
     }
 
     /// A session's worker may leave while a request waits for it: then the request is as free as any.
-    pub(super) fn still_bound(&self, pin: Option<Pinned>) -> Option<Pinned> {
-        pin.filter(|pin| !pin.by_session || self.takes_new(pin.rank))
+    pub(super) fn still_bound(&self, arrival: &Arrival, pin: Option<Pinned>) -> Option<Pinned> {
+        let follows = |rank| self.takes_new(rank) && self.serves_model(arrival, rank);
+        pin.filter(|pin| !pin.by_session || follows(pin.rank))
     }
 
     /// Whether a rank is there and its worker not on its way out.
     pub(super) fn takes_new(&self, rank: WorkerRank) -> bool {
         let member = self.fleet.member(rank.worker);
         member.is_some_and(|m| !m.is_draining()) && self.fleet.slot(rank).is_some()
+    }
+
+    /// Whether the model that a request asks for is served there.
+    pub(super) fn serves_model(&self, arrival: &Arrival, rank: WorkerRank) -> bool {
+        let slot = self.fleet.slot(rank);
+        slot.is_some_and(|slot| filter::serves(&self.fleet, arrival, slot))
     }
 
     /// The same, given who is eligible.
@@ -114,10 +122,7 @@ impl Router {
         let choice = self
             .policy
             .choose(&mut view, &ask, candidates, &mut self.rng, &mut self.kept);
-        let (slot, won) = choice.ok_or(RouteError::NoEndpoints {
-            known: self.fleet.workers(),
-            down: self.fleet.hidden(),
-        })?;
+        let (slot, won) = choice.ok_or_else(|| filter::no_endpoints(&self.fleet, arrival))?;
         let reason = match won {
             _ if self.eligible.is_last_resort() => Reason::LastResort,
             Won::Lowest => Reason::LowestCost,
@@ -255,6 +260,7 @@ fn begin(
     excluded.named.clear();
     *decision = Decision {
         id: arrival.id,
+        model: arrival.model.clone(),
         at: now,
         queued: entered.map_or(Duration::ZERO, |at| now - at),
         mode: config.router_mode,

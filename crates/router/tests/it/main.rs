@@ -11,6 +11,7 @@ mod filters;
 mod history;
 mod kv;
 mod model;
+mod models;
 mod modes;
 mod queue;
 mod sessions;
