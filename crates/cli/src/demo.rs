@@ -89,12 +89,12 @@ fn start_model(app: &Arc<App>, settings: &Settings) -> Result<Arc<ServedModel>, 
     let plane = MemoryPlane::new();
     let model = Arc::new(ServedModel {
         meters: ModelMeters::new(app.metrics(), &name, config.router_mode),
+        host: RouterHost::start(&name, config, index, app.clock(), app.tasks()),
         name,
         block_size,
         context_length: CONTEXT_LENGTH,
         lora: None,
         created: app.clock().unix_secs(app.clock().now()),
-        host: RouterHost::start(config, index, app.clock(), app.tasks()),
         backend: Backend::Tokens {
             plane: Arc::new(plane.clone()),
             text: Arc::clone(&text),

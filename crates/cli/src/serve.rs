@@ -186,12 +186,13 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     ended
 }
 
-/// How a model of OpenAI workers is served: one router and one index for all that serve it.
+/// How a model of OpenAI workers is served: one router and one index for all that serve it, and for the other models
+/// that the same engines serve, unless the policy file tells them apart.
 fn model_maker(app: &Arc<App>, settings: &Settings) -> Result<Arc<MakeModel>, Failure> {
     let folders = ModelFolders::load(settings.get(keys::MODEL_PATH).as_deref())?;
     let setup = RouterSetup::read(settings)?;
     let (app, settings) = (Arc::clone(app), settings.clone());
-    Ok(Arc::new(move |new: &NewModel| {
+    Ok(Arc::new(move |new: &NewModel, beside| {
         let mut index_options = wiring::index_options(&settings);
         let block_size = settings
             .get(keys::KV_CACHE_BLOCK_SIZE)
@@ -204,18 +205,33 @@ fn model_maker(app: &Arc<App>, settings: &Settings) -> Result<Arc<MakeModel>, Fa
             index_options.predicted_ttl = Some(ttl);
             config.router_predicted_ttl_secs = Some(ttl.as_secs_f64());
         }
-        let index = Arc::new(Index::with_options(&index_options));
-        let threads = settings.get(keys::ROUTER_EVENT_THREADS) as usize;
-        let events = EventPool::start(Arc::clone(&new.name), &index, app.metrics(), threads)
-            .map_err(|error| format!("event threads: {error}"))?;
+        let shared = beside.filter(|other| other.host.ask(|router| *router.config() == config));
+        let (host, events, meters) = match shared {
+            Some(other) => (
+                Arc::clone(&other.host),
+                other.events.clone(),
+                other.meters.beside(&new.name),
+            ),
+            None => {
+                let index = Arc::new(Index::with_options(&index_options));
+                let threads = settings.get(keys::ROUTER_EVENT_THREADS) as usize;
+                let name = Arc::clone(&new.name);
+                let events = EventPool::start(name, &index, app.metrics(), threads)
+                    .map_err(|error| format!("event threads: {error}"))?;
+                let meters = ModelMeters::new(app.metrics(), &new.name, config.router_mode);
+                let clock = app.clock();
+                let host = RouterHost::start(&new.name, config, index, clock, app.tasks());
+                (host, events, meters)
+            }
+        };
         Ok(Arc::new(ServedModel {
-            meters: ModelMeters::new(app.metrics(), &new.name, config.router_mode),
+            meters,
+            host,
             name: Arc::clone(&new.name),
             block_size,
             context_length: new.context_length,
             lora: new.parent.is_some().then(|| Arc::clone(&new.name)),
             created: app.clock().unix_secs(app.clock().now()),
-            host: RouterHost::start(config, index, app.clock(), app.tasks()),
             backend: Backend::OpenAi {
                 workers: Upstreams::default(),
                 tokens: folders.of(&new.name, new.parent.as_deref()).into(),

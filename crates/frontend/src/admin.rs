@@ -92,7 +92,7 @@ fn busy_error(error: &BusyError) -> Reply {
 /// `GET /decisions`: the latest, newest first.
 pub(crate) fn decisions(app: &App) -> Reply {
     let mut rows: Vec<(kvasir_types::Time, Value)> = Vec::new();
-    for model in app.models().all() {
+    for model in app.models().of_routers() {
         model.host.ask(|router| {
             let newest = router.decisions().take(DECISIONS_MAX);
             rows.extend(newest.map(|decision| (decision.at, decision_row(app, &model, decision))));
@@ -123,7 +123,7 @@ pub(crate) fn decision(app: &App, id: &str) -> Reply {
 }
 
 fn explained(app: &App, request: RequestId) -> Option<Value> {
-    let models = app.models().all();
+    let models = app.models().of_routers();
     models.iter().find_map(|model| {
         model.host.ask(|router| {
             let decision = router.explain(request)?;
@@ -132,10 +132,15 @@ fn explained(app: &App, request: RequestId) -> Option<Value> {
     })
 }
 
-fn decision_row(app: &App, model: &ServedModel, decision: &Decision) -> Value {
+/// `of_router` is a model of the router that decided.
+fn decision_row(app: &App, of_router: &ServedModel, decision: &Decision) -> Value {
     let mut row = serde_json::to_value(decision).unwrap_or_default();
+    let asked = decision.model.as_deref();
+    let asked = asked.and_then(|name| app.models().get(name));
+    let model = asked.as_deref().unwrap_or(of_router);
     if let Some(fields) = row.as_object_mut() {
-        fields.insert("model".into(), Value::from(&*model.name));
+        let name = decision.model.as_deref().unwrap_or(&model.name);
+        fields.insert("model".into(), Value::from(name));
         fields.insert(
             "at_unix_ms".into(),
             Value::from(app.clock().unix_millis(decision.at)),

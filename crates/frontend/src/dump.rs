@@ -17,9 +17,9 @@ use crate::reply::{self, Reply};
 /// The group that a fleet without groups is.
 const GROUP: &str = "default";
 
-/// Answers with the indexes of all models.
+/// Answers with the indexes of all routers, each under the name that it has.
 pub(crate) async fn answer(app: &App) -> Reply {
-    let models = app.models().all();
+    let models = app.models().of_routers();
     let text = tokio::task::spawn_blocking(move || {
         let page: Map<String, Value> = models.iter().map(dump).collect();
         Value::Object(page).to_string()
@@ -46,5 +46,5 @@ fn dump(model: &Arc<ServedModel>) -> (String, Value) {
         .collect();
     let block_size = model.block_size;
     let body = json!({ "block_size": block_size, "events": events });
-    (format!("{}:{GROUP}", model.name), body)
+    (format!("{}:{GROUP}", model.host.name()), body)
 }

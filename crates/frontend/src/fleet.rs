@@ -8,29 +8,28 @@ mod describe;
 mod file;
 mod health;
 mod listen;
+mod roster;
+mod serving;
 
 pub use file::{WorkersFile, WorkersFileError};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvasir_router::{Input, LoadReport, WorkerSpec};
-use kvasir_trust::Doubt;
-use kvasir_types::{DpRank, WorkerId, WorkerRank};
-use kvasir_upstream::{
-    Bounds, EngineKind, EngineModel, Facts, Pool, UpstreamError, WorkerAddress, WorkerTls,
-    event_sources, page_text, read_load,
-};
+use kvasir_router::Input;
+use kvasir_types::WorkerId;
+use kvasir_upstream::{Bounds, Facts, Pool, UpstreamError, WorkerAddress, WorkerTls, page_text};
 use tokio::sync::{Notify, watch};
 
 use self::listen::Ears;
+use self::roster::Claims;
+use self::serving::Membership;
 use crate::App;
 use crate::cores::Cores;
 use crate::members::{Change, Members, Origin, State};
 use crate::models::{Backend, ServedModel};
-use crate::tokens;
 use crate::warm::{Keeper, Warm};
 
 /// Between two questions about load, unless a fleet is told otherwise.
@@ -64,8 +63,10 @@ pub struct NewModel {
     pub parent: Option<Arc<str>>,
 }
 
-/// Makes what is needed to serve a model; an error says why it cannot be served.
-pub type MakeModel = dyn Fn(&NewModel) -> Result<Arc<ServedModel>, String> + Send + Sync;
+/// Makes what is needed to serve a model; an error says why it cannot be served. The other is one that the same engine
+/// serves, whose router it shares where nothing speaks against that.
+pub type MakeModel =
+    dyn Fn(&NewModel, Option<&Arc<ServedModel>>) -> Result<Arc<ServedModel>, String> + Send + Sync;
 
 /// Workers that are watched. Clones are one fleet.
 #[derive(Clone)]
@@ -84,8 +85,8 @@ pub struct Fleet {
     watchers: Arc<Mutex<BTreeMap<WorkerId, watch::Sender<Wish>>>>,
     /// What an earlier process kept.
     warm: Arc<Warm>,
-    /// Held while a model is made: two workers that come at once share one.
-    making: Arc<Mutex<()>>,
+    /// Who claims which model; held while one is made: two workers that come at once share it.
+    claims: Arc<Mutex<Claims>>,
 }
 
 /// What is to become of a worker.
@@ -112,7 +113,7 @@ impl Fleet {
             tls: WorkerTls::default(),
             watchers: Arc::default(),
             warm: Arc::default(),
-            making: Arc::default(),
+            claims: Arc::default(),
         }
     }
 
@@ -258,25 +259,6 @@ impl Fleet {
     fn watchers(&self) -> MutexGuard<'_, BTreeMap<WorkerId, watch::Sender<Wish>>> {
         self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// The model of that name, made if it is new.
-    fn model(&self, new: &NewModel) -> Option<Arc<ServedModel>> {
-        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(model) = self.app.models().get(&new.name) {
-            return Some(model);
-        }
-        match (self.make_model)(new) {
-            Ok(model) => {
-                self.warm.restore(&self.app, &model);
-                self.app.models().insert(Arc::clone(&model));
-                Some(model)
-            }
-            Err(error) => {
-                tracing::error!(model = %new.name, error, "model cannot be served");
-                None
-            }
-        }
-    }
 }
 
 /// Watches one worker.
@@ -288,8 +270,14 @@ struct Watcher {
     /// What it said of itself last.
     known: Facts,
     fleet: Fleet,
-    /// What the worker is a member of, and as what.
-    serves: BTreeMap<Arc<str>, (Arc<ServedModel>, WorkerSpec)>,
+    /// The routers that it is a member of.
+    routers: Vec<Membership>,
+    /// The models that it serves there, by name.
+    serves: BTreeMap<Arc<str>, Arc<ServedModel>>,
+    /// The models that it said last it serves.
+    claimed: BTreeSet<Arc<str>>,
+    /// How many that it listed are not served.
+    refused: usize,
     /// Who listens to its cache events.
     ears: Ears,
     /// Questions in a row that it did not answer.
@@ -310,7 +298,10 @@ impl Watcher {
             retired: Vec::new(),
             known: Facts::default(),
             fleet: fleet.clone(),
+            routers: Vec::new(),
             serves: BTreeMap::new(),
+            claimed: BTreeSet::new(),
+            refused: 0,
             ears: Ears::default(),
             failures: 0,
             unwell: 0,
@@ -342,7 +333,8 @@ impl Watcher {
                 }
             };
             if leaves {
-                self.leave(|_| true);
+                self.leave();
+                self.disclaim(|_| true);
                 self.ears.settle().await;
                 if self.fleet.is_done(self.id, &wishes) {
                     return;
@@ -362,20 +354,22 @@ impl Watcher {
             self.retired.retain(|pool| pool.open() > 0);
             self.retired.push(old);
             self.known = Facts::default();
-            for (model, _) in self.serves.values() {
+            for model in self.serves.values() {
                 if let Backend::OpenAi { workers, .. } = &model.backend {
                     workers.insert(self.id, self.pool.clone());
                 }
             }
         }
-        for (model, spec) in self.serves.values() {
+        for membership in &self.routers {
             let draining = |router: &kvasir_router::Router| {
                 let member = router.fleet().member(self.id);
                 member.is_some_and(|member| member.is_draining())
             };
-            if model.host.ask(draining) {
-                tracing::info!(worker = %self.pool.address(), model = %model.name, "worker is wanted again");
-                model.host.tell(Input::Joined(spec.clone()));
+            if membership.host().ask(draining) {
+                tracing::info!(worker = %self.pool.address(), "worker is wanted again");
+                membership
+                    .host()
+                    .tell(Input::Joined(membership.spec().clone()));
             }
         }
     }
@@ -432,24 +426,11 @@ impl Watcher {
     async fn drain(&self) {
         tracing::info!(worker = %self.pool.address(), "worker is draining");
         self.pool.set_closing(true);
-        for (model, _) in self.serves.values() {
-            model.host.tell(Input::Draining(self.id));
-        }
+        self.tell(|_| Input::Draining(self.id));
         let running = || self.pool.open() + self.retired.iter().map(Pool::open).sum::<usize>();
         while self.booked() > 0 || running() > 0 {
             tokio::time::sleep(DRAIN_LOOK).await;
         }
-    }
-
-    /// Requests that are booked on the worker.
-    fn booked(&self) -> u64 {
-        let of = |(model, spec): &(Arc<ServedModel>, WorkerSpec)| {
-            model.host.ask(|router| {
-                let loads = spec.rank_iter().filter_map(|rank| router.load(rank));
-                loads.map(|load| u64::from(load.requests)).sum::<u64>()
-            })
-        };
-        self.serves.values().map(of).sum()
     }
 
     fn failed(&mut self, error: &UpstreamError) {
@@ -461,117 +442,7 @@ impl Watcher {
         }
         if self.failures >= FAILURES_MAX {
             self.known = Facts::default();
-            self.leave(|_| true);
-        }
-    }
-
-    fn join(&mut self) {
-        let facts = std::mem::take(&mut self.known);
-        self.leave(|name| !facts.models.iter().any(|m| *m.name == **name));
-        for model in &facts.models {
-            self.join_model(model, &facts);
-        }
-        self.known = facts;
-    }
-
-    fn join_model(&mut self, model: &EngineModel, facts: &Facts) {
-        let address = self.pool.address();
-        let block_size = address
-            .block_size
-            .or(facts.block_size)
-            .unwrap_or(BLOCK_SIZE);
-        let new = NewModel {
-            name: model.name.as_str().into(),
-            block_size,
-            context_length: facts.max_model_len_of(model).unwrap_or(CONTEXT_LENGTH),
-            parent: model.parent.as_deref().map(Into::into),
-        };
-        let Some(served) = self.fleet.model(&new) else {
-            return;
-        };
-        let Backend::OpenAi { workers, .. } = &served.backend else {
-            return;
-        };
-        self.pool.set_larger_first(facts.larger_first());
-        let tells = facts.kind == EngineKind::Vllm;
-        self.pool.set_tells_token_ids(tells);
-        if let Some(root) = facts.root_of(model) {
-            tokens::announce(&self.fleet.app, &served, root);
-        }
-        let spec = WorkerSpec {
-            ranks: address.data_parallel_size.or(facts.ranks).unwrap_or(1),
-            kv_total_blocks: address.kv_blocks.or(facts.kv_blocks_of(block_size)),
-            max_num_batched_tokens: address.max_num_batched_tokens.or(facts.max_batched_tokens),
-            max_num_seqs: address.max_num_seqs,
-            taints: address
-                .taints
-                .iter()
-                .map(|taint| Arc::from(&**taint))
-                .collect(),
-            ..WorkerSpec::new(self.id)
-        };
-        let sources = match self.fleet.events {
-            true => event_sources(address, facts, spec.rank_count()),
-            false => BTreeMap::new(),
-        };
-        for rank in spec.rank_iter() {
-            let bar = match sources.contains_key(&rank.rank.0) {
-                _ if !self.fleet.events => Some(Doubt::Forced),
-                _ if served.block_size != block_size => Some(Doubt::BlockSize),
-                true => None,
-                false => Some(Doubt::NoEvents),
-            };
-            let (app, warm) = (&self.fleet.app, &self.fleet.warm);
-            if bar.is_some() {
-                warm.forget(app, |model, kept| *model == *served.name && kept == rank);
-            }
-            let known = warm.standing(&served.name, rank);
-            served.host.pictures().join(app, &served, rank, bar, known);
-        }
-        self.ears.attend(&self.fleet, &served, self.id, &sources);
-        self.describe(facts, block_size, &spec, sources.len());
-        if self
-            .serves
-            .get(&new.name)
-            .is_some_and(|(_, known)| *known == spec)
-        {
-            return;
-        }
-        workers.insert(self.id, self.pool.clone());
-        served.join(spec.clone(), self.fleet.app.metrics());
-        served.host.watch(self.id, &self.faulted);
-        self.serves.insert(new.name, (served, spec));
-    }
-
-    fn leave(&mut self, gone: impl Fn(&Arc<str>) -> bool) {
-        let (id, metrics) = (self.id, self.fleet.app.metrics());
-        self.serves.retain(|name, (model, _)| {
-            if !gone(name) {
-                return true;
-            }
-            self.ears.turn_away(name);
-            model.host.unwatch(id);
-            model.leave(id, metrics);
-            if let Backend::OpenAi { workers, .. } = &model.backend {
-                workers.remove(id);
-            }
-            false
-        });
-    }
-
-    fn report_load(&self, page: &str) {
-        for (rank, load) in read_load(page) {
-            for (model, spec) in self.serves.values() {
-                let used = load.kv_usage.zip(spec.kv_total_blocks);
-                model.host.tell(Input::Load(LoadReport {
-                    rank: WorkerRank {
-                        worker: self.id,
-                        rank: DpRank(rank),
-                    },
-                    kv_used_blocks: used.map(|(share, total)| (share * total as f64) as u64),
-                    ..LoadReport::default()
-                }));
-            }
+            self.leave();
         }
     }
 }

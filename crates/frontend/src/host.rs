@@ -5,7 +5,7 @@
 //! caller that stops waiting is taken out of the queue.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use kvasir_index::{Index, Matches};
@@ -28,9 +28,10 @@ const FORMULAS: &str = "kvasir_router::formula";
 /// believed for so long.
 const TICK_EVERY: Duration = Duration::from_secs(1);
 
-/// One model's router, its index, and who waits for it.
+/// The router of some workers, its index, and who waits for it. Models that the same workers serve share it.
 #[derive(Debug)]
 pub struct RouterHost {
+    name: Arc<str>,
     inner: Mutex<Inner>,
     index: Arc<Index>,
     pictures: Pictures,
@@ -40,7 +41,7 @@ pub struct RouterHost {
     block_size: u32,
     clock: Clock,
     /// The brain wants to be ticked earlier than the timer thinks.
-    sooner: Notify,
+    sooner: Arc<Notify>,
 }
 
 /// Which names of a prompt's blocks the router asks for; follows from its settings and never changes.
@@ -107,8 +108,10 @@ pub(crate) struct LookedUp {
 }
 
 impl RouterHost {
-    /// A host for a router of `config`, with its timer running in `tasks`.
+    /// A host for a router of `config`, with its timer running in `tasks`. `name` is the model under whose name its
+    /// series are: the first that its workers serve.
     pub fn start(
+        name: &Arc<str>,
         config: RouterConfig,
         index: Arc<Index>,
         clock: Clock,
@@ -123,6 +126,7 @@ impl RouterHost {
             ticks_at: Time::ZERO,
         };
         let host = Arc::new(Self {
+            name: Arc::clone(name),
             inner: Mutex::new(inner),
             index,
             pictures: Pictures::default(),
@@ -130,10 +134,17 @@ impl RouterHost {
             needs,
             block_size,
             clock,
-            sooner: Notify::new(),
+            sooner: Arc::default(),
         });
-        tasks.background().spawn(Arc::clone(&host).keep_time());
+        let timer = keep_time(Arc::downgrade(&host), Arc::clone(&host.sooner));
+        tasks.background().spawn(timer);
         host
+    }
+
+    /// The model under whose name its series are.
+    #[must_use]
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
     }
 
     /// The index that this router asks.
@@ -255,20 +266,34 @@ impl RouterHost {
         later
     }
 
-    async fn keep_time(self: Arc<Self>) {
-        loop {
-            // Requests come first: what has expired goes in small parts.
-            while self.index.expire_some(self.clock.now()) {
-                tokio::task::yield_now().await;
+    /// What is due by now; how long the timer may sleep then.
+    async fn due(&self) -> Duration {
+        // Requests come first: what has expired goes in small parts.
+        while self.index.expire_some(self.clock.now()) {
+            tokio::task::yield_now().await;
+        }
+        let now = self.clock.now();
+        self.pictures.tick(now);
+        let expiry = self.index.next_expiry();
+        self.lock().wait(now, expiry)
+    }
+}
+
+/// The timer: goes on for as long as somebody holds the host.
+async fn keep_time(host: Weak<RouterHost>, sooner: Arc<Notify>) {
+    loop {
+        let Some(held) = host.upgrade() else {
+            return;
+        };
+        let wait = held.due().await;
+        drop(held);
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {
+                if let Some(host) = host.upgrade() {
+                    host.tell(Input::Tick);
+                }
             }
-            let now = self.clock.now();
-            self.pictures.tick(now);
-            let expiry = self.index.next_expiry();
-            let wait = self.lock().wait(now, expiry);
-            tokio::select! {
-                () = tokio::time::sleep(wait) => self.tell(Input::Tick),
-                () = self.sooner.notified() => {}
-            }
+            () = sooner.notified() => {}
         }
     }
 }

@@ -137,8 +137,9 @@ pub struct ModelMeters {
     not_the_best: IntCounter,
     reused_tokens: IntCounter,
     stages: Stages,
-    pub(crate) ranks: Ranks,
-    counted: Mutex<Counted>,
+    /// One for all models that the same workers serve.
+    pub(crate) ranks: Arc<Ranks>,
+    counted: Arc<Mutex<Counted>>,
 }
 
 /// What was counted of totals that others keep.
@@ -167,6 +168,18 @@ impl ModelMeters {
     #[must_use]
     pub fn new(metrics: &Metrics, model: &Arc<str>, mode: Mode) -> Arc<Self> {
         Arc::new(Self::made(metrics, model, mode))
+    }
+
+    /// Those of another model of the same workers: what is known of their ranks, and what was counted of their
+    /// router, is one.
+    #[must_use]
+    pub fn beside(&self, model: &Arc<str>) -> Arc<Self> {
+        Arc::new(Self {
+            by_cache: self.by_cache,
+            ranks: Arc::clone(&self.ranks),
+            counted: Arc::clone(&self.counted),
+            ..Self::made(&self.metrics, model, Mode::default())
+        })
     }
 
     fn made(metrics: &Metrics, model: &Arc<str>, mode: Mode) -> Self {
@@ -211,8 +224,8 @@ impl ModelMeters {
                 .router_kv_worker_reused_tokens_total
                 .with_label_values(&phase),
             stages: Stages::new(metrics),
-            ranks: Ranks::new(metrics),
-            counted: Mutex::default(),
+            ranks: Arc::new(Ranks::new(metrics)),
+            counted: Arc::default(),
         }
     }
 
@@ -406,8 +419,8 @@ impl ModelMeters {
         }
     }
 
-    /// The router refused; a full queue is counted by what it was full of.
-    pub(crate) fn turned_away(&self, error: &RouteError) {
+    /// The router of this name refused; a full queue is counted by what it was full of.
+    pub(crate) fn turned_away(&self, router: &str, error: &RouteError) {
         let RouteError::QueueLimit {
             policy_class,
             limit_kind,
@@ -422,25 +435,26 @@ impl ModelMeters {
             LimitKind::CachedTokens => "cached_token_limit",
             LimitKind::WaitMs => "wait_limit",
         };
-        let labels = [&*self.model, WORKER_TYPE, policy_class, reason];
+        let labels = [router, WORKER_TYPE, policy_class, reason];
         let refused = &self.metrics.router_queue_backpressure_total;
         refused.with_label_values(&labels).inc();
         if *limit_kind == LimitKind::WaitMs {
-            self.too_late(policy_class, DUE_TIME_PASSED).inc();
+            self.too_late(router, policy_class, DUE_TIME_PASSED).inc();
         }
     }
 
     /// Those of a policy class that are refused for the time.
-    fn too_late(&self, class: &str, reason: &str) -> IntCounter {
-        let labels = [&*self.model, class, WORKER_TYPE, reason];
+    fn too_late(&self, router: &str, class: &str, reason: &str) -> IntCounter {
+        let labels = [router, class, WORKER_TYPE, reason];
         let rejected = &self.metrics.router_admission_rejected_total;
         rejected.with_label_values(&labels)
     }
 
     /// Brings up to date what is counted elsewhere since the start: requests by policy class, and blocks that
-    /// ranks announced again.
+    /// ranks announced again. `router` is the name of the router.
     pub(crate) fn catch_up<'c>(
         &self,
+        router: &str,
         received: impl Iterator<Item = (&'c str, u64)>,
         repeated: u64,
     ) {
@@ -452,11 +466,11 @@ impl ModelMeters {
         for (class, now) in received {
             let before = counted.received.entry(class.to_owned()).or_default();
             let admissions = &self.metrics.router_admission_received_total;
-            let admissions = admissions.with_label_values(&[&*self.model, class, WORKER_TYPE]);
+            let admissions = admissions.with_label_values(&[router, class, WORKER_TYPE]);
             admissions.inc_by(now.saturating_sub(*before));
             *before = now;
             for reason in [DUE_TIME_PASSED, PREDICTED_MISS] {
-                self.too_late(class, reason);
+                self.too_late(router, class, reason);
             }
         }
     }
@@ -505,11 +519,11 @@ impl ModelMeters {
         }
     }
 
-    /// So many workers have ranks whose events nobody listens to.
-    pub(crate) fn unheard(&self, workers: usize) {
+    /// So many workers of this router have ranks whose events nobody listens to.
+    pub(crate) fn unheard(&self, router: &str, workers: usize) {
         if self.by_cache {
             let [namespace, component, endpoint] = ENDPOINT;
-            let labels = [&*self.model, namespace, component, endpoint, WORKER_TYPE];
+            let labels = [router, namespace, component, endpoint, WORKER_TYPE];
             let mismatch = &self.metrics.router_kv_event_source_mismatch_workers;
             mismatch.with_label_values(&labels).set(workers as f64);
         }

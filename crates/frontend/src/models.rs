@@ -1,7 +1,7 @@
 //! Which models are served, by whom, and how a prompt of each becomes tokens.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kvasir_openai::Health;
 use kvasir_router::{Input, WorkerSpec};
@@ -37,7 +37,7 @@ pub enum Backend {
     },
 }
 
-/// One served model: its router, its index, its workers.
+/// One served model: the name that clients use, who serves it, and the router of those.
 pub struct ServedModel {
     /// The name that clients use.
     pub name: Arc<str>,
@@ -49,7 +49,7 @@ pub struct ServedModel {
     pub lora: Option<Arc<str>>,
     /// When it was first served, in seconds since 1970.
     pub created: u64,
-    /// Its router.
+    /// The router of its workers; shared by all models that the same engines serve.
     pub host: Arc<RouterHost>,
     /// How its workers are reached.
     pub backend: Backend,
@@ -65,20 +65,36 @@ pub struct ServedModel {
 }
 
 impl ServedModel {
-    /// A worker is there, or its facts changed.
+    /// A worker is there that serves this model alone, or its facts changed.
     pub fn join(&self, spec: WorkerSpec, metrics: &Metrics) {
+        let known = self.admit(&spec, metrics);
+        self.enter_router(spec, known.as_ref());
+    }
+
+    /// A worker serves it, or its facts changed; what was known of it before. The router is told apart.
+    pub(crate) fn admit(&self, spec: &WorkerSpec, metrics: &Metrics) -> Option<WorkerSpec> {
+        self.describe_to(metrics, spec);
+        let mut workers = self.workers.write().unwrap_or_else(PoisonError::into_inner);
+        let known = workers.insert(spec.id, spec.clone());
+        drop(workers);
+        if known.is_none() {
+            tracing::info!(worker = %spec.id, model = %self.name, "worker joined");
+        }
+        known
+    }
+
+    /// The router may send to a worker; `known` is what it was told of it before.
+    pub(crate) fn enter_router(&self, spec: WorkerSpec, known: Option<&WorkerSpec>) {
+        let kept = |rank| spec.rank_iter().any(|ours| ours == rank);
+        let gone = known.into_iter().flat_map(WorkerSpec::rank_iter);
+        gone.filter(|rank| !kept(*rank))
+            .for_each(|rank| self.meters.rank_left(rank));
         for rank in spec.rank_iter() {
             self.meters.rank_joined(rank);
         }
-        self.describe_to(metrics, &spec);
-        let mut workers = self.workers.write().unwrap_or_else(PoisonError::into_inner);
-        let known = workers.insert(spec.id, spec.clone()).is_some();
-        drop(workers);
-        tracing::info!(worker = %spec.id, model = %self.name, "worker joined");
-        self.host.tell(if known {
-            Input::Updated(spec)
-        } else {
-            Input::Joined(spec)
+        self.host.tell(match known {
+            Some(_) => Input::Updated(spec),
+            None => Input::Joined(spec),
         });
     }
 
@@ -116,27 +132,44 @@ impl ServedModel {
         first(&metrics.model_max_num_seqs, spec.max_num_seqs);
     }
 
-    /// A worker is gone: its bookings and its cache picture go with it.
+    /// A worker that serves this model alone is gone.
     pub fn leave(&self, worker: WorkerId, metrics: &Metrics) {
-        let mut workers = self.workers.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(spec) = workers.remove(&worker) else {
-            return;
-        };
-        let none_left = workers.is_empty();
-        drop(workers);
-        for rank in spec.rank_iter() {
-            self.meters.rank_left(rank);
+        if let Some(spec) = self.dismiss(worker, metrics) {
+            self.leave_router(&spec);
         }
-        if none_left {
+    }
+
+    /// A worker serves it no more; what was known of it. The router is told apart.
+    pub(crate) fn dismiss(&self, worker: WorkerId, metrics: &Metrics) -> Option<WorkerSpec> {
+        let mut workers = self.workers.write().unwrap_or_else(PoisonError::into_inner);
+        let spec = workers.remove(&worker)?;
+        if workers.is_empty() {
             metrics
                 .model_ready
                 .with_label_values(&[&*self.name])
                 .set(0.0);
         }
+        drop(workers);
         tracing::info!(%worker, model = %self.name, "worker left");
-        self.host.tell(Input::Left(worker));
-        self.host.pictures().leave(worker);
-        self.events.worker_gone(worker);
+        Some(spec)
+    }
+
+    /// A worker is gone: its bookings and its cache picture go with it.
+    pub(crate) fn leave_router(&self, spec: &WorkerSpec) {
+        for rank in spec.rank_iter() {
+            self.meters.rank_left(rank);
+        }
+        self.host.tell(Input::Left(spec.id));
+        self.host.pictures().leave(spec.id);
+        self.events.worker_gone(spec.id);
+    }
+
+    /// What the router has to know of a request's model: engines behind HTTP may serve others beside it.
+    pub(crate) fn asked_for(&self) -> Option<Arc<str>> {
+        match &self.backend {
+            Backend::Tokens { .. } => None,
+            Backend::OpenAi { .. } => Some(Arc::clone(&self.name)),
+        }
     }
 
     /// Its workers, by id.
@@ -200,10 +233,11 @@ impl ServedModel {
         }
     }
 
-    /// Brings the gauges of its workers, its queue and its index up to date; what its event sockets are like.
+    /// Brings the gauges of its router up to date: workers, queue, index; what the event sockets are like.
     fn measure(&self, metrics: &Metrics, now: Time) -> Sockets {
-        let sockets = self.host.pictures().measure(&self.meters);
-        let (index, model) = (self.host.index().stats(), [&*self.name]);
+        let router = &**self.host.name();
+        let sockets = self.host.pictures().measure(router, &self.meters);
+        let (index, model) = (self.host.index().stats(), [router]);
         metrics
             .index_bytes
             .with_label_values(&model)
@@ -217,10 +251,11 @@ impl ServedModel {
             .index_forgotten
             .with_label_values(&model)
             .set(forgotten);
-        self.host.ask(|router| {
-            self.meters.catch_up(router.received(), index.repeated);
-            for (class, waiting) in router.queue_stats() {
-                let labels = [&*self.name, "decode", class];
+        self.host.ask(|brain| {
+            self.meters
+                .catch_up(router, brain.received(), index.repeated);
+            for (class, waiting) in brain.queue_stats() {
+                let labels = [router, "decode", class];
                 let set = |gauge: &GaugeVec, value: u64| {
                     gauge.with_label_values(&labels).set(value as f64);
                 };
@@ -261,18 +296,23 @@ impl ServedModel {
 pub struct Models {
     by_name: RwLock<BTreeMap<Arc<str>, Arc<ServedModel>>>,
     text: TextCounts,
+    /// Models that are served no more, until the last of their requests has ended; held while one is made, whose
+    /// series would be taken for theirs.
+    retired: Mutex<Vec<Arc<ServedModel>>>,
 }
 
 impl Models {
+    /// Models that are served at once; each has series and a tokenizer's state.
+    pub const MAX: usize = 4096;
+
     /// Brings gauges and counters up to date.
     pub(crate) fn measure(&self, metrics: &Metrics, now: Time) {
-        let models = self.all();
         let mut sockets = Sockets::default();
-        for model in &models {
-            let of_model = model.measure(metrics, now);
+        for model in self.of_routers() {
+            let of_router = model.measure(metrics, now);
             if model.meters.by_cache() {
-                sockets.connected += of_model.connected;
-                sockets.away += of_model.away;
+                sockets.connected += of_router.connected;
+                sockets.away += of_router.away;
             }
         }
         let sources = &metrics.router_kv_zmq_ingress_sources;
@@ -282,34 +322,69 @@ impl Models {
         ] {
             sources.with_label_values(&[state]).set(count as f64);
         }
-        self.text.add(&models, metrics);
+        self.text.add(&self.all(), metrics);
+        self.sweep(&mut self.retired(), metrics);
     }
 
     /// Serves one more; a model of the same name is replaced.
     pub fn insert(&self, model: Arc<ServedModel>) {
-        let mut by_name = self.by_name.write().unwrap_or_else(PoisonError::into_inner);
-        by_name.insert(Arc::clone(&model.name), model);
+        self.write().insert(Arc::clone(&model.name), model);
+    }
+
+    /// Makes one and serves it.
+    pub(crate) fn make<E>(
+        &self,
+        make: impl FnOnce() -> Result<Arc<ServedModel>, E>,
+    ) -> Result<Arc<ServedModel>, E> {
+        let _sweeping = self.retired();
+        let model = make()?;
+        self.insert(Arc::clone(&model));
+        Ok(model)
+    }
+
+    /// Serves a model no more. Its series go with the last of its requests.
+    pub(crate) fn remove(&self, name: &str, metrics: &Metrics) {
+        let Some(model) = self.write().remove(name) else {
+            return;
+        };
+        let mut retired = self.retired();
+        retired.push(model);
+        self.sweep(&mut retired, metrics);
+    }
+
+    /// Lets go of models that nobody uses any more, and of the series under names that are no longer in use.
+    fn sweep(&self, retired: &mut Vec<Arc<ServedModel>>, metrics: &Metrics) {
+        let unused = |model: &mut Arc<ServedModel>| {
+            Arc::strong_count(model) == 1 && Arc::strong_count(&model.meters) == 1
+        };
+        for model in retired.extract_if(.., unused) {
+            for name in [&model.name, model.host.name()] {
+                if self.get(name).is_none() && self.of_router(name).is_none() {
+                    metrics.forget_model(name);
+                }
+            }
+        }
     }
 
     /// The model of this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Arc<ServedModel>> {
-        self.by_name
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(name)
-            .cloned()
+        self.read().get(name).cloned()
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.read().len()
     }
 
     /// Whether there is more than one.
     pub(crate) fn has_several(&self) -> bool {
-        let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
-        by_name.len() > 1
+        self.len() > 1
     }
 
     /// The only one, if there is one and no other.
     pub(crate) fn only(&self) -> Option<Arc<ServedModel>> {
-        let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
+        let by_name = self.read();
         let mut models = by_name.values();
         let first = models.next();
         first.filter(|_| models.next().is_none()).cloned()
@@ -318,11 +393,33 @@ impl Models {
     /// All of them, by name.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<ServedModel>> {
-        self.by_name
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .values()
-            .cloned()
-            .collect()
+        self.read().values().cloned().collect()
+    }
+
+    /// One of each router: the one whose name the router has, if that is served.
+    pub(crate) fn of_routers(&self) -> Vec<Arc<ServedModel>> {
+        let mut all = self.all();
+        all.sort_by_key(|model| (Arc::as_ptr(&model.host), model.name != *model.host.name()));
+        all.dedup_by(|later, first| Arc::ptr_eq(&later.host, &first.host));
+        all.sort_by(|one, other| one.host.name().cmp(other.host.name()));
+        all
+    }
+
+    /// One of those whose router has this name.
+    pub(crate) fn of_router(&self, name: &str) -> Option<Arc<ServedModel>> {
+        let named = |model: &&Arc<ServedModel>| **model.host.name() == *name;
+        self.read().values().find(named).cloned()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<Arc<str>, Arc<ServedModel>>> {
+        self.by_name.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<Arc<str>, Arc<ServedModel>>> {
+        self.by_name.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn retired(&self) -> MutexGuard<'_, Vec<Arc<ServedModel>>> {
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -92,13 +92,15 @@ pub(crate) async fn book(
         arrival.overlap = pictures.overlap(&matches, looked_up.routed);
     }
     arrival.sequence = Arc::clone(&blocks.sequence);
+    arrival.model = model.asked_for();
     let found = match meters.by_cache() {
         true => clock.now(),
         false => start,
     };
     let record = looked_up.routed;
     let routed = model.host.route(arrival, looked_up).await;
-    let mut booking = routed.inspect_err(|error| meters.turned_away(error))?;
+    let refused = |error: &RouteError| meters.turned_away(model.host.name(), error);
+    let mut booking = routed.inspect_err(refused)?;
     meters.chosen(booking.sent());
     let end = clock.now();
     let target = booking.target();

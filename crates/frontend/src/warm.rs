@@ -96,10 +96,10 @@ impl Warm {
         }))
     }
 
-    /// Fills the index of a model that was just made. Who has not come back after a while is forgotten.
+    /// Fills the index of a model that was just made, with a router of its own. Who has not come back after a while is forgotten.
     pub(crate) fn restore(self: &Arc<Self>, app: &Arc<App>, model: &ServedModel) {
         let mut models = self.lock();
-        let Some(waiting) = models.get_mut(&*model.name) else {
+        let Some(waiting) = models.get_mut(&**model.host.name()) else {
             return;
         };
         let Some(bytes) = waiting.index.take() else {
@@ -112,7 +112,7 @@ impl Warm {
         if let Err(error) = restored {
             tracing::warn!(model = %model.name, %error, block_size = waiting.block_size,
                 "kept index not taken over: starting cold");
-            models.remove(&*model.name);
+            models.remove(&**model.host.name());
             return;
         }
         // What came while the file was written, of a worker that is not in it.
@@ -125,7 +125,7 @@ impl Warm {
         tracing::info!(model = %model.name, streams = waiting.streams.len(), "kept index taken over");
         let (this, name, tasks) = (
             Arc::clone(self),
-            Arc::clone(&model.name),
+            Arc::clone(model.host.name()),
             app.tasks().clone(),
         );
         let app = Arc::downgrade(app);
@@ -166,7 +166,8 @@ impl Warm {
         let mut models = self.lock();
         for (name, waiting) in models.iter_mut() {
             let streams = waiting.streams.extract_if(.., |rank, _| gone(name, *rank));
-            let model = app.models().get(name).filter(|_| waiting.index.is_none());
+            let model = app.models().of_router(name);
+            let model = model.filter(|_| waiting.index.is_none());
             for (_, stream) in streams {
                 if let Some(model) = &model {
                     drop_stream(model, &stream);

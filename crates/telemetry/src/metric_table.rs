@@ -106,6 +106,14 @@ macro_rules! metrics {
                     registry,
                 })))
             }
+
+            /// Takes out every series of a model that is served no more.
+            pub fn forget_model(&self, model: &str) {
+                let mut specs = SPECS.iter();
+                $($( if let Some(spec) = specs.next() {
+                    self.$field.forget(spec, "model", model);
+                } )*)*
+            }
         }
     };
 }
@@ -409,6 +417,33 @@ mod tests {
         assert!(
             page.contains("dynamo_component_router_requests_total{dynamo_component=\"backend\"")
         );
+    }
+
+    #[test]
+    fn a_model_that_is_forgotten_has_no_series_and_others_keep_theirs() {
+        let metrics = Metrics::new(&MetricOptions::default()).unwrap();
+        for model in ["m", "model", "m2"] {
+            metrics.active_requests.with_label_values(&[model]).set(1.0);
+            let ended = [model, "completions", "unary", "error", "internal"];
+            metrics.requests_total.with_label_values(&ended).inc();
+            let latency = &metrics.request_duration_seconds;
+            latency.with_label_values(&[model]).observe(1.0);
+            let state = ["m", model, "0", "exact", ""];
+            metrics
+                .worker_cache_state
+                .with_label_values(&state)
+                .set(1.0);
+        }
+        let of = |model: &str| {
+            let mut page = String::new();
+            metrics.render(&mut page).unwrap();
+            let label = format!("model=\"{model}\"");
+            page.lines().filter(|line| line.contains(&label)).count()
+        };
+        let before = (of("model"), of("m2"));
+        assert!(of("m") > before.0 && before.0 > 10 && before.0 == before.1);
+        metrics.forget_model("m");
+        assert_eq!((of("m"), of("model"), of("m2")), (0, before.0, before.1));
     }
 
     /// Reference: what a router by cache measures is not on the page of one that does not go by cache, but for

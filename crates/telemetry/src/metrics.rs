@@ -7,7 +7,7 @@ use std::time::Duration;
 use prometheus::core::Collector;
 use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts,
-    Registry,
+    Registry, proto::Metric,
 };
 
 use crate::{ABSENT, Absent, Identity, MetricOptions, Tuned, TunedBounds};
@@ -205,29 +205,65 @@ pub(crate) trait Series: Collector + Clone + Sized + 'static {
         }
         Ok(series)
     }
+
+    /// Takes out what has this value of this label.
+    fn forget(&self, spec: &Spec, label: &str, value: &str);
+}
+
+/// What a family would lose: the values of its own labels, for each series that has `value` of `label`.
+fn labelled(family: &impl Collector, spec: &Spec, label: &str, value: &str) -> Vec<Vec<String>> {
+    if !spec.labels.contains(&label) {
+        return Vec::new();
+    }
+    let families = family.collect();
+    let series = families.iter().flat_map(|family| family.get_metric());
+    let of = |metric: &Metric, label: &str| {
+        let found = metric.get_label().iter().find(|pair| pair.name() == label);
+        found.map(|pair| pair.value().to_owned())
+    };
+    let ours = series.filter(|metric| of(metric, label).is_some_and(|found| found == value));
+    let values = |metric| {
+        spec.labels
+            .iter()
+            .filter_map(|name| of(metric, name))
+            .collect()
+    };
+    ours.map(values).collect()
 }
 
 impl Series for IntCounter {
     fn make(spec: &Spec, options: &MetricOptions) -> prometheus::Result<Self> {
         Self::with_opts(spec.opts(&options.identity))
     }
+
+    fn forget(&self, _: &Spec, _: &str, _: &str) {}
 }
 
 impl Series for Gauge {
     fn make(spec: &Spec, options: &MetricOptions) -> prometheus::Result<Self> {
         Self::with_opts(spec.opts(&options.identity))
     }
+
+    fn forget(&self, _: &Spec, _: &str, _: &str) {}
 }
 
 impl Series for Histogram {
     fn make(spec: &Spec, options: &MetricOptions) -> prometheus::Result<Self> {
         Self::with_opts(spec.histogram_opts(options))
     }
+
+    fn forget(&self, _: &Spec, _: &str, _: &str) {}
 }
 
 impl Series for IntCounterVec {
     fn make(spec: &Spec, options: &MetricOptions) -> prometheus::Result<Self> {
         Self::new(spec.opts(&options.identity), spec.labels)
+    }
+
+    fn forget(&self, spec: &Spec, label: &str, value: &str) {
+        for labels in labelled(self, spec, label, value) {
+            let _ = self.remove_label_values(&labels);
+        }
     }
 }
 
@@ -235,11 +271,23 @@ impl Series for GaugeVec {
     fn make(spec: &Spec, options: &MetricOptions) -> prometheus::Result<Self> {
         Self::new(spec.opts(&options.identity), spec.labels)
     }
+
+    fn forget(&self, spec: &Spec, label: &str, value: &str) {
+        for labels in labelled(self, spec, label, value) {
+            let _ = self.remove_label_values(&labels);
+        }
+    }
 }
 
 impl Series for HistogramVec {
     fn make(spec: &Spec, options: &MetricOptions) -> prometheus::Result<Self> {
         Self::new(spec.histogram_opts(options), spec.labels)
+    }
+
+    fn forget(&self, spec: &Spec, label: &str, value: &str) {
+        for labels in labelled(self, spec, label, value) {
+            let _ = self.remove_label_values(&labels);
+        }
     }
 }
 

@@ -75,9 +75,7 @@ impl Watcher {
             asked: check.asked,
             healthy: check.well,
         };
-        for (model, _) in self.serves.values() {
-            model.host.tell(Input::Probed(probe));
-        }
+        self.tell(|_| Input::Probed(probe));
     }
 
     /// Waits so long. If a router sets the worker aside meanwhile, it is asked at once. Says whether it is well.

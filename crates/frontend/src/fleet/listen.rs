@@ -1,7 +1,7 @@
 //! Listening to engines' cache events.
 //!
-//! Answers one question: which event sockets of this worker are listened to, for which model? One stream per
-//! model and rank, from when the worker joins until it leaves or its sockets move.
+//! Answers one question: which event sockets of this worker are listened to, for which router? One stream per
+//! router and rank, however many models the worker serves there, from when it joins until it leaves or its sockets move.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,13 +29,14 @@ struct Ear {
 /// Who listens to one worker.
 #[derive(Default)]
 pub(super) struct Ears {
+    /// By the router's name and the rank.
     open: BTreeMap<(Arc<str>, u32), Ear>,
     /// Streams that are ending.
     closing: Vec<JoinHandle<Option<()>>>,
 }
 
 impl Ears {
-    /// Listens to `sources` for `model`, and no longer to what they were before. Call
+    /// Listens to `sources` for the router of `model`, and no longer to what they were before. Call
     /// [`Self::settle`] first.
     pub(super) fn attend(
         &mut self,
@@ -45,14 +46,14 @@ impl Ears {
         sources: &BTreeMap<u32, EventSource>,
     ) {
         self.close(|name, rank, ear| {
-            **name == *model.name && sources.get(&rank) != Some(&ear.source)
+            name == model.host.name() && sources.get(&rank) != Some(&ear.source)
         });
         if !self.closing.is_empty() {
             // The next probe opens them again, when the old ones are gone.
             return;
         }
         for (&rank, source) in sources {
-            let key = (Arc::clone(&model.name), rank);
+            let key = (Arc::clone(model.host.name()), rank);
             if self.open.contains_key(&key) {
                 continue;
             }
@@ -83,9 +84,9 @@ impl Ears {
         }
     }
 
-    /// Stops listening for one model.
-    pub(super) fn turn_away(&mut self, model: &str) {
-        self.close(|name, _, _| **name == *model);
+    /// Stops listening for one router.
+    pub(super) fn turn_away(&mut self, router: &str) {
+        self.close(|name, _, _| **name == *router);
     }
 
     fn close(&mut self, gone: impl Fn(&Arc<str>, u32, &Ear) -> bool) {
@@ -120,10 +121,10 @@ fn listen(
     let Some(picture) = model.host.pictures().get(rank) else {
         return Ok(None);
     };
-    tracing::info!(%rank, model = %model.name, events = %source.events, replay = source.replay,
+    tracing::info!(%rank, model = %model.host.name(), events = %source.events, replay = source.replay,
         "listening to cache events");
     let cache = CountedIndex::new(model.host.index(), app.metrics());
-    let ingest = match fleet.warm().resume(&model.name, rank) {
+    let ingest = match fleet.warm().resume(model.host.name(), rank) {
         Some(kept) => Ingest::resume_kept(rank.worker, rank.rank, options, &kept),
         None => Ingest::new(rank.worker, rank.rank, options),
     };

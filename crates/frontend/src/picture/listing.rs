@@ -34,8 +34,8 @@ pub(crate) struct Sockets {
 }
 
 impl Pictures {
-    /// Brings the metrics of `model` up to date; what its event sockets are like.
-    pub(crate) fn measure(&self, meters: &ModelMeters) -> Sockets {
+    /// Brings the metrics of a router's ranks up to date; what their event sockets are like.
+    pub(crate) fn measure(&self, router: &str, meters: &ModelMeters) -> Sockets {
         let mut sockets = Sockets::default();
         let mut unheard = BTreeSet::new();
         for picture in self.all() {
@@ -48,7 +48,7 @@ impl Pictures {
                 None => {}
             }
         }
-        meters.unheard(unheard.len());
+        meters.unheard(router, unheard.len());
         sockets
     }
 }

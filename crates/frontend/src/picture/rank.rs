@@ -26,6 +26,7 @@ const LOOK_AFTER: Duration = Duration::from_secs(1);
 /// One rank's picture.
 pub(crate) struct Picture {
     pub(super) rank: WorkerRank,
+    /// The name of its router, which its series have.
     pub(super) model: Arc<str>,
     block_size: u32,
     index: Arc<Index>,
@@ -104,7 +105,7 @@ impl Picture {
         opinions.set(rank, Some(trust.opinion()));
         Self {
             rank,
-            model: Arc::clone(&model.name),
+            model: Arc::clone(model.host.name()),
             block_size: model.block_size,
             index: Arc::clone(model.host.index()),
             metrics: app.metrics().clone(),
@@ -428,12 +429,12 @@ mod tests {
         ServedModel {
             meters: ModelMeters::new(app.metrics(), &name, Mode::Kv),
             events: EventPool::start(Arc::clone(&name), &index, app.metrics(), 1).unwrap(),
+            host: RouterHost::start(&name, router, index, app.clock(), app.tasks()),
             name,
             block_size: 16,
             context_length: 4096,
             lora: None,
             created: 1,
-            host: RouterHost::start(router, index, app.clock(), app.tasks()),
             backend: Backend::OpenAi {
                 workers: Default::default(),
                 tokens: Default::default(),

@@ -125,7 +125,7 @@ impl Keeper {
             return Ok(None);
         }
         let (mut models, mut saved) = (self.warm.waiting_models(), Saved::default());
-        for model in self.app.models().all() {
+        for model in self.app.models().of_routers() {
             models.extend(self.kept(&model, then, &mut saved).await?);
         }
         let path = self.path.clone();
@@ -137,11 +137,11 @@ impl Keeper {
 
     /// How far all streams are.
     fn marks(&self) -> Vec<Mark> {
-        let models = self.app.models().all();
+        let models = self.app.models().of_routers();
         let of = |model: Arc<ServedModel>| {
             let pictures = model.host.pictures().all().into_iter();
             let mark = move |picture: Arc<Picture>| Mark {
-                model: Arc::clone(&model.name),
+                model: Arc::clone(model.host.name()),
                 rank: picture.rank(),
                 cursor: picture.cursor(),
                 standing: picture.standing(),
@@ -151,14 +151,14 @@ impl Keeper {
         models.into_iter().flat_map(of).collect()
     }
 
-    /// One model's part: its index, and its streams at that very moment.
+    /// One router's part: its index, and its streams at that very moment.
     async fn kept(
         &self,
         model: &Arc<ServedModel>,
         then: Then,
         saved: &mut Saved,
     ) -> io::Result<Option<KeptModel>> {
-        let mut streams = self.warm.waiting(&model.name);
+        let mut streams = self.warm.waiting(model.host.name());
         let mut pauses = Vec::new();
         for (picture, still) in all_still(model.host.pictures().all(), then).await {
             let (rank, standing) = (picture.rank(), picture.standing());
@@ -186,7 +186,7 @@ impl Keeper {
             bytes
         });
         Ok(Some(KeptModel {
-            name: model.name.to_string(),
+            name: model.host.name().to_string(),
             block_size: model.block_size,
             streams: streams.into_values().collect(),
             index: copied.await.map_err(io::Error::other)?,

@@ -136,7 +136,7 @@ impl Rig {
             Arc::clone(&app),
             Arc::new({
                 let app = Arc::clone(&app);
-                move |new: &NewModel| Ok(model(&app, new, setup.router.clone()))
+                move |new: &NewModel, beside| Ok(model(&app, new, setup.router.clone(), beside))
             }),
         );
         let fleet = change(fleet);
@@ -167,7 +167,8 @@ impl Rig {
     pub(crate) async fn joined(&self, workers: usize) {
         until("workers join", || {
             let model = self.app.models().get("m");
-            model.is_some_and(|m| m.workers.read().unwrap().len() == workers)
+            // One that nobody serves is forgotten.
+            model.map_or(0, |m| m.workers.read().unwrap().len()) == workers
         })
         .await;
     }
@@ -224,7 +225,9 @@ impl Rig {
     }
 
     fn loads(&self, of: impl Fn(Load) -> u64) -> u64 {
-        let model = self.model();
+        let Some(model) = self.app.models().get("m") else {
+            return 0;
+        };
         let specs: Vec<_> = model.workers.read().unwrap().keys().copied().collect();
         model.host.ask(|router| {
             let ranks = specs.iter().map(|worker| WorkerRank {
@@ -279,17 +282,35 @@ impl Rig {
     }
 }
 
-fn model(app: &App, new: &NewModel, router: RouterConfig) -> Arc<ServedModel> {
-    let index = Arc::new(Index::with_options(&IndexOptions::default()));
-    let events = EventPool::start(Arc::clone(&new.name), &index, app.metrics(), 1).unwrap();
+fn model(
+    app: &App,
+    new: &NewModel,
+    router: RouterConfig,
+    beside: Option<&Arc<ServedModel>>,
+) -> Arc<ServedModel> {
+    let (host, events, meters) = match beside {
+        Some(other) => (
+            Arc::clone(&other.host),
+            other.events.clone(),
+            other.meters.beside(&new.name),
+        ),
+        None => {
+            let index = Arc::new(Index::with_options(&IndexOptions::default()));
+            let name = Arc::clone(&new.name);
+            let events = EventPool::start(name, &index, app.metrics(), 1).unwrap();
+            let meters = ModelMeters::new(app.metrics(), &new.name, router.router_mode);
+            let host = RouterHost::start(&new.name, router, index, app.clock(), app.tasks());
+            (host, events, meters)
+        }
+    };
     Arc::new(ServedModel {
-        meters: ModelMeters::new(app.metrics(), &new.name, router.router_mode),
+        meters,
         name: Arc::clone(&new.name),
         block_size: new.block_size,
         context_length: new.context_length,
-        lora: None,
+        lora: new.parent.is_some().then(|| Arc::clone(&new.name)),
         created: 1,
-        host: RouterHost::start(router, index, app.clock(), app.tasks()),
+        host,
         backend: Backend::OpenAi {
             workers: Upstreams::default(),
             tokens: Default::default(),

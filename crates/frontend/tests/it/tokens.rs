@@ -85,12 +85,12 @@ impl Fixture {
         let model = Arc::new(ServedModel {
             meters: ModelMeters::new(app.metrics(), &name, mode),
             events: EventPool::start(Arc::clone(&name), &index, app.metrics(), 1).unwrap(),
+            host: RouterHost::start(&name, config, index, clock, app.tasks()),
             name,
             block_size: 16,
             context_length: 4096,
             lora: None,
             created: 0,
-            host: RouterHost::start(config, index, clock, app.tasks()),
             backend: Backend::Tokens {
                 plane: Arc::new(plane.clone()),
                 text,

@@ -1,0 +1,94 @@
+//! Which models there are, and by whose word.
+//!
+//! A worker that lists a model claims it, and the claim stays while the worker is merely out of reach: its model is then
+//! not ready, but known. A model that nobody claims any more, because its workers say that they serve others or are no
+//! longer wanted, is forgotten.
+//!
+//! What always holds: models that one engine calls the same share a router from the first on, so that each sees the
+//! others' load; there are at most [`Models::MAX`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use kvasir_types::WorkerId;
+
+use super::{Fleet, NewModel};
+use crate::models::{Backend, Models, ServedModel};
+
+/// Who claims which model.
+pub(super) type Claims = BTreeMap<Arc<str>, BTreeSet<WorkerId>>;
+
+impl Fleet {
+    /// The models of these names, made if they are new, and claimed by `worker`. `family` is what one engine serves from
+    /// the same weights: the new ones share the router of those that are there. `None` for those that cannot be served.
+    pub(super) fn claim(
+        &self,
+        worker: WorkerId,
+        family: &[NewModel],
+    ) -> Vec<Option<Arc<ServedModel>>> {
+        let mut claims = self.claims();
+        let mut beside = self.there_already(family);
+        let mut claimed = Vec::with_capacity(family.len());
+        for new in family {
+            let served = match self.app.models().get(&new.name) {
+                Some(known) => Some(known).filter(|m| matches!(m.backend, Backend::OpenAi { .. })),
+                None => self.make(new, beside.as_ref()),
+            };
+            if let Some(model) = &served {
+                beside.get_or_insert_with(|| Arc::clone(model));
+                let claims = claims.entry(Arc::clone(&new.name)).or_default();
+                claims.insert(worker);
+            }
+            claimed.push(served);
+        }
+        claimed
+    }
+
+    /// `worker` does not serve this model, or is not wanted any more.
+    pub(super) fn disclaim(&self, worker: WorkerId, name: &str) {
+        let mut claims = self.claims();
+        let Some(of_model) = claims.get_mut(name) else {
+            return;
+        };
+        of_model.remove(&worker);
+        if of_model.is_empty() {
+            claims.remove(name);
+            tracing::info!(model = name, "nobody serves it any more: model forgotten");
+            self.app.models().remove(name, self.app.metrics());
+        }
+    }
+
+    /// A model of the family, or one whose router has the name of one.
+    fn there_already(&self, family: &[NewModel]) -> Option<Arc<ServedModel>> {
+        let models = self.app.models();
+        let by_name = family.iter().find_map(|new| models.get(&new.name));
+        by_name.or_else(|| {
+            let names: BTreeSet<&str> = family.iter().map(|new| &*new.name).collect();
+            let mut all = models.all().into_iter();
+            all.find(|model| names.contains(&**model.host.name()))
+        })
+    }
+
+    fn make(&self, new: &NewModel, beside: Option<&Arc<ServedModel>>) -> Option<Arc<ServedModel>> {
+        let models = self.app.models();
+        if models.len() >= Models::MAX {
+            tracing::debug!(model = %new.name, max = Models::MAX, "too many models");
+            return None;
+        }
+        let made = models.make(|| {
+            let model = (self.make_model)(new, beside)?;
+            if beside.is_none_or(|other| !Arc::ptr_eq(&other.host, &model.host)) {
+                self.warm.restore(&self.app, &model);
+            }
+            Ok::<_, String>(model)
+        });
+        made.inspect_err(|error| {
+            tracing::error!(model = %new.name, error, "model cannot be served");
+        })
+        .ok()
+    }
+
+    fn claims(&self) -> MutexGuard<'_, Claims> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,321 @@
+//! What a worker serves: from what it says of itself to routers, models and event streams, and back.
+//!
+//! Answers one question: whose member is this worker, and as what? It is a member of each router once, however many
+//! models it serves there, and names them to it; each of those models knows it as one of its workers.
+//!
+//! What always holds: a request finds the way to a worker before a router may choose it, and a router stops choosing it
+//! before the way is gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use kvasir_router::{Input, LoadReport, WorkerSpec};
+use kvasir_trust::Doubt;
+use kvasir_types::{DpRank, WorkerRank};
+use kvasir_upstream::{EngineKind, EngineModel, EventSource, Facts, event_sources, read_load};
+
+use super::{BLOCK_SIZE, CONTEXT_LENGTH, NewModel, Watcher};
+use crate::host::RouterHost;
+use crate::models::{Backend, Models, ServedModel};
+use crate::tokens;
+
+/// A router that a worker is a member of.
+pub(super) struct Membership {
+    /// One of the models that it serves there.
+    model: Arc<ServedModel>,
+    /// As what; with the names of all of them.
+    spec: WorkerSpec,
+}
+
+impl Membership {
+    pub(super) fn host(&self) -> &Arc<RouterHost> {
+        &self.model.host
+    }
+
+    pub(super) fn spec(&self) -> &WorkerSpec {
+        &self.spec
+    }
+}
+
+impl Watcher {
+    /// Takes over what the worker said of itself last.
+    pub(super) fn join(&mut self) {
+        let facts = std::mem::take(&mut self.known);
+        self.pool.set_larger_first(facts.larger_first());
+        self.pool
+            .set_tells_token_ids(facts.kind == EngineKind::Vllm);
+        let served = self.claim(&facts);
+        let mut by_router: Vec<Vec<Arc<ServedModel>>> = Vec::new();
+        for model in served.values() {
+            let same = |group: &&mut Vec<Arc<ServedModel>>| {
+                let first = group.first();
+                first.is_some_and(|first| Arc::ptr_eq(&first.host, &model.host))
+            };
+            match by_router.iter_mut().find(same) {
+                Some(group) => group.push(Arc::clone(model)),
+                None => by_router.push(vec![Arc::clone(model)]),
+            }
+        }
+        for models in &by_router {
+            self.join_router(models, &facts);
+        }
+        let keeps = |host: &Arc<RouterHost>| {
+            let mut groups = by_router.iter().flatten();
+            groups.any(|model| Arc::ptr_eq(&model.host, host))
+        };
+        self.leave_routers(|host| !keeps(host));
+        self.leave_models(|name| !served.contains_key(name));
+        self.disclaim(|name| !served.contains_key(name));
+        self.known = facts;
+    }
+
+    /// The worker is gone, or out of reach: it serves nothing. What it claims stays claimed.
+    pub(super) fn leave(&mut self) {
+        self.leave_routers(|_| true);
+        self.leave_models(|_| true);
+    }
+
+    /// The worker serves these models no more.
+    pub(super) fn disclaim(&mut self, gone: impl Fn(&Arc<str>) -> bool) {
+        for name in self.claimed.extract_if(.., |name| gone(name)) {
+            self.fleet.disclaim(self.id, &name);
+        }
+    }
+
+    /// The models that the worker lists, by name.
+    fn claim(&mut self, facts: &Facts) -> BTreeMap<Arc<str>, Arc<ServedModel>> {
+        let mut served = BTreeMap::new();
+        let mut refused = 0;
+        for family in families(facts) {
+            let new: Vec<NewModel> = family.iter().map(|m| self.new_model(m, facts)).collect();
+            let claimed = self.fleet.claim(self.id, &new);
+            for ((model, new), claimed) in family.iter().zip(new).zip(claimed) {
+                let Some(ours) = claimed else {
+                    refused += 1;
+                    continue;
+                };
+                self.claimed.insert(Arc::clone(&new.name));
+                if let Some(root) = facts.root_of(model) {
+                    tokens::announce(&self.fleet.app, &ours, root);
+                }
+                served.insert(new.name, ours);
+            }
+        }
+        if refused > self.refused {
+            tracing::error!(worker = %self.pool.address(), refused, max = Models::MAX,
+                "models of this worker are not served: there are too many, or they cannot be");
+        }
+        self.refused = refused;
+        served
+    }
+
+    fn new_model(&self, model: &EngineModel, facts: &Facts) -> NewModel {
+        NewModel {
+            name: model.name.as_str().into(),
+            block_size: self.block_size(facts),
+            context_length: facts.max_model_len_of(model).unwrap_or(CONTEXT_LENGTH),
+            parent: model.parent.as_deref().map(Into::into),
+        }
+    }
+
+    fn block_size(&self, facts: &Facts) -> u32 {
+        let told = self.pool.address().block_size;
+        told.or(facts.block_size).unwrap_or(BLOCK_SIZE)
+    }
+
+    /// What a router is to know of the worker.
+    fn spec(&self, models: &[Arc<ServedModel>], facts: &Facts) -> WorkerSpec {
+        let (address, block_size) = (self.pool.address(), self.block_size(facts));
+        let taints = address.taints.iter();
+        WorkerSpec {
+            ranks: address.data_parallel_size.or(facts.ranks).unwrap_or(1),
+            kv_total_blocks: address.kv_blocks.or(facts.kv_blocks_of(block_size)),
+            max_num_batched_tokens: address.max_num_batched_tokens.or(facts.max_batched_tokens),
+            max_num_seqs: address.max_num_seqs,
+            taints: taints.map(|taint| Arc::from(&**taint)).collect(),
+            serves: models.iter().map(|m| Arc::clone(&m.name)).collect(),
+            ..WorkerSpec::new(self.id)
+        }
+    }
+
+    /// Serves these models, which share a router.
+    fn join_router(&mut self, models: &[Arc<ServedModel>], facts: &Facts) {
+        let Some(first) = models.first() else {
+            return;
+        };
+        let spec = self.spec(models, facts);
+        let sources = match self.fleet.events {
+            true => event_sources(self.pool.address(), facts, spec.rank_count()),
+            false => BTreeMap::new(),
+        };
+        let block_size = self.block_size(facts);
+        self.judge(first, &spec, block_size, &sources);
+        self.ears.attend(&self.fleet, first, self.id, &sources);
+        self.describe(facts, block_size, &spec, sources.len());
+        let here = |m: &&mut Membership| Arc::ptr_eq(m.host(), &first.host);
+        let known = self.routers.iter_mut().find(here);
+        let before = known.map(|membership| {
+            membership.model = Arc::clone(first);
+            std::mem::replace(&mut membership.spec, spec.clone())
+        });
+        if before.as_ref() == Some(&spec) {
+            return;
+        }
+        for model in models {
+            if let Backend::OpenAi { workers, .. } = &model.backend {
+                workers.insert(self.id, self.pool.clone());
+            }
+            model.admit(&spec, self.fleet.app.metrics());
+            self.serves
+                .insert(Arc::clone(&model.name), Arc::clone(model));
+        }
+        first.enter_router(spec.clone(), before.as_ref());
+        if before.is_none() {
+            first.host.watch(self.id, &self.faulted);
+            let model = Arc::clone(first);
+            self.routers.push(Membership { model, spec });
+        }
+    }
+
+    /// Says of each rank whether its events can be used.
+    fn judge(
+        &self,
+        model: &ServedModel,
+        spec: &WorkerSpec,
+        block_size: u32,
+        sources: &BTreeMap<u32, EventSource>,
+    ) {
+        let (app, warm) = (&self.fleet.app, &self.fleet.warm);
+        for rank in spec.rank_iter() {
+            let bar = match sources.contains_key(&rank.rank.0) {
+                _ if !self.fleet.events => Some(Doubt::Forced),
+                _ if model.block_size != block_size => Some(Doubt::BlockSize),
+                true => None,
+                false => Some(Doubt::NoEvents),
+            };
+            let router = model.host.name();
+            if bar.is_some() {
+                warm.forget(app, |name, kept| *name == **router && kept == rank);
+            }
+            let known = warm.standing(router, rank);
+            model.host.pictures().join(app, model, rank, bar, known);
+        }
+    }
+
+    fn leave_routers(&mut self, gone: impl Fn(&Arc<RouterHost>) -> bool) {
+        for left in self.routers.extract_if(.., |m| gone(m.host())) {
+            self.ears.turn_away(left.host().name());
+            left.host().unwatch(self.id);
+            left.model.leave_router(&left.spec);
+        }
+    }
+
+    fn leave_models(&mut self, gone: impl Fn(&Arc<str>) -> bool) {
+        let metrics = self.fleet.app.metrics();
+        for (_, model) in self.serves.extract_if(.., |name, _| gone(name)) {
+            model.dismiss(self.id, metrics);
+            if let Backend::OpenAi { workers, .. } = &model.backend {
+                workers.remove(self.id);
+            }
+        }
+    }
+
+    /// Tells each router of the worker something.
+    pub(super) fn tell(&self, input: impl Fn(&WorkerSpec) -> Input) {
+        for membership in &self.routers {
+            membership.host().tell(input(&membership.spec));
+        }
+    }
+
+    /// Requests that are booked on the worker.
+    pub(super) fn booked(&self) -> u64 {
+        let of = |membership: &Membership| {
+            membership.host().ask(|router| {
+                let ranks = membership.spec.rank_iter();
+                let loads = ranks.filter_map(|rank| router.load(rank));
+                loads.map(|load| u64::from(load.requests)).sum::<u64>()
+            })
+        };
+        self.routers.iter().map(of).sum()
+    }
+
+    pub(super) fn report_load(&self, page: &str) {
+        for (rank, load) in read_load(page) {
+            let rank = WorkerRank {
+                worker: self.id,
+                rank: DpRank(rank),
+            };
+            self.tell(|spec| {
+                let used = load.kv_usage.zip(spec.kv_total_blocks);
+                Input::Load(LoadReport {
+                    rank,
+                    kv_used_blocks: used.map(|(share, total)| (share * total as f64) as u64),
+                    ..LoadReport::default()
+                })
+            });
+        }
+    }
+}
+
+/// What an engine lists, put together by the weights that it serves them from; a model before its adapters.
+fn families(facts: &Facts) -> Vec<Vec<&EngineModel>> {
+    let mut families: Vec<(Option<&str>, Vec<&EngineModel>)> = Vec::new();
+    let mut seen = BTreeSet::new();
+    let bases = facts.models.iter().filter(|model| model.parent.is_none());
+    let adapters = facts.models.iter().filter(|model| model.parent.is_some());
+    for model in bases.chain(adapters) {
+        if !seen.insert(&model.name) {
+            continue;
+        }
+        let root = facts.root_of(model);
+        match families.iter_mut().find(|(of, _)| *of == root) {
+            Some((_, family)) => family.push(model),
+            None => families.push((root, vec![model])),
+        }
+    }
+    families.into_iter().map(|(_, family)| family).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(models: &[(&str, Option<&str>, Option<&str>)]) -> Vec<Vec<String>> {
+        let model = |(name, root, parent): &(&str, Option<&str>, Option<&str>)| EngineModel {
+            name: (*name).into(),
+            root: root.map(Into::into),
+            max_model_len: None,
+            parent: parent.map(Into::into),
+        };
+        let facts = Facts {
+            models: models.iter().map(model).collect(),
+            ..Facts::default()
+        };
+        let names = |family: Vec<&EngineModel>| family.iter().map(|m| m.name.clone()).collect();
+        families(&facts).into_iter().map(names).collect()
+    }
+
+    #[test]
+    fn names_of_the_same_weights_are_one_family() {
+        let (root, lora) = (Some("/models/base"), Some("/loras/sql"));
+        let vllm = listed(&[
+            ("sql", lora, Some("a")),
+            ("a", root, None),
+            ("b", root, None),
+            ("a", root, None),
+        ]);
+        assert_eq!(vllm, [["a", "b", "sql"]]);
+        let apart = listed(&[
+            ("x", Some("/x"), None),
+            ("y", Some("/y"), None),
+            ("sql", lora, Some("y")),
+        ]);
+        assert_eq!(apart, [vec!["x"], vec!["y", "sql"]]);
+        let unsaid = listed(&[("x", None, None), ("y", None, None)]);
+        assert_eq!(
+            unsaid,
+            [["x", "y"]],
+            "one engine, and nothing speaks against it"
+        );
+    }
+}
