@@ -20,7 +20,10 @@ use std::time::Duration;
 
 use kvasir_router::Input;
 use kvasir_types::WorkerId;
-use kvasir_upstream::{Bounds, Facts, Pool, UpstreamError, WorkerAddress, WorkerTls, page_text};
+use kvasir_upstream::{
+    Bounds, EngineKind, Facts, Pool, RankLoad, UpstreamError, WorkerAddress, WorkerTls, page_text,
+    read_load, read_loads,
+};
 use tokio::sync::{Notify, watch};
 
 use self::listen::Ears;
@@ -407,10 +410,20 @@ impl Watcher {
             if self.serves.is_empty() {
                 return;
             }
-            if let Ok(page) = self.pool.get("/metrics", QUESTION).await {
-                self.report_load(&page_text(&page));
-            }
+            self.report_load(&self.load().await);
         }
+    }
+
+    /// How busy each rank says it is; SGLang says it without metrics, too, which it has only if told.
+    async fn load(&self) -> BTreeMap<u32, RankLoad> {
+        if let Ok(page) = self.pool.get("/metrics", QUESTION).await {
+            return read_load(&page_text(&page));
+        }
+        if self.known.kind != EngineKind::Sglang {
+            return BTreeMap::new();
+        }
+        let page = self.pool.get("/v1/loads?include=core", QUESTION).await;
+        page.map(|page| read_loads(&page)).unwrap_or_default()
     }
 
     fn state(&self) -> State {

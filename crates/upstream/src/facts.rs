@@ -4,6 +4,7 @@
 
 mod info;
 mod iterations;
+mod loads;
 mod metrics;
 
 use std::collections::BTreeMap;
@@ -11,6 +12,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 pub use info::ServerInfo;
+pub use loads::read_loads;
 use metrics::samples;
 
 /// Rows of an engine's own lists that are read; the rest is ignored.

@@ -23,7 +23,9 @@ pub use address::{AddressError, WorkerAddress, WorkerKey};
 pub use body::UpstreamBody;
 pub use client::{Bounds, Client, refusal};
 pub use error::UpstreamError;
-pub use facts::{EngineKind, EngineModel, EventSource, Facts, RankLoad, ServerInfo, read_load};
+pub use facts::{
+    EngineKind, EngineModel, EventSource, Facts, RankLoad, ServerInfo, read_load, read_loads,
+};
 pub use head::Ask;
 pub use home::settle;
 pub use pool::{Pool, Upstreams};

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use kvasir_router::{Input, LoadReport, WorkerSpec};
 use kvasir_trust::Doubt;
 use kvasir_types::{DpRank, WorkerRank};
-use kvasir_upstream::{EngineKind, EngineModel, EventSource, Facts, event_sources, read_load};
+use kvasir_upstream::{EngineKind, EngineModel, EventSource, Facts, RankLoad, event_sources};
 
 use super::{BLOCK_SIZE, CONTEXT_LENGTH, NewModel, Watcher};
 use crate::host::RouterHost;
@@ -239,8 +239,8 @@ impl Watcher {
         self.routers.iter().map(of).sum()
     }
 
-    pub(super) fn report_load(&self, page: &str) {
-        for (rank, load) in read_load(page) {
+    pub(super) fn report_load(&self, loads: &BTreeMap<u32, RankLoad>) {
+        for (&rank, load) in loads {
             let rank = WorkerRank {
                 worker: self.id,
                 rank: DpRank(rank),

@@ -7,7 +7,7 @@ use kvasir_router::{Mode, RouterConfig};
 use kvasir_transport::Tasks;
 
 use crate::client::Client;
-use crate::engine::{ANSWER, Step, ok};
+use crate::engine::{ANSWER, Stage, Step, ok};
 use crate::rig::{ASK, ASK_STREAM, CHAT, Rig, Setup, in_time, until};
 
 /// One request's prompt without a tokenizer: four bytes of its messages count as a token.
@@ -249,7 +249,35 @@ fn page(used: f64) -> String {
 }
 
 #[tokio::test]
-async fn an_engine_is_busy_by_its_metrics_page_alone() {
+async fn a_vllm_is_busy_by_its_metrics_page_alone() {
+    busy_by(|stage, used| *stage.metrics.lock().unwrap() = Some(page(used))).await;
+}
+
+#[tokio::test]
+async fn a_tensorrt_llm_is_busy_by_the_steps_that_it_ran() {
+    busy_by(|stage, used| {
+        let blocks = (used * 1000.0) as u64;
+        let kv = format!(r#"{{"maxNumBlocks":1000,"usedNumBlocks":{blocks},"tokensPerBlock":32}}"#);
+        let steps = format!(r#"[{{"iter":1,"kvCacheStats":{kv},"numActiveRequests":1}}]"#);
+        *stage.metrics.lock().unwrap() = Some(steps);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_sglang_without_metrics_is_busy_by_its_loads() {
+    busy_by(|stage, used| {
+        let info = r#"{"max_total_num_tokens":6400,"page_size":64,"version":"0.5.9"}"#;
+        let loads = format!(r#"{{"loads":[{{"dp_rank":0,"token_usage":{used}}}]}}"#);
+        let mut pages = stage.pages.lock().unwrap();
+        pages.insert("/server_info", info.into());
+        pages.insert("/v1/loads", loads);
+    })
+    .await;
+}
+
+/// An engine that says by `tell` how much of its cache is in use is busy and free again by that alone.
+async fn busy_by(tell: impl Fn(&Stage, f64)) {
     let router = RouterConfig {
         active_decode_blocks_threshold: Some(0.8),
         ..Setup::usual().router
@@ -258,17 +286,13 @@ async fn an_engine_is_busy_by_its_metrics_page_alone() {
         router,
         ..Setup::usual()
     };
-    let rig = Rig::of_stage(1, setup, |stage| {
-        *stage.metrics.lock().unwrap() = Some(page(0.5));
-    })
-    .await;
+    let rig = Rig::of_stage(1, setup, |stage| tell(stage, 0.5)).await;
     assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
-    let say = |used| *rig.stage.metrics.lock().unwrap() = Some(page(used));
     let asks = async |status: u16| while rig.post(CHAT, ASK).await.status != status {};
-    say(0.95);
+    tell(&rig.stage, 0.95);
     in_time("it is busy", asks(503)).await;
     assert_eq!(rig.booked(), 0, "and not by our own count");
-    say(0.1);
+    tell(&rig.stage, 0.1);
     in_time("it is free again", asks(200)).await;
     rig.at_rest().await;
 }
