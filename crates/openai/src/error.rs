@@ -283,8 +283,12 @@ impl From<JsonError> for ApiError {
     }
 }
 
-/// A text as one bounded line: control characters escaped, the middle cut out of a long one.
+/// A text as one bounded line: control characters escaped, the middle cut out of a long one. Texts that are in our code
+/// are such lines.
 pub(crate) fn one_line(text: Cow<'static, str>) -> Cow<'static, str> {
+    if matches!(text, Cow::Borrowed(_)) {
+        return text;
+    }
     let short = if text.len() > MESSAGE_BYTES_MAX {
         let head = text.floor_char_boundary(MESSAGE_BYTES_MAX - MESSAGE_TAIL_BYTES - CUT.len());
         let tail = text.ceil_char_boundary(text.len() - MESSAGE_TAIL_BYTES);
