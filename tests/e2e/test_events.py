@@ -299,6 +299,18 @@ def test_events_can_be_refused():
     rig.close()
 
 
+@pytest.mark.parametrize("how", [("--router-mode", "round-robin"), ("--router-kv-overlap-score-credit", "0")])
+def test_nobody_listens_where_the_router_goes_by_load_alone(how):
+    rig = Rig(1, *how)
+    engine = rig.engines[0]
+    prompt = rig.fresh()
+    for _ in range(3):
+        rig.ask(prompt, engine)
+    cache = rig.cache(engine)
+    assert (cache["state"], cache["cause"], cache["events"]) == ("approximate", "forced", None)
+    rig.close()
+
+
 def test_an_event_socket_that_is_not_there_is_named():
     engine = Engine(events=False)
     engine.url += ",events=tcp://127.0.0.1:1"

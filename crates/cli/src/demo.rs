@@ -83,9 +83,17 @@ fn start_model(app: &Arc<App>, settings: &Settings) -> Result<Arc<ServedModel>, 
         .into();
     let text = Arc::new(TextModel::builtin()?);
     let index = Arc::new(Index::with_options(&wiring::index_options(settings)));
-    let threads = settings.get(keys::ROUTER_EVENT_THREADS) as usize;
-    let events = EventPool::start(Arc::clone(&name), &index, app.metrics(), threads)?;
     let config = RouterSetup::read(settings)?.config(&name, block_size);
+    let threads = settings.get(keys::ROUTER_EVENT_THREADS) as usize;
+    let events = match config.needs_index() {
+        true => Some(EventPool::start(
+            Arc::clone(&name),
+            &index,
+            app.metrics(),
+            threads,
+        )?),
+        false => None,
+    };
     let plane = MemoryPlane::new();
     let model = Arc::new(ServedModel {
         meters: ModelMeters::new(app.metrics(), &name, config.router_mode),
@@ -149,7 +157,9 @@ struct Reporter {
 
 impl Observer for Reporter {
     fn cache_event(&self, rank: WorkerRank, _: u64, event: &CacheEvent) {
-        self.model.events.push(rank, event.event.clone());
+        if let Some(events) = &self.model.events {
+            events.push(rank, event.event.clone());
+        }
     }
 
     fn load(&self, rank: WorkerRank, load: &Load) {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
 use kvasir_frontend::{
-    App, Backend, Cores, EventPool, Fleet, Keeper, MakeModel, ModelMeters, NewModel, RouterHost,
-    ServedModel, Server, Warm,
+    App, Backend, Cores, Fleet, Keeper, MakeModel, ModelMeters, NewModel, RouterHost, ServedModel,
+    Server, Warm,
 };
 use kvasir_index::Index;
 use kvasir_telemetry::{Clock, Metrics, log};
@@ -206,22 +206,14 @@ fn model_maker(app: &Arc<App>, settings: &Settings) -> Result<Arc<MakeModel>, Fa
             config.router_predicted_ttl_secs = Some(ttl.as_secs_f64());
         }
         let shared = beside.filter(|other| other.host.ask(|router| *router.config() == config));
-        let (host, events, meters) = match shared {
-            Some(other) => (
-                Arc::clone(&other.host),
-                other.events.clone(),
-                other.meters.beside(&new.name),
-            ),
+        let (host, meters) = match shared {
+            Some(other) => (Arc::clone(&other.host), other.meters.beside(&new.name)),
             None => {
                 let index = Arc::new(Index::with_options(&index_options));
-                let threads = settings.get(keys::ROUTER_EVENT_THREADS) as usize;
-                let name = Arc::clone(&new.name);
-                let events = EventPool::start(name, &index, app.metrics(), threads)
-                    .map_err(|error| format!("event threads: {error}"))?;
                 let meters = ModelMeters::new(app.metrics(), &new.name, config.router_mode);
                 let clock = app.clock();
                 let host = RouterHost::start(&new.name, config, index, clock, app.tasks());
-                (host, events, meters)
+                (host, meters)
             }
         };
         Ok(Arc::new(ServedModel {
@@ -236,7 +228,7 @@ fn model_maker(app: &Arc<App>, settings: &Settings) -> Result<Arc<MakeModel>, Fa
                 workers: Upstreams::default(),
                 tokens: folders.of(&new.name, new.parent.as_deref()).into(),
             },
-            events,
+            events: None,
             predict_heard,
             workers: Default::default(),
         }))

@@ -53,8 +53,8 @@ pub struct ServedModel {
     pub host: Arc<RouterHost>,
     /// How its workers are reached.
     pub backend: Backend,
-    /// Where its workers' cache events go.
-    pub events: EventPool,
+    /// Where the cache events of workers in this process go.
+    pub events: Option<EventPool>,
     /// Whether decisions are recorded for workers whose cache events are believed, too
     /// (`--router-predicted-ttl-secs`); for the others they always are.
     pub predict_heard: bool,
@@ -161,7 +161,10 @@ impl ServedModel {
         }
         self.host.tell(Input::Left(spec.id));
         self.host.pictures().leave(spec.id);
-        self.events.worker_gone(spec.id);
+        match &self.events {
+            Some(events) => events.worker_gone(spec.id),
+            None => self.host.index().remove_worker(spec.id),
+        }
     }
 
     /// What the router has to know of a request's model: engines behind HTTP may serve others beside it.

@@ -31,6 +31,9 @@ const CLEAR_SLICE: usize = 256;
 /// Names of removed ranks that are forgotten when somebody asks for figures: some hundred microseconds.
 const TIDY_WITH_STATS: usize = 128 * NAMES_AT_ONCE;
 
+/// All tiers, the nearest first.
+pub(crate) const TIERS: [Tier; 4] = [Tier::Device, Tier::HostPinned, Tier::Disk, Tier::External];
+
 /// Blocks that an event drops at most beside twice as many as it stored, once the index is larger than it may be.
 const EVICTED_AT_ONCE: usize = 1024;
 
@@ -209,7 +212,9 @@ impl Index {
                 }
                 let slot = writer.ranks.slot(rank, &self.ranks);
                 let stored = events.store(holder(slot, *tier), *parent, blocks, Again::Counts);
-                self.keep_budget(writer, blocks.len());
+                if self.max_bytes > 0 {
+                    self.keep_budget(writer, blocks.len());
+                }
                 stored
             }
             KvEvent::Removed { tier, blocks } => match (writer.ranks.get(rank), blocks.first()) {
@@ -313,6 +318,13 @@ impl Index {
     pub fn remove_rank(&self, rank: WorkerRank) {
         self.clear(rank, None);
         let writer = &mut *self.write();
+        let Some(slot) = writer.ranks.get(rank) else {
+            return;
+        };
+        // What came meanwhile, against the contract: nobody who gets the slot next is to have it.
+        for tier in TIERS {
+            writer.events.alone().clear(holder(slot, tier), usize::MAX);
+        }
         if let Some(side) = &self.routing {
             side.remove(rank);
         }
@@ -328,7 +340,7 @@ impl Index {
     }
 
     fn clear(&self, rank: WorkerRank, tier: Option<Tier>) {
-        for t in [Tier::Device, Tier::HostPinned, Tier::Disk, Tier::External] {
+        for t in TIERS {
             if tier.is_some_and(|only| only != t) {
                 continue;
             }
@@ -412,9 +424,9 @@ impl Index {
 
     /// Drops some of the least useful entries if the index is larger than it may be: what routing decisions taught,
     /// the next to expire first, then leaves that were stored long ago.
-    #[inline]
+    #[inline(never)]
     fn keep_budget(&self, writer: &mut Writer, stored: usize) {
-        if self.max_bytes > 0 && self.is_over_budget(writer.events.alone().bytes()) {
+        if self.is_over_budget(writer.events.alone().bytes()) {
             self.evict(writer, EVICTED_AT_ONCE + 2 * stored);
         }
     }

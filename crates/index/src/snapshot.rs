@@ -7,7 +7,7 @@
 use kvasir_types::{KvEvent, Tier, WorkerRank};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::index::Writer;
+use crate::index::{TIERS, Writer};
 use crate::tree::{Dumped, Holder, Packed};
 use crate::{Index, RestoreError};
 
@@ -28,8 +28,6 @@ const COPIES_BEGUN_MAX: usize = 4;
 
 /// How often a copy gives way to others that wait, after each part.
 const GIVE_WAY_MAX: usize = 1000;
-
-const TIERS: [Tier; 4] = [Tier::Device, Tier::HostPinned, Tier::Disk, Tier::External];
 
 impl Index {
     /// Everything as events, per rank in the order in which they are to be applied. Weakly consistent only

@@ -141,7 +141,7 @@ impl Doubt {
             Self::NoEvents => {
                 "start the engine with --kv-events-config, or name its sockets: --worker URL,events=...,replay=..."
             }
-            Self::Forced => "--no-router-kv-events says so",
+            Self::Forced => "--no-router-kv-events says so, or the router goes by load alone",
             Self::Unreachable => "check the address and port of the engine's event socket",
             Self::EventsMissing => {
                 "events get lost or the engine does not send them all; check its replay_endpoint and buffer_steps"

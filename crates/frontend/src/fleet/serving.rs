@@ -144,7 +144,7 @@ impl Watcher {
             return;
         };
         let spec = self.spec(models, facts);
-        let sources = match self.fleet.events {
+        let sources = match self.listens_for(first) {
             true => event_sources(self.pool.address(), facts, spec.rank_count()),
             false => BTreeMap::new(),
         };
@@ -177,6 +177,11 @@ impl Watcher {
         }
     }
 
+    /// Whether events are asked for: nobody asks an index of models that are routed by load alone.
+    fn listens_for(&self, model: &ServedModel) -> bool {
+        self.fleet.events && model.host.needs().index
+    }
+
     /// Says of each rank whether its events can be used.
     fn judge(
         &self,
@@ -188,7 +193,7 @@ impl Watcher {
         let (app, warm) = (&self.fleet.app, &self.fleet.warm);
         for rank in spec.rank_iter() {
             let bar = match sources.contains_key(&rank.rank.0) {
-                _ if !self.fleet.events => Some(Doubt::Forced),
+                _ if !self.listens_for(model) => Some(Doubt::Forced),
                 _ if model.block_size != block_size => Some(Doubt::BlockSize),
                 true => None,
                 false => Some(Doubt::NoEvents),

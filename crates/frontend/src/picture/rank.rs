@@ -421,14 +421,14 @@ mod tests {
     use kvasir_types::DpRank;
 
     use super::*;
-    use crate::{AppOptions, Backend, EventPool, ModelMeters, RouterHost};
+    use crate::{AppOptions, Backend, ModelMeters, RouterHost};
 
     fn model(app: &App) -> ServedModel {
         let (name, router): (Arc<str>, _) = (Arc::from("m"), RouterConfig::default());
         let index = Arc::new(Index::with_options(&IndexOptions::default()));
         ServedModel {
             meters: ModelMeters::new(app.metrics(), &name, Mode::Kv),
-            events: EventPool::start(Arc::clone(&name), &index, app.metrics(), 1).unwrap(),
+            events: None,
             host: RouterHost::start(&name, router, index, app.clock(), app.tasks()),
             name,
             block_size: 16,

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_frontend::{
-    App, AppOptions, Backend, EventPool, Fleet, Limits, ModelMeters, NewModel, RouterHost,
-    ServedModel, Server,
+    App, AppOptions, Backend, Fleet, Limits, ModelMeters, NewModel, RouterHost, ServedModel, Server,
 };
 use kvasir_index::{Index, IndexOptions};
 use kvasir_router::{Load, Mode, Router, RouterConfig};
@@ -288,19 +287,13 @@ fn model(
     router: RouterConfig,
     beside: Option<&Arc<ServedModel>>,
 ) -> Arc<ServedModel> {
-    let (host, events, meters) = match beside {
-        Some(other) => (
-            Arc::clone(&other.host),
-            other.events.clone(),
-            other.meters.beside(&new.name),
-        ),
+    let (host, meters) = match beside {
+        Some(other) => (Arc::clone(&other.host), other.meters.beside(&new.name)),
         None => {
             let index = Arc::new(Index::with_options(&IndexOptions::default()));
-            let name = Arc::clone(&new.name);
-            let events = EventPool::start(name, &index, app.metrics(), 1).unwrap();
             let meters = ModelMeters::new(app.metrics(), &new.name, router.router_mode);
             let host = RouterHost::start(&new.name, router, index, app.clock(), app.tasks());
-            (host, events, meters)
+            (host, meters)
         }
     };
     Arc::new(ServedModel {
@@ -315,7 +308,7 @@ fn model(
             workers: Upstreams::default(),
             tokens: Default::default(),
         },
-        events,
+        events: None,
         predict_heard: true,
         workers: Default::default(),
     })

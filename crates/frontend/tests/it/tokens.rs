@@ -84,7 +84,7 @@ impl Fixture {
         };
         let model = Arc::new(ServedModel {
             meters: ModelMeters::new(app.metrics(), &name, mode),
-            events: EventPool::start(Arc::clone(&name), &index, app.metrics(), 1).unwrap(),
+            events: Some(EventPool::start(Arc::clone(&name), &index, app.metrics(), 1).unwrap()),
             host: RouterHost::start(&name, config, index, clock, app.tasks()),
             name,
             block_size: 16,

@@ -286,10 +286,10 @@ pub fn follow_routing(bytes: &[u8]) {
                     .map(|end| SequenceHash(name_of(&path[..end], 0).0))
                     .collect();
                 // A decision while what has expired is being swept, unless too many blocks would be pruned.
-                let sweeps = source.below(4) == 0
-                    && oracle.entries() + path.len() <= options.max_blocks
-                    && index.expire_some(now);
+                let sweeps =
+                    source.below(4) == 0 && oracle.entries() + path.len() <= options.max_blocks;
                 if sweeps {
+                    index.expire_some(now);
                     index.check_invariants();
                     oracle.expire(now);
                 }
