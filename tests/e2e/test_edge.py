@@ -254,6 +254,49 @@ def test_sigterm_under_load_loses_nothing(engines):
     assert kvasir.process.wait(20) == 0, kvasir.log()
 
 
+def test_after_sigterm_requests_are_served_until_balancers_have_noticed(engines):
+    kvasir = frontend("--graceful-shutdown-grace-period-secs", "3", workers=engines[:1])
+    with httpx.Client(base_url=kvasir.url, timeout=20) as kept:
+        soon("a worker", lambda: workers(kept))
+        assert kept.get("/health").status_code == 200
+        kvasir.process.send_signal(signal.SIGTERM)
+        kvasir.wait_for("leaving; a second signal drains at once")
+        health = httpx.get(f"{kvasir.url}/health")
+        assert (health.status_code, health.json()["stage"]) == (503, "draining")
+        answer = kept.post("/v1/chat/completions", json=CHAT)
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        assert httpx.get(f"{kvasir.url}/live").status_code == 200
+    soon("it drains", lambda: refused(kvasir.url))
+    assert kvasir.process.wait(20) == 0, kvasir.log()
+
+
+def test_sigint_does_not_wait(engines):
+    kvasir = frontend("--graceful-shutdown-grace-period-secs", "600", workers=engines[:1])
+    kvasir.process.send_signal(signal.SIGINT)
+    assert kvasir.process.wait(20) == 0, kvasir.log()
+
+
+def test_each_refusal_has_a_line_in_the_log(engines, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    kvasir = frontend("--http-api-key-file", str(keys), "--log-format", "json", workers=engines[:1])
+    with httpx.Client(base_url=kvasir.url, timeout=20) as http:
+        wrong = http.post("/v1/chat/completions", json=CHAT, headers={"authorization": "Bearer no"})
+        assert wrong.status_code == 401 and "not valid" in wrong.json()["message"]
+        lost = http.get("/" + "x" * 9000, headers={"x-request-id": "mine"})
+        assert lost.status_code == 404 and lost.headers["x-request-id"] == "mine"
+        assert http.get("/live", headers={f"x-{n}": "1" for n in range(120)}).status_code == 431
+    soon("all lines", lambda: kvasir.log().count("request refused") == 3)
+    first, second, third = [json.loads(line) for line in kvasir.lines if "request refused" in line]
+    assert wrong.headers["x-request-id"] == first["fields"]["request"]
+    assert first["fields"]["status"] == 401 and first["fields"]["endpoint"] == "chat_completions"
+    assert second["fields"]["client_request"] == "mine" and len(second["fields"]["error"]) < 300
+    assert third["fields"]["status"] == 431
+    page = httpx.get(f"{kvasir.url}/metrics").text
+    assert 'kvasir_limit_reached_total{limit="header_bytes"} 1' in page
+    assert kvasir.stop() == 0, kvasir.log()
+
+
 def refused(url):
     try:
         return httpx.post(f"{url}/v1/chat/completions", json=CHAT, timeout=20).status_code == 503

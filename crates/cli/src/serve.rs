@@ -59,7 +59,8 @@ pub(crate) async fn listen(app: &Arc<App>, settings: &Settings) -> Result<Server
     Ok(server)
 }
 
-/// Waits for SIGINT or SIGTERM, then drains; a second signal ends at once. The index goes to `keeper`.
+/// Waits for SIGINT or SIGTERM, then drains; after SIGTERM not before those who send requests had time to notice. A
+/// second signal ends at once. The index goes to `keeper`.
 pub(crate) async fn until_signal(
     server: Server,
     settings: &Settings,
@@ -69,11 +70,17 @@ pub(crate) async fn until_signal(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut next = async || {
         tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
+            _ = interrupt.recv() => Duration::ZERO,
+            _ = terminate.recv() => settings.get(keys::GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS),
         }
     };
-    next().await;
+    let grace = next().await;
+    if !grace.is_zero() {
+        let grace_secs = grace.as_secs_f64();
+        tracing::info!(grace_secs, "leaving; a second signal drains at once");
+        server.app().start_leaving();
+        let _ = tokio::time::timeout(grace, next()).await;
+    }
     let patience = settings.get(keys::HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS);
     tracing::info!(
         patience_secs = patience.as_secs(),
@@ -92,7 +99,7 @@ pub(crate) async fn until_signal(
                 return Err(format!("{cut} requests were still running when patience ended").into());
             }
         }
-        () = next() => return Err("ended by a second signal".into()),
+        _ = next() => return Err("ended by a second signal".into()),
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ use kvasir_openai::{ApiError, Endpoint, Health, ModelInfo};
 use kvasir_telemetry::{Clock, Metrics, Tracer};
 use kvasir_transport::Tasks;
 use kvasir_types::RequestId;
+use tokio_util::sync::CancellationToken;
 
 use crate::ahead::Places;
 use crate::ids::RequestIds;
@@ -23,6 +24,7 @@ use crate::meter::ModelMeters;
 use crate::migrate::MigrationOptions;
 use crate::models::{Models, ServedModel};
 use crate::outcomes::Outcomes;
+use crate::refusal::{self, Refusal};
 use crate::reply::{self, Reply};
 use crate::routes::{Audience, NoRoute, Paths, Route};
 use crate::tls::ServerTls;
@@ -33,6 +35,11 @@ const AWAITED_NAMED_MAX: usize = 16;
 
 /// What a client without a key is told.
 const NO_KEY: &str = "A key is needed: authorization: Bearer KEY";
+/// What a client with another key is told.
+const WRONG_KEY: &str = "The key is not valid: authorization: Bearer KEY brings none that is known";
+/// What an operator with another token is told.
+const WRONG_TOKEN: &str =
+    "The token is not valid: authorization: Bearer TOKEN brings another than the admin token";
 /// What an operator without the token is told.
 const NO_TOKEN: &str = "The admin token is needed: authorization: Bearer TOKEN";
 
@@ -115,6 +122,9 @@ pub struct App {
     tasks: Tasks,
     in_flight: InFlight,
     outcomes: Outcomes,
+    /// Nobody is to send new work any more.
+    leaving: CancellationToken,
+    is_leaving: AtomicBool,
     draining: AtomicBool,
     ids: RequestIds,
     ahead: Places,
@@ -138,6 +148,8 @@ impl App {
             clock,
             tasks,
             in_flight: InFlight::default(),
+            leaving: CancellationToken::new(),
+            is_leaving: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             ids: RequestIds::new(),
             ahead: Places::default(),
@@ -197,9 +209,26 @@ impl App {
         &self.outcomes
     }
 
+    /// Says on its health page that nobody is to send new work, and serves what comes.
+    pub fn start_leaving(&self) {
+        self.is_leaving.store(true, Ordering::Relaxed);
+        self.leaving.cancel();
+    }
+
+    /// Whether it is about to end.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.is_leaving.load(Ordering::Relaxed)
+    }
+
+    /// Waits until it is about to end.
+    pub(crate) async fn leaving(&self) {
+        self.leaving.cancelled().await;
+    }
+
     /// Refuses new work from now on.
     pub fn start_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
+        self.start_leaving();
     }
 
     /// Whether new work is refused.
@@ -220,7 +249,8 @@ impl App {
     /// Answers one HTTP request that came in at `door`.
     pub async fn handle(self: &Arc<Self>, mut request: Request<Incoming>, door: Door) -> Reply {
         if let Err(refusal) = framing::check(&request) {
-            let mut reply = reply::error(&refusal);
+            let (head, _) = request.into_parts();
+            let mut reply = Refusal::from(refusal).answer(self, &head);
             framing::close_after(&mut reply); // Where its body ends is in doubt: nothing more is read.
             return reply;
         }
@@ -236,31 +266,32 @@ impl App {
             Err(refusal) => {
                 let (head, body) = request.into_parts();
                 body::leave(&head, body).await;
-                *refusal
+                refusal.answer(self, &head)
             }
         }
     }
 
-    /// What is asked for, and for whom that is; the answer if it is not to be had.
-    fn find<B>(&self, request: &Request<B>, door: Door) -> Result<(Route, Audience), Box<Reply>> {
-        let refuse = |error: &ApiError| Err(Box::new(reply::error(error)));
+    /// What is asked for, and for whom that is; why not if it is not to be had.
+    fn find<B>(&self, request: &Request<B>, door: Door) -> Result<(Route, Audience), Box<Refusal>> {
+        refusal::check_head(self, request)?;
         let (method, path) = (request.method(), request.uri().path());
-        let not_found = || refuse(&ApiError::route_not_found(method.as_str(), path));
+        let not_found =
+            || Err(Refusal::from(ApiError::route_not_found(method.as_str(), path)).into());
         let (route, audience) = match self.options.paths.find(method, path) {
             Ok((_, audience)) if !self.is_served(audience, door) => return not_found(),
             Ok(found) => found,
             Err(NoRoute::Method(allowed)) => {
-                return Err(Box::new(reply::method_not_allowed(allowed)));
+                return Err(Refusal::method(method.as_str(), allowed).into());
             }
             Err(NoRoute::NotFound) => return not_found(),
         };
-        if let Err(refusal) = self.admit(audience, door, request.headers()) {
-            return refuse(&refusal);
+        if let Err(error) = self.admit(audience, door, request.headers()) {
+            return Err(Refusal::from(error).of(&route, path).into());
         }
         if audience == Audience::Clients
             && self.in_flight.count() >= self.options.limits.requests_max
         {
-            return Err(Box::new(self.refuse_too_many()));
+            return Err(self.too_many().of(&route, path).into());
         }
         Ok((route, audience))
     }
@@ -279,7 +310,7 @@ impl App {
             Route::Model(id) => self.one_model(&id),
             Route::ModelReady(id) => self.model_ready(&id),
             Route::Health => self.health(),
-            Route::Live => self.live(),
+            Route::Live => reply::json(StatusCode::OK, kvasir_openai::live()),
             Route::Metrics => self.metrics_page(),
             Route::OpenApi => self.describe(door),
             Route::BusyThreshold => admin::busy_threshold(self, request).await,
@@ -309,26 +340,34 @@ impl App {
     /// Whether a request with these headers may pass. The admin token, where there is one, is the only key to
     /// operators' routes.
     fn admit(&self, audience: Audience, door: Door, headers: &HeaderMap) -> Result<(), ApiError> {
-        let (keys, refusal) = match audience {
+        let (keys, needed, wrong) = match audience {
             Audience::Anyone => return Ok(()),
             Audience::Operators if !self.options.admin_token.is_empty() => {
-                (&self.options.admin_token, NO_TOKEN)
+                (&self.options.admin_token, NO_TOKEN, WRONG_TOKEN)
             }
             Audience::Operators if door == Door::Admin => return Ok(()),
-            _ => (&self.options.keys, NO_KEY),
+            _ => (&self.options.keys, NO_KEY, WRONG_KEY),
         };
-        match keys.admit(headers) {
-            true => Ok(()),
-            false => Err(ApiError::new(401, refusal)),
+        if keys.admit(headers) {
+            return Ok(());
+        }
+        let is_shown = headers.contains_key(AUTHORIZATION);
+        Err(ApiError::new(401, if is_shown { wrong } else { needed }))
+    }
+
+    /// Refuses as in an overload, without reading any further.
+    fn too_many(&self) -> Refusal {
+        self.limit_reached("requests");
+        Refusal {
+            is_overload: true,
+            ..ApiError::overloaded(self.options.overload_status).into()
         }
     }
 
-    /// Answers as to an overload, without reading any further.
-    fn refuse_too_many(&self) -> Reply {
-        self.limit_reached("requests");
-        self.metrics.tasks_issued_total.inc();
-        self.metrics.tasks_rejected_total.inc();
-        reply::error(&ApiError::overloaded(self.options.overload_status))
+    /// A client did not take its answer in its patience: that ends.
+    pub(crate) fn client_stalled(&self, what: &str) {
+        self.limit_reached("client_time");
+        tracing::debug!("client stalled: {what}");
     }
 
     /// Counts that a limit of the server was reached.
@@ -404,7 +443,7 @@ impl App {
     }
 
     fn health(&self) -> Reply {
-        if self.is_draining() {
+        if self.is_leaving() {
             return reply::json(
                 StatusCode::SERVICE_UNAVAILABLE,
                 kvasir_openai::not_ready("draining"),
@@ -415,21 +454,13 @@ impl App {
             model.describe(&mut health);
         }
         let awaited = self.members.awaited();
-        let status = match health.instances.is_empty() && !awaited.is_empty() {
-            true => StatusCode::SERVICE_UNAVAILABLE,
-            false => StatusCode::OK,
+        let status = match health.is_ready() {
+            true => StatusCode::OK,
+            false => StatusCode::SERVICE_UNAVAILABLE,
         };
         let named = awaited.iter().take(AWAITED_NAMED_MAX);
         health.waiting_for = named.map(ToString::to_string).collect();
         reply::json(status, health.to_body())
-    }
-
-    fn live(&self) -> Reply {
-        if self.is_draining() {
-            let body = kvasir_openai::shutting_down();
-            return reply::json(StatusCode::SERVICE_UNAVAILABLE, body);
-        }
-        reply::json(StatusCode::OK, kvasir_openai::live())
     }
 
     fn metrics_page(&self) -> Reply {

@@ -12,15 +12,14 @@ use http_body_util::BodyExt;
 use kvasir_openai::ApiError;
 use tokio::time::Instant;
 
-use crate::App;
+use crate::{App, AppOptions};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What a declared length may reserve before any byte has come.
 const RESERVE_MAX: u64 = 1 << 20;
-/// The client has this long for each piece of its body, and for all of it this and what [`RATE_MIN`] allows.
-const PIECE_PATIENCE: Duration = Duration::from_secs(30);
-/// Bytes that a client sends in a second, on average, once it has had its patience.
+/// Bytes that a client sends in a second, on average, once it has had its patience (`--http-client-timeout-secs`), which
+/// it has for each piece, too.
 const RATE_MIN: u64 = 1024;
 /// What is said of chunks that are none.
 const BAD_CHUNKS: &str = "The request's body is malformed: its chunks are not framed as `transfer-encoding: chunked` says";
@@ -77,7 +76,7 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError> + Send,
 {
-    let outcome = read(&mut body, app.options().body_limit_mb).await;
+    let outcome = read(&mut body, app.options()).await;
     match outcome.as_ref().map_err(|error| error.status) {
         Err(413) => {
             app.limit_reached("body_bytes");
@@ -108,12 +107,13 @@ where
     }
 }
 
-/// Reads a body of at most `limit_mb` MiB. Of one that says that it is longer nothing is read.
-async fn read<B>(body: &mut B, limit_mb: u64) -> Result<Bytes, ApiError>
+/// Reads a body of at most `body_limit_mb`. Of one that says that it is longer nothing is read.
+async fn read<B>(body: &mut B, options: &AppOptions) -> Result<Bytes, ApiError>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: Into<BoxError>,
 {
+    let limit_mb = options.body_limit_mb;
     let limit = limit_mb.saturating_mul(MIB);
     let hint = body.size_hint();
     if hint.lower() > limit {
@@ -121,7 +121,7 @@ where
     }
     let mut whole: Option<Bytes> = None;
     let mut joined = BytesMut::new();
-    let mut pace = Pace::begin();
+    let mut pace = Pace::begin(options.limits.client_stall);
     while let Some(frame) = next(body, &pace).await? {
         let Ok(data) = frame.into_data() else {
             continue;
@@ -146,15 +146,17 @@ where
 
 /// How fast a body comes: a client that sends a byte now and then must not hold its place for ever.
 struct Pace {
+    patience: Duration,
     begun: Instant,
     last: Instant,
     bytes: u64,
 }
 
 impl Pace {
-    fn begin() -> Self {
+    fn begin(patience: Duration) -> Self {
         let now = Instant::now();
         Self {
+            patience,
             begun: now,
             last: now,
             bytes: 0,
@@ -169,7 +171,7 @@ impl Pace {
     /// When the next piece is too late.
     fn deadline(&self) -> Instant {
         let earned = Duration::from_secs(self.bytes / RATE_MIN);
-        (self.last + PIECE_PATIENCE).min(self.begun + PIECE_PATIENCE + earned)
+        (self.last + self.patience).min(self.begun + self.patience + earned)
     }
 }
 
@@ -241,6 +243,7 @@ mod tests {
     use http_body::Frame;
 
     use super::*;
+    use crate::Limits;
 
     /// A body in pieces of the given sizes, of which nothing is declared.
     struct Pieces(VecDeque<usize>);
@@ -261,9 +264,20 @@ mod tests {
         }
     }
 
+    fn options(patience_secs: u64) -> AppOptions {
+        AppOptions {
+            body_limit_mb: 1,
+            limits: Limits {
+                client_stall: Duration::from_secs(patience_secs),
+                ..Limits::default()
+            },
+            ..AppOptions::default()
+        }
+    }
+
     async fn read_pieces(sizes: &[usize]) -> Result<usize, u16> {
         let mut body = Pieces(sizes.iter().copied().collect());
-        read(&mut body, 1)
+        read(&mut body, &options(30))
             .await
             .map(|b| b.len())
             .map_err(|e| e.status)
@@ -310,7 +324,7 @@ mod tests {
     /// Goal: the boundary between slow and too slow. Time is the runtime's own.
     #[tokio::test(start_paused = true)]
     async fn a_body_must_come_at_some_pace() {
-        let status = async |left, size, secs| {
+        let within = async |patience, left, size, secs| {
             let every = Duration::from_secs(secs);
             let mut slow = Slow {
                 left,
@@ -318,9 +332,13 @@ mod tests {
                 every,
                 timer: Box::pin(tokio::time::sleep(every)),
             };
-            let read = read(&mut slow, 1).await;
+            let read = read(&mut slow, &options(patience)).await;
             read.map(|b| b.len()).map_err(|e| e.status)
         };
+        let status = async |left, size, secs| within(30, left, size, secs).await;
+        assert_eq!(within(2, 1, 1, 1).await, Ok(1));
+        assert_eq!(within(2, 1, 1, 3).await, Err(408), "patience is an option");
+        assert_eq!(within(90, 1, 1, 80).await, Ok(1));
         assert_eq!(status(1, 1, 29).await, Ok(1));
         assert_eq!(status(1, 1, 31).await, Err(408), "nothing came");
         assert_eq!(status(29, 1, 1).await, Ok(29));

@@ -41,6 +41,7 @@ mod place;
 mod prompt;
 mod proxy;
 mod query;
+mod refusal;
 mod relay;
 mod reply;
 mod routes;

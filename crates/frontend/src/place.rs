@@ -167,7 +167,7 @@ pub(crate) fn refusal(app: &App, error: &RouteError) -> ApiError {
         error if error.is_overload() => ApiError::overloaded(overload),
         RouteError::PinnedWorkerNotAllowed(_)
         | RouteError::PinnedWorkerUnknown(_)
-        | RouteError::PinnedRankUnknown { .. } => ApiError::invalid_pin(),
+        | RouteError::PinnedRankUnknown { .. } => ApiError::invalid_pin(error),
         error if error.fault() == Fault::Client => ApiError::bad_request(error.to_string()),
         _ => ApiError::unavailable(),
     }

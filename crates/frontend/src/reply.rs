@@ -174,13 +174,8 @@ fn refusal(error: &ApiError, body: Bytes) -> Reply {
     reply
 }
 
-/// 405: the path is known, the method is not one of `allowed`.
-#[must_use]
-pub(crate) fn method_not_allowed(allowed: &'static str) -> Reply {
-    let mut reply = Response::new(ReplyBody::from(Bytes::new()));
-    *reply.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-    reply
-        .headers_mut()
-        .insert(ALLOW, HeaderValue::from_static(allowed));
-    reply
+/// Says which methods a path is there for.
+pub(crate) fn allow(reply: &mut Reply, methods: &'static str) {
+    let methods = HeaderValue::from_static(methods);
+    reply.headers_mut().insert(ALLOW, methods);
 }

@@ -1,22 +1,19 @@
 //! Listening and serving connections, until told to stop.
 //!
-//! Shutdown has two steps. First the app is marked as draining: health says so, new work is refused, what
-//! runs goes on. When the last request has ended (or patience has), connections are closed.
+//! Shutdown has three steps. First the app is leaving: health says so, so that nobody sends new work, connections end
+//! with their next answer, and what comes is served. Then it is draining: new work is refused, what runs goes on. When
+//! the last request has ended (or patience has), connections are closed.
+
+mod activity;
 
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{Request, Version};
-use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use hyper::rt::Executor;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -27,9 +24,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::cores::{Cores, Seat};
 use crate::heads::{Heads, Tapped};
-use crate::reply::{Cut, ReplyBody};
+use crate::limits::Limits;
+use crate::refusal::{self, HTTP2_HEADER_MARGIN};
 use crate::tls::ServerTls;
 use crate::{App, Door, canary, framing};
+use activity::{Activity, Counted, Metered, OnTasks, UnderWay};
 
 /// Pause after `accept` failed for want of descriptors or memory.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
@@ -39,6 +38,10 @@ const CLOSING_PATIENCE: Duration = Duration::from_secs(2);
 const STREAMS_MAX: u32 = 1024;
 /// Bytes of an answer that one HTTP/2 stream holds for a client that does not take them.
 const STREAM_BYTES_MAX: usize = 64 << 10;
+
+/// Bytes that the kernel keeps of an answer beyond what it has sent to the client. With megabytes, its room for more
+/// would be seen minutes after a slow client took the first of them.
+const UNSENT_BYTES_MAX: u32 = 64 << 10;
 
 /// An HTTP server on one address, or two.
 pub struct Server {
@@ -129,6 +132,9 @@ async fn open_door(
     cores: Option<Arc<Cores>>,
 ) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(address).await?;
+    // Accepted connections have it from their listener.
+    #[cfg(target_os = "linux")]
+    socket2::SockRef::from(&listener).set_tcp_notsent_lowat(UNSENT_BYTES_MAX)?;
     let address = listener.local_addr()?;
     let tasks = app.tasks();
     tasks.spawn(accept_loop(listener, Arc::clone(app), door, cores));
@@ -220,173 +226,81 @@ async fn serve_connection(
     let (limits, tasks) = (app.options().limits, app.tasks().clone());
     let heads = Arc::new(Heads::new(limits.header_bytes_max));
     let activity = Arc::new(Activity::new(Arc::clone(&heads)));
-    let counted = Arc::clone(&activity);
+    let (counted, served) = (Arc::clone(&activity), Arc::clone(&app));
     let service = service_fn(move |mut request: Request<Incoming>| {
         framing::note_doubt(&mut request, &counted.heads);
-        let guard = UnderWay::enter(&counted, request.version() <= Version::HTTP_11);
-        let app = Arc::clone(&app);
+        let is_http1 = request.version() <= Version::HTTP_11;
+        let guard = UnderWay::enter(&counted, &request);
+        let app = Arc::clone(&served);
         async move {
             // In a box of its own: the library keeps the room of this future for as long as the connection is
             // open, and a stream is open long after its head was made.
-            let reply = Box::pin(app.handle(request, door)).await;
+            let mut reply = Box::pin(app.handle(request, door)).await;
+            if is_http1 && app.is_leaving() {
+                framing::close_after(&mut reply);
+            }
             Ok::<_, Infallible>(reply.map(|body| Counted { body, guard }))
         }
     });
-    let mut builder = auto::Builder::new(OnTasks(tasks.clone()));
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        // `stalled` watches the head too, without setting a timer for each request.
-        .header_read_timeout(None)
-        .max_buf_size(limits.header_bytes_max);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_header_list_size(u32::try_from(limits.header_bytes_max).unwrap_or(u32::MAX))
-        .max_concurrent_streams(STREAMS_MAX)
-        .max_send_buf_size(STREAM_BYTES_MAX)
-        .keep_alive_interval(limits.client_stall);
-    let connection = builder.serve_connection(TokioIo::new(Tapped::new(stream, heads)), service);
+    let on_tasks = OnTasks {
+        tasks: tasks.clone(),
+        activity: Arc::clone(&activity),
+    };
+    let builder = http_builder(on_tasks, &limits);
+    let stream = Metered::new(Tapped::new(stream, heads), Arc::clone(&activity));
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
-    let stalled = stalled(&activity, limits.client_stall);
+    let on_reset = || app.client_stalled("its stream is reset");
+    let stalled = activity.stalled(limits.client_stall, on_reset);
     tokio::pin!(stalled);
     let outcome = tokio::select! {
         outcome = connection.as_mut() => outcome,
-        () = &mut stalled => return tracing::debug!("client stalled: its connection is closed"),
-        () = tasks.draining() => {
-            connection.as_mut().graceful_shutdown();
+        cut = &mut stalled => return connection_stalled(&app, cut),
+        () = app.leaving() => {
+            if activity.is_http2() {
+                connection.as_mut().graceful_shutdown();
+            }
             tokio::select! {
-                outcome = connection => outcome,
-                () = stalled => return,
+                outcome = connection.as_mut() => outcome,
+                cut = &mut stalled => return connection_stalled(&app, cut),
+                () = tasks.draining() => {
+                    connection.as_mut().graceful_shutdown();
+                    tokio::select! {
+                        outcome = connection => outcome,
+                        cut = stalled => return connection_stalled(&app, cut),
+                    }
+                }
             }
         }
     };
     if let Err(error) = outcome {
-        tracing::debug!(%error, "connection ended early");
+        refusal::at_connection_end(&app, &*error);
     }
 }
 
-/// What one client's connection does. A stall is seen by looking twice, so that requests set no timers.
-#[derive(Debug)]
-struct Activity {
-    /// What it sent since the last answer ended.
-    heads: Arc<Heads>,
-    /// Requests begun and pieces of answers handed over.
-    steps: AtomicU64,
-    /// Requests whose answers are not complete.
-    under_way: AtomicUsize,
-    /// Answers of which a piece was handed over that the client has not taken yet.
-    untaken: AtomicUsize,
+fn http_builder(on_tasks: OnTasks, limits: &Limits) -> auto::Builder<OnTasks> {
+    let mut builder = auto::Builder::new(on_tasks);
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        // `Activity::stalled` watches the head too, without setting a timer for each request.
+        .header_read_timeout(None)
+        .max_buf_size(limits.header_bytes_max);
+    let header_bytes = u32::try_from(limits.header_bytes_max).unwrap_or(u32::MAX);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_header_list_size(header_bytes.saturating_mul(HTTP2_HEADER_MARGIN))
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_send_buf_size(STREAM_BYTES_MAX)
+        .keep_alive_interval(limits.client_stall);
+    builder
 }
 
-impl Activity {
-    fn new(heads: Arc<Heads>) -> Self {
-        Self {
-            heads,
-            steps: AtomicU64::new(0),
-            under_way: AtomicUsize::new(0),
-            untaken: AtomicUsize::new(0),
-        }
-    }
-}
-
-/// Waits until the client has neither sent a request nor taken what it was sent for `patience`, at most for
-/// twice as long.
-async fn stalled(activity: &Activity, patience: Duration) {
-    let mut seen = activity.steps.load(Ordering::Relaxed);
-    loop {
-        tokio::time::sleep(patience).await;
-        let steps = activity.steps.load(Ordering::Relaxed);
-        let waits_for_client = activity.under_way.load(Ordering::Relaxed) == 0
-            || activity.untaken.load(Ordering::Relaxed) > 0;
-        if steps == seen && waits_for_client {
-            return;
-        }
-        seen = steps;
-    }
-}
-
-/// One request from its head to the end of its answer.
-struct UnderWay {
-    activity: Arc<Activity>,
-    untaken: bool,
-    /// Its end is the beginning of the next one.
-    is_http1: bool,
-}
-
-impl UnderWay {
-    fn enter(activity: &Arc<Activity>, is_http1: bool) -> Self {
-        activity.under_way.fetch_add(1, Ordering::Relaxed);
-        activity.steps.fetch_add(1, Ordering::Relaxed);
-        activity.heads.ended();
-        Self {
-            activity: Arc::clone(activity),
-            untaken: false,
-            is_http1,
-        }
-    }
-
-    /// The connection asked for more, so it has room; `handed`: it got something.
-    fn step(&mut self, handed: bool) {
-        self.activity.steps.fetch_add(1, Ordering::Relaxed);
-        if self.untaken != handed {
-            self.untaken = handed;
-            match handed {
-                true => self.activity.untaken.fetch_add(1, Ordering::Relaxed),
-                false => self.activity.untaken.fetch_sub(1, Ordering::Relaxed),
-            };
-        }
-    }
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        self.step(false);
-        self.activity.under_way.fetch_sub(1, Ordering::Relaxed);
-        if self.is_http1 {
-            self.activity.heads.next();
-        }
-    }
-}
-
-/// An answer's body that notes when pieces of it are taken.
-struct Counted {
-    body: ReplyBody,
-    guard: UnderWay,
-}
-
-impl Body for Counted {
-    type Data = Bytes;
-    type Error = Cut;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
-        let frame = Pin::new(&mut self.body).poll_frame(cx);
-        self.guard.step(matches!(frame, Poll::Ready(Some(_))));
-        frame
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-/// Runs what hyper spawns among our tasks.
-#[derive(Clone)]
-struct OnTasks(Tasks);
-
-impl<F> Executor<F> for OnTasks
-where
-    F: Future + Send + 'static,
-    F::Output: Send + 'static,
-{
-    fn execute(&self, future: F) {
-        self.0.spawn(future);
+/// The client left its connection as it was for too long; `cut`: with an answer on it.
+fn connection_stalled(app: &App, cut: bool) {
+    match cut {
+        true => app.client_stalled("its connection is closed"),
+        false => tracing::debug!("a connection is idle for too long: it is closed"),
     }
 }

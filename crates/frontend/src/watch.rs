@@ -94,7 +94,7 @@ impl Watch {
         Self::begin(app, id, headers, model, Asking::route(path, stream))
     }
 
-    fn begin(
+    pub(crate) fn begin(
         app: &App,
         id: RequestId,
         headers: &HeaderMap,
@@ -285,7 +285,7 @@ impl Drop for Watch {
 }
 
 /// The label that an error is counted under.
-fn error_type(status: u16, kind: &str) -> &'static str {
+pub(crate) fn error_type(status: u16, kind: &str) -> &'static str {
     match status {
         404 => "not_found",
         499 => "cancelled",

@@ -65,17 +65,27 @@ pub struct Health {
 }
 
 impl Health {
+    /// Whether anybody could answer a request.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        !self.instances.is_empty()
+    }
+
     /// The body.
     #[must_use]
     pub fn to_body(&self) -> Bytes {
         let mut out = BytesMut::new();
         let mut fields = Fields::open(&mut out);
-        if self.instances.is_empty() && !self.waiting_for.is_empty() {
-            fields.str("status", "not_ready");
-            fields.str("stage", "waiting_for_workers");
-            fields.str("message", "Service is not ready");
-        } else {
+        if self.is_ready() {
             fields.str("status", "healthy");
+        } else {
+            let stage = match self.waiting_for.is_empty() {
+                true => "no_workers",
+                false => "waiting_for_workers",
+            };
+            fields.str("status", "not_ready");
+            fields.str("stage", stage);
+            fields.str("message", "Service is not ready");
         }
         let list = fields.key("endpoints");
         list.extend_from_slice(b"[");
@@ -116,15 +126,6 @@ pub fn not_ready(stage: &str) -> Bytes {
 #[must_use]
 pub fn live() -> Bytes {
     status(&[("status", "live"), ("message", "Service is live")])
-}
-
-/// The body of `/live` with 503 once the process is ending.
-#[must_use]
-pub fn shutting_down() -> Bytes {
-    status(&[
-        ("status", "shutting_down"),
-        ("message", "Service is shutting down"),
-    ])
 }
 
 fn status(pairs: &[(&str, &str)]) -> Bytes {

@@ -69,10 +69,10 @@ impl ApiError {
         Self::new(400, format!("Validation: {what}"))
     }
 
-    /// 400: a pin names a worker or rank that is not there.
+    /// 400: a pin names a worker or rank that is not there; `what` says which.
     #[must_use]
-    pub fn invalid_pin() -> Self {
-        Self::new(400, "Invalid request")
+    pub fn invalid_pin(what: impl std::fmt::Display) -> Self {
+        Self::new(400, format!("Invalid request: {what}"))
     }
 
     /// 415: the content type is missing or not JSON.

@@ -31,7 +31,7 @@ mod walk;
 
 pub use admin::{
     BusyError, BusyThreshold, BusyUpdate, Health, ModelInfo, busy_thresholds, live, models,
-    not_ready, shutting_down,
+    not_ready,
 };
 pub use answer::{AnswerHead, Choice, Endpoint, StreamWriter, write_unary};
 pub use chat::{ChatRequest, ToolChoice, Tools};

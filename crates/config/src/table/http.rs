@@ -73,7 +73,10 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     HTTP_FIRST_BYTE_TIMEOUT_SECS: Duration = "http-first-byte-timeout-secs" =>
         env(&[var("KVASIR_HTTP_FIRST_BYTE_TIMEOUT_SECS")]).default("3600").metavar("SECONDS").effective();
 
-    /// Close a client's connection that neither sends nor takes anything for so long.
+    /// Leave a client that neither sends nor takes anything for so long.
+    ///
+    /// Its connection is closed; of several HTTP/2 streams, the one that it does not take is reset. A client that reads
+    /// slowly has all the time it needs.
     HTTP_CLIENT_TIMEOUT_SECS: Duration = "http-client-timeout-secs" =>
         env(&[var("KVASIR_HTTP_CLIENT_TIMEOUT_SECS")]).default("30").metavar("SECONDS").effective();
 
@@ -98,7 +101,7 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     HTTP_API_KEY_FILE: Option<PathBuf> = "http-api-key-file" =>
         env(&[var("KVASIR_HTTP_API_KEY_FILE")]).metavar("FILE").effective();
 
-    /// Largest head of a request, in KiB.
+    /// Largest head of a request, in KiB; it has 100 fields at most.
     HTTP_HEADER_LIMIT_KB: u32 = "http-header-limit-kb" =>
         env(&[var("KVASIR_HTTP_HEADER_LIMIT_KB")]).default("64").ints(8, 1 << 14).effective();
 

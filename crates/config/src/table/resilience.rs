@@ -26,10 +26,14 @@ options! { RESILIENCE_ROWS, Group::Resilience, Scope::SERVE;
         env(&[var("DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS")]).default("300").metavar("SECONDS")
         .effective();
 
-    /// Go on taking requests for so long after the signal, until callers have noticed.
+    /// Go on taking requests for so long after SIGTERM, until callers have noticed.
+    ///
+    /// Meanwhile `/health` says 503, so that balancers send nothing more, and answers end their connections. Then new
+    /// requests are refused. SIGINT, and a second SIGTERM, do not wait.
     GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS: Duration = "graceful-shutdown-grace-period-secs" =>
-        scope(Scope::ROUTER.and(Scope::MOCKER))
-        .env(&[var("DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS")]).default("5").metavar("SECONDS");
+        scope(Scope::SERVE.and(Scope::ROUTER))
+        .env(&[var("DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS")]).default("5").metavar("SECONDS")
+        .effective();
 
     /// Wait so long for everything else of the process to end.
     RUNTIME_GRACEFUL_SHUTDOWN_TIMEOUT_SECS: Duration = "runtime-graceful-shutdown-timeout-secs" =>

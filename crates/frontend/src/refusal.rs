@@ -1,0 +1,166 @@
+//! What becomes of a request that reaches no handler: its answer, an id, one line in the log, one count.
+//!
+//! What always holds: no text of a client's is a label, and of what is logged of it there is a bound. What the HTTP
+//! library refuses by itself (a head that is too large or malformed) has no request and no id; it is counted and logged
+//! when its connection ends.
+
+use std::error::Error;
+
+use http::request::Parts;
+use http::{HeaderMap, Request, Version};
+use kvasir_openai::{ApiError, Endpoint};
+
+use crate::meter::Asking;
+use crate::reply::{self, Reply};
+use crate::routes::Route;
+use crate::watch::{Watch, error_type};
+use crate::{App, outcomes};
+
+/// Fields of a request's head. For HTTP/1 this is the library's own bound, which it checks without allocating; another
+/// would cost every request.
+pub(crate) const HEADER_FIELDS_MAX: usize = 100;
+/// HTTP/2 heads are taken up to so many times `header_bytes_max`, so that one that is over it can be told; of what is
+/// beyond, the library says 431 and nobody hears of it.
+pub(crate) const HTTP2_HEADER_MARGIN: u32 = 2;
+/// What a field of HTTP/2 counts beside its name and value (RFC 9113, section 6.5.2).
+const FIELD_OVERHEAD: usize = 32;
+/// Bytes of a refusal's text that are logged: some of it is the client's own.
+const LOGGED_BYTES_MAX: usize = 256;
+/// The limit that a head which is too large has reached.
+const HEADER_LIMIT: &str = "header_bytes";
+/// The label of a request whose model or endpoint is not known.
+const UNKNOWN: &str = "unknown";
+
+/// Why a request goes no further.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) error: ApiError,
+    /// What was asked for, if that is something to count by.
+    pub(crate) asking: Option<Asking>,
+    /// Too many requests are under way: it is an overload as any other.
+    pub(crate) is_overload: bool,
+    /// Methods that the path is there for.
+    pub(crate) allowed: Option<&'static str>,
+}
+
+impl From<ApiError> for Refusal {
+    fn from(error: ApiError) -> Self {
+        Self {
+            error,
+            asking: None,
+            is_overload: false,
+            allowed: None,
+        }
+    }
+}
+
+impl Refusal {
+    /// The path is there, for other methods.
+    pub(crate) fn method(method: &str, allowed: &'static str) -> Self {
+        let message = format!("{method} is not allowed here; this path has {allowed}");
+        Self {
+            allowed: Some(allowed),
+            ..ApiError::new(405, message).into()
+        }
+    }
+
+    /// The same, of a request that asked for this.
+    pub(crate) fn of(self, route: &Route, path: &str) -> Self {
+        let asking = match route {
+            Route::Chat => Some(Asking::completion(Endpoint::Chat, false)),
+            Route::Completions => Some(Asking::completion(Endpoint::Completions, false)),
+            Route::Engine => Some(Asking::route(path, false)),
+            _ => None,
+        };
+        Self { asking, ..self }
+    }
+
+    /// The answer, counted and logged.
+    pub(crate) fn answer(self, app: &App, head: &Parts) -> Reply {
+        let id = app.new_request_id();
+        let given = outcomes::given(&head.headers).cloned();
+        let error = match (self.is_overload, self.asking) {
+            (true, Some(asking)) => {
+                Watch::begin(app, id, &head.headers, None, asking).fail(self.error)
+            }
+            (_, asking) => {
+                count(app, asking, &self.error);
+                tracing::info!(
+                    request = %id,
+                    client_request = given.as_ref().and_then(|given| given.to_str().ok()),
+                    endpoint = asking.map_or(UNKNOWN, |asking| asking.endpoint),
+                    status = self.error.status,
+                    error = shortened(&self.error.to_string()),
+                    "request refused"
+                );
+                self.error
+            }
+        };
+        let mut reply = reply::error(&error);
+        if let Some(allowed) = self.allowed {
+            reply::allow(&mut reply, allowed);
+        }
+        outcomes::name(&mut reply, given.unwrap_or_else(|| outcomes::name_of(id)));
+        reply
+    }
+}
+
+fn count(app: &App, asking: Option<Asking>, error: &ApiError) {
+    let (endpoint, kind) = asking.map_or((UNKNOWN, "unary"), |a| (a.endpoint, a.request_type));
+    let metrics = app.metrics();
+    let error_type = error_type(error.status, &error.kind);
+    metrics
+        .requests_started_total
+        .with_label_values(&[UNKNOWN, endpoint, kind])
+        .inc();
+    metrics
+        .requests_total
+        .with_label_values(&[UNKNOWN, endpoint, kind, "error", error_type])
+        .inc();
+}
+
+fn shortened(text: &str) -> &str {
+    text.get(..text.floor_char_boundary(LOGGED_BYTES_MAX))
+        .unwrap_or_default()
+}
+
+/// Refuses an HTTP/2 head that HTTP/1 would not have taken.
+pub(crate) fn check_head<B>(app: &App, request: &Request<B>) -> Result<(), Refusal> {
+    if request.version() != Version::HTTP_2 {
+        return Ok(());
+    }
+    let headers = request.headers();
+    let is_long = || bytes_of(headers) > app.options().limits.header_bytes_max;
+    if headers.len() > HEADER_FIELDS_MAX || is_long() {
+        app.limit_reached(HEADER_LIMIT);
+        return Err(ApiError::headers_too_large().into());
+    }
+    Ok(())
+}
+
+fn bytes_of(headers: &HeaderMap) -> usize {
+    let bytes = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
+        name.as_str().len() + value.len() + FIELD_OVERHEAD
+    };
+    headers.iter().map(bytes).sum()
+}
+
+/// A connection ended by an error: if that is a head that the library refused, it is counted and logged.
+pub(crate) fn at_connection_end(app: &App, error: &(dyn Error + 'static)) {
+    let Some(refused) = error
+        .downcast_ref::<hyper::Error>()
+        .filter(|e| e.is_parse())
+    else {
+        return tracing::debug!(%error, "connection ended early");
+    };
+    let refusal = match refused.is_parse_too_large() {
+        true => {
+            app.limit_reached(HEADER_LIMIT);
+            ApiError::headers_too_large()
+        }
+        false => ApiError::bad_request(refused.to_string()),
+    };
+    count(app, None, &refusal);
+    let (status, error) = (refusal.status, refusal.to_string());
+    tracing::info!(status, error, "request refused: its head cannot be read");
+}
