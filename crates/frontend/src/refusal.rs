@@ -69,7 +69,7 @@ impl Refusal {
         let asking = match route {
             Route::Chat => Some(Asking::completion(Endpoint::Chat, false)),
             Route::Completions => Some(Asking::completion(Endpoint::Completions, false)),
-            Route::Engine => Some(Asking::route(path, false)),
+            Route::Engine(theirs) => Some(Asking::route(theirs.unwrap_or(path), false)),
             _ => None,
         };
         Self { asking, ..self }
