@@ -125,7 +125,7 @@ fn shortened(text: &str) -> &str {
 }
 
 /// Refuses an HTTP/2 head that HTTP/1 would not have taken.
-pub(crate) fn check_head<B>(app: &App, request: &Request<B>) -> Result<(), Refusal> {
+pub(crate) fn check_head<B>(app: &App, request: &Request<B>) -> Result<(), Box<Refusal>> {
     if request.version() != Version::HTTP_2 {
         return Ok(());
     }
@@ -133,7 +133,7 @@ pub(crate) fn check_head<B>(app: &App, request: &Request<B>) -> Result<(), Refus
     let is_long = || bytes_of(headers) > app.options().limits.header_bytes_max;
     if headers.len() > HEADER_FIELDS_MAX || is_long() {
         app.limit_reached(HEADER_LIMIT);
-        return Err(ApiError::headers_too_large().into());
+        return Err(Box::new(ApiError::headers_too_large().into()));
     }
     Ok(())
 }
