@@ -13,6 +13,7 @@ mod bodies;
 mod client;
 mod engine;
 mod facts;
+mod families;
 mod faults;
 mod fleet;
 mod health;
