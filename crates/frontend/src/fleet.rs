@@ -39,7 +39,7 @@ use crate::warm::{Keeper, Warm};
 const LOAD_EVERY: Duration = Duration::from_secs(2);
 /// Questions about load between two about everything else.
 const LOADS_PER_PROBE: u32 = 5;
-/// What a question to a worker may take.
+/// What a question to a worker may take, unless a fleet is told otherwise.
 const QUESTION: Bounds = Bounds {
     patience: Duration::from_secs(2),
     answer_bytes_max: 4 << 20,
@@ -82,6 +82,8 @@ pub struct Fleet {
     event_threads: Option<Arc<Cores>>,
     /// Between two questions about load.
     every: Duration,
+    /// What a question may take.
+    question: Bounds,
     /// Which workers are believed to be who they are.
     tls: WorkerTls,
     /// What each watcher is to do; it takes itself out when it has ended.
@@ -113,6 +115,7 @@ impl Fleet {
             events: true,
             event_threads: None,
             every: LOAD_EVERY,
+            question: QUESTION,
             tls: WorkerTls::default(),
             watchers: Arc::default(),
             warm: Arc::default(),
@@ -142,6 +145,16 @@ impl Fleet {
     #[must_use]
     pub fn asking_every(self, every: Duration) -> Self {
         Self { every, ..self }
+    }
+
+    /// The same, giving each answer so long to come.
+    #[must_use]
+    pub fn waiting(self, patience: Duration) -> Self {
+        let question = Bounds {
+            patience,
+            ..self.question
+        };
+        Self { question, ..self }
     }
 
     /// The same, believing others (`--worker-tls-ca-path`).
@@ -287,6 +300,8 @@ struct Watcher {
     failures: u32,
     /// Times in a row that it was not well.
     unwell: u32,
+    /// Questions in a row that nobody answered, while nothing else came from it either.
+    quiet: u32,
     /// A router has set it aside.
     faulted: Arc<Notify>,
     /// What was last said about it.
@@ -308,6 +323,7 @@ impl Watcher {
             ears: Ears::default(),
             failures: 0,
             unwell: 0,
+            quiet: 0,
             faulted: Arc::default(),
             described: String::new(),
         }
@@ -379,8 +395,13 @@ impl Watcher {
 
     async fn serve(&mut self) {
         loop {
-            let check = self.check().await;
-            match self.pool.facts(&self.known, QUESTION).await {
+            let mut check = self.check().await;
+            let facts = match check.mute.take() {
+                // It would be as mute about what it is.
+                Some(error) => Err(error),
+                None => self.pool.facts(&self.known, self.fleet.question).await,
+            };
+            match facts {
                 Ok(facts) => {
                     self.known = facts;
                     self.failures = 0;
@@ -389,6 +410,7 @@ impl Watcher {
                 }
                 Err(error) => self.failed(&error),
             }
+            self.give_up_if_quiet();
             self.tell_health(&check);
             self.fleet.members().report(self.id, self.state());
             self.look_on().await;
@@ -407,23 +429,33 @@ impl Watcher {
                 return;
             }
             self.pool.sweep();
-            if self.serves.is_empty() {
+            if self.serves.is_empty() || self.quiet > 0 {
                 return;
             }
-            self.report_load(&self.load().await);
+            match self.load().await {
+                Ok(load) => self.report_load(&load),
+                Err(error) if error.is_answer() => {}
+                // It may only be slow to write that page.
+                Err(_) => {
+                    if !self.check_again().await {
+                        return;
+                    }
+                }
+            }
         }
     }
 
     /// How busy each rank says it is; SGLang says it without metrics, too, which it has only if told.
-    async fn load(&self) -> BTreeMap<u32, RankLoad> {
-        if let Ok(page) = self.pool.get("/metrics", QUESTION).await {
-            return read_load(&page_text(&page));
+    async fn load(&self) -> Result<BTreeMap<u32, RankLoad>, UpstreamError> {
+        let question = self.fleet.question;
+        let page = self.pool.get("/metrics", question).await;
+        match page {
+            Err(error) if self.known.kind == EngineKind::Sglang && error.is_answer() => {
+                let page = self.pool.get("/v1/loads?include=core", question).await;
+                page.map(|page| read_loads(&page))
+            }
+            page => page.map(|page| read_load(&page_text(&page))),
         }
-        if self.known.kind != EngineKind::Sglang {
-            return BTreeMap::new();
-        }
-        let page = self.pool.get("/v1/loads?include=core", QUESTION).await;
-        page.map(|page| read_loads(&page)).unwrap_or_default()
     }
 
     fn state(&self) -> State {

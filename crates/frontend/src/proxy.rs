@@ -341,7 +341,7 @@ impl Forward {
             arrival.last_failure = Some(outcome);
             // Who hung up may take it after all; who was silent has had its time.
             again = matches!(outcome, Outcome::Unreachable)
-                && !matches!(failure, UpstreamError::AnswerTimeout);
+                && !matches!(failure, UpstreamError::AnswerTimeout | UpstreamError::Mute);
             if attempt < limit {
                 let new = || Move::begin(&self.app, &self.model.name, Stage::New);
                 moving.get_or_insert_with(new).attempt();
@@ -390,7 +390,8 @@ impl Forward {
         target: WorkerRank,
         body: &Bytes,
     ) -> Result<Response<UpstreamBody>, UpstreamError> {
-        let pool = self.workers.get(target.worker).ok_or(UpstreamError::Gone)?;
+        let pool = self.workers.get(target.worker);
+        let pool = pool.ok_or(UpstreamError::Absent)?;
         let has_ranks = self.model.has_ranks(target.worker);
         let rank = has_ranks.then(|| headers::rank_field(target.rank));
         let urgency = self.urgency.filter(|_| pool.larger_first());

@@ -17,16 +17,24 @@ use crate::pool::Pool;
 pub struct UpstreamBody {
     line: Option<Line>,
     pool: Pool,
+    /// When it was asked for, in the pool's count of its ends.
+    era: u32,
     place: Option<OwnedSemaphorePermit>,
     /// Who is woken when the pool is cut; made when there is first something to wait for.
     cut: Option<(Pin<Box<OwnedNotified>>, Waker)>,
 }
 
 impl UpstreamBody {
-    pub(crate) fn new(line: Line, pool: Pool, place: Option<OwnedSemaphorePermit>) -> Self {
+    pub(crate) fn new(
+        line: Line,
+        pool: Pool,
+        era: u32,
+        place: Option<OwnedSemaphorePermit>,
+    ) -> Self {
         Self {
             line: Some(line),
             pool,
+            era,
             place,
             cut: None,
         }
@@ -42,6 +50,7 @@ impl UpstreamBody {
         };
         match line.poll_data(cx) {
             Poll::Ready(Some(Ok(data))) => {
+                self.pool.heard();
                 // Whoever writes a body of known length does not ask once more for its end.
                 if line.is_at_end() {
                     self.give_back();
@@ -58,7 +67,7 @@ impl UpstreamBody {
             }
             Poll::Pending if self.is_cut(cx) => {
                 self.line = None;
-                Poll::Ready(Some(Err(UpstreamError::Gone)))
+                Poll::Ready(Some(Err(self.pool.why_cut())))
             }
             Poll::Pending => Poll::Pending,
         }
@@ -72,11 +81,11 @@ impl UpstreamBody {
 
     fn give_back(&mut self) {
         if let Some(line) = self.line.take() {
-            self.pool.give_back(line);
+            self.pool.give_back(line, self.era);
         }
     }
 
-    /// Whether the pool is cut; if not, `cx` is woken when it is.
+    /// Whether what runs on the pool was given up; if not, `cx` is woken when it is.
     fn is_cut(&mut self, cx: &mut Context<'_>) -> bool {
         // Whoever polls is nearly always the same task, which is registered already.
         let registered = |(_, waker): &(_, Waker)| waker.will_wake(cx.waker());
@@ -85,7 +94,7 @@ impl UpstreamBody {
             let _ = cut.as_mut().poll(cx);
             self.cut = Some((cut, cx.waker().clone()));
         }
-        self.pool.is_cut()
+        self.pool.era() != self.era
     }
 
     /// Closes the connection, as if it were dropped.

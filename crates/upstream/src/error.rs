@@ -9,9 +9,15 @@ use crate::line::CONNECT_PATIENCE;
 /// Why an engine gave no answer, or not all of it.
 #[derive(Debug, thiserror::Error)]
 pub enum UpstreamError {
+    /// It was removed before it was asked.
+    #[error("the worker is not there any more")]
+    Absent,
     /// It was removed while asked.
     #[error("the worker was taken away")]
     Gone,
+    /// It was given up while asked: no question about its health is answered any more.
+    #[error("the worker gives no sign of life")]
+    Mute,
     /// It does not accept connections in time.
     #[error("no connection within {} s", CONNECT_PATIENCE.as_secs())]
     ConnectTimeout,
@@ -39,4 +45,18 @@ pub enum UpstreamError {
     /// More came than is read.
     #[error("its answer is too long")]
     TooLong,
+}
+
+impl UpstreamError {
+    /// Whether nothing of a request can have reached an engine: it may be sent elsewhere, whatever it does.
+    #[must_use]
+    pub fn sent_nothing(&self) -> bool {
+        matches!(self, Self::Absent | Self::ConnectTimeout | Self::Connect(_))
+    }
+
+    /// Whether somebody answered, if only to refuse.
+    #[must_use]
+    pub fn is_answer(&self) -> bool {
+        matches!(self, Self::Status(_) | Self::TooLong | Self::Failed)
+    }
 }

@@ -96,8 +96,12 @@ struct Shared {
     closing: AtomicBool,
     /// The engine tells the tokens of its answers to whoever asks (`return_token_ids`).
     tells_token_ids: AtomicBool,
-    /// Everything that runs on these connections is given up.
+    /// Nothing new begins.
     cut: AtomicBool,
+    /// Times that everything that ran on these connections was given up.
+    era: AtomicU32,
+    /// Something came from the worker since that was last asked.
+    heard: AtomicBool,
     /// Tells those who wait that it is.
     cutting: Arc<Notify>,
 }
@@ -118,6 +122,8 @@ impl Pool {
                 closing: AtomicBool::new(false),
                 tells_token_ids: AtomicBool::new(false),
                 cut: AtomicBool::new(false),
+                era: AtomicU32::new(0),
+                heard: AtomicBool::new(false),
                 cutting: Arc::default(),
             }),
         }
@@ -154,17 +160,22 @@ impl Pool {
     /// says nothing about the worker, so the request is sent again on a new connection, once.
     pub async fn send(&self, ask: &Ask<'_>) -> Result<Response<UpstreamBody>, UpstreamError> {
         let cut = self.shared.cutting.notified();
+        let era = self.era();
         if self.is_cut() {
-            return Err(UpstreamError::Gone);
+            return Err(UpstreamError::Absent);
         }
         tokio::select! {
             biased;
-            response = self.send_uncut(ask) => response,
-            () = cut => Err(UpstreamError::Gone),
+            response = self.send_uncut(ask, era) => response,
+            () = cut => Err(self.why_cut()),
         }
     }
 
-    async fn send_uncut(&self, ask: &Ask<'_>) -> Result<Response<UpstreamBody>, UpstreamError> {
+    async fn send_uncut(
+        &self,
+        ask: &Ask<'_>,
+        era: u32,
+    ) -> Result<Response<UpstreamBody>, UpstreamError> {
         let place = Arc::clone(&self.shared.places).acquire_owned().await.ok();
         let whom = Whom {
             prefix: &self.shared.address.prefix,
@@ -191,7 +202,8 @@ impl Pool {
                 (line, head)
             }
         };
-        let mut response = Response::new(UpstreamBody::new(line, self.clone(), place));
+        self.heard();
+        let mut response = Response::new(UpstreamBody::new(line, self.clone(), era, place));
         *response.status_mut() = head.status;
         *response.headers_mut() = head.headers;
         Ok(response)
@@ -205,6 +217,12 @@ impl Pool {
     /// Gives up whatever runs on these connections, and lets nothing new begin.
     pub fn cut(&self) {
         self.shared.cut.store(true, Ordering::SeqCst);
+        self.sever();
+    }
+
+    /// Gives up whatever runs on these connections now: the worker gives no sign of life.
+    pub fn sever(&self) {
+        self.shared.era.fetch_add(1, Ordering::SeqCst);
         self.shared.cutting.notify_waiters();
         self.each_idle(|idle| idle.clear());
     }
@@ -223,7 +241,32 @@ impl Pool {
         self.shared.cut.load(Ordering::Relaxed)
     }
 
-    /// Comes to an end when the pool is cut.
+    /// Times that everything was given up.
+    pub(crate) fn era(&self) -> u32 {
+        self.shared.era.load(Ordering::SeqCst)
+    }
+
+    /// Why what ran was given up.
+    pub(crate) fn why_cut(&self) -> UpstreamError {
+        match self.is_cut() {
+            true => UpstreamError::Gone,
+            false => UpstreamError::Mute,
+        }
+    }
+
+    /// Something came. Nearly always that is known: threads only read, and share the line.
+    pub(crate) fn heard(&self) {
+        if !self.shared.heard.load(Ordering::Relaxed) {
+            self.shared.heard.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether anything came from the worker, on any connection, since this was last asked.
+    pub fn take_heard(&self) -> bool {
+        self.shared.heard.swap(false, Ordering::Relaxed)
+    }
+
+    /// Comes to an end when what runs is given up.
     pub(crate) fn cutting(&self) -> OwnedNotified {
         Arc::clone(&self.shared.cutting).notified_owned()
     }
@@ -255,12 +298,12 @@ impl Pool {
     }
 
     /// Keeps a connection whose answer was read to its end.
-    pub(crate) fn give_back(&self, mut line: Line) {
-        if line.is_ready() && !self.is_cut() {
+    pub(crate) fn give_back(&self, mut line: Line, era: u32) {
+        if line.is_ready() {
             line.shrink();
             let since = self.shared.sweeps.load(Ordering::Relaxed);
             let mut idle = self.idle();
-            if idle.len() < IDLE_MAX {
+            if self.era() == era && idle.len() < IDLE_MAX {
                 idle.push((line, since));
             }
         }

@@ -3,7 +3,9 @@
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
@@ -11,6 +13,15 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::WorkerAddress;
 use crate::tls::WorkerTls;
+
+/// A connection on which nothing has come for so long is asked whether it lives.
+const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(10);
+/// Between two such questions.
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
+/// Questions without an answer after which it is dead.
+const KEEP_ALIVE_MAX: u32 = 4;
+/// What was sent and is not acknowledged for so long is lost, and the connection with it.
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
 
 /// A connection's bytes.
 #[derive(Debug)]
@@ -26,6 +37,9 @@ impl Wire {
     pub async fn open(address: &WorkerAddress, tls: &WorkerTls) -> io::Result<Self> {
         let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
         let _ = stream.set_nodelay(true);
+        if let Err(error) = notice_death(&stream) {
+            tracing::debug!(worker = %address, %error, "no keep-alive");
+        }
         if !address.tls {
             return Ok(Self::Plain(stream));
         }
@@ -34,6 +48,18 @@ impl Wire {
         let secure = connector.connect(name, stream).await?;
         Ok(Self::Secure(Box::new(secure)))
     }
+}
+
+/// Lets the kernel notice a host that vanishes without a word. A host that is there answers for itself, however
+/// busy its engine is.
+fn notice_death(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEP_ALIVE_AFTER)?;
+    sockopt::set_tcp_keepintvl(stream, KEEP_ALIVE_EVERY)?;
+    sockopt::set_tcp_keepcnt(stream, KEEP_ALIVE_MAX)?;
+    #[cfg(target_os = "linux")]
+    sockopt::set_tcp_user_timeout(stream, UNACKNOWLEDGED_MAX.as_millis() as u32)?;
+    Ok(())
 }
 
 impl AsyncRead for Wire {
@@ -91,5 +117,27 @@ impl AsyncWrite for Wire {
             Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Secure(stream) => Pin::new(stream).poll_shutdown(cx),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_host_that_vanishes_is_noticed() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let address = WorkerAddress::parse(&url).unwrap();
+        let wire = Wire::open(&address, &WorkerTls::default()).await.unwrap();
+        let Wire::Plain(stream) = wire else {
+            panic!("not asked for TLS");
+        };
+        assert!(sockopt::socket_keepalive(&stream).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&stream).unwrap(), KEEP_ALIVE_AFTER);
+        assert_eq!(sockopt::tcp_keepintvl(&stream).unwrap(), KEEP_ALIVE_EVERY);
+        assert_eq!(sockopt::tcp_keepcnt(&stream).unwrap(), KEEP_ALIVE_MAX);
+        #[cfg(target_os = "linux")]
+        assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 30_000);
     }
 }

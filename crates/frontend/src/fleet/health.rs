@@ -3,19 +3,26 @@
 //! A server may answer `/v1/models` for ever while its engine is dead, so it is asked. Two answers in a row that
 //! say no (or none at all) set the worker aside until it says yes. A worker that just failed a request is asked
 //! at once: if it is well it is back before anybody misses it, if not it is set aside at the first no.
+//!
+//! One that says no lives, and ends what it has. One that says nothing, several times in a row, and from which
+//! nothing else comes either, is frozen or its host has vanished: its connections are closed, so that what waits
+//! there goes elsewhere.
 
 use std::time::Duration;
 
 use http::StatusCode;
 use kvasir_router::{Input, Probe};
 use kvasir_types::Time;
-use kvasir_upstream::UpstreamError;
+use kvasir_upstream::{Pool, UpstreamError};
 use tokio::time::Instant;
 
-use super::{QUESTION, Watcher};
+use super::Watcher;
 
 /// Times in a row that a worker may be unwell before it is set aside.
 const UNWELL_MAX: u32 = 2;
+/// Questions in a row without any answer, and without a byte on any connection, after which what runs on a worker
+/// is given up. More than set it aside: a server that stalls for a few seconds finishes what it has.
+const QUIET_MAX: u32 = 3;
 /// A worker that fails again and again is not asked more often than this because of it.
 const FAULT_GAP: Duration = Duration::from_millis(100);
 
@@ -23,19 +30,28 @@ const FAULT_GAP: Duration = Duration::from_millis(100);
 pub(super) struct Check {
     asked: Time,
     well: bool,
+    /// Why nobody answered, where nobody did.
+    pub(super) mute: Option<UpstreamError>,
 }
 
 impl Watcher {
     /// Asks whether the worker is well.
     pub(super) async fn check(&mut self) -> Check {
         let asked = self.fleet.app.clock().now();
+        if self.quiet == 0 {
+            self.was_heard();
+        }
         match self.ask_health().await {
             Ok(()) => {
                 if self.is_set_aside() {
                     tracing::info!(worker = %self.pool.address(), "worker is well again");
                 }
-                self.unwell = 0;
-                Check { asked, well: true }
+                (self.unwell, self.quiet) = (0, 0);
+                Check {
+                    asked,
+                    well: true,
+                    mute: None,
+                }
             }
             Err(error) => {
                 self.unwell = self.unwell.saturating_add(1);
@@ -43,9 +59,38 @@ impl Watcher {
                     tracing::warn!(worker = %self.pool.address(), %error,
                         "worker is not well: it is set aside until it is");
                 }
-                Check { asked, well: false }
+                let heard = self.was_heard() || error.is_answer();
+                self.quiet = if heard { 0 } else { self.quiet + 1 };
+                Check {
+                    asked,
+                    well: false,
+                    mute: (!error.is_answer()).then_some(error),
+                }
             }
         }
+    }
+
+    /// Closes the connections of a worker that has given no sign of life for too long.
+    pub(super) fn give_up_if_quiet(&self) {
+        if self.quiet < QUIET_MAX {
+            return;
+        }
+        let lost: usize = self.pools().map(Pool::open).sum();
+        if lost > 0 {
+            tracing::warn!(worker = %self.pool.address(), requests = lost,
+                "worker gives no sign of life: what it has goes elsewhere");
+        }
+        self.pools().for_each(Pool::sever);
+    }
+
+    /// Whether anything came from the worker since this was last asked.
+    fn was_heard(&self) -> bool {
+        let heard = self.pools().map(Pool::take_heard);
+        heard.fold(false, |any, heard| any | heard)
+    }
+
+    fn pools(&self) -> impl Iterator<Item = &Pool> {
+        self.retired.iter().chain([&self.pool])
     }
 
     /// Asks, and tells the routers. Says whether the worker is well.
@@ -97,12 +142,13 @@ impl Watcher {
 
     /// Any answer but a server's error will do: a server that has no such route is well if it lists its models.
     async fn ask_health(&self) -> Result<(), UpstreamError> {
-        match self.pool.get("/health", QUESTION).await {
+        let question = self.fleet.question;
+        match self.pool.get("/health", question).await {
             Err(UpstreamError::Status(
                 StatusCode::NOT_FOUND
                 | StatusCode::METHOD_NOT_ALLOWED
                 | StatusCode::NOT_IMPLEMENTED,
-            )) => self.pool.get("/v1/models", QUESTION).await.map(drop),
+            )) => self.pool.get("/v1/models", question).await.map(drop),
             Err(UpstreamError::Status(status)) if !status.is_server_error() => Ok(()),
             answer => answer.map(drop),
         }

@@ -1,6 +1,6 @@
 //! Engines that do as they are told: raw bytes, pauses, deaths.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -64,6 +64,8 @@ pub(crate) struct Stage {
     pub(crate) health: Mutex<BTreeMap<u16, &'static [u8]>>,
     /// What the engine at a port answers to every request, instead of a script.
     pub(crate) always: Mutex<BTreeMap<u16, &'static [u8]>>,
+    /// Ports of engines that say nothing to whatever comes.
+    frozen: Mutex<BTreeSet<u16>>,
     /// Questions about health until now.
     pub(crate) checked: AtomicUsize,
     /// Lets [`Step::Gate`] pass.
@@ -88,6 +90,7 @@ impl Stage {
             pages: Mutex::default(),
             health: Mutex::default(),
             always: Mutex::default(),
+            frozen: Mutex::default(),
             checked: AtomicUsize::new(0),
             gate: Semaphore::new(0),
             open: AtomicUsize::new(0),
@@ -105,6 +108,16 @@ impl Stage {
     /// Every request until now.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         self.seen.lock().unwrap().clone()
+    }
+
+    /// From now on the engine at this port says nothing to whatever comes.
+    pub(crate) fn freeze(&self, port: u16) {
+        self.frozen.lock().unwrap().insert(port);
+    }
+
+    /// All engines speak again.
+    pub(crate) fn thaw(&self) {
+        self.frozen.lock().unwrap().clear();
     }
 
     /// Connections that are open now.
@@ -230,6 +243,10 @@ async fn serve(mut stream: TcpStream, port: u16, stage: &Stage) {
     stream.set_nodelay(true).unwrap();
     let mut buffer = Vec::new();
     while let Some((head, body)) = read_request(&mut stream, &mut buffer).await {
+        if stage.frozen.lock().unwrap().contains(&port) {
+            while stream.read(&mut [0; 64]).await.is_ok_and(|n| n > 0) {}
+            return;
+        }
         if head.starts_with("GET") {
             let answer = match head.split(' ').nth(1) {
                 Some("/v1/models") => stage.models(),

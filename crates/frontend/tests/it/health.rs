@@ -3,8 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::engine::{ANSWER, DONE, FIRST, Step, first_event, ok};
-use crate::rig::{ASK, ASK_STREAM, CHAT, Rig, Setup, until};
+use kvasir_frontend::{AppOptions, MigrationOptions};
+
+use crate::client::Client;
+use crate::engine::{ANSWER, DONE, FIRST, LAST, Step, chunk, first_event, ok, stream};
+use crate::rig::{ASK, ASK_STREAM, CHAT, Rig, Setup, in_time, until};
 
 const WELL: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 const UNWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
@@ -199,4 +202,128 @@ async fn a_fleet_that_is_full_stays_whole() {
     }
     assert_eq!(rig.stage.seen().len() - before, 16, "each asked each");
     rig.at_rest().await;
+}
+
+/// Two engines, the first of which has what was played before the second joined; questions are short.
+async fn one_then_another(
+    setup: Setup,
+    scripts: Vec<Vec<Step>>,
+    asks: &[&str],
+) -> (Rig, Vec<Client>) {
+    let mut rig = Rig::with_fleet(1, setup, |fleet| {
+        let fleet = fleet.asking_every(Duration::from_millis(20));
+        fleet.waiting(Duration::from_millis(80))
+    })
+    .await;
+    let mut clients = Vec::new();
+    for (script, ask) in scripts.into_iter().zip(asks) {
+        let begins = matches!(script.first(), Some(Step::Write(_)));
+        rig.stage.play(script);
+        let mut client = rig.client().await;
+        client.post(CHAT, "connection: close\r\n", ask).await;
+        if begins {
+            assert!(client.read_until("\n\n").await);
+        }
+        clients.push(client);
+    }
+    until("the first has all", || {
+        rig.stage.seen().len() == clients.len()
+    })
+    .await;
+    rig.add_engine().await;
+    (rig, clients)
+}
+
+/// A worker that is frozen, or whose host has vanished, loses what it has: what has not begun is answered by another,
+/// what has ends cleanly.
+#[tokio::test]
+async fn a_worker_that_gives_no_sign_of_life_loses_its_requests() {
+    let hang = || vec![Step::Hang];
+    let begun = vec![first_event(), Step::Hang];
+    let scripts = vec![hang(), hang(), begun];
+    let (rig, mut clients) =
+        one_then_another(Setup::usual(), scripts, &[ASK, ASK_STREAM, ASK_STREAM]).await;
+    rig.stage.freeze(rig.engines[0].address.port());
+    let begun = in_time("it ends", clients.pop().unwrap().answer()).await;
+    assert!(
+        begun.whole && begun.text().starts_with(FIRST),
+        "{}",
+        begun.text()
+    );
+    assert!(begun.text().contains("\"error\"") && begun.text().ends_with(DONE));
+    for mut client in clients {
+        let answer = in_time("another answers", client.answer()).await;
+        assert_eq!((answer.status, answer.text()), (200, ANSWER));
+    }
+    rig.joined(1).await;
+    until("nothing is left there", || rig.engines[0].open() <= 1).await;
+    // It thaws: it serves as before.
+    rig.stage.thaw();
+    rig.joined(2).await;
+    for _ in 0..4 {
+        assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    }
+    rig.at_rest().await;
+}
+
+/// The rest of an answer that may go on comes from another worker.
+#[tokio::test]
+async fn an_answer_goes_on_when_its_worker_freezes() {
+    let setup = Setup::options(AppOptions {
+        migration: MigrationOptions {
+            limit: 1,
+            max_seq_len: None,
+        },
+        ..AppOptions::default()
+    });
+    let begun = vec![first_event(), Step::Hang];
+    let (rig, mut clients) = one_then_another(setup, vec![begun], &[ASK_STREAM]).await;
+    rig.stage
+        .play(vec![stream(&[LAST.as_bytes(), DONE.as_bytes()])]);
+    rig.stage.freeze(rig.engines[0].address.port());
+    let answer = in_time("it goes on", clients.remove(0).answer()).await;
+    assert_eq!(
+        (answer.whole, answer.text()),
+        (true, &*[FIRST, LAST, DONE].concat())
+    );
+    rig.at_rest().await;
+}
+
+/// Who answers that it is not well lives, and so does one whose answers still come while its server is slow to speak
+/// of its health: what they have goes on.
+#[tokio::test]
+async fn a_worker_that_lives_ends_what_it_has() {
+    let beat = || [Step::Gate, Step::Write(chunk(b": beat\n\n"))];
+    let rest = || [chunk(DONE.as_bytes()), b"0\r\n\r\n".to_vec()].concat();
+    for frozen in [false, true] {
+        let mut script = vec![first_event()];
+        script.extend((0..4000).flat_map(|_| beat()));
+        script.push(Step::Write(rest()));
+        let (rig, mut clients) =
+            one_then_another(Setup::usual(), vec![script], &[ASK_STREAM]).await;
+        let port = rig.engines[0].address.port();
+        match frozen {
+            true => rig.stage.freeze(port),
+            false => drop(rig.stage.health.lock().unwrap().insert(port, UNWELL)),
+        }
+        let mut beats = 0;
+        let lasts = |rig: &Rig| match frozen {
+            true => rig.model().workers.read().unwrap().len() == 2,
+            false => rig.stage.checked.load(Ordering::SeqCst) < 12,
+        };
+        in_time("questions fail", async {
+            while lasts(&rig) {
+                rig.stage.gate.add_permits(1);
+                beats += 1;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+        assert!(beats < 4000);
+        rig.stage.gate.add_permits(4000 - beats);
+        let answer = in_time("it ends", clients.remove(0).answer()).await;
+        assert!(answer.whole && answer.text().ends_with(DONE));
+        assert!(!answer.text().contains("\"error\""), "frozen: {frozen}");
+        rig.at_rest().await;
+    }
 }

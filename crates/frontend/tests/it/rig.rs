@@ -162,6 +162,16 @@ impl Rig {
         rig
     }
 
+    /// One more engine, and waits until it serves.
+    pub(crate) async fn add_engine(&mut self) {
+        let engine = Engine::start(&self.stage).await;
+        let address = WorkerAddress::parse(&engine.url()).unwrap();
+        assert!(self.fleet.watch(address));
+        self.engines.push(engine);
+        self.joined(self.engines.len()).await;
+        self.at_rest = self.app.tasks().len();
+    }
+
     /// Waits until so many workers serve the model.
     pub(crate) async fn joined(&self, workers: usize) {
         until("workers join", || {
