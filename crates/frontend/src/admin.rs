@@ -4,6 +4,8 @@
 
 mod workers;
 
+use std::collections::HashSet;
+
 use bytes::BytesMut;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request, StatusCode};
@@ -92,10 +94,19 @@ fn busy_error(error: &BusyError) -> Reply {
 /// `GET /decisions`: the latest, newest first.
 pub(crate) fn decisions(app: &App) -> Reply {
     let mut rows: Vec<(kvasir_types::Time, Value)> = Vec::new();
+    let mut seen = HashSet::new();
     for model in app.models().of_routers() {
         model.host.ask(|router| {
-            let newest = router.decisions().take(DECISIONS_MAX);
-            rows.extend(newest.map(|decision| (decision.at, decision_row(app, &model, decision))));
+            for decision in router.decisions().take(DECISIONS_MAX) {
+                let mut row = decision_row(app, &model, decision);
+                // What came of a request is what its last worker made of it.
+                let superseded = !seen.insert(decision.id);
+                row["superseded"] = superseded.into();
+                if superseded {
+                    row["outcome"] = Value::Null;
+                }
+                rows.push((decision.at, row));
+            }
         });
     }
     rows.sort_by_key(|(at, _)| std::cmp::Reverse(*at));

@@ -4,7 +4,7 @@
 //! of that, in the background, leaves it in the engine's cache while the agent is busy with its tools.
 //!
 //! What always holds: nobody waits for it; few run at once ([`RUNNING_MAX`]); it is not begun, and is given up,
-//! while anything waits or the worker is busy; it is booked and freed as any request is.
+//! while anything waits or anything else is on the rank; it is booked and freed as any request is.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,8 +19,6 @@ use crate::models::ServedModel;
 
 /// Running at once, over all models.
 const RUNNING_MAX: usize = 8;
-/// Requests on a rank above which it has better things to do.
-const RANK_REQUESTS_MAX: u32 = 4;
 /// Between two looks whether something else needs the worker.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The router has this long to place it: it does not wait in the queue.
@@ -114,7 +112,7 @@ fn is_loaded(model: &ServedModel, target: WorkerRank, own: u32) -> bool {
             .member(target.worker)
             .is_none_or(|member| member.is_busy());
         let running = router.load(target).map_or(0, |load| load.requests);
-        queued || busy || running > RANK_REQUESTS_MAX + own
+        queued || busy || running > own
     })
 }
 

@@ -62,6 +62,8 @@ struct Running {
     said: Option<String>,
     /// The first worker that served it.
     target: WorkerRank,
+    /// Another worker went on, and nobody was told.
+    untold: bool,
     prompt_tokens: u32,
     hit_rate: f64,
     cached_tokens: Option<u32>,
@@ -157,6 +159,7 @@ impl Answer {
                 Poll::Pending => running = true,
                 Poll::Ready(None) => {}
                 Poll::Ready(Some(Ok(item))) => {
+                    lane.tell_move(self.watch.as_mut());
                     let news = lane.take(item, &self.app, &self.job, self.watch.as_ref());
                     return Poll::Ready(Some(Ok(news)));
                 }
@@ -295,6 +298,7 @@ impl Running {
             text: prompt::detokenizer(&job.text, &job.options),
             said: job.chat.is_some().then(String::new),
             target: lane.booking.target(),
+            untold: false,
             work: Some((lane.booking, lane.stream)),
             first: Some(lane.first),
             prompt_tokens: lane.prompt_tokens,
@@ -340,10 +344,19 @@ impl Running {
     /// Another worker goes on.
     fn adopt(&mut self, lane: Lane) {
         self.thread.moved(lane.tried, lane.failed);
+        (self.target, self.untold) = (lane.booking.target(), true);
         self.work = Some((lane.booking, lane.stream));
         self.first = Some(lane.first);
         if let Some(silence) = &mut self.silence {
             silence.heard();
+        }
+    }
+
+    /// Another worker went on: that is told once. Of several choices the first counts.
+    fn tell_move(&mut self, watch: Option<&mut Watch>) {
+        let moved = std::mem::take(&mut self.untold) && self.index == 0;
+        if let (true, Some(watch), Some((booking, _))) = (moved, watch, &self.work) {
+            watch.moved(booking);
         }
     }
 

@@ -28,6 +28,7 @@ use crate::refusal::{self, Refusal};
 use crate::reply::{self, Reply};
 use crate::routes::{Audience, NoRoute, Paths, Route};
 use crate::tls::ServerTls;
+use crate::via::Via;
 use crate::{admin, body, dump, framing, generate, openapi, proxy};
 
 /// Workers that the health page names as waited for.
@@ -127,6 +128,7 @@ pub struct App {
     is_leaving: AtomicBool,
     draining: AtomicBool,
     ids: RequestIds,
+    via: Via,
     ahead: Places,
 }
 
@@ -138,6 +140,7 @@ impl App {
             .build_info
             .with_label_values(&[env!("CARGO_PKG_VERSION")])
             .set(1.0);
+        let ids = RequestIds::new();
         Arc::new(Self {
             outcomes: Outcomes::new(options.outcomes_max),
             options,
@@ -151,7 +154,8 @@ impl App {
             leaving: CancellationToken::new(),
             is_leaving: AtomicBool::new(false),
             draining: AtomicBool::new(false),
-            ids: RequestIds::new(),
+            via: Via::new(ids.next()),
+            ids,
             ahead: Places::default(),
         })
     }
@@ -242,6 +246,11 @@ impl App {
         &self.ahead
     }
 
+    /// How it signs what it passes on.
+    pub(crate) fn via(&self) -> &Via {
+        &self.via
+    }
+
     pub(crate) fn new_request_id(&self) -> RequestId {
         self.ids.next()
     }
@@ -274,6 +283,7 @@ impl App {
     /// What is asked for, and for whom that is; why not if it is not to be had.
     fn find<B>(&self, request: &Request<B>, door: Door) -> Result<(Route, Audience), Box<Refusal>> {
         refusal::check_head(self, request)?;
+        self.via.check(request.headers()).map_err(Refusal::from)?;
         let (method, path) = (request.method(), request.uri().path());
         let not_found =
             || Err(Refusal::from(ApiError::route_not_found(method.as_str(), path)).into());
@@ -306,6 +316,7 @@ impl App {
             Route::Chat => generate::handle(self, Endpoint::Chat, request).await,
             Route::Completions => generate::handle(self, Endpoint::Completions, request).await,
             Route::Engine(path) => proxy::pass(self, request, path).await,
+            Route::Stored(path) => proxy::seek(self, request, &path).await,
             Route::Models => self.list_models(),
             Route::Model(id) => self.one_model(&id),
             Route::ModelReady(id) => self.model_ready(&id),

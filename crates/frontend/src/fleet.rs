@@ -264,6 +264,11 @@ impl Fleet {
         true
     }
 
+    fn pool(&self, address: WorkerAddress) -> Pool {
+        let via = self.app.via().field().clone();
+        Pool::signing(address, self.tls.clone(), Some(via))
+    }
+
     pub(super) fn app(&self) -> &Arc<App> {
         &self.app
     }
@@ -312,7 +317,7 @@ impl Watcher {
     fn new(address: WorkerAddress, fleet: &Fleet) -> Self {
         Self {
             id: address.id(),
-            pool: Pool::new(address, fleet.tls.clone()),
+            pool: fleet.pool(address),
             retired: Vec::new(),
             known: Facts::default(),
             fleet: fleet.clone(),
@@ -366,7 +371,7 @@ impl Watcher {
     fn serve_at(&mut self, address: WorkerAddress) {
         self.pool.set_closing(false);
         if self.pool.is_cut() || *self.pool.address() != address {
-            let new = Pool::new(address, self.fleet.tls.clone());
+            let new = self.fleet.pool(address);
             // Until it has said what it is, it is taken for what it was.
             new.set_larger_first(self.pool.larger_first());
             let old = std::mem::replace(&mut self.pool, new);
@@ -482,7 +487,10 @@ impl Watcher {
         self.failures = self.failures.saturating_add(1);
         // It may be another when it is back.
         self.known.info.asked = false;
-        if self.failures == 1 {
+        if self.failures == 1 && health::is_ourselves(error) {
+            tracing::error!(worker = %self.pool.address(),
+                "this worker is this frontend itself, or a router that leads back to it: it is not used");
+        } else if self.failures == 1 {
             tracing::warn!(worker = %self.pool.address(), %error, "worker does not answer");
         }
         if self.failures >= FAILURES_MAX {

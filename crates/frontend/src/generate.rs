@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderValue, Request, StatusCode};
+use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use kvasir_openai::{
     ApiError, ChatRequest, CompletionRequest, Endpoint, HeaderHints, Nvext, Options, Prompt, Scan,
@@ -12,17 +12,18 @@ use kvasir_openai::{
 };
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
-use kvasir_types::{RequestId, Time};
+use kvasir_types::Time;
 
 use crate::answer::{Answer, StreamedAnswer};
 use crate::job::Job;
 use crate::meter::Stage;
 use crate::models::{Backend, ServedModel};
+use crate::outcomes::Arrived;
 use crate::prompt::Prompts;
 use crate::query::Query;
 use crate::reply::{self, Reply};
 use crate::watch::{Totals, Watch};
-use crate::{App, ask, body, lane, outcomes, prompt, proxy, told};
+use crate::{App, ask, body, lane, prompt, proxy, told};
 
 /// Texts longer than this are tokenized on a thread of their own, so that others are not held up.
 const INLINE_TEXT_BYTES: usize = 32 * 1024;
@@ -38,12 +39,8 @@ enum Parsed {
 
 /// A request whose body has been read.
 pub(crate) struct Asked {
-    /// Its id.
-    pub(crate) id: RequestId,
-    /// The id that its answer has: its own, or the client's.
-    pub(crate) shown: RequestId,
-    /// Its own as a header says it.
-    pub(crate) name: HeaderValue,
+    /// What it is called, and when it came.
+    pub(crate) arrived: Arrived,
     /// Where it came in.
     pub(crate) endpoint: Endpoint,
     /// Its head.
@@ -58,28 +55,23 @@ pub(crate) async fn handle(
     endpoint: Endpoint,
     request: Request<Incoming>,
 ) -> Reply {
-    let id = app.new_request_id();
     let ticket = app.in_flight().enter();
     let (mut parts, incoming) = request.into_parts();
-    let shown = outcomes::adopt(&mut parts.headers).unwrap_or(id);
-    let given = outcomes::given(&parts.headers).cloned();
-    let name = outcomes::name_of(id);
+    let arrived = Arrived::now(app, &mut parts.headers);
     let outcome = match read(app, &parts, incoming).await {
         Ok(body) => {
             let asked = Asked {
-                id,
-                shown,
-                name: name.clone(),
+                arrived: arrived.clone(),
                 endpoint,
                 parts,
                 body,
             };
             by_worker_kind(app, asked).await
         }
-        Err(error) => Err(unparsed(app, id, &parts, endpoint, error)),
+        Err(error) => Err(unparsed(app, &arrived, &parts, endpoint, error)),
     };
     let mut reply = outcome.unwrap_or_else(|error| reply::error(&error));
-    outcomes::name(&mut reply, given.unwrap_or(name));
+    arrived.tell(&mut reply);
     reply.body_mut().hold(ticket);
     reply
 }
@@ -95,12 +87,12 @@ async fn read(app: &App, parts: &Parts, incoming: Incoming) -> Result<Bytes, Api
 /// Counts a request that failed before its model was known.
 fn unparsed(
     app: &App,
-    id: RequestId,
+    arrived: &Arrived,
     parts: &Parts,
     endpoint: Endpoint,
     error: ApiError,
 ) -> ApiError {
-    Watch::start(app, id, &parts.headers, None, endpoint, false).fail(error)
+    Watch::start(app, arrived, &parts.headers, None, endpoint, false).fail(error)
 }
 
 /// An engine behind HTTP judges the body itself; for a token worker we do.
@@ -109,7 +101,15 @@ async fn by_worker_kind(app: &Arc<App>, asked: Asked) -> Result<Reply, ApiError>
     let scanned = Scan::parse(body).ok();
     let model = match scanned.as_ref().map_or(Ok(None), |scan| served(app, scan)) {
         Ok(model) => model,
-        Err(error) => return Err(unparsed(app, asked.id, &asked.parts, asked.endpoint, error)),
+        Err(error) => {
+            return Err(unparsed(
+                app,
+                &asked.arrived,
+                &asked.parts,
+                asked.endpoint,
+                error,
+            ));
+        }
     };
     if let (Some(scan), Some(model)) = (&scanned, &model)
         && let Backend::OpenAi { workers, .. } = &model.backend
@@ -125,7 +125,13 @@ async fn by_worker_kind(app: &Arc<App>, asked: Asked) -> Result<Reply, ApiError>
     match parsed {
         // Boxed: what forwarded requests carry along stays small.
         Ok(parsed) => Box::pin(run(app, &asked, parsed, model)).await,
-        Err(error) => Err(unparsed(app, asked.id, &asked.parts, asked.endpoint, error)),
+        Err(error) => Err(unparsed(
+            app,
+            &asked.arrived,
+            &asked.parts,
+            asked.endpoint,
+            error,
+        )),
     }
 }
 
@@ -153,10 +159,10 @@ async fn run(
     parsed: Parsed,
     model: Option<Arc<ServedModel>>,
 ) -> Result<Reply, ApiError> {
-    let stream = parsed.options().stream;
+    let (stream, began) = (parsed.options().stream, app.clock().now());
     let watch = Watch::start(
         app,
-        asked.id,
+        &asked.arrived,
         &asked.parts.headers,
         model.as_ref(),
         asked.endpoint,
@@ -169,7 +175,7 @@ async fn run(
         Err(error) => return Err(watch.fail(error)),
     };
     drop(inside);
-    let took = app.clock().now() - watch.received();
+    let took = app.clock().now() - began;
     job.model.meters.stage_took(Stage::Preprocess, took);
     if job.nvext.query_only() {
         return match query(app, &job).await {
@@ -226,10 +232,10 @@ async fn prepare(
         false => None,
     };
     let job = Job {
-        shown: asked.shown,
+        shown: asked.arrived.shown,
         queue_depth: told::queue_depth(&model, &nvext),
         formatted,
-        id: asked.id,
+        id: asked.arrived.id,
         endpoint: asked.endpoint,
         model,
         plane,

@@ -134,6 +134,7 @@ impl Errand {
         let mut arrival = ask::arrival(self.id, self.tokens.len(), &job.nvext, &job.headers);
         for tried in 1..=self.tries {
             arrival.failed.clone_from(&self.failed);
+            arrival.resumed = self.stage == Stage::Ongoing;
             arrival.last_failure = self.last_failure;
             if let Some(moving) = moving {
                 moving.attempt();

@@ -52,6 +52,7 @@ mod text_counts;
 mod tls;
 mod tokens;
 mod told;
+mod via;
 mod warm;
 mod watch;
 

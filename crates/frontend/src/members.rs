@@ -75,6 +75,15 @@ pub enum State {
 }
 
 impl State {
+    /// All there are.
+    pub const ALL: [Self; 5] = [
+        Self::Joining,
+        Self::Serving,
+        Self::Unhealthy,
+        Self::Unreachable,
+        Self::Draining,
+    ];
+
     /// Its name for operators.
     #[must_use]
     pub fn name(self) -> &'static str {

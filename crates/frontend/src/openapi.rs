@@ -4,6 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::members::State;
 use crate::routes::{Audience, Operation, Paths, ROWS, Row, Tail};
 
 /// The version of the language that it is written in.
@@ -123,7 +124,7 @@ fn parameters(tail: Tail, operation: &Operation) -> Vec<Value> {
             "name": name, "in": "path", "required": true, "schema": { "type": "string" },
         }));
     }
-    if operation.method == "delete" {
+    if operation.method == "delete" && matches!(tail, Tail::Name("worker")) {
         out.push(json!({
             "name": "force", "in": "query", "required": false, "schema": { "type": "boolean" },
             "description": "Cut off what runs there instead of waiting for it",
@@ -202,10 +203,13 @@ fn schemas() -> Value {
         "NewWorker": new_worker(),
         "Worker": open(&["worker_id", "url", "state"], &json!({
             "worker_id": number, "url": { "type": ["string", "null"] },
-            "state": { "enum": ["joining", "serving", "unreachable", "draining"] },
+            "state": { "enum": State::ALL.map(State::name) },
             "origins": { "type": "array", "items": { "enum": ["flag", "file", "api"] } },
             "model": { "type": ["string", "null"] },
             "busy": flag, "down": flag, "draining": flag,
+            "block_size": number,
+            "tokens_from": { "type": ["string", "null"] },
+            "told": { "type": "object", "description": "What its user said about it" },
             "kv_total_blocks": { "type": ["integer", "null"] },
             "max_num_batched_tokens": { "type": ["integer", "null"] },
             "ranks": { "type": "array", "items": { "type": "object" } },

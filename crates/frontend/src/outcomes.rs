@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use kvasir_types::{RequestId, WorkerRank};
+use kvasir_types::{RequestId, Time, WorkerRank};
 use serde_json::{Value, json};
 
+use crate::App;
 use crate::reply::Reply;
 
 /// Names a request in the logs of everybody on its way.
@@ -31,6 +32,8 @@ pub(crate) struct Ended {
     pub status: u16,
     /// Who served it; the last that was asked, where several were.
     pub target: Option<WorkerRank>,
+    /// Times that another worker went on with an answer that had begun.
+    pub moves: u32,
     /// Tokens of the prompt, as the engine counted them.
     pub prompt_tokens: Option<u32>,
     /// Those that the router expected in the worker's cache.
@@ -39,9 +42,9 @@ pub(crate) struct Ended {
     pub cached_tokens: Option<u32>,
     /// Tokens of the answer.
     pub output_tokens: Option<u32>,
-    /// From arrival to the first token.
+    /// From the arrival of the head to the first token.
     pub first_token: Option<Duration>,
-    /// From arrival to the end.
+    /// From the arrival of the head to the end.
     pub took: Duration,
 }
 
@@ -54,6 +57,7 @@ impl Ended {
             "status": self.status,
             "worker": self.target.map(|target| target.worker.0),
             "rank": self.target.map(|target| target.rank.0),
+            "moves": self.moves,
             "prompt_tokens": self.prompt_tokens,
             "predicted_cached_tokens": self.predicted_tokens,
             "reported_cached_tokens": self.cached_tokens,
@@ -109,16 +113,66 @@ impl Outcomes {
     }
 }
 
-/// The name that a client gave its request, if it is fit to be remembered.
-pub(crate) fn given(headers: &HeaderMap) -> Option<&HeaderValue> {
-    let value = headers.get(REQUEST_ID)?;
+/// A request whose head has come, and perhaps no more of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Arrived {
+    /// Its id.
+    pub(crate) id: RequestId,
+    /// The id that its answer has: its own, or the client's.
+    pub(crate) shown: RequestId,
+    /// When its head was there.
+    pub(crate) at: Time,
+    /// What client, engine and logs call it.
+    pub(crate) name: HeaderValue,
+    /// The client named it so.
+    is_given: bool,
+}
+
+impl Arrived {
+    /// One with these headers came now.
+    pub(crate) fn now(app: &App, headers: &mut HeaderMap) -> Self {
+        let adopted = adopt(headers);
+        let arrived = Self::refused(app, headers);
+        Self {
+            shown: adopted.unwrap_or(arrived.id),
+            ..arrived
+        }
+    }
+
+    /// The same, of one that goes no further.
+    pub(crate) fn refused(app: &App, headers: &HeaderMap) -> Self {
+        let (id, given) = (app.new_request_id(), given(headers));
+        Self {
+            id,
+            shown: id,
+            at: app.clock().now(),
+            name: given.cloned().unwrap_or_else(|| name_of(id)),
+            is_given: given.is_some(),
+        }
+    }
+
+    /// What its client calls it.
+    pub(crate) fn given(&self) -> Option<HeaderValue> {
+        self.is_given.then(|| self.name.clone())
+    }
+
+    /// Tells the client how to ask about its request, unless the engine has.
+    pub(crate) fn tell(self, reply: &mut Reply) {
+        reply.headers_mut().entry(REQUEST_ID).or_insert(self.name);
+    }
+}
+
+/// The name that a client gave its request, if it is fit to be remembered: one, short, and text.
+fn given(headers: &HeaderMap) -> Option<&HeaderValue> {
+    let mut values = headers.get_all(REQUEST_ID).iter();
+    let value = values.next().filter(|_| values.next().is_none())?;
     let fits = !value.is_empty() && value.len() <= GIVEN_BYTES_MAX && value.to_str().is_ok();
     fits.then_some(value)
 }
 
 /// A client's older way to name its request (`x-dynamo-request-id`), which counts if it is a UUID: then that is the
 /// request's name, as if it had been given in the newer way, and the id of its answer.
-pub(crate) fn adopt(headers: &mut HeaderMap) -> Option<RequestId> {
+fn adopt(headers: &mut HeaderMap) -> Option<RequestId> {
     // Hardly anybody has it: looking through the few fields is cheaper than asking for it by name.
     let (_, value) = headers.iter().find(|(name, _)| *name == OLDER_REQUEST_ID)?;
     let id = RequestId::parse(value.to_str().ok()?)?;
@@ -129,11 +183,6 @@ pub(crate) fn adopt(headers: &mut HeaderMap) -> Option<RequestId> {
 /// A request's id as a header says it.
 pub(crate) fn name_of(id: RequestId) -> HeaderValue {
     HeaderValue::try_from(id.to_string()).unwrap_or(HeaderValue::from_static("unnamed"))
-}
-
-/// Tells the client how to ask about its request, unless the engine has.
-pub(crate) fn name(reply: &mut Reply, name: HeaderValue) {
-    reply.headers_mut().entry(REQUEST_ID).or_insert(name);
 }
 
 #[cfg(test)]
@@ -173,6 +222,11 @@ mod tests {
         assert!(with(&[b'x'; GIVEN_BYTES_MAX]));
         assert!(!with(&[b'x'; GIVEN_BYTES_MAX + 1]));
         assert!(!with(b"") && !with(b"\xff"));
+        let mut twice = HeaderMap::new();
+        for value in ["a", "b"] {
+            twice.append(REQUEST_ID, HeaderValue::from_static(value));
+        }
+        assert_eq!(given(&twice), None, "nobody can tell which");
     }
 
     #[test]

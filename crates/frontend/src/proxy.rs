@@ -5,15 +5,16 @@
 //! is replaced by another.
 
 mod ahead;
+mod attempt;
 mod headers;
 mod opening;
 mod outgoing;
 mod pass;
 mod peek;
 mod resume;
+mod stored;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::response::Parts as Head;
@@ -22,15 +23,14 @@ use http::{HeaderMap, Method, Response, StatusCode, Uri, header};
 use kvasir_openai::answer_text;
 use kvasir_openai::resume::{obstacle, tokens_wanted};
 use kvasir_openai::{
-    ApiError, Endpoint, HeaderHints, Nvext, ResponseNvext, Scan, Timing, WorkerIds, ask_token_ids,
+    ApiError, Endpoint, HeaderHints, Nvext, ResponseNvext, Scan, Timing, WorkerIds,
 };
-use kvasir_router::{Arrival, Outcome, Sent};
+use kvasir_router::{Arrival, Sent};
 use kvasir_types::{Time, WorkerRank};
-use kvasir_upstream::{Ask, UpstreamBody, UpstreamError, Upstreams};
+use kvasir_upstream::Upstreams;
 
 use crate::generate::Asked;
 use crate::host::Booking;
-use crate::migrate::{Move, Stage};
 use crate::models::ServedModel;
 use crate::place::{self, Blocks};
 use crate::query::Query;
@@ -45,6 +45,7 @@ pub(crate) use ahead::NextTurn;
 pub(crate) use pass::pass;
 use resume::Terms;
 pub(crate) use resume::{Moved, Moving, Rest, Resume};
+pub(crate) use stored::seek;
 
 /// A request on its way to an OpenAI worker.
 struct Forward {
@@ -79,7 +80,10 @@ enum Kind {
         ahead: bool,
     },
     /// Nothing.
-    Opaque,
+    Opaque {
+        /// Its answer is all that comes of it, so that it may be run twice.
+        pure: bool,
+    },
 }
 
 /// An answer that has begun.
@@ -158,10 +162,10 @@ async fn prepare(
     model: &Arc<ServedModel>,
     workers: &Upstreams,
 ) -> Result<Ready, ApiError> {
-    let (stream, endpoint) = (scan.stream(), asked.endpoint);
+    let (stream, endpoint, began) = (scan.stream(), asked.endpoint, app.clock().now());
     let watch = Watch::start(
         app,
-        asked.id,
+        &asked.arrived,
         &asked.parts.headers,
         Some(model),
         endpoint,
@@ -181,10 +185,10 @@ async fn prepare(
     let mut blocks = place::name_blocks(app, model, tokens, salt.as_deref().unwrap_or_default());
     blocks.guessed = reading.guessed();
     blocks.certain = u32::try_from(tokens.len()).ok().filter(|_| reading.certain);
-    let arrival = ask::arrival(asked.id, tokens.len().max(1), &nvext, &hints);
+    let arrival = ask::arrival(asked.arrived.id, tokens.len().max(1), &nvext, &hints);
     let exact = (!reading.guessed()).then_some(tokens);
     let query = nvext.query_only().then(|| Query {
-        id: asked.shown,
+        id: asked.arrived.shown,
         endpoint,
         stream,
         tokens: exact.cloned(),
@@ -195,7 +199,7 @@ async fn prepare(
         false => None,
     };
     let shown = exact.filter(|_| stream).map(Vec::as_slice);
-    let notes = told::notes(&nvext, asked.shown, shown, formatted.as_deref());
+    let notes = told::notes(&nvext, asked.arrived.shown, shown, formatted.as_deref());
     let terms = migration_terms(app, scan, endpoint, &nvext);
     let follow = terms.is_some_and(|terms| terms.obstacle.is_none());
     let hide = match (stream, scan.include_usage()) {
@@ -203,7 +207,7 @@ async fn prepare(
         (true, true) if follow && !scan.continuous_usage() => Hide::Chunks,
         _ => Hide::Nothing,
     };
-    let mut headers = headers::to_engine(asked.parts.headers, &asked.name);
+    let mut headers = headers::to_engine(asked.parts.headers, app.via(), &asked.arrived.name);
     // What we look into must not be compressed.
     headers.remove(header::ACCEPT_ENCODING);
     watch.trace_to(&mut headers);
@@ -226,7 +230,7 @@ async fn prepare(
         received: watch.received(),
         notes,
     };
-    let took = app.clock().now() - watch.received();
+    let took = app.clock().now() - began;
     model.meters.stage_took(meter::Stage::Preprocess, took);
     drop(preprocess);
     Ok(Ready {
@@ -291,160 +295,6 @@ fn migration_terms(app: &App, scan: &Scan<'_>, endpoint: Endpoint, nvext: &Nvext
 }
 
 impl Forward {
-    async fn run(
-        self,
-        mut arrival: Arrival,
-        blocks: Blocks,
-        mut watch: Watch,
-    ) -> Result<Reply, ApiError> {
-        let limit = self.app.options().retry_limit;
-        let mut why = ApiError::unavailable();
-        let mut moving: Option<Move> = None;
-        let mut again = false;
-        let mut refused = None;
-        for attempt in 0..=limit {
-            let mut attempted = arrival.clone();
-            attempted.again = again;
-            let booking = match place::book(&self.app, &self.model, attempted, &blocks).await {
-                Ok(booking) => booking,
-                Err(error) => {
-                    why = place::refusal_after(&self.app, &error, why);
-                    break;
-                }
-            };
-            let target = booking.target();
-            watch.placed(&booking);
-            let failure = match self.open(&booking, arrival.isl_tokens).await {
-                Ok(opened) if attempt < limit && try_elsewhere(opened.head.status) => {
-                    let status = opened.head.status;
-                    // If nobody else answers, this is the answer.
-                    refused = Some((opened, target));
-                    UpstreamError::Status(status)
-                }
-                Ok(opened) => {
-                    if let Some(moving) = moving {
-                        moving.settle(true);
-                    }
-                    let place = (target, Some(booking));
-                    return Ok(self.answer(opened, place, watch, arrival));
-                }
-                Err(error) => error,
-            };
-            tracing::warn!(worker = %target, error = %failure, attempt, "no answer");
-            why = match failure {
-                UpstreamError::AnswerTimeout => ApiError::deadline(),
-                _ => ApiError::unavailable(),
-            };
-            let outcome = outcome(&failure);
-            booking.finish(outcome);
-            arrival.failed.push(target.worker);
-            arrival.last_failure = Some(outcome);
-            // Who hung up may take it after all; who was silent has had its time.
-            again = matches!(outcome, Outcome::Unreachable)
-                && !matches!(failure, UpstreamError::AnswerTimeout | UpstreamError::Mute);
-            if attempt < limit {
-                let new = || Move::begin(&self.app, &self.model.name, Stage::New);
-                moving.get_or_insert_with(new).attempt();
-            }
-        }
-        if let Some(moving) = moving {
-            moving.settle(false);
-        }
-        match refused {
-            Some((opened, target)) => Ok(self.answer(opened, (target, None), watch, arrival)),
-            None => Err(watch.fail(why)),
-        }
-    }
-
-    /// Waits for the beginning of an answer; an engine's refusal is one too.
-    async fn open(&self, booking: &Booking, tokens: u32) -> Result<Opened, UpstreamError> {
-        let patience = self.first_byte_patience();
-        let attempt = self.attempt(booking.sent(), tokens);
-        let timed_out = Err(UpstreamError::AnswerTimeout);
-        let Some(prefill) = self.prefill_span(booking.sent(), tokens) else {
-            let opened = tokio::time::timeout(patience, attempt).await;
-            return opened.unwrap_or(timed_out);
-        };
-        let mut attempt = std::pin::pin!(attempt);
-        let prefill = prefill.min(patience);
-        if let Ok(opened) = tokio::time::timeout(prefill, &mut attempt).await {
-            return opened;
-        }
-        booking.likely_begun();
-        let opened = tokio::time::timeout(patience - prefill, attempt).await;
-        opened.unwrap_or(timed_out)
-    }
-
-    /// How long the prompt of an answer in one piece likely takes; none where that is seen, or not known.
-    fn prefill_span(&self, sent: &Sent, tokens: u32) -> Option<Duration> {
-        let Kind::Completion { stream: false, .. } = self.kind else {
-            return None;
-        };
-        let uncached = tokens.saturating_sub(sent.cached_tokens);
-        self.model.host.paces().span(sent.target, uncached)
-    }
-
-    /// Sends `body` to a worker and waits for the head of its answer.
-    async fn ask(
-        &self,
-        target: WorkerRank,
-        body: &Bytes,
-    ) -> Result<Response<UpstreamBody>, UpstreamError> {
-        let pool = self.workers.get(target.worker);
-        let pool = pool.ok_or(UpstreamError::Absent)?;
-        let has_ranks = self.model.has_ranks(target.worker);
-        let rank = has_ranks.then(|| headers::rank_field(target.rank));
-        let urgency = self.urgency.filter(|_| pool.larger_first());
-        let turned = urgency.and_then(|urgency| outgoing::larger_first(body, urgency));
-        let body = turned.as_ref().unwrap_or(body);
-        let asks_ids = self.wanted().asks_ids() && pool.tells_token_ids();
-        let with_ids = asks_ids.then(|| ask_token_ids(body));
-        let body = with_ids.as_ref().unwrap_or(body);
-        let ask = Ask {
-            method: &self.method,
-            path: self.path.as_str(),
-            headers: &self.headers,
-            also: rank.as_ref().map(|(name, value)| (name, value)),
-            body,
-        };
-        pool.send(&ask).await
-    }
-
-    async fn attempt(&self, sent: &Sent, tokens: u32) -> Result<Opened, UpstreamError> {
-        let dispatched = self.app.clock().now();
-        self.model.meters.dispatched();
-        let _inside = self.model.meters.enter(meter::Stage::Dispatch);
-        let response = self.ask(sent.target, &self.body).await?;
-        let (head, body) = response.into_parts();
-        let form = self.form(&head, || self.extras(sent, tokens, dispatched));
-        let thread = self
-            .thread()
-            .filter(|_| matches!(form, Form::Events { .. }));
-        let mut source = Source::new(body, form, thread);
-        source.gather(self.looks_ahead());
-        let begun = source.begin().await?;
-        let opened = Opened {
-            dispatched,
-            head,
-            source,
-            begun,
-        };
-        Ok(match self.app.options().error_peek {
-            Some(_) => peek::error_as_status(opened),
-            None => opened,
-        })
-    }
-
-    fn first_byte_patience(&self) -> Duration {
-        let limits = &self.app.options().limits;
-        match (self.kind, limits.stream_silence) {
-            (Kind::Completion { stream: true, .. }, Some(silence)) => {
-                silence.min(limits.first_byte)
-            }
-            _ => limits.first_byte,
-        }
-    }
-
     /// Whether the next turn is to be computed ahead.
     fn looks_ahead(&self) -> bool {
         matches!(self.kind, Kind::Completion { ahead: true, .. })
@@ -578,7 +428,7 @@ impl Forward {
     fn wanted(&self) -> Wanted {
         match self.kind {
             Kind::Completion { wanted, .. } => wanted,
-            Kind::Opaque => Wanted::default(),
+            Kind::Opaque { .. } => Wanted::default(),
         }
     }
 
@@ -618,20 +468,4 @@ impl Forward {
             clock,
         })
     }
-}
-
-/// How the router is to take a worker's failure.
-fn outcome(error: &UpstreamError) -> Outcome {
-    match error {
-        UpstreamError::Status(_) => Outcome::Overloaded,
-        _ => Outcome::Unreachable,
-    }
-}
-
-/// Whether an engine's refusal says nothing about the request, so that another may take it.
-fn try_elsewhere(status: StatusCode) -> bool {
-    matches!(
-        status,
-        StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
-    )
 }

@@ -10,11 +10,12 @@ use http::request::Parts;
 use http::{HeaderMap, Request, Version};
 use kvasir_openai::{ApiError, Endpoint};
 
+use crate::App;
 use crate::meter::Asking;
+use crate::outcomes::Arrived;
 use crate::reply::{self, Reply};
 use crate::routes::Route;
 use crate::watch::{Watch, error_type};
-use crate::{App, outcomes};
 
 /// Fields of a request's head. For HTTP/1 this is the library's own bound, which it checks without allocating; another
 /// would cost every request.
@@ -70,6 +71,7 @@ impl Refusal {
             Route::Chat => Some(Asking::completion(Endpoint::Chat, false)),
             Route::Completions => Some(Asking::completion(Endpoint::Completions, false)),
             Route::Engine(theirs) => Some(Asking::route(theirs.unwrap_or(path), false)),
+            Route::Stored(path) => Some(Asking::route(path, false)),
             _ => None,
         };
         Self { asking, ..self }
@@ -77,16 +79,16 @@ impl Refusal {
 
     /// The answer, counted and logged.
     pub(crate) fn answer(self, app: &App, head: &Parts) -> Reply {
-        let id = app.new_request_id();
-        let given = outcomes::given(&head.headers).cloned();
+        let arrived = Arrived::refused(app, &head.headers);
         let error = match (self.is_overload, self.asking) {
             (true, Some(asking)) => {
-                Watch::begin(app, id, &head.headers, None, asking).fail(self.error)
+                Watch::begin(app, &arrived, &head.headers, None, asking).fail(self.error)
             }
             (_, asking) => {
                 count(app, asking, &self.error);
+                let given = arrived.given();
                 tracing::info!(
-                    request = %id,
+                    request = %arrived.id,
                     client_request = given.as_ref().and_then(|given| given.to_str().ok()),
                     endpoint = asking.map_or(UNKNOWN, |asking| asking.endpoint),
                     status = self.error.status,
@@ -100,7 +102,7 @@ impl Refusal {
         if let Some(allowed) = self.allowed {
             reply::allow(&mut reply, allowed);
         }
-        outcomes::name(&mut reply, given.unwrap_or_else(|| outcomes::name_of(id)));
+        arrived.tell(&mut reply);
         reply
     }
 }

@@ -206,6 +206,7 @@ impl Books {
     /// Another worker goes on.
     fn go_on(&mut self, booking: Booking) {
         booking.first_token();
+        self.watch.moved(&booking);
         self.target = booking.target();
         self.booking = Some(booking);
     }

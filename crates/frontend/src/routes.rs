@@ -6,10 +6,14 @@ use std::borrow::Cow;
 
 use http::Method;
 
-/// Routes that only engines know; their bodies pass unread.
-const ENGINE_PATHS: &[&str] = &[
+/// Routes that only engines know; their bodies pass unread. The answer is all that comes of a request there, so that
+/// it may be run twice.
+const PURE_PATHS: &[&str] = &[
     "/classify",
     "/detokenize",
+    "/generate",
+    "/inference/v1/generate",
+    "/invocations",
     "/pooling",
     "/rerank",
     "/score",
@@ -17,19 +21,36 @@ const ENGINE_PATHS: &[&str] = &[
     "/v1/audio/speech",
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
+    "/v1/chat/completions/derender",
+    "/v1/chat/completions/render",
     "/v1/classify",
+    "/v1/completions/derender",
+    "/v1/completions/render",
     "/v1/images/edits",
     "/v1/images/generations",
     "/v1/pooling",
     "/v1/rerank",
     "/v1/score",
-    "/v1/videos",
     "/v2/rerank",
 ];
 
+/// The same where an engine may keep something: such a request is not run twice.
+const KEEPING_PATHS: &[&str] = &[
+    "/v1/batches",
+    "/v1/files",
+    "/v1/videos",
+    "/v1/videos/stream",
+];
+
+/// Whether the answer is all that comes of a request to an engine's path.
+pub(crate) fn is_pure(path: &str) -> bool {
+    let moved = [EMBEDDINGS, RESPONSE_TOKENS, MESSAGES, MESSAGE_TOKENS];
+    PURE_PATHS.contains(&path) || moved.contains(&path)
+}
+
 /// Where engines have the routes that may be elsewhere here.
 const EMBEDDINGS: &str = "/v1/embeddings";
-const RESPONSES: &str = "/v1/responses";
+pub(crate) const RESPONSES: &str = "/v1/responses";
 const RESPONSE_TOKENS: &str = "/v1/responses/input_tokens";
 /// Anthropic's, and where its tokens are counted.
 pub(crate) const MESSAGES: &str = "/v1/messages";
@@ -83,6 +104,8 @@ pub enum Route {
     Completions,
     /// A route that only engines know, by its path there; none where that is the client's.
     Engine(Option<&'static str>),
+    /// Something that one engine keeps, at this path of its own.
+    Stored(String),
     /// The list of models.
     Models,
     /// One model; its id may contain slashes.
@@ -227,6 +250,36 @@ const fn posted(place: Place, make: fn(String) -> Route, operations: &'static [O
 /// What is done with a request that only engines understand.
 const PASSED: Operation = post("Passed to a worker by load, unread", "Any", "Any");
 
+/// What one engine keeps under an id, and perhaps parts of it below.
+const fn kept(place: Place, name: &'static str, make: fn(String) -> Route) -> Row {
+    Row {
+        place,
+        tail: Tail::Name(name),
+        audience: Audience::Clients,
+        allow: "GET,HEAD,DELETE",
+        make,
+        operations: SOUGHT_AND_DELETED,
+    }
+}
+
+const SOUGHT_AND_DELETED: &[Operation] = &[
+    get("Asked of one worker after another until one has it", "Any"),
+    Operation {
+        method: "delete",
+        ..get("Asked of one worker after another until one has it", "Any")
+    },
+];
+
+/// A change of something that one engine keeps.
+const SOUGHT: Operation = Operation {
+    takes: None,
+    ..post(
+        "Asked of one worker after another until one has it",
+        "Any",
+        "Any",
+    )
+};
+
 /// The table; the first row that fits is the route.
 pub(crate) const ROWS: &[Row] = &[
     posted(
@@ -346,8 +399,9 @@ pub(crate) const ROWS: &[Row] = &[
             &[get("Why a request went where it went", "Decision")],
         )
     },
+    posted(Place::Each(PURE_PATHS), |_| Route::Engine(None), &[PASSED]),
     posted(
-        Place::Each(ENGINE_PATHS),
+        Place::Each(KEEPING_PATHS),
         |_| Route::Engine(None),
         &[PASSED],
     ),
@@ -376,6 +430,34 @@ pub(crate) const ROWS: &[Row] = &[
         |_| Route::Engine(Some(MESSAGE_TOKENS)),
         &[PASSED],
     ),
+    Row {
+        tail: Tail::NameThen("response_id", "/cancel"),
+        ..posted(
+            Place::Moved(|p| &p.responses),
+            |id| Route::Stored([RESPONSES, "/", &id, "/cancel"].concat()),
+            &[SOUGHT],
+        )
+    },
+    kept(Place::Moved(|p| &p.responses), "response_id", |id| {
+        Route::Stored([RESPONSES, "/", &id].concat())
+    }),
+    Row {
+        tail: Tail::NameThen("batch_id", "/cancel"),
+        ..posted(
+            Place::At("/v1/batches"),
+            |id| Route::Stored(["/v1/batches/", &id, "/cancel"].concat()),
+            &[SOUGHT],
+        )
+    },
+    kept(Place::At("/v1/batches"), "batch_id", |id| {
+        Route::Stored(["/v1/batches/", &id].concat())
+    }),
+    kept(Place::At("/v1/files"), "file_id", |id| {
+        Route::Stored(["/v1/files/", &id].concat())
+    }),
+    kept(Place::At("/v1/videos"), "video_id", |id| {
+        Route::Stored(["/v1/videos/", &id].concat())
+    }),
     Row {
         tail: Tail::NameThen("model", "/ready"),
         ..read(
@@ -490,124 +572,4 @@ fn percent_decode(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn find(method: &str, path: &str) -> Result<Route, NoRoute> {
-        let found = Paths::default().find(&method.parse().unwrap(), path);
-        found.map(|(route, _)| route)
-    }
-
-    #[test]
-    fn paths_and_methods_choose_the_route() {
-        assert_eq!(find("POST", "/v1/chat/completions"), Ok(Route::Chat));
-        assert_eq!(
-            find("GET", "/v1/chat/completions"),
-            Err(NoRoute::Method("POST"))
-        );
-        assert_eq!(find("HEAD", "/health"), Ok(Route::Health));
-        assert_eq!(find("POST", "/metrics"), Err(NoRoute::Method("GET,HEAD")));
-        assert_eq!(find("GET", "/v1/models"), Ok(Route::Models));
-        assert_eq!(find("GET", "/v1/models/"), Err(NoRoute::NotFound));
-        assert_eq!(find("GET", "/v1/modelsx"), Err(NoRoute::NotFound));
-        assert_eq!(
-            find("POST", "/v1/embeddings"),
-            Ok(Route::Engine(Some("/v1/embeddings")))
-        );
-        assert_eq!(find("POST", "/rerank"), Ok(Route::Engine(None)));
-        assert_eq!(find("POST", "/v1/messages"), Err(NoRoute::NotFound));
-        assert_eq!(find("GET", "/nope"), Err(NoRoute::NotFound));
-        assert_eq!(find("GET", "/workers/"), Err(NoRoute::NotFound));
-        assert_eq!(find("DELETE", "/workers/7"), Ok(Route::Worker("7".into())));
-        assert_eq!(
-            find("DELETE", "/workers/http%3A%2F%2Fa%3A1"),
-            Ok(Route::Worker("http://a:1".into()))
-        );
-        assert_eq!(find("GET", "/workers/7"), Err(NoRoute::Method("DELETE")));
-        assert_eq!(
-            find("DELETE", "/workers"),
-            Err(NoRoute::Method("GET,HEAD,POST"))
-        );
-    }
-
-    #[test]
-    fn what_a_row_says_it_does_it_allows() {
-        for row in ROWS {
-            let mut methods: Vec<String> = Vec::new();
-            for operation in row.operations {
-                methods.push(operation.method.to_uppercase());
-                if operation.method == "get" {
-                    methods.push("HEAD".into());
-                }
-            }
-            assert_eq!(row.allow, methods.join(","));
-        }
-    }
-
-    #[test]
-    fn a_model_id_may_contain_slashes_and_escapes() {
-        assert_eq!(
-            find("GET", "/v1/models/org/name"),
-            Ok(Route::Model("org/name".into()))
-        );
-        assert_eq!(
-            find("GET", "/v1/models/org%2Fname"),
-            Ok(Route::Model("org/name".into()))
-        );
-        assert_eq!(
-            find("GET", "/v1/models/a/b/ready"),
-            Ok(Route::ModelReady("a/b".into()))
-        );
-        assert_eq!(
-            find("GET", "/v1/models/ready"),
-            Ok(Route::Model("ready".into()))
-        );
-        assert_eq!(
-            find("GET", "/v1/models/%zz%ff"),
-            Ok(Route::Model("%zz%ff".into()))
-        );
-    }
-
-    #[test]
-    fn moved_paths_leave_their_old_place() {
-        let paths = Paths {
-            chat: "/chat".into(),
-            ..Paths::default()
-        };
-        let find = |path| paths.find(&Method::POST, path).map(|(route, _)| route);
-        assert_eq!(find("/chat"), Ok(Route::Chat));
-        assert_eq!(find("/v1/chat/completions"), Err(NoRoute::NotFound));
-    }
-
-    /// Engines have the route at its usual place, wherever it is here.
-    #[test]
-    fn routes_of_engines_move_with_what_is_below_them() {
-        let paths = Paths {
-            embeddings: "/emb".into(),
-            responses: "/answers".into(),
-            messages: Some("/anthropic".into()),
-            ..Paths::default()
-        };
-        let find = |path| paths.find(&Method::POST, path).map(|(route, _)| route);
-        for (ours, theirs) in [
-            ("/emb", "/v1/embeddings"),
-            ("/answers", "/v1/responses"),
-            ("/answers/input_tokens", "/v1/responses/input_tokens"),
-            ("/anthropic", "/v1/messages"),
-            ("/anthropic/count_tokens", "/v1/messages/count_tokens"),
-        ] {
-            assert_eq!(find(ours), Ok(Route::Engine(Some(theirs))));
-            assert_eq!(find(theirs), Err(NoRoute::NotFound));
-        }
-        let listed = |paths: &Paths| -> Vec<String> {
-            let all = ROWS.iter().flat_map(|row| row.place.paths(paths));
-            all.map(Cow::into_owned).collect()
-        };
-        assert!(listed(&paths).contains(&"/anthropic/count_tokens".to_owned()));
-        assert!(
-            !listed(&Paths::default())
-                .iter()
-                .any(|path| path.contains("messages"))
-        );
-    }
-}
+mod tests;

@@ -15,7 +15,7 @@ use crate::App;
 use crate::host::Booking;
 use crate::meter::{Asking, ModelMeters};
 use crate::models::ServedModel;
-use crate::outcomes::{self, Ended, Outcomes};
+use crate::outcomes::{Arrived, Ended, Outcomes};
 use crate::spans::{Times, Traced};
 
 /// The status under which a request is remembered whose client left.
@@ -32,6 +32,8 @@ pub(crate) struct Watch {
     given: Option<HeaderValue>,
     received: Time,
     placed: Option<Placed>,
+    /// Times that another worker went on with the answer.
+    moves: u32,
     asking: Asking,
     first_token: Option<Time>,
     /// It was first sent to a worker then.
@@ -67,7 +69,7 @@ impl Watch {
     /// A request came for `model`, if that is served.
     pub(crate) fn start(
         app: &App,
-        id: RequestId,
+        arrived: &Arrived,
         headers: &HeaderMap,
         model: Option<&Arc<ServedModel>>,
         endpoint: Endpoint,
@@ -75,7 +77,7 @@ impl Watch {
     ) -> Self {
         Self::begin(
             app,
-            id,
+            arrived,
             headers,
             model,
             Asking::completion(endpoint, stream),
@@ -85,18 +87,18 @@ impl Watch {
     /// The same, for a route that only engines know.
     pub(crate) fn start_at(
         app: &App,
-        id: RequestId,
+        arrived: &Arrived,
         headers: &HeaderMap,
         model: Option<&Arc<ServedModel>>,
         path: &str,
         stream: bool,
     ) -> Self {
-        Self::begin(app, id, headers, model, Asking::route(path, stream))
+        Self::begin(app, arrived, headers, model, Asking::route(path, stream))
     }
 
     pub(crate) fn begin(
         app: &App,
-        id: RequestId,
+        arrived: &Arrived,
         headers: &HeaderMap,
         model: Option<&Arc<ServedModel>>,
         asking: Asking,
@@ -108,10 +110,11 @@ impl Watch {
             meters: Arc::clone(meters),
             clock,
             outcomes: app.outcomes().clone(),
-            id,
-            given: outcomes::given(headers).cloned(),
-            received: clock.now(),
+            id: arrived.id,
+            given: arrived.given(),
+            received: arrived.at,
             placed: None,
+            moves: 0,
             asking,
             first_token: None,
             sent: None,
@@ -125,7 +128,7 @@ impl Watch {
         &self.meters
     }
 
-    /// When the request came.
+    /// When the head of the request was there.
     pub(crate) fn received(&self) -> Time {
         self.received
     }
@@ -150,6 +153,12 @@ impl Watch {
         if self.traced.is_some() && self.sent.is_none() {
             self.sent = Some(self.clock.now());
         }
+    }
+
+    /// Another worker goes on with the answer.
+    pub(crate) fn moved(&mut self, booking: &Booking) {
+        self.moves = self.moves.saturating_add(1);
+        self.placed(booking);
     }
 
     /// The client is about to see its first token.
@@ -210,6 +219,7 @@ impl Watch {
             given: given.and_then(|given| Some(given.to_str().ok()?.into())),
             status,
             target: self.placed.map(|placed| placed.target),
+            moves: self.moves,
             prompt_tokens: totals.map(|totals| totals.prompt_tokens),
             predicted_tokens: self.placed.map(|placed| placed.tokens),
             cached_tokens: totals.and_then(|totals| totals.cached_tokens),
@@ -246,6 +256,7 @@ impl Watch {
             model = self.meters.model(),
             worker = ended.target.map(|target| target.worker.0),
             rank = ended.target.map(|target| target.rank.0),
+            moves = (ended.moves > 0).then_some(ended.moves),
             status = ended.status,
             prompt = ended.prompt_tokens,
             overlap_blocks = placed.map(|placed| placed.blocks),

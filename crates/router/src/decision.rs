@@ -20,6 +20,10 @@ pub struct Decision {
     /// The model that it asked for, where the router places requests of several.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub model: Option<Arc<str>>,
+    /// How many workers had failed the request before.
+    pub failed_before: u32,
+    /// The last of them had begun to answer, and this one was to go on from there.
+    pub resumed: bool,
     /// When it was made.
     #[cfg_attr(feature = "serde", serde(serialize_with = "as_nanos"))]
     pub at: Time,

@@ -96,6 +96,8 @@ pub struct Arrival {
     pub failed: Vec<WorkerId>,
     /// Unless nobody else is left: then the one that failed it longest ago.
     pub again: bool,
+    /// The last of those had begun to answer: another is to go on from there.
+    pub resumed: bool,
     /// How the last of those failed.
     pub last_failure: Option<Outcome>,
     /// Only asks: nothing is booked, nothing is queued, the answer is immediate.
@@ -120,6 +122,7 @@ impl Arrival {
             policy_class: None,
             failed: Vec::new(),
             again: false,
+            resumed: false,
             last_failure: None,
             query_only: false,
         }

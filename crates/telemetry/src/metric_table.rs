@@ -180,9 +180,9 @@ metrics! {
         gauge stage_requests = "stage_requests" ["stage", "phase"];
         /// Time spent in each stage.
         histogram stage_duration_seconds = "stage_duration_seconds" ["stage"] in STAGE;
-        /// From arrival to the end of the answer.
+        /// From the arrival of the head to the end of the answer; sending the body is part of it.
         histogram request_duration_seconds = "request_duration_seconds" ["model"] in Buckets::Tuned(Tuned::RequestDuration);
-        /// From arrival to the first token.
+        /// From the arrival of the head to the first token; sending the body is part of it.
         histogram time_to_first_token_seconds = "time_to_first_token_seconds" ["model"] in Buckets::Tuned(Tuned::Ttft);
         /// Between tokens.
         histogram inter_token_latency_seconds = "inter_token_latency_seconds" ["model"] in Buckets::Tuned(Tuned::Itl);

@@ -97,6 +97,7 @@ impl Pool {
             headers: request.headers(),
             also: None,
             body: request.body(),
+            fresh: false,
         };
         self.send(&ask).await
     }

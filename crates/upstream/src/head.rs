@@ -30,6 +30,9 @@ pub struct Ask<'a> {
     pub also: Option<(&'a HeaderName, &'a HeaderValue)>,
     /// The body.
     pub body: &'a Bytes,
+    /// It goes out on a connection of its own. A kept one may be closed at any moment, and then nobody knows whether
+    /// the worker had begun with what was sent.
+    pub fresh: bool,
 }
 
 /// Whom it is asked.
@@ -174,6 +177,7 @@ mod tests {
             headers,
             also: None,
             body: &body,
+            fresh: false,
         };
         let whom = Whom {
             prefix: "/p",

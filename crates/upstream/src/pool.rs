@@ -55,6 +55,12 @@ impl Upstreams {
         open().nth(at).map(|(id, pool)| (*id, pool.clone()))
     }
 
+    /// Every worker.
+    pub fn ids(&self) -> Vec<WorkerId> {
+        let by_id = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
+        by_id.keys().copied().collect()
+    }
+
     /// Adds a worker, or replaces its connections.
     pub fn insert(&self, worker: WorkerId, pool: Pool) {
         self.by_id
@@ -86,6 +92,8 @@ struct Shared {
     tls: WorkerTls,
     /// What the `host` header says.
     authority: HeaderValue,
+    /// How questions of our own are signed.
+    via: Option<HeaderValue>,
     /// Kept connections of each thread.
     idle: [Mutex<Idle>; HOMES],
     sweeps: AtomicU32,
@@ -109,12 +117,18 @@ struct Shared {
 impl Pool {
     /// A pool without connections.
     pub fn new(address: WorkerAddress, tls: WorkerTls) -> Self {
+        Self::signing(address, tls, None)
+    }
+
+    /// The same, signing what is asked of its pages with `via`.
+    pub fn signing(address: WorkerAddress, tls: WorkerTls, via: Option<HeaderValue>) -> Self {
         let authority = HeaderValue::try_from(address.authority());
         Self {
             shared: Arc::new(Shared {
                 authority: authority.unwrap_or(HeaderValue::from_static("localhost")),
                 address,
                 tls,
+                via,
                 idle: [const { Mutex::new(Vec::new()) }; HOMES],
                 sweeps: AtomicU32::new(0),
                 larger_first: AtomicBool::new(false),
@@ -137,6 +151,11 @@ impl Pool {
     /// It does, or does not.
     pub fn set_tells_token_ids(&self, tells: bool) {
         self.shared.tells_token_ids.store(tells, Ordering::Relaxed);
+    }
+
+    /// How questions of our own are signed.
+    pub(crate) fn via(&self) -> Option<&HeaderValue> {
+        self.shared.via.as_ref()
     }
 
     /// Whose connections they are.
@@ -183,7 +202,11 @@ impl Pool {
             key: self.address().api_key.as_ref().map(WorkerKey::header),
         };
         let asked = Instant::now();
-        let kept = match self.take_idle() {
+        let idle = match ask.fresh {
+            true => None,
+            false => self.take_idle(),
+        };
+        let kept = match idle {
             Some(mut line) => match line.ask(ask, &whom).await {
                 Ok(head) => Some((line, head)),
                 Err(error) if line.was_stale(&error) && asked.elapsed() < STALE_WITHIN => {

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
+use http::header::VIA;
 use http::{Request, StatusCode, Uri};
 
 use crate::{Bounds, EngineKind, Facts, Pool, ServerInfo, UpstreamError};
@@ -12,6 +13,9 @@ impl Pool {
     pub async fn get(&self, path: &'static str, bounds: Bounds) -> Result<Bytes, UpstreamError> {
         let mut request = Request::new(Bytes::new());
         *request.uri_mut() = Uri::from_static(path);
+        if let Some(via) = self.via() {
+            request.headers_mut().insert(VIA, via.clone());
+        }
         self.ask_ok(request, bounds).await
     }
 

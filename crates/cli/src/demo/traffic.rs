@@ -134,6 +134,7 @@ impl Traffic {
             headers: &HeaderMap::new(),
             also: Some((&CONTENT_TYPE, &json)),
             body: &Bytes::from(body.to_string()),
+            fresh: false,
         };
         let start = self.app.clock().now();
         let response = self.server.send(&ask).await?;

@@ -77,7 +77,8 @@ fn latest(answer: &Value, now_ms: u64) -> String {
     add("MODEL", Align::Left, &|row| cell(row.get("model")));
     add("WORKER", Align::Left, &winner_name);
     add("BECAUSE", Align::Left, &|row| {
-        reason(row.get("winner").and_then(|w| w.get(1)), row)
+        let reason = reason(row.get("winner").and_then(|w| w.get(1)), row);
+        again(row).map_or(reason.clone(), |again| format!("{again}; {reason}"))
     });
     add("PROMPT", Align::Right, &|row| cell(row.get("isl_tokens")));
     add("PREDICTED", Align::Right, &|row| {
@@ -87,6 +88,7 @@ fn latest(answer: &Value, now_ms: u64) -> String {
         outcome(row, "reported_cached_tokens")
     });
     add("STATUS", Align::Right, &|row| match row.get("outcome") {
+        _ if row.get("superseded").and_then(Value::as_bool) == Some(true) => "lost".to_owned(),
         None | Some(Value::Null) => "running".to_owned(),
         Some(ended) => cell(ended.get("status")),
     });
@@ -107,6 +109,9 @@ fn one(decision: &Value, now_ms: u64) -> String {
     line("when", format!("{when} UTC, {}", age(decision, now_ms)));
     line("prompt", prompt(decision));
     line("mode", mode(decision));
+    if let Some(again) = again(decision) {
+        line("again", again);
+    }
     line("went to", went_to(decision));
     let excluded = excluded(decision);
     if let Some(excluded) = excluded {
@@ -125,6 +130,17 @@ fn age(decision: &Value, now_ms: u64) -> String {
         || UNKNOWN.to_owned(),
         |at| text::ago(Duration::from_millis(now_ms.saturating_sub(at))),
     )
+}
+
+/// Whether other workers were asked before, and how far they came.
+fn again(decision: &Value) -> Option<String> {
+    let failed = whole(decision, "failed_before").filter(|failed| *failed > 0)?;
+    let workers = if failed == 1 { "worker" } else { "workers" };
+    let resumed = decision.get("resumed").and_then(Value::as_bool) == Some(true);
+    Some(match resumed {
+        true => format!("goes on with an answer that broke off, after {failed} {workers}"),
+        false => format!("{failed} {workers} had failed it before"),
+    })
 }
 
 fn prompt(decision: &Value) -> String {
@@ -259,6 +275,10 @@ fn outcome(decision: &Value) -> Vec<(&'static str, String)> {
 
 fn reported(ended: &Value, predicted: Option<u64>) -> String {
     let Some(cached) = whole(ended, "reported_cached_tokens") else {
+        if whole(ended, "moves").is_some_and(|moves| moves > 0) {
+            return "nothing: the worker that computed the prompt did not end the answer"
+                .to_owned();
+        }
         return "the engine did not say (vLLM does with --enable-prompt-tokens-details)".to_owned();
     };
     let prompt = whole(ended, "prompt_tokens").unwrap_or(0);

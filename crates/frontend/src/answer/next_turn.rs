@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvasir_openai::{HeaderHints, JsonText, Nvext, Options};
+use kvasir_openai::{AgentHints, HeaderHints, JsonText, Nvext, Options};
 use kvasir_router::Outcome;
 use kvasir_types::{RequestId, WorkerRank};
 
@@ -49,6 +49,7 @@ fn next_job(app: &App, job: &Job, target: WorkerRank, said: &str) -> Option<Job>
         guided: None,
         ..job.options.clone()
     };
+    let priority = job.nvext.hints.priority.or(job.options.priority);
     let next = Job {
         shown: RequestId::default(),
         formatted: None,
@@ -62,6 +63,10 @@ fn next_job(app: &App, job: &Job, target: WorkerRank, said: &str) -> Option<Job>
             backend_instance_id: Some(target.worker.0),
             dp_rank: Some(target.rank.0),
             cache_salt: job.nvext.cache_salt.clone(),
+            hints: AgentHints {
+                priority: priority.map(|_| i32::MIN),
+                ..AgentHints::default()
+            },
             ..Nvext::default()
         },
         headers: HeaderHints::default(),

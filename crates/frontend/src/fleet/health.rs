@@ -154,3 +154,8 @@ impl Watcher {
         }
     }
 }
+
+/// Whether what we asked came back to us.
+pub(super) fn is_ourselves(error: &UpstreamError) -> bool {
+    matches!(error, UpstreamError::Status(StatusCode::LOOP_DETECTED))
+}

@@ -9,11 +9,14 @@ use kvasir_types::WorkerRank;
 
 use super::Forward;
 use crate::ahead::{self, End};
+use crate::outcomes::{self, REQUEST_ID};
 use crate::place::{self, Blocks};
 use crate::tokens;
 
 /// Longest answer to a request for one token.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
+/// The last in vLLM's order, which takes the smaller first; the other end is the last in SGLang's.
+const LAST: i32 = i32::MAX;
 
 /// A turn whose next one is to be computed ahead.
 pub(crate) struct NextTurn {
@@ -29,9 +32,23 @@ impl NextTurn {
         let Some(body) = scan.and_then(|scan| next_turn(&scan, said)) else {
             return;
         };
+        let body = least_urgent(&forward.body, body);
         let (app, model) = (Arc::clone(&forward.app), Arc::clone(&forward.model));
         let work = run(forward, self.target, body);
         ahead::start(&app, &model, self.target, work);
+    }
+}
+
+/// The body with the least urgency there is, as vLLM writes it. Only where the turn said a priority: an engine
+/// without a policy for them refuses any.
+fn least_urgent(turn: &Bytes, body: Bytes) -> Bytes {
+    let said = |body: &Bytes| Some(Scan::parse(body).ok()?.raw("priority").is_some());
+    if said(turn) != Some(true) {
+        return body;
+    }
+    match Scan::parse(&body) {
+        Ok(scan) => scan.edit().set("priority", &LAST.to_string()).apply(&body),
+        Err(_) => body,
     }
 }
 
@@ -59,11 +76,14 @@ async fn run(forward: Arc<Forward>, target: WorkerRank, body: Bytes) -> End {
         },
         ..Arrival::new(app.new_request_id(), length.max(1))
     };
+    let mut headers = forward.headers.clone();
+    headers.insert(REQUEST_ID, outcomes::name_of(arrival.id));
     let Some(booking) = ahead::placed(place::book(app, model, arrival, &blocks)).await else {
         return End::Dropped;
     };
     let answer = async {
-        let response = forward.ask(target, &body).await.ok()?;
+        let asked = forward.ask_as(target, &headers, &body, Some(i32::MIN));
+        let response = asked.await.ok()?;
         let well = response.status().is_success();
         response.into_body().collect(ANSWER_BYTES_MAX).await.ok()?;
         well.then_some(())

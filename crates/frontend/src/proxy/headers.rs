@@ -4,26 +4,36 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use kvasir_types::DpRank;
 
 use crate::outcomes::REQUEST_ID;
+use crate::via::Via;
 
 /// The rank that an engine with several is to use.
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-/// How we name ourselves to engines; a gateway must (RFC 9110, section 7.6.3).
-const VIA: HeaderValue = HeaderValue::from_static("1.1 kvasir");
 
 /// The client's fields as any engine gets them: without those of its connection, with our name and the
-/// request's, which is `name` unless the client gave one.
-pub(super) fn to_engine(mut client: HeaderMap, name: &HeaderValue) -> HeaderMap {
+/// request's.
+pub(super) fn to_engine(mut client: HeaderMap, via: &Via, name: &HeaderValue) -> HeaderMap {
     leave_connection(&mut client);
     for ours in [header::HOST, header::CONTENT_LENGTH, header::EXPECT] {
         client.remove(ours);
     }
-    client.append(header::VIA, VIA);
-    if let header::Entry::Vacant(vacant) = client.entry(REQUEST_ID) {
-        vacant.insert(name.clone());
-    }
+    client.append(header::VIA, via.field().clone());
+    client.insert(REQUEST_ID, name.clone());
+    join_cookies(&mut client);
     client
+}
+
+/// HTTP/2 may cut a cookie into several fields; before HTTP/1.1 they are one again (RFC 9113, section 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let crumbs = || headers.get_all(header::COOKIE).iter();
+    if crumbs().nth(1).is_none() {
+        return;
+    }
+    let crumbs: Vec<&[u8]> = crumbs().map(HeaderValue::as_bytes).collect();
+    if let Ok(whole) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..])) {
+        headers.insert(header::COOKIE, whole);
+    }
 }
 
 /// The field that tells an engine which of its ranks is to answer.
@@ -102,6 +112,10 @@ mod tests {
 
     const NAME: HeaderValue = HeaderValue::from_static("ours");
 
+    fn via() -> Via {
+        Via::new(kvasir_types::RequestId(1))
+    }
+
     fn map(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
         let pairs = pairs.iter().map(|(name, value)| {
             let name = HeaderName::from_static(name);
@@ -128,7 +142,7 @@ mod tests {
             ("traceparent", "00-1-2-01"),
             ("authorization", "Bearer k"),
         ]);
-        let to_engine = to_engine(headers.clone(), &NAME);
+        let to_engine = to_engine(headers.clone(), &via(), &NAME);
         let added = ["authorization", "traceparent", "via", "x-request-id"];
         assert_eq!(names(&to_engine), added);
         assert_eq!(names(&to_client(headers)), ["authorization", "traceparent"]);
@@ -140,15 +154,28 @@ mod tests {
             ("host", "us"),
             ("content-length", "3"),
             ("expect", "100-continue"),
+            ("x-request-id", ""),
             ("x-request-id", "theirs"),
             ("via", "1.0 before"),
         ]);
-        let out = to_engine(headers, &NAME);
+        let out = to_engine(headers, &via(), &NAME);
         assert_eq!(names(&out), ["via", "x-request-id"]);
-        assert_eq!(out["x-request-id"], "theirs");
-        assert_eq!(to_engine(HeaderMap::new(), &NAME)["x-request-id"], "ours");
+        let called: Vec<_> = out.get_all("x-request-id").iter().collect();
+        assert_eq!(called, ["ours"], "once, and as everybody calls it");
         let via: Vec<&HeaderValue> = out.get_all("via").iter().collect();
-        assert_eq!(via, ["1.0 before", "1.1 kvasir"]);
+        assert_eq!(via, ["1.0 before", "1.1 kvasir-00000001"]);
+    }
+
+    #[test]
+    fn a_cookie_in_crumbs_is_one_again() {
+        let crumbs = map(&[("cookie", "a=1"), ("x", "1"), ("cookie", "b=2; c=3")]);
+        let out = to_engine(crumbs, &via(), &NAME);
+        let cookies: Vec<_> = out.get_all("cookie").iter().collect();
+        assert_eq!(cookies, ["a=1; b=2; c=3"]);
+        assert_eq!(
+            to_engine(map(&[("cookie", "a=1")]), &via(), &NAME)["cookie"],
+            "a=1"
+        );
     }
 
     #[test]

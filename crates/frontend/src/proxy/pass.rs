@@ -12,16 +12,16 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 use hyper::body::Incoming;
 use kvasir_openai::{ApiError, Form, HeaderHints, Nvext, Scan};
-use kvasir_types::RequestId;
 
 use super::{Forward, Kind, headers, moved_to, path_of};
 use crate::models::{Backend, ServedModel};
+use crate::outcomes::Arrived;
 use crate::place::Blocks;
 use crate::reply::{self, Reply};
-use crate::routes::MESSAGES;
+use crate::routes::{MESSAGES, RESPONSES, is_pure};
 use crate::tokens::BYTES_PER_TOKEN;
 use crate::watch::Watch;
-use crate::{App, ask, body, outcomes};
+use crate::{App, ask, body};
 
 /// Passes a request for a route that only engines know to one of them, by load.
 ///
@@ -33,72 +33,123 @@ pub(crate) async fn pass(
 ) -> Reply {
     let ticket = app.in_flight().enter();
     let (mut parts, incoming) = request.into_parts();
-    outcomes::adopt(&mut parts.headers);
-    let id = app.new_request_id();
-    let given = outcomes::given(&parts.headers).cloned();
+    let arrived = Arrived::now(app, &mut parts.headers);
     let path = path.map_or_else(|| path_of(&parts.uri), |path| moved_to(path, &parts.uri));
     let anthropic = path.path().starts_with(MESSAGES);
-    let outcome = pass_on(app, id, &parts, path, incoming).await;
+    let outcome = match read(app, &parts, incoming).await {
+        Ok(body) => pass_on(app, &arrived, &parts, &path, &body).await,
+        Err(error) => Err(unplaced(app, &arrived, &parts, &path, error)),
+    };
     let mut reply = outcome.unwrap_or_else(|error| match anthropic {
         true => reply::anthropic_error(&error),
         false => reply::error(&error),
     });
-    outcomes::name(&mut reply, given.unwrap_or_else(|| outcomes::name_of(id)));
+    arrived.tell(&mut reply);
     reply.body_mut().hold(ticket);
     reply
 }
 
-async fn pass_on(
-    app: &Arc<App>,
-    id: RequestId,
-    parts: &Parts,
-    path: PathAndQuery,
-    incoming: Incoming,
-) -> Result<Reply, ApiError> {
+pub(super) async fn read(app: &App, parts: &Parts, incoming: Incoming) -> Result<Bytes, ApiError> {
     if app.is_draining() {
         body::leave(parts, incoming).await;
         return Err(ApiError::not_ready());
     }
-    let body = body::read_for(app, parts, incoming).await?;
-    let scan = match Scan::parse(&body) {
-        Ok(scan) => Some(scan),
-        Err(error) if may_be_object(parts, &body) => return Err(error.into()),
-        Err(_) => None,
+    body::read_for(app, parts, incoming).await
+}
+
+/// Counts a request that failed before its model was known.
+pub(super) fn unplaced(
+    app: &App,
+    arrived: &Arrived,
+    parts: &Parts,
+    path: &PathAndQuery,
+    error: ApiError,
+) -> ApiError {
+    let watch = Watch::start_at(app, arrived, &parts.headers, None, path.path(), false);
+    watch.fail(error)
+}
+
+/// What a body says that matters here.
+struct Said<'b> {
+    scan: Option<Scan<'b>>,
+    /// It is a form with files.
+    is_form: bool,
+    stream: bool,
+    model: Arc<ServedModel>,
+}
+
+impl<'b> Said<'b> {
+    fn read(app: &App, parts: &Parts, body: &'b Bytes) -> Result<Self, ApiError> {
+        let scan = match Scan::parse(body) {
+            Ok(scan) => Some(scan),
+            Err(error) if may_be_object(parts, body) => return Err(error.into()),
+            Err(_) => None,
+        };
+        let form = form_of(parts, body).filter(|_| scan.is_none());
+        let model = match scan.as_ref().and_then(Scan::model) {
+            Some(name) => Some(name),
+            None => form.as_ref().and_then(|form| form.field("model")),
+        };
+        let model = model_of(app, model.as_deref()).ok_or_else(|| app.unknown_model())?;
+        let stream = match &form {
+            Some(form) => form
+                .field("stream")
+                .is_some_and(|said| said.eq_ignore_ascii_case("true")),
+            None => scan.as_ref().is_some_and(Scan::stream),
+        };
+        Ok(Self {
+            is_form: form.is_some(),
+            scan,
+            stream,
+            model,
+        })
+    }
+
+    /// Whether its answer is all that comes of it. An answer of `/v1/responses` is kept unless that is not wanted.
+    fn is_pure(&self, path: &str) -> bool {
+        let store = || self.scan.as_ref().and_then(|scan| scan.raw("store"));
+        is_pure(path) || path == RESPONSES && store().is_some_and(|store| store == "false")
+    }
+}
+
+async fn pass_on(
+    app: &Arc<App>,
+    arrived: &Arrived,
+    parts: &Parts,
+    path: &PathAndQuery,
+    body: &Bytes,
+) -> Result<Reply, ApiError> {
+    let said = match Said::read(app, parts, body) {
+        Ok(said) => said,
+        Err(error) => return Err(unplaced(app, arrived, parts, path, error)),
     };
-    let form = form_of(parts, &body).filter(|_| scan.is_none());
-    let model = match scan.as_ref().and_then(Scan::model) {
-        Some(name) => Some(name),
-        None => form.as_ref().and_then(|form| form.field("model")),
-    };
-    let model = model_of(app, model.as_deref()).ok_or_else(|| app.unknown_model())?;
+    let model = &said.model;
+    let headers = &parts.headers;
+    let watch = Watch::start_at(app, arrived, headers, Some(model), path.path(), said.stream);
     let Backend::OpenAi { workers, .. } = &model.backend else {
         let (method, path) = (parts.method.as_str(), parts.uri.path());
-        return Err(ApiError::route_not_found(method, path));
+        return Err(watch.fail(ApiError::route_not_found(method, path)));
     };
-    let stream = match &form {
-        Some(form) => form
-            .field("stream")
-            .is_some_and(|said| said.eq_ignore_ascii_case("true")),
-        None => scan.as_ref().is_some_and(Scan::stream),
-    };
-    let watch = Watch::start_at(app, id, &parts.headers, Some(&model), path.path(), stream);
     // Files are no prompts: their bytes say nothing of the work that they are.
-    let text = if form.is_some() { 0 } else { body.len() };
+    let text = if said.is_form { 0 } else { body.len() };
     let tokens = (text / BYTES_PER_TOKEN).max(1);
-    let arrival = ask::arrival(id, tokens, &Nvext::default(), &HeaderHints::default());
-    let mut headers = headers::to_engine(parts.headers.clone(), &outcomes::name_of(id));
+    let (nvext, hints) = (Nvext::default(), HeaderHints::default());
+    let arrival = ask::arrival(arrived.id, tokens, &nvext, &hints);
+    let mut headers = headers::to_engine(headers.clone(), app.via(), &arrived.name);
     watch.trace_to(&mut headers);
     let forward = Forward {
         app: Arc::clone(app),
         workers: workers.clone(),
         method: parts.method.clone(),
-        path,
+        path: path.clone(),
         headers,
-        body: without_extension(scan.as_ref(), &body),
+        body: without_extension(said.scan.as_ref(), body),
         urgency: None,
-        kind: Kind::Opaque,
+        kind: Kind::Opaque {
+            pure: said.is_pure(path.path()),
+        },
         received: watch.received(),
-        model: Arc::clone(&model),
+        model: Arc::clone(model),
         notes: Bytes::new(),
     };
     forward.run(arrival, Blocks::none(), watch).await

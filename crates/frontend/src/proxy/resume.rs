@@ -13,6 +13,7 @@ use kvasir_router::{Arrival, Outcome};
 use kvasir_types::{WorkerId, WorkerRank};
 use kvasir_upstream::UpstreamError;
 
+use super::attempt::{outcome, try_elsewhere};
 use super::{Forward, headers};
 use crate::host::Booking;
 use crate::migrate::{self, Move, Stage, Stay};
@@ -168,6 +169,7 @@ impl Resume {
         let thread = thread.go_on().ok_or(Stay::NotLegal("nothing_said"))?;
         self.arrival.failed.push(worker.worker);
         self.arrival.last_failure = Some(how);
+        self.arrival.resumed = true;
         let errand = Errand {
             forward: Arc::clone(&self.forward),
             endpoint: self.endpoint,
@@ -242,12 +244,12 @@ impl Errand {
                 }
             };
             tracing::warn!(worker = %target, %error, tried, "the answer does not go on here");
-            if matches!(error, UpstreamError::Status(status) if !super::try_elsewhere(status)) {
+            if matches!(error, UpstreamError::Status(status) if !try_elsewhere(status)) {
                 // What this engine refuses the others refuse too.
                 booking.finish(Outcome::Failed);
                 break;
             }
-            let outcome = super::outcome(&error);
+            let outcome = outcome(&error);
             booking.finish(outcome);
             self.arrival.failed.push(target.worker);
             self.arrival.last_failure = Some(outcome);
@@ -293,6 +295,7 @@ impl Errand {
         }
         let mut form = kit.form;
         form.set_until_close(headers::is_until_close(&head.headers));
+        form.served_by(target);
         let mut source = Source::new(body, form, Some(kit.thread));
         let begun = tokio::time::timeout(patience, source.begin()).await;
         let error = match begun.unwrap_or(Err(UpstreamError::AnswerTimeout)) {

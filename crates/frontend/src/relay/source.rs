@@ -8,13 +8,14 @@
 use std::future::poll_fn;
 use std::task::{Context, Poll};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use kvasir_openai::resume::{Graft, Progress, Seen};
 use kvasir_openai::{
-    Event, EventParser, ResponseNvext, Usage, find_usage, without_usage, write_llm_metrics,
+    Event, EventParser, ResponseNvext, Usage, WorkerIds, find_usage, without_usage,
+    write_llm_metrics,
 };
 use kvasir_telemetry::Clock;
-use kvasir_types::Time;
+use kvasir_types::{Time, WorkerRank};
 use kvasir_upstream::{UpstreamBody, UpstreamError};
 
 use crate::told::Wanted;
@@ -169,6 +170,19 @@ pub(crate) enum Form {
 }
 
 impl Form {
+    /// Another worker goes on: the client is told who.
+    pub(crate) fn served_by(&mut self, target: WorkerRank) {
+        let (Self::Events { extras, .. } | Self::Whole(extras)) = self else {
+            return;
+        };
+        if let Some(extras) = extras {
+            let ids = WorkerIds::aggregated(target.worker.0, target.rank.0);
+            for told in [&mut extras.each, &mut extras.last] {
+                told.worker_id = told.worker_id.is_some().then_some(ids);
+            }
+        }
+    }
+
     /// Whether the connection's end is the only end of the body.
     pub(crate) fn set_until_close(&mut self, only: bool) {
         if let Self::Events { until_close, .. } = self {
@@ -189,6 +203,10 @@ pub(crate) enum Begun {
 /// Events of a stream that may carry no token: the role, the end, the usage.
 const EVENTS_WITHOUT_TOKEN: u32 = 3;
 
+/// Whether the client got an event as it came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Passed(bool);
+
 /// Reads an engine's answer.
 pub(crate) struct Source {
     body: UpstreamBody,
@@ -200,6 +218,8 @@ pub(crate) struct Source {
     pub(crate) events: u32,
     /// `[DONE]` came.
     done: bool,
+    /// The last event ended with CR: an LF that comes now is its end, too. It is passed on if the CR was.
+    half_end: Option<Passed>,
     /// The event with the whole answer's usage was passed on.
     told_usage: bool,
     /// What it takes to go on elsewhere; none if it cannot.
@@ -224,6 +244,7 @@ impl Source {
             usage: Usage::default(),
             events: 0,
             done: false,
+            half_end: None,
         }
     }
 
@@ -384,7 +405,7 @@ impl Source {
             // A stream that can be completed elsewhere is not ended without its last word.
             return Some(Err(UpstreamError::Unfinished));
         }
-        let rest = self.parser.take_rest();
+        let rest = self.take_rest();
         (!rest.is_empty()).then_some(Ok(rest))
     }
 
@@ -394,10 +415,10 @@ impl Source {
         let mut joined = BytesMut::new();
         loop {
             let raw = match self.parser.next_event() {
-                Ok(Some(event)) => self.look(event),
+                Ok(Some(event)) => self.pass_on(event),
                 Ok(None) => break,
                 // Too large to look into: it passes as it is.
-                Err(_) => Some(self.parser.take_rest()),
+                Err(_) => Some(self.take_rest()),
             };
             let Some(raw) = raw.filter(|raw| !raw.is_empty()) else {
                 continue;
@@ -414,6 +435,35 @@ impl Source {
         } else {
             single
         }
+    }
+
+    /// One event as the client gets it, and what was missing of the last one's end. A CR ends a line at once; the LF
+    /// that belongs to it may come with the next bytes, when the event has been passed on, left out or written anew.
+    fn pass_on(&mut self, event: Event) -> Option<Bytes> {
+        let Event { mut raw } = event;
+        let end = self.half_end.take().filter(|_| raw.starts_with(b"\n"));
+        if end.is_some() {
+            raw.advance(1);
+        }
+        let half = raw.ends_with(b"\r");
+        let out = self.look(Event { raw });
+        if half {
+            let as_it_came = out.as_ref().is_some_and(|out| out.ends_with(b"\r"));
+            self.half_end = Some(Passed(as_it_came));
+        }
+        match end {
+            Some(Passed(true)) => Some([b"\n", &*out.unwrap_or_default()].concat().into()),
+            _ => out,
+        }
+    }
+
+    /// What is no whole event.
+    fn take_rest(&mut self) -> Bytes {
+        let mut rest = self.parser.take_rest();
+        if self.half_end.take() == Some(Passed(false)) && rest.starts_with(b"\n") {
+            rest.advance(1);
+        }
+        rest
     }
 
     /// One event as the client gets it; none if it is not for the client.

@@ -75,16 +75,11 @@ async fn other_work_comes_first() {
     rig.stage.play(vec![Step::Hang]);
     assert_eq!(rig.post(CHAT, ASK).await.status, 200);
     until("it is under way", || rig.stage.seen().len() == 2).await;
-    let mut others = Vec::new();
-    for at in 0..6 {
-        rig.stage.play(vec![Step::Gate, crate::engine::ok()]);
-        let mut client = rig.client().await;
-        client
-            .post(CHAT, "connection: close\r\n", crate::rig::ASK)
-            .await;
-        others.push(client);
-        until("the engine has it", || rig.stage.seen().len() == 3 + at).await;
-    }
+    // One is enough.
+    rig.stage.play(vec![Step::Gate, crate::engine::ok()]);
+    let mut other = rig.client().await;
+    let close = "connection: close\r\n";
+    other.post(CHAT, close, crate::rig::ASK).await;
     until("it is given up", || {
         ended(rig.app.metrics(), "cancelled") == 1
     })
@@ -102,11 +97,56 @@ async fn other_work_comes_first() {
         ended(rig.app.metrics(), "dropped") == 1
     })
     .await;
-    rig.stage.gate.add_permits(6);
-    for mut client in others {
-        assert_eq!(client.answer().await.status, 200);
-    }
+    rig.stage.gate.add_permits(1);
+    assert_eq!(other.answer().await.status, 200);
     rig.at_rest().await;
+}
+
+/// Where the turn says a priority, the prefill comes last in its engine's order; it is a request of its own.
+#[tokio::test]
+async fn it_comes_last_and_has_a_name_of_its_own() {
+    let whole = r#"{"choices":[{"index":0,"message":{"role":"assistant","content":"one"}}]}"#;
+    let vllm = "vllm:num_requests_running{engine=\"0\"} 0\n";
+    let sglang = "sglang:num_running_reqs 0\n";
+    let of_client = r#""priority":7,"#;
+    let hint = r#""priority":7"#;
+    for (engine, raw, hinted, last) in [
+        (vllm, "", "", None),
+        (vllm, of_client, "", Some(i32::MAX)),
+        (vllm, "", hint, Some(i32::MAX)),
+        (sglang, "", hint, Some(i32::MIN)),
+    ] {
+        let tell = |stage: &crate::engine::Stage| {
+            *stage.metrics.lock().unwrap() = Some(engine.to_owned());
+        };
+        let rig = Rig::of_stage(1, crate::rig::Setup::usual(), tell).await;
+        let hinted = if hinted.is_empty() {
+            String::new()
+        } else {
+            format!(",{hinted}")
+        };
+        let body = format!(
+            r#"{{"model":"m",{raw}"messages":[{{"role":"user","content":"hi"}}],"nvext":{{"agent_hints":{{"speculative_prefill":true{hinted}}}}}}}"#
+        );
+        rig.stage.play(vec![Step::Write(unary(whole))]);
+        let mut client = rig.client().await;
+        client
+            .post(CHAT, "connection: close\r\nx-request-id: turn\r\n", &body)
+            .await;
+        assert_eq!(client.answer().await.status, 200);
+        until("it is computed", || ended(rig.app.metrics(), "done") == 1).await;
+        let seen = rig.stage.seen();
+        let sent: Value = serde_json::from_slice(&seen[1].body).unwrap();
+        assert_eq!(
+            sent["priority"].as_i64(),
+            last.map(i64::from),
+            "{engine}{body}"
+        );
+        assert_eq!(seen[0].header("x-request-id"), ["turn"]);
+        let own = seen[1].header("x-request-id");
+        assert!(own.len() == 1 && own != ["turn"], "{own:?}");
+        rig.at_rest().await;
+    }
 }
 
 #[tokio::test]

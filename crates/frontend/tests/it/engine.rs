@@ -60,6 +60,8 @@ pub(crate) struct Stage {
     pub(crate) metrics: Mutex<Option<String>>,
     /// Other pages that engines have.
     pub(crate) pages: Mutex<BTreeMap<&'static str, String>>,
+    /// What the engine at a port keeps, beside the pages of all.
+    pub(crate) kept: Mutex<BTreeMap<(u16, &'static str), &'static str>>,
     /// What the engine at a port answers to `/health`; without it, that route is unknown.
     pub(crate) health: Mutex<BTreeMap<u16, &'static [u8]>>,
     /// What the engine at a port answers to every request, instead of a script.
@@ -88,6 +90,7 @@ impl Stage {
             seen: Mutex::default(),
             metrics: Mutex::default(),
             pages: Mutex::default(),
+            kept: Mutex::default(),
             health: Mutex::default(),
             always: Mutex::default(),
             frozen: Mutex::default(),
@@ -130,7 +133,10 @@ impl Stage {
         page.as_deref().map_or(NOT_FOUND.to_vec(), unary)
     }
 
-    fn page(&self, path: &str) -> Vec<u8> {
+    fn page(&self, port: u16, path: &str) -> Vec<u8> {
+        if let Some(kept) = self.kept.lock().unwrap().get(&(port, path)) {
+            return unary(kept);
+        }
         let pages = self.pages.lock().unwrap();
         let page = pages.get(path.split('?').next().unwrap_or_default());
         page.map_or(NOT_FOUND.to_vec(), |page| unary(page))
@@ -252,7 +258,7 @@ async fn serve(mut stream: TcpStream, port: u16, stage: &Stage) {
                 Some("/v1/models") => stage.models(),
                 Some("/metrics") => stage.metrics_answer(),
                 Some("/health") => stage.health_answer(port),
-                path => stage.page(path.unwrap_or_default()),
+                path => stage.page(port, path.unwrap_or_default()),
             };
             stream.write_all(&answer).await.unwrap_or(());
             continue;

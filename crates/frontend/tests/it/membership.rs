@@ -357,3 +357,36 @@ async fn a_workers_file_that_is_not_one_is_refused_at_the_start() {
     let bad = WorkersFile::read(file.0.clone(), None).unwrap_err();
     assert!(bad.to_string().starts_with("line 2: "), "{bad}");
 }
+
+/// A frontend that is named as its own worker does not join, and a request never goes round.
+#[tokio::test]
+async fn a_frontend_is_not_its_own_worker() {
+    let every = std::time::Duration::from_millis(20);
+    let rig = Rig::with_fleet(1, Setup::usual(), |fleet| fleet.asking_every(every)).await;
+    let own = format!("http://{}", rig.address());
+    let body = format!(r#"{{"url":"{own}"}}"#);
+    assert_eq!(ask(&rig, "POST", "/workers", &body).await.status, 201);
+    let id = WorkerAddress::parse(&own).unwrap().id();
+    until("it is seen through", || {
+        let member = rig.app.members().get(id);
+        member.is_some_and(|m| m.state == kvasir_frontend::State::Unreachable)
+    })
+    .await;
+    rig.joined(1).await;
+    for _ in 0..4 {
+        assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    }
+    // What comes back by another way is told so.
+    let via = rig.stage.seen()[0].header("via")[0].to_owned();
+    let mut client = rig.client().await;
+    client
+        .post(
+            CHAT,
+            &format!("connection: close\r\nvia: 1.1 other, {via}\r\n"),
+            ASK,
+        )
+        .await;
+    let answer = client.answer().await;
+    assert_eq!(answer.status, 508);
+    assert!(answer.text().contains("--worker"), "{}", answer.text());
+}

@@ -148,3 +148,124 @@ async fn an_error_in_the_first_event_sets_the_status_where_that_is_wanted() {
         rig.at_rest().await;
     }
 }
+
+/// The engine that breaks off may have run it: what it would keep is not made twice.
+#[tokio::test]
+async fn what_an_engine_may_have_kept_is_not_run_again() {
+    let store = |store: &str| format!(r#"{{"model":"m"{store}}}"#);
+    let answers_twice = r#","store":false"#;
+    for (path, body, again) in [
+        ("/v1/videos", store(""), false),
+        ("/v1/files", store(""), false),
+        ("/v1/responses", store(""), false),
+        ("/v1/responses", store(r#","store":true"#), false),
+        ("/v1/responses", store(answers_twice), true),
+        ("/v1/embeddings", store(""), true),
+        ("/inference/v1/generate", store(""), true),
+    ] {
+        let rig = Rig::of(2).await;
+        rig.stage.play(vec![Step::Reset]);
+        rig.stage.play(vec![Step::Write(unary("{}"))]);
+        let answer = rig.post(path, &body).await;
+        let expected = if again { (200, 2) } else { (502, 1) };
+        assert_eq!(
+            (answer.status, rig.stage.seen().len()),
+            expected,
+            "{path} {body}"
+        );
+        rig.at_rest().await;
+    }
+}
+
+/// A worker that refuses, or cannot be reached, has not begun: another takes it.
+#[tokio::test]
+async fn what_no_engine_has_begun_goes_elsewhere() {
+    const BUSY: &[u8] = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n";
+    const BETWEEN: &[u8] = b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n";
+    let mut rig = Rig::of(2).await;
+    rig.stage.play(vec![Step::Write(BUSY.to_vec())]);
+    assert_eq!(rig.post("/v1/videos", r#"{"model":"m"}"#).await.status, 200);
+    assert_eq!(rig.stage.seen().len(), 2);
+    // Who stands between does not know how far it came.
+    rig.stage.play(vec![Step::Write(BETWEEN.to_vec())]);
+    assert_eq!(rig.post("/v1/videos", r#"{"model":"m"}"#).await.status, 502);
+    assert_eq!(rig.stage.seen().len(), 3);
+    // It goes out on a connection of its own: one that was kept may close under it.
+    for _ in 0..4 {
+        assert_eq!(rig.post("/v1/videos", r#"{"model":"m"}"#).await.status, 200);
+    }
+    drop(rig.engines.pop());
+    for _ in 0..4 {
+        assert_eq!(rig.post("/v1/videos", r#"{"model":"m"}"#).await.status, 200);
+    }
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn what_one_engine_keeps_is_found_there() {
+    let rig = Rig::of(3).await;
+    let get = async |method: &str, path: &str| {
+        let mut client = rig.client().await;
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: door\r\nconnection: close\r\n\r\n");
+        client.send(head).await;
+        client.answer().await
+    };
+    let port = rig.engines[2].address.port();
+    let kept = [
+        ("/v1/responses/resp_1", "one"),
+        ("/v1/responses/resp_1?stream=true", "two"),
+        ("/v1/files/file-1/content", "three"),
+    ];
+    for (path, content) in kept {
+        rig.stage.kept.lock().unwrap().insert((port, path), content);
+        let answer = get("GET", path).await;
+        assert_eq!((answer.status, answer.text()), (200, content));
+        assert!(answer.header("x-request-id").is_some());
+    }
+    assert_eq!(get("GET", "/v1/responses/other").await.status, 404);
+    for path in [
+        "/v1/responses/..",
+        "/v1/responses/a%20b",
+        "/v1/files/a/../b",
+    ] {
+        assert_eq!(get("GET", path).await.status, 404, "{path}");
+    }
+    // A change is asked of each until one knows the id.
+    let not_found = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
+    rig.stage.play(vec![Step::Write(not_found.to_vec())]);
+    rig.stage.play(vec![Step::Write(unary("{}"))]);
+    let cancelled = rig.post("/v1/responses/resp_1/cancel", "").await;
+    assert_eq!((cancelled.status, cancelled.text()), (200, "{}"));
+    assert_eq!(rig.stage.seen().len(), 2);
+    rig.at_rest().await;
+}
+
+/// Whoever is refused before a worker is chosen is counted, and has its line.
+#[tokio::test]
+async fn refusals_are_counted() {
+    let rig = Rig::of(1).await;
+    assert_eq!(
+        rig.post("/v1/embeddings", r#"{"model":"x"}"#).await.status,
+        404
+    );
+    assert_eq!(rig.post("/v1/embeddings", r#"{"model":"#).await.status, 400);
+    rig.app.start_draining();
+    assert_eq!(
+        rig.post("/v1/embeddings", r#"{"model":"m"}"#).await.status,
+        503
+    );
+    let page = rig.page().await;
+    for kind in ["not_found", "validation", "unavailable"] {
+        let counted = |line: &&str| {
+            line.starts_with("dynamo_frontend_requests_total{")
+                && line.contains(r#"endpoint="embeddings""#)
+                && line.contains(&format!(r#"error_type="{kind}""#))
+        };
+        let line = page.lines().find(counted);
+        assert!(
+            line.is_some_and(|line| line.ends_with(" 1")),
+            "{kind}: {page}"
+        );
+    }
+    rig.at_rest().await;
+}

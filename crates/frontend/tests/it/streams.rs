@@ -43,6 +43,28 @@ async fn events_are_whole_wherever_the_engine_cuts_them() {
     rig.at_rest().await;
 }
 
+/// Lines may end in CR, LF or both, and the engine may cut between the two; what is left out leaves nothing behind.
+#[tokio::test]
+async fn whatever_ends_a_line_nothing_is_left_of_what_is_hidden() {
+    let rig = Rig::of(1).await;
+    for end in ["\r", "\n", "\r\n"] {
+        let with = |event: &str| event.replace('\n', end);
+        let all = with(&[FIRST, LAST, USAGE, DONE].concat());
+        let shown = with(&[FIRST, LAST, DONE].concat());
+        for cut in 0..all.len() {
+            let (before, after) = all.as_bytes().split_at(cut);
+            rig.stage.play(vec![stream(&[before, after])]);
+            let answer = rig.post(CHAT, ASK_STREAM).await;
+            let told = (answer.whole, answer.text());
+            assert_eq!(told, (true, shown.as_str()), "{end:?} cut at {cut}");
+        }
+        let bytes: Vec<&[u8]> = all.as_bytes().chunks(1).collect();
+        rig.stage.play(vec![stream(&bytes)]);
+        assert_eq!(rig.post(CHAT, ASK_STREAM).await.text(), shown, "{end:?}");
+    }
+    rig.at_rest().await;
+}
+
 #[tokio::test]
 async fn an_event_is_passed_on_before_the_next_one_comes() {
     let rig = Rig::of(1).await;

@@ -261,6 +261,8 @@ fn begin(
     *decision = Decision {
         id: arrival.id,
         model: arrival.model.clone(),
+        failed_before: u32::try_from(arrival.failed.len()).unwrap_or(u32::MAX),
+        resumed: arrival.resumed,
         at: now,
         queued: entered.map_or(Duration::ZERO, |at| now - at),
         mode: config.router_mode,

@@ -23,6 +23,7 @@ async fn ask(line: &mut Line, body: &'static [u8]) -> Result<Head, UpstreamError
         headers: &HeaderMap::new(),
         also: None,
         body: &Bytes::from_static(body),
+        fresh: false,
     };
     let whom = Whom {
         prefix: "",

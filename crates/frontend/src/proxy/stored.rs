@@ -1,0 +1,167 @@
+//! What one engine keeps under an id: it is asked for where it is, whoever that may be.
+//!
+//! An id does not say who made it, and it may have been made before this process or by way of another one. So the
+//! workers are asked one after another, and the first that knows it answers.
+//!
+//! What always holds: at most [`SOUGHT_MAX`] workers are asked; what nobody has is not found only if all could be
+//! asked.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{Request, StatusCode};
+use hyper::body::Incoming;
+use kvasir_openai::ApiError;
+use kvasir_router::Arrival;
+use kvasir_types::{DpRank, WorkerRank};
+use kvasir_upstream::UpstreamError;
+
+use super::pass::{read, unplaced};
+use super::{Forward, Kind, Opened, headers};
+use crate::App;
+use crate::models::{Backend, ServedModel};
+use crate::outcomes::Arrived;
+use crate::relay::{Form, Source};
+use crate::reply::{self, Reply};
+use crate::watch::Watch;
+
+/// Most workers that are asked for one thing.
+const SOUGHT_MAX: usize = 64;
+/// A worker has this long to say whether it has it.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is said when it may be with a worker that could not be asked.
+const NOT_ALL_ASKED: &str =
+    "No worker that could be asked has it, and not all could be: try again later";
+const NOT_FOUND: &str = "No worker has it";
+
+/// Answers a request for something that one engine keeps at `path`.
+pub(crate) async fn seek(app: &Arc<App>, request: Request<Incoming>, path: &str) -> Reply {
+    let ticket = app.in_flight().enter();
+    let (mut parts, incoming) = request.into_parts();
+    let arrived = Arrived::now(app, &mut parts.headers);
+    let outcome = match engine_path(path, &parts) {
+        Some(path) => match read(app, &parts, incoming).await {
+            Ok(body) => seek_all(app, &arrived, &parts, &path, &body).await,
+            Err(error) => Err(unplaced(app, &arrived, &parts, &path, error)),
+        },
+        None => Err(ApiError::route_not_found(
+            parts.method.as_str(),
+            parts.uri.path(),
+        )),
+    };
+    let mut reply = outcome.unwrap_or_else(|error| reply::error(&error));
+    arrived.tell(&mut reply);
+    reply.body_mut().hold(ticket);
+    reply
+}
+
+/// The engine's path with the client's query; none if an id has what no id has.
+fn engine_path(path: &str, parts: &Parts) -> Option<PathAndQuery> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/_-.:".contains(&byte);
+    if !path.bytes().all(plain) || path.split('/').any(|part| part.starts_with('.')) {
+        return None;
+    }
+    match parts.uri.query() {
+        Some(query) => PathAndQuery::try_from(format!("{path}?{query}")).ok(),
+        None => PathAndQuery::try_from(path).ok(),
+    }
+}
+
+async fn seek_all(
+    app: &Arc<App>,
+    arrived: &Arrived,
+    parts: &Parts,
+    path: &PathAndQuery,
+    body: &Bytes,
+) -> Result<Reply, ApiError> {
+    let mut asked = BTreeSet::new();
+    let mut all = true;
+    for model in app.models().all() {
+        let Backend::OpenAi { workers, .. } = &model.backend else {
+            continue;
+        };
+        let forward = forward(app, arrived, parts, path, body, &model, workers.clone());
+        for worker in workers.ids() {
+            // Adapters of one engine are models of their own.
+            if asked.len() >= SOUGHT_MAX || !asked.insert(worker) {
+                all &= asked.contains(&worker);
+                continue;
+            }
+            let target = WorkerRank {
+                worker,
+                rank: DpRank(0),
+            };
+            match tokio::time::timeout(PATIENCE, forward.open_stored(target)).await {
+                Ok(Ok(opened)) if has_it(opened.head.status) => {
+                    let path = path.path();
+                    let headers = &parts.headers;
+                    let watch = Watch::start_at(app, arrived, headers, Some(&model), path, false);
+                    let arrival = Arrival::new(arrived.id, 1);
+                    return Ok(forward.answer(opened, (target, None), watch, arrival));
+                }
+                Ok(Ok(_)) => {}
+                Ok(Err(_)) | Err(_) => all = false,
+            }
+        }
+    }
+    if asked.len() >= SOUGHT_MAX && !all {
+        app.limit_reached("workers_asked");
+    }
+    let error = match all {
+        true => ApiError::new(404, NOT_FOUND),
+        false => ApiError::new(503, NOT_ALL_ASKED),
+    };
+    Err(unplaced(app, arrived, parts, path, error))
+}
+
+/// Whether this is the answer of one that has it: others do not know the id, or not even the route.
+fn has_it(status: StatusCode) -> bool {
+    !matches!(
+        status,
+        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED
+    )
+}
+
+fn forward(
+    app: &Arc<App>,
+    arrived: &Arrived,
+    parts: &Parts,
+    path: &PathAndQuery,
+    body: &Bytes,
+    model: &Arc<ServedModel>,
+    workers: kvasir_upstream::Upstreams,
+) -> Forward {
+    Forward {
+        app: Arc::clone(app),
+        workers,
+        method: parts.method.clone(),
+        path: path.clone(),
+        headers: headers::to_engine(parts.headers.clone(), app.via(), &arrived.name),
+        body: body.clone(),
+        urgency: None,
+        kind: Kind::Opaque { pure: true },
+        received: arrived.at,
+        model: Arc::clone(model),
+        notes: Bytes::new(),
+    }
+}
+
+impl Forward {
+    /// Asks one worker, and waits for the beginning of its answer.
+    async fn open_stored(&self, target: WorkerRank) -> Result<Opened, UpstreamError> {
+        let dispatched = self.app.clock().now();
+        let (head, body) = self.ask(target, &self.body).await?.into_parts();
+        let mut source = Source::new(body, Form::Opaque, None);
+        Ok(Opened {
+            dispatched,
+            begun: source.begin().await?,
+            head,
+            source,
+        })
+    }
+}
