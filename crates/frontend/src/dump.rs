@@ -1,6 +1,6 @@
 //! `GET /dump`: what the index holds, as the events that would make it.
 //!
-//! The shape is that of the seeds' standalone indexer, so that its tools and peers can read it. For looking and
+//! The shape is that of Dynamo's standalone indexer, so that its tools and peers can read it. For looking and
 //! comparing: the answer is as large as the index, some 100 bytes a block.
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! How a worker is chosen, as a value.
 //!
 //! A policy scores the candidates, says whether a rank is open for work now or the request should be held,
-//! orders the held ones, and takes feedback. The seeds' linear cost is one; the simple modes are others.
+//! orders the held ones, and takes feedback. Dynamo's linear cost is one; the simple modes are others.
 //! What it sees of the fleet carries what a cost in seconds needs, too: requests pending and decoding, their
 //! context, when the oldest prompt became the oldest ([`Ledger::load`]), KV capacity ([`Fleet`]).
 
@@ -164,7 +164,7 @@ impl QueuePolicy {
     }
 }
 
-/// The seeds' cost: uncached prompt work plus decode load, in blocks; lowest wins.
+/// Dynamo's cost: uncached prompt work plus decode load, in blocks; lowest wins.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinearCost {
     /// Order of the held.

@@ -67,7 +67,7 @@ pub enum Role {
     Decode,
 }
 
-/// The router's settings with the seeds' defaults. Clone one, [`set`](Self::set) what differs.
+/// The router's settings with Dynamo's defaults. Clone one, [`set`](Self::set) what differs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RouterConfig {
     /// Tokens per block; from the model card, must match the workers. At least 1.

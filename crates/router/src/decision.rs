@@ -143,7 +143,7 @@ impl Decision {
         self.candidates.iter().find(|c| Some(c.rank) != winner)
     }
 
-    /// The seeds' log line for the winner, e.g.
+    /// Dynamo's log line for the winner, e.g.
     /// `Formula for worker_1: 125.3 = 1.0 * 100.5 + 25.0 (cached_blocks: 15)`.
     #[must_use]
     pub fn formula(&self) -> Option<Formula> {
@@ -162,7 +162,7 @@ impl Decision {
     }
 }
 
-/// A candidate's cost as the seeds print it.
+/// A candidate's cost as Dynamo prints it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Formula {
     candidate: Candidate,

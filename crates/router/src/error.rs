@@ -172,7 +172,7 @@ impl RouteError {
         }
     }
 
-    /// Whether it is overload (the seeds' body), not absence.
+    /// Whether it is overload (Dynamo's body), not absence.
     #[must_use]
     pub fn is_overload(&self) -> bool {
         matches!(

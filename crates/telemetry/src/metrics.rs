@@ -29,7 +29,7 @@ pub enum Group {
     Overhead,
     /// `dynamo`.
     Dynamo,
-    /// `kvasir`: what the seeds do not have.
+    /// `kvasir`: what Dynamo does not have.
     Kvasir,
 }
 

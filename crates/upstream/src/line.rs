@@ -24,7 +24,7 @@ use crate::tls::WorkerTls;
 use crate::wire::Wire;
 use crate::{UpstreamError, WorkerAddress};
 
-/// A worker has this long to accept a connection (`DYN_TCP_CONNECT_TIMEOUT` of the seeds).
+/// A worker has this long to accept a connection (Dynamo's `DYN_TCP_CONNECT_TIMEOUT`).
 pub(crate) const CONNECT_PATIENCE: Duration = Duration::from_secs(3);
 /// Bytes that are read at once, to begin with.
 const READ_BYTES: usize = 8 << 10;

@@ -22,7 +22,7 @@ fn parse(case: &Case) -> Option<Result<(), ApiError>> {
     }
 }
 
-/// The seeds name three fields that the peer refuses: we take them.
+/// Dynamo's documentation names three fields that its frontend refuses: we take them.
 const WE_TAKE: [&str; 3] = [
     "err_agent_hint_unknown",
     "err_agent_hint_weight",
@@ -329,7 +329,7 @@ fn error_bodies_are_its_bodies() {
     );
 }
 
-/// The overload body that the seeds make mandatory, byte for byte.
+/// The overload body of Dynamo's documentation, byte for byte.
 #[test]
 fn the_overload_body_is_the_mandatory_one() {
     assert_eq!(

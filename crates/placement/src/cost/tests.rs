@@ -14,7 +14,7 @@ fn cost(weights: &Weights, isl_tokens: u32, facts: Facts) -> f64 {
     weights.terms(isl_tokens, &facts).cost
 }
 
-/// The seeds' example: 10 blocks of prompt; (overlap, decode) per worker.
+/// The example of Dynamo's documentation: 10 blocks of prompt; (overlap, decode) per worker.
 #[test]
 fn worked_examples_a_and_b() {
     let workers = [(2.0, 10.0), (5.0, 5.0), (8.0, 9.0)];

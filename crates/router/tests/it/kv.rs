@@ -4,7 +4,7 @@ use super::*;
 use expect_test::expect;
 use kvasir_router::Reason;
 
-/// The seeds' example: a 10-block prompt; decode loads 10, 5, 9; overlaps 2, 5, 8.
+/// The example of Dynamo's documentation: a 10-block prompt; decode loads 10, 5, 9; overlaps 2, 5, 8.
 fn example_a(change: impl FnOnce(&mut RouterConfig)) -> (u64, String) {
     let mut host = Host::kv(change).workers(3);
     for (worker, blocks) in [(1, 10), (2, 5), (3, 9)] {
