@@ -37,7 +37,7 @@ const AWAITED_NAMED_MAX: usize = 16;
 /// What a client without a key is told.
 const NO_KEY: &str = "A key is needed: authorization: Bearer KEY";
 /// What a client with another key is told.
-const WRONG_KEY: &str = "The key is not valid: authorization: Bearer KEY brings none that is known";
+const WRONG_KEY: &str = "The key is not valid: it is none of those that are known here";
 /// What an operator with another token is told.
 const WRONG_TOKEN: &str =
     "The token is not valid: authorization: Bearer TOKEN brings another than the admin token";
@@ -362,7 +362,7 @@ impl App {
         if keys.admit(headers) {
             return Ok(());
         }
-        let is_shown = headers.contains_key(AUTHORIZATION);
+        let is_shown = headers.contains_key(AUTHORIZATION) || headers.contains_key(API_KEY);
         Err(ApiError::new(401, if is_shown { wrong } else { needed }))
     }
 

@@ -76,11 +76,15 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError> + Send,
 {
+    let unread = is_announced_too_large(&body, app.options());
     let outcome = read(&mut body, app.options()).await;
     match outcome.as_ref().map_err(|error| error.status) {
         Err(413) => {
             app.limit_reached("body_bytes");
-            linger(app, head, body);
+            // Who still waits for a word to send it gets the refusal instead, and sends nothing.
+            if !(unread && is_awaited(head)) {
+                linger(app, body);
+            }
         }
         Err(408) => app.limit_reached("body_time"),
         _ => {}
@@ -96,15 +100,18 @@ fn is_awaited(head: &Parts) -> bool {
 }
 
 /// Lets the answer go out while the rest of a body that is too large still comes.
-fn linger<B>(app: &App, head: &Parts, body: B)
+fn linger<B>(app: &App, body: B)
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError> + Send,
 {
-    if !is_awaited(head) {
-        app.tasks()
-            .spawn(discard(body, DISCARD_MAX, DISCARD_PATIENCE));
-    }
+    app.tasks()
+        .spawn(discard(body, DISCARD_MAX, DISCARD_PATIENCE));
+}
+
+/// Whether a body says beforehand that it is longer than `body_limit_mb`.
+fn is_announced_too_large(body: &impl Body, options: &AppOptions) -> bool {
+    body.size_hint().lower() > options.body_limit_mb.saturating_mul(MIB)
 }
 
 /// Reads a body of at most `body_limit_mb`. Of one that says that it is longer nothing is read.
@@ -116,7 +123,7 @@ where
     let limit_mb = options.body_limit_mb;
     let limit = limit_mb.saturating_mul(MIB);
     let hint = body.size_hint();
-    if hint.lower() > limit {
+    if is_announced_too_large(body, options) {
         return Err(ApiError::body_too_large(limit_mb));
     }
     let mut whole: Option<Bytes> = None;

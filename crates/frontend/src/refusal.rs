@@ -14,7 +14,7 @@ use crate::App;
 use crate::meter::Asking;
 use crate::outcomes::Arrived;
 use crate::reply::{self, Reply};
-use crate::routes::Route;
+use crate::routes::{MESSAGES, Route};
 use crate::watch::{Watch, error_type};
 
 /// Fields of a request's head. For HTTP/1 this is the library's own bound, which it checks without allocating; another
@@ -42,6 +42,8 @@ pub(crate) struct Refusal {
     pub(crate) is_overload: bool,
     /// Methods that the path is there for.
     pub(crate) allowed: Option<&'static str>,
+    /// The client speaks Anthropic's API.
+    pub(crate) is_anthropic: bool,
 }
 
 impl From<ApiError> for Refusal {
@@ -51,6 +53,7 @@ impl From<ApiError> for Refusal {
             asking: None,
             is_overload: false,
             allowed: None,
+            is_anthropic: false,
         }
     }
 }
@@ -74,7 +77,13 @@ impl Refusal {
             Route::Stored(path) => Some(Asking::route(path, false)),
             _ => None,
         };
-        Self { asking, ..self }
+        let is_anthropic =
+            matches!(route, Route::Engine(Some(theirs)) if theirs.starts_with(MESSAGES));
+        Self {
+            asking,
+            is_anthropic,
+            ..self
+        }
     }
 
     /// The answer, counted and logged.
@@ -98,7 +107,10 @@ impl Refusal {
                 self.error
             }
         };
-        let mut reply = reply::error(&error);
+        let mut reply = match self.is_anthropic {
+            true => reply::anthropic_error(&error),
+            false => reply::error(&error),
+        };
         if let Some(allowed) = self.allowed {
             reply::allow(&mut reply, allowed);
         }

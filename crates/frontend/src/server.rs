@@ -134,7 +134,9 @@ async fn open_door(
     let listener = TcpListener::bind(address).await?;
     // Accepted connections have it from their listener.
     #[cfg(target_os = "linux")]
-    socket2::SockRef::from(&listener).set_tcp_notsent_lowat(UNSENT_BYTES_MAX)?;
+    if let Err(error) = socket2::SockRef::from(&listener).set_tcp_notsent_lowat(UNSENT_BYTES_MAX) {
+        tracing::debug!(%error, "unsent bytes of a connection are not bounded by the kernel");
+    }
     let address = listener.local_addr()?;
     let tasks = app.tasks();
     tasks.spawn(accept_loop(listener, Arc::clone(app), door, cores));

@@ -289,26 +289,29 @@ pub(crate) fn one_line(text: Cow<'static, str>) -> Cow<'static, str> {
     if matches!(text, Cow::Borrowed(_)) {
         return text;
     }
-    let short = if text.len() > MESSAGE_BYTES_MAX {
-        let head = text.floor_char_boundary(MESSAGE_BYTES_MAX - MESSAGE_TAIL_BYTES - CUT.len());
-        let tail = text.ceil_char_boundary(text.len() - MESSAGE_TAIL_BYTES);
-        let part = |range: Option<&str>| range.unwrap_or_default().to_owned();
-        Cow::Owned(part(text.get(..head)) + CUT + &part(text.get(tail..)))
-    } else {
-        text
+    let text = match text.contains(char::is_control) {
+        true => Cow::Owned(escaped(&text)),
+        false => text,
     };
-    if !short.contains(char::is_control) {
-        return short;
+    if text.len() <= MESSAGE_BYTES_MAX {
+        return text;
     }
-    let mut shown = String::with_capacity(short.len() + 16);
-    for c in short.chars() {
+    let head = text.floor_char_boundary(MESSAGE_BYTES_MAX - MESSAGE_TAIL_BYTES - CUT.len());
+    let tail = text.ceil_char_boundary(text.len() - MESSAGE_TAIL_BYTES);
+    let part = |range: Option<&str>| range.unwrap_or_default().to_owned();
+    Cow::Owned(part(text.get(..head)) + CUT + &part(text.get(tail..)))
+}
+
+fn escaped(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
         if c.is_control() {
             shown.extend(c.escape_default());
         } else {
             shown.push(c);
         }
     }
-    Cow::Owned(shown)
+    shown
 }
 
 /// The `type` of an error frame.
@@ -373,6 +376,8 @@ mod tests {
         );
         assert!(error.message.starts_with("Validation: action `éé"));
         assert!(error.message.ends_with("éé`; give open or close"));
+        let escapes = ApiError::bad_request("\u{1}".repeat(MESSAGE_BYTES_MAX)).message;
+        assert!(escapes.len() <= MESSAGE_BYTES_MAX, "{}", escapes.len());
         let fits = "x".repeat(MESSAGE_BYTES_MAX);
         assert_eq!(ApiError::bad_request(fits.clone()).message, fits);
     }

@@ -94,7 +94,10 @@ fn tell_panic(info: &std::panic::PanicHookInfo<'_>) {
         _ => "note: RUST_BACKTRACE=1 shows where from".to_owned(),
     };
     say(&format!("thread '{name}' {info}\n{trace}"));
-    flush();
+    // The main thread's panic ends the process. Others are caught, and must not make their thread wait for a reader.
+    if name == "main" {
+        flush();
+    }
 }
 
 /// Writes a text of its own to standard error, behind the log lines so far: why a process ends. It goes through

@@ -187,14 +187,19 @@ fn chunk_size(line: &[u8]) -> io::Result<u64> {
 }
 
 /// A body in a transfer coding: chunks, or all until the end. We ask for no other, and nobody behind us could undo it.
-fn by_coding(headers: &HeaderMap) -> io::Result<Framing> {
+///
+/// A coding that changes nothing is taken out: who looks at the head must not think that the end can be told.
+fn by_coding(headers: &mut HeaderMap) -> io::Result<Framing> {
     let fields = headers.get_all(TRANSFER_ENCODING).iter();
     let mut codings = fields.flat_map(|field| field.as_bytes().split(|byte| *byte == b','));
     match (codings.next().map(<[u8]>::trim_ascii), codings.next()) {
         (Some(coding), None) if coding.eq_ignore_ascii_case(b"chunked") => {
             Ok(Framing::Chunks(Chunk::Size))
         }
-        (Some(coding), None) if coding.eq_ignore_ascii_case(b"identity") => Ok(Framing::UntilClose),
+        (Some(coding), None) if coding.eq_ignore_ascii_case(b"identity") => {
+            headers.remove(TRANSFER_ENCODING);
+            Ok(Framing::UntilClose)
+        }
         _ => Err(bad(
             "its body is in a transfer coding that nobody asked for",
         )),

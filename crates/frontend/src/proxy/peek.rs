@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 use kvasir_openai::Event;
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::Opened;
 use crate::relay::Begun;
@@ -14,18 +15,12 @@ use crate::relay::Begun;
 #[derive(Deserialize)]
 struct Said {
     #[serde(default)]
-    error: Option<Words>,
+    error: Value,
     /// SGLang's older form has all at the top.
     #[serde(default)]
-    object: Option<String>,
+    object: Value,
     #[serde(default)]
-    code: Option<u16>,
-}
-
-#[derive(Deserialize)]
-struct Words {
-    #[serde(default)]
-    code: Option<u16>,
+    code: Value,
 }
 
 /// The same answer, unless its first event is an error: then that is all of it, with its status.
@@ -61,12 +56,17 @@ fn error_in(begun: &Bytes) -> Option<(StatusCode, Bytes)> {
     let data = event.data()?;
     let said: Said = serde_json::from_slice(&data).ok()?;
     let code = match said.error {
-        Some(words) => words.code,
-        None if said.object.as_deref() == Some("error") => said.code,
-        None => return None,
+        Value::Null if said.object == "error" => said.code,
+        Value::Null => return None,
+        // Words alone have no code, nor has an object without one.
+        error => error.get("code").cloned().unwrap_or_default(),
     };
+    // Some engines write a word or a number in quotes there.
+    let code = code.as_u64().or_else(|| code.as_str()?.parse().ok());
     let code = code.filter(|code| (400..600).contains(code)).unwrap_or(500);
-    let status = StatusCode::from_u16(code).ok()?;
+    let status = u16::try_from(code)
+        .ok()
+        .and_then(|code| StatusCode::from_u16(code).ok())?;
     Some((status, Bytes::copy_from_slice(&data)))
 }
 
@@ -92,6 +92,16 @@ mod tests {
         assert_eq!(status(sglang).map(|(code, _)| code), Some(429));
         let odd = "data: {\"error\":{\"message\":\"no\",\"code\":200}}\n\n";
         assert_eq!(status(odd).map(|(code, _)| code), Some(500));
+        for (error, code) in [
+            ("{\"code\":\"400\"}", 400),
+            ("{\"code\":\"rate_limit_exceeded\"}", 500),
+            ("{\"code\":null}", 500),
+            ("\"out of memory\"", 500),
+        ] {
+            let event = Bytes::from(format!("data: {{\"error\":{error}}}\n\n"));
+            let found = error_in(&event).map(|(status, _)| status.as_u16());
+            assert_eq!(found, Some(code), "{error}");
+        }
         for answer in [
             "data: {\"choices\":[],\"error\":null}\n\n",
             "data: {\"object\":\"chat.completion.chunk\",\"code\":400}\n\n",

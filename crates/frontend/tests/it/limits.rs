@@ -128,8 +128,20 @@ async fn a_body_that_is_said_to_be_too_large_is_refused_unread() {
     let answer = in_time("answer", client.answer()).await;
     assert_eq!((answer.status, answer.whole), (413, true));
     assert!(in_time("it is closed", client.closed()).await);
+    // One that was told to send gets its answer although the rest is still on its way.
+    let mut client = rig.client().await;
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nexpect: 100-continue\r\n\
+         transfer-encoding: chunked\r\n\r\n"
+    );
+    client.send(head).await;
+    assert_eq!(in_time("word to go on", client.answer()).await.status, 100);
+    client.send(format!("{:x}\r\n", large.len())).await;
+    client.send(&large).await;
+    let answer = in_time("answer", client.answer()).await;
+    assert_eq!((answer.status, answer.whole), (413, true));
     assert!(rig.stage.seen().is_empty());
-    assert_eq!(rig.metric("kvasir_limit_reached_total").await, 6.0);
+    assert_eq!(rig.metric("kvasir_limit_reached_total").await, 7.0);
     drop(client);
     rig.at_rest().await;
 }

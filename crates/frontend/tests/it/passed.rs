@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_frontend::{AppOptions, Limits, Paths};
+use kvasir_frontend::{ApiKeys, AppOptions, Limits, Paths};
 
 use crate::engine::{Step, stream, unary};
 use crate::rig::{CHAT, Rig, Setup};
@@ -72,6 +72,21 @@ async fn anthropics_api_is_there_where_it_is_wanted_and_speaks_as_such() {
             r#"{"type":"error","error":{"type":"not_found_error","message":"Model not found"}}"#
         )
     );
+    rig.at_rest().await;
+    let mut setup = moved();
+    setup.options.keys = ApiKeys::parse("client");
+    let rig = Rig::with(1, setup).await;
+    for (key, message) in [
+        ("", "A key is needed"),
+        ("x-api-key: other\r\n", "not valid"),
+    ] {
+        let mut client = rig.client().await;
+        client.post("/anthropic", key, r#"{"model":"m"}"#).await;
+        let refused = client.answer().await;
+        assert_eq!(refused.status, 401);
+        let (form, text) = (r#"{"type":"error","error":{"type":"#, refused.text());
+        assert!(text.starts_with(form) && text.contains(message), "{text}");
+    }
     rig.at_rest().await;
 }
 

@@ -130,12 +130,16 @@ impl Queue {
         let written = write_all(out, batch);
         let mut state = self.lock();
         state.writing = 0;
-        if written.is_err() {
-            state.drop_lines(lines);
-        }
-        let untold = std::mem::take(&mut state.untold);
+        // Where nothing can be written, what was dropped is told later.
+        let untold = match written {
+            Ok(()) => std::mem::take(&mut state.untold),
+            Err(_) => {
+                state.drop_lines(lines);
+                0
+            }
+        };
         drop(state);
-        if untold > 0 && written.is_ok() {
+        if untold > 0 {
             tell(untold);
         }
         let mut state = self.lock();

@@ -113,22 +113,35 @@ struct Escaped<'a, W> {
 
 impl<W: Write> Write for Escaped<'_, W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
+        let mut rest = text;
+        while let Some(at) = rest.find(misleads) {
+            let (plain, from) = rest.split_at(at);
+            self.plain(plain)?;
+            let mut chars = from.chars();
+            let escape = chars.next().map(char::escape_default);
+            let length = escape.as_ref().map_or(0, |escape| escape.len());
+            match escape {
+                Some(escape) if length <= self.left => write!(self.out, "{escape}")?,
+                _ => {
+                    self.left = 0;
+                    return Ok(());
+                }
+            }
+            self.left -= length;
+            rest = chars.as_str();
+        }
+        self.plain(rest)
+    }
+}
+
+impl<W: Write> Escaped<'_, W> {
+    fn plain(&mut self, text: &str) -> fmt::Result {
         let cut = text.floor_char_boundary(self.left);
         self.left = match text.len() < self.left {
             true => self.left - text.len(),
             false => 0,
         };
-        let mut rest = text.get(..cut).unwrap_or_default();
-        while let Some(at) = rest.find(misleads) {
-            let (plain, from) = rest.split_at(at);
-            self.out.write_str(plain)?;
-            let mut chars = from.chars();
-            if let Some(c) = chars.next() {
-                write!(self.out, "{}", c.escape_default())?;
-            }
-            rest = chars.as_str();
-        }
-        self.out.write_str(rest)
+        self.out.write_str(text.get(..cut).unwrap_or_default())
     }
 }
 
@@ -215,5 +228,11 @@ mod tests {
         assert!(line.starts_with("  INFO x a=éé"));
         assert!(line.ends_with("éé…"), "{line:.40}");
         assert!(line.len() < LINE_BYTES_MAX + 30);
+        let long = "\u{1}é".repeat(LINE_BYTES_MAX);
+        let [line] = &lines(false, || tracing::info!(a = %long, b = 1, "x"))[..] else {
+            panic!("more than a line")
+        };
+        assert!(line.len() < LINE_BYTES_MAX + 30, "{}", line.len());
+        assert!(line.ends_with('…'), "{line:.40}");
     }
 }

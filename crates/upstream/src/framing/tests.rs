@@ -28,6 +28,13 @@ fn the_head_says_where_the_body_ends() {
     assert_eq!(both.unwrap(), CHUNKS);
     let plain = of(&[("transfer-encoding", "identity")]);
     assert_eq!(plain.unwrap(), Framing::UntilClose);
+    let mut headers = HeaderMap::new();
+    headers.insert(
+        TRANSFER_ENCODING,
+        http::HeaderValue::from_static("identity"),
+    );
+    Framing::of(&Method::POST, StatusCode::OK, &mut headers).unwrap();
+    assert!(headers.is_empty(), "it says nothing about the end");
     for coded in ["gzip", "gzip, chunked", "chunked, chunked", "chunked,", ""] {
         assert!(of(&[("transfer-encoding", coded)]).is_err(), "{coded:?}");
     }

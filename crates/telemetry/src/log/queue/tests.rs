@@ -107,15 +107,20 @@ fn what_ends_a_process_has_room_of_its_own() {
 
 #[test]
 fn lines_that_a_closed_reader_refuses_are_counted_and_later_ones_pass() {
-    let rig = rig(100, |_| {});
+    static TOLD: AtomicU64 = AtomicU64::new(0);
+    let rig = rig(100, |lines| {
+        TOLD.fetch_add(lines, Ordering::SeqCst);
+    });
     let counter = IntCounter::new("dropped", "lines").unwrap();
     rig.queue.count_in(counter.clone());
     rig.stall();
     rig.turns.send(Err(ErrorKind::BrokenPipe.into())).unwrap();
     assert!(rig.queue.flush(PATIENCE));
     assert_eq!(counter.get(), 1);
+    assert_eq!(TOLD.load(Ordering::SeqCst), 0, "nobody could read it");
     rig.queue.push(b"second\n");
     assert_eq!(rig.end(), "second\n");
+    assert_eq!(TOLD.load(Ordering::SeqCst), 1);
 }
 
 #[test]
