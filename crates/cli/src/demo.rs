@@ -43,6 +43,7 @@ const SUMMARY_EVERY: [Duration; 2] = [Duration::from_secs(1), Duration::from_sec
 /// Runs the demo until a signal.
 pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let app = serve::app(settings, Clock::new())?;
+    wiring::say_how(settings);
     let model = start_model(&app, settings)?;
     let server = serve::listen(&app, settings).await?;
     let scheme = match settings.get(keys::TLS_CERT_PATH) {
@@ -64,7 +65,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
             Arc::clone(&app),
             Arc::clone(&summary),
         );
-        traffic.start(settings.get(keys::SEED).unwrap_or(0));
+        traffic.start(wiring::seed(settings));
         app.tasks().spawn(show(app.tasks().clone(), summary));
     }
     let ended = serve::until_signal(server, settings, None).await;

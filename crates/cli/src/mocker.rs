@@ -28,6 +28,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let plan = events::Plan::read(settings, &first.ip().to_string())?;
     let (options, mut worker) = options(settings)?;
     worker.engine.event_tokens = plan.is_some();
+    tracing::info!(seed = options.seed, "mock engines start");
     let mut servers = Vec::new();
     for at in 0..settings.get(keys::WORKERS) {
         let id = WorkerId(u64::from(at));
@@ -122,7 +123,7 @@ fn options(settings: &Settings) -> Result<(MockServerOptions, WorkerOptions), Fa
         root: path.unwrap_or_else(|| MODEL.to_owned()),
         text: Arc::new(text),
         faults: faults?,
-        seed: settings.get(keys::SEED).unwrap_or(0),
+        seed: wiring::seed(settings),
         prompt_tokens_details: settings.get(keys::ENABLE_PROMPT_TOKENS_DETAILS),
         adapters: settings
             .get(keys::LORA_MODULES)

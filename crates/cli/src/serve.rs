@@ -51,12 +51,19 @@ pub(crate) async fn listen(app: &Arc<App>, settings: &Settings) -> Result<Server
         server.start_admin(address).await.map_err(|error| {
             format!("cannot listen on {address}: {error}; choose another port with --admin-port")
         })?;
-        if !address.ip().is_loopback() && app.options().admin_token.is_empty() {
-            tracing::warn!(%address, "operators' routes are open to the network without a token; \
-                set --admin-token-file");
-        }
     }
+    warn_of_open_routes(app, &server);
     Ok(server)
+}
+
+/// Says that whoever reaches the port can change the workers, if that is so.
+fn warn_of_open_routes(app: &App, server: &Server) {
+    let options = app.options();
+    let address = server.admin_address().unwrap_or(server.address());
+    if options.admin_enabled && options.admin_token.is_empty() && !address.ip().is_loopback() {
+        tracing::warn!(%address, "operators' routes are open to the network without a token: whoever reaches this port \
+            can add and remove workers; set KVASIR_ADMIN_TOKEN or --admin-token-file, or move them with --admin-port");
+    }
 }
 
 /// Waits for SIGINT or SIGTERM, then drains; after SIGTERM not before those who send requests had time to notice. A
@@ -154,6 +161,8 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let app = app(settings, Clock::new())?;
     let addresses = wiring::workers(settings)?;
     let file = wiring::workers_file(settings)?;
+    wiring::probe_snapshot(settings)?;
+    wiring::say_how(settings);
     let mut fleet = Fleet::new(Arc::clone(&app), model_maker(&app, settings)?)
         .with_tls(wiring::worker_tls(settings)?);
     if settings.get(keys::ROUTER_KV_EVENTS) {

@@ -1,10 +1,12 @@
 //! From checked options to what each part takes. The only place that knows both.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::Duration;
 
-use kvasir_config::{LogFormat, RouterMode, Settings, keys, redacted};
+use kvasir_config::{Command, LogFormat, RouterMode, Settings, keys, redacted};
 use kvasir_frontend::{
     ApiKeys, AppOptions, Limits, MigrationOptions, Paths, ServerTls, WorkersFile,
 };
@@ -38,6 +40,43 @@ pub(crate) fn log_format(settings: &Settings) -> log::Format {
         LogFormat::Text => log::Format::Text,
         LogFormat::Json => log::Format::Json,
     }
+}
+
+/// The seed of this process's random choices: as given, or drawn once, so that replicas differ. A simulation is
+/// the same every time unless asked otherwise.
+pub(crate) fn seed(settings: &Settings) -> u64 {
+    static DRAWN: OnceLock<u64> = OnceLock::new();
+    // The standard library seeds its hashers from the system; nothing more is needed here.
+    let draw = || RandomState::new().build_hasher().finish();
+    match settings.get(keys::SEED) {
+        Some(seed) => seed,
+        None if settings.command() == Command::Replay => 0,
+        None => *DRAWN.get_or_init(draw),
+    }
+}
+
+/// Says at the start how workers are chosen, and the seed that repeats it.
+pub(crate) fn say_how(settings: &Settings) {
+    let (mode, origin) = (
+        settings.get(keys::ROUTER_MODE),
+        settings.origin(keys::ROUTER_MODE),
+    );
+    tracing::info!(router_mode = mode.name(), %origin, seed = seed(settings), "how workers are chosen");
+}
+
+/// Whether the index can be kept where `--index-snapshot` says.
+pub(crate) fn probe_snapshot(settings: &Settings) -> Result<(), Failure> {
+    let Some(path) = settings.get(keys::INDEX_SNAPSHOT) else {
+        return Ok(());
+    };
+    kvasir_frontend::probe_snapshot(&path).map_err(|error| {
+        let shown = path.display();
+        BadConfig(format!(
+            "--index-snapshot {shown}: cannot be written ({error}); name a file in a folder that exists and that this \
+             user may write"
+        ))
+        .into()
+    })
 }
 
 /// How many threads serve clients.
@@ -113,6 +152,7 @@ pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
             limit: settings.get(keys::MIGRATION_LIMIT),
             max_seq_len: settings.get(keys::MIGRATION_MAX_SEQ_LEN),
         },
+        kv_cache_block_size: settings.get(keys::KV_CACHE_BLOCK_SIZE),
         admin_enabled: !settings.get(keys::DISABLE_FRONTEND_ADMIN_API),
         admin_apart: settings.get(keys::ADMIN_PORT).is_some(),
         admin_token: admin_token(settings)?,
@@ -321,6 +361,7 @@ impl RouterSetup {
         RouterConfig {
             router_policy_config: self.policy_file.as_ref().map(|file| file.of_model(model)),
             aic_profile: self.aic_profile,
+            router_seed: seed(&self.settings),
             ..router_config(&self.settings, block_size)
         }
     }
@@ -387,7 +428,6 @@ fn router_config(settings: &Settings, block_size: u32) -> RouterConfig {
         encoder_cuda_to_cpu_ratio: settings.get(keys::ENCODER_CUDA_TO_CPU_RATIO),
         runtime_inhibited_duration_secs: secs(settings.get(keys::RUNTIME_INHIBITED_DURATION_SECS)),
         router_decision_log: settings.get(keys::ROUTER_DECISION_LOG),
-        router_seed: settings.get(keys::SEED).unwrap_or(defaults.router_seed),
         ..defaults
     }
 }
@@ -416,7 +456,7 @@ fn queue_policy(settings: &Settings) -> QueuePolicy {
 
 #[cfg(test)]
 mod tests {
-    use kvasir_config::{Command, Kind};
+    use kvasir_config::Kind;
 
     use super::*;
 
@@ -429,6 +469,15 @@ mod tests {
             router_config(&settings, defaults.kv_cache_block_size),
             defaults
         );
+    }
+
+    #[test]
+    fn a_seed_is_drawn_once_unless_it_is_given_or_nothing_is_served() {
+        let frontend = Settings::defaults(Command::Frontend);
+        assert_eq!(seed(&frontend), seed(&frontend));
+        let config = RouterSetup::read(&frontend).unwrap().config("m", 16);
+        assert_eq!(config.router_seed, seed(&frontend));
+        assert_eq!(seed(&Settings::defaults(Command::Replay)), 0);
     }
 
     /// Values at and beyond the ends of what the table allows, and some of other kinds.

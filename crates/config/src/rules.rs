@@ -36,6 +36,10 @@ fn dependent_defaults(settings: &mut Settings) {
     let kv = Value::Choice(RouterMode::Kv.name());
     if matches!(settings.command(), Command::Demo) {
         settings.prefer(keys::ROUTER_MODE, kv.clone(), "kvasir demo");
+        if settings.get(keys::TRAFFIC) {
+            // Its table moves on the terminal; ten lines a second would move it away.
+            settings.prefer(keys::LOG_LEVEL, Value::Text("warn".into()), "--traffic");
+        }
     }
     engine_defaults(settings);
     let cause = match settings.get(keys::WORKER).is_empty() {
@@ -43,9 +47,14 @@ fn dependent_defaults(settings: &mut Settings) {
         true => settings.get(keys::WORKERS_FILE).map(|_| "--workers-file"),
     };
     if let Some(cause) = cause {
-        settings.prefer(keys::ROUTER_MODE, kv, cause);
+        settings.prefer(keys::ROUTER_MODE, kv.clone(), cause);
         let backend = Value::Choice(DiscoveryBackend::Static.name());
         settings.prefer(keys::DISCOVERY_BACKEND, backend, cause);
+    }
+    // Nobody can come but engine servers that operators add: they are routed as those of a flag are.
+    if matches!(settings.command(), Command::Frontend) && !settings.is_set(keys::DISCOVERY_BACKEND)
+    {
+        settings.prefer(keys::ROUTER_MODE, kv, "`kvasir workers add`");
     }
     let remote = matches!(
         settings.get(keys::DISCOVERY_BACKEND),

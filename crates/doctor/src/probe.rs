@@ -252,7 +252,8 @@ fn event_ports(patients: &[Told]) -> Vec<u16> {
     ports
 }
 
-/// Tells each worker the block size of most others that serve its model.
+/// Tells each worker the block size that most of those that serve its model have, and who else has it. Of sizes
+/// that as many have, that of the worker named first counts.
 fn note_peers(worlds: &mut [World]) {
     let model = |world: &World| world.facts.models.first().map(|m| m.name.clone());
     let rows: Vec<(Option<String>, Option<u32>, String)> = worlds
@@ -261,22 +262,16 @@ fn note_peers(worlds: &mut [World]) {
         .collect();
     for (at, world) in worlds.iter_mut().enumerate() {
         let name = model(world);
-        let mut sizes: BTreeMap<u32, (usize, &String)> = BTreeMap::new();
-        for (other, (served, size, url)) in rows.iter().enumerate() {
-            if let Some(size) = size.filter(|_| *served == name && other != at) {
-                sizes.entry(size).or_insert((0, url)).0 += 1;
-            }
-        }
-        // Of two that disagree, the first is right.
-        let first = rows
-            .iter()
-            .position(|(served, size, _)| *served == name && size.is_some());
-        let most = sizes.iter().max_by_key(|(_, (count, _))| *count);
-        let alone = sizes.values().map(|(count, _)| count).sum::<usize>() == 1;
-        let exempt = alone && first == Some(at);
-        world.peers_block_size = most
-            .filter(|_| !exempt)
-            .map(|(size, (_, url))| (*size, (*url).clone()));
+        let same = rows.iter().filter(|(served, ..)| *served == name);
+        let sizes: Vec<u32> = same.filter_map(|(_, size, _)| *size).collect();
+        let count = |size: u32| sizes.iter().filter(|other| **other == size).count();
+        // The last of equal maxima is taken: from behind, that is the first.
+        let most = sizes.iter().rev().max_by_key(|size| count(**size)).copied();
+        let mut others = rows.iter().enumerate();
+        let one = others.find(|(other, (served, size, _))| {
+            *other != at && *served == name && size.is_some() && *size == most
+        });
+        world.peers_block_size = most.zip(one.map(|(_, (.., url))| url.clone()));
     }
 }
 

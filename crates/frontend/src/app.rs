@@ -83,6 +83,8 @@ pub struct AppOptions {
     pub keys: ApiKeys,
     /// Requests whose end is remembered (`--router-decision-log`).
     pub outcomes_max: usize,
+    /// Tokens in a block of every model (`--kv-cache-block-size`); none: what its workers say.
+    pub kv_cache_block_size: Option<u32>,
     /// Where spans go (`--otel-export-enabled`).
     pub tracer: Option<Tracer>,
     /// Our certificate (`--tls-cert-path`); without one the doors are plain.
@@ -105,6 +107,7 @@ impl Default for AppOptions {
             limits: Limits::default(),
             keys: ApiKeys::default(),
             outcomes_max: 4096,
+            kv_cache_block_size: None,
             tracer: None,
             tls: None,
         }

@@ -73,4 +73,4 @@ pub use routes::Paths;
 pub use server::Server;
 pub use tls::ServerTls;
 pub use tokens::TokenSources;
-pub use warm::{Keeper, Saved, Warm, WarmError};
+pub use warm::{Keeper, Saved, Warm, WarmError, probe as probe_snapshot};

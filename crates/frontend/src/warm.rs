@@ -27,7 +27,7 @@ use kvasir_types::WorkerRank;
 use crate::App;
 use crate::models::ServedModel;
 use format::{KeptModel, KeptStream};
-pub use keeper::{Keeper, Saved};
+pub use keeper::{Keeper, Saved, probe};
 
 /// Largest file that is read.
 const FILE_BYTES_MAX: u64 = 16 << 30;

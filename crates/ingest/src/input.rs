@@ -224,8 +224,9 @@ impl fmt::Display for Notice {
             Self::Refused(error) => write!(f, "an event message cannot be read: {error}"),
             Self::Skipped(Skip::BlockSize { engine }) => write!(
                 f,
-                "the engine's blocks have {engine} tokens, not as many as expected: its events cannot \
-                 be used (set block-size={engine} for this worker)"
+                "the blocks of its events have {engine} tokens, those of its model's index have not: they \
+                 cannot be used (set --kv-cache-block-size and block-size= to {engine} or leave them out, and start \
+                 all engines of the model with the same --block-size)"
             ),
             Self::Skipped(skip) => write!(f, "some events do not count: {skip:?}"),
             Self::BlockSizeFits => f.write_str("the engine's blocks have the expected size again"),

@@ -150,7 +150,10 @@ impl Doubt {
             Self::Tokenization => {
                 "check that --model-path is the engine's own model, and its chat template"
             }
-            Self::BlockSize => "set block-size for this worker to the engine's --block-size",
+            Self::BlockSize => {
+                "one model has one block size: set --kv-cache-block-size to that of its engines or leave it out, and \
+                 start all its engines with the same --block-size"
+            }
             Self::Hybrid => {
                 "layers with a sliding window keep less than whole prefixes; nothing is wrong, predictions count half"
             }

@@ -33,7 +33,8 @@ options! { GENERAL_ROWS, Group::General, Scope::ALL.and(Scope::CONFIG).and(Scope
 
     /// Seed of all random choices: ties, temperature, mock engines, traffic.
     ///
-    /// Unset draws one at start. The same seed and the same inputs give the same decisions.
+    /// Unset draws one at start and logs it, so that replicas differ; `kvasir replay` takes 0. The same seed and the
+    /// same inputs give the same decisions.
     SEED: Option<u64> = "seed" => scope(Scope::ALL).env(&[var("KVASIR_SEED")]).effective();
 
     /// Write the values in use and their origin to this file at start, as JSON.
@@ -48,7 +49,7 @@ options! { OBSERVABILITY_ROWS, Group::Observability, Scope::ALL;
     ///
     /// For example `info,kvasir_router=debug` adds what each candidate of a decision would have cost.
     LOG_LEVEL: String = "log-level" =>
-        env(&[var("KVASIR_LOG"), var("DYN_LOG")]).default("info").rule(&LOG_FILTER).common()
+        env(&[var("KVASIR_LOG"), var("DYN_LOG")]).default("info").default_note("info; warn with --traffic").rule(&LOG_FILTER).common()
         .effective();
 
     /// How to write log lines.

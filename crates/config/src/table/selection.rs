@@ -53,7 +53,7 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
     /// How to choose a worker.
     ROUTER_MODE: RouterMode = "router-mode" =>
         env(&[var("DYN_ROUTER_MODE")]).default("round-robin")
-        .default_note("round-robin; kv in the demo, with --worker and with --load-aware")
+        .default_note("kv for engine servers and in the demo; round-robin with --discovery-backend")
         .metavar("MODE").common().effective();
 
     /// Route by load alone and ignore caches.

@@ -129,19 +129,22 @@ pub(super) fn block_size(world: &World) -> Verdict {
             advice,
         );
     }
-    if let Some(index) = world.told.index_block_size.filter(|index| *index != size) {
-        return Verdict::fail(
-            format!("{size}, while the frontend's index of this model has {index}"),
-            vec![resize(world, index, "as its peers have it")],
-        );
-    }
-    let peers = world.peers_block_size.as_ref();
-    match peers.filter(|_| world.told.index_block_size.is_none()) {
-        Some((peers, one)) if *peers != size => Verdict::fail(
-            format!("{size}, while {one} has {peers}: one model has one index, of one block size"),
-            vec![resize(world, *peers, "as its peers have it")],
+    let others = world.peers_block_size.as_ref();
+    let others = others.filter(|(others, _)| *others != size);
+    match (world.told.index_block_size, others) {
+        (Some(index), _) if index == size => Verdict::pass(size.to_string()),
+        (_, Some((others, one))) => Verdict::fail(
+            format!("{size}, while {one} has {others}: one model has one index, of one block size"),
+            vec![resize(world, *others, "as most of its peers have it")],
         ),
-        _ => Verdict::pass(size.to_string()),
+        (Some(index), None) => Verdict::fail(
+            format!("{size}, while the frontend's index of this model has {index}"),
+            vec![kvasir(
+                &["--kv-cache-block-size", &size.to_string()],
+                "or leave it out and restart the frontend: it finds the engines' size",
+            )],
+        ),
+        (None, None) => Verdict::pass(size.to_string()),
     }
 }
 

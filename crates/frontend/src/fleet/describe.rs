@@ -4,22 +4,67 @@ use kvasir_router::WorkerSpec;
 use kvasir_upstream::{Facts, WorkerAddress};
 
 use super::Watcher;
+use crate::models::ServedModel;
 
 impl Watcher {
-    /// Says what is known about the worker, if that is new.
+    /// Says what is known about the worker, if that is new, and that its blocks are not those of `served`'s index.
     pub(super) fn describe(
         &mut self,
         facts: &Facts,
         block_size: u32,
+        served: &ServedModel,
         spec: &WorkerSpec,
         sockets: usize,
     ) {
-        let known = description(self.pool.address(), facts, block_size, spec, sockets);
-        if known != self.described {
-            tracing::info!(worker = %self.pool.address(), "worker is {known}");
-            self.described = known;
+        let told = self.pool.address();
+        let known = description(told, facts, block_size, spec, sockets);
+        if known == self.described {
+            return;
         }
+        tracing::info!(worker = %told, "worker is {known}");
+        if self.listens_for(served) && served.block_size != block_size {
+            let asked = self.fleet.app.options().kv_cache_block_size;
+            let how = mismatch(served.block_size, asked, told, facts, block_size);
+            tracing::error!(worker = %told, model = %served.name, "{how}");
+        }
+        self.described = known;
     }
+}
+
+/// Who said which of two block sizes, and which flag to change.
+fn mismatch(
+    index: u32,
+    asked: Option<u32>,
+    told: &WorkerAddress,
+    facts: &Facts,
+    block_size: u32,
+) -> String {
+    let own = match (told.block_size, facts.block_size) {
+        (Some(_), _) => "as block-size= of the worker says",
+        (None, Some(_)) => "as the engine says",
+        (None, None) => "assumed, the engine does not say",
+    };
+    let (whose, advice) = match asked {
+        Some(_) => (
+            "as --kv-cache-block-size says",
+            format!("set --kv-cache-block-size {block_size}, or leave it out"),
+        ),
+        None => (
+            "as the worker that joined first has it",
+            format!(
+                "start all engines of a model with one --block-size; \
+                 --kv-cache-block-size {block_size} lets this one count and not the others"
+            ),
+        ),
+    };
+    format!(
+        "blocks of {block_size} tokens ({own}), those of the model's index have {index} ({whose}): \
+         the worker serves, its cache events do not count; {advice}"
+    )
+}
+
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
 }
 
 fn description(
@@ -46,11 +91,11 @@ fn description(
         Some(tokens) => format!("{tokens} tokens in a batch"),
         None => "tokens in a batch unknown, so --router-queue-threshold and \
                  --active-prefill-tokens-threshold-frac have no effect for it \
-                 (say max-num-batched-tokens)"
+                 (set max-num-batched-tokens)"
             .into(),
     };
     format!(
-        "{}{}: block size {block_size} ({block}), ranks {} ({ranks}), {kv}, {batch}, cache events from {sockets} sockets",
+        "{}{}: block size {block_size} ({block}), ranks {} ({ranks}), {kv}, {batch}, cache events from {sockets} socket{}",
         facts.kind.name(),
         facts
             .version
@@ -58,6 +103,7 @@ fn description(
             .map(|v| format!(" {v}"))
             .unwrap_or_default(),
         spec.rank_count(),
+        plural(sockets),
     )
 }
 
@@ -86,6 +132,38 @@ mod tests {
             said,
             "SGLang 0.5.9: block size 64 (found), ranks 2 (told), 9 KV blocks, 8192 tokens in a batch, \
              cache events from 2 sockets"
+        );
+        let said = description(&told, &facts, 64, &spec, 1);
+        assert!(said.ends_with("cache events from 1 socket"), "{said}");
+    }
+
+    #[test]
+    fn two_block_sizes_are_named_with_their_origins_and_the_flag_to_change() {
+        let told = WorkerAddress::parse("http://a:1").unwrap();
+        let facts = Facts {
+            block_size: Some(16),
+            ..Facts::default()
+        };
+        assert_eq!(
+            mismatch(64, Some(64), &told, &facts, 16),
+            "blocks of 16 tokens (as the engine says), those of the model's index have 64 (as \
+             --kv-cache-block-size says): the worker serves, its cache events do not count; set \
+             --kv-cache-block-size 16, or leave it out"
+        );
+        let said = mismatch(32, None, &told, &facts, 16);
+        assert!(
+            said.contains("have 32 (as the worker that joined first has it)"),
+            "{said}"
+        );
+        assert!(
+            said.contains("start all engines of a model with one --block-size"),
+            "{said}"
+        );
+        let told = WorkerAddress::parse("http://a:1,block-size=8").unwrap();
+        let said = mismatch(32, None, &told, &facts, 8);
+        assert!(
+            said.starts_with("blocks of 8 tokens (as block-size= of the worker says)"),
+            "{said}"
         );
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A line is what `--worker` takes. Blank lines and lines that begin with `#` are left out. What always holds: a
 //! file that cannot be read or understood changes nothing; a change counts once it has been seen twice, so that a
-//! file that is being written is not taken for what it will be.
+//! file that is being written is not taken for what it will be; a file that lost all its workers changes nothing
+//! unless it says so with the line `none`, so that a template that came out empty does not take a fleet away.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -24,6 +25,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const PAUSE_MAX: u32 = 60;
 /// Longest file that is read.
 const BYTES_MAX: u64 = 4 << 20;
+
+/// The line of a file that wants no workers at all.
+const NONE: &str = "none";
 
 /// Why a workers file is not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,6 +59,22 @@ pub enum WorkersFileError {
         /// The first.
         first: usize,
     },
+    /// It is of another kind.
+    #[error(
+        "line {line}: this looks like {kind}; write one URL a line, such as http://10.0.0.7:8000"
+    )]
+    OtherFormat {
+        /// From 1.
+        line: usize,
+        /// Which.
+        kind: &'static str,
+    },
+    /// It named workers and names none now.
+    #[error("has no worker left; write the line `{NONE}` if that is meant")]
+    Emptied,
+    /// It wants none and some.
+    #[error("line {0}: `{NONE}` stands beside workers; leave one of them out")]
+    NoneAndSome(usize),
     /// There are too many.
     #[error("names more than {} workers", Members::MAX)]
     TooMany,
@@ -130,7 +150,12 @@ impl WorkersFile {
     /// Takes note of what the file holds now. Says whether it is valid, if that was decided now.
     fn look(&mut self, now: Result<Vec<u8>, WorkersFileError>, members: &Members) -> Option<bool> {
         let parsed = match self.content.look(now)? {
-            Ok(bytes) => parse(bytes, self.key.as_ref()),
+            Ok(bytes) => parse(bytes, self.key.as_ref()).and_then(|wanted| {
+                let meant = self.wanted.is_empty() || says_none(bytes).is_some();
+                (!wanted.is_empty() || meant)
+                    .then_some(wanted)
+                    .ok_or(WorkersFileError::Emptied)
+            }),
             Err(error) => Err(error.clone()),
         };
         let path = self.path.display();
@@ -138,7 +163,7 @@ impl WorkersFile {
             Ok(wanted) => {
                 match wanted.is_empty() {
                     true => {
-                        tracing::warn!(%path, "workers file has no worker left: all that it named leave")
+                        tracing::warn!(%path, "workers file wants no worker: all that it named leave")
                     }
                     false => {
                         tracing::info!(%path, workers = wanted.len(), "workers file taken over")
@@ -228,14 +253,40 @@ fn read(path: &std::path::Path) -> Result<Vec<u8>, WorkersFileError> {
     }
 }
 
+/// The lines that say something, with their numbers.
+fn lines(text: &str) -> impl Iterator<Item = (&str, usize)> {
+    let lines = text.lines().map(str::trim).zip(1..);
+    lines.filter(|(text, _)| !text.is_empty() && !text.starts_with('#'))
+}
+
+/// The line that says that no workers are wanted.
+fn says_none(bytes: &[u8]) -> Option<usize> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    lines(text)
+        .find(|(text, _)| *text == NONE)
+        .map(|(_, line)| line)
+}
+
+/// What a line is written in, if that is plainly something else.
+fn other_format(text: &str) -> Option<&'static str> {
+    match text.chars().next()? {
+        '{' | '[' | '"' => Some("JSON"),
+        '-' => Some("YAML"),
+        _ if text.ends_with(':') || text.starts_with("url:") || text.starts_with("workers:") => {
+            Some("YAML")
+        }
+        _ => None,
+    }
+}
+
 fn parse(bytes: &[u8], key: Option<&WorkerKey>) -> Result<Wanted, WorkersFileError> {
     let text = std::str::from_utf8(bytes).map_err(|_| WorkersFileError::NotText)?;
-    let lines = text.lines().map(str::trim).zip(1..);
-    let lines = lines.filter(|(text, _)| !text.is_empty() && !text.starts_with('#'));
     let mut wanted: BTreeMap<WorkerId, (WorkerAddress, usize)> = BTreeMap::new();
-    for (text, line) in lines {
-        let mut address =
-            WorkerAddress::parse(text).map_err(|error| WorkersFileError::Line { line, error })?;
+    for (text, line) in lines(text).filter(|(text, _)| *text != NONE) {
+        let mut address = WorkerAddress::parse(text).map_err(|error| match other_format(text) {
+            Some(kind) => WorkersFileError::OtherFormat { line, kind },
+            None => WorkersFileError::Line { line, error },
+        })?;
         if address.api_key.is_none() {
             address.api_key = key.cloned();
         }
@@ -249,6 +300,9 @@ fn parse(bytes: &[u8], key: Option<&WorkerKey>) -> Result<Wanted, WorkersFileErr
     }
     if wanted.len() > Members::MAX {
         return Err(WorkersFileError::TooMany);
+    }
+    if let Some(line) = says_none(bytes).filter(|_| !wanted.is_empty()) {
+        return Err(WorkersFileError::NoneAndSome(line));
     }
     let rows = wanted.into_iter();
     Ok(rows.map(|(id, (address, _))| (id, address)).collect())
@@ -329,6 +383,42 @@ mod tests {
         let mut look = |text: &str| file.look(Ok(text.into()), &members);
         assert_eq!((look(next), look(next)), (None, Some(true)));
         assert_eq!(told(), []);
+    }
+
+    #[test]
+    fn a_file_that_lost_its_workers_keeps_them_unless_it_says_none() {
+        let members = Members::default();
+        let mut changes = members.follow();
+        let mut told = move || std::iter::from_fn(|| changes.try_recv().ok()).collect::<Vec<_>>();
+        let mut file = file("http://a:1\nhttp://b:1");
+        for address in file.wanted.values() {
+            members.join(Origin::File, address.clone()).unwrap();
+        }
+        told();
+        let mut look = |text: &str| {
+            file.look(Ok(text.into()), &members);
+            file.look(Ok(text.into()), &members)
+        };
+        assert_eq!(look(""), Some(false));
+        assert_eq!(look("# http://a:1\n"), Some(false));
+        assert_eq!(look("http://a:1\nnone\n"), Some(false));
+        assert_eq!(told(), []);
+        assert_eq!(look("# all go\n none \n"), Some(true));
+        assert_eq!(told().len(), 2);
+        // Where nobody is wanted, an empty file is no news.
+        assert_eq!(look(""), Some(true));
+        assert_eq!(told(), []);
+    }
+
+    #[test]
+    fn a_file_of_another_kind_is_called_by_its_name() {
+        let error = |text: &str| parse(text.as_bytes(), None).unwrap_err().to_string();
+        let yaml =
+            "line 1: this looks like YAML; write one URL a line, such as http://10.0.0.7:8000";
+        assert_eq!(error("workers:\n  - http://a:1\n"), yaml);
+        assert_eq!(error("- http://a:1"), yaml);
+        assert!(error("[\"http://a:1\"]").contains("looks like JSON"));
+        assert!(error("gpu-2:8000").contains("is not a URL"));
     }
 
     #[test]

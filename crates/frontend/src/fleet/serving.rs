@@ -151,7 +151,7 @@ impl Watcher {
         let block_size = self.block_size(facts);
         self.judge(first, &spec, block_size, &sources);
         self.ears.attend(&self.fleet, first, self.id, &sources);
-        self.describe(facts, block_size, &spec, sources.len());
+        self.describe(facts, block_size, first, &spec, sources.len());
         let here = |m: &&mut Membership| Arc::ptr_eq(m.host(), &first.host);
         let known = self.routers.iter_mut().find(here);
         let before = known.map(|membership| {

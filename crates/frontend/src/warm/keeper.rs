@@ -225,11 +225,26 @@ async fn still(picture: &Picture, then: Then) -> Still {
     }
 }
 
-/// Puts a whole file in the place of an older one. Returns its size.
-fn replace(path: &Path, models: &[KeptModel]) -> io::Result<u64> {
+/// Whether an index could be kept at `path`: a folder that is missing or not ours is better known at the start.
+pub fn probe(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    let beside = beside(path);
+    File::create(&beside)?;
+    std::fs::remove_file(&beside)
+}
+
+/// Where the file is written before it takes its place.
+fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
-    let beside = path.with_file_name(name);
+    path.with_file_name(name)
+}
+
+/// Puts a whole file in the place of an older one. Returns its size.
+fn replace(path: &Path, models: &[KeptModel]) -> io::Result<u64> {
+    let beside = beside(path);
     let written = File::create(&beside).and_then(|mut file| {
         let bytes = format::write(models, &mut file)?;
         file.sync_all()?;

@@ -210,7 +210,7 @@ fn another_block_size_than_its_peers_or_than_it_says() {
         &expect![[r#"
             http://gpu-1:8000
               FAIL  block-size      16, while http://gpu-2:8000 has 32: one model has one index, of one block size
-                                    engine: --block-size 32   (as its peers have it)
+                                    engine: --block-size 32   (as most of its peers have it)
 
             0 passed, 1 failed
         "#]],
@@ -251,7 +251,7 @@ fn another_block_size_than_the_index_of_a_frontend() {
         &expect![[r#"
             http://gpu-1:8000
               FAIL  block-size      16, while the frontend's index of this model has 64
-                                    engine: --block-size 64   (as its peers have it)
+                                    kvasir: --kv-cache-block-size 16   (or leave it out and restart the frontend: it finds the engines' size)
 
             0 passed, 1 failed
         "#]],
