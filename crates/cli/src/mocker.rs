@@ -16,7 +16,8 @@ use kvasir_transport::Tasks;
 use kvasir_types::WorkerId;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::wiring::{self, Failure};
+use crate::model_path;
+use crate::wiring::{self, BadConfig, Failure};
 
 /// The model's name where nothing gives one.
 const MODEL: &str = "kvasir-mock";
@@ -103,7 +104,7 @@ fn options(settings: &Settings) -> Result<(MockServerOptions, WorkerOptions), Fa
     let path = settings.get(keys::MODEL_PATH);
     let text = match &path {
         Some(path) => TextModel::load(path.as_ref())
-            .map_err(|error| format!("--model-path {path}: {error}"))?,
+            .map_err(|error| BadConfig(model_path::unusable(path, &error)))?,
         None => TextModel::builtin()?,
     };
     if let Some(longest) = text.context_length()

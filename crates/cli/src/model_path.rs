@@ -22,7 +22,7 @@ impl ModelFolders {
         let mut folders = Self::default();
         for (name, folder) in parts(option.unwrap_or_default()) {
             let text = TextModel::load(Path::new(folder))
-                .map_err(|error| BadConfig(format!("--model-path {folder}: {error}")))?;
+                .map_err(|error| BadConfig(unusable(folder, &error)))?;
             match name {
                 Some(name) => drop(folders.by_name.insert(name.to_owned(), Arc::new(text))),
                 None => folders.others = Some(Arc::new(text)),
@@ -36,6 +36,17 @@ impl ModelFolders {
         let named = |name: &str| self.by_name.get(name);
         let found = named(model).or_else(|| named(parent?));
         found.or(self.others.as_ref()).cloned()
+    }
+}
+
+/// Why a folder of `--model-path` cannot be used; a name that only a hub knows is the usual slip.
+pub(crate) fn unusable(folder: &str, error: &dyn std::fmt::Display) -> String {
+    match Path::new(folder).exists() {
+        true => format!("--model-path {folder}: {error}"),
+        false => format!(
+            "--model-path {folder}: there is no such folder; give a local one with tokenizer.json and \
+             tokenizer_config.json in it (names of a hub are not downloaded)"
+        ),
     }
 }
 
@@ -70,9 +81,11 @@ mod tests {
     #[test]
     fn a_folder_that_is_not_there_is_named() {
         let error = ModelFolders::load(Some("m=/no/such")).unwrap_err();
+        let error = error.to_string();
         assert!(
-            error.to_string().contains("--model-path /no/such"),
+            error.starts_with("--model-path /no/such: there is no such folder"),
             "{error}"
         );
+        assert!(error.contains("not downloaded"), "{error}");
     }
 }

@@ -12,15 +12,28 @@ use serde::Deserialize;
 const BYTES_MAX: u64 = 1 << 20;
 
 /// The file: one profile for all models, and those of single models.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct PolicyFile {
-    #[serde(flatten)]
     root: Profile,
+    models: BTreeMap<String, Profile>,
+}
+
+/// The file as it is written: the root's profile stands at the top.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawFile {
+    #[serde(default = "default_family")]
+    default_policy_family: String,
+    #[serde(default = "one_bucket")]
+    uncached_isl_buckets: Vec<RawBucket>,
+    #[serde(default)]
+    classes: Vec<RawClass>,
     #[serde(default)]
     models: BTreeMap<String, Profile>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Profile {
     #[serde(default = "default_family")]
     default_policy_family: String,
@@ -85,7 +98,18 @@ impl PolicyFile {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let file: Self = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+        let raw: RawFile = serde_saphyr::from_str(text).map_err(|error| {
+            let error = error.to_string();
+            error.strip_prefix("error: ").unwrap_or(&error).to_owned()
+        })?;
+        let file = Self {
+            root: Profile {
+                default_policy_family: raw.default_policy_family,
+                uncached_isl_buckets: raw.uncached_isl_buckets,
+                classes: raw.classes,
+            },
+            models: raw.models,
+        };
         let profiles = file
             .models
             .iter()
@@ -214,6 +238,9 @@ models:
         assert!(error(half).contains("both policy_family and cache_bucket"));
         assert!(error("classes: [{name: a, quantum: 1, what: 2}]").contains("what"));
         assert!(error("classes: [{name: a}]").contains("quantum"));
+        assert!(error("clases: []").contains("clases"));
+        assert!(error("models: {m: {clases: []}}").contains("clases"));
+        assert!(!error("clases: []").starts_with("error"));
         assert!(!error("- not a map").is_empty());
         assert!(!error("classes: [").is_empty());
         let twice = GOOD.replace("name: slow", "name: quick");

@@ -60,7 +60,9 @@ pub(crate) async fn listen(app: &Arc<App>, settings: &Settings) -> Result<Server
 fn warn_of_open_routes(app: &App, server: &Server) {
     let options = app.options();
     let address = server.admin_address().unwrap_or(server.address());
-    if options.admin_enabled && options.admin_token.is_empty() && !address.ip().is_loopback() {
+    let asks =
+        !options.admin_token.is_empty() || (!options.admin_apart && !options.keys.is_empty());
+    if options.admin_enabled && !asks && !address.ip().is_loopback() {
         tracing::warn!(%address, "operators' routes are open to the network without a token: whoever reaches this port \
             can add and remove workers; set KVASIR_ADMIN_TOKEN or --admin-token-file, or move them with --admin-port");
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use kvasir_config::{Command, LogFormat, RouterMode, Settings, keys, redacted};
+use kvasir_config::{Command, LogFormat, Origin, RouterMode, Settings, keys, redacted};
 use kvasir_frontend::{
     ApiKeys, AppOptions, Limits, MigrationOptions, Paths, ServerTls, WorkersFile,
 };
@@ -57,11 +57,18 @@ pub(crate) fn seed(settings: &Settings) -> u64 {
 
 /// Says at the start how workers are chosen, and the seed that repeats it.
 pub(crate) fn say_how(settings: &Settings) {
-    let (mode, origin) = (
-        settings.get(keys::ROUTER_MODE),
-        settings.origin(keys::ROUTER_MODE),
-    );
-    tracing::info!(router_mode = mode.name(), %origin, seed = seed(settings), "how workers are chosen");
+    let router_mode = mode_of_models(settings);
+    tracing::info!(%router_mode, seed = seed(settings), "how workers are chosen");
+}
+
+/// How workers of the models that we serve are chosen. The default of the option is for workers that discovery finds;
+/// engine servers are routed by cache, whether a flag, a file or an operator names them (decision 0099).
+fn mode_of_models(settings: &Settings) -> Mode {
+    let unsaid = *settings.origin(keys::ROUTER_MODE) == Origin::Default;
+    match unsaid && settings.command() == Command::Frontend {
+        true => Mode::Kv,
+        false => mode(settings),
+    }
 }
 
 /// Whether the index can be kept where `--index-snapshot` says.
@@ -151,6 +158,10 @@ pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
         migration: MigrationOptions {
             limit: settings.get(keys::MIGRATION_LIMIT),
             max_seq_len: settings.get(keys::MIGRATION_MAX_SEQ_LEN),
+        },
+        unknown_fields: match settings.get(keys::IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS) {
+            true => kvasir_openai::Unknown::Ignore,
+            false => kvasir_openai::Unknown::Refuse,
         },
         kv_cache_block_size: settings.get(keys::KV_CACHE_BLOCK_SIZE),
         admin_enabled: !settings.get(keys::DISABLE_FRONTEND_ADMIN_API),
@@ -362,6 +373,7 @@ impl RouterSetup {
             router_policy_config: self.policy_file.as_ref().map(|file| file.of_model(model)),
             aic_profile: self.aic_profile,
             router_seed: seed(&self.settings),
+            router_mode: mode_of_models(&self.settings),
             ..router_config(&self.settings, block_size)
         }
     }
@@ -478,6 +490,27 @@ mod tests {
         let config = RouterSetup::read(&frontend).unwrap().config("m", 16);
         assert_eq!(config.router_seed, seed(&frontend));
         assert_eq!(seed(&Settings::defaults(Command::Replay)), 0);
+    }
+
+    /// An engine server is routed alike whether a flag, a file or an operator names it.
+    #[test]
+    fn the_mode_of_engine_servers_does_not_depend_on_who_names_them() {
+        let mode = |words: &str| {
+            let words = words.split(' ').map(Into::into);
+            let read = |_: &std::path::Path| Err(std::io::ErrorKind::NotFound.into());
+            let run = kvasir_config::parse(words, &kvasir_config::Environment::default(), read);
+            let Ok(kvasir_config::Invocation::Run(run)) = run else {
+                panic!("{run:?}")
+            };
+            let setup = RouterSetup::read(&run.settings).unwrap();
+            setup.config("m", 16).router_mode
+        };
+        assert_eq!(mode("frontend"), Mode::Kv);
+        assert_eq!(mode("frontend --worker http://a:1"), Mode::Kv);
+        assert_eq!(mode("frontend --workers-file f"), Mode::Kv);
+        assert_eq!(mode("frontend --router-mode round-robin"), Mode::RoundRobin);
+        assert_eq!(mode("demo"), Mode::Kv);
+        assert_eq!(mode("replay"), Mode::RoundRobin);
     }
 
     /// Values at and beyond the ends of what the table allows, and some of other kinds.

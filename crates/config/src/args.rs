@@ -10,6 +10,7 @@
 
 use crate::command::Scope;
 use crate::error::{Problem, Scoped, quoted};
+use crate::nearest::nearest;
 use crate::settings::{Assignment, Origin};
 use crate::spec::Spec;
 use crate::table;
@@ -202,8 +203,13 @@ impl Scanner<'_> {
                 .iter()
                 .map(|name| format!("kvasir {name}"))
                 .collect();
+            let here =
+                table::all().filter(|spec| spec.sources.flag && spec.scope.meets(self.scope));
+            let meant = nearest(spec.name, here.map(|spec| spec.name))
+                .map(|name| format!(". Did you mean `--{name}`?"))
+                .unwrap_or_default();
             format!(
-                "{written} is not an option of kvasir {}, but of {}",
+                "{written} is not an option of kvasir {}, but of {}{meant}",
                 self.command,
                 others.join(", ")
             )

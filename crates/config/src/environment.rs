@@ -126,6 +126,13 @@ pub(crate) fn slips(env: &Environment) -> Vec<Notice> {
         .collect()
 }
 
+/// The variable of the option that `name` spells with our prefix: most have one that engines share.
+fn of_that_option(name: &str) -> Option<&'static str> {
+    let option = name.strip_prefix("KVASIR_")?.to_ascii_lowercase();
+    let spec = table::named(&option.replace('_', "-"))?;
+    spec.env.first().map(|var| var.name)
+}
+
 fn slip(name: &str, known: &[&str]) -> Option<Notice> {
     if name.starts_with(TEST_PREFIX) {
         return None;
@@ -135,8 +142,11 @@ fn slip(name: &str, known: &[&str]) -> Option<Notice> {
         .map(|candidate| (distance(name, candidate), *candidate))
         .min_by_key(|(edits, _)| *edits)
         .filter(|(edits, _)| *edits <= SLIP_EDITS);
+    let near = near
+        .map(|(_, right)| right)
+        .or_else(|| of_that_option(name));
     let text = match near {
-        Some((_, right)) => {
+        Some(right) => {
             format!("variable {name} is set, but no option reads it. Did you mean {right}?")
         }
         None if name.starts_with("KVASIR_") => {

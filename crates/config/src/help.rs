@@ -104,13 +104,14 @@ Usage: kvasir man [COMMAND]
 
 fn page(head: &str, scope: Scope, length: HelpLength, name: &str) -> String {
     let mut out = String::from(head);
+    let short = |spec: &Spec| spec.common && !matches!(spec.effect, Effect::NotYet | Effect::Never);
     let listed =
-        |spec: &&&Spec| spec.scope.meets(scope) && (length == HelpLength::Full || spec.common);
+        |spec: &&&Spec| spec.scope.meets(scope) && (length == HelpLength::Full || short(spec));
     let all: Vec<&Spec> = table::all().collect();
     for group in Group::ALL {
         let rows: Vec<_> = all
             .iter()
-            .filter(|spec| spec.group == *group)
+            .filter(|spec| spec.group.within(scope) == *group)
             .filter(listed)
             .collect();
         if rows.is_empty() {

@@ -15,8 +15,8 @@ pub(crate) const URL: TextRule = TextRule {
 
 /// An engine server, with what is said about it.
 pub(crate) const WORKER: TextRule = TextRule {
-    expects: "an address such as http://10.0.0.7:8000, without user and password, with additions as \
-              name=value after commas (a key as api-key-file=FILE)",
+    expects: "one address such as http://10.0.0.7:8000, without user and password, with additions as \
+              name=value after commas (a key as api-key-file=FILE); repeat --worker for each further server",
     metavar: "URL[,NAME=VALUE]",
     accepts: |text| {
         let mut parts = text.split(',');
@@ -28,8 +28,14 @@ pub(crate) const WORKER: TextRule = TextRule {
     },
 };
 
-/// Address of a service, with any scheme.
-pub(crate) const ADDRESS: TextRule = TextRule {
+/// Addresses of etcd.
+pub(crate) const ETCD: TextRule = TextRule {
+    expects: "an address such as http://localhost:2379, several joined by commas",
+    ..NATS
+};
+
+/// Addresses of NATS.
+pub(crate) const NATS: TextRule = TextRule {
     expects: "an address such as nats://localhost:4222",
     metavar: "URL",
     accepts: |text| text.split(',').all(|part| has_scheme_and_host(part.trim())),

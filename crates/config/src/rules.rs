@@ -47,14 +47,9 @@ fn dependent_defaults(settings: &mut Settings) {
         true => settings.get(keys::WORKERS_FILE).map(|_| "--workers-file"),
     };
     if let Some(cause) = cause {
-        settings.prefer(keys::ROUTER_MODE, kv.clone(), cause);
+        settings.prefer(keys::ROUTER_MODE, kv, cause);
         let backend = Value::Choice(DiscoveryBackend::Static.name());
         settings.prefer(keys::DISCOVERY_BACKEND, backend, cause);
-    }
-    // Nobody can come but engine servers that operators add: they are routed as those of a flag are.
-    if matches!(settings.command(), Command::Frontend) && !settings.is_set(keys::DISCOVERY_BACKEND)
-    {
-        settings.prefer(keys::ROUTER_MODE, kv, "`kvasir workers add`");
     }
     let remote = matches!(
         settings.get(keys::DISCOVERY_BACKEND),

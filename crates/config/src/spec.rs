@@ -114,6 +114,16 @@ impl Group {
         Self::Observability,
     ];
 
+    /// The group under which the help of the commands in `scope` lists it: what the demo and the standalone router
+    /// share with mock engines is about engines there.
+    pub(crate) fn within(self, scope: Scope) -> Self {
+        let engines = scope.is_only(Scope::MOCKER) || scope.is_only(Scope::REPLAY);
+        match self {
+            Self::Demo | Self::Standalone if engines => Self::Engine,
+            other => other,
+        }
+    }
+
     /// The heading as printed.
     pub const fn title(self) -> &'static str {
         match self {

@@ -149,7 +149,8 @@ impl Kind {
 
 fn expects_number(min: f64, max: f64, above_min: bool) -> String {
     match (min.is_finite(), max.is_finite(), above_min) {
-        (true, true, _) => format!("a number from {min} to {max}"),
+        (true, true, true) => format!("a number above {min}, at most {max}"),
+        (true, true, false) => format!("a number from {min} to {max}"),
         (true, false, true) => format!("a finite number above {min}"),
         (true, false, false) => format!("a finite number, at least {min}"),
         (false, ..) => "a finite number".into(),

@@ -264,15 +264,20 @@ fn note_peers(worlds: &mut [World]) {
         let name = model(world);
         let same = rows.iter().filter(|(served, ..)| *served == name);
         let sizes: Vec<u32> = same.filter_map(|(_, size, _)| *size).collect();
-        let count = |size: u32| sizes.iter().filter(|other| **other == size).count();
-        // The last of equal maxima is taken: from behind, that is the first.
-        let most = sizes.iter().rev().max_by_key(|size| count(**size)).copied();
+        let most = most_frequent(&sizes);
         let mut others = rows.iter().enumerate();
         let one = others.find(|(other, (served, size, _))| {
             *other != at && *served == name && size.is_some() && *size == most
         });
         world.peers_block_size = most.zip(one.map(|(_, (.., url))| url.clone()));
     }
+}
+
+/// What stands there most often; of several, the first.
+fn most_frequent(sizes: &[u32]) -> Option<u32> {
+    let count = |size: u32| sizes.iter().filter(|other| **other == size).count();
+    // The last of equal maxima is taken: from behind, that is the first.
+    sizes.iter().rev().max_by_key(|size| count(**size)).copied()
 }
 
 #[cfg(test)]
@@ -287,6 +292,14 @@ mod tests {
             model_path: None,
             index_block_size: None,
         }
+    }
+
+    #[test]
+    fn the_majority_has_the_right_block_size_and_of_two_the_first() {
+        assert_eq!(most_frequent(&[16, 16, 32]), Some(16));
+        assert_eq!(most_frequent(&[32, 16, 16]), Some(16));
+        assert_eq!(most_frequent(&[32, 16]), Some(32));
+        assert_eq!(most_frequent(&[]), None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request, StatusCode};
 use hyper::body::Incoming;
 use kvasir_openai::{ApiError, BusyError, BusyThreshold, BusyUpdate, busy_thresholds};
-use kvasir_router::{Decision, Input, ThresholdUpdate};
+use kvasir_router::{Decision, Input, Router, ThresholdUpdate};
 use kvasir_types::RequestId;
 use serde_json::{Value, json};
 
@@ -98,7 +98,7 @@ pub(crate) fn decisions(app: &App) -> Reply {
     for model in app.models().of_routers() {
         model.host.ask(|router| {
             for decision in router.decisions().take(DECISIONS_MAX) {
-                let mut row = decision_row(app, &model, decision);
+                let mut row = decision_row(app, &model, router, decision);
                 // What came of a request is what its last worker made of it.
                 let superseded = !seen.insert(decision.id);
                 row["superseded"] = superseded.into();
@@ -138,13 +138,13 @@ fn explained(app: &App, request: RequestId) -> Option<Value> {
     models.iter().find_map(|model| {
         model.host.ask(|router| {
             let decision = router.explain(request)?;
-            Some(decision_row(app, model, decision))
+            Some(decision_row(app, model, router, decision))
         })
     })
 }
 
 /// `of_router` is a model of the router that decided.
-fn decision_row(app: &App, of_router: &ServedModel, decision: &Decision) -> Value {
+fn decision_row(app: &App, of_router: &ServedModel, router: &Router, decision: &Decision) -> Value {
     let mut row = serde_json::to_value(decision).unwrap_or_default();
     let asked = decision.model.as_deref();
     let asked = asked.and_then(|name| app.models().get(name));
@@ -156,6 +156,8 @@ fn decision_row(app: &App, of_router: &ServedModel, decision: &Decision) -> Valu
             "at_unix_ms".into(),
             Value::from(app.clock().unix_millis(decision.at)),
         );
+        let mode = router.config().router_mode.name();
+        fields.insert("router_mode".into(), mode.into());
         let formulas: Vec<String> = decision.formulas().map(|f| f.to_string()).collect();
         fields.insert("formulas".into(), Value::from(formulas));
         let url = |candidate: &kvasir_router::Candidate| model.url_of(candidate.rank.worker);

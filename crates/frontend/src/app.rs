@@ -83,6 +83,8 @@ pub struct AppOptions {
     pub keys: ApiKeys,
     /// Requests whose end is remembered (`--router-decision-log`).
     pub outcomes_max: usize,
+    /// What to do with fields of a body that nobody knows (`DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS`).
+    pub unknown_fields: kvasir_openai::Unknown,
     /// Tokens in a block of every model (`--kv-cache-block-size`); none: what its workers say.
     pub kv_cache_block_size: Option<u32>,
     /// Where spans go (`--otel-export-enabled`).
@@ -107,6 +109,7 @@ impl Default for AppOptions {
             limits: Limits::default(),
             keys: ApiKeys::default(),
             outcomes_max: 4096,
+            unknown_fields: kvasir_openai::Unknown::Refuse,
             kv_cache_block_size: None,
             tracer: None,
             tls: None,

@@ -8,7 +8,6 @@ use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use kvasir_openai::{
     ApiError, ChatRequest, CompletionRequest, Endpoint, HeaderHints, Nvext, Options, Prompt, Scan,
-    Unknown,
 };
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
@@ -116,10 +115,11 @@ async fn by_worker_kind(app: &Arc<App>, asked: Asked) -> Result<Reply, ApiError>
     {
         return proxy::handle(app, asked, scan, model, workers).await;
     }
+    let unknown = app.options().unknown_fields;
     let parsed = match asked.endpoint {
-        Endpoint::Chat => ChatRequest::parse(body, Unknown::Refuse).map(|r| Parsed::Chat(r.into())),
+        Endpoint::Chat => ChatRequest::parse(body, unknown).map(|r| Parsed::Chat(r.into())),
         Endpoint::Completions => {
-            CompletionRequest::parse(body, Unknown::Refuse).map(|r| Parsed::Completion(r.into()))
+            CompletionRequest::parse(body, unknown).map(|r| Parsed::Completion(r.into()))
         }
     };
     match parsed {

@@ -90,7 +90,8 @@ pub enum AddressError {
     Scheme(String),
     /// An addition that does not exist.
     #[error(
-        "`{0}` is not known; after the URL may follow {ADDITIONS}, each as name=value after a comma"
+        "`{0}` is not known{meant}; after the URL may follow {ADDITIONS}, each as name=value after a comma",
+        meant = meant(.0)
     )]
     Unknown(String),
     /// An addition with a bad value.
@@ -104,7 +105,9 @@ pub enum AddressError {
         expected: &'static str,
     },
     /// The address of a route, not of a server.
-    #[error("`{0}` names a route; leave out /v1, as in http://host:8000")]
+    #[error(
+        "`{0}` names a route; give the base URL, without /v1 and what follows, as in http://host:8000"
+    )]
     Route(String),
     /// A URL with a password, which would be shown wherever the URL is.
     #[error(
@@ -122,6 +125,16 @@ pub enum AddressError {
         /// Why not.
         error: String,
     },
+}
+
+/// The addition that differs from `name` only by its signs, or what to do about a second URL.
+fn meant(name: &str) -> String {
+    if name.contains("://") {
+        return " (one address stands here: give each server its own)".to_owned();
+    }
+    let plain = name.to_ascii_lowercase().replace('_', "-");
+    let found = ADDITIONS.split(", ").find(|known| *known == plain);
+    found.map_or_else(String::new, |known| format!(" (did you mean `{known}`?)"))
 }
 
 impl WorkerAddress {
@@ -187,7 +200,7 @@ impl WorkerAddress {
         if host.is_empty() || uri.query().is_some() || url.contains(',') {
             return Err(AddressError::NotUrl(url.to_owned()));
         }
-        if uri.path().trim_end_matches('/').ends_with("/v1") {
+        if uri.path().split('/').any(|part| part == "v1") {
             return Err(AddressError::Route(url.to_owned()));
         }
         let port = if tls { HTTPS_PORT } else { HTTP_PORT };

@@ -107,7 +107,7 @@ impl Head {
         let mut parsed = httparse::Response::new(&mut []);
         let end = httparse::ParserConfig::default()
             .parse_response_with_uninit_headers(&mut parsed, inbox, &mut fields)
-            .map_err(|error| bad(&format!("its head is no HTTP ({error})")))?;
+            .map_err(|error| bad(&format!("not an HTTP response ({error})")))?;
         let httparse::Status::Complete(end) = end else {
             return match inbox.len() > HEAD_BYTES_MAX {
                 true => Err(bad("its head is too long")),

@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{Error, InvalidMessage};
 
 use crate::WorkerAddress;
 use crate::tls::WorkerTls;
@@ -45,7 +46,7 @@ impl Wire {
         }
         let name = ServerName::try_from(address.host.clone()).map_err(io::Error::other)?;
         let connector = tls.connector().map_err(io::Error::other)?;
-        let secure = connector.connect(name, stream).await?;
+        let secure = connector.connect(name, stream).await.map_err(plain)?;
         Ok(Self::Secure(Box::new(secure)))
     }
 }
@@ -60,6 +61,18 @@ fn notice_death(stream: &TcpStream) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     sockopt::set_tcp_user_timeout(stream, UNACKNOWLEDGED_MAX.as_millis() as u32)?;
     Ok(())
+}
+
+/// An answer that is no TLS at all comes from a port without it.
+fn plain(error: io::Error) -> io::Error {
+    let cause = error.get_ref().and_then(|e| e.downcast_ref::<Error>());
+    match cause {
+        Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)) => io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "that port speaks plain HTTP; use http://",
+        ),
+        _ => error,
+    }
 }
 
 impl AsyncRead for Wire {

@@ -3,6 +3,7 @@
 //! Bounded in time and size. What can go wrong is said with what to do about it.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,6 +18,9 @@ use crate::wiring::{BadConfig, Failure};
 
 /// Longest answer that is read.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// Routes that every frontend has at its operators' door.
+const ROUTES: [&str; 3] = ["/workers", "/decisions", "/metrics"];
 
 /// Where a frontend is and how to ask it.
 pub(super) struct Client {
@@ -44,6 +48,8 @@ pub(super) enum AskError {
         status: StatusCode,
         message: String,
     },
+    /// It has none of the routes that a frontend has.
+    NoFrontend { asked: String },
     /// It answered something else than expected.
     Strange { asked: String, cause: String },
 }
@@ -82,6 +88,11 @@ impl fmt::Display for AskError {
                 status,
                 message,
             } => write!(f, "{asked}: {}: {message}", status.as_u16()),
+            Self::NoFrontend { asked } => write!(
+                f,
+                "{asked}: 404: that is not a Kvasir frontend, or its operators' routes are at another port \
+                 (its --admin-port); say where it is with --url (variable KVASIR_URL)"
+            ),
             Self::Strange { asked, cause } => {
                 write!(
                     f,
@@ -170,6 +181,13 @@ impl Client {
                 url,
                 cause: format!("{cause} (https; --tls-ca-path names whom to believe)"),
             },
+            // The other side is there and speaks something else.
+            UpstreamError::Connect(cause) if cause.kind() == ErrorKind::InvalidInput => {
+                AskError::Broken {
+                    url,
+                    cause: cause.to_string(),
+                }
+            }
             UpstreamError::Connect(cause) => AskError::Unreachable {
                 url,
                 cause: cause.to_string(),
@@ -220,8 +238,13 @@ impl Client {
                 sent: self.token.is_some(),
             });
         }
+        let asked = format!("{method} {}{path}", self.url);
+        let always_there = path.split('?').next().is_some_and(|p| ROUTES.contains(&p));
+        if status == StatusCode::NOT_FOUND && always_there {
+            return Err(AskError::NoFrontend { asked });
+        }
         Err(AskError::Status {
-            asked: format!("{method} {}{path}", self.url),
+            asked,
             status,
             message: refusal(&body),
         })

@@ -216,7 +216,10 @@ fn reason(reason: Option<&Value>, decision: &Value) -> String {
         Some("lowest_cost") => format!("lowest cost of {eligible}"),
         Some("pinned") => "the request named it".to_owned(),
         Some("session") => "its session lives there".to_owned(),
-        Some("rule") => format!("the mode's rule, of {eligible}"),
+        Some("rule") => {
+            let mode = decision.get("router_mode").and_then(Value::as_str);
+            format!("{} among {eligible}", mode.unwrap_or("the mode's rule"))
+        }
         _ => cell(reason),
     }
 }

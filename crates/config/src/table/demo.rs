@@ -5,7 +5,7 @@ use crate::spec::{Group, options, var};
 
 options! { DEMO_ROWS, Group::Demo, Scope::DEMO;
 
-    /// Mock workers to start.
+    /// Mock engines to start.
     WORKERS: u32 = "workers" =>
         scope(Scope::DEMO.and(Scope::REPLAY).and(Scope::MOCKER)).env(&[var("KVASIR_DEMO_WORKERS")])
         .default("4").default_note("4; 8 in replay, 1 in mocker").ints(1, 1024).common()

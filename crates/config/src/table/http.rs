@@ -118,6 +118,12 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
         env(&[var("DYN_DISABLE_FRONTEND_NVEXT"), negated_var("DYN_ENABLE_FRONTEND_NVEXT")])
         .default("false").effective();
 
+    /// Drop top-level fields of a body that nobody knows, instead of answering 400.
+    ///
+    /// For token workers, as in the demo: engine servers get every field and judge it themselves.
+    IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS: bool = "ignore-openai-fe-unsupported-fields" =>
+        env(&[var("DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS")]).default("false").effective();
+
     /// Route of chat completions.
     HTTP_SVC_CHAT_PATH: String = "http-svc-chat-path" =>
         env(&[var("DYN_HTTP_SVC_CHAT_PATH"), var("DYN_HTTP_SVC_CHAT_PATH_ENV")])

@@ -17,7 +17,7 @@ options! { OPERATE_ROWS, Group::Operate, Scope::OPERATE;
         .env(&[var("KVASIR_URL"), var("KVASIR_FRONTEND")]).default("http://127.0.0.1:8000")
         .rule(&HTTP_URL).effective().common();
 
-    /// Believe the certificate authority in this file, and no other, when the address is https.
+    /// Trust this certificate authority, and no other, when the address is https.
     ///
     /// In PEM. Unset believes those that the system believes.
     TLS_CA_PATH: Option<PathBuf> = "tls-ca-path" =>
@@ -38,7 +38,7 @@ options! { OPERATE_ROWS, Group::Operate, Scope::OPERATE;
         scope(Scope::TOP).env(&[var("KVASIR_INTERVAL")]).default("1").floats(0.1, 3600.0)
         .metavar("SECONDS").effective().common();
 
-    /// Look once and leave; so does an output that is no terminal.
+    /// Look once and leave; also when standard output is not a terminal.
     ONCE: bool = "once" => scope(Scope::TOP).default("false").flag_only().effective().common();
 
     /// Remove the worker at once: what runs there is cut and goes elsewhere where it can.

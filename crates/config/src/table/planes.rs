@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::choice::{DiscoveryBackend, EventPlane, PlaneCodec, RequestPlane};
 use crate::command::Scope;
-use crate::rule_text::{ADDRESS, HOST};
+use crate::rule_text::{ETCD, HOST, NATS};
 use crate::spec::{Group, options, var};
 
 const PLANES_SCOPE: Scope = Scope::FRONTEND.and(Scope::ROUTER).and(Scope::MOCKER);
@@ -44,7 +44,7 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
 
     /// Address of the NATS server; several joined by commas.
     NATS_SERVER: String = "nats-server" =>
-        env(&[var("NATS_SERVER")]).default("nats://localhost:4222").rule(&ADDRESS);
+        env(&[var("NATS_SERVER")]).default("nats://localhost:4222").rule(&NATS);
 
     /// Certificate authority of the NATS server.
     NATS_TLS_CA_CERT_PATH: Option<PathBuf> = "nats-tls-ca-cert-path" =>
@@ -60,7 +60,7 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
 
     /// Addresses of etcd; several joined by commas.
     ETCD_ENDPOINTS: String = "etcd-endpoints" =>
-        env(&[var("ETCD_ENDPOINTS")]).default("http://localhost:2379").rule(&ADDRESS);
+        env(&[var("ETCD_ENDPOINTS")]).default("http://localhost:2379").rule(&ETCD);
 
     /// User name for etcd.
     ETCD_AUTH_USERNAME: Option<String> = "etcd-auth-username" =>

@@ -51,9 +51,12 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
 options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
 
     /// How to choose a worker.
+    ///
+    /// Engine servers are routed by `kv` unless a mode is given, whoever names them: `--worker`, the workers file or
+    /// `kvasir workers add`.
     ROUTER_MODE: RouterMode = "router-mode" =>
         env(&[var("DYN_ROUTER_MODE")]).default("round-robin")
-        .default_note("kv for engine servers and in the demo; round-robin with --discovery-backend")
+        .default_note("round-robin; kv for engine servers, in the demo and with --load-aware")
         .metavar("MODE").common().effective();
 
     /// Route by load alone and ignore caches.

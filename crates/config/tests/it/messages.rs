@@ -23,7 +23,7 @@ fn bad_values_name_option_value_place_and_range() {
             error: --router-mode: `vk` (flag) is not allowed; give one of round-robin, random, kv, direct, power-of-two, least-loaded, device-aware-weighted. Did you mean `kv`?
             error: --router-kv-events: `maybe` (variable DYN_ROUTER_USE_KV_EVENTS) is not allowed; give true or false (also 1/0, yes/no, on/off)
             error: --router-temperature: `-1` (variable DYN_ROUTER_TEMPERATURE) is not allowed; give a finite number, at least 0
-            error: --worker: `a:8000` (k.toml:3) is not allowed; give an address such as http://10.0.0.7:8000, without user and password, with additions as name=value after commas (a key as api-key-file=FILE)
+            error: --worker: `a:8000` (k.toml:3) is not allowed; give one address such as http://10.0.0.7:8000, without user and password, with additions as name=value after commas (a key as api-key-file=FILE); repeat --worker for each further server
             error: --http-port: `banana` (k.toml:2) is not allowed; give a whole number from 0 to 65535
             error: --router-queue-threshold: `0` (k.toml:1) is not allowed; give a finite number above 0, or none
             More: kvasir frontend --help"#]],
@@ -64,7 +64,7 @@ fn misplaced_options_say_where_they_belong() {
         &[],
         None,
         expect![[r#"
-            error: --workers is not an option of kvasir frontend, but of kvasir demo, kvasir mocker, kvasir replay
+            error: --workers is not an option of kvasir frontend, but of kvasir demo, kvasir mocker, kvasir replay. Did you mean `--worker`?
             error: --etcd-auth-password cannot be a flag, since other users can read command lines; set ETCD_AUTH_PASSWORD or `etcd-auth-password` in the --config file
             More: kvasir frontend --help"#]],
     );

@@ -10,6 +10,7 @@ use crate::support::{invoke_words, printed, refused, run};
 #[test]
 fn workers_make_discovery_static_and_mode_kv_unless_said_otherwise() {
     let plain = run("frontend", &[]).settings;
+    assert_eq!(plain.get(keys::ROUTER_MODE), RouterMode::RoundRobin);
     assert_eq!(plain.get(keys::DISCOVERY_BACKEND), DiscoveryBackend::Etcd);
 
     let fleet = run("frontend --worker http://a:1 --worker http://b:2", &[]).settings;
@@ -24,19 +25,6 @@ fn workers_make_discovery_static_and_mode_kv_unless_said_otherwise() {
     )
     .settings;
     assert_eq!(said.get(keys::ROUTER_MODE), RouterMode::Random);
-}
-
-/// An engine server is routed alike whether a flag, a file or an operator names it; what discovery finds keeps the
-/// default of the option.
-#[test]
-fn the_mode_does_not_depend_on_who_names_an_engine_server() {
-    let mode = |words: &str| run(words, &[]).settings.get(keys::ROUTER_MODE);
-    assert_eq!(mode("frontend"), RouterMode::Kv);
-    assert_eq!(mode("frontend --worker http://a:1"), RouterMode::Kv);
-    assert_eq!(mode("frontend --workers-file f"), RouterMode::Kv);
-    assert_eq!(mode("frontend --router-mode random"), RouterMode::Random);
-    let found = mode("frontend --discovery-backend etcd");
-    assert_eq!(found, RouterMode::RoundRobin);
 }
 
 #[test]

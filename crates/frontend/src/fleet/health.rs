@@ -57,7 +57,7 @@ impl Watcher {
                 self.unwell = self.unwell.saturating_add(1);
                 if self.unwell == UNWELL_MAX {
                     tracing::warn!(worker = %self.pool.address(), %error,
-                        "worker is not well: it is set aside until it is");
+                        "health check failed; the worker gets no requests until it passes");
                 }
                 let heard = self.was_heard() || error.is_answer();
                 self.quiet = if heard { 0 } else { self.quiet + 1 };

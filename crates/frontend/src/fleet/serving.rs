@@ -178,7 +178,7 @@ impl Watcher {
     }
 
     /// Whether events are asked for: nobody asks an index of models that are routed by load alone.
-    fn listens_for(&self, model: &ServedModel) -> bool {
+    pub(super) fn listens_for(&self, model: &ServedModel) -> bool {
         self.fleet.events && model.host.needs().index
     }
 

@@ -336,7 +336,7 @@ impl Picture {
             }
             Some(doubt) => {
                 let (cause, advice) = (doubt.name(), doubt.advice());
-                tracing::warn!(%rank, state, cause, advice, "cache picture is doubted");
+                tracing::warn!(%rank, state, cause, advice, "cache picture not trusted");
             }
         }
     }

@@ -324,7 +324,7 @@ fn sglang_has_flags_of_its_own() {
         &expect![[r#"
             http://gpu-1:8000
               FAIL  block-size      64, while http://gpu-2:8000 has 16: one model has one index, of one block size
-                                    engine: --page-size 16   (as its peers have it)
+                                    engine: --page-size 16   (as most of its peers have it)
               FAIL  event-socket    the engine publishes no events
                                     engine: --kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558"}'   (let it publish; it then says itself where)
               skip  events-arrive   no event socket
@@ -372,7 +372,7 @@ fn tensorrt_llm_has_settings_in_a_file() {
         &expect![[r#"
             http://gpu-1:8000
               FAIL  block-size      32, while http://gpu-2:8000 has 16: one model has one index, of one block size
-                                    engine: --extra_llm_api_options FILE   (with `kv_cache_config: {tokens_per_block: 16}`, as its peers have it)
+                                    engine: --extra_llm_api_options FILE   (with `kv_cache_config: {tokens_per_block: 16}`, as most of its peers have it)
               FAIL  prefix-caching  off: nothing is kept, so nothing can be found again
                                     engine: --extra_llm_api_options FILE   (with `kv_cache_config: {enable_block_reuse: true}`)
               skip  event-socket    it has no event socket: its cache is predicted from what it is sent
