@@ -19,9 +19,6 @@ use crate::wiring::{BadConfig, Failure};
 /// Longest answer that is read.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Routes that every frontend has at its operators' door.
-const ROUTES: [&str; 3] = ["/workers", "/decisions", "/metrics"];
-
 /// Where a frontend is and how to ask it.
 pub(super) struct Client {
     address: WorkerAddress,
@@ -48,8 +45,6 @@ pub(super) enum AskError {
         status: StatusCode,
         message: String,
     },
-    /// It has none of the routes that a frontend has.
-    NoFrontend { asked: String },
     /// It answered something else than expected.
     Strange { asked: String, cause: String },
 }
@@ -88,11 +83,6 @@ impl fmt::Display for AskError {
                 status,
                 message,
             } => write!(f, "{asked}: {}: {message}", status.as_u16()),
-            Self::NoFrontend { asked } => write!(
-                f,
-                "{asked}: 404: that is not a Kvasir frontend, or its operators' routes are at another port \
-                 (its --admin-port); say where it is with --url (variable KVASIR_URL)"
-            ),
             Self::Strange { asked, cause } => {
                 write!(
                     f,
@@ -131,6 +121,15 @@ impl Client {
     /// The address, as it is shown.
     pub(super) fn url(&self) -> &str {
         &self.url
+    }
+
+    /// What to say of a server that has no `route`, which every frontend has at its operators' door.
+    pub(super) fn without(&self, route: &str) -> String {
+        format!(
+            "{} has no {route}: that is not a Kvasir frontend, or its admin routes are switched off \
+             (--disable-frontend-admin-api) or listen elsewhere (--admin-port; say where with --url)",
+            self.url
+        )
     }
 
     /// Asks for a page of JSON.
@@ -238,13 +237,8 @@ impl Client {
                 sent: self.token.is_some(),
             });
         }
-        let asked = format!("{method} {}{path}", self.url);
-        let always_there = path.split('?').next().is_some_and(|p| ROUTES.contains(&p));
-        if status == StatusCode::NOT_FOUND && always_there {
-            return Err(AskError::NoFrontend { asked });
-        }
         Err(AskError::Status {
-            asked,
+            asked: format!("{method} {}{path}", self.url),
             status,
             message: refusal(&body),
         })

@@ -42,11 +42,7 @@ async fn unknown(client: &Client, id: &str) -> String {
     let latest = client.get("/decisions").await.unwrap_or_default();
     let known = latest.get("decisions").and_then(Value::as_array);
     match known.map(Vec::len) {
-        None => format!(
-            "{} has no /decisions: its admin routes are switched off (--disable-frontend-admin-api) or \
-             listen elsewhere (--url)",
-            client.url()
-        ),
+        None => client.without("/decisions"),
         Some(0) => format!("{id}: nothing is remembered; no request has been routed yet"),
         Some(_) => format!(
             "{id}: no decision about this request is remembered. Ids are those of answers (chatcmpl-…) or of \

@@ -38,12 +38,7 @@ pub(super) async fn run(client: &Client, run: &Run) -> Result<(), Failure> {
 /// The workers as the frontend lists them.
 pub(super) async fn list(client: &Client) -> Result<Value, Failure> {
     match client.get("/workers").await {
-        Err(error) if error.is_not_found() => Err(format!(
-            "{} has no /workers: its admin routes are switched off (--disable-frontend-admin-api) or listen \
-             elsewhere (--url)",
-            client.url()
-        )
-        .into()),
+        Err(error) if error.is_not_found() => Err(client.without("/workers").into()),
         answer => Ok(answer?),
     }
 }
