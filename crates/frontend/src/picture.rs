@@ -15,6 +15,8 @@ mod rank;
 pub(crate) use forecast::{Forecast, Foretold, Report, cacheable_tokens};
 pub(crate) use listing::Sockets;
 pub(crate) use rank::Picture;
+#[cfg(test)]
+pub(crate) use rank::tests::model;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};

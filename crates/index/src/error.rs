@@ -17,6 +17,18 @@ pub enum ApplyError {
     BlockNotFound(EngineHash),
 }
 
+/// Why there is no snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotError {
+    /// Events came while it was copied in parts, each time; try again later.
+    #[error("the index kept changing while it was copied")]
+    Changed,
+    /// The index contradicts itself there, which is a bug; the file of an earlier moment is as good as it was.
+    #[error("the index is damaged at run {0}; please report this")]
+    Damaged(u32),
+}
+
 /// Why a snapshot was not taken over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

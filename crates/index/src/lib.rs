@@ -35,7 +35,7 @@ mod sync;
 mod tree;
 mod view;
 
-pub use error::{ApplyError, RestoreError};
+pub use error::{ApplyError, RestoreError, SnapshotError};
 pub use index::Index;
 pub use matches::{Match, Matches, Sourced};
 pub use options::{Approximate, IndexOptions};

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::index::{TIERS, Writer};
 use crate::tree::{Dumped, Holder, Packed};
-use crate::{Index, RestoreError};
+use crate::{Index, RestoreError, SnapshotError};
 
 const MAGIC: [u8; 4] = *b"KVIX";
 const VERSION: u16 = 2;
@@ -23,7 +23,7 @@ const BLOCKS_AT_ONCE: usize = if cfg!(any(test, feature = "oracle")) {
     4096
 };
 
-/// Copies that are begun in parts before one is made in one go.
+/// Copies in parts that are begun before it is given up.
 const COPIES_BEGUN_MAX: usize = 4;
 
 /// How often a copy gives way to others that wait, after each part.
@@ -66,27 +66,31 @@ impl Index {
         self.write().ranks.sorted()
     }
 
-    /// The compact form, of one moment.
-    #[must_use]
-    pub fn snapshot(&self) -> Vec<u8> {
-        self.snapshot_in_parts(|| {})
+    /// The compact form, of one moment. An index that keeps changing is in the end copied in one go: all other writers
+    /// wait for that.
+    pub fn snapshot(&self) -> Result<Vec<u8>, SnapshotError> {
+        match self.snapshot_in_parts(|| {}) {
+            // Nobody else gets in, so nothing changes.
+            Err(SnapshotError::Changed) => self.copy(usize::MAX, &mut || {}),
+            copied => copied,
+        }
     }
 
     /// As [`Index::snapshot`], letting other writers in after every few thousand blocks. `give_way` is called there, to
-    /// let other threads have a processor. An index that keeps changing meanwhile is in the end copied in one go, so
-    /// whoever wants no writer to wait for that sees to it that nothing changes.
-    pub fn snapshot_in_parts(&self, mut give_way: impl FnMut()) -> Vec<u8> {
-        for _ in 0..COPIES_BEGUN_MAX {
-            if let Some(copy) = self.copy(BLOCKS_AT_ONCE, &mut give_way) {
-                return copy;
+    /// let other threads have a processor. No writer ever waits for more than such a part; an index that keeps changing
+    /// is not copied.
+    pub fn snapshot_in_parts(&self, mut give_way: impl FnMut()) -> Result<Vec<u8>, SnapshotError> {
+        for _ in 1..COPIES_BEGUN_MAX {
+            match self.copy(BLOCKS_AT_ONCE, &mut give_way) {
+                Err(SnapshotError::Changed) => {}
+                copied => return copied,
             }
         }
-        // Nobody else gets in, so nothing changes.
-        self.copy(usize::MAX, &mut give_way).unwrap_or_default()
+        self.copy(BLOCKS_AT_ONCE, &mut give_way)
     }
 
-    /// `None` if the index changed between two parts.
-    fn copy(&self, blocks: usize, give_way: &mut impl FnMut()) -> Option<Vec<u8>> {
+    /// Fails if the index changed between two parts.
+    fn copy(&self, blocks: usize, give_way: &mut impl FnMut()) -> Result<Vec<u8>, SnapshotError> {
         let (mut out, mut part) = (Vec::new(), Vec::new());
         let mut packing = None;
         loop {
@@ -103,7 +107,7 @@ impl Index {
             out.append(&mut part);
             if !more {
                 out.extend(xxh3_64(&out).to_le_bytes());
-                return Some(out);
+                return Ok(out);
             }
             give_way();
             // They got nothing of it if the lock is taken again before they have it.

@@ -13,7 +13,7 @@ pub(crate) enum Ask {
     /// End, forget nothing, and say what a later stream needs to go on.
     Freeze(oneshot::Sender<Option<Kept>>),
     /// Say the same, and stand still until the pause is over.
-    Hold(oneshot::Sender<Option<(Kept, Pause)>>),
+    Hold(oneshot::Sender<(Option<Kept>, Pause)>),
 }
 
 /// A stream that stands still: what it has told its cache is what it says of itself. It goes on when this is
@@ -55,11 +55,11 @@ impl IntakeHandle {
         kept.await.ok()?
     }
 
-    /// Lets the stream stand still for as long as the [`Pause`] is kept. `None`, without a pause, where
-    /// [`Self::freeze`] says so.
-    pub async fn hold(&self) -> Option<(Kept, Pause)> {
+    /// Lets the stream stand still for as long as the [`Pause`] is kept, even if its picture is not worth keeping. `None`
+    /// if it has ended before.
+    pub async fn hold(&self) -> Option<(Option<Kept>, Pause)> {
         let (done, held) = oneshot::channel();
         self.asks.send(Ask::Hold(done)).await.ok()?;
-        held.await.ok()?
+        held.await.ok()
     }
 }

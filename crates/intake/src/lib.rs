@@ -210,10 +210,10 @@ impl<S: EventSource, C: Cache> Stream<S, C> {
 }
 
 /// Stands still until the one who asked has seen enough.
-async fn hold(kept: Option<Kept>, asked: oneshot::Sender<Option<(Kept, Pause)>>) {
+async fn hold(kept: Option<Kept>, asked: oneshot::Sender<(Option<Kept>, Pause)>) {
     let (over, wait) = oneshot::channel();
     let pause = Pause { _over: over };
-    let _ = asked.send(kept.map(|kept| (kept, pause)));
+    let _ = asked.send((kept, pause));
     let _ = wait.await;
 }
 

@@ -111,8 +111,12 @@ async fn a_stream_that_is_held_goes_on_afterwards() {
     let tasks = Tasks::new();
     let (mut engine, mut intake, index) = stream(&tasks);
     let handle = intake.handle();
-    assert!(handle.hold().await.is_none(), "nothing came yet");
+    let (kept, pause) = handle.hold().await.unwrap();
+    assert_eq!(kept, None, "nothing came yet");
     engine.events.send(SourceEvent::Connected).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(!intake.snapshot().status.connected, "it stands still too");
+    drop(pause);
     let attempt = engine.asks.recv().await.unwrap().attempt;
     let events = [
         SourceEvent::ReplayEnded { attempt },
@@ -123,7 +127,7 @@ async fn a_stream_that_is_held_goes_on_afterwards() {
     }
     intake.until(|s| s.status.cursor.is_some()).await;
     let (kept, pause) = handle.hold().await.unwrap();
-    assert_eq!(kept.cursor.sequence, 0);
+    assert_eq!(kept.unwrap().cursor.sequence, 0);
     engine
         .events
         .send(SourceEvent::Live(frame(1, 20)))

@@ -55,7 +55,7 @@ fn restore(blocks: u64) {
     }
     let before = index.stats();
     let t = Instant::now();
-    let bytes = index.snapshot();
+    let bytes = index.snapshot().unwrap();
     let written = t.elapsed();
     for _ in 0..3 {
         let copy = Index::new();

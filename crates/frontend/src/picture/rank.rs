@@ -187,8 +187,8 @@ impl Picture {
         self.ear()?.intake.freeze().await
     }
 
-    /// Lets its stream stand still; what a later stream would need to go on.
-    pub(crate) async fn hold(&self) -> Option<(Kept, Pause)> {
+    /// Lets its stream stand still; what a later stream would need to go on, if it is worth keeping.
+    pub(crate) async fn hold(&self) -> Option<(Option<Kept>, Pause)> {
         self.ear()?.intake.hold().await
     }
 
@@ -412,7 +412,7 @@ fn fault_name(notice: &Notice) -> Option<&'static str> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use kvasir_index::IndexOptions;
     use kvasir_ingest::{Ingest, IngestOptions};
     use kvasir_router::{Mode, RouterConfig};
@@ -423,7 +423,8 @@ mod tests {
     use super::*;
     use crate::{AppOptions, Backend, ModelMeters, RouterHost};
 
-    fn model(app: &App) -> ServedModel {
+    /// A model without workers.
+    pub(crate) fn model(app: &App) -> ServedModel {
         let (name, router): (Arc<str>, _) = (Arc::from("m"), RouterConfig::default());
         let index = Arc::new(Index::with_options(&IndexOptions::default()));
         ServedModel {

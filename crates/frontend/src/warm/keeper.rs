@@ -1,9 +1,11 @@
 //! Writing the index down while it is in use, and at the end.
 //!
 //! Answers one question: what would the next process have to know if this one ended now? What always holds: a cursor and
-//! the index beside it are of one moment, because streams stand still while the index is copied: all at once, and no
-//! longer than that takes and the slowest of them to come to rest. Requests and other writers wait for nothing of it. The
-//! file is whole or not there; it is written by one at a time, and only when something changed.
+//! the index beside it are of one moment, because streams stand still while the index is copied, all at once, those
+//! whose pictures are not worth keeping as well: no longer than that takes and the slowest of them to come to rest.
+//! Lookups wait for nothing of it, other writers for a few thousand blocks at a time. If the index changes all the same
+//! it is not written this time; only at the end it is then copied in one go. The file is whole or not there; it is
+//! written by one at a time, and only when something changed.
 
 use std::fs::File;
 use std::io;
@@ -11,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvasir_index::{Index, SnapshotError};
 use kvasir_ingest::{Cursor, Kept};
 use kvasir_intake::Pause;
 use kvasir_trust::Standing;
@@ -69,6 +72,24 @@ enum Then {
     End,
 }
 
+/// Why the file is as it was.
+#[derive(Debug, thiserror::Error)]
+enum Unkept {
+    #[error(transparent)]
+    Index(#[from] SnapshotError),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl From<Unkept> for io::Error {
+    fn from(unkept: Unkept) -> Self {
+        match unkept {
+            Unkept::Index(error) => Self::other(error),
+            Unkept::Io(error) => error,
+        }
+    }
+}
+
 impl Keeper {
     pub(crate) fn new(app: Arc<App>, warm: Arc<Warm>, path: PathBuf) -> Arc<Self> {
         Arc::new(Self {
@@ -98,15 +119,22 @@ impl Keeper {
                 }
                 let begun = clock.now();
                 let path = this.path.display();
-                let outcome = this.write(Then::GoOn).await;
-                match &outcome {
-                    Ok(Some(saved)) => tracing::debug!(%path, ?saved, "index kept"),
-                    Err(error) if !failed => {
-                        tracing::error!(%path, %error, "index not kept; it is tried again");
+                match this.write(Then::GoOn).await {
+                    Ok(saved) => {
+                        failed = false;
+                        if let Some(saved) = saved {
+                            tracing::debug!(%path, ?saved, "index kept");
+                        }
                     }
-                    _ => {}
+                    Err(error @ Unkept::Index(SnapshotError::Changed)) => {
+                        tracing::debug!(%path, %error, "index not kept this time");
+                    }
+                    Err(error) => {
+                        if !std::mem::replace(&mut failed, true) {
+                            tracing::error!(%path, %error, "index not kept; it is tried again");
+                        }
+                    }
                 }
-                failed = outcome.is_err();
                 pause = every.max((clock.now() - begun) * REST);
             }
         });
@@ -118,7 +146,7 @@ impl Keeper {
     }
 
     /// Writes the file; `None` if it says all that there is to say already.
-    async fn write(&self, then: Then) -> io::Result<Option<Saved>> {
+    async fn write(&self, then: Then) -> Result<Option<Saved>, Unkept> {
         let mut written = self.written.lock().await;
         let marks = self.marks();
         if then == Then::GoOn && (marks == *written || self.app.is_draining()) {
@@ -157,14 +185,14 @@ impl Keeper {
         model: &Arc<ServedModel>,
         then: Then,
         saved: &mut Saved,
-    ) -> io::Result<Option<KeptModel>> {
+    ) -> Result<Option<KeptModel>, Unkept> {
         let mut streams = self.warm.waiting(model.host.name());
         let mut pauses = Vec::new();
         for (picture, still) in all_still(model.host.pictures().all(), then).await {
             let (rank, standing) = (picture.rank(), picture.standing());
-            match still {
-                Some((kept, pause)) => {
-                    pauses.extend(pause);
+            pauses.extend(still.pause);
+            match still.kept {
+                Some(kept) => {
                     let stream = KeptStream {
                         rank,
                         standing,
@@ -181,7 +209,7 @@ impl Keeper {
         saved.streams += streams.len();
         let index = Arc::clone(model.host.index());
         let copied = tokio::task::spawn_blocking(move || {
-            let bytes = index.snapshot_in_parts(std::thread::yield_now);
+            let bytes = copy(&index, then, std::thread::yield_now);
             drop(pauses);
             bytes
         });
@@ -189,16 +217,30 @@ impl Keeper {
             name: model.host.name().to_string(),
             block_size: model.block_size,
             streams: streams.into_values().collect(),
-            index: copied.await.map_err(io::Error::other)?,
+            index: copied.await.map_err(io::Error::other)??,
         }))
     }
 }
 
-/// A stream that stands still, and its pause if it is to go on.
-type Still = Option<(Kept, Option<Pause>)>;
+/// Copies an index whose streams stand still. While it is in use nobody waits for all of it: if others change it all the
+/// time it is left for later.
+fn copy(index: &Index, then: Then, give_way: impl FnMut()) -> Result<Vec<u8>, SnapshotError> {
+    match then {
+        Then::GoOn => index.snapshot_in_parts(give_way),
+        Then::End => index.snapshot(),
+    }
+}
 
-/// Lets all streams stand still at once. `None` for those that do not in time, or whose pictures are not worth keeping:
-/// they go on.
+/// A stream that was asked to stand still.
+#[derive(Debug, Default)]
+struct Still {
+    /// What a later one needs to go on, if its picture is worth keeping.
+    kept: Option<Kept>,
+    /// It goes on when this is dropped; `None` if it has ended, or did not stand still in time.
+    pause: Option<Pause>,
+}
+
+/// Lets all streams stand still at once. Those that do not in time go on.
 async fn all_still(pictures: Vec<Arc<Picture>>, then: Then) -> Vec<(Arc<Picture>, Still)> {
     let patience = match then {
         Then::GoOn => STILL_PATIENCE,
@@ -209,7 +251,7 @@ async fn all_still(pictures: Vec<Arc<Picture>>, then: Then) -> Vec<(Arc<Picture>
     for picture in pictures {
         asked.spawn(async move {
             let still = tokio::time::timeout_at(deadline, still(&picture, then)).await;
-            (picture, still.ok().flatten())
+            (picture, still.unwrap_or_default())
         });
     }
     asked.join_all().await
@@ -217,11 +259,15 @@ async fn all_still(pictures: Vec<Arc<Picture>>, then: Then) -> Vec<(Arc<Picture>
 
 async fn still(picture: &Picture, then: Then) -> Still {
     match then {
-        Then::GoOn => picture
-            .hold()
-            .await
-            .map(|(kept, pause)| (kept, Some(pause))),
-        Then::End => picture.freeze().await.map(|kept| (kept, None)),
+        Then::GoOn => {
+            let (kept, pause) = picture.hold().await.unzip();
+            let kept = kept.flatten();
+            Still { kept, pause }
+        }
+        Then::End => Still {
+            kept: picture.freeze().await,
+            pause: None,
+        },
     }
 }
 
@@ -256,3 +302,6 @@ fn replace(path: &Path, models: &[KeptModel]) -> io::Result<u64> {
     }
     placed
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,7 @@ impl Alone<'_> {
     /// Drops leaves until the tree takes at most `target` bytes or some `most` blocks are gone. Returns how many entries
     /// went.
     pub(crate) fn evict(&mut self, target: usize, most: usize) -> u64 {
+        self.clock += 1;
         self.tidy(most);
         let (before, mut left) = (self.entries, most);
         while self.bytes() > target

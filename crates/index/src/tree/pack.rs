@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{Alone, Holder, Node, ROOT, Runs};
+use crate::SnapshotError;
 use crate::bits::Bits;
 use crate::names::{Place, RUN_MAX};
 use crate::owners::Held;
@@ -49,36 +50,46 @@ impl Alone<'_> {
         }
     }
 
-    /// Hands the next runs, some `blocks` blocks, to `write`. Returns whether there are more; `None` if the tree has
-    /// changed.
+    /// Hands the next runs, some `blocks` blocks, to `write`. Returns whether there are more. After an error what was
+    /// packed is of no use.
     pub(crate) fn pack_some(
         &self,
         packing: &mut Packing,
         blocks: usize,
         mut write: impl FnMut(&Packed),
-    ) -> Option<bool> {
+    ) -> Result<bool, SnapshotError> {
         if packing.clock != self.clock {
-            return None;
+            return Err(SnapshotError::Changed);
         }
         let mut left = blocks;
         while left > 0
             && let Some(id) = packing.open.pop()
         {
-            packing.count += 1;
-            packing.number[id as usize] = packing.count;
-            let node = self.node(id);
-            packing.open.extend(&node.children);
-            packing.packed.parent = packing.number[node.parent as usize];
-            self.pack(id, &mut packing.packed);
+            let node = self
+                .pack_next(packing, id)
+                .ok_or(SnapshotError::Damaged(id))?;
             write(&packing.packed);
             left = left.saturating_sub(node.names.len());
         }
-        Some(!packing.open.is_empty())
+        match packing.open.is_empty() {
+            true if packing.count as usize != self.live => Err(SnapshotError::Damaged(ROOT)),
+            empty => Ok(!empty),
+        }
+    }
+
+    /// Packs a run whose parent is packed; `None` if there is no such run.
+    fn pack_next(&self, packing: &mut Packing, id: u32) -> Option<&Node> {
+        let node = self.nodes.get(id as usize)?.as_ref()?;
+        packing.packed.parent = *packing.number.get(node.parent as usize)?;
+        packing.count += 1;
+        *packing.number.get_mut(id as usize)? = packing.count;
+        packing.open.extend(&node.children);
+        self.pack(id, node, &mut packing.packed);
+        Some(node)
     }
 
     /// Packs a run, all but its parent.
-    fn pack(&self, id: u32, packed: &mut Packed) {
-        let node = self.node(id);
+    fn pack(&self, id: u32, node: &Node, packed: &mut Packed) {
         packed.locals.clear();
         node.run.copy(0, node.names.len(), &mut packed.locals);
         packed.names.clone_from(&node.names);
@@ -110,6 +121,7 @@ impl Alone<'_> {
     /// Adds a run as it was packed; `ids` are those of the runs before it, the root first. Says whether it
     /// fits: what was written down may be damaged in ways that a checksum does not show.
     pub(crate) fn unpack(&mut self, packed: &Packed, ids: &mut Vec<u32>) -> bool {
+        self.clock += 1;
         let len = packed.names.len();
         let (Some(&parent), true) = (
             ids.get(packed.parent as usize),
@@ -227,4 +239,63 @@ fn is_patch((_, tier, words): &(u32, usize, Vec<u64>), len: u32) -> bool {
     let bits = Bits::from_words(words);
     let fits = bits.room() == len.div_ceil(64) * 64 && bits.count(len, bits.room()) == 0;
     *tier < 4 && fits && bits.reach(len) > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_types::{EngineHash, LocalHash, StoredBlock};
+
+    use super::super::Again;
+    use super::super::Tree;
+    use super::*;
+
+    /// Three prompts with a beginning in common, of two blocks each.
+    fn three() -> Tree {
+        let mut tree = Tree::new();
+        for leaf in [10, 20, 30] {
+            let blocks = [1, 2, leaf, leaf + 1].map(|i| StoredBlock {
+                engine: EngineHash(i),
+                local: LocalHash(i),
+            });
+            let h = Holder {
+                slot: leaf as u32,
+                tier: 0,
+            };
+            tree.alone().store(h, None, &blocks, Again::Counts).unwrap();
+        }
+        tree
+    }
+
+    /// What is stored and what is dropped for it may be two turns, with the beginning of a copy between them.
+    #[test]
+    fn a_tree_that_is_evicted_from_is_not_packed_further() {
+        let mut tree = three();
+        let mut packing = tree.alone().begin_packing();
+        assert_eq!(tree.alone().pack_some(&mut packing, 1, |_| {}), Ok(true));
+        assert!(tree.alone().evict(0, 1) > 0);
+        let more = tree.alone().pack_some(&mut packing, 1, |_| {});
+        assert_eq!(more, Err(SnapshotError::Changed));
+    }
+
+    #[test]
+    fn a_reference_to_no_run_is_an_error() {
+        let mut tree = three();
+        let mut events = tree.alone();
+        let mut packing = events.begin_packing();
+        assert_eq!(events.pack_some(&mut packing, 1, |_| {}), Ok(true));
+        let leaf = *packing.open.last().unwrap();
+        events.nodes[leaf as usize] = None;
+        let more = events.pack_some(&mut packing, usize::MAX, |_| {});
+        assert_eq!(more, Err(SnapshotError::Damaged(leaf)));
+    }
+
+    #[test]
+    fn a_tree_that_does_not_reach_all_its_runs_is_an_error() {
+        let mut tree = three();
+        let mut events = tree.alone();
+        events.node_mut(ROOT).children.clear();
+        let mut packing = events.begin_packing();
+        let more = events.pack_some(&mut packing, usize::MAX, |_| {});
+        assert_eq!(more, Err(SnapshotError::Damaged(ROOT)));
+    }
 }

@@ -116,7 +116,7 @@ fn an_event_drops_only_some_of_too_much() {
         max_bytes,
         ..IndexOptions::default()
     });
-    index.restore(&full.snapshot()).unwrap();
+    index.restore(&full.snapshot().unwrap()).unwrap();
     let mut events = 0;
     while index.stats().bytes > max_bytes {
         events += 1;
@@ -286,11 +286,11 @@ fn damaged_snapshots_are_refused() {
     index
         .apply(WorkerRank::new(1, 0), &removed([chain(7, 9)[8]]))
         .unwrap();
-    let good = index.snapshot();
+    let good = index.snapshot().unwrap();
     let restored = Index::new();
     assert_eq!(restored.restore(&good), Ok(()));
     assert_eq!(restored.restore(&good), Err(RestoreError::NotEmpty));
-    assert_eq!(restored.snapshot().len(), good.len());
+    assert_eq!(restored.snapshot().unwrap().len(), good.len());
     for at in 0..good.len() {
         let mut bad = good.clone();
         bad[at] ^= 0x40;
