@@ -374,6 +374,7 @@ impl Watcher {
             let new = self.fleet.pool(address);
             // Until it has said what it is, it is taken for what it was.
             new.set_larger_first(self.pool.larger_first());
+            new.set_tells_token_ids(self.pool.tells_token_ids());
             let old = std::mem::replace(&mut self.pool, new);
             self.retired.retain(|pool| pool.open() > 0);
             self.retired.push(old);
@@ -496,6 +497,33 @@ impl Watcher {
         if self.failures >= FAILURES_MAX {
             self.known = Facts::default();
             self.leave();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_telemetry::{Clock, MetricOptions, Metrics};
+    use kvasir_transport::Tasks;
+
+    use super::*;
+    use crate::AppOptions;
+
+    #[test]
+    fn a_worker_of_which_other_things_are_said_is_taken_for_what_it_was() {
+        let metrics = Metrics::new(&MetricOptions::default()).unwrap();
+        let app = App::new(AppOptions::default(), metrics, Clock::new(), Tasks::new());
+        let fleet = Fleet::new(app, Arc::new(|_: &NewModel, _| Err("none".into())));
+        let said = |text: &str| WorkerAddress::parse(text).unwrap();
+        for is in [true, false] {
+            let mut watcher = Watcher::new(said("http://127.0.0.1:9"), &fleet);
+            watcher.pool.set_larger_first(is);
+            watcher.pool.set_tells_token_ids(is);
+            let before = watcher.pool.address().clone();
+            watcher.serve_at(said("http://127.0.0.1:9,block-size=32"));
+            assert_ne!(*watcher.pool.address(), before);
+            assert_eq!(watcher.pool.larger_first(), is);
+            assert_eq!(watcher.pool.tells_token_ids(), is);
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Which models are served, by whom, and how a prompt of each becomes tokens.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+};
 
 use kvasir_openai::Health;
 use kvasir_router::{Input, WorkerSpec};
@@ -299,9 +301,17 @@ impl ServedModel {
 pub struct Models {
     by_name: RwLock<BTreeMap<Arc<str>, Arc<ServedModel>>>,
     text: TextCounts,
-    /// Models that are served no more, until the last of their requests has ended; held while one is made, whose
-    /// series would be taken for theirs.
-    retired: Mutex<Vec<Arc<ServedModel>>>,
+    /// Held while series are made for a model, or taken out after it: not while its index is filled.
+    aside: Mutex<Aside>,
+}
+
+/// Models that have series and are not served.
+#[derive(Default)]
+struct Aside {
+    /// Served soon: those of the same name that go meanwhile leave their series to them.
+    coming: Vec<Arc<ServedModel>>,
+    /// Served no more, until the last of their requests has ended.
+    retired: Vec<Arc<ServedModel>>,
 }
 
 impl Models {
@@ -326,7 +336,12 @@ impl Models {
             sources.with_label_values(&[state]).set(count as f64);
         }
         self.text.add(&self.all(), metrics);
-        self.sweep(&mut self.retired(), metrics);
+        // Whoever holds it sweeps, or a later page does: a thread that serves does not wait for that.
+        match self.aside.try_lock() {
+            Ok(mut aside) => self.sweep(&mut aside, metrics),
+            Err(TryLockError::Poisoned(aside)) => self.sweep(&mut aside.into_inner(), metrics),
+            Err(TryLockError::WouldBlock) => {}
+        }
     }
 
     /// Serves one more; a model of the same name is replaced.
@@ -334,39 +349,54 @@ impl Models {
         self.write().insert(Arc::clone(&model.name), model);
     }
 
-    /// Makes one and serves it.
+    /// Makes one, fills it, which may take long, and serves it: until then nobody asks anything of it.
     pub(crate) fn make<E>(
         &self,
         make: impl FnOnce() -> Result<Arc<ServedModel>, E>,
+        fill: impl FnOnce(&ServedModel),
     ) -> Result<Arc<ServedModel>, E> {
-        let _sweeping = self.retired();
+        let mut aside = self.aside();
         let model = make()?;
+        aside.coming.push(Arc::clone(&model));
+        drop(aside);
+        fill(&model);
         self.insert(Arc::clone(&model));
+        let mut aside = self.aside();
+        aside.coming.retain(|coming| !Arc::ptr_eq(coming, &model));
         Ok(model)
     }
 
-    /// Serves a model no more. Its series go with the last of its requests.
-    pub(crate) fn remove(&self, name: &str, metrics: &Metrics) {
-        let Some(model) = self.write().remove(name) else {
-            return;
-        };
-        let mut retired = self.retired();
-        retired.push(model);
-        self.sweep(&mut retired, metrics);
+    /// Serves a model no more. Whoever takes it out has it retired.
+    pub(crate) fn take(&self, name: &str) -> Option<Arc<ServedModel>> {
+        self.write().remove(name)
+    }
+
+    /// These were taken out: their series go with the last of their requests.
+    pub(crate) fn retire(&self, taken: Vec<Arc<ServedModel>>, metrics: &Metrics) {
+        let mut aside = self.aside();
+        aside.retired.extend(taken);
+        self.sweep(&mut aside, metrics);
     }
 
     /// Lets go of models that nobody uses any more, and of the series under names that are no longer in use.
-    fn sweep(&self, retired: &mut Vec<Arc<ServedModel>>, metrics: &Metrics) {
+    fn sweep(&self, aside: &mut Aside, metrics: &Metrics) {
         let unused = |model: &mut Arc<ServedModel>| {
             Arc::strong_count(model) == 1 && Arc::strong_count(&model.meters) == 1
         };
-        for model in retired.extract_if(.., unused) {
-            for name in [&model.name, model.host.name()] {
-                if self.get(name).is_none() && self.of_router(name).is_none() {
-                    metrics.forget_model(name);
-                }
-            }
+        let mut gone: BTreeSet<Arc<str>> = BTreeSet::new();
+        for model in aside.retired.extract_if(.., unused) {
+            gone.extend(names(&model).map(Arc::clone));
         }
+        if gone.is_empty() {
+            return;
+        }
+        let here = self.read();
+        let with_series = here.values().chain(&aside.coming).chain(&aside.retired);
+        for name in with_series.flat_map(|model| names(model)) {
+            gone.remove(name);
+        }
+        drop(here);
+        metrics.forget_models(&gone);
     }
 
     /// The model of this name.
@@ -422,7 +452,12 @@ impl Models {
         self.by_name.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn retired(&self) -> MutexGuard<'_, Vec<Arc<ServedModel>>> {
-        self.retired.lock().unwrap_or_else(PoisonError::into_inner)
+    fn aside(&self) -> MutexGuard<'_, Aside> {
+        self.aside.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What its series are under: its own name and its router's.
+fn names(model: &ServedModel) -> [&Arc<str>; 2] {
+    [&model.name, model.host.name()]
 }

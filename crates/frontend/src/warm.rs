@@ -5,9 +5,9 @@
 //! go on from its cursor: the engine is asked for that very message, so one that was restarted meanwhile is noticed and
 //! its ranks are emptied.
 //!
-//! What always holds: a rank without a cursor is not kept; what is loaded for a worker that is not there, or whose
-//! events cannot be used, is forgotten; a file that cannot be read costs a log line and nothing else; a file that is
-//! being written is not seen until it is whole.
+//! What always holds: a rank without a cursor is not kept; a cursor is used only with the index that it was kept beside;
+//! what is loaded for a worker that is not there, or whose events cannot be used, is forgotten; a file that cannot be read
+//! costs a log line and nothing else; a file that is being written is not seen until it is whole.
 
 mod format;
 mod keeper;
@@ -176,6 +176,11 @@ impl Warm {
         }
     }
 
+    /// A router is gone, and the index that it took over with it: no stream goes on from where that ended.
+    pub(crate) fn router_gone(&self, router: &str) {
+        self.lock().remove(router);
+    }
+
     /// Streams of a model that have not come back yet: nothing has changed of them.
     fn waiting(&self, model: &str) -> BTreeMap<WorkerRank, KeptStream> {
         let models = self.lock();
@@ -201,6 +206,41 @@ impl Warm {
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Waiting>> {
         self.models.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+impl Warm {
+    /// As if a file said that a router's index was this, beside the streams of these ranks.
+    pub(crate) fn of(router: &str, block_size: u32, index: Vec<u8>, ranks: &[WorkerRank]) -> Self {
+        let stream = |rank: &WorkerRank| {
+            let kept = Kept {
+                cursor: kvasir_ingest::Cursor {
+                    sequence: 9,
+                    print: 5,
+                    at: 1.5,
+                },
+                ranks: vec![(rank.rank, kvasir_ingest::Learned::default())],
+            };
+            let standing = Standing {
+                level: kvasir_trust::Level::Exact,
+                flaps: 0,
+            };
+            let stream = KeptStream {
+                rank: *rank,
+                standing,
+                kept,
+            };
+            (*rank, stream)
+        };
+        let waiting = Waiting {
+            index: Some(index),
+            block_size,
+            streams: ranks.iter().map(stream).collect(),
+        };
+        Self {
+            models: Mutex::new([(router.to_owned(), waiting)].into()),
+        }
     }
 }
 

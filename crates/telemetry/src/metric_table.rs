@@ -3,6 +3,7 @@
 //! Labels are closed sets or names that we gave (a served model, a worker's id), never a client's text.
 //! The reference page `docs/reference/metrics.md` is made from these rows.
 
+use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -107,11 +108,14 @@ macro_rules! metrics {
                 })))
             }
 
-            /// Takes out every series of a model that is served no more.
-            pub fn forget_model(&self, model: &str) {
+            /// Takes out every series of models that are served no more, looking once at what there is of each kind.
+            pub fn forget_models(&self, models: &BTreeSet<Arc<str>>) {
+                if models.is_empty() {
+                    return;
+                }
                 let mut specs = SPECS.iter();
                 $($( if let Some(spec) = specs.next() {
-                    self.$field.forget(spec, "model", model);
+                    self.$field.forget(spec, "model", models);
                 } )*)*
             }
         }
@@ -422,7 +426,7 @@ mod tests {
     #[test]
     fn a_model_that_is_forgotten_has_no_series_and_others_keep_theirs() {
         let metrics = Metrics::new(&MetricOptions::default()).unwrap();
-        for model in ["m", "model", "m2"] {
+        for model in ["m", "model", "m2", "m3"] {
             metrics.active_requests.with_label_values(&[model]).set(1.0);
             let ended = [model, "completions", "unary", "error", "internal"];
             metrics.requests_total.with_label_values(&ended).inc();
@@ -442,8 +446,9 @@ mod tests {
         };
         let before = (of("model"), of("m2"));
         assert!(of("m") > before.0 && before.0 > 10 && before.0 == before.1);
-        metrics.forget_model("m");
+        metrics.forget_models(&["m".into(), "m3".into(), "never".into()].into());
         assert_eq!((of("m"), of("model"), of("m2")), (0, before.0, before.1));
+        assert_eq!(of("m3"), 0);
     }
 
     /// Reference: what a router by cache measures is not on the page of one that does not go by cache, but for

@@ -1,7 +1,8 @@
 //! How a row of the metric table becomes a series.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::core::Collector;
@@ -206,29 +207,34 @@ pub(crate) trait Series: Collector + Clone + Sized + 'static {
         Ok(series)
     }
 
-    /// Takes out what has this value of this label.
-    fn forget(&self, spec: &Spec, label: &str, value: &str);
+    /// Takes out what has one of these values of this label.
+    fn forget(&self, spec: &Spec, label: &str, values: &BTreeSet<Arc<str>>);
 }
 
-/// What a family would lose: the values of its own labels, for each series that has `value` of `label`.
-fn labelled(family: &impl Collector, spec: &Spec, label: &str, value: &str) -> Vec<Vec<String>> {
+/// What a family would lose: the values of its own labels, for each series that has one of `values` of `label`.
+fn labelled(
+    family: &impl Collector,
+    spec: &Spec,
+    label: &str,
+    values: &BTreeSet<Arc<str>>,
+) -> Vec<Vec<String>> {
     if !spec.labels.contains(&label) {
         return Vec::new();
     }
     let families = family.collect();
     let series = families.iter().flat_map(|family| family.get_metric());
-    let of = |metric: &Metric, label: &str| {
-        let found = metric.get_label().iter().find(|pair| pair.name() == label);
-        found.map(|pair| pair.value().to_owned())
+    let ours = series.filter(|metric| value_of(metric, label).is_some_and(|v| values.contains(v)));
+    let own = |metric| {
+        let labels = spec.labels.iter();
+        let values = labels.filter_map(|name| value_of(metric, name).map(str::to_owned));
+        values.collect()
     };
-    let ours = series.filter(|metric| of(metric, label).is_some_and(|found| found == value));
-    let values = |metric| {
-        spec.labels
-            .iter()
-            .filter_map(|name| of(metric, name))
-            .collect()
-    };
-    ours.map(values).collect()
+    ours.map(own).collect()
+}
+
+fn value_of<'a>(metric: &'a Metric, label: &str) -> Option<&'a str> {
+    let found = metric.get_label().iter().find(|pair| pair.name() == label);
+    found.map(|pair| pair.value())
 }
 
 impl Series for IntCounter {
@@ -236,7 +242,7 @@ impl Series for IntCounter {
         Self::with_opts(spec.opts(&options.identity))
     }
 
-    fn forget(&self, _: &Spec, _: &str, _: &str) {}
+    fn forget(&self, _: &Spec, _: &str, _: &BTreeSet<Arc<str>>) {}
 }
 
 impl Series for Gauge {
@@ -244,7 +250,7 @@ impl Series for Gauge {
         Self::with_opts(spec.opts(&options.identity))
     }
 
-    fn forget(&self, _: &Spec, _: &str, _: &str) {}
+    fn forget(&self, _: &Spec, _: &str, _: &BTreeSet<Arc<str>>) {}
 }
 
 impl Series for Histogram {
@@ -252,7 +258,7 @@ impl Series for Histogram {
         Self::with_opts(spec.histogram_opts(options))
     }
 
-    fn forget(&self, _: &Spec, _: &str, _: &str) {}
+    fn forget(&self, _: &Spec, _: &str, _: &BTreeSet<Arc<str>>) {}
 }
 
 impl Series for IntCounterVec {
@@ -260,8 +266,8 @@ impl Series for IntCounterVec {
         Self::new(spec.opts(&options.identity), spec.labels)
     }
 
-    fn forget(&self, spec: &Spec, label: &str, value: &str) {
-        for labels in labelled(self, spec, label, value) {
+    fn forget(&self, spec: &Spec, label: &str, values: &BTreeSet<Arc<str>>) {
+        for labels in labelled(self, spec, label, values) {
             let _ = self.remove_label_values(&labels);
         }
     }
@@ -272,8 +278,8 @@ impl Series for GaugeVec {
         Self::new(spec.opts(&options.identity), spec.labels)
     }
 
-    fn forget(&self, spec: &Spec, label: &str, value: &str) {
-        for labels in labelled(self, spec, label, value) {
+    fn forget(&self, spec: &Spec, label: &str, values: &BTreeSet<Arc<str>>) {
+        for labels in labelled(self, spec, label, values) {
             let _ = self.remove_label_values(&labels);
         }
     }
@@ -284,8 +290,8 @@ impl Series for HistogramVec {
         Self::new(spec.histogram_opts(options), spec.labels)
     }
 
-    fn forget(&self, spec: &Spec, label: &str, value: &str) {
-        for labels in labelled(self, spec, label, value) {
+    fn forget(&self, spec: &Spec, label: &str, values: &BTreeSet<Arc<str>>) {
+        for labels in labelled(self, spec, label, values) {
             let _ = self.remove_label_values(&labels);
         }
     }
@@ -348,7 +354,50 @@ pub fn metrics_reference(specs: &[Spec]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use prometheus::core::Desc;
+    use prometheus::proto::MetricFamily;
+
     use super::*;
+
+    /// A family that counts how often it is looked through.
+    struct Looked(GaugeVec, Arc<AtomicU32>);
+
+    impl Collector for Looked {
+        fn desc(&self) -> Vec<&Desc> {
+            self.0.desc()
+        }
+
+        fn collect(&self) -> Vec<MetricFamily> {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            self.0.collect()
+        }
+    }
+
+    #[test]
+    fn a_family_is_looked_through_once_however_many_go() {
+        let spec = Spec {
+            group: Group::Kvasir,
+            suffix: "s",
+            kind: Kind::Gauge,
+            labels: &["worker", "model"],
+            help: "s",
+            buckets: Buckets::None,
+        };
+        let family = GaugeVec::make(&spec, &MetricOptions::default()).unwrap();
+        let names: Vec<Arc<str>> = (0..100).map(|i| format!("m{i}").into()).collect();
+        for name in &names {
+            family.with_label_values(&["w", name]).set(1.0);
+        }
+        let looked = Looked(family, Arc::default());
+        let gone: BTreeSet<Arc<str>> = names.iter().skip(1).cloned().collect();
+        let lost = labelled(&looked, &spec, "model", &gone);
+        assert_eq!(looked.1.load(Ordering::Relaxed), 1);
+        let lost: BTreeSet<Arc<str>> = lost.iter().map(|labels| (*labels[1]).into()).collect();
+        assert_eq!(lost, gone);
+        assert!(labelled(&looked, &spec, "other", &gone).is_empty());
+    }
 
     /// The bounds that Dynamo 1.6.1 exports for these histograms.
     #[test]

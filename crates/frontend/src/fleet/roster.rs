@@ -44,17 +44,30 @@ impl Fleet {
         claimed
     }
 
-    /// `worker` does not serve this model, or is not wanted any more.
-    pub(super) fn disclaim(&self, worker: WorkerId, name: &str) {
+    /// `worker` does not serve these models, or is not wanted any more.
+    pub(super) fn disclaim(&self, worker: WorkerId, names: impl IntoIterator<Item = Arc<str>>) {
+        let (models, mut forgotten) = (self.app.models(), Vec::new());
         let mut claims = self.claims();
-        let Some(of_model) = claims.get_mut(name) else {
-            return;
-        };
-        of_model.remove(&worker);
-        if of_model.is_empty() {
-            claims.remove(name);
-            tracing::info!(model = name, "nobody serves it any more: model forgotten");
-            self.app.models().remove(name, self.app.metrics());
+        for name in names {
+            let Some(of_model) = claims.get_mut(&name) else {
+                continue;
+            };
+            of_model.remove(&worker);
+            if of_model.is_empty() {
+                claims.remove(&name);
+                tracing::info!(model = %name, "nobody serves it any more: model forgotten");
+                forgotten.extend(models.take(&name));
+            }
+        }
+        let routers: BTreeSet<&str> = forgotten.iter().map(|m| &**m.host.name()).collect();
+        for router in routers {
+            if models.of_router(router).is_none() {
+                self.warm.router_gone(router);
+            }
+        }
+        drop(claims);
+        if !forgotten.is_empty() {
+            models.retire(forgotten, self.app.metrics());
         }
     }
 
@@ -75,13 +88,12 @@ impl Fleet {
             tracing::debug!(model = %new.name, max = Models::MAX, "too many models");
             return None;
         }
-        let made = models.make(|| {
-            let model = (self.make_model)(new, beside)?;
+        let fill = |model: &ServedModel| {
             if beside.is_none_or(|other| !Arc::ptr_eq(&other.host, &model.host)) {
-                self.warm.restore(&self.app, &model);
+                self.warm.restore(&self.app, model);
             }
-            Ok::<_, String>(model)
-        });
+        };
+        let made = models.make(|| (self.make_model)(new, beside), fill);
         made.inspect_err(|error| {
             tracing::error!(model = %new.name, error, "model cannot be served");
         })
@@ -92,3 +104,6 @@ impl Fleet {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests;

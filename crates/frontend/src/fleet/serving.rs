@@ -77,9 +77,8 @@ impl Watcher {
 
     /// The worker serves these models no more.
     pub(super) fn disclaim(&mut self, gone: impl Fn(&Arc<str>) -> bool) {
-        for name in self.claimed.extract_if(.., |name| gone(name)) {
-            self.fleet.disclaim(self.id, &name);
-        }
+        let names = self.claimed.extract_if(.., |name| gone(name));
+        self.fleet.disclaim(self.id, names);
     }
 
     /// The models that the worker lists, by name.

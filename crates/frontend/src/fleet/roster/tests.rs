@@ -1,0 +1,153 @@
+//! Which models there are while one is made or forgotten, and what becomes of their series and of what was kept of them.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use kvasir_index::{Index, IndexOptions};
+use kvasir_router::{Mode, RouterConfig};
+use kvasir_telemetry::{Clock, MetricOptions, Metrics};
+use kvasir_transport::Tasks;
+use kvasir_types::WorkerRank;
+use kvasir_upstream::Upstreams;
+
+use super::*;
+use crate::host::RouterHost;
+use crate::meter::ModelMeters;
+use crate::warm::Warm;
+use crate::{App, AppOptions};
+
+/// Nothing here takes this long unless it hangs.
+const HANGS: Duration = Duration::from_secs(20);
+const A: WorkerId = WorkerId(1);
+const B: WorkerId = WorkerId(2);
+
+fn app() -> Arc<App> {
+    let metrics = Metrics::new(&MetricOptions::default()).unwrap();
+    App::new(AppOptions::default(), metrics, Clock::new(), Tasks::new())
+}
+
+fn index() -> Arc<Index> {
+    Arc::new(Index::with_options(&IndexOptions::default()))
+}
+
+fn new(name: &str) -> NewModel {
+    NewModel {
+        name: name.into(),
+        block_size: 16,
+        context_length: 100,
+        parent: None,
+    }
+}
+
+fn model(app: &App, new: &NewModel, beside: Option<&Arc<ServedModel>>) -> Arc<ServedModel> {
+    let (host, meters) = match beside {
+        Some(other) => (Arc::clone(&other.host), other.meters.beside(&new.name)),
+        None => {
+            let meters = ModelMeters::new(app.metrics(), &new.name, Mode::Kv);
+            let config = RouterConfig {
+                router_mode: Mode::Kv,
+                ..RouterConfig::default()
+            };
+            let host = RouterHost::start(&new.name, config, index(), app.clock(), app.tasks());
+            (host, meters)
+        }
+    };
+    Arc::new(ServedModel {
+        meters,
+        name: Arc::clone(&new.name),
+        block_size: new.block_size,
+        context_length: new.context_length,
+        lora: None,
+        created: 1,
+        host,
+        backend: Backend::OpenAi {
+            workers: Upstreams::default(),
+            tokens: Default::default(),
+        },
+        events: None,
+        predict_heard: true,
+        workers: Default::default(),
+    })
+}
+
+fn fleet(app: &Arc<App>) -> Fleet {
+    let of = Arc::clone(app);
+    Fleet::new(
+        Arc::clone(app),
+        Arc::new(move |new: &NewModel, beside| Ok(model(&of, new, beside))),
+    )
+}
+
+fn has_series(app: &App, name: &str) -> bool {
+    let mut page = String::new();
+    app.metrics().render(&mut page).unwrap();
+    page.contains(&format!("model=\"{name}\""))
+}
+
+/// Draws a page on another thread; fails if that waits for this one.
+fn page_is_drawn(app: &Arc<App>) {
+    let (done, drawn) = mpsc::channel();
+    let app = Arc::clone(app);
+    std::thread::spawn(move || {
+        app.models().measure(app.metrics(), app.clock().now());
+        done.send(())
+    });
+    drawn.recv_timeout(HANGS).expect("a page waits for a model");
+}
+
+#[tokio::test]
+async fn a_page_does_not_wait_for_a_model_that_is_made_or_filled() {
+    let app = app();
+    let make = || {
+        page_is_drawn(&app);
+        Ok::<_, String>(model(&app, &new("m"), None))
+    };
+    let fill = |made: &ServedModel| {
+        page_is_drawn(&app);
+        assert!(app.models().get(&made.name).is_none(), "nobody asks it yet");
+    };
+    app.models().make(make, fill).unwrap();
+    assert!(app.models().get("m").is_some());
+}
+
+#[tokio::test]
+async fn a_model_that_goes_leaves_its_series_to_one_of_its_name_that_is_filled() {
+    let app = app();
+    let (models, old) = (app.models(), model(&app, &new("m"), None));
+    let make = || Ok::<_, String>(model(&app, &new("m"), None));
+    let fill = |_: &ServedModel| models.retire(vec![old], app.metrics());
+    models.make(make, fill).unwrap();
+    assert!(has_series(&app, "m"));
+    models.retire(models.take("m").into_iter().collect(), app.metrics());
+    assert!(!has_series(&app, "m"));
+}
+
+#[tokio::test]
+async fn names_are_forgotten_together_and_the_router_of_one_in_use_keeps_its_series() {
+    let (app, names) = (app(), ["m", "sql", "chat"]);
+    let fleet = fleet(&app);
+    let mut claimed = fleet.claim(A, &names.map(new));
+    let busy = claimed.swap_remove(1);
+    drop(claimed);
+    fleet.disclaim(A, names.map(Arc::from));
+    assert_eq!(app.models().len(), 0);
+    let there = || names.map(|name| has_series(&app, name));
+    assert_eq!(there(), [true, true, false], "a request of `sql` runs");
+    drop(busy);
+    app.models().measure(app.metrics(), app.clock().now());
+    assert_eq!(there(), [false; 3]);
+}
+
+#[tokio::test]
+async fn a_kept_cursor_ends_with_the_index_that_it_was_kept_beside() {
+    let (app, ranks) = (app(), [WorkerRank::new(A.0, 0), WorkerRank::new(B.0, 0)]);
+    let kept = Warm::of("m", 16, index().snapshot().unwrap(), &ranks);
+    let fleet = fleet(&app).with_kept(kept);
+    fleet.claim(A, &[new("m"), new("sql")]);
+    fleet.disclaim(A, ["m".into()]);
+    assert!(fleet.warm.standing("m", ranks[1]).is_some(), "`sql` has it");
+    fleet.disclaim(A, ["sql".into()]);
+    assert!(fleet.claim(B, &[new("m")])[0].is_some());
+    assert!(fleet.warm.standing("m", ranks[1]).is_none());
+    assert!(fleet.warm.resume("m", ranks[1]).is_none());
+}
