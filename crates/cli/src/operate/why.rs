@@ -343,7 +343,7 @@ fn candidates(decision: &Value) -> String {
     format!(
         "\n{}\n\n{}In blocks; the lowest cost wins: cost = ({} x max(0, prompt - credit) + decode + requests) x \
          taints.\nPROMPT is what waits there plus this prompt, CREDIT what is taken off for what is cached, DECODE \
-         what runs there.\n",
+         what runs there with this request.\n",
         table.lines(usize::MAX).join("\n"),
         kept.unwrap_or_default(),
         amount(scale),

@@ -50,7 +50,7 @@ fn a_decision_in_full() {
            12/1    102.5   102.5       0       0         0       1       0  http://b:8000
 
         In blocks; the lowest cost wins: cost = (1 x max(0, prompt - credit) + decode + requests) x taints.
-        PROMPT is what waits there plus this prompt, CREDIT what is taken off for what is cached, DECODE what runs there.
+        PROMPT is what waits there plus this prompt, CREDIT what is taken off for what is cached, DECODE what runs there with this request.
     "#]].assert_eq(&one(&decision(), NOW_MS));
 }
 
