@@ -177,7 +177,8 @@ def test_empty_prompts_and_wrong_routes(http):
     missing = http.get("/nope")
     assert missing.json() == {"message": "Route not found: GET /nope", "type": "Not Found", "code": 404}
     method = http.get("/v1/chat/completions")
-    assert method.status_code == 405 and method.headers["allow"] == "POST" and method.content == b""
+    assert method.status_code == 405 and method.headers["allow"] == "POST"
+    assert method.json()["message"] == "GET is not allowed here; this path has POST"
     assert http.get("/v1/models/other").status_code == 404
 
 
