@@ -1,5 +1,6 @@
 """Starts the real binary on a free port and stops it; every test talks to it as a user's program would."""
 
+import atexit
 import os
 import queue
 import re
@@ -36,6 +37,8 @@ class Kvasir:
             text=True,
             env={**{k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "KVASIR_"))}, **QUICK_END, **(env or {})},
         )
+        # A test that fails before it stops what it started leaves nothing behind either.
+        atexit.register(self.process.kill)
         self.lines = []
         self._news = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
