@@ -2,6 +2,8 @@
 //!
 //! Everything here reads the router between two steps, or tells it something; nothing is decided here.
 
+pub(crate) mod dump;
+pub(crate) mod openapi;
 mod workers;
 
 use std::collections::HashSet;
@@ -15,9 +17,10 @@ use kvasir_router::{Decision, Input, Router, ThresholdUpdate};
 use kvasir_types::RequestId;
 use serde_json::{Value, json};
 
+use crate::App;
+use crate::http::body;
+use crate::http::reply::{self, Reply};
 use crate::models::ServedModel;
-use crate::reply::{self, Reply};
-use crate::{App, body};
 
 pub(crate) use workers::{add_worker, remove_worker, workers};
 

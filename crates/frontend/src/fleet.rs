@@ -8,6 +8,7 @@ mod describe;
 mod file;
 mod health;
 mod listen;
+pub(crate) mod members;
 mod roster;
 mod serving;
 
@@ -30,8 +31,8 @@ use self::listen::Ears;
 use self::roster::Claims;
 use self::serving::Membership;
 use crate::App;
-use crate::cores::Cores;
-use crate::members::{Change, Members, Origin, State};
+use crate::fleet::members::{Change, Members, Origin, State};
+use crate::http::cores::Cores;
 use crate::models::{Backend, ServedModel};
 use crate::warm::{Keeper, Warm};
 
@@ -200,12 +201,12 @@ impl Fleet {
     /// Wants one more worker, as `--worker` does; false if it is there already.
     pub fn watch(&self, address: WorkerAddress) -> bool {
         let joined = self.members().join(Origin::Flag, address);
-        matches!(joined, Ok(crate::members::Joined::New))
+        matches!(joined, Ok(members::Joined::New))
     }
 
     /// Lets go of a worker: it gets nothing new, what runs there goes on. False if it is not there.
     pub fn forget(&self, worker: WorkerId) -> bool {
-        let leaving = |m: crate::members::Member| m.state == State::Draining;
+        let leaving = |m: members::Member| m.state == State::Draining;
         let known = self.members().get(worker).is_some_and(|m| !leaving(m));
         known && self.members().remove(worker, false) == Ok(true)
     }

@@ -16,10 +16,10 @@ use serde_json::value::RawValue;
 
 use crate::events::EventPool;
 use crate::host::RouterHost;
-use crate::meter::{ENDPOINT, ModelMeters};
+use crate::observe::meter::{ENDPOINT, ModelMeters};
+use crate::observe::text_counts::TextCounts;
 use crate::picture::Sockets;
-use crate::text_counts::TextCounts;
-use crate::tokens::{TokenSource, TokenSources};
+use crate::request::tokenize::{TokenSource, TokenSources};
 
 /// How a model's workers are reached, and what that needs to know of its text.
 pub enum Backend {

@@ -11,8 +11,8 @@ use kvasir_types::{LocalHash, SequenceHash, Token, WorkerRank};
 
 use crate::App;
 use crate::host::{Booking, LookedUp, Needs};
-use crate::meter::Stage;
 use crate::models::ServedModel;
+use crate::observe::meter::Stage;
 use crate::picture::{Forecast, Foretold};
 
 /// The names of a prompt's blocks, as far as the router mode asks for them.

@@ -11,6 +11,7 @@ mod opening;
 mod outgoing;
 mod pass;
 mod peek;
+pub(crate) mod relay;
 mod resume;
 mod stored;
 
@@ -29,17 +30,21 @@ use kvasir_router::{Arrival, Sent};
 use kvasir_types::{Time, WorkerRank};
 use kvasir_upstream::Upstreams;
 
-use crate::generate::Asked;
+use crate::App;
 use crate::host::Booking;
+use crate::http::reply::{Reply, ReplyBody};
 use crate::models::ServedModel;
+use crate::observe::meter;
+use crate::observe::request_record::Watch;
+use crate::openai::generate::Asked;
 use crate::place::{self, Blocks};
-use crate::query::Query;
-use crate::relay::{Began, Begun, Books, Extras, Form, Hide, Patience, Relay, Source, Thread};
-use crate::reply::{Reply, ReplyBody};
-use crate::tokens;
-use crate::told::{self, Wanted};
-use crate::watch::Watch;
-use crate::{App, ask, meter};
+use crate::proxy::relay::{
+    Began, Begun, Books, Extras, Form, Hide, Patience, Relay, Source, Thread,
+};
+use crate::request::ask;
+use crate::request::query::Query;
+use crate::request::response_extras::{self, Wanted};
+use crate::request::tokenize;
 
 pub(crate) use ahead::NextTurn;
 pub(crate) use pass::pass;
@@ -176,7 +181,7 @@ async fn prepare(
         Ok(extension) => extension,
         Err(error) => return Err(watch.fail(error)),
     };
-    let reading = tokens::read(app, model, endpoint, scan, &asked.body, &nvext).await;
+    let reading = tokenize::read(app, model, endpoint, scan, &asked.body, &nvext).await;
     let tokens = &reading.tokens;
     let salt = nvext
         .cache_salt
@@ -193,13 +198,22 @@ async fn prepare(
         stream,
         tokens: exact.cloned(),
     });
-    let formatted = match stream && told::wants_formatted(&nvext) {
+    let formatted = match stream && response_extras::wants_formatted(&nvext) {
         // In a box: those who do not ask for it do not carry its room.
-        true => Box::pin(told::formatted(app, model, endpoint, &asked.body, &nvext)).await,
+        true => {
+            Box::pin(response_extras::formatted(
+                app,
+                model,
+                endpoint,
+                &asked.body,
+                &nvext,
+            ))
+            .await
+        }
         false => None,
     };
     let shown = exact.filter(|_| stream).map(Vec::as_slice);
-    let notes = told::notes(&nvext, asked.arrived.shown, shown, formatted.as_deref());
+    let notes = response_extras::notes(&nvext, asked.arrived.shown, shown, formatted.as_deref());
     let terms = migration_terms(app, scan, endpoint, &nvext);
     let follow = terms.is_some_and(|terms| terms.obstacle.is_none());
     let hide = match (stream, scan.include_usage()) {

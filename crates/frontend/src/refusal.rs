@@ -11,11 +11,11 @@ use http::{HeaderMap, Request, Version};
 use kvasir_openai::{ApiError, Endpoint};
 
 use crate::App;
-use crate::meter::Asking;
-use crate::outcomes::Arrived;
-use crate::reply::{self, Reply};
-use crate::routes::{MESSAGES, Route};
-use crate::watch::{Watch, error_type};
+use crate::http::reply::{self, Reply};
+use crate::http::routes::{MESSAGES, Route};
+use crate::observe::meter::Asking;
+use crate::observe::outcomes::Arrived;
+use crate::observe::request_record::{Watch, error_type};
 
 /// Fields of a request's head. For HTTP/1 this is the library's own bound, which it checks without allocating; another
 /// would cost every request.

@@ -12,10 +12,11 @@ use kvasir_upstream::{AddressError, WorkerAddress, WorkerKey};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::members::{Joined, Member, MembersError, Origin, State};
+use crate::App;
+use crate::fleet::members::{Joined, Member, MembersError, Origin, State};
+use crate::http::body;
+use crate::http::reply::{self, Reply};
 use crate::models::ServedModel;
-use crate::reply::{self, Reply};
-use crate::{App, body};
 
 /// `GET /workers`: who serves what, and how busy the router thinks they are; apart from them, who is wanted and
 /// serves nothing.

@@ -15,8 +15,8 @@ use kvasir_types::WorkerId;
 
 use kvasir_upstream::{AddressError, WorkerAddress, WorkerKey};
 
-use crate::members::{Members, MembersError, Origin};
-use crate::settling::Settling;
+use crate::fleet::members::{Members, MembersError, Origin};
+use crate::http::settling::Settling;
 
 /// Between two looks at the file. Looking is reading: dates lie on network file systems, and a mounted
 /// configuration changes by a link.
@@ -311,7 +311,7 @@ fn parse(bytes: &[u8], key: Option<&WorkerKey>) -> Result<Wanted, WorkersFileErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::members::{Change, Joined};
+    use crate::fleet::members::{Change, Joined};
 
     fn file(text: &str) -> WorkersFile {
         WorkersFile {

@@ -14,8 +14,8 @@ use kvasir_upstream::EventSource;
 use tokio::task::JoinHandle;
 
 use super::Fleet;
-use crate::cores::{Cores, Seat};
 use crate::counted::CountedIndex;
+use crate::http::cores::{Cores, Seat};
 use crate::models::ServedModel;
 
 /// One stream, and where it listens.

@@ -7,7 +7,7 @@ use kvasir_trust::{Doubt, Finding};
 use serde_json::{Value, json};
 
 use super::{Picture, Pictures};
-use crate::meter::ModelMeters;
+use crate::observe::meter::ModelMeters;
 
 /// What goes wrong with a stream, and how often it did.
 fn faults(counts: &Counts) -> [(&'static str, u64); 9] {

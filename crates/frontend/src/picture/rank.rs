@@ -421,7 +421,10 @@ pub(super) mod tests {
     use kvasir_types::DpRank;
 
     use super::*;
-    use crate::{AppOptions, Backend, ModelMeters, RouterHost};
+    use crate::AppOptions;
+    use crate::Backend;
+    use crate::ModelMeters;
+    use crate::RouterHost;
 
     /// A model without workers.
     pub(crate) fn model(app: &App) -> ServedModel {

@@ -8,10 +8,10 @@ use kvasir_router::{Arrival, Outcome, Pin};
 use kvasir_types::WorkerRank;
 
 use super::Forward;
-use crate::ahead::{self, End};
-use crate::outcomes::{self, REQUEST_ID};
+use crate::observe::outcomes::{self, REQUEST_ID};
 use crate::place::{self, Blocks};
-use crate::tokens;
+use crate::request::ahead::{self, End};
+use crate::request::tokenize;
 
 /// Longest answer to a request for one token.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
@@ -57,7 +57,7 @@ async fn run(forward: Arc<Forward>, target: WorkerRank, body: Bytes) -> End {
     let Ok(scan) = Scan::parse(&body) else {
         return End::Failed;
     };
-    let reading = tokens::read(app, model, Endpoint::Chat, &scan, &body, &Nvext::default()).await;
+    let reading = tokenize::read(app, model, Endpoint::Chat, &scan, &body, &Nvext::default()).await;
     let length = u32::try_from(reading.tokens.len()).unwrap_or(u32::MAX);
     let salt = scan.cache_salt();
     let blocks = Blocks {

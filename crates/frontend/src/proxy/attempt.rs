@@ -14,12 +14,12 @@ use kvasir_upstream::{Ask, UpstreamBody, UpstreamError};
 
 use super::{Forward, Kind, Opened, headers, outgoing, peek};
 use crate::host::Booking;
-use crate::meter;
-use crate::migrate::{Move, Stage};
+use crate::http::reply::Reply;
+use crate::observe::meter;
+use crate::observe::request_record::Watch;
 use crate::place::{self, Blocks};
-use crate::relay::{Form, Source};
-use crate::reply::Reply;
-use crate::watch::Watch;
+use crate::proxy::relay::{Form, Source};
+use crate::request::migrate::{Move, Stage};
 
 /// What is said when a request may have been run, and nobody knows what came of it.
 const NOT_SENT_AGAIN: &str = "The worker broke off before it answered. It may have run the request, so that it was not sent to another one";

@@ -3,8 +3,8 @@
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use kvasir_types::DpRank;
 
-use crate::outcomes::REQUEST_ID;
-use crate::via::Via;
+use crate::http::via::Via;
+use crate::observe::outcomes::REQUEST_ID;
 
 /// The rank that an engine with several is to use.
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");

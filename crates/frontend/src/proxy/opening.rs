@@ -14,8 +14,8 @@ use kvasir_openai::{ApiError, write_done};
 use tokio::time::Sleep;
 
 use super::headers::is_event_stream;
-use crate::relay::{last_words, sign_of_life};
-use crate::reply::{self, ByteSource, Cut, Reply, ReplyBody};
+use crate::http::reply::{self, ByteSource, Cut, Reply, ReplyBody};
+use crate::proxy::relay::{last_words, sign_of_life};
 
 /// Longest error of an engine that is passed on in a stream.
 const ERROR_BYTES_MAX: usize = 64 << 10;

@@ -14,14 +14,16 @@ use hyper::body::Incoming;
 use kvasir_openai::{ApiError, Form, HeaderHints, Nvext, Scan};
 
 use super::{Forward, Kind, headers, moved_to, path_of};
+use crate::App;
+use crate::http::body;
+use crate::http::reply::{self, Reply};
+use crate::http::routes::{MESSAGES, RESPONSES, is_pure};
 use crate::models::{Backend, ServedModel};
-use crate::outcomes::Arrived;
+use crate::observe::outcomes::Arrived;
+use crate::observe::request_record::Watch;
 use crate::place::Blocks;
-use crate::reply::{self, Reply};
-use crate::routes::{MESSAGES, RESPONSES, is_pure};
-use crate::tokens::BYTES_PER_TOKEN;
-use crate::watch::Watch;
-use crate::{App, ask, body};
+use crate::request::ask;
+use crate::request::tokenize::BYTES_PER_TOKEN;
 
 /// Passes a request for a route that only engines know to one of them, by load.
 ///

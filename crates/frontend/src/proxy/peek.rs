@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::Opened;
-use crate::relay::Begun;
+use crate::proxy::relay::Begun;
 
 /// What engines say in an event that is no part of an answer.
 #[derive(Deserialize)]

@@ -16,10 +16,10 @@ use kvasir_upstream::UpstreamError;
 use super::attempt::{outcome, try_elsewhere};
 use super::{Forward, headers};
 use crate::host::Booking;
-use crate::migrate::{self, Move, Stage, Stay};
 use crate::place::{self, Blocks};
-use crate::relay::{Begun, Form, Source, Thread};
-use crate::tokens;
+use crate::proxy::relay::{Begun, Form, Source, Thread};
+use crate::request::migrate::{self, Move, Stage, Stay};
+use crate::request::tokenize;
 
 /// What is needed to ask for the rest of an answer.
 pub(crate) struct Resume {
@@ -266,7 +266,7 @@ impl Errand {
         };
         let (app, model) = (&forward.app, &forward.model);
         let nvext = Nvext::default();
-        let reading = tokens::read(app, model, self.endpoint, &scan, &body, &nvext).await;
+        let reading = tokenize::read(app, model, self.endpoint, &scan, &body, &nvext).await;
         let tokens = &reading.tokens;
         self.arrival.isl_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX).max(1);
         let salt = scan.cache_salt();

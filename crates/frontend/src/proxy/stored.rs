@@ -23,11 +23,11 @@ use kvasir_upstream::UpstreamError;
 use super::pass::{read, unplaced};
 use super::{Forward, Kind, Opened, headers};
 use crate::App;
+use crate::http::reply::{self, Reply};
 use crate::models::{Backend, ServedModel};
-use crate::outcomes::Arrived;
-use crate::relay::{Form, Source};
-use crate::reply::{self, Reply};
-use crate::watch::Watch;
+use crate::observe::outcomes::Arrived;
+use crate::observe::request_record::Watch;
+use crate::proxy::relay::{Form, Source};
 
 /// Most workers that are asked for one thing.
 const SOUGHT_MAX: usize = 64;

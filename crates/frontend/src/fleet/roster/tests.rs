@@ -11,10 +11,11 @@ use kvasir_types::WorkerRank;
 use kvasir_upstream::Upstreams;
 
 use super::*;
+use crate::App;
+use crate::AppOptions;
 use crate::host::RouterHost;
-use crate::meter::ModelMeters;
+use crate::observe::meter::ModelMeters;
 use crate::warm::Warm;
-use crate::{App, AppOptions};
 
 /// Nothing here takes this long unless it hangs.
 const HANGS: Duration = Duration::from_secs(20);

@@ -4,7 +4,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use kvasir_telemetry::{Attribute, Clock, RequestSpans, Span, SpanKind, Tracer};
 use kvasir_types::Time;
 
-use crate::outcomes::Ended;
+use crate::observe::outcomes::Ended;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 

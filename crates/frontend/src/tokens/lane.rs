@@ -12,11 +12,14 @@ use kvasir_types::{
     RequestId, Sampling, Time, Token, TokenItem, TokenRequest, WorkerId, WorkerRank,
 };
 
+use crate::App;
 use crate::host::Booking;
-use crate::job::Job;
-use crate::migrate::{Move, Stage};
 use crate::models::ServedModel;
-use crate::{App, ask, meter, place};
+use crate::observe::meter;
+use crate::place;
+use crate::request::ask;
+use crate::request::migrate::{Move, Stage};
+use crate::tokens::job::Job;
 
 /// One answer under way: its first tokens are here.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use kvasir_openai::{
 use kvasir_types::{RequestId, Token, WorkerRank};
 
 use crate::App;
+use crate::http::reply::{self, ByteSource, Cut, Reply};
 use crate::models::ServedModel;
-use crate::reply::{self, ByteSource, Cut, Reply};
 
 /// A request that is not to be run.
 #[derive(Debug)]

@@ -13,16 +13,22 @@ use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
 use kvasir_types::Time;
 
-use crate::answer::{Answer, StreamedAnswer};
-use crate::job::Job;
-use crate::meter::Stage;
+use crate::App;
+use crate::http::body;
+use crate::http::reply::{self, Reply};
 use crate::models::{Backend, ServedModel};
-use crate::outcomes::Arrived;
-use crate::prompt::Prompts;
-use crate::query::Query;
-use crate::reply::{self, Reply};
-use crate::watch::{Totals, Watch};
-use crate::{App, ask, body, lane, prompt, proxy, told};
+use crate::observe::meter::Stage;
+use crate::observe::outcomes::Arrived;
+use crate::observe::request_record::{Totals, Watch};
+use crate::proxy;
+use crate::request::ask;
+use crate::request::prompt;
+use crate::request::prompt::Prompts;
+use crate::request::query::Query;
+use crate::request::response_extras;
+use crate::tokens::answer::{Answer, StreamedAnswer};
+use crate::tokens::job::Job;
+use crate::tokens::lane;
 
 /// Texts longer than this are tokenized on a thread of their own, so that others are not held up.
 const INLINE_TEXT_BYTES: usize = 32 * 1024;
@@ -227,13 +233,13 @@ async fn prepare(
     let start = app.clock().now();
     let (prompts, printed) = tokenize(app, &text, parsed, &mut nvext).await?;
     model.meters.tokenized(start, printed, app.clock().now());
-    let formatted = match options.stream && told::wants_formatted(&nvext) {
+    let formatted = match options.stream && response_extras::wants_formatted(&nvext) {
         true => prompts.formatted(&text),
         false => None,
     };
     let job = Job {
         shown: asked.arrived.shown,
-        queue_depth: told::queue_depth(&model, &nvext),
+        queue_depth: response_extras::queue_depth(&model, &nvext),
         formatted,
         id: asked.arrived.id,
         endpoint: asked.endpoint,

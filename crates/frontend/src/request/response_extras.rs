@@ -9,8 +9,9 @@ use bytes::{Bytes, BytesMut};
 use kvasir_openai::{Endpoint, Extra, Nvext, Scan, asks_token_ids, write_annotation};
 use kvasir_types::{RequestId, Token};
 
+use crate::App;
 use crate::models::ServedModel;
-use crate::{App, prompt};
+use crate::request::prompt;
 
 /// The annotation that says at the end what an answer amounted to.
 const LLM_METRICS: &str = "llm_metrics";

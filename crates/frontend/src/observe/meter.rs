@@ -19,8 +19,8 @@ use kvasir_router::{LimitKind, Mode, RouteError, Sent};
 use kvasir_telemetry::{Gauge, Histogram, IntCounter, MetricOptions, Metrics, observe_ms};
 use kvasir_types::{Time, WorkerRank};
 
-use crate::tokens::TokenSource;
-use crate::watch::Totals;
+use crate::observe::request_record::Totals;
+use crate::request::tokenize::TokenSource;
 use rank::Ranks;
 pub(crate) use stage::Stage;
 use stage::{Inside, Stages};

@@ -4,8 +4,8 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::members::State;
-use crate::routes::{Audience, Operation, Paths, ROWS, Row, Tail};
+use crate::fleet::members::State;
+use crate::http::routes::{Audience, Operation, Paths, ROWS, Row, Tail};
 
 /// The version of the language that it is written in.
 const LANGUAGE: &str = "3.1.0";

@@ -28,7 +28,7 @@ const TRIES_MAX: usize = 2;
 /// Failures in a row after which an engine is not asked for [`PAUSE`].
 const FAILURES_MAX: u32 = 3;
 /// Engines whose manners are remembered before those that are gone are forgotten: twice as many as may serve.
-const MANNERS_MAX: usize = 2 * crate::members::Members::MAX;
+const MANNERS_MAX: usize = 2 * crate::fleet::members::Members::MAX;
 /// How long engines that do not answer are left alone.
 const PAUSE: Duration = Duration::from_secs(5);
 /// How long an engine that says that it has no such route is left alone.

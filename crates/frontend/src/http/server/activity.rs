@@ -23,8 +23,8 @@ use kvasir_transport::Tasks;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::AbortHandle;
 
-use crate::heads::Heads;
-use crate::reply::{Cut, ReplyBody};
+use crate::http::heads::Heads;
+use crate::http::reply::{Cut, ReplyBody};
 
 /// Bytes that an HTTP/2 stream hands over at once: what a client takes in its patience, or it has stalled.
 const PIECE_BYTES_MAX: usize = 16 << 10;

@@ -22,12 +22,15 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::cores::{Cores, Seat};
-use crate::heads::{Heads, Tapped};
-use crate::limits::Limits;
+use crate::App;
+use crate::Door;
+use crate::http::cores::{Cores, Seat};
+use crate::http::event_loop_lag;
+use crate::http::framing;
+use crate::http::heads::{Heads, Tapped};
+use crate::http::limits::Limits;
+use crate::http::tls::ServerTls;
 use crate::refusal::{self, HTTP2_HEADER_MARGIN};
-use crate::tls::ServerTls;
-use crate::{App, Door, canary, framing};
 use activity::{Activity, Counted, Metered, OnTasks, UnderWay};
 
 /// Pause after `accept` failed for want of descriptors or memory.
@@ -74,7 +77,7 @@ impl Server {
             tls.follow(app.tasks());
         }
         if let Some(cores) = &cores {
-            cores.on_each(|| canary::watch(app.metrics().clone(), app.clock()));
+            cores.on_each(|| event_loop_lag::watch(app.metrics().clone(), app.clock()));
         }
         Ok(Self {
             tasks: app.tasks().clone(),

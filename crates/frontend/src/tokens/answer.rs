@@ -27,11 +27,13 @@ use thread::{Silence, Thread};
 
 use crate::App;
 use crate::host::Booking;
-use crate::job::Job;
-use crate::lane::{self, Lane};
-use crate::reply::{ByteSource, Cut};
-use crate::watch::{Totals, Watch};
-use crate::{migrate, prompt, told};
+use crate::http::reply::{ByteSource, Cut};
+use crate::observe::request_record::{Totals, Watch};
+use crate::request::migrate;
+use crate::request::prompt;
+use crate::request::response_extras;
+use crate::tokens::job::Job;
+use crate::tokens::lane::{self, Lane};
 
 /// An answer of one or several choices.
 pub(crate) struct Answer {
@@ -501,7 +503,7 @@ impl StreamedAnswer {
                     self.writer
                         .usage(&mut self.buffer, &usage, &ResponseNvext::default());
                 }
-                if told::wants_metrics(&self.answer.job.nvext) {
+                if response_extras::wants_metrics(&self.answer.job.nvext) {
                     write_llm_metrics(&mut self.buffer, &self.answer.usage());
                 }
                 self.answer.succeed();
@@ -517,7 +519,7 @@ impl StreamedAnswer {
         self.begun = true;
         let job = &self.answer.job;
         let tokens = job.prompt_of(0).map(|tokens| &**tokens);
-        let notes = told::notes(&job.nvext, job.shown, tokens, job.formatted.as_deref());
+        let notes = response_extras::notes(&job.nvext, job.shown, tokens, job.formatted.as_deref());
         self.buffer.extend_from_slice(&notes);
     }
 }

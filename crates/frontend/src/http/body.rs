@@ -12,7 +12,9 @@ use http_body_util::BodyExt;
 use kvasir_openai::ApiError;
 use tokio::time::Instant;
 
-use crate::{App, AppOptions};
+use crate::App;
+
+use crate::AppOptions;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 

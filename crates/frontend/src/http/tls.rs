@@ -19,7 +19,7 @@ use tokio_rustls::rustls::{Error, ServerConfig};
 
 use kvasir_upstream::{TlsError, TlsFile, certificates, provider};
 
-use crate::settling::Settling;
+use crate::http::settling::Settling;
 
 /// Between two looks at the files of our certificate.
 const LOOK_EVERY: Duration = Duration::from_secs(10);

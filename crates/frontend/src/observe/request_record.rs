@@ -13,10 +13,10 @@ use kvasir_types::{RequestId, Time, WorkerRank};
 
 use crate::App;
 use crate::host::Booking;
-use crate::meter::{Asking, ModelMeters};
 use crate::models::ServedModel;
-use crate::outcomes::{Arrived, Ended, Outcomes};
-use crate::spans::{Times, Traced};
+use crate::observe::meter::{Asking, ModelMeters};
+use crate::observe::outcomes::{Arrived, Ended, Outcomes};
+use crate::observe::spans::{Times, Traced};
 
 /// The status under which a request is remembered whose client left.
 const CLIENT_LEFT: u16 = 499;

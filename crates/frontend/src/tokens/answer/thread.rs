@@ -10,9 +10,9 @@ use kvasir_types::{RequestId, Token, WorkerId};
 use tokio::time::{Instant, Sleep};
 
 use crate::App;
-use crate::job::Job;
-use crate::lane::{Broken, Lane};
-use crate::migrate::{self, MigrationOptions, Stay};
+use crate::request::migrate::{self, MigrationOptions, Stay};
+use crate::tokens::job::Job;
+use crate::tokens::lane::{Broken, Lane};
 
 /// What one choice has said, as long as it could go on elsewhere.
 pub(super) struct Thread {

@@ -12,7 +12,7 @@ use kvasir_types::{RequestId, Time, WorkerRank};
 use serde_json::{Value, json};
 
 use crate::App;
-use crate::reply::Reply;
+use crate::http::reply::Reply;
 
 /// Names a request in the logs of everybody on its way.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

@@ -6,9 +6,11 @@ use kvasir_openai::{AgentHints, HeaderHints, JsonText, Nvext, Options};
 use kvasir_router::Outcome;
 use kvasir_types::{RequestId, WorkerRank};
 
-use crate::ahead::{self, End};
-use crate::job::Job;
-use crate::{App, lane, prompt};
+use crate::App;
+use crate::request::ahead::{self, End};
+use crate::request::prompt;
+use crate::tokens::job::Job;
+use crate::tokens::lane;
 
 /// A turn of `job` ended with the answer `said`, by `target`.
 pub(super) fn prefill(app: &Arc<App>, job: &Arc<Job>, target: WorkerRank, said: String) {

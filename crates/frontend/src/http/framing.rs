@@ -8,7 +8,7 @@ use http::header::{CONNECTION, HOST, TRANSFER_ENCODING};
 use http::{HeaderValue, Request, Response, Version};
 use kvasir_openai::ApiError;
 
-use crate::heads::Heads;
+use crate::http::heads::Heads;
 
 /// What a request of HTTP/1.1 that does not name one host is told (RFC 9112, section 3.2).
 const ONE_HOST: &str = "A request of HTTP/1.1 has one `host` field, no more and no less";

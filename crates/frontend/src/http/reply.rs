@@ -9,8 +9,8 @@ use http::{HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use kvasir_openai::ApiError;
 
-use crate::framing;
-use crate::in_flight::Ticket;
+use crate::http::framing;
+use crate::http::in_flight::Ticket;
 
 /// An answer.
 pub type Reply = Response<ReplyBody>;

@@ -11,8 +11,8 @@ use kvasir_wire::native::RouterEvent;
 use serde_json::{Map, Value, json};
 
 use crate::App;
+use crate::http::reply::{self, Reply};
 use crate::models::ServedModel;
-use crate::reply::{self, Reply};
 
 /// The group that a fleet without groups is.
 const GROUP: &str = "default";

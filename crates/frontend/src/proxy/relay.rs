@@ -20,10 +20,10 @@ use kvasir_upstream::UpstreamError;
 use tokio::time::{Instant, Sleep};
 
 use crate::host::Booking;
+use crate::http::reply::{ByteSource, Cut};
+use crate::observe::request_record::{Totals, Watch};
 use crate::picture::Report;
 use crate::proxy::{Moved, Moving, NextTurn, Rest, Resume};
-use crate::reply::{ByteSource, Cut};
-use crate::watch::{Totals, Watch};
 
 pub(crate) use source::{Begun, Extras, Form, Hide, Source, Thread};
 

@@ -18,7 +18,7 @@ use kvasir_telemetry::Clock;
 use kvasir_types::{Time, WorkerRank};
 use kvasir_upstream::{UpstreamBody, UpstreamError};
 
-use crate::told::Wanted;
+use crate::request::response_extras::Wanted;
 
 /// Largest event that is looked into; a larger one passes unseen.
 const EVENT_BYTES_MAX: usize = 4 << 20;

@@ -1,0 +1,20 @@
+//! How do bytes of a connection become a request, and a reply bytes again?
+//!
+//! Listeners, TLS, limits, the table of routes, bodies and replies. Nothing here knows what a completion or a
+//! worker is.
+
+pub(crate) mod body;
+pub(crate) mod cores;
+pub(crate) mod event_loop_lag;
+pub(crate) mod framing;
+pub(crate) mod heads;
+pub(crate) mod ids;
+pub(crate) mod in_flight;
+pub(crate) mod keys;
+pub(crate) mod limits;
+pub(crate) mod reply;
+pub(crate) mod routes;
+pub(crate) mod server;
+pub(crate) mod settling;
+pub(crate) mod tls;
+pub(crate) mod via;

@@ -1,0 +1,3 @@
+//! The handlers of OpenAI's endpoints: which kind of worker serves the model, and so who answers.
+
+pub(crate) mod generate;

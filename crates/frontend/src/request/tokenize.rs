@@ -1,0 +1,339 @@
+//! Where the tokens of a prompt come from, for engines that tokenize it themselves.
+//!
+//! Answers one question: which tokens will the engine see for this body? In this order: the client's own ids;
+//! the tokenizer in the folder that the operator named; the one in the folder that the engine names as its
+//! model's, where that is on this machine; the engine's `/tokenize`; and, where nobody can tell, the bytes of
+//! the text, which are no tokens but are the same for the same beginnings.
+//!
+//! What always holds: no source fails a request or holds it up for longer than [`remote::PATIENCE`]; each
+//! request is counted under the source that it was read by.
+
+mod remote;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use kvasir_openai::{Endpoint, Nvext, Scan, Span, content_spans};
+use kvasir_text::TextModel;
+use kvasir_types::{Token, WorkerId};
+
+use crate::App;
+use crate::models::{Backend, ServedModel};
+use crate::request::prompt;
+use remote::Remote;
+
+/// Bytes of text that count as one token where no tokenizer is at hand.
+pub(crate) const BYTES_PER_TOKEN: usize = 4;
+
+/// Bytes of text that may stand for one token of a prompt that still fits its model. No text comes near that; one
+/// longer than the model's length times this cannot be served, and only so much of its beginning is read.
+const FITTING_BYTES_PER_TOKEN: usize = 16;
+/// Longest text that is read to its end where nobody says how long prompts may be.
+const TEXT_BYTES_MAX: usize = 16 << 20;
+/// Prompts in a row that must be read by another source before that is said: one that fails now and then is no news.
+const SAY_AFTER: u32 = 16;
+
+/// Who says what the tokens of a prompt are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum TokenSource {
+    /// The client sent ids.
+    Client = 1,
+    /// The tokenizer in the folder of `--model-path`.
+    Folder = 2,
+    /// The tokenizer in the folder that the engine names.
+    Announced = 3,
+    /// The engine, asked.
+    Engine = 4,
+    /// Nobody: the bytes of the text stand in.
+    Bytes = 5,
+}
+
+impl TokenSource {
+    /// How many there are.
+    pub(crate) const COUNT: usize = 5;
+
+    /// Where it stands among them.
+    pub(crate) const fn index(self) -> usize {
+        self as usize - 1
+    }
+
+    /// As metrics and the list of workers say it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Folder => "model_path",
+            Self::Announced => "announced",
+            Self::Engine => "tokenize",
+            Self::Bytes => "bytes",
+        }
+    }
+}
+
+/// How the prompts of one model become tokens.
+#[derive(Default)]
+pub struct TokenSources {
+    text: OnceLock<(Arc<TextModel>, TokenSource)>,
+    /// The folder that an engine named was looked at.
+    looked: AtomicBool,
+    remote: Box<Remote>,
+    /// The source that was last said aloud, and how many prompts in a row were read by another.
+    said: AtomicU8,
+    unlike: AtomicU32,
+}
+
+impl From<Option<Arc<TextModel>>> for TokenSources {
+    /// With the tokenizer of the folder that the operator named, if there is one.
+    fn from(text: Option<Arc<TextModel>>) -> Self {
+        let sources = Self::default();
+        if let Some(text) = text {
+            let _ = sources.text.set((text, TokenSource::Folder));
+        }
+        sources
+    }
+}
+
+impl TokenSources {
+    /// The tokenizer, where one is loaded.
+    pub(crate) fn text(&self) -> Option<&Arc<TextModel>> {
+        self.text.get().map(|(text, _)| text)
+    }
+
+    /// What the next prompt would be read by.
+    pub(crate) fn best(&self) -> TokenSource {
+        match self.text.get() {
+            Some((_, source)) => *source,
+            None if self.remote.is_offered() => TokenSource::Engine,
+            None => TokenSource::Bytes,
+        }
+    }
+}
+
+/// An engine says that its model comes from `root`: a folder, or a name that only it can resolve. A folder
+/// with a tokenizer in it is loaded, once, on a thread of its own.
+pub(crate) fn announce(app: &App, model: &Arc<ServedModel>, root: &str) {
+    let Backend::OpenAi { tokens, .. } = &model.backend else {
+        return;
+    };
+    let folder = PathBuf::from(root);
+    if !folder.is_absolute() || tokens.text.get().is_some() {
+        return;
+    }
+    if tokens.looked.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let model = Arc::clone(model);
+    app.tasks().spawn(async move {
+        let load = move || load_announced(&model, &folder);
+        if let Err(error) = tokio::task::spawn_blocking(load).await {
+            tracing::error!(%error, "loading a tokenizer panicked");
+        }
+    });
+}
+
+fn load_announced(model: &ServedModel, folder: &Path) {
+    let Backend::OpenAi { tokens, .. } = &model.backend else {
+        return;
+    };
+    if !folder.join("tokenizer.json").is_file() {
+        return;
+    }
+    match TextModel::load(folder) {
+        Ok(text) => {
+            let _ = tokens.text.set((Arc::new(text), TokenSource::Announced));
+            tracing::info!(model = %model.name, folder = %folder.display(),
+                "tokenizer loaded from the folder that the engine names");
+        }
+        Err(error) => tracing::warn!(model = %model.name, folder = %folder.display(), %error,
+            "the folder that the engine names has no usable tokenizer"),
+    }
+}
+
+/// A prompt as far as we can read it.
+#[derive(Clone, Debug)]
+pub(crate) struct Reading {
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) source: TokenSource,
+    /// The engine must see and count the same tokens, once, and look for them in its cache.
+    pub(crate) certain: bool,
+}
+
+impl Reading {
+    /// Whether the tokens are a stand-in.
+    pub(crate) fn guessed(&self) -> bool {
+        self.source == TokenSource::Bytes
+    }
+}
+
+/// The prompt's tokens as the engine will see them, or a stand-in. `body` is the buffer that was scanned.
+pub(crate) async fn read(
+    app: &App,
+    model: &ServedModel,
+    endpoint: Endpoint,
+    scan: &Scan<'_>,
+    body: &Bytes,
+    nvext: &Nvext,
+) -> Reading {
+    let reading = find(app, model, endpoint, scan, body, nvext).await;
+    model.meters.prompt_read(reading.source);
+    say(model, reading.source);
+    reading
+}
+
+async fn find(
+    app: &App,
+    model: &ServedModel,
+    endpoint: Endpoint,
+    scan: &Scan<'_>,
+    body: &Bytes,
+    nvext: &Nvext,
+) -> Reading {
+    if let Some(tokens) = &nvext.token_data {
+        return Reading {
+            tokens: tokens.clone(),
+            source: TokenSource::Client,
+            certain: false,
+        };
+    }
+    let spans = scan.messages().and_then(content_spans);
+    let reading = |tokens, source, alone: bool| Reading {
+        tokens,
+        source,
+        certain: alone && prompt::is_plain(scan, spans.as_deref()),
+    };
+    let chat = endpoint == Endpoint::Chat;
+    if let Some((tokens, alone)) = by_ids(scan, chat) {
+        return reading(tokens, TokenSource::Client, alone);
+    }
+    let Backend::OpenAi { workers, tokens } = &model.backend else {
+        return bytes(scan, endpoint);
+    };
+    if let Some((text, source)) = tokens.text.get() {
+        let found = by_text(app, model, text, scan, spans.as_deref(), body, chat).await;
+        if let Some((tokens, alone)) = found {
+            return reading(tokens, *source, alone);
+        }
+    } else if model.host.needs().any()
+        // In a box: prompts that are read here do not carry its room.
+        && let Some((tokens, alone)) =
+            Box::pin(tokens.remote.tokens(workers, scan, endpoint, up(model))).await
+    {
+        return reading(tokens, TokenSource::Engine, alone);
+    }
+    bytes(scan, endpoint)
+}
+
+/// Whether a worker may be asked for tokens: nothing is held against it, unless something is against everybody.
+fn up(model: &ServedModel) -> impl Fn(WorkerId) -> bool + use<> {
+    let aside: BTreeSet<WorkerId> = model.host.ask(|router| {
+        let fleet = router.fleet();
+        let aside = fleet.members().filter(|m| m.down_until().is_some());
+        match fleet.up().is_empty() {
+            true => BTreeSet::new(),
+            false => aside.map(|m| m.spec.id).collect(),
+        }
+    });
+    move |worker| !aside.contains(&worker)
+}
+
+/// Bytes of text that a prompt of a model may have to be read to its end.
+fn fitting(context_length: u32) -> usize {
+    (context_length as usize)
+        .saturating_mul(FITTING_BYTES_PER_TOKEN)
+        .min(TEXT_BYTES_MAX)
+}
+
+/// A completion's prompt that came as ids, and whether it is the only one.
+fn by_ids(scan: &Scan<'_>, chat: bool) -> Option<(Vec<Token>, bool)> {
+    // Text is not parsed twice.
+    let listed = scan.raw("prompt").is_some_and(|raw| raw.starts_with('['));
+    if chat || !listed {
+        return None;
+    }
+    prompt::of_scan(None, scan, None, false, 0, usize::MAX, || ())
+}
+
+/// By the tokenizer; on a thread of its own where that takes long.
+async fn by_text(
+    app: &App,
+    model: &ServedModel,
+    text: &Arc<TextModel>,
+    scan: &Scan<'_>,
+    spans: Option<&[Span]>,
+    body: &Bytes,
+    chat: bool,
+) -> Option<(Vec<Token>, bool)> {
+    let clock = app.clock();
+    let start = clock.now();
+    let now = clock.unix_secs(start);
+    let bytes_max = fitting(model.context_length);
+    let read = move |text: &TextModel, scan: &Scan<'_>, spans: Option<&[Span]>| {
+        let mut printed = None;
+        let rendered = || printed = Some(clock.now());
+        let found = prompt::of_scan(Some(text), scan, spans, chat, now, bytes_max, rendered);
+        (found, printed)
+    };
+    let (found, printed) = if text.is_long(body.len()) {
+        let (text, body) = (Arc::clone(text), body.clone());
+        let work = move || {
+            let scan = Scan::parse(&body).ok()?;
+            let spans = scan.messages().and_then(content_spans);
+            Some(read(&text, &scan, spans.as_deref()))
+        };
+        let done = tokio::task::spawn_blocking(work).await;
+        done.ok().flatten().unwrap_or_default()
+    } else {
+        read(text, scan, spans)
+    };
+    model.meters.tokenized(start, printed, clock.now());
+    found
+}
+
+/// Tokens made of the text's bytes: no engine knows them, but equal beginnings give equal blocks.
+fn bytes(scan: &Scan<'_>, endpoint: Endpoint) -> Reading {
+    let text = match endpoint {
+        Endpoint::Chat => scan.messages(),
+        Endpoint::Completions => scan.raw("prompt"),
+    };
+    Reading {
+        tokens: kvasir_text::approximate_tokens(text.unwrap_or_default()),
+        source: TokenSource::Bytes,
+        certain: false,
+    }
+}
+
+/// Says aloud what prompts are read by, when that changes.
+fn say(model: &ServedModel, source: TokenSource) {
+    let Backend::OpenAi { tokens, .. } = &model.backend else {
+        return;
+    };
+    if source == TokenSource::Client {
+        return;
+    }
+    let said = tokens.said.load(Ordering::Relaxed);
+    if said == source as u8 {
+        tokens.unlike.store(0, Ordering::Relaxed);
+        return;
+    }
+    let unlike = tokens
+        .unlike
+        .fetch_add(1, Ordering::Relaxed)
+        .saturating_add(1);
+    if said != 0 && unlike < SAY_AFTER {
+        return;
+    }
+    tokens.unlike.store(0, Ordering::Relaxed);
+    if tokens.said.swap(source as u8, Ordering::Relaxed) == source as u8 {
+        return;
+    }
+    if source == TokenSource::Bytes {
+        tracing::warn!(model = %model.name, source = source.name(),
+            "no tokenizer: prompts are compared by their bytes, and cache events cannot be matched; \
+             give the model's folder with --model-path");
+    } else {
+        tracing::info!(model = %model.name, source = source.name(), "prompts become tokens");
+    }
+}
