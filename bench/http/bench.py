@@ -101,7 +101,7 @@ class Router:
         raise RuntimeError(f"{self.name} did not answer; end of its log:\n{tail}")
 
     def stop(self):
-        for sig, patience in ((signal.SIGTERM, 3), (signal.SIGKILL, 3)):
+        for sig, timeout in ((signal.SIGTERM, 3), (signal.SIGKILL, 3)):
             for p in self.procs:
                 if p.poll() is None:
                     try:
@@ -110,7 +110,7 @@ class Router:
                         pass
             for p in self.procs:
                 try:
-                    p.wait(patience)
+                    p.wait(timeout)
                 except subprocess.TimeoutExpired:
                     pass
 

@@ -10,7 +10,7 @@ from conftest import Kvasir
 
 MODEL = "tiny"
 BLOCK = 16
-PATIENCE = 15
+TIMEOUT = 15
 VOCABULARY = 4000
 
 
@@ -76,7 +76,7 @@ class Rig:
     def log(self):
         return self.frontend.log()
 
-    def until(self, done, what, seconds=PATIENCE):
+    def until(self, done, what, seconds=TIMEOUT):
         """Waits for something that must happen by itself."""
         end = time.monotonic() + seconds
         while not done():

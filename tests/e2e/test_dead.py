@@ -19,7 +19,7 @@ MOCKER = ("mocker", "--workers", "1", "--model-name", "tiny", "--http-host", "12
 TOKENS = 400
 REQUESTS = 6
 # A frozen worker is given up after some 12 s; what it had is then computed anew.
-PATIENCE = 60
+TIMEOUT = 60
 
 
 class Engines:
@@ -66,7 +66,7 @@ class Asked(threading.Thread):
         body = {"model": "tiny", "messages": [{"role": "user", "content": f"{self.number} other words " * 20}],
                 "max_tokens": TOKENS, "ignore_eos": True, "stream": self.stream,
                 "nvext": {"extra_fields": ["worker_id"]}}
-        with httpx.stream("POST", f"{self.url}/v1/chat/completions", json=body, timeout=PATIENCE) as answer:
+        with httpx.stream("POST", f"{self.url}/v1/chat/completions", json=body, timeout=TIMEOUT) as answer:
             self.status = answer.status_code
             for piece in answer.iter_text():
                 self.text += piece
@@ -82,11 +82,11 @@ def strike(engines, kill):
     """Asks, strikes the first engine when every stream runs, and waits for all answers."""
     asked = [Asked(engines.url, number, stream=number % 2 == 0) for number in range(REQUESTS)]
     for one in asked[::2]:
-        assert one.begun.wait(PATIENCE)
+        assert one.begun.wait(TIMEOUT)
     until(lambda: engines.booked() > 0)
     engines.mockers[0].process.send_signal(kill)
     for one in asked:
-        one.join(PATIENCE)
+        one.join(TIMEOUT)
         assert not one.is_alive(), "it still waits for a worker that is gone"
     return asked
 
@@ -129,7 +129,7 @@ def test_without_migration_a_stream_that_has_begun_ends_cleanly(kill):
     at_rest(engines, before)
     if kill == signal.SIGSTOP:
         engines.mockers[0].process.send_signal(signal.SIGCONT)
-        until(lambda: all(row["state"] == "serving" for row in engines.rows()), PATIENCE)
+        until(lambda: all(row["state"] == "serving" for row in engines.rows()), TIMEOUT)
     engines.stop()
 
 

@@ -27,7 +27,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, Failure> {
         model.map(Arc::new).map_err(|error| error.to_string())
     };
     let probe = Probe {
-        patience: settings.get(keys::TIMEOUT_SECS),
+        timeout: settings.get(keys::TIMEOUT_SECS),
         worker_tls: wiring::worker_tls(settings)?,
         text: model_path.as_ref().map(load),
         seed: clock.unix_millis(clock.now()) ^ u64::from(std::process::id()) << 48,

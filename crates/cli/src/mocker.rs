@@ -67,9 +67,9 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     }
     signalled().await?;
     drop(servers);
-    let patience = settings.get(keys::HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS);
+    let timeout = settings.get(keys::HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS);
     tokio::select! {
-        _ = tasks.shut_down(patience) => {}
+        _ = tasks.shut_down(timeout) => {}
         _ = signalled() => {}
     }
     Ok(())

@@ -90,22 +90,22 @@ pub(crate) async fn until_signal(
         server.app().start_leaving();
         let _ = tokio::time::timeout(grace, next()).await;
     }
-    let patience = settings.get(keys::HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS);
+    let timeout = settings.get(keys::HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS);
     tracing::info!(
-        patience_secs = patience.as_secs(),
+        timeout_secs = timeout.as_secs(),
         "draining; a second signal ends at once"
     );
     let drained = async {
-        let patience = match &keeper {
-            Some(keeper) => keep_index(&server, keeper, patience).await,
-            None => patience,
+        let timeout = match &keeper {
+            Some(keeper) => keep_index(&server, keeper, timeout).await,
+            None => timeout,
         };
-        server.shut_down(patience).await
+        server.shut_down(timeout).await
     };
     tokio::select! {
         cut = drained => {
             if cut > 0 {
-                return Err(format!("{cut} requests were still running when patience ended").into());
+                return Err(format!("{cut} requests were still running when the timeout ended").into());
             }
         }
         _ = next() => return Err("ended by a second signal".into()),
@@ -113,12 +113,12 @@ pub(crate) async fn until_signal(
     Ok(())
 }
 
-/// Writes the index down when the last request has ended: no event can follow that matters. Returns how much
-/// patience is left.
-async fn keep_index(server: &Server, keeper: &Keeper, patience: Duration) -> Duration {
+/// Writes the index down when the last request has ended: no event can follow that matters. Returns how much of the
+/// timeout is left.
+async fn keep_index(server: &Server, keeper: &Keeper, timeout: Duration) -> Duration {
     let app = server.app();
     app.start_draining();
-    let emptied = tokio::time::timeout(patience, app.in_flight().emptied()).await;
+    let emptied = tokio::time::timeout(timeout, app.in_flight().emptied()).await;
     let shown = keeper.path().display();
     match keeper.finish().await {
         Ok(saved) => {
@@ -130,7 +130,7 @@ async fn keep_index(server: &Server, keeper: &Keeper, patience: Duration) -> Dur
         }
     }
     match emptied {
-        Ok(()) => patience,
+        Ok(()) => timeout,
         Err(_) => Duration::ZERO,
     }
 }

@@ -47,7 +47,7 @@ fn carry(
     let mut collector = WorkerAddress::parse_plain(endpoint)?;
     collector.prefix.clear();
     let bounds = Bounds {
-        patience: kvasir_telemetry::EXPORT_PATIENCE,
+        timeout: kvasir_telemetry::EXPORT_TIMEOUT,
         answer_bytes_max: ANSWER_BYTES_MAX,
     };
     let client = Client::new(WorkerTls::default(), bounds);

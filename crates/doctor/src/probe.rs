@@ -38,13 +38,13 @@ const BLOCK_SIZE: u32 = 16;
 /// Times that a prompt is sent twice before a wrong prediction counts: a busy engine may evict meanwhile.
 const ATTEMPTS: u32 = 2;
 /// An event comes within milliseconds; nobody waits longer than this for one that does not.
-const EVENT_PATIENCE_MAX: Duration = Duration::from_secs(3);
+const EVENT_TIMEOUT_MAX: Duration = Duration::from_secs(3);
 
 /// How to ask.
 #[derive(Clone, Debug)]
 pub struct Probe {
     /// How long one answer may take.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Whom to believe among workers that are reached by https.
     pub worker_tls: WorkerTls,
     /// The tokenizer of `--model-path`, or why there is none.
@@ -55,10 +55,10 @@ pub struct Probe {
 
 impl Probe {
     /// Looks at all of them, several at a time, in the order given.
-    pub async fn look(&self, tasks: &Tasks, patients: Vec<Told>) -> Vec<World> {
-        let ports = event_ports(&patients);
+    pub async fn look(&self, tasks: &Tasks, targets: Vec<Told>) -> Vec<World> {
+        let ports = event_ports(&targets);
         let mut worlds = Vec::new();
-        let mut waiting = patients.into_iter().zip(ports).enumerate();
+        let mut waiting = targets.into_iter().zip(ports).enumerate();
         loop {
             let some: Vec<_> = waiting.by_ref().take(WORKERS_AT_ONCE).collect();
             if some.is_empty() {
@@ -80,7 +80,7 @@ impl Probe {
 
     async fn look_at(&self, tasks: &Tasks, mut world: World, at: u64) -> World {
         let tls = self.worker_tls.clone();
-        let client = Client::new(self.patience, tls);
+        let client = Client::new(self.timeout, tls);
         ask_facts(&client, &mut world).await;
         if world.models.is_err() {
             return world;
@@ -119,13 +119,13 @@ impl Probe {
                 match Ear::open(tasks, talk.worker(), rank, talk.block_size(), source) {
                     Err(error) => (None, Err(SourceFault::Unreachable(error))),
                     Ok(mut ear) => {
-                        let link = ear.linked(self.patience).await;
+                        let link = ear.linked(self.timeout).await;
                         (link.is_ok().then_some(ear), link)
                     }
                 }
             }
         };
-        let wait = self.patience.min(EVENT_PATIENCE_MAX);
+        let wait = self.timeout.min(EVENT_TIMEOUT_MAX);
         let mut twice = Err(Silence::NotAsked);
         for _ in 0..ATTEMPTS {
             twice = talk.twice(rank, ear.as_mut(), wait).await;
@@ -135,7 +135,7 @@ impl Probe {
         }
         let replay = match (&source, &ear) {
             (Some(source), Some(ear)) if source.replay.is_some() => {
-                ear.ask_replay(tasks, source, self.patience).await
+                ear.ask_replay(tasks, source, self.timeout).await
             }
             (Some(_), Some(_)) => ReplaySeen::Unknown,
             _ => ReplaySeen::NotAsked,
@@ -240,10 +240,10 @@ fn is_model_list(body: &[u8]) -> bool {
 }
 
 /// For each worker a port for its events; neighbours on one host get ports of their own.
-fn event_ports(patients: &[Told]) -> Vec<u16> {
+fn event_ports(targets: &[Told]) -> Vec<u16> {
     let mut next: BTreeMap<&str, u16> = BTreeMap::new();
     let mut ports = Vec::new();
-    for told in patients {
+    for told in targets {
         let next = next.entry(told.address.host.as_str()).or_insert(EVENT_PORT);
         let ranks = told.address.data_parallel_size.unwrap_or(1).clamp(1, 64) as u16;
         ports.push(*next);
@@ -304,13 +304,13 @@ mod tests {
 
     #[test]
     fn neighbours_get_ports_of_their_own() {
-        let patients = [
+        let targets = [
             told("http://a:8000"),
             told("http://a:8001,data-parallel-size=2"),
             told("http://b:8000"),
             told("http://a:8002"),
         ];
-        assert_eq!(event_ports(&patients), [5557, 5559, 5557, 5563]);
+        assert_eq!(event_ports(&targets), [5557, 5559, 5557, 5563]);
     }
 
     #[test]

@@ -387,7 +387,7 @@ impl App {
         }
     }
 
-    /// A client did not take its answer in its patience: that ends.
+    /// A client did not take its answer within its timeout: the answer ends.
     pub(crate) fn client_stalled(&self, what: &str) {
         self.limit_reached("client_time");
         tracing::debug!("client stalled: {what}");

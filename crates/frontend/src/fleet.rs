@@ -42,7 +42,7 @@ const LOAD_EVERY: Duration = Duration::from_secs(2);
 const LOADS_PER_PROBE: u32 = 5;
 /// What a question to a worker may take, unless a fleet is told otherwise.
 const QUESTION: Bounds = Bounds {
-    patience: Duration::from_secs(2),
+    timeout: Duration::from_secs(2),
     answer_bytes_max: 4 << 20,
 };
 /// Failures in a row after which a worker leaves.
@@ -150,9 +150,9 @@ impl Fleet {
 
     /// The same, giving each answer so long to come.
     #[must_use]
-    pub fn waiting(self, patience: Duration) -> Self {
+    pub fn waiting(self, timeout: Duration) -> Self {
         let question = Bounds {
-            patience,
+            timeout,
             ..self.question
         };
         Self { question, ..self }

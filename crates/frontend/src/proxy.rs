@@ -39,7 +39,7 @@ use crate::observe::request_record::Watch;
 use crate::openai::generate::Asked;
 use crate::place::{self, Blocks};
 use crate::proxy::relay::{
-    Began, Begun, Books, Extras, Form, Hide, Patience, Relay, Source, Thread,
+    Began, Begun, Books, Extras, Form, Hide, Relay, Source, Thread, Timeouts,
 };
 use crate::request::ask;
 use crate::request::query::Query;
@@ -413,12 +413,12 @@ impl Forward {
                     false => held,
                 };
                 let limits = &forward.app.options().limits;
-                let patience = Patience {
+                let timeouts = Timeouts {
                     comment: limits.keep_alive,
                     silence: limits.stream_silence,
                 };
                 let resume = forward.resume(&source, arrival);
-                let mut relay = Relay::new(source, held, books, patience, resume);
+                let mut relay = Relay::new(source, held, books, timeouts, resume);
                 relay.then(next);
                 ReplyBody::stream(Box::new(relay))
             }

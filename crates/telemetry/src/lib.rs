@@ -21,7 +21,7 @@ pub use metric_table::{Metrics, SPECS};
 pub use metrics::{Buckets, Group, Kind, Spec, log_spaced, metrics_reference, observe_ms};
 pub use options::{Identity, LogBounds, MetricOptions, Tuned, TunedBounds};
 #[cfg(feature = "otel")]
-pub use otel::{Carried, Carry, EXPORT_PATIENCE, Otel, OtelOptions};
+pub use otel::{Carried, Carry, EXPORT_TIMEOUT, Otel, OtelOptions};
 pub use prometheus::{Gauge, GaugeVec, Histogram, IntCounter};
 pub use promtool::PROMTOOL;
 pub use trace::{Attribute, RequestSpans, Span, SpanKind, SpanSink, TraceContext, Tracer};

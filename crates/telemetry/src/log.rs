@@ -22,7 +22,7 @@ use queue::{Line, Queue};
 /// Most bytes of log lines that wait for their reader: some 20,000 lines.
 pub const QUEUE_BYTES_MAX: usize = 4 << 20;
 /// How long [`flush`] and a panic wait for a reader that does not read.
-pub const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
+pub const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 static QUEUE: OnceLock<Arc<Queue>> = OnceLock::new();
 
@@ -112,9 +112,9 @@ pub fn say(text: &str) {
     }
 }
 
-/// Waits until all lines so far are written, for [`FLUSH_PATIENCE`] at most. Whether they are.
+/// Waits until all lines so far are written, for [`FLUSH_TIMEOUT`] at most. Whether they are.
 pub fn flush() -> bool {
-    QUEUE.get().is_none_or(|queue| queue.flush(FLUSH_PATIENCE))
+    QUEUE.get().is_none_or(|queue| queue.flush(FLUSH_TIMEOUT))
 }
 
 /// Counts dropped lines here too, those so far included.

@@ -24,7 +24,7 @@ use tokio::sync::oneshot;
 use crate::trace::{Attribute, Span, SpanKind, SpanSink};
 
 /// A collector has this long to take a batch.
-pub const EXPORT_PATIENCE: Duration = Duration::from_secs(5);
+pub const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where spans go.
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ impl Otel {
             })
             .with_protocol(Protocol::HttpBinary)
             .with_endpoint(&options.endpoint)
-            .with_timeout(EXPORT_PATIENCE)
+            .with_timeout(EXPORT_TIMEOUT)
             .build()
             .map_err(|error| error.to_string())?;
         let mut processor = BatchSpanProcessor::builder(exporter).build();
@@ -83,7 +83,7 @@ impl SpanSink for Otel {
     }
 
     fn flush(&self) {
-        if let Err(error) = self.processor.shutdown_with_timeout(EXPORT_PATIENCE) {
+        if let Err(error) = self.processor.shutdown_with_timeout(EXPORT_TIMEOUT) {
             tracing::warn!(%error, "the last spans did not reach the collector");
         }
     }
@@ -131,7 +131,7 @@ fn data(span: Span, scope: &InstrumentationScope) -> SpanData {
     }
 }
 
-/// Brings one request to the collector and its answer back, within [`EXPORT_PATIENCE`]; an error says why not.
+/// Brings one request to the collector and its answer back, within [`EXPORT_TIMEOUT`]; an error says why not.
 pub type Carry = dyn Fn(Request<Bytes>) -> Carried + Send + Sync;
 /// What [`Carry`] is waited for with.
 pub type Carried = Pin<Box<dyn Future<Output = Result<Response<Bytes>, String>> + Send>>;

@@ -100,13 +100,13 @@ impl Tasks {
         self.tracker.is_empty() && self.background.is_empty()
     }
 
-    /// Drains, waits at most `patience` for the tasks to end, then stops the rest. Returns how many had
+    /// Drains, waits at most `timeout` for the tasks to end, then stops the rest. Returns how many had
     /// to be stopped.
-    pub async fn shut_down(&self, patience: Duration) -> usize {
+    pub async fn shut_down(&self, timeout: Duration) -> usize {
         self.drain();
         self.tracker.close();
         self.background.close();
-        let _ = tokio::time::timeout(patience, self.tracker.wait()).await;
+        let _ = tokio::time::timeout(timeout, self.tracker.wait()).await;
         let left = self.tracker.len();
         self.stop();
         self.tracker.wait().await;

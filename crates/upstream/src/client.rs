@@ -18,7 +18,7 @@ const SHOWN_CHARS_MAX: usize = 300;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// From the first byte sent to the last one read; a new connection included.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Longest answer that is read.
     pub answer_bytes_max: usize,
 }
@@ -39,8 +39,8 @@ impl Client {
 
     /// How long an answer may take.
     #[must_use]
-    pub fn patience(&self) -> Duration {
-        self.bounds.patience
+    pub fn timeout(&self) -> Duration {
+        self.bounds.timeout
     }
 
     /// As [`Pool::ask`] does.
@@ -107,7 +107,7 @@ async fn in_time<T>(
     bounds: Bounds,
     exchange: impl Future<Output = Result<T, UpstreamError>>,
 ) -> Result<T, UpstreamError> {
-    let answered = tokio::time::timeout(bounds.patience, exchange).await;
+    let answered = tokio::time::timeout(bounds.timeout, exchange).await;
     answered.unwrap_or(Err(UpstreamError::AnswerTimeout))
 }
 

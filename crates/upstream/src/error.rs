@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-use crate::line::CONNECT_PATIENCE;
+use crate::line::CONNECT_TIMEOUT;
 
 /// Why an engine gave no answer, or not all of it.
 #[derive(Debug, thiserror::Error)]
@@ -19,7 +19,7 @@ pub enum UpstreamError {
     #[error("the worker gives no sign of life")]
     Mute,
     /// It does not accept connections in time.
-    #[error("no connection within {} s", CONNECT_PATIENCE.as_secs())]
+    #[error("no connection within {} s", CONNECT_TIMEOUT.as_secs())]
     ConnectTimeout,
     /// It cannot be connected to.
     #[error("cannot connect: {0}")]

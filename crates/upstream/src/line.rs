@@ -25,7 +25,7 @@ use crate::wire::Wire;
 use crate::{UpstreamError, WorkerAddress};
 
 /// A worker has this long to accept a connection (Dynamo's `DYN_TCP_CONNECT_TIMEOUT`).
-pub(crate) const CONNECT_PATIENCE: Duration = Duration::from_secs(3);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Bytes that are read at once, to begin with.
 const READ_BYTES: usize = 8 << 10;
 /// Bytes that are read at once when more keeps coming.
@@ -61,7 +61,7 @@ impl Line {
         tls: &WorkerTls,
     ) -> Result<Self, UpstreamError> {
         let connect = Wire::open(address, tls);
-        let wire = match tokio::time::timeout(CONNECT_PATIENCE, connect).await {
+        let wire = match tokio::time::timeout(CONNECT_TIMEOUT, connect).await {
             Err(_) => return Err(UpstreamError::ConnectTimeout),
             Ok(wire) => wire.map_err(UpstreamError::Connect)?,
         };

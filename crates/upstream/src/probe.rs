@@ -99,7 +99,7 @@ mod tests {
 
     /// Long enough for a page on this machine, short enough to wait for four times.
     const BOUNDS: Bounds = Bounds {
-        patience: Duration::from_millis(200),
+        timeout: Duration::from_millis(200),
         answer_bytes_max: 1 << 20,
     };
 

@@ -34,7 +34,7 @@ pub(super) enum AskError {
     /// Nobody listens, or the way there is broken.
     Unreachable { url: String, cause: String },
     /// It took too long.
-    Late { url: String, patience: Duration },
+    Late { url: String, timeout: Duration },
     /// The connection broke, or the answer is too long.
     Broken { url: String, cause: String },
     /// A token is needed, or another one.
@@ -64,10 +64,10 @@ impl fmt::Display for AskError {
                 "no frontend answers at {url}: {cause}. Start one with `kvasir demo` or `kvasir frontend \
                  --worker URL`, or say where it is with --url (variable KVASIR_URL)"
             ),
-            Self::Late { url, patience } => write!(
+            Self::Late { url, timeout } => write!(
                 f,
                 "{url} did not answer within {} s (--timeout-secs)",
-                patience.as_secs_f64()
+                timeout.as_secs_f64()
             ),
             Self::Broken { url, cause } => write!(f, "{url} broke off its answer: {cause}"),
             Self::Unauthorized { url, sent: false } => write!(
@@ -102,7 +102,7 @@ impl Client {
         let address = WorkerAddress::parse_plain(&url)
             .map_err(|error| BadConfig(format!("--url: {error}")))?;
         let bounds = Bounds {
-            patience: settings.get(keys::TIMEOUT_SECS),
+            timeout: settings.get(keys::TIMEOUT_SECS),
             answer_bytes_max: ANSWER_BYTES_MAX,
         };
         let tls = frontend_tls(settings)?;
@@ -197,7 +197,7 @@ impl Client {
             },
             UpstreamError::AnswerTimeout => AskError::Late {
                 url,
-                patience: self.inner.patience(),
+                timeout: self.inner.timeout(),
             },
             error => AskError::Broken {
                 url,

@@ -200,8 +200,8 @@ pub(super) fn replay(world: &World) -> Verdict {
                 "there is none: a lost event costs the whole picture",
             ),
             ReplaySeen::Failed(fault) => unreplayed(world, rank.rank, &format!("{shown}: {fault}")),
-            ReplaySeen::TimedOut(patience) => {
-                let why = format!("{shown}: no answer within {} s", patience.as_secs_f64());
+            ReplaySeen::TimedOut(timeout) => {
+                let why = format!("{shown}: no answer within {} s", timeout.as_secs_f64());
                 unreplayed(world, rank.rank, &why)
             }
             ReplaySeen::Answered {

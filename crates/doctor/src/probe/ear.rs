@@ -99,11 +99,11 @@ impl Ear {
     }
 
     /// Waits until the socket is reached, or is known not to be there.
-    pub(crate) async fn linked(&mut self, patience: Duration) -> Result<(), SourceFault> {
+    pub(crate) async fn linked(&mut self, timeout: Duration) -> Result<(), SourceFault> {
         let news = self
             .intake
             .until(|s| s.status.connected || s.fault.is_some());
-        let _ = tokio::time::timeout(patience, news).await;
+        let _ = tokio::time::timeout(timeout, news).await;
         if !self.intake.snapshot().status.connected {
             let up = self.intake.until(|s| s.status.connected);
             let _ = tokio::time::timeout(SECOND_CHANCE, up).await;
@@ -163,7 +163,7 @@ impl Ear {
         &self,
         tasks: &Tasks,
         source: &EventSource,
-        patience: Duration,
+        timeout: Duration,
     ) -> ReplaySeen {
         let last = self.intake.snapshot().status.cursor.map(|c| c.sequence);
         let parse = |text: &str| text.parse::<Endpoint>();
@@ -177,11 +177,11 @@ impl Ear {
         let mut source = ZmqSource::start(tasks, ZmqSourceOptions::new(events, Some(replay)));
         source.replay(1, last.unwrap_or(0));
         let (mut batches, mut has_last) = (0, last.map(|_| false));
-        let deadline = self.clock.now() + patience;
+        let deadline = self.clock.now() + timeout;
         loop {
             let left: Duration = deadline - self.clock.now();
             let Ok(event) = tokio::time::timeout(left, next_event(&mut source)).await else {
-                return ReplaySeen::TimedOut(patience);
+                return ReplaySeen::TimedOut(timeout);
             };
             match event {
                 SourceEvent::Replayed { frame, .. } => {

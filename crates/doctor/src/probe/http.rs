@@ -19,9 +19,9 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn new(patience: Duration, tls: WorkerTls) -> Self {
+    pub(crate) fn new(timeout: Duration, tls: WorkerTls) -> Self {
         let bounds = Bounds {
-            patience,
+            timeout,
             answer_bytes_max: ANSWER_BYTES_MAX,
         };
         Self {
@@ -79,7 +79,7 @@ impl Client {
             }
             UpstreamError::Connect(cause) => Silence::Unreachable(cause.to_string()),
             UpstreamError::ConnectTimeout => Silence::Unreachable(error.to_string()),
-            UpstreamError::AnswerTimeout => Silence::TimedOut(self.inner.patience()),
+            UpstreamError::AnswerTimeout => Silence::TimedOut(self.inner.timeout()),
             error => Silence::Unreadable(error.to_string()),
         }
     }

@@ -20,7 +20,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What a declared length may reserve before any byte has come.
 const RESERVE_MAX: u64 = 1 << 20;
-/// Bytes that a client sends in a second, on average, once it has had its patience (`--http-client-timeout-secs`), which
+/// Bytes that a client sends in a second, on average, once its timeout has passed (`--http-client-timeout-secs`), which
 /// it has for each piece, too.
 const RATE_MIN: u64 = 1024;
 /// What is said of chunks that are none.
@@ -30,11 +30,11 @@ const STALLED: &str = "The request's body stopped coming; send it again";
 /// Bytes that are read of a body that is too large, so that its client sees the answer.
 const DISCARD_MAX: u64 = 64 << 20;
 /// Time that is spent on them.
-const DISCARD_PATIENCE: Duration = Duration::from_secs(5);
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same for a request that is refused for other reasons, by anybody.
 const LEAVE_MAX: u64 = 256 << 10;
 /// Time that is spent on that.
-const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// A mebibyte, the unit of the body limit.
 const MIB: u64 = 1 << 20;
 
@@ -108,7 +108,7 @@ where
     B::Error: Into<BoxError> + Send,
 {
     app.tasks()
-        .spawn(discard(body, DISCARD_MAX, DISCARD_PATIENCE));
+        .spawn(discard(body, DISCARD_MAX, DISCARD_TIMEOUT));
 }
 
 /// Whether a body says beforehand that it is longer than `body_limit_mb`.
@@ -155,17 +155,17 @@ where
 
 /// How fast a body comes: a client that sends a byte now and then must not hold its place for ever.
 struct Pace {
-    patience: Duration,
+    timeout: Duration,
     begun: Instant,
     last: Instant,
     bytes: u64,
 }
 
 impl Pace {
-    fn begin(patience: Duration) -> Self {
+    fn begin(timeout: Duration) -> Self {
         let now = Instant::now();
         Self {
-            patience,
+            timeout,
             begun: now,
             last: now,
             bytes: 0,
@@ -180,7 +180,7 @@ impl Pace {
     /// When the next piece is too late.
     fn deadline(&self) -> Instant {
         let earned = Duration::from_secs(self.bytes / RATE_MIN);
-        (self.last + self.patience).min(self.begun + self.patience + earned)
+        (self.last + self.timeout).min(self.begun + self.timeout + earned)
     }
 }
 
@@ -219,13 +219,13 @@ where
 {
     let is_short = !body.is_end_stream() && body.size_hint().lower() <= LEAVE_MAX;
     if is_short && !is_awaited(head) {
-        discard(body, LEAVE_MAX, LEAVE_PATIENCE).await;
+        discard(body, LEAVE_MAX, LEAVE_TIMEOUT).await;
     }
 }
 
 /// Reads what is left and forgets it: a client that is still sending would never see its answer, as closing
 /// on unread bytes resets the connection.
-async fn discard<B>(mut body: B, bytes_max: u64, patience: Duration)
+async fn discard<B>(mut body: B, bytes_max: u64, timeout: Duration)
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -239,7 +239,7 @@ where
             };
         }
     };
-    let _ = tokio::time::timeout(patience, reading).await;
+    let _ = tokio::time::timeout(timeout, reading).await;
 }
 
 #[cfg(test)]
@@ -273,11 +273,11 @@ mod tests {
         }
     }
 
-    fn options(patience_secs: u64) -> AppOptions {
+    fn options(timeout_secs: u64) -> AppOptions {
         AppOptions {
             body_limit_mb: 1,
             limits: Limits {
-                client_stall: Duration::from_secs(patience_secs),
+                client_stall: Duration::from_secs(timeout_secs),
                 ..Limits::default()
             },
             ..AppOptions::default()
@@ -333,7 +333,7 @@ mod tests {
     /// Goal: the boundary between slow and too slow. Time is the runtime's own.
     #[tokio::test(start_paused = true)]
     async fn a_body_must_come_at_some_pace() {
-        let within = async |patience, left, size, secs| {
+        let within = async |timeout, left, size, secs| {
             let every = Duration::from_secs(secs);
             let mut slow = Slow {
                 left,
@@ -341,12 +341,16 @@ mod tests {
                 every,
                 timer: Box::pin(tokio::time::sleep(every)),
             };
-            let read = read(&mut slow, &options(patience)).await;
+            let read = read(&mut slow, &options(timeout)).await;
             read.map(|b| b.len()).map_err(|e| e.status)
         };
         let status = async |left, size, secs| within(30, left, size, secs).await;
         assert_eq!(within(2, 1, 1, 1).await, Ok(1));
-        assert_eq!(within(2, 1, 1, 3).await, Err(408), "patience is an option");
+        assert_eq!(
+            within(2, 1, 1, 3).await,
+            Err(408),
+            "the timeout is an option"
+        );
         assert_eq!(within(90, 1, 1, 80).await, Ok(1));
         assert_eq!(status(1, 1, 29).await, Ok(1));
         assert_eq!(status(1, 1, 31).await, Err(408), "nothing came");

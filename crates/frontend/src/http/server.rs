@@ -2,7 +2,7 @@
 //!
 //! Shutdown has three steps. First the app is leaving: health says so, so that nobody sends new work, connections end
 //! with their next answer, and what comes is served. Then it is draining: new work is refused, what runs goes on. When
-//! the last request has ended (or patience has), connections are closed.
+//! the last request has ended (or the timeout has passed), connections are closed.
 
 mod activity;
 
@@ -36,7 +36,7 @@ use activity::{Activity, Counted, Metered, OnTasks, UnderWay};
 /// Pause after `accept` failed for want of descriptors or memory.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
 /// Idle connections have this long to take their last bytes once nothing runs any more.
-const CLOSING_PATIENCE: Duration = Duration::from_secs(2);
+const CLOSING_TIMEOUT: Duration = Duration::from_secs(2);
 /// Requests that one HTTP/2 connection has under way at once.
 const STREAMS_MAX: u32 = 1024;
 /// Bytes of an answer that one HTTP/2 stream holds for a client that does not take them.
@@ -112,14 +112,14 @@ impl Server {
         self.address
     }
 
-    /// Refuses new work, waits at most `patience` for what runs, closes. Returns how many requests were
+    /// Refuses new work, waits at most `timeout` for what runs, closes. Returns how many requests were
     /// cut off.
-    pub async fn shut_down(self, patience: Duration) -> usize {
+    pub async fn shut_down(self, timeout: Duration) -> usize {
         self.app.start_draining();
-        let _ = tokio::time::timeout(patience, self.app.in_flight().emptied()).await;
+        let _ = tokio::time::timeout(timeout, self.app.in_flight().emptied()).await;
         let cut = self.app.in_flight().count();
         let closing = if cut == 0 {
-            CLOSING_PATIENCE
+            CLOSING_TIMEOUT
         } else {
             Duration::ZERO
         };
@@ -214,8 +214,8 @@ async fn serve_secure(
     door: Door,
     place: OwnedSemaphorePermit,
 ) {
-    let patience = app.options().limits.client_stall;
-    match tokio::time::timeout(patience, tls.acceptor().accept(stream)).await {
+    let timeout = app.options().limits.client_stall;
+    match tokio::time::timeout(timeout, tls.acceptor().accept(stream)).await {
         Ok(Ok(stream)) => serve_connection(stream, app, door, place).await,
         Ok(Err(error)) => tracing::debug!(%error, "no TLS with a client"),
         Err(_) => tracing::debug!("client stalled in its TLS handshake"),

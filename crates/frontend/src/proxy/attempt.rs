@@ -111,20 +111,20 @@ impl Forward {
 
     /// Waits for the beginning of an answer; an engine's refusal is one too.
     async fn open(&self, booking: &Booking, tokens: u32) -> Result<Opened, UpstreamError> {
-        let patience = self.first_byte_patience();
+        let timeout = self.first_byte_timeout();
         let attempt = self.attempt(booking.sent(), tokens);
         let timed_out = Err(UpstreamError::AnswerTimeout);
         let Some(prefill) = self.prefill_span(booking.sent(), tokens) else {
-            let opened = tokio::time::timeout(patience, attempt).await;
+            let opened = tokio::time::timeout(timeout, attempt).await;
             return opened.unwrap_or(timed_out);
         };
         let mut attempt = std::pin::pin!(attempt);
-        let prefill = prefill.min(patience);
+        let prefill = prefill.min(timeout);
         if let Ok(opened) = tokio::time::timeout(prefill, &mut attempt).await {
             return opened;
         }
         booking.likely_begun();
-        let opened = tokio::time::timeout(patience - prefill, attempt).await;
+        let opened = tokio::time::timeout(timeout - prefill, attempt).await;
         opened.unwrap_or(timed_out)
     }
 
@@ -200,7 +200,7 @@ impl Forward {
         })
     }
 
-    pub(super) fn first_byte_patience(&self) -> Duration {
+    pub(super) fn first_byte_timeout(&self) -> Duration {
         let limits = &self.app.options().limits;
         match (self.kind, limits.stream_silence) {
             (Kind::Completion { stream: true, .. }, Some(silence)) => {

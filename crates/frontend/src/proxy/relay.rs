@@ -32,7 +32,7 @@ const KEEP_ALIVE: &str = "keep-alive";
 
 /// What happens while an engine is silent.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Patience {
+pub(crate) struct Timeouts {
     /// A comment goes to the client so often (`--http-sse-keep-alive-interval-ms`).
     pub(crate) comment: Option<Duration>,
     /// Then its stream is given up (`--http-backend-stream-timeout-secs`).
@@ -221,10 +221,10 @@ impl Relay {
         source: Source,
         held: Bytes,
         books: Books,
-        patience: Patience,
+        timeouts: Timeouts,
         resume: Option<Box<Resume>>,
     ) -> Self {
-        let silence = source.is_events().then(|| Silence::new(patience)).flatten();
+        let silence = source.is_events().then(|| Silence::new(timeouts)).flatten();
         Self {
             source,
             held: Some(held),
@@ -401,7 +401,7 @@ impl ByteSource for Relay {
 /// How long an engine has been silent. Its timer is set when it is first needed and then runs on, so that an
 /// event costs a look at the time and no more.
 struct Silence {
-    patience: Patience,
+    timeouts: Timeouts,
     /// The engine was last heard then.
     heard: Instant,
     /// The client last heard something then.
@@ -416,12 +416,12 @@ enum Quiet {
 }
 
 impl Silence {
-    fn new(patience: Patience) -> Option<Self> {
-        let first = [patience.comment, patience.silence].into_iter().flatten();
+    fn new(timeouts: Timeouts) -> Option<Self> {
+        let first = [timeouts.comment, timeouts.silence].into_iter().flatten();
         let timer = tokio::time::sleep(first.min()?);
         let now = Instant::now();
         Some(Self {
-            patience,
+            timeouts,
             heard: now,
             told: now,
             timer: Box::pin(timer),
@@ -447,20 +447,20 @@ impl Silence {
         loop {
             std::task::ready!(self.timer.as_mut().poll(cx));
             let now = Instant::now();
-            if let Some(limit) = self.patience.silence
+            if let Some(limit) = self.timeouts.silence
                 && now >= self.heard + limit
             {
                 return Poll::Ready(Quiet::TooLong(limit));
             }
             let told = self
-                .patience
+                .timeouts
                 .comment
                 .is_some_and(|every| now >= self.told + every);
             if told {
                 self.told = now;
             }
-            let ends = self.patience.silence.map(|limit| self.heard + limit);
-            let comment = self.patience.comment.map(|every| self.told + every);
+            let ends = self.timeouts.silence.map(|limit| self.heard + limit);
+            let comment = self.timeouts.comment.map(|every| self.told + every);
             let Some(next) = ends.into_iter().chain(comment).min() else {
                 return Poll::Pending;
             };

@@ -284,8 +284,8 @@ impl Errand {
         kit: Kit,
     ) -> Result<(Source, Bytes), (UpstreamError, Kit)> {
         let forward = &self.forward;
-        let patience = forward.first_byte_patience();
-        let asked = tokio::time::timeout(patience, forward.ask(target, &self.body)).await;
+        let timeout = forward.first_byte_timeout();
+        let asked = tokio::time::timeout(timeout, forward.ask(target, &self.body)).await;
         let (head, body) = match asked.unwrap_or(Err(UpstreamError::AnswerTimeout)) {
             Ok(response) => response.into_parts(),
             Err(error) => return Err((error, kit)),
@@ -297,7 +297,7 @@ impl Errand {
         form.set_until_close(headers::is_until_close(&head.headers));
         form.served_by(target);
         let mut source = Source::new(body, form, Some(kit.thread));
-        let begun = tokio::time::timeout(patience, source.begin()).await;
+        let begun = tokio::time::timeout(timeout, source.begin()).await;
         let error = match begun.unwrap_or(Err(UpstreamError::AnswerTimeout)) {
             Ok(Begun::Partly(bytes)) => return Ok((source, bytes)),
             Ok(Begun::Whole(_)) => UpstreamError::Unfinished,

@@ -32,7 +32,7 @@ use crate::proxy::relay::{Form, Source};
 /// Most workers that are asked for one thing.
 const SOUGHT_MAX: usize = 64;
 /// A worker has this long to say whether it has it.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is said when it may be with a worker that could not be asked.
 const NOT_ALL_ASKED: &str =
@@ -96,7 +96,7 @@ async fn seek_all(
                 worker,
                 rank: DpRank(0),
             };
-            match tokio::time::timeout(PATIENCE, forward.open_stored(target)).await {
+            match tokio::time::timeout(TIMEOUT, forward.open_stored(target)).await {
                 Ok(Ok(opened)) if has_it(opened.head.status) => {
                     let path = path.path();
                     let headers = &parts.headers;

@@ -22,9 +22,9 @@ const RUNNING_MAX: usize = 8;
 /// Between two looks whether something else needs the worker.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The router has this long to place it: it does not wait in the queue.
-const PLACE_PATIENCE: Duration = Duration::from_millis(20);
+const PLACE_TIMEOUT: Duration = Duration::from_millis(20);
 /// Longest that one may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How one ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ pub(crate) fn start(
     tasks.spawn(async move {
         let _place = place;
         let end = tokio::select! {
-            ended = tokio::time::timeout(PATIENCE, work) => ended.unwrap_or(End::Cancelled),
+            ended = tokio::time::timeout(TIMEOUT, work) => ended.unwrap_or(End::Cancelled),
             () = until_loaded(&model, target) => End::Cancelled,
             () = app.tasks().draining() => End::Cancelled,
         };
@@ -128,7 +128,7 @@ fn count(app: &App, model: &ServedModel, end: End) {
 pub(crate) async fn placed(
     booking: impl Future<Output = Result<Booking, RouteError>>,
 ) -> Option<Booking> {
-    let placed = tokio::time::timeout(PLACE_PATIENCE, booking).await;
+    let placed = tokio::time::timeout(PLACE_TIMEOUT, booking).await;
     placed.ok()?.ok()
 }
 

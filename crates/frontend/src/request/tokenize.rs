@@ -5,7 +5,7 @@
 //! model's, where that is on this machine; the engine's `/tokenize`; and, where nobody can tell, the bytes of
 //! the text, which are no tokens but are the same for the same beginnings.
 //!
-//! What always holds: no source fails a request or holds it up for longer than [`remote::PATIENCE`]; each
+//! What always holds: no source fails a request or holds it up for longer than [`remote::TIMEOUT`]; each
 //! request is counted under the source that it was read by.
 
 mod remote;

@@ -29,9 +29,9 @@ use crate::models::ServedModel;
 use crate::picture::Picture;
 
 /// Streams have this long to stand still, all of them together: those that do wait for the others.
-const STILL_PATIENCE: Duration = Duration::from_secs(1);
+const STILL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Streams have this long to end.
-const END_PATIENCE: Duration = Duration::from_secs(5);
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// After a write of some length nothing is written for so many times as long: a large index costs a small share of a
 /// core and of a disk.
 const REST: u32 = 20;
@@ -242,11 +242,11 @@ struct Still {
 
 /// Lets all streams stand still at once. Those that do not in time go on.
 async fn all_still(pictures: Vec<Arc<Picture>>, then: Then) -> Vec<(Arc<Picture>, Still)> {
-    let patience = match then {
-        Then::GoOn => STILL_PATIENCE,
-        Then::End => END_PATIENCE,
+    let timeout = match then {
+        Then::GoOn => STILL_TIMEOUT,
+        Then::End => END_TIMEOUT,
     };
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     let mut asked = JoinSet::new();
     for picture in pictures {
         asked.spawn(async move {

@@ -116,7 +116,7 @@ async fn what_runs_is_finished_before_the_door_closes() {
 }
 
 #[tokio::test]
-async fn patience_ends_and_the_rest_is_cut() {
+async fn the_timeout_ends_and_the_rest_is_cut() {
     let rig = Rig::of(1).await;
     rig.stage.play(vec![first_event(), Step::Hang]);
     let mut client = rig.client().await;

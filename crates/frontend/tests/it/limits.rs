@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use crate::engine::{ANSWER, DONE, FIRST, Step, first_event, stream};
 use crate::rig::{ASK, ASK_STREAM, CHAT, Rig, Setup, in_time, until};
 
-fn impatient() -> Setup {
+fn short_timeouts() -> Setup {
     Setup::limits(Limits {
         client_stall: Duration::from_millis(50),
         ..Limits::default()
@@ -20,7 +20,7 @@ fn impatient() -> Setup {
 
 #[tokio::test]
 async fn a_client_that_does_not_finish_its_head_is_left() {
-    let rig = Rig::with(1, impatient()).await;
+    let rig = Rig::with(1, short_timeouts()).await;
     for begun in [
         "",
         "P",
@@ -44,7 +44,7 @@ async fn a_client_that_does_not_finish_its_head_is_left() {
 
 #[tokio::test]
 async fn a_client_that_takes_nothing_is_left() {
-    let rig = Rig::with(1, impatient()).await;
+    let rig = Rig::with(1, short_timeouts()).await;
     let event = format!("data: {}\n\n", "x".repeat(60_000));
     let flood = Step::Flood(crate::engine::chunk(event.as_bytes()));
     rig.stage.play(vec![first_event(), flood]);

@@ -17,8 +17,8 @@ use crate::engine::{ANSWER, Step, chunk, first_event, unary};
 use crate::rig::{ASK, ASK_STREAM, CHAT, Rig, Setup, in_time, until};
 
 /// How long the server bears a client that takes nothing.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// What a slow client reads at once, and how long it waits then: an answer of [`LARGE`] takes several patiences.
+const TIMEOUT: Duration = Duration::from_millis(500);
+/// What a slow client reads at once, and how long it waits then: an answer of [`LARGE`] takes several timeouts.
 const SIP: (usize, Duration) = (48 << 10, Duration::from_millis(20));
 const LARGE: usize = 4_000_000;
 /// What the kernel keeps for a slow client.
@@ -26,7 +26,7 @@ const SMALL_BUFFER: u32 = 16 << 10;
 
 async fn rig() -> Rig {
     let limits = Limits {
-        client_stall: PATIENCE,
+        client_stall: TIMEOUT,
         ..Limits::default()
     };
     Rig::with(1, Setup::limits(limits)).await
@@ -170,7 +170,7 @@ async fn new_requests_do_not_keep_a_stalled_http2_stream_alive() {
         while rig.stage.hung_up.try_acquire().is_err() {
             let answer = sender.send_request(request(ASK)).await.unwrap();
             assert_eq!(answer.status(), 200);
-            tokio::time::sleep(PATIENCE / 10).await;
+            tokio::time::sleep(TIMEOUT / 10).await;
         }
     };
     in_time("the paused one is left", asking).await;
@@ -191,7 +191,7 @@ async fn an_idle_http2_connection_is_closed() {
     rig.at_rest().await;
 }
 
-/// The same patience holds for what a client sends.
+/// The same timeout holds for what a client sends.
 #[tokio::test]
 async fn a_body_that_stops_coming_is_given_up() {
     let rig = rig().await;

@@ -19,7 +19,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// Longest that any step of a test may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What a worker does with a request.
 #[derive(Clone, Copy, Debug)]
@@ -154,7 +154,7 @@ impl Fixture {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, idle)
+        tokio::time::timeout(TIMEOUT, idle)
             .await
             .expect("something stays booked");
     }
@@ -163,7 +163,7 @@ impl Fixture {
         let mut stream = self.connect(body).await;
         let mut all = Vec::new();
         let read = stream.read_to_end(&mut all);
-        tokio::time::timeout(PATIENCE, read)
+        tokio::time::timeout(TIMEOUT, read)
             .await
             .expect("no end")
             .unwrap();
@@ -321,7 +321,7 @@ async fn a_client_that_leaves_cancels_the_worker_and_frees_its_place() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, asked).await.unwrap();
+        tokio::time::timeout(TIMEOUT, asked).await.unwrap();
         assert!(!fixture.model.host.ask(|router| router.is_idle()));
         drop(connection);
         fixture.assert_idle().await;
@@ -330,7 +330,7 @@ async fn a_client_that_leaves_cancels_the_worker_and_frees_its_place() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, cancelled)
+        tokio::time::timeout(TIMEOUT, cancelled)
             .await
             .expect("the worker goes on for nobody");
     }
@@ -368,10 +368,10 @@ async fn a_drain_finishes_what_runs_and_refuses_what_comes() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, started).await.unwrap();
+    tokio::time::timeout(TIMEOUT, started).await.unwrap();
     let address = fixture.server.address();
     let model = Arc::clone(&fixture.model);
-    let shut_down = fixture.server.shut_down(PATIENCE);
+    let shut_down = fixture.server.shut_down(TIMEOUT);
     tokio::pin!(shut_down);
     // While it drains new work is refused, and health says why.
     let health = tokio::select! {

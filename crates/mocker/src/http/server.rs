@@ -28,7 +28,7 @@ use crate::{EventSockets, Worker};
 /// Connections at once; the next ones wait in the kernel's backlog.
 const CONNECTIONS_MAX: usize = 16_384;
 /// A client has this long to send its headers.
-const HEADERS_PATIENCE: Duration = Duration::from_secs(30);
+const HEADERS_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause after `accept` failed for want of descriptors or memory.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
 
@@ -225,7 +225,7 @@ async fn serve(tasks: Tasks, stream: TcpStream, mock: Arc<Mock>, _place: OwnedSe
         service_fn(move |request: http::Request<Incoming>| route(Arc::clone(&mock), request));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADERS_PATIENCE)
+        .header_read_timeout(HEADERS_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     // How a connection ends is the client's affair, or a fault that was asked for.

@@ -26,9 +26,9 @@ async fn refuse_closes_without_a_word() {
 #[tokio::test]
 async fn stall_never_answers() {
     let served = serve(&["stall"]).await;
-    let patience = Duration::from_millis(300);
+    let timeout = Duration::from_millis(300);
     assert!(
-        tokio::time::timeout(patience, served.ask("POST", CHAT, BODY))
+        tokio::time::timeout(timeout, served.ask("POST", CHAT, BODY))
             .await
             .is_err()
     );

@@ -151,8 +151,8 @@ impl Queue {
         }
     }
 
-    /// Waits until nothing waits to be written, for `patience` at most. Whether that came.
-    pub(super) fn flush(&self, patience: Duration) -> bool {
+    /// Waits until nothing waits to be written, for `timeout` at most. Whether that came.
+    pub(super) fn flush(&self, timeout: Duration) -> bool {
         if IS_WRITER.get() {
             return false;
         }
@@ -160,7 +160,7 @@ impl Queue {
         let state = self.lock();
         let (state, _) = self
             .idle
-            .wait_timeout_while(state, patience, unfinished)
+            .wait_timeout_while(state, timeout, unfinished)
             .unwrap_or_else(PoisonError::into_inner);
         !state.busy && state.pending.is_empty()
     }

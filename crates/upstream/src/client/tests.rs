@@ -8,7 +8,7 @@ use super::*;
 use crate::WorkerKey;
 
 const BOUNDS: Bounds = Bounds {
-    patience: Duration::from_secs(20),
+    timeout: Duration::from_secs(20),
     answer_bytes_max: 64,
 };
 
@@ -84,7 +84,7 @@ async fn an_answer_that_is_too_long_or_does_not_come_is_an_error() {
     let url = format!("http://{}", silent.local_addr().unwrap());
     let at = WorkerAddress::parse(&url).unwrap();
     let hurried = Bounds {
-        patience: Duration::from_millis(50),
+        timeout: Duration::from_millis(50),
         ..BOUNDS
     };
     let late = ask(&at, hurried).await;

@@ -26,7 +26,7 @@ use tokio::task::AbortHandle;
 use crate::http::heads::Heads;
 use crate::http::reply::{Cut, ReplyBody};
 
-/// Bytes that an HTTP/2 stream hands over at once: what a client takes in its patience, or it has stalled.
+/// Bytes that an HTTP/2 stream hands over at once: what a client takes within its timeout, or it has stalled.
 const PIECE_BYTES_MAX: usize = 16 << 10;
 
 /// What one client's connection does.
@@ -112,12 +112,12 @@ impl Activity {
         }
     }
 
-    /// Waits until nothing has moved for `patience`, at most for twice as long, and only the client could change that.
+    /// Waits until nothing has moved for `timeout`, at most for twice as long, and only the client could change that.
     /// Streams that stall meanwhile are reset. Says whether an answer is cut off by the end of the connection.
-    pub(super) async fn stalled(&self, patience: Duration, on_reset: impl Fn()) -> bool {
+    pub(super) async fn stalled(&self, timeout: Duration, on_reset: impl Fn()) -> bool {
         let mut seen = self.seen();
         loop {
-            tokio::time::sleep(patience).await;
+            tokio::time::sleep(timeout).await;
             for task in self.look_at_streams() {
                 on_reset();
                 task.abort();

@@ -1,6 +1,6 @@
 //! `/tokenize` of an engine: its own tokens for a prompt, asked over HTTP.
 //!
-//! What always holds: a question takes [`PATIENCE`] at most, [`TRIES_MAX`] engines are asked one after the other, and
+//! What always holds: a question takes [`TIMEOUT`] at most, [`TRIES_MAX`] engines are asked one after the other, and
 //! few questions run at once; only engines that serve are asked; one that does not offer it, or does not answer, is
 //! left alone for a while and the others are asked; what was answered is kept within [`CACHE_BYTES_MAX`].
 
@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 /// A request waits this long for its tokens; without them it is routed by its bytes.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(150);
+pub(crate) const TIMEOUT: Duration = Duration::from_millis(150);
 /// Questions under way at once, for one model.
 const ASKING_MAX: usize = 32;
 /// Engines that are asked for one prompt.
@@ -33,11 +33,11 @@ const MANNERS_MAX: usize = 2 * crate::fleet::members::Members::MAX;
 const PAUSE: Duration = Duration::from_secs(5);
 /// How long an engine that says that it has no such route is left alone.
 const ABSENT_PAUSE: Duration = Duration::from_secs(60);
-/// Longest question: an engine takes longer than [`PATIENCE`] for more.
+/// Longest question: an engine takes longer than [`TIMEOUT`] for more.
 const QUESTION_BYTES_MAX: usize = 512 << 10;
 /// What a question may take; the answer holds some two million tokens.
 const QUESTION: Bounds = Bounds {
-    patience: PATIENCE,
+    timeout: TIMEOUT,
     answer_bytes_max: 16 << 20,
 };
 /// Memory for answers, questions included.

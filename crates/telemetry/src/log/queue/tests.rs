@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use super::*;
 
 /// Long enough for a loaded machine; no test waits for it unless it fails.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A reader that takes a write only when it is told to.
 struct Reader {
@@ -58,7 +58,7 @@ impl Rig {
     /// Logs a line that stays with the reader until `turns` lets it pass.
     fn stall(&self) {
         self.queue.push(b"first\n");
-        self.arrived.recv_timeout(PATIENCE).unwrap();
+        self.arrived.recv_timeout(TIMEOUT).unwrap();
     }
 
     /// Lets everything pass and returns what was written.
@@ -67,7 +67,7 @@ impl Rig {
             queue, turns, seen, ..
         } = self;
         drop(turns);
-        assert!(queue.flush(PATIENCE));
+        assert!(queue.flush(TIMEOUT));
         String::from_utf8(seen.lock().unwrap().clone()).unwrap()
     }
 }
@@ -115,7 +115,7 @@ fn lines_that_a_closed_reader_refuses_are_counted_and_later_ones_pass() {
     rig.queue.count_in(counter.clone());
     rig.stall();
     rig.turns.send(Err(ErrorKind::BrokenPipe.into())).unwrap();
-    assert!(rig.queue.flush(PATIENCE));
+    assert!(rig.queue.flush(TIMEOUT));
     assert_eq!(counter.get(), 1);
     assert_eq!(TOLD.load(Ordering::SeqCst), 0, "nobody could read it");
     rig.queue.push(b"second\n");
