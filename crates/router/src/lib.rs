@@ -9,7 +9,7 @@
 //! that arrived is answered with exactly one [`Output::Send`] or [`Output::Refuse`] unless its
 //! [`Input::Finished`] comes first; every map, queue and ring has a bound in [`RouterConfig`].
 //!
-//! Elsewhere: the index (lookups run on the caller's thread, *before* [`Input::Arrived`]), cost and load
+//! Elsewhere: the index (lookups run on the caller's thread, *before* [`Input::Arrived`]; [`Lookup`] has the steps), cost and load
 //! (`kvasir-placement`), bytes and sockets (the host).
 //!
 //! ```
@@ -29,8 +29,8 @@ mod error;
 mod filter;
 mod health;
 mod input;
+mod lookup;
 mod output;
-mod overlap;
 mod ring;
 mod router;
 mod session;
@@ -49,6 +49,6 @@ pub use kvasir_placement::{
     Policy, PolicyClass, PolicyConfig, PolicyConfigError, QueuePolicy, QueueStats, RankOverlap,
     Terms, Thresholds, WorkerSpec,
 };
+pub use lookup::Lookup;
 pub use output::{Observation, Output, Sent, SessionStep};
-pub use overlap::overlap_of;
 pub use router::{PotentialLoad, Router};

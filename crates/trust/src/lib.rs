@@ -12,11 +12,13 @@
 //! Elsewhere: order and loss of events (`kvasir-ingest`), what credit is worth in a cost (`kvasir-placement`).
 
 mod evidence;
+mod levels;
 mod window;
 
 pub use evidence::{
     Action, Answer, Appeared, Doubt, Evidence, Finding, Level, Opinion, Standing, TrustOptions,
 };
+pub use levels::TrustLevels;
 
 use kvasir_types::Time;
 

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use kvasir_engine::{Admission, AdmitError, Answer, CacheEvent, Prompt};
 use kvasir_index::{Index, Matches};
 use kvasir_router::{
-    Arrival, Input, LoadReport, Outcome, Output, Overlap, PeerChange, PeerEvent, Router, Sent,
-    WorkerSpec, overlap_of,
+    Arrival, Input, LoadReport, Lookup, Outcome, Output, Overlap, PeerChange, PeerEvent, Router,
+    Sent, WorkerSpec,
 };
+use kvasir_trust::TrustLevels;
 use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
 
 use super::queue::Event;
 use super::{State, World};
 use crate::Piece;
-use crate::prompt::VOCABULARY;
+use crate::prompt::{Hashed, VOCABULARY};
 
 /// A router with its own index.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(super) struct Replica {
     pub(super) router: Router,
     index: Index,
     found: Matches,
+    /// Empty: a simulated engine's events are as true as they are complete.
+    trust: TrustLevels,
     /// When its next tick is planned.
     tick_at: Option<Time>,
 }
@@ -43,6 +46,7 @@ impl World<'_> {
                 router: Router::new(config),
                 index: Index::with_options(&self.policy.index),
                 found: Matches::new(),
+                trust: TrustLevels::default(),
                 tick_at: None,
             });
         }
@@ -64,32 +68,46 @@ impl World<'_> {
         });
         let hashed = self.hashery.hash(&trace.prompt, more);
         let replica = request as usize % self.replicas.len();
-        let overlap = self.look_up(replica, &hashed.locals);
+        let lookup = self.lookup_of(&hashed);
+        let overlap = self.find(replica, &lookup);
         let slot = &mut self.requests[request as usize];
         if slot.attempts == 0 {
             slot.arrived = self.now;
         }
         (slot.state, slot.replica, slot.carried) = (State::Routing, replica, carried);
-        let arrival = Arrival {
-            overlap,
-            sequence: Arc::clone(&hashed.sequence),
+        let mut arrival = Arrival {
             failed: slot.failed.clone(),
             last_failure: slot.failed.last().map(|_| Outcome::Unreachable),
             ..Arrival::new(id(request), hashed.len)
         };
+        lookup.arrive(&mut arrival, overlap);
         slot.prompt = Some(Box::new(hashed));
         self.inputs
             .push_back((replica, Input::Arrived(Box::new(arrival))));
     }
 
-    fn look_up(&mut self, replica: usize, locals: &[kvasir_types::LocalHash]) -> Overlap {
-        if !self.policy.uses_index() {
-            return Overlap::none();
+    /// How a prompt is looked up: where the index is of no use, it is not asked.
+    fn lookup_of(&self, hashed: &Hashed) -> Lookup {
+        let locals = match self.policy.uses_index() {
+            true => Arc::clone(&hashed.locals),
+            false => Arc::default(),
+        };
+        Lookup {
+            locals,
+            sequence: Arc::clone(&hashed.sequence),
+            predict_all: true,
         }
-        let Replica { index, found, .. } = &mut self.replicas[replica];
+    }
+
+    fn find(&mut self, replica: usize, lookup: &Lookup) -> Overlap {
+        let Replica {
+            index,
+            found,
+            trust,
+            ..
+        } = &mut self.replicas[replica];
         index.expire(self.now);
-        index.find(locals, found);
-        overlap_of(found)
+        lookup.find(index, trust, found)
     }
 
     pub(super) fn obey(&mut self, replica: usize, output: Output) {
@@ -98,8 +116,8 @@ impl World<'_> {
             Output::Refuse { id, .. } => self.end(request_of(id), State::Refused),
             Output::Refresh { id } => {
                 let prompt = self.requests[request_of(id) as usize].prompt.as_ref();
-                let locals = prompt.map(|p| Arc::clone(&p.locals));
-                let overlap = locals.map(|locals| self.look_up(replica, &locals));
+                let lookup = prompt.map(|prompt| self.lookup_of(prompt));
+                let overlap = lookup.map(|lookup| self.find(replica, &lookup));
                 self.inputs
                     .push_back((replica, Input::Refreshed { id, overlap }));
             }
@@ -115,10 +133,9 @@ impl World<'_> {
         let Some(hashed) = slot.prompt.take() else {
             return; // ended while it waited
         };
-        if sent.record {
-            let index = &self.replicas[replica].index;
-            index.record_routing(self.now, sent.target, &hashed.locals, &hashed.sequence);
-        }
+        let lookup = self.lookup_of(&hashed);
+        let Replica { index, trust, .. } = &self.replicas[replica];
+        lookup.record(self.now, sent, index, trust);
         self.tell_peers(replica, sent, &hashed.sequence, hashed.len);
         let carried = self.requests[request as usize].carried;
         let admission = Admission {
