@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use kvasir_router::{
-    Arrival, Input, Mode, Outcome, Output, Overlap, RankOverlap, Router, RouterConfig, WorkerSpec,
+    Arrival, Input, Outcome, Output, Overlap, RankOverlap, Router, RouterConfig, RouterMode,
+    WorkerSpec,
 };
 use kvasir_types::{RequestId, SequenceHash, Time, WorkerId, WorkerRank};
 
@@ -34,7 +35,7 @@ impl Scheduler for Kvasir {
 
     fn new(workers: u64) -> Self {
         let config = RouterConfig {
-            router_mode: Mode::Kv,
+            router_mode: RouterMode::Kv,
             kv_cache_block_size: BLOCK,
             router_decision_log: RING,
             ..RouterConfig::default()

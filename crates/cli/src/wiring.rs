@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use kvasir_config::{Command, LogFormat, Origin, RouterMode, Settings, keys, redacted};
+use kvasir_config::{Command, LogFormat, Origin, Settings, keys, redacted};
 use kvasir_frontend::{
     ApiKeys, AppOptions, Limits, MigrationOptions, Paths, ServerTls, WorkersFile,
 };
 use kvasir_index::{Approximate, IndexOptions};
 use kvasir_profile::Preset;
-use kvasir_router::{Mode, PrefillLoadModel, QueuePolicy, RouterConfig};
+use kvasir_router::{PrefillLoadModel, Role, RouterConfig, RouterMode};
 use kvasir_telemetry::{Identity, LogBounds, MetricOptions, TunedBounds, log};
 use kvasir_upstream::{TlsError, TlsFile, WorkerAddress, WorkerKey, WorkerTls};
 
@@ -63,11 +63,11 @@ pub(crate) fn say_how(settings: &Settings) {
 
 /// How workers of the models that we serve are chosen. The default of the option is for workers that discovery finds;
 /// engine servers are routed by cache, whether a flag, a file or an operator names them (decision 0099).
-fn mode_of_models(settings: &Settings) -> Mode {
+fn mode_of_models(settings: &Settings) -> RouterMode {
     let unsaid = *settings.origin(keys::ROUTER_MODE) == Origin::Default;
     match unsaid && settings.command() == Command::Frontend {
-        true => Mode::Kv,
-        false => mode(settings),
+        true => RouterMode::Kv,
+        false => settings.get(keys::ROUTER_MODE),
     }
 }
 
@@ -355,9 +355,8 @@ impl RouterSetup {
                 ))
             })?),
         };
-        let aic = settings.get(keys::ROUTER_PREFILL_LOAD_MODEL);
-        let aic_profile = match aic {
-            kvasir_config::PrefillLoadModel::Aic => Some(aic_profile(settings)?),
+        let aic_profile = match settings.get(keys::ROUTER_PREFILL_LOAD_MODEL) {
+            PrefillLoadModel::Aic => Some(aic_profile(settings)?),
             _ => None,
         };
         Ok(Self {
@@ -396,11 +395,11 @@ fn aic_profile(settings: &Settings) -> Result<Preset, BadConfig> {
 }
 
 fn router_config(settings: &Settings, block_size: u32) -> RouterConfig {
-    let defaults = RouterConfig::default();
     let secs = |span: Duration| span.as_secs_f64();
     RouterConfig {
         kv_cache_block_size: block_size,
-        router_mode: mode(settings),
+        router_mode: settings.get(keys::ROUTER_MODE),
+        router_role: Role::Aggregated,
         router_kv_overlap_score_credit: settings.get(keys::ROUTER_KV_OVERLAP_SCORE_CREDIT),
         router_kv_overlap_score_credit_decay: settings
             .get(keys::ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY),
@@ -416,13 +415,11 @@ fn router_config(settings: &Settings, block_size: u32) -> RouterConfig {
         router_track_output_blocks: settings.get(keys::ROUTER_TRACK_OUTPUT_BLOCKS),
         router_assume_kv_reuse: settings.get(keys::ROUTER_ASSUME_KV_REUSE),
         router_track_prefill_tokens: settings.get(keys::ROUTER_TRACK_PREFILL_TOKENS),
-        router_prefill_load_model: match settings.get(keys::ROUTER_PREFILL_LOAD_MODEL) {
-            kvasir_config::PrefillLoadModel::None => PrefillLoadModel::None,
-            kvasir_config::PrefillLoadModel::Aic => PrefillLoadModel::Aic,
-            kvasir_config::PrefillLoadModel::Learned => PrefillLoadModel::Learned,
-        },
+        router_prefill_load_model: settings.get(keys::ROUTER_PREFILL_LOAD_MODEL),
+        aic_profile: None,
         router_queue_threshold: settings.get(keys::ROUTER_QUEUE_THRESHOLD),
-        router_queue_policy: queue_policy(settings),
+        router_queue_policy: settings.get(keys::ROUTER_QUEUE_POLICY),
+        router_policy_config: None,
         router_queue_max_requests: settings.get(keys::ROUTER_QUEUE_MAX_REQUESTS),
         router_queue_max_wait_secs: secs(settings.get(keys::ROUTER_QUEUE_MAX_WAIT_SECS)),
         router_overlap_refresh_after_secs: secs(
@@ -440,48 +437,17 @@ fn router_config(settings: &Settings, block_size: u32) -> RouterConfig {
         encoder_cuda_to_cpu_ratio: settings.get(keys::ENCODER_CUDA_TO_CPU_RATIO),
         runtime_inhibited_duration_secs: secs(settings.get(keys::RUNTIME_INHIBITED_DURATION_SECS)),
         router_decision_log: settings.get(keys::ROUTER_DECISION_LOG),
-        ..defaults
-    }
-}
-
-fn mode(settings: &Settings) -> Mode {
-    match settings.get(keys::ROUTER_MODE) {
-        RouterMode::RoundRobin => Mode::RoundRobin,
-        RouterMode::Random => Mode::Random,
-        RouterMode::Kv => Mode::Kv,
-        RouterMode::Direct => Mode::Direct,
-        RouterMode::PowerOfTwo => Mode::PowerOfTwo,
-        RouterMode::LeastLoaded => Mode::LeastLoaded,
-        RouterMode::DeviceAwareWeighted => Mode::DeviceAwareWeighted,
-    }
-}
-
-fn queue_policy(settings: &Settings) -> QueuePolicy {
-    use kvasir_config::QueuePolicy as Asked;
-    match settings.get(keys::ROUTER_QUEUE_POLICY) {
-        Asked::Fcfs => QueuePolicy::Fcfs,
-        Asked::Lcfs => QueuePolicy::Lcfs,
-        Asked::Wspt => QueuePolicy::Wspt,
-        Asked::WsptUncached => QueuePolicy::WsptUncached,
+        router_seed: 0,
+        // No shared cache is asked yet, so the option has no effect.
+        shared_cache_multiplier: RouterConfig::default().shared_cache_multiplier,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use kvasir_config::Kind;
+    use kvasir_router::QueuePolicy;
 
     use super::*;
-
-    /// The option table and the router's own defaults are two lists; this keeps them one.
-    #[test]
-    fn defaults_of_table_and_router_are_the_same() {
-        let defaults = RouterConfig::default();
-        let settings = Settings::defaults(Command::Frontend);
-        assert_eq!(
-            router_config(&settings, defaults.kv_cache_block_size),
-            defaults
-        );
-    }
 
     #[test]
     fn a_seed_is_drawn_once_unless_it_is_given_or_nothing_is_served() {
@@ -492,82 +458,104 @@ mod tests {
         assert_eq!(seed(&Settings::defaults(Command::Replay)), 0);
     }
 
+    fn config_of(words: &str) -> RouterConfig {
+        let words = words.split_whitespace().map(Into::into);
+        let read = |_: &std::path::Path| Err(std::io::ErrorKind::NotFound.into());
+        let run = kvasir_config::parse(words, &kvasir_config::Environment::default(), read);
+        let Ok(kvasir_config::Invocation::Run(run)) = run else {
+            panic!("{run:?}")
+        };
+        RouterSetup::read(&run.settings).unwrap().config("m", 16)
+    }
+
+    /// Every option has a value of its own here, so that a field which reads another option is seen.
+    #[test]
+    fn every_option_reaches_its_own_field() {
+        let config = config_of(
+            "frontend --seed 1 --router-mode kv --router-kv-overlap-score-credit 0.11
+             --router-kv-overlap-score-credit-decay 0.12 --router-prefill-load-scale 0.13
+             --router-decode-active-request-weight 0.14 --router-host-cache-hit-weight 0.15
+             --router-disk-cache-hit-weight 0.16 --router-temperature 0.17
+             --router-predicted-ttl-secs 0.18 --router-track-output-blocks
+             --no-router-assume-kv-reuse --no-router-track-prefill-tokens
+             --router-prefill-load-model learned --router-queue-threshold 0.19
+             --router-queue-policy wspt --router-queue-max-requests 20
+             --router-queue-max-wait-secs 0.21 --router-overlap-refresh-after-secs 0.22
+             --router-active-request-expiry-secs 0.23 --active-decode-blocks-threshold 0.24
+             --active-prefill-tokens-threshold 25 --active-prefill-tokens-threshold-frac 0.26
+             --router-session-affinity-ttl-secs 27 --router-max-sessions 28
+             --encoder-cuda-to-cpu-ratio 29 --runtime-inhibited-duration-secs 0.30
+             --router-decision-log 31",
+        );
+        let expected = RouterConfig {
+            kv_cache_block_size: 16,
+            router_mode: RouterMode::Kv,
+            router_role: Role::Aggregated,
+            router_kv_overlap_score_credit: 0.11,
+            router_kv_overlap_score_credit_decay: 0.12,
+            router_prefill_load_scale: 0.13,
+            router_decode_active_request_weight: 0.14,
+            router_host_cache_hit_weight: 0.15,
+            router_disk_cache_hit_weight: 0.16,
+            shared_cache_multiplier: 0.5,
+            router_temperature: 0.17,
+            router_kv_events: true,
+            router_predicted_ttl_secs: Some(0.18),
+            router_track_active_blocks: true,
+            router_track_output_blocks: true,
+            router_assume_kv_reuse: false,
+            router_track_prefill_tokens: false,
+            router_prefill_load_model: PrefillLoadModel::Learned,
+            aic_profile: None,
+            router_queue_threshold: Some(0.19),
+            router_queue_policy: QueuePolicy::Wspt,
+            router_policy_config: None,
+            router_queue_max_requests: 20,
+            router_queue_max_wait_secs: 0.21,
+            router_overlap_refresh_after_secs: 0.22,
+            router_active_request_expiry_secs: 0.23,
+            active_decode_blocks_threshold: Some(0.24),
+            active_prefill_tokens_threshold: Some(25),
+            active_prefill_tokens_threshold_frac: Some(0.26),
+            router_session_affinity_ttl_secs: Some(27),
+            router_max_sessions: 28,
+            encoder_cuda_to_cpu_ratio: 29,
+            runtime_inhibited_duration_secs: 0.3,
+            router_decision_log: 31,
+            router_seed: 1,
+        };
+        assert_eq!(config, expected);
+        let without = config_of("frontend --no-router-kv-events --no-router-track-active-blocks");
+        assert!(!without.router_kv_events && !without.router_track_active_blocks);
+    }
+
+    #[test]
+    fn load_aware_beats_what_was_set() {
+        let config = config_of(
+            "frontend --load-aware --router-predicted-ttl-secs 5 --router-prefill-load-scale 3
+             --no-router-track-active-blocks",
+        );
+        assert_eq!(config.router_mode, RouterMode::Kv);
+        assert_eq!(config.router_kv_overlap_score_credit, 0.0);
+        assert!(!config.router_kv_events && !config.router_assume_kv_reuse);
+        assert!(config.router_track_active_blocks && config.router_track_prefill_tokens);
+        assert_eq!(config.router_predicted_ttl_secs, None);
+        assert_eq!(config.router_prefill_load_scale, 3.0);
+        assert!(!config.needs_index() && !config.records_decisions());
+    }
+
     /// An engine server is routed alike whether a flag, a file or an operator names it.
     #[test]
     fn the_mode_of_engine_servers_does_not_depend_on_who_names_them() {
-        let mode = |words: &str| {
-            let words = words.split(' ').map(Into::into);
-            let read = |_: &std::path::Path| Err(std::io::ErrorKind::NotFound.into());
-            let run = kvasir_config::parse(words, &kvasir_config::Environment::default(), read);
-            let Ok(kvasir_config::Invocation::Run(run)) = run else {
-                panic!("{run:?}")
-            };
-            let setup = RouterSetup::read(&run.settings).unwrap();
-            setup.config("m", 16).router_mode
-        };
-        assert_eq!(mode("frontend"), Mode::Kv);
-        assert_eq!(mode("frontend --worker http://a:1"), Mode::Kv);
-        assert_eq!(mode("frontend --workers-file f"), Mode::Kv);
-        assert_eq!(mode("frontend --router-mode round-robin"), Mode::RoundRobin);
-        assert_eq!(mode("demo"), Mode::Kv);
-        assert_eq!(mode("replay"), Mode::RoundRobin);
-    }
-
-    /// Values at and beyond the ends of what the table allows, and some of other kinds.
-    fn probes(kind: &Kind) -> Vec<String> {
-        let mut out: Vec<String> = [
-            "-1", "-0.5", "0", "0.5", "1", "1.5", "2", "NaN", "inf", "-inf", "1e300", "kv", "true",
-            "None", "x", " ",
-        ]
-        .map(str::to_owned)
-        .into();
-        match *kind {
-            Kind::Int { min, max } => {
-                let around = [min.checked_sub(1), Some(min), Some(max), max.checked_add(1)];
-                out.extend(around.into_iter().flatten().map(|n| n.to_string()));
-            }
-            Kind::Float { min, max, .. } => {
-                let near = [
-                    min - 1e-9,
-                    min,
-                    min + 1e-9,
-                    max - 1e-9,
-                    max,
-                    max + 1e-9,
-                    max * 2.0,
-                ];
-                out.extend(near.iter().map(f64::to_string));
-            }
-            Kind::Choice(choices) => out.extend(choices.iter().map(|c| c.name.to_owned())),
-            _ => {}
-        }
-        out
-    }
-
-    /// The router's own reader of options takes the values that the table allows, and no other.
-    #[test]
-    fn the_router_takes_what_the_table_allows_and_nothing_else() {
-        let mut known = 0;
-        let mut differ = Vec::new();
-        for spec in kvasir_config::options() {
-            let mut config = RouterConfig::default();
-            let text = spec.default.unwrap_or("none");
-            match config.set(spec.name, text) {
-                Ok(()) => known += 1,
-                Err(kvasir_router::ConfigError::Unknown(_)) => continue,
-                Err(error) => panic!("{error}"),
-            }
-            assert_eq!(config, RouterConfig::default(), "{}", spec.name);
-            for value in probes(&spec.kind) {
-                let unset = spec.nullable && matches!(value.trim(), "" | "None");
-                let by_table = unset || kvasir_config::parse_value(&spec.kind, &value).is_some();
-                let by_router = config.clone().set(spec.name, &value).is_ok();
-                if by_table != by_router {
-                    differ.push((spec.name, value, by_table));
-                }
-            }
-        }
-        assert_eq!(differ, [], "option, value, whether the table allows it");
-        assert!(known > 30, "{known}");
+        let mode = |words| config_of(words).router_mode;
+        assert_eq!(mode("frontend"), RouterMode::Kv);
+        assert_eq!(mode("frontend --worker http://a:1"), RouterMode::Kv);
+        assert_eq!(mode("frontend --workers-file f"), RouterMode::Kv);
+        assert_eq!(
+            mode("frontend --router-mode round-robin"),
+            RouterMode::RoundRobin
+        );
+        assert_eq!(mode("demo"), RouterMode::Kv);
+        assert_eq!(mode("replay"), RouterMode::RoundRobin);
     }
 }

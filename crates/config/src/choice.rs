@@ -1,64 +1,15 @@
 //! The options that are one of several names, as types.
 //!
 //! Answers: which names does a choice have, and what does each mean? One declaration gives the
-//! type, its names for the parser and the words for help.
+//! type, its names for the parser and the words for help. Those of the router are declared in
+//! `kvasir_options`, which the router reads, too.
 
-use crate::value::{Choice, Kind, Typed, Value};
+use kvasir_options::choices;
+pub use kvasir_options::{PrefillLoadModel, QueuePolicy, RouterMode};
 
-/// Declares an enum whose variants are the names of a choice.
-macro_rules! choices {
-    ($(
-        $(#[doc = $doc:literal])+
-        $ty:ident { $( $variant:ident = $name:literal: $help:literal, )+ }
-    )+) => {$(
-        $(#[doc = $doc])+
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum $ty { $( #[doc = $help] $variant, )+ }
-
-        impl $ty {
-            /// The name as it is typed.
-            pub const fn name(self) -> &'static str {
-                match self { $( Self::$variant => $name, )+ }
-            }
-        }
-
-        impl Typed for $ty {
-            const KIND: Kind = Kind::Choice(&[ $( Choice { name: $name, help: $help }, )+ ]);
-            fn read(value: &Value) -> Option<Self> {
-                let Value::Choice(name) = value else { return None };
-                match *name { $( $name => Some(Self::$variant), )+ _ => None }
-            }
-        }
-    )+};
-}
+use crate::value::{Kind, Typed, Value};
 
 choices! {
-    /// How a worker is chosen. Option `router-mode`.
-    RouterMode {
-        RoundRobin = "round-robin": "each worker in turn",
-        Random = "random": "any worker, evenly",
-        Kv = "kv": "least uncached prompt work and decode load",
-        Direct = "direct": "the worker the request names",
-        PowerOfTwo = "power-of-two": "the less loaded of two drawn at random",
-        LeastLoaded = "least-loaded": "fewest requests under way",
-        DeviceAwareWeighted = "device-aware-weighted": "by kind of device, CPU encoders less often",
-    }
-
-    /// Order of the admission queue. Option `router-queue-policy`.
-    QueuePolicy {
-        Fcfs = "fcfs": "first come, first served: best tail",
-        Lcfs = "lcfs": "last come, first served: for experiments",
-        Wspt = "wspt": "short prompts first: best average",
-        WsptUncached = "wspt-uncached": "the same by what the best worker has not cached",
-    }
-
-    /// How long a booked prefill is expected to last. Option `router-prefill-load-model`.
-    PrefillLoadModel {
-        None = "none": "booked in full until the first token",
-        Aic = "aic": "decays by the AI configurator's estimate",
-        Learned = "learned": "decays by what this worker showed so far",
-    }
-
     /// Kind of the cache shared by workers. Option `shared-cache-type`.
     SharedCacheType {
         None = "none": "no shared cache",
@@ -191,4 +142,24 @@ choices! {
         Top = "top": "kvasir top",
         Doctor = "doctor": "kvasir doctor",
     }
+}
+
+/// Lets settings be read as these types.
+macro_rules! typed_choices {
+    ($($ty:ident),+ $(,)?) => {$(
+        impl Typed for $ty {
+            const KIND: Kind = Kind::Choice($ty::CHOICES);
+            fn read(value: &Value) -> Option<Self> {
+                let Value::Choice(name) = value else { return None };
+                Self::find(name)
+            }
+        }
+    )+};
+}
+
+typed_choices! {
+    AdmissionControl, ChatProcessor, DiscoveryBackend, EngineFamily, EnginePreset, EventPlane,
+    EventWire, ForCommand, LogFormat, PlaneCodec, PreemptionMode, PrefillFailure,
+    PrefillLoadModel, QueuePolicy, ReasoningField, RequestPlane, RouterMode, SharedCacheType,
+    TokenizerBackend, TraceFormat, TrackingHash, TransferEnforcement,
 }

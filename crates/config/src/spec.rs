@@ -12,6 +12,8 @@
 
 use std::marker::PhantomData;
 
+use kvasir_options::{Range, Row};
+
 use crate::command::Scope;
 use crate::value::{Kind, Typed};
 
@@ -312,6 +314,30 @@ fn paragraphs(doc: &[&str]) -> Vec<String> {
 
 /// Builder steps of a table row. All are `const`, so a nonsensical row does not compile.
 impl Spec {
+    /// Takes default and range from the declaration that the option's owner reads, too.
+    pub(crate) const fn of<T>(mut self, row: &Row<T>) -> Self {
+        self.default = row.text;
+        match row.range {
+            Range::Type => self,
+            Range::Whole { min, max } => self.ints(min, max),
+            Range::Number {
+                min,
+                max,
+                above_min,
+            } => {
+                let mut narrowed = self.floats(min, max);
+                if above_min {
+                    narrowed.kind = Kind::Float {
+                        min,
+                        max,
+                        above_min,
+                    };
+                }
+                narrowed
+            }
+        }
+    }
+
     pub(crate) const fn default(mut self, text: &'static str) -> Self {
         self.default = Some(text);
         self
@@ -476,11 +502,12 @@ pub(crate) const fn negated_var(name: &'static str) -> EnvVar {
 }
 
 /// Declares rows: a typed key and its specification from one text. The documentation comment is
-/// both the help and the rustdoc.
+/// both the help and the rustdoc. `of router` takes default and range from the row of the same name in
+/// `kvasir_options::router`.
 macro_rules! options {
     ($table:ident, $group:expr, $scope:expr; $(
         $(#[doc = $doc:literal])+
-        $key:ident: $ty:ty = $name:literal $(=> $($step:ident($($arg:expr),*)).+)?;
+        $key:ident: $ty:ty = $name:literal $(of $owner:ident)? $(=> $($step:ident($($arg:expr),*)).+)?;
     )+) => {
         $(
             $(#[doc = $doc])+
@@ -488,6 +515,7 @@ macro_rules! options {
         )+
         pub(crate) const $table: &[$crate::spec::Spec] = &[ $(
             $crate::spec::Spec::new::<$ty>($name, $group, $scope, &[$($doc),+])
+                $(.of(&kvasir_options::$owner::$key))?
                 $($(.$step($($arg),*))+)?
         ),+ ];
     };

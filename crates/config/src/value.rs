@@ -10,8 +10,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Seconds beyond which a duration is surely a mistake: a thousand years.
-pub(crate) const SECONDS_MAX: f64 = 31_536_000_000.0;
+pub use kvasir_options::Choice;
+use kvasir_options::SECONDS_MAX;
 
 /// A checked value.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,15 +30,6 @@ pub enum Value {
     Choice(&'static str),
     /// Values of a repeatable option, in the order given.
     List(Vec<String>),
-}
-
-/// One allowed name of a choice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Choice {
-    /// Canonical spelling.
-    pub name: &'static str,
-    /// What it means, in a few words.
-    pub help: &'static str,
 }
 
 /// What a text must look like.

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use kvasir_index::{Index, Matches};
 use kvasir_router::{
-    Arrival, Input, Mode, Observation, Outcome, Output, Overlap, PotentialLoad, RouteError, Router,
-    RouterConfig, Sent, SessionStep,
+    Arrival, Input, Observation, Outcome, Output, Overlap, PotentialLoad, RouteError, Router,
+    RouterConfig, RouterMode, Sent, SessionStep,
 };
 use kvasir_telemetry::Clock;
 use kvasir_transport::Tasks;
@@ -61,7 +61,7 @@ impl Needs {
 
     fn of(config: &RouterConfig) -> Self {
         let index = config.needs_index();
-        let ledger = config.router_mode == Mode::Kv && config.router_track_active_blocks;
+        let ledger = config.router_mode == RouterMode::Kv && config.router_track_active_blocks;
         Self {
             index,
             sequence: index || ledger,

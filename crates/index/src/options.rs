@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use kvasir_options::router;
+
 /// How an index learns and how much it may remember.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct IndexOptions {
@@ -40,9 +42,9 @@ impl Approximate {
 impl Default for Approximate {
     fn default() -> Self {
         Self {
-            ttl: Duration::from_secs(120),
-            max_blocks: 1 << 20,
-            prune_target_ratio: 0.8,
+            ttl: Duration::from_secs_f64(router::ROUTER_TTL_SECS.default),
+            max_blocks: usize::try_from(router::ROUTER_MAX_TREE_SIZE.default).unwrap_or(usize::MAX),
+            prune_target_ratio: router::ROUTER_PRUNE_TARGET_RATIO.default,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kvasir_options::router;
 use kvasir_types::{DpRank, WorkerId};
 
 /// A worker, or a worker and rank, that the request names. A rank without a worker says nothing.
@@ -86,16 +87,35 @@ impl Overrides {
         if *self == Self::default() {
             return Ok(());
         }
-        let any = f64::MAX;
         let numbers = [
-            ("overlap_score_credit", self.overlap_score_credit, 1.0),
-            ("prefill_load_scale", self.prefill_load_scale, any),
-            ("overlap_score_weight", self.overlap_score_weight, any),
-            ("router_temperature", self.router_temperature, any),
-            ("shared_cache_multiplier", self.shared_cache_multiplier, 1.0),
+            (
+                "overlap_score_credit",
+                self.overlap_score_credit,
+                router::ROUTER_KV_OVERLAP_SCORE_CREDIT.range,
+            ),
+            (
+                "prefill_load_scale",
+                self.prefill_load_scale,
+                router::ROUTER_PREFILL_LOAD_SCALE.range,
+            ),
+            (
+                "overlap_score_weight",
+                self.overlap_score_weight,
+                router::ROUTER_KV_OVERLAP_SCORE_WEIGHT.range,
+            ),
+            (
+                "router_temperature",
+                self.router_temperature,
+                router::ROUTER_TEMPERATURE.range,
+            ),
+            (
+                "shared_cache_multiplier",
+                self.shared_cache_multiplier,
+                router::SHARED_CACHE_MULTIPLIER.range,
+            ),
         ];
-        for (name, value, max) in numbers {
-            if let Some(value) = value.filter(|v| !(0.0..=max).contains(v)) {
+        for (name, value, range) in numbers {
+            if let Some(value) = value.filter(|value| !range.allows(*value)) {
                 return Err(BadOverride { name, value });
             }
         }

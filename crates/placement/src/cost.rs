@@ -4,6 +4,8 @@
 //! floating point: nothing is rounded on the way. Credits never make the prefill term negative and never
 //! touch the decode term.
 
+use kvasir_options::router;
+
 /// The parts of one candidate's cost, as they were when the choice was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -55,15 +57,15 @@ pub struct Weights {
 impl Default for Weights {
     fn default() -> Self {
         Self {
-            block_size: 16,
-            overlap_score_credit: 1.0,
-            overlap_score_credit_decay: 0.0,
-            prefill_load_scale: 1.0,
-            decode_active_request_weight: 0.0,
-            host_cache_hit_weight: 0.75,
-            disk_cache_hit_weight: 0.25,
-            shared_cache_multiplier: 0.0,
-            track_prefill_tokens: true,
+            block_size: router::BLOCK_SIZE_DEFAULT,
+            overlap_score_credit: router::ROUTER_KV_OVERLAP_SCORE_CREDIT.default,
+            overlap_score_credit_decay: router::ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY.default,
+            prefill_load_scale: router::ROUTER_PREFILL_LOAD_SCALE.default,
+            decode_active_request_weight: router::ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT.default,
+            host_cache_hit_weight: router::ROUTER_HOST_CACHE_HIT_WEIGHT.default,
+            disk_cache_hit_weight: router::ROUTER_DISK_CACHE_HIT_WEIGHT.default,
+            shared_cache_multiplier: router::SHARED_CACHE_MULTIPLIER.default,
+            track_prefill_tokens: router::ROUTER_TRACK_PREFILL_TOKENS.default,
             decode_stage: false,
         }
     }

@@ -22,6 +22,8 @@ mod queue;
 mod score;
 mod worker;
 
+pub use kvasir_options::QueuePolicy;
+
 pub use ask::{BadOverride, Constraints, Hints, Overrides, Pin};
 pub use bits::Bits;
 pub use busy::{RankBusy, Reported, Thresholds};
@@ -33,8 +35,8 @@ pub use ledger::{Booking, Freed, Ledger, Load, Prefilled};
 pub use map::{FastMap, Fold};
 pub use overlap::{Overlap, RankOverlap};
 pub use policy::{
-    Ask, DeviceAware, Feedback, Gate, Hold, LeastLoaded, LinearCost, Policy, PowerOfTwo,
-    QueuePolicy, Random, RoundRobin, View,
+    Ask, DeviceAware, Feedback, Gate, Hold, LeastLoaded, LinearCost, Policy, PowerOfTwo, Random,
+    RoundRobin, View,
 };
 pub use predict::{Learned, PrefillModel};
 pub use queue::{Entry, Full, Queue, QueueLimit, QueueStats};

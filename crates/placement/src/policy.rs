@@ -12,6 +12,7 @@ pub use simple::{DeviceAware, LeastLoaded, PowerOfTwo, Random, RoundRobin};
 use std::fmt;
 use std::time::Duration;
 
+use kvasir_options::QueuePolicy;
 use kvasir_types::{Rng, Time};
 
 use crate::{Bits, Candidate, Fleet, Ledger, Prefilled, Prompt, Scene, Scorer, Weights, Won};
@@ -83,6 +84,22 @@ pub struct Hold {
     pub uncached_tokens: u32,
 }
 
+impl Hold {
+    /// Where the request stands in a queue of this order: higher goes first.
+    #[must_use]
+    pub fn urgency(&self, order: QueuePolicy) -> f64 {
+        let offset = self.arrived.as_secs_f64();
+        match order {
+            QueuePolicy::Fcfs => self.priority_jump - offset,
+            QueuePolicy::Lcfs => self.priority_jump + offset,
+            QueuePolicy::Wspt => (1.0 + self.priority_jump) / f64::from(self.isl_tokens.max(1)),
+            QueuePolicy::WsptUncached => {
+                (1.0 + self.priority_jump) / f64::from(self.uncached_tokens.max(1))
+            }
+        }
+    }
+}
+
 /// What came of earlier choices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Feedback {
@@ -120,7 +137,7 @@ pub trait Policy: fmt::Debug + Send {
 
     /// Where a held request stands: higher goes first.
     fn urgency(&self, hold: &Hold) -> f64 {
-        QueuePolicy::Fcfs.urgency(hold)
+        hold.urgency(QueuePolicy::Fcfs)
     }
 
     /// Whether load and caches matter to it, so that blocks and prompt tokens are worth booking.
@@ -131,36 +148,6 @@ pub trait Policy: fmt::Debug + Send {
     /// What came of earlier choices.
     fn observe(&mut self, feedback: &Feedback) {
         let _ = feedback;
-    }
-}
-
-/// Order of the queue.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum QueuePolicy {
-    /// First come, first served.
-    #[default]
-    Fcfs,
-    /// Last come, first served.
-    Lcfs,
-    /// Weight over prompt tokens: short prompts first.
-    Wspt,
-    /// Weight over prompt tokens that are cached on no eligible rank.
-    WsptUncached,
-}
-
-impl QueuePolicy {
-    /// Where a held request stands: higher goes first.
-    #[must_use]
-    pub fn urgency(self, hold: &Hold) -> f64 {
-        let offset = hold.arrived.as_secs_f64();
-        match self {
-            Self::Fcfs => hold.priority_jump - offset,
-            Self::Lcfs => hold.priority_jump + offset,
-            Self::Wspt => (1.0 + hold.priority_jump) / f64::from(hold.isl_tokens.max(1)),
-            Self::WsptUncached => {
-                (1.0 + hold.priority_jump) / f64::from(hold.uncached_tokens.max(1))
-            }
-        }
     }
 }
 
@@ -196,7 +183,7 @@ impl Policy for LinearCost {
     }
 
     fn urgency(&self, hold: &Hold) -> f64 {
-        self.order.urgency(hold)
+        hold.urgency(self.order)
     }
 
     fn weighs_load(&self) -> bool {

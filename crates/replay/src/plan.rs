@@ -10,7 +10,7 @@ use kvasir_config::{
 use kvasir_engine::{EngineConfig, Flavor, Preemption};
 use kvasir_index::IndexOptions;
 use kvasir_profile::Preset;
-use kvasir_router::RouterConfig;
+use kvasir_router::{RouterConfig, RouterMode};
 use kvasir_sim::{
     Change, Fleet, Pace, Policy, SimError, Slo, Trace, TraceError, TraceOptions, Workload,
     WorkloadError, ideal_hit_share,
@@ -18,7 +18,12 @@ use kvasir_sim::{
 use kvasir_types::Time;
 
 /// Policies that are compared when none is named.
-const USUAL_POLICIES: [&str; 4] = ["round-robin", "random", "least-loaded", "kv"];
+const USUAL_POLICIES: [RouterMode; 4] = [
+    RouterMode::RoundRobin,
+    RouterMode::Random,
+    RouterMode::LeastLoaded,
+    RouterMode::Kv,
+];
 /// Longest request where nothing was said and the cache is large enough.
 const MODEL_LEN: u32 = 131_072;
 
@@ -249,7 +254,7 @@ fn policies(
 ) -> Result<Vec<Policy>, ReplayError> {
     let mut names = settings.get(keys::POLICY);
     if names.is_empty() {
-        names = USUAL_POLICIES.map(str::to_owned).to_vec();
+        names = USUAL_POLICIES.map(|mode| mode.name().to_owned()).to_vec();
     }
     let mut policies: Vec<Policy> = Vec::new();
     for name in names {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kvasir_placement::Candidate;
 use kvasir_types::{RequestId, Time, WorkerRank};
 
-use crate::{Mode, RouteError};
+use crate::{RouteError, RouterMode};
 
 /// One decision with everything that led to it. Bounded: the cheapest [`Decision::CANDIDATES_MAX`]
 /// candidates are kept, the winner always among them.
@@ -30,7 +30,7 @@ pub struct Decision {
     /// How long the request had waited.
     pub queued: Duration,
     /// The mode that made it.
-    pub mode: Mode,
+    pub mode: RouterMode,
     /// Prompt tokens.
     pub isl_tokens: u32,
     /// Prompt blocks, the last one perhaps not full.

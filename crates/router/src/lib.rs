@@ -36,7 +36,7 @@ mod router;
 mod session;
 mod settle;
 
-pub use config::{ConfigError, Mode, PrefillLoadModel, Role, RouterConfig};
+pub use config::{Role, RouterConfig};
 pub use decision::{Decision, Excluded, Reason, Why};
 pub use error::{Fault, LimitKind, Retry, RouteError};
 pub use health::{ERRORS_MAX, FIRST_SPAN, FORGIVEN_AFTER, OUTWEIGHED_MAX};
@@ -44,6 +44,7 @@ pub use input::{
     Arrival, Input, LoadReport, Outcome, PeerChange, PeerEvent, Probe, SessionAction, SessionAsk,
     SessionEvent, ThresholdUpdate,
 };
+pub use kvasir_options::{PrefillLoadModel, RouterMode};
 pub use kvasir_placement::{
     Bucket, Candidate, Constraints, Device, Fleet, Gate, Hints, Load, Overlap, Overrides, Pin,
     Policy, PolicyClass, PolicyConfig, PolicyConfigError, QueuePolicy, QueueStats, RankOverlap,

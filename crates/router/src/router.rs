@@ -26,7 +26,7 @@ use crate::filter::Eligible;
 use crate::health::Health;
 use crate::ring::Ring;
 use crate::session::Sessions;
-use crate::{Arrival, Decision, Input, Mode, Output, PrefillLoadModel, RouterConfig};
+use crate::{Arrival, Decision, Input, Output, PrefillLoadModel, RouterConfig, RouterMode};
 
 /// What a rank would have to do if a prompt went there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,14 +121,14 @@ impl Router {
     pub fn new(config: RouterConfig) -> Self {
         let policy: Box<dyn Policy> = match config.router_mode {
             // Direct mode never chooses: a request without a worker is refused before.
-            Mode::RoundRobin | Mode::Direct => Box::new(RoundRobin::default()),
-            Mode::Random => Box::new(Random),
-            Mode::Kv => Box::new(LinearCost {
+            RouterMode::RoundRobin | RouterMode::Direct => Box::new(RoundRobin::default()),
+            RouterMode::Random => Box::new(Random),
+            RouterMode::Kv => Box::new(LinearCost {
                 order: config.router_queue_policy,
             }),
-            Mode::PowerOfTwo => Box::new(PowerOfTwo),
-            Mode::LeastLoaded => Box::new(LeastLoaded),
-            Mode::DeviceAwareWeighted => Box::new(DeviceAware {
+            RouterMode::PowerOfTwo => Box::new(PowerOfTwo),
+            RouterMode::LeastLoaded => Box::new(LeastLoaded),
+            RouterMode::DeviceAwareWeighted => Box::new(DeviceAware {
                 ratio: config.encoder_cuda_to_cpu_ratio,
             }),
         };

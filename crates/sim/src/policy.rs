@@ -1,7 +1,7 @@
 //! A policy: how requests are placed in one run.
 
 use kvasir_index::IndexOptions;
-use kvasir_router::{Mode, RouterConfig};
+use kvasir_router::{RouterConfig, RouterMode};
 
 /// The router's settings under a name.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,6 +17,7 @@ pub struct Policy {
 impl Policy {
     /// Whether placements ask the index at all.
     pub(crate) fn uses_index(&self) -> bool {
-        self.router.router_mode == Mode::Kv && self.router.router_kv_overlap_score_credit > 0.0
+        self.router.router_mode == RouterMode::Kv
+            && self.router.router_kv_overlap_score_credit > 0.0
     }
 }

@@ -11,9 +11,9 @@ use crate::value::Bytes;
 options! { CACHE_ROWS, Group::Cache, Scope::ROUTING;
 
     /// Learn caches from the events of engines; off predicts them from requests.
-    ROUTER_KV_EVENTS: bool = "router-kv-events" =>
+    ROUTER_KV_EVENTS: bool = "router-kv-events" of router =>
         env(&[var("DYN_ROUTER_USE_KV_EVENTS"), var("DYN_USE_KV_EVENTS")]).aliases(&["kv-events"])
-        .default("true").common().effective();
+        .common().effective();
 
     /// Read events from JetStream; set it on workers too.
     ROUTER_DURABLE_KV_EVENTS: bool = "router-durable-kv-events" =>
@@ -29,16 +29,16 @@ options! { CACHE_ROWS, Group::Cache, Scope::ROUTING;
         env(&[var("DYN_ROUTER_SNAPSHOT_THRESHOLD")]).default("1000000").ints(1, u32::MAX as u64);
 
     /// How long a predicted block is believed; only without events.
-    ROUTER_TTL_SECS: Duration = "router-ttl-secs" =>
-        env(&[var("DYN_ROUTER_TTL_SECS")]).default("120.0").metavar("SECONDS").effective();
+    ROUTER_TTL_SECS: Duration = "router-ttl-secs" of router =>
+        env(&[var("DYN_ROUTER_TTL_SECS")]).metavar("SECONDS").effective();
 
     /// Predicted blocks to keep before pruning; only without events.
-    ROUTER_MAX_TREE_SIZE: u64 = "router-max-tree-size" =>
-        env(&[var("DYN_ROUTER_MAX_TREE_SIZE")]).default("1048576").ints(1, u64::MAX).effective();
+    ROUTER_MAX_TREE_SIZE: u64 = "router-max-tree-size" of router =>
+        env(&[var("DYN_ROUTER_MAX_TREE_SIZE")]).effective();
 
     /// Share of that size to prune down to; only without events.
-    ROUTER_PRUNE_TARGET_RATIO: f64 = "router-prune-target-ratio" =>
-        env(&[var("DYN_ROUTER_PRUNE_TARGET_RATIO")]).default("0.8").floats(0.0, 1.0).effective();
+    ROUTER_PRUNE_TARGET_RATIO: f64 = "router-prune-target-ratio" of router =>
+        env(&[var("DYN_ROUTER_PRUNE_TARGET_RATIO")]).effective();
 
     /// Threads that read cache events and apply them to the index; each rank stays on one of them.
     ROUTER_EVENT_THREADS: u32 = "router-event-threads" =>
@@ -47,7 +47,7 @@ options! { CACHE_ROWS, Group::Cache, Scope::ROUTING;
     /// Believe for so long that a request's prompt will be cached where it was sent.
     ///
     /// Helps bursts of requests with one prefix, which arrive before the first event. Needs events.
-    ROUTER_PREDICTED_TTL_SECS: Option<Duration> = "router-predicted-ttl-secs" =>
+    ROUTER_PREDICTED_TTL_SECS: Option<Duration> = "router-predicted-ttl-secs" of router =>
         env(&[var("DYN_ROUTER_PREDICTED_TTL_SECS")]).metavar("SECONDS").effective();
 
     /// Memory the index may use; beyond it the blocks longest unused are forgotten.
@@ -66,8 +66,8 @@ options! { CACHE_ROWS, Group::Cache, Scope::ROUTING;
         env(&[var("DYN_SHARED_CACHE_TYPE")]).default("none").metavar("TYPE");
 
     /// Worth of a block in the shared cache, against one on the device.
-    SHARED_CACHE_MULTIPLIER: f64 = "shared-cache-multiplier" =>
-        env(&[var("DYN_SHARED_CACHE_MULTIPLIER")]).default("0.5").floats(0.0, 1.0);
+    SHARED_CACHE_MULTIPLIER: f64 = "shared-cache-multiplier" of router =>
+        env(&[var("DYN_SHARED_CACHE_MULTIPLIER")]);
 }
 
 options! { KEPT_ROWS, Group::Cache, Scope::FRONTEND;

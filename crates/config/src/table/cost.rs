@@ -11,79 +11,71 @@ use crate::spec::{Group, options, var};
 options! { COST_ROWS, Group::Cost, Scope::ROUTING;
 
     /// Share of a cached block that counts as saved; 0 ignores caches and runs no indexer.
-    ROUTER_KV_OVERLAP_SCORE_CREDIT: f64 = "router-kv-overlap-score-credit" =>
-        env(&[var("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT")]).default("1.0").floats(0.0, 1.0).common()
-        .effective();
+    ROUTER_KV_OVERLAP_SCORE_CREDIT: f64 = "router-kv-overlap-score-credit" of router =>
+        env(&[var("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT")]).common().effective();
 
     /// How fast the credit falls as a worker's load grows; 0 keeps it.
-    ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY: f64 = "router-kv-overlap-score-credit-decay" =>
-        env(&[var("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY")]).default("0").effective();
+    ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY: f64 = "router-kv-overlap-score-credit-decay" of router =>
+        env(&[var("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY")]).effective();
 
     /// Weight of prompt work against decode load.
     ///
     /// Raise it for lower time to first token, lower it for steadier decoding.
-    ROUTER_PREFILL_LOAD_SCALE: f64 = "router-prefill-load-scale" =>
-        env(&[var("DYN_ROUTER_PREFILL_LOAD_SCALE")]).default("1.0").common().effective();
+    ROUTER_PREFILL_LOAD_SCALE: f64 = "router-prefill-load-scale" of router =>
+        env(&[var("DYN_ROUTER_PREFILL_LOAD_SCALE")]).common().effective();
 
     /// Old weight of cache overlap.
     ///
     /// Sets `--router-prefill-load-scale`; 0 also sets `--router-kv-overlap-score-credit` to 0.
     /// Wins over those two.
-    ROUTER_KV_OVERLAP_SCORE_WEIGHT: Option<f64> = "router-kv-overlap-score-weight" =>
+    ROUTER_KV_OVERLAP_SCORE_WEIGHT: Option<f64> = "router-kv-overlap-score-weight" of router =>
         env(&[var("DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT"), var("DYN_OVERLAP_SCORE_WEIGHT")])
         .aliases(&["kv-overlap-score-weight"]).effective()
         .deprecated("use --router-prefill-load-scale and --router-kv-overlap-score-credit");
 
     /// Cost of each request that decodes on a worker, beside its blocks.
-    ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT: f64 = "router-decode-active-request-weight" =>
-        env(&[var("DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT")]).default("0").effective();
+    ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT: f64 = "router-decode-active-request-weight" of router =>
+        env(&[var("DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT")]).effective();
 
     /// Worth of a block in host memory, against one on the device.
-    ROUTER_HOST_CACHE_HIT_WEIGHT: f64 = "router-host-cache-hit-weight" =>
-        env(&[var("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT")]).default("0.75").floats(0.0, 1.0)
-        .effective();
+    ROUTER_HOST_CACHE_HIT_WEIGHT: f64 = "router-host-cache-hit-weight" of router =>
+        env(&[var("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT")]).effective();
 
     /// Worth of a block on disk, against one on the device.
-    ROUTER_DISK_CACHE_HIT_WEIGHT: f64 = "router-disk-cache-hit-weight" =>
-        env(&[var("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT")]).default("0.25").floats(0.0, 1.0)
-        .effective();
+    ROUTER_DISK_CACHE_HIT_WEIGHT: f64 = "router-disk-cache-hit-weight" of router =>
+        env(&[var("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT")]).effective();
 
     /// Spread over near-equal workers: 0 always takes the cheapest, larger is flatter.
-    ROUTER_TEMPERATURE: f64 = "router-temperature" =>
-        env(&[var("DYN_ROUTER_TEMPERATURE")]).default("0.0").common().effective();
+    ROUTER_TEMPERATURE: f64 = "router-temperature" of router =>
+        env(&[var("DYN_ROUTER_TEMPERATURE")]).common().effective();
 }
 
 options! { TRACKING_ROWS, Group::Tracking, Scope::ROUTING;
 
     /// Count the blocks of requests under way; off for a router of prefill workers.
-    ROUTER_TRACK_ACTIVE_BLOCKS: bool = "router-track-active-blocks" =>
-        env(&[var("DYN_ROUTER_TRACK_ACTIVE_BLOCKS")]).aliases(&["track-active-blocks"])
-        .default("true").effective();
+    ROUTER_TRACK_ACTIVE_BLOCKS: bool = "router-track-active-blocks" of router =>
+        env(&[var("DYN_ROUTER_TRACK_ACTIVE_BLOCKS")]).aliases(&["track-active-blocks"]).effective();
 
     /// Count blocks of generated tokens too; needs active blocks.
-    ROUTER_TRACK_OUTPUT_BLOCKS: bool = "router-track-output-blocks" =>
-        env(&[var("DYN_ROUTER_TRACK_OUTPUT_BLOCKS")]).aliases(&["track-output-blocks"])
-        .default("false").effective();
+    ROUTER_TRACK_OUTPUT_BLOCKS: bool = "router-track-output-blocks" of router =>
+        env(&[var("DYN_ROUTER_TRACK_OUTPUT_BLOCKS")]).aliases(&["track-output-blocks"]).effective();
 
     /// Count a block once when several requests of a worker share it.
-    ROUTER_ASSUME_KV_REUSE: bool = "router-assume-kv-reuse" =>
-        env(&[var("DYN_ROUTER_ASSUME_KV_REUSE")]).aliases(&["assume-kv-reuse"]).default("true")
-        .effective();
+    ROUTER_ASSUME_KV_REUSE: bool = "router-assume-kv-reuse" of router =>
+        env(&[var("DYN_ROUTER_ASSUME_KV_REUSE")]).aliases(&["assume-kv-reuse"]).effective();
 
     /// Count prompt tokens that wait or are in prefill; off for a router of decode workers.
-    ROUTER_TRACK_PREFILL_TOKENS: bool = "router-track-prefill-tokens" =>
-        env(&[var("DYN_ROUTER_TRACK_PREFILL_TOKENS")])
-        .default("true").effective();
+    ROUTER_TRACK_PREFILL_TOKENS: bool = "router-track-prefill-tokens" of router =>
+        env(&[var("DYN_ROUTER_TRACK_PREFILL_TOKENS")]).effective();
 
     /// How a booked prefill shrinks while it runs.
-    ROUTER_PREFILL_LOAD_MODEL: PrefillLoadModel = "router-prefill-load-model" =>
-        env(&[var("DYN_ROUTER_PREFILL_LOAD_MODEL")]).default("none").metavar("MODEL")
+    ROUTER_PREFILL_LOAD_MODEL: PrefillLoadModel = "router-prefill-load-model" of router =>
+        env(&[var("DYN_ROUTER_PREFILL_LOAD_MODEL")]).metavar("MODEL")
         .partly("`aic` acts as `none`, until its estimates can be read");
 
     /// Free what a request has booked when nothing was heard of it for so long.
-    ROUTER_ACTIVE_REQUEST_EXPIRY_SECS: Duration = "router-active-request-expiry-secs" =>
-        env(&[var("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS")]).default("300")
-        .floats(0.001, 31_536_000.0).metavar("SECONDS").effective();
+    ROUTER_ACTIVE_REQUEST_EXPIRY_SECS: Duration = "router-active-request-expiry-secs" of router =>
+        env(&[var("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS")]).metavar("SECONDS").effective();
 
     /// Share the load view with other router replicas.
     ROUTER_REPLICA_SYNC: bool = "router-replica-sync" =>

@@ -57,9 +57,8 @@ options! { OBSERVABILITY_ROWS, Group::Observability, Scope::ALL;
         env(&[var("KVASIR_LOG_FORMAT")]).default("text").common().effective();
 
     /// Decisions to remember, so that one can ask why a request went where it went.
-    ROUTER_DECISION_LOG: u32 = "router-decision-log" =>
-        scope(Scope::ROUTING).env(&[var("KVASIR_ROUTER_DECISION_LOG")]).default("4096")
-        .ints(0, 1 << 24).effective();
+    ROUTER_DECISION_LOG: u32 = "router-decision-log" of router =>
+        scope(Scope::ROUTING).env(&[var("KVASIR_ROUTER_DECISION_LOG")]).effective();
 
     /// Prefix of the frontend's metric names.
     METRICS_PREFIX: String = "metrics-prefix" =>

@@ -54,8 +54,8 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
     ///
     /// Engine servers are routed by `kv` unless a mode is given, whoever names them: `--worker`, the workers file or
     /// `kvasir workers add`.
-    ROUTER_MODE: RouterMode = "router-mode" =>
-        env(&[var("DYN_ROUTER_MODE")]).default("round-robin")
+    ROUTER_MODE: RouterMode = "router-mode" of router =>
+        env(&[var("DYN_ROUTER_MODE")])
         .default_note("round-robin; kv for engine servers, in the demo and with --load-aware")
         .metavar("MODE").common().effective();
 
@@ -67,47 +67,43 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
         env(&[var("DYN_ROUTER_LOAD_AWARE")]).default("false").effective();
 
     /// Tokens in a KV block; must be what the engines use.
-    KV_CACHE_BLOCK_SIZE: Option<u32> = "kv-cache-block-size" =>
+    KV_CACHE_BLOCK_SIZE: Option<u32> = "kv-cache-block-size" of router =>
         scope(Scope::ROUTING.and(Scope::DOCTOR)).env(&[var("DYN_KV_CACHE_BLOCK_SIZE")])
-        .ints(1, u32::MAX as u64)
         .default_note("what the model's workers announce").common().effective();
 
     /// A worker is busy above this share of its KV blocks in use.
-    ACTIVE_DECODE_BLOCKS_THRESHOLD: Option<f64> = "active-decode-blocks-threshold" =>
+    ACTIVE_DECODE_BLOCKS_THRESHOLD: Option<f64> = "active-decode-blocks-threshold" of router =>
         scope(Scope::SERVE.and(Scope::REPLAY)).env(&[var("DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD")])
-        .aliases(&["busy-threshold"]).floats(0.0, 1.0).effective();
+        .aliases(&["busy-threshold"]).effective();
 
     /// A worker is busy above so many prompt tokens waiting or in prefill.
-    ACTIVE_PREFILL_TOKENS_THRESHOLD: Option<u64> = "active-prefill-tokens-threshold" =>
+    ACTIVE_PREFILL_TOKENS_THRESHOLD: Option<u64> = "active-prefill-tokens-threshold" of router =>
         scope(Scope::SERVE.and(Scope::REPLAY)).env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD")])
         .effective();
 
     /// The same as a multiple of the worker's batch limit; either one makes it busy.
-    ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC: Option<f64> = "active-prefill-tokens-threshold-frac" =>
+    ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC: Option<f64> = "active-prefill-tokens-threshold-frac" of router =>
         scope(Scope::SERVE.and(Scope::REPLAY))
         .env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC")]).effective();
 
     /// Keep a session on its worker until it has been silent for so many seconds.
-    ROUTER_SESSION_AFFINITY_TTL_SECS: Option<u64> = "router-session-affinity-ttl-secs" =>
-        scope(Scope::SERVE).env(&[var("DYN_ROUTER_SESSION_AFFINITY_TTL_SECS")]).ints(1, 31_536_000)
+    ROUTER_SESSION_AFFINITY_TTL_SECS: Option<u64> = "router-session-affinity-ttl-secs" of router =>
+        scope(Scope::SERVE).env(&[var("DYN_ROUTER_SESSION_AFFINITY_TTL_SECS")])
         .metavar("SECONDS").effective();
 
     /// Sessions to remember; beyond it the one unused for longest is forgotten.
-    ROUTER_MAX_SESSIONS: u32 = "router-max-sessions" =>
-        env(&[var("KVASIR_ROUTER_MAX_SESSIONS")]).default("100000").ints(1, u32::MAX as u64)
-        .effective();
+    ROUTER_MAX_SESSIONS: u32 = "router-max-sessions" of router =>
+        env(&[var("KVASIR_ROUTER_MAX_SESSIONS")]).effective();
 
     /// Weight of GPU encoders against CPU ones in `device-aware-weighted` mode.
-    ENCODER_CUDA_TO_CPU_RATIO: u32 = "encoder-cuda-to-cpu-ratio" =>
-        scope(Scope::SERVE).env(&[var("DYN_ENCODER_CUDA_TO_CPU_RATIO")]).default("8")
-        .ints(1, u32::MAX as u64).effective();
+    ENCODER_CUDA_TO_CPU_RATIO: u32 = "encoder-cuda-to-cpu-ratio" of router =>
+        scope(Scope::SERVE).env(&[var("DYN_ENCODER_CUDA_TO_CPU_RATIO")]).effective();
 
     /// Longest time that a worker is left out for failing requests; 0 never leaves one out.
     ///
     /// It is a quarter of a second the first time and twice as long each time until the worker serves one again.
-    RUNTIME_INHIBITED_DURATION_SECS: Duration = "runtime-inhibited-duration-secs" =>
-        env(&[var("DYN_RUNTIME_INHIBITED_DURATION_SECS")]).default("5").metavar("SECONDS")
-        .effective();
+    RUNTIME_INHIBITED_DURATION_SECS: Duration = "runtime-inhibited-duration-secs" of router =>
+        env(&[var("DYN_RUNTIME_INHIBITED_DURATION_SECS")]).metavar("SECONDS").effective();
 
     /// Route requests for LoRA adapters to workers that have them loaded.
     LORA_ENABLED: bool = "lora-enabled" => env(&[var("DYN_LORA_ENABLED")]).default("false");

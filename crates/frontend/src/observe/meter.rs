@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use kvasir_openai::Endpoint;
-use kvasir_router::{LimitKind, Mode, RouteError, Sent};
+use kvasir_router::{LimitKind, RouteError, RouterMode, Sent};
 use kvasir_telemetry::{Gauge, Histogram, IntCounter, MetricOptions, Metrics, observe_ms};
 use kvasir_types::{Time, WorkerRank};
 
@@ -166,7 +166,7 @@ fn failure(kind: &str) -> [&'static str; 2] {
 impl ModelMeters {
     /// Those of `model`, whose router works in `mode`.
     #[must_use]
-    pub fn new(metrics: &Metrics, model: &Arc<str>, mode: Mode) -> Arc<Self> {
+    pub fn new(metrics: &Metrics, model: &Arc<str>, mode: RouterMode) -> Arc<Self> {
         Arc::new(Self::made(metrics, model, mode))
     }
 
@@ -178,17 +178,17 @@ impl ModelMeters {
             by_cache: self.by_cache,
             ranks: Arc::clone(&self.ranks),
             counted: Arc::clone(&self.counted),
-            ..Self::made(&self.metrics, model, Mode::default())
+            ..Self::made(&self.metrics, model, RouterMode::default())
         })
     }
 
-    fn made(metrics: &Metrics, model: &Arc<str>, mode: Mode) -> Self {
+    fn made(metrics: &Metrics, model: &Arc<str>, mode: RouterMode) -> Self {
         let name = [&**model];
         let phase = [&**model, PHASE];
         Self {
             metrics: metrics.clone(),
             model: Arc::clone(model),
-            by_cache: mode == Mode::Kv,
+            by_cache: mode == RouterMode::Kv,
             served: true,
             completions: Default::default(),
             active: metrics.active_requests.with_label_values(&name),
@@ -237,7 +237,7 @@ impl ModelMeters {
         Arc::new(Self {
             metrics: metrics.clone(),
             served: false,
-            ..Self::made(aside, &UNKNOWN_MODEL.into(), Mode::RoundRobin)
+            ..Self::made(aside, &UNKNOWN_MODEL.into(), RouterMode::RoundRobin)
         })
     }
 

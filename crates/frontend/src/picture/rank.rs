@@ -415,7 +415,7 @@ fn fault_name(notice: &Notice) -> Option<&'static str> {
 pub(super) mod tests {
     use kvasir_index::IndexOptions;
     use kvasir_ingest::{Ingest, IngestOptions};
-    use kvasir_router::{Mode, RouterConfig};
+    use kvasir_router::{RouterConfig, RouterMode};
     use kvasir_telemetry::MetricOptions;
     use kvasir_transport::memory_source;
     use kvasir_types::DpRank;
@@ -431,7 +431,7 @@ pub(super) mod tests {
         let (name, router): (Arc<str>, _) = (Arc::from("m"), RouterConfig::default());
         let index = Arc::new(Index::with_options(&IndexOptions::default()));
         ServedModel {
-            meters: ModelMeters::new(app.metrics(), &name, Mode::Kv),
+            meters: ModelMeters::new(app.metrics(), &name, RouterMode::Kv),
             events: None,
             host: RouterHost::start(&name, router, index, app.clock(), app.tasks()),
             name,

@@ -146,7 +146,7 @@ async fn requests_may_require_and_prefer_taints() {
 #[tokio::test]
 async fn preferred_taints_draw_requests_in_kv_mode() {
     let mut setup = Setup::usual();
-    setup.router.router_mode = kvasir_router::Mode::Kv;
+    setup.router.router_mode = kvasir_router::RouterMode::Kv;
     let mut rig = Rig::with(1, setup).await;
     let engine = Engine::start(&rig.stage).await;
     let said = format!("{},taint=cheap", engine.url());

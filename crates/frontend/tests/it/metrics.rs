@@ -1,13 +1,13 @@
 //! What the metrics page says: how requests ended, in which stage they are, and what only a router by cache writes.
 
 use kvasir_frontend::{AppOptions, Limits};
-use kvasir_router::Mode;
+use kvasir_router::RouterMode;
 use kvasir_types::WorkerId;
 
 use crate::engine::{DONE, FIRST, LAST, Step, USAGE, first_event, ok, stream};
 use crate::rig::{ASK, ASK_STREAM, CHAT, Rig, Setup, in_time, until};
 
-const MODES: [Mode; 3] = [Mode::RoundRobin, Mode::Random, Mode::Kv];
+const MODES: [RouterMode; 3] = [RouterMode::RoundRobin, RouterMode::Random, RouterMode::Kv];
 
 async fn tasks(rig: &Rig) -> Vec<(&'static str, f64)> {
     let mut all = Vec::new();
@@ -79,7 +79,7 @@ async fn only_a_router_by_cache_writes_the_routers_series() {
         rig.stage.play(vec![stream(&events)]);
         assert_eq!(rig.post(CHAT, ASK_STREAM).await.status, 200);
         rig.at_rest().await;
-        let expected = if mode == Mode::Kv { 2.0 } else { 0.0 };
+        let expected = if mode == RouterMode::Kv { 2.0 } else { 0.0 };
         for name in [
             "requests_started_total",
             "requests_total",
@@ -144,7 +144,7 @@ async fn stages_are_entered_and_left() {
 /// An answer that ends after its worker has left brings none of the worker's series back.
 #[tokio::test]
 async fn a_worker_that_left_has_no_series() {
-    let rig = Rig::with(1, Setup::in_mode(Mode::Kv)).await;
+    let rig = Rig::with(1, Setup::in_mode(RouterMode::Kv)).await;
     assert_eq!(rig.post(CHAT, ASK).await.status, 200);
     let series = "dynamo_frontend_worker_last_input_sequence_tokens{";
     assert!(rig.page().await.contains(series));
@@ -193,7 +193,7 @@ async fn failures_and_embeddings_have_series_of_their_own() {
 /// A worker whose events nobody hears is counted where the router goes by events.
 #[tokio::test]
 async fn workers_without_events_are_counted_where_they_matter() {
-    for (mode, expected) in [(Mode::Kv, 2.0), (Mode::RoundRobin, 0.0)] {
+    for (mode, expected) in [(RouterMode::Kv, 2.0), (RouterMode::RoundRobin, 0.0)] {
         let rig = Rig::with(2, Setup::in_mode(mode)).await;
         let name = "dynamo_component_router_kv_event_source_mismatch_workers";
         assert_eq!(rig.metric(name).await, expected, "{mode:?}");

@@ -3,7 +3,7 @@
 use kvasir_frontend::{AppOptions, MigrationOptions};
 use std::time::Duration;
 
-use kvasir_router::Mode;
+use kvasir_router::RouterMode;
 use serde_json::{Value, json};
 
 use crate::engine::{STREAM_HEAD, Step, chunk, stream};
@@ -58,7 +58,7 @@ fn refused(fixture: &Fixture, why: &str) -> u64 {
 }
 
 async fn unbroken(max_tokens: u32) -> String {
-    let fixture = Fixture::with(&[Act::Answer(7)], Mode::RoundRobin, moving(0, None)).await;
+    let fixture = Fixture::with(&[Act::Answer(7)], RouterMode::RoundRobin, moving(0, None)).await;
     let mut body = ask(true);
     body["max_tokens"] = max_tokens.into();
     told(&fixture.post(&body).await.1).0
@@ -194,7 +194,7 @@ async fn what_cannot_move_is_told_so() {
 /// Prompt and answer may be as long as the limit, and no longer.
 #[tokio::test]
 async fn a_sequence_past_the_limit_stays() {
-    let probe = Fixture::with(&[Act::Answer(1)], Mode::RoundRobin, moving(0, None)).await;
+    let probe = Fixture::with(&[Act::Answer(1)], RouterMode::RoundRobin, moving(0, None)).await;
     probe.post(&ask(true)).await;
     let prompt = probe.seen.lock().unwrap()[0].tokens.len() as u32;
     for (longest, moves_on) in [(prompt + 3, true), (prompt + 2, false)] {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvasir_frontend::{AppOptions, Limits};
-use kvasir_router::{Mode, RouterConfig};
+use kvasir_router::{RouterConfig, RouterMode};
 use kvasir_transport::Tasks;
 
 use crate::client::Client;
@@ -20,7 +20,7 @@ const RUNNING: usize = 2;
 /// A fleet of one worker that is full with two prompts, and a queue of four.
 async fn small_fleet() -> Rig {
     let router = RouterConfig {
-        router_mode: Mode::Kv,
+        router_mode: RouterMode::Kv,
         router_queue_threshold: Some(1.0),
         router_queue_max_requests: QUEUE as u32,
         ..RouterConfig::default()

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use kvasir_router::{Mode, RouterConfig};
+use kvasir_router::{RouterConfig, RouterMode};
 
 use crate::engine::{Step, unary};
 use crate::rig::{CHAT, Rig, Setup, in_time};
@@ -16,7 +16,7 @@ async fn kv_rig() -> Rig {
 async fn kv_rig_of(engines: usize) -> Rig {
     let setup = Setup {
         router: RouterConfig {
-            router_mode: Mode::Kv,
+            router_mode: RouterMode::Kv,
             ..RouterConfig::default()
         },
         ..Setup::usual()

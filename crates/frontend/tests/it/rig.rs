@@ -8,7 +8,7 @@ use kvasir_frontend::{
     App, AppOptions, Backend, Fleet, Limits, ModelMeters, NewModel, RouterHost, ServedModel, Server,
 };
 use kvasir_index::{Index, IndexOptions};
-use kvasir_router::{Load, Mode, Router, RouterConfig};
+use kvasir_router::{Load, Router, RouterConfig, RouterMode};
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
 use kvasir_transport::Tasks;
 use kvasir_types::{DpRank, WorkerId, WorkerRank};
@@ -68,10 +68,10 @@ impl Setup {
     }
 
     pub(crate) fn usual() -> Self {
-        Self::in_mode(Mode::RoundRobin)
+        Self::in_mode(RouterMode::RoundRobin)
     }
 
-    pub(crate) fn in_mode(mode: Mode) -> Self {
+    pub(crate) fn in_mode(mode: RouterMode) -> Self {
         let router = RouterConfig {
             router_mode: mode,
             ..RouterConfig::default()

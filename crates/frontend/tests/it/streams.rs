@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use kvasir_router::Mode;
+use kvasir_router::RouterMode;
 
 use crate::engine::{DONE, FIRST, LAST, STREAM_HEAD, Step, USAGE, chunk, first_event, ok, stream};
 use crate::rig::{ASK_STREAM, CHAT, Rig, Setup, in_time, until};
@@ -204,7 +204,7 @@ async fn connections_are_used_again_and_bounded() {
 /// What the router and its operator know of an engine's answers: every token once, and how quick it was.
 #[tokio::test]
 async fn an_engines_tokens_are_counted_as_they_come() {
-    let rig = Rig::with(1, Setup::in_mode(Mode::Kv)).await;
+    let rig = Rig::with(1, Setup::in_mode(RouterMode::Kv)).await;
     let event = |text: &str, more: &str| {
         format!(
             "data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}}}}]{more}}}\n\n"
@@ -268,7 +268,7 @@ async fn usage_beside_text_is_hidden_and_the_text_is_not() {
 /// pace, the prompt is taken off the books in time, and the request stays on them to its end.
 #[tokio::test]
 async fn the_prompt_of_a_whole_answer_does_not_stay_booked() {
-    let rig = Rig::with(1, Setup::in_mode(Mode::Kv)).await;
+    let rig = Rig::with(1, Setup::in_mode(RouterMode::Kv)).await;
     let words = "word ".repeat(200);
     let ask = |stream: bool| {
         format!(

@@ -9,7 +9,7 @@ use kvasir_frontend::{
     App, AppOptions, Backend, EventPool, ModelMeters, RouterHost, ServedModel, Server,
 };
 use kvasir_index::Index;
-use kvasir_router::{Mode, RouterConfig, WorkerSpec};
+use kvasir_router::{RouterConfig, RouterMode, WorkerSpec};
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
 use kvasir_text::TextModel;
 use kvasir_transport::{Call, MemoryPlane, PlaneError, Tasks};
@@ -54,20 +54,20 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     /// A server with one worker per act; with `mode` `RoundRobin` worker 1 is asked first.
-    async fn start(acts: &[Act], mode: Mode) -> Self {
+    async fn start(acts: &[Act], mode: RouterMode) -> Self {
         Self::with(acts, mode, AppOptions::default()).await
     }
 
-    pub(crate) async fn with(acts: &[Act], mode: Mode, options: AppOptions) -> Self {
+    pub(crate) async fn with(acts: &[Act], mode: RouterMode, options: AppOptions) -> Self {
         Self::set_up(acts, mode, options, false).await
     }
 
     /// A server with as many workers as acts; the first request that reaches any of them gets the first act.
     pub(crate) async fn scripted(acts: &[Act], options: AppOptions) -> Self {
-        Self::set_up(acts, Mode::RoundRobin, options, true).await
+        Self::set_up(acts, RouterMode::RoundRobin, options, true).await
     }
 
-    async fn set_up(acts: &[Act], mode: Mode, options: AppOptions, in_order: bool) -> Self {
+    async fn set_up(acts: &[Act], mode: RouterMode, options: AppOptions, in_order: bool) -> Self {
         let clock = Clock::new();
         let metrics = Metrics::new(&MetricOptions::default()).unwrap();
         let app = App::new(options, metrics, clock, Tasks::new());
@@ -238,7 +238,8 @@ pub(crate) fn ask(stream: bool) -> Value {
 #[tokio::test]
 async fn a_worker_that_dies_before_its_first_token_is_replaced() {
     for stream in [false, true] {
-        let fixture = Fixture::start(&[Act::DieAfter(0), Act::Answer(4)], Mode::RoundRobin).await;
+        let fixture =
+            Fixture::start(&[Act::DieAfter(0), Act::Answer(4)], RouterMode::RoundRobin).await;
         for _ in 0..2 {
             let (status, body) = fixture.post(&ask(stream)).await;
             assert_eq!(status, 200, "{body}");
@@ -255,9 +256,9 @@ async fn a_worker_that_dies_before_its_first_token_is_replaced() {
 
 #[tokio::test]
 async fn a_full_worker_is_passed_over_and_a_full_fleet_is_an_overload() {
-    let fixture = Fixture::start(&[Act::Full, Act::Answer(3)], Mode::RoundRobin).await;
+    let fixture = Fixture::start(&[Act::Full, Act::Answer(3)], RouterMode::RoundRobin).await;
     assert_eq!(fixture.post(&ask(false)).await.0, 200);
-    let fixture = Fixture::start(&[Act::Full, Act::Full], Mode::RoundRobin).await;
+    let fixture = Fixture::start(&[Act::Full, Act::Full], RouterMode::RoundRobin).await;
     let (status, body) = fixture.post(&ask(true)).await;
     assert_eq!(status, 503);
     assert!(
@@ -269,7 +270,7 @@ async fn a_full_worker_is_passed_over_and_a_full_fleet_is_an_overload() {
 
 #[tokio::test]
 async fn a_refusal_is_the_clients_and_is_not_tried_elsewhere() {
-    let fixture = Fixture::start(&[Act::Reject, Act::Reject], Mode::RoundRobin).await;
+    let fixture = Fixture::start(&[Act::Reject, Act::Reject], RouterMode::RoundRobin).await;
     let (status, body) = fixture.post(&ask(false)).await;
     assert_eq!(status, 400);
     assert!(body.contains("top_k is too large"), "{body}");
@@ -279,7 +280,7 @@ async fn a_refusal_is_the_clients_and_is_not_tried_elsewhere() {
 
 #[tokio::test]
 async fn an_engines_failure_tells_nothing_of_its_inside() {
-    let fixture = Fixture::start(&[Act::Fail], Mode::RoundRobin).await;
+    let fixture = Fixture::start(&[Act::Fail], RouterMode::RoundRobin).await;
     let (status, body) = fixture.post(&ask(false)).await;
     assert_eq!(status, 500);
     assert!(!body.contains("memory"), "{body}");
@@ -288,7 +289,11 @@ async fn an_engines_failure_tells_nothing_of_its_inside() {
 
 #[tokio::test]
 async fn dead_workers_all_round_is_unavailable() {
-    let fixture = Fixture::start(&[Act::DieAfter(0), Act::DieAfter(0)], Mode::RoundRobin).await;
+    let fixture = Fixture::start(
+        &[Act::DieAfter(0), Act::DieAfter(0)],
+        RouterMode::RoundRobin,
+    )
+    .await;
     let (status, body) = fixture.post(&ask(true)).await;
     assert_eq!(status, 503);
     assert!(body.contains("Service temporarily unavailable"), "{body}");
@@ -297,7 +302,7 @@ async fn dead_workers_all_round_is_unavailable() {
 
 #[tokio::test]
 async fn a_worker_that_dies_mid_stream_ends_it_with_an_error_frame() {
-    let fixture = Fixture::start(&[Act::DieAfter(3)], Mode::RoundRobin).await;
+    let fixture = Fixture::start(&[Act::DieAfter(3)], RouterMode::RoundRobin).await;
     let (status, body) = fixture.post(&ask(true)).await;
     assert_eq!(status, 200);
     assert!(body.contains("data: {\"error\":{"), "{body}");
@@ -305,7 +310,7 @@ async fn a_worker_that_dies_mid_stream_ends_it_with_an_error_frame() {
     assert!(!body.contains("\"finish_reason\":\"stop\""), "{body}");
     fixture.assert_idle().await;
 
-    let fixture = Fixture::start(&[Act::DieAfter(3)], Mode::RoundRobin).await;
+    let fixture = Fixture::start(&[Act::DieAfter(3)], RouterMode::RoundRobin).await;
     let (status, _) = fixture.post(&ask(false)).await;
     assert_eq!(status, 503, "half an answer must not look whole");
     fixture.assert_idle().await;
@@ -314,7 +319,7 @@ async fn a_worker_that_dies_mid_stream_ends_it_with_an_error_frame() {
 #[tokio::test]
 async fn a_client_that_leaves_cancels_the_worker_and_frees_its_place() {
     for stream in [true, false] {
-        let fixture = Fixture::start(&[Act::Stall], Mode::Kv).await;
+        let fixture = Fixture::start(&[Act::Stall], RouterMode::Kv).await;
         let connection = fixture.connect(&ask(stream)).await;
         let asked = async {
             while fixture.asked() != [1] {
@@ -338,7 +343,7 @@ async fn a_client_that_leaves_cancels_the_worker_and_frees_its_place() {
 
 #[tokio::test]
 async fn several_choices_share_a_fate() {
-    let fixture = Fixture::start(&[Act::Answer(4), Act::Answer(4)], Mode::RoundRobin).await;
+    let fixture = Fixture::start(&[Act::Answer(4), Act::Answer(4)], RouterMode::RoundRobin).await;
     let mut body = ask(true);
     body["n"] = 4.into();
     let (status, text) = fixture.post(&body).await;
@@ -352,7 +357,7 @@ async fn several_choices_share_a_fate() {
     assert_eq!(fixture.asked(), [2, 2]);
     fixture.assert_idle().await;
 
-    let fixture = Fixture::start(&[Act::Answer(4), Act::DieAfter(2)], Mode::RoundRobin).await;
+    let fixture = Fixture::start(&[Act::Answer(4), Act::DieAfter(2)], RouterMode::RoundRobin).await;
     let mut body = ask(false);
     body["n"] = 2.into();
     assert_eq!(fixture.post(&body).await.0, 503);
@@ -361,7 +366,7 @@ async fn several_choices_share_a_fate() {
 
 #[tokio::test]
 async fn a_drain_finishes_what_runs_and_refuses_what_comes() {
-    let fixture = Fixture::start(&[Act::Stall], Mode::RoundRobin).await;
+    let fixture = Fixture::start(&[Act::Stall], RouterMode::RoundRobin).await;
     let running = fixture.connect(&ask(true)).await;
     let started = async {
         while fixture.asked() != [1] {
@@ -400,7 +405,7 @@ async fn health_while_draining(address: SocketAddr) -> String {
 /// Everything that a client may say about drawing reaches the worker.
 #[tokio::test]
 async fn a_worker_is_told_how_to_draw() {
-    let fixture = Fixture::start(&[Act::Answer(2)], Mode::RoundRobin).await;
+    let fixture = Fixture::start(&[Act::Answer(2)], RouterMode::RoundRobin).await;
     let mut body = ask(false);
     let wishes = serde_json::json!({
         "temperature": 0.5, "top_p": 0.75, "top_k": 7, "min_p": 0.25, "frequency_penalty": 1.0,
@@ -435,7 +440,7 @@ async fn a_worker_is_told_how_to_draw() {
 #[tokio::test]
 async fn likelihoods_reach_the_client() {
     for stream in [true, false] {
-        let fixture = Fixture::start(&[Act::Answer(3)], Mode::RoundRobin).await;
+        let fixture = Fixture::start(&[Act::Answer(3)], RouterMode::RoundRobin).await;
         let mut body = ask(stream);
         body["logprobs"] = true.into();
         body["top_logprobs"] = 2.into();

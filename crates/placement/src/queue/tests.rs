@@ -71,7 +71,7 @@ fn the_four_orders() {
                 uncached_tokens: isl_tokens - cached,
             };
             queue.put(Entry {
-                urgency: order.urgency(&hold),
+                urgency: hold.urgency(order),
                 ..entry(u128::from(second), 0, isl_tokens)
             });
         }
@@ -99,7 +99,7 @@ fn a_priority_is_a_jump_in_seconds() {
                 uncached_tokens: 1,
             };
             queue.put(Entry {
-                urgency: QueuePolicy::Fcfs.urgency(&hold),
+                urgency: hold.urgency(QueuePolicy::Fcfs),
                 ..entry(id, 0, 1)
             });
         }

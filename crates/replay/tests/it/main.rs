@@ -13,8 +13,7 @@ fn wiring(settings: &Settings, block_size: u32) -> Result<(RouterConfig, IndexOp
         kv_cache_block_size: block_size,
         ..RouterConfig::default()
     };
-    let mode = settings.get(keys::ROUTER_MODE).name();
-    assert!(router.set("router-mode", mode).is_ok());
+    router.router_mode = settings.get(keys::ROUTER_MODE);
     router.router_prefill_load_scale = settings.get(keys::ROUTER_PREFILL_LOAD_SCALE);
     router.router_kv_events = settings.get(keys::ROUTER_KV_EVENTS);
     let approximate = (!router.router_kv_events).then(Approximate::default);

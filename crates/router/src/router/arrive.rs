@@ -4,7 +4,7 @@ use kvasir_placement::{Entry, Gate, Hold, QueueLimit};
 use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
 
 use super::{Pinned, Router, Stirred, Waiting, cached_tokens};
-use crate::{Arrival, LimitKind, Mode, Output, RouteError};
+use crate::{Arrival, LimitKind, Output, RouteError, RouterMode};
 
 impl Router {
     pub(super) fn arrive(&mut self, arrival: Box<Arrival>, out: &mut Vec<Output>) {
@@ -71,7 +71,7 @@ impl Router {
     /// The rank that the request or its session names.
     fn resolve_pin(&mut self, arrival: &Arrival) -> Result<Option<Pinned>, RouteError> {
         let Some(worker) = arrival.pin.worker else {
-            if self.config.router_mode == Mode::Direct {
+            if self.config.router_mode == RouterMode::Direct {
                 return Err(RouteError::WorkerIdMissing);
             }
             if arrival.pin.rank.is_some() {
@@ -226,7 +226,7 @@ impl Router {
             uncached_tokens: arrival.isl_tokens - cached,
         };
         let urgency = match (&self.config.router_policy_config, self.queue.class(class)) {
-            (Some(_), Some(class)) => class.queue_policy.urgency(&hold),
+            (Some(_), Some(class)) => hold.urgency(class.queue_policy),
             _ => self.policy.urgency(&hold),
         };
         let entry = Entry {

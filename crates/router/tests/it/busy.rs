@@ -87,12 +87,12 @@ fn new_thresholds_wait_for_the_next_load_and_leave_the_others_alone() {
 #[test]
 fn every_mode_leaves_busy_workers_out() {
     for mode in [
-        Mode::RoundRobin,
-        Mode::Random,
-        Mode::PowerOfTwo,
-        Mode::LeastLoaded,
-        Mode::DeviceAwareWeighted,
-        Mode::Kv,
+        RouterMode::RoundRobin,
+        RouterMode::Random,
+        RouterMode::PowerOfTwo,
+        RouterMode::LeastLoaded,
+        RouterMode::DeviceAwareWeighted,
+        RouterMode::Kv,
     ] {
         let mut host = Host::new(RouterConfig {
             router_mode: mode,

@@ -162,7 +162,7 @@ fn config() -> impl Strategy<Value = RouterConfig> {
     let busy = (prop::option::of(0.2..0.9f64), prop::option::of(0..150u64));
     (queue, track, cost, busy, any::<u64>()).prop_map(|(queue, track, cost, busy, seed)| {
         RouterConfig {
-            router_mode: Mode::Kv,
+            router_mode: RouterMode::Kv,
             kv_cache_block_size: BLOCK,
             router_queue_threshold: queue.0,
             router_queue_policy: queue.1,

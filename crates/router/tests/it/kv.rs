@@ -174,7 +174,7 @@ impl kvasir_router::Policy for Last {
 #[test]
 fn a_policy_of_ones_own_chooses_holds_orders_and_hears() {
     let config = RouterConfig {
-        router_mode: Mode::Kv,
+        router_mode: RouterMode::Kv,
         ..RouterConfig::default()
     };
     let mut host = Host {

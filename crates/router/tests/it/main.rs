@@ -21,8 +21,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvasir_router::{
-    Arrival, Input, Mode, Outcome, Output, Overlap, RankOverlap, RouteError, Router, RouterConfig,
-    Sent, WorkerSpec,
+    Arrival, Input, Outcome, Output, Overlap, RankOverlap, RouteError, Router, RouterConfig,
+    RouterMode, Sent, WorkerSpec,
 };
 use kvasir_types::{RequestId, SequenceHash, Time, WorkerId, WorkerRank};
 
@@ -37,7 +37,7 @@ impl Host {
     /// A router in kv mode with what `change` changes.
     fn kv(change: impl FnOnce(&mut RouterConfig)) -> Self {
         let mut config = RouterConfig {
-            router_mode: Mode::Kv,
+            router_mode: RouterMode::Kv,
             ..RouterConfig::default()
         };
         change(&mut config);

@@ -3,7 +3,7 @@
 use super::*;
 use kvasir_router::Device;
 
-fn host(mode: Mode, workers: u64) -> Host {
+fn host(mode: RouterMode, workers: u64) -> Host {
     Host::new(RouterConfig {
         router_mode: mode,
         ..RouterConfig::default()
@@ -18,20 +18,20 @@ fn run(host: &mut Host, ids: std::ops::Range<u128>) -> Vec<u64> {
 
 #[test]
 fn round_robin_takes_each_free_worker_in_turn() {
-    let mut host = host(Mode::RoundRobin, 3);
+    let mut host = host(RouterMode::RoundRobin, 3);
     assert_eq!(run(&mut host, 0..7), [1, 2, 3, 1, 2, 3, 1]);
     host.input(Input::Left(WorkerId(2)));
     assert_eq!(run(&mut host, 7..11), [3, 1, 3, 1]);
     assert_eq!(
         RouterConfig::default().router_mode,
-        Mode::RoundRobin,
+        RouterMode::RoundRobin,
         "the default"
     );
 }
 
 #[test]
 fn random_reaches_all_about_equally() {
-    let mut host = host(Mode::Random, 4);
+    let mut host = host(RouterMode::Random, 4);
     let mut counts = [0; 5];
     for worker in run(&mut host, 0..4000) {
         counts[worker as usize] += 1;
@@ -44,7 +44,7 @@ fn random_reaches_all_about_equally() {
 
 #[test]
 fn direct_needs_a_worker_id() {
-    let mut host = host(Mode::Direct, 3);
+    let mut host = host(RouterMode::Direct, 3);
     assert_eq!(
         host.refused(Arrival::new(RequestId(1), 16)),
         RouteError::WorkerIdMissing
@@ -56,7 +56,7 @@ fn direct_needs_a_worker_id() {
 
 #[test]
 fn least_loaded_counts_requests_from_dispatch_to_end() {
-    let mut host = host(Mode::LeastLoaded, 3);
+    let mut host = host(RouterMode::LeastLoaded, 3);
     let mut first = run(&mut host, 0..3);
     first.sort_unstable();
     assert_eq!(first, [1, 2, 3]);
@@ -77,7 +77,7 @@ fn least_loaded_counts_requests_from_dispatch_to_end() {
 
 #[test]
 fn least_loaded_draws_among_equals() {
-    let mut host = host(Mode::LeastLoaded, 4);
+    let mut host = host(RouterMode::LeastLoaded, 4);
     let mut seen = std::collections::BTreeSet::new();
     for id in 0..64 {
         seen.insert(host.worker(Arrival::new(RequestId(id), 16)));
@@ -89,7 +89,7 @@ fn least_loaded_draws_among_equals() {
 /// With one worker far more loaded than the rest, power of two takes it only if it is drawn twice over.
 #[test]
 fn power_of_two_takes_the_less_loaded_of_two() {
-    let mut host = host(Mode::PowerOfTwo, 3);
+    let mut host = host(RouterMode::PowerOfTwo, 3);
     for id in 0..50 {
         let mut pin = Arrival::new(RequestId(id), 16);
         pin.pin.worker = Some(WorkerId(2));
@@ -98,11 +98,11 @@ fn power_of_two_takes_the_less_loaded_of_two() {
     for id in 100..140 {
         assert_ne!(host.worker(Arrival::new(RequestId(id), 16)), 2);
     }
-    let mut alone = host_with(Mode::PowerOfTwo);
+    let mut alone = host_with(RouterMode::PowerOfTwo);
     assert_eq!(run(&mut alone, 0..3), [1, 1, 1]);
 }
 
-fn host_with(mode: Mode) -> Host {
+fn host_with(mode: RouterMode) -> Host {
     host(mode, 1)
 }
 
@@ -111,7 +111,7 @@ fn host_with(mode: Mode) -> Host {
 #[test]
 fn device_aware_fills_accelerators_first_and_then_in_proportion() {
     let mut host = Host::new(RouterConfig {
-        router_mode: Mode::DeviceAwareWeighted,
+        router_mode: RouterMode::DeviceAwareWeighted,
         encoder_cuda_to_cpu_ratio: 4,
         ..RouterConfig::default()
     });
@@ -135,7 +135,7 @@ fn device_aware_fills_accelerators_first_and_then_in_proportion() {
 
 #[test]
 fn one_kind_of_device_is_least_loaded() {
-    let mut host = host(Mode::DeviceAwareWeighted, 2);
+    let mut host = host(RouterMode::DeviceAwareWeighted, 2);
     let mut two = run(&mut host, 0..2);
     two.sort_unstable();
     assert_eq!(two, [1, 2]);
@@ -144,10 +144,10 @@ fn one_kind_of_device_is_least_loaded() {
 #[test]
 fn simple_modes_book_requests_and_nothing_else() {
     for mode in [
-        Mode::RoundRobin,
-        Mode::Random,
-        Mode::LeastLoaded,
-        Mode::PowerOfTwo,
+        RouterMode::RoundRobin,
+        RouterMode::Random,
+        RouterMode::LeastLoaded,
+        RouterMode::PowerOfTwo,
     ] {
         let mut host = host(mode, 1);
         let sent = host.sent(prompt(1, &words(1, 4)));
@@ -159,23 +159,16 @@ fn simple_modes_book_requests_and_nothing_else() {
     }
 }
 
+/// The settings of `--load-aware`.
 #[test]
-fn the_load_aware_preset_beats_what_was_set() {
-    let mut config = RouterConfig::default();
-    for (name, value) in [
-        ("router-predicted-ttl-secs", "5"),
-        ("router-prefill-load-scale", "3"),
-        ("no-router-track-active-blocks", ""),
-        ("load-aware", "true"),
-    ] {
-        config.set(name, value).unwrap();
-    }
-    assert_eq!(config.router_mode, Mode::Kv);
-    assert_eq!(config.router_kv_overlap_score_credit, 0.0);
-    assert!(!config.router_kv_events && !config.router_assume_kv_reuse);
-    assert!(config.router_track_active_blocks && config.router_track_prefill_tokens);
-    assert_eq!(config.router_predicted_ttl_secs, None);
-    assert_eq!(config.router_prefill_load_scale, 3.0);
+fn without_credit_only_load_counts() {
+    let config = RouterConfig {
+        router_mode: RouterMode::Kv,
+        router_kv_overlap_score_credit: 0.0,
+        router_kv_events: false,
+        router_assume_kv_reuse: false,
+        ..RouterConfig::default()
+    };
     assert!(!config.needs_index() && !config.records_decisions());
     let mut host = Host::new(config).workers(2);
     let mut warm = prompt(1, &words(1, 8));

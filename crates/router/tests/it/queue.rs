@@ -38,9 +38,6 @@ fn park(host: &mut Host, arrival: Arrival) {
 #[test]
 fn the_default_threshold_is_the_seeds() {
     assert_eq!(RouterConfig::default().router_queue_threshold, Some(16.0));
-    let mut config = RouterConfig::default();
-    config.set("router-queue-threshold", "None").unwrap();
-    assert_eq!(config.router_queue_threshold, None);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use kvasir_engine::EngineConfig;
 use kvasir_index::{Approximate, IndexOptions};
 use kvasir_profile::Preset;
-use kvasir_router::RouterConfig;
+use kvasir_router::{RouterConfig, RouterMode};
 use kvasir_sim::{Fleet, Policy, RunReport, Trace, Workload, simulate};
 
 /// Llama-8B engines with a cache small enough to evict.
@@ -29,16 +29,19 @@ fn workload(text: &str) -> Trace {
     }
 }
 
-/// A router mode, then options of the router.
+/// A router mode, then the few options of the router that these tests vary.
 fn policy(text: &str) -> Policy {
     let mut router = RouterConfig::default();
     for part in text.split(',') {
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
-        let set = router
-            .set("router-mode", part)
-            .or_else(|_| router.set(name, value));
-        if let Err(error) = set {
-            panic!("{error}");
+        match (name, RouterMode::find(part), value.parse()) {
+            (_, Some(mode), _) => router.router_mode = mode,
+            ("no-router-kv-events", ..) => router.router_kv_events = false,
+            ("router-temperature", _, Ok(value)) => router.router_temperature = value,
+            ("router-predicted-ttl-secs", _, Ok(value)) => {
+                router.router_predicted_ttl_secs = Some(value);
+            }
+            _ => panic!("{part} is not known here"),
         }
     }
     let seconds = router.router_predicted_ttl_secs;

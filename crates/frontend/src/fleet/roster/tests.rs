@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use kvasir_index::{Index, IndexOptions};
-use kvasir_router::{Mode, RouterConfig};
+use kvasir_router::{RouterConfig, RouterMode};
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
 use kvasir_transport::Tasks;
 use kvasir_types::WorkerRank;
@@ -44,9 +44,9 @@ fn model(app: &App, new: &NewModel, beside: Option<&Arc<ServedModel>>) -> Arc<Se
     let (host, meters) = match beside {
         Some(other) => (Arc::clone(&other.host), other.meters.beside(&new.name)),
         None => {
-            let meters = ModelMeters::new(app.metrics(), &new.name, Mode::Kv);
+            let meters = ModelMeters::new(app.metrics(), &new.name, RouterMode::Kv);
             let config = RouterConfig {
-                router_mode: Mode::Kv,
+                router_mode: RouterMode::Kv,
                 ..RouterConfig::default()
             };
             let host = RouterHost::start(&new.name, config, index(), app.clock(), app.tasks());
