@@ -308,7 +308,7 @@ struct Watcher {
     unwell: u32,
     /// Questions in a row that nobody answered, while nothing else came from it either.
     quiet: u32,
-    /// A router has set it aside.
+    /// A router has ejected it.
     faulted: Arc<Notify>,
     /// What was last said about it.
     described: String,
@@ -467,7 +467,7 @@ impl Watcher {
 
     fn state(&self) -> State {
         match (self.serves.is_empty(), self.failures) {
-            (false, _) if self.is_set_aside() => State::Unhealthy,
+            (false, _) if self.is_ejected() => State::Unhealthy,
             (false, _) => State::Serving,
             (true, 0) => State::Joining,
             (true, _) => State::Unreachable,

@@ -73,7 +73,7 @@ impl Needs {
 struct Inner {
     router: Router,
     waiting: HashMap<RequestId, Waiter>,
-    /// Who is to look at a worker that is set aside.
+    /// Who is to look at a worker that is ejected.
     watchers: HashMap<WorkerId, Arc<Notify>>,
     /// Reused by every step.
     outputs: Vec<Output>,
@@ -213,7 +213,7 @@ impl RouterHost {
         self.step_with(input, None);
     }
 
-    /// From now on `watcher` is woken when this worker is set aside.
+    /// From now on `watcher` is woken when this worker is ejected.
     pub(crate) fn watch(&self, worker: WorkerId, watcher: &Arc<Notify>) {
         self.lock().watchers.insert(worker, Arc::clone(watcher));
     }
@@ -370,7 +370,7 @@ impl Inner {
         Some(later)
     }
 
-    /// Whoever watches a worker that is set aside looks at it now.
+    /// Whoever watches a worker that is ejected looks at it now.
     fn wake(&self, observation: &Observation) {
         if let Observation::Down { worker, down: true } = observation
             && let Some(watcher) = self.watchers.get(worker)
@@ -407,8 +407,8 @@ fn observe(observation: &Observation) {
     match observation {
         Observation::Busy { worker, busy: true } => tracing::info!(%worker, "worker is busy"),
         Observation::Busy { worker, .. } => tracing::info!(%worker, "worker is free again"),
-        Observation::Down { worker, down: true } => tracing::warn!(%worker, "worker is set aside"),
-        Observation::Down { worker, .. } => tracing::info!(%worker, "worker is back"),
+        Observation::Down { worker, down: true } => tracing::warn!(%worker, "worker ejected"),
+        Observation::Down { worker, .. } => tracing::info!(%worker, "worker readmitted"),
         Observation::Expired { id, target } => {
             tracing::warn!(%id, %target, "booking expired: nothing was heard of it for too long");
         }

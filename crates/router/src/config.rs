@@ -88,7 +88,7 @@ pub struct RouterConfig {
     pub router_max_sessions: u32,
     /// How much more an accelerator is worth than a processor (`device-aware-weighted`).
     pub encoder_cuda_to_cpu_ratio: u32,
-    /// How long a worker that fails is set aside at most; 0 never. The first time it is much shorter.
+    /// How long a worker that fails is ejected at most; 0 never. The first time it is much shorter.
     pub runtime_inhibited_duration_secs: f64,
     /// Decisions kept for `why`. Ours.
     pub router_decision_log: u32,

@@ -76,7 +76,7 @@ pub enum Reason {
     Pinned,
     /// Its session lives there.
     Session,
-    /// Every eligible worker is set aside or has failed this request; it was the least bad.
+    /// Every eligible worker is ejected or has failed this request; it was the least bad.
     LastResort,
     /// The mode's own rule: its turn, its draw, fewest in flight.
     Rule,

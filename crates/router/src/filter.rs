@@ -155,7 +155,7 @@ fn fit(set: &mut Bits, fleet: &Fleet, arrival: &Arrival) {
     }
 }
 
-/// When nobody is left whom nothing speaks against: of those set aside the least bad one that is not busy, then
+/// When nobody is left whom nothing speaks against: of those ejected the least bad one that is not busy, then
 /// the one that failed this very request longest ago, if it may go there again.
 fn last_resort(set: &mut Bits, fleet: &Fleet, health: &Health, arrival: &Arrival) {
     set.copy_from(fleet.live());

@@ -1,4 +1,4 @@
-//! What is held against a worker, and how long it is set aside for it.
+//! What is held against a worker, and how long it is ejected for it.
 //!
 //! Answers one question: which workers are not to be chosen because of how they served, or did not? Two
 //! witnesses: requests ([`Outcome::Unreachable`](crate::Outcome::Unreachable) at once,
@@ -14,21 +14,21 @@ use std::time::Duration;
 
 use kvasir_types::{Rng, Time, WorkerId};
 
-/// How long a worker is set aside for its first failure; each further one doubles it.
+/// How long a worker is ejected for after its first failure; each further one doubles it.
 pub const FIRST_SPAN: Duration = Duration::from_millis(250);
 /// Up to this share of a span is taken off by chance, so that replicas do not come back to a worker at once.
 const JITTER: f64 = 0.1;
 /// Failures in a row up to which a probe that succeeds outweighs them. One that keeps failing requests and
 /// answering probes comes back only as its spans end.
 pub const OUTWEIGHED_MAX: u32 = 2;
-/// Answers in a row that say "I failed" or "I am full", while others serve, after which a worker is set aside.
+/// Answers in a row that say "I failed" or "I am full", while others serve, after which a worker is ejected.
 pub const ERRORS_MAX: u32 = 3;
 /// A failure this old is forgotten.
 pub const FORGIVEN_AFTER: Duration = Duration::from_secs(60);
 /// Doubling ends here at the latest, so that it cannot overflow.
 const DOUBLINGS_MAX: u32 = 20;
 
-/// How bad a worker that is set aside is; the least is tried when nobody else is left: first those that only
+/// How bad a worker that is ejected is; the least is tried when nobody else is left: first those that only
 /// requests speak against, the one whose span ends first; then the one that failed longest ago.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Badness {
@@ -39,14 +39,14 @@ pub(crate) struct Badness {
 /// What is held against one worker.
 #[derive(Clone, Copy, Debug, Default)]
 struct Standing {
-    /// Times that it was set aside for, with no success between.
+    /// Times that it was ejected, with no success between.
     failures: u32,
     /// When it failed last.
     failed_at: Time,
     /// Answers in a row that say "I failed" or "I am full", and since when.
     errors: u32,
     errors_since: Time,
-    /// It is set aside until then.
+    /// It is ejected until then.
     until: Option<Time>,
     /// Its last probe failed.
     sick: bool,
@@ -64,7 +64,7 @@ pub(crate) struct Health {
 
 impl Health {
     /// A worker could not be reached. `began` is when the attempt was sent, `longest` bounds the span. Returns
-    /// until when it is set aside now.
+    /// until when it is ejected now.
     pub(crate) fn failed(
         &mut self,
         worker: WorkerId,
@@ -151,7 +151,7 @@ impl Health {
         was_down && !is_down
     }
 
-    /// Probes fail: the worker is set aside until one succeeds.
+    /// Probes fail: the worker is ejected until one succeeds.
     pub(crate) fn sick(&mut self, worker: WorkerId, now: Time) {
         let held = self.held.entry(worker).or_default();
         if !std::mem::replace(&mut held.sick, true) && held.failures == 0 {
@@ -160,7 +160,7 @@ impl Health {
         self.reckon();
     }
 
-    /// Nothing is held against it any more. Says whether it was set aside.
+    /// Nothing is held against it any more. Says whether it was ejected.
     pub(crate) fn forget(&mut self, worker: WorkerId) -> bool {
         let held = self.held.remove(&worker);
         self.reckon();
@@ -175,12 +175,12 @@ impl Health {
         }
     }
 
-    /// Until when it is set aside, if it is; [`Time::MAX`] means until it answers.
+    /// Until when it is ejected, if it is; [`Time::MAX`] means until it answers.
     pub(crate) fn down_until(&self, worker: WorkerId) -> Option<Time> {
         self.held.get(&worker)?.down_until()
     }
 
-    /// How bad a worker is that is set aside.
+    /// How bad a worker is that is ejected.
     pub(crate) fn badness(&self, worker: WorkerId) -> Badness {
         let held = self.held.get(&worker).copied().unwrap_or_default();
         let since_or_until = match held.sick {

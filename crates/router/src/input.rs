@@ -139,15 +139,15 @@ pub enum Outcome {
     },
     /// The client left.
     Cancelled,
-    /// The worker could not be reached, broke off or shut down: it is set aside for a while.
+    /// The worker could not be reached, broke off or shut down: it is ejected for a while.
     Unreachable,
-    /// The worker refused because it is full, or says so. Several in a row, while others serve, set it aside:
+    /// The worker refused because it is full, or says so. Several in a row, while others serve, eject it:
     /// whoever refuses everything looks idle and would be asked first for ever.
     Overloaded,
     /// The worker answered with an error that says nothing about its health.
     Failed,
     /// The worker answered that it failed. That may be the request's fault: only several in a row, while
-    /// others serve, set it aside.
+    /// others serve, eject it.
     Broken,
 }
 
@@ -158,7 +158,7 @@ pub struct Probe {
     pub worker: WorkerId,
     /// When it was asked: an answer outweighs only failures from before.
     pub asked: Time,
-    /// Whether it is. If not, it is set aside until a probe says that it is.
+    /// Whether it is. If not, it is ejected until a probe says that it is.
     pub healthy: bool,
 }
 

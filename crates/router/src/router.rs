@@ -78,7 +78,7 @@ pub struct Router {
     /// By slot.
     busy: Vec<RankBusy>,
     busy_slots: Bits,
-    /// Who is set aside, and for what.
+    /// Who is ejected, and for what.
     health: Health,
     eligible: Eligible,
     scorer: Scorer,

@@ -1,8 +1,8 @@
 //! Whether a worker is well: what it says on `/health`, and what is made of it.
 //!
 //! A server may answer `/v1/models` for ever while its engine is dead, so it is asked. Two answers in a row that
-//! say no (or none at all) set the worker aside until it says yes. A worker that just failed a request is asked
-//! at once: if it is well it is back before anybody misses it, if not it is set aside at the first no.
+//! say no (or none at all) eject the worker until it says yes. A worker that just failed a request is asked
+//! at once: if it is well it is back before anybody misses it, if not it is ejected at the first no.
 //!
 //! One that says no lives, and ends what it has. One that says nothing, several times in a row, and from which
 //! nothing else comes either, is frozen or its host has vanished: its connections are closed, so that what waits
@@ -18,10 +18,10 @@ use tokio::time::Instant;
 
 use super::Watcher;
 
-/// Times in a row that a worker may be unwell before it is set aside.
+/// Times in a row that a worker may be unwell before it is ejected.
 const UNWELL_MAX: u32 = 2;
 /// Questions in a row without any answer, and without a byte on any connection, after which what runs on a worker
-/// is given up. More than set it aside: a server that stalls for a few seconds finishes what it has.
+/// is given up. More than eject it: a server that stalls for a few seconds finishes what it has.
 const QUIET_MAX: u32 = 3;
 /// A worker that fails again and again is not asked more often than this because of it.
 const FAULT_GAP: Duration = Duration::from_millis(100);
@@ -43,7 +43,7 @@ impl Watcher {
         }
         match self.ask_health().await {
             Ok(()) => {
-                if self.is_set_aside() {
+                if self.is_ejected() {
                     tracing::info!(worker = %self.pool.address(), "worker is well again");
                 }
                 (self.unwell, self.quiet) = (0, 0);
@@ -106,13 +106,13 @@ impl Watcher {
     }
 
     /// Whether it was unwell too often.
-    pub(super) fn is_set_aside(&self) -> bool {
+    pub(super) fn is_ejected(&self) -> bool {
         self.unwell >= UNWELL_MAX
     }
 
     /// Tells the routers whether it is well; a first no says nothing yet.
     pub(super) fn tell_health(&self, check: &Check) {
-        if !check.well && !self.is_set_aside() {
+        if !check.well && !self.is_ejected() {
             return;
         }
         let probe = Probe {
@@ -123,7 +123,7 @@ impl Watcher {
         self.tell(|_| Input::Probed(probe));
     }
 
-    /// Waits so long. If a router sets the worker aside meanwhile, it is asked at once. Says whether it is well.
+    /// Waits so long. If a router ejects the worker meanwhile, it is asked at once. Says whether it is well.
     pub(super) async fn pause(&mut self, span: Duration) -> bool {
         let end = Instant::now() + span;
         loop {

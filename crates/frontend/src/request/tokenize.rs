@@ -228,15 +228,15 @@ async fn find(
 
 /// Whether a worker may be asked for tokens: nothing is held against it, unless something is against everybody.
 fn up(model: &ServedModel) -> impl Fn(WorkerId) -> bool + use<> {
-    let aside: BTreeSet<WorkerId> = model.host.ask(|router| {
+    let ejected: BTreeSet<WorkerId> = model.host.ask(|router| {
         let fleet = router.fleet();
-        let aside = fleet.members().filter(|m| m.down_until().is_some());
+        let ejected = fleet.members().filter(|m| m.down_until().is_some());
         match fleet.up().is_empty() {
             true => BTreeSet::new(),
-            false => aside.map(|m| m.spec.id).collect(),
+            false => ejected.map(|m| m.spec.id).collect(),
         }
     });
-    move |worker| !aside.contains(&worker)
+    move |worker| !ejected.contains(&worker)
 }
 
 /// Bytes of text that a prompt of a model may have to be read to its end.

@@ -1,4 +1,4 @@
-//! Workers that are set aside: for how long, who is tried all the same, what brings them back.
+//! Workers that are ejected: for how long, who is tried all the same, what brings them back.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -79,7 +79,7 @@ async fn a_worker_that_is_well_is_back_at_once() {
         rig.stage.checked.load(Ordering::SeqCst) > before
     })
     .await;
-    until("both are back", || !rig.is_aside(0) && !rig.is_aside(1)).await;
+    until("both are back", || !rig.is_ejected(0) && !rig.is_ejected(1)).await;
     rig.at_rest().await;
 }
 
@@ -88,7 +88,7 @@ async fn a_worker_that_says_it_is_not_well_gets_nothing_until_it_is() {
     let rig = eager(2).await;
     let sick = rig.engines[0].address.port();
     rig.stage.health.lock().unwrap().insert(sick, UNWELL);
-    until("it is set aside", || rig.is_aside(0)).await;
+    until("it is ejected", || rig.is_ejected(0)).await;
     rig.only_others_serve(sick).await;
     let rows = rig.workers().await;
     let states: Vec<_> = rows
@@ -103,10 +103,10 @@ async fn a_worker_that_says_it_is_not_well_gets_nothing_until_it_is() {
     // The other one falls ill, too: somebody is tried all the same.
     let other = rig.engines[1].address.port();
     rig.stage.health.lock().unwrap().insert(other, UNWELL);
-    until("so is the other", || rig.is_aside(1)).await;
+    until("so is the other", || rig.is_ejected(1)).await;
     assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
     rig.stage.health.lock().unwrap().insert(sick, WELL);
-    until("it is back", || !rig.is_aside(0)).await;
+    until("it is back", || !rig.is_ejected(0)).await;
     let before = rig.stage.seen().len();
     assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
     assert_eq!(rig.stage.seen()[before].port, sick);
@@ -114,7 +114,7 @@ async fn a_worker_that_says_it_is_not_well_gets_nothing_until_it_is() {
 }
 
 #[tokio::test]
-async fn a_worker_that_answers_500_while_others_serve_is_set_aside() {
+async fn a_worker_that_answers_500_while_others_serve_is_ejected() {
     let rig = lazy(2).await;
     // In turn: whoever has the first turn fails each time.
     for _ in 0..3 {
@@ -131,41 +131,44 @@ async fn a_worker_that_answers_500_while_others_serve_is_set_aside() {
         "passed on unchanged"
     );
     let failing = rig.stage.seen()[1].port;
-    until("it is set aside", || rig.is_aside(0) || rig.is_aside(1)).await;
+    until("it is ejected", || rig.is_ejected(0) || rig.is_ejected(1)).await;
     rig.only_others_serve(failing).await;
-    until("its time is over", || !rig.is_aside(0) && !rig.is_aside(1)).await;
+    until("its time is over", || {
+        !rig.is_ejected(0) && !rig.is_ejected(1)
+    })
+    .await;
     rig.at_rest().await;
 }
 
 #[tokio::test]
-async fn a_request_that_every_engine_fails_on_sets_nobody_aside() {
+async fn a_request_that_every_engine_fails_on_ejects_nobody() {
     let rig = lazy(2).await;
     for _ in 0..8 {
         rig.stage.play(vec![Step::Write(BROKEN.to_vec())]);
         assert_eq!(rig.post(CHAT, ASK).await.status, 500);
-        assert!(!rig.is_aside(0) && !rig.is_aside(1));
+        assert!(!rig.is_ejected(0) && !rig.is_ejected(1));
     }
     rig.at_rest().await;
 }
 
 /// One that refuses everything looks idle: it is not asked first for ever.
 #[tokio::test]
-async fn a_worker_that_refuses_everything_while_others_serve_is_set_aside() {
+async fn a_worker_that_refuses_everything_while_others_serve_is_ejected() {
     let rig = lazy(2).await;
     let full = rig.engines[0].address.port();
     rig.stage.always.lock().unwrap().insert(full, UNWELL);
     let asked = || rig.stage.seen().iter().filter(|s| s.port == full).count();
     for _ in 0..8 {
-        if rig.is_aside(0) {
+        if rig.is_ejected(0) {
             break;
         }
         assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
     }
-    assert_eq!((asked(), rig.is_aside(0)), (3, true));
+    assert_eq!((asked(), rig.is_ejected(0)), (3, true));
     rig.only_others_serve(full).await;
     // It takes requests again: its first answer after its time forgives it.
     rig.stage.always.lock().unwrap().clear();
-    until("its time is over", || !rig.is_aside(0)).await;
+    until("its time is over", || !rig.is_ejected(0)).await;
     for _ in 0..4 {
         assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
     }
@@ -173,7 +176,7 @@ async fn a_worker_that_refuses_everything_while_others_serve_is_set_aside() {
     rig.at_rest().await;
 }
 
-/// While all are full nobody is set aside, and the client hears it from an engine.
+/// While all are full nobody is ejected, and the client hears it from an engine.
 #[tokio::test]
 async fn a_fleet_that_is_full_stays_whole() {
     const FULL: &[u8] = b"HTTP/1.1 503 Busy\r\nretry-after: 7\r\ncontent-length: 4\r\n\r\nfull";
@@ -186,11 +189,11 @@ async fn a_fleet_that_is_full_stays_whole() {
         let answer = rig.post(CHAT, ASK).await;
         assert_eq!((answer.status, answer.text()), (503, "full"));
         assert_eq!(answer.header("retry-after"), Some("7"));
-        assert!(!rig.is_aside(0) && !rig.is_aside(1));
+        assert!(!rig.is_ejected(0) && !rig.is_ejected(1));
     }
-    // One serves a while, so the other is set aside; then that one is full, too: both are asked as before.
+    // One serves a while, so the other is ejected; then that one is full, too: both are asked as before.
     rig.stage.always.lock().unwrap().remove(&ports[1]);
-    while !rig.is_aside(0) {
+    while !rig.is_ejected(0) {
         assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
     }
     rig.stage.always.lock().unwrap().insert(ports[1], FULL);
@@ -198,7 +201,7 @@ async fn a_fleet_that_is_full_stays_whole() {
     for _ in 0..8 {
         let answer = rig.post(CHAT, ASK).await;
         assert_eq!((answer.status, answer.text()), (503, "full"));
-        assert!(!rig.is_aside(1), "never the last");
+        assert!(!rig.is_ejected(1), "never the last");
     }
     assert_eq!(rig.stage.seen().len() - before, 16, "each asked each");
     rig.at_rest().await;

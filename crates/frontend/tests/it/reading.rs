@@ -145,9 +145,9 @@ async fn another_engine_is_asked_when_one_fails() {
     rig.at_rest().await;
 }
 
-/// Who is set aside is not asked for tokens either.
+/// Who is ejected is not asked for tokens either.
 #[tokio::test]
-async fn engines_that_are_set_aside_are_not_asked() {
+async fn engines_that_are_ejected_are_not_asked() {
     let rig = kv_rig_of(2).await;
     let sick = kvasir_upstream::WorkerAddress::parse(&rig.engines[0].url()).unwrap();
     let unwell = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";

@@ -247,11 +247,11 @@ impl Rig {
         })
     }
 
-    /// Whether the worker of an engine is set aside.
-    pub(crate) fn is_aside(&self, engine: usize) -> bool {
+    /// Whether the worker of an engine is ejected.
+    pub(crate) fn is_ejected(&self, engine: usize) -> bool {
         let worker = WorkerAddress::parse(&self.engines[engine].url()).unwrap();
-        let aside = |router: &Router| Some(router.fleet().member(worker.id())?.down_until());
-        self.model().host.ask(aside).flatten().is_some()
+        let down_until = |router: &Router| Some(router.fleet().member(worker.id())?.down_until());
+        self.model().host.ask(down_until).flatten().is_some()
     }
 
     /// Whether a worker is on its way out.

@@ -69,7 +69,7 @@ impl Router {
         self.mark(worker, out);
     }
 
-    /// A worker answered that it failed or is full. Too many such answers in a row set it aside, unless it is
+    /// A worker answered that it failed or is full. Too many such answers in a row eject it, unless it is
     /// the last: a request that every engine chokes on must not take the fleet down.
     pub(super) fn errored(&mut self, worker: WorkerId, began: Option<Time>, out: &mut Vec<Output>) {
         if self.fleet.member(worker).is_none() || !self.health.errored(worker, self.now) {

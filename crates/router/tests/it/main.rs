@@ -5,8 +5,8 @@
     reason = "a test says by failing what it expected"
 )]
 
-mod aside;
 mod busy;
+mod ejection;
 mod filters;
 mod history;
 mod kv;

@@ -70,7 +70,7 @@ pub(crate) struct Model {
     in_force: Thresholds,
     /// Who served a request when, last.
     served: BTreeMap<WorkerId, Time>,
-    /// Until when the router sets workers aside, after its step.
+    /// Until when the router ejects workers, after its step.
     marks: BTreeMap<WorkerId, Time>,
     /// What the router has said, still to be accounted for.
     heard: std::collections::VecDeque<Output>,
@@ -337,9 +337,9 @@ impl Model {
         if !up.is_empty() {
             return Ok(up);
         }
-        let mut aside: Vec<&&Worker> = fit.iter().filter(|w| is_fresh(w)).collect();
-        aside.sort_by_key(|w| (w.busy, w.held.badness(), w.spec.id));
-        if let Some(least) = aside.first() {
+        let mut ejected: Vec<&&Worker> = fit.iter().filter(|w| is_fresh(w)).collect();
+        ejected.sort_by_key(|w| (w.busy, w.held.badness(), w.spec.id));
+        if let Some(least) = ejected.first() {
             return Ok(ranks(least));
         }
         let again = arrival.failed.iter().filter(|_| arrival.again);

@@ -12,7 +12,7 @@ pub(super) struct Held {
     failed_at: Time,
     errors: u32,
     errors_since: Time,
-    /// Set aside until then: the earliest, the latest, and what the router drew, once it shows.
+    /// Ejected until then: the earliest, the latest, and what the router drew, once it shows.
     pub(super) until: Option<(Time, Time, Option<Time>)>,
     sick: bool,
 }
@@ -45,11 +45,11 @@ impl Model {
             (_, true) => assert_eq!(mark, Some(Time::MAX), "{id} is sick"),
             (None, false) => assert_eq!(mark, None, "nothing is held against {id}"),
             (Some((earliest, latest, drawn)), false) => {
-                let mark = mark.unwrap_or_else(|| panic!("{id} is not set aside"));
+                let mark = mark.unwrap_or_else(|| panic!("{id} is not ejected"));
                 assert!(*earliest <= mark && mark <= *latest, "{id} until {mark:?}");
                 assert!(
                     drawn.is_none_or(|before| before == mark),
-                    "{id} is set aside anew"
+                    "{id} is ejected anew"
                 );
                 *drawn = Some(mark);
             }

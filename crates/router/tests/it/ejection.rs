@@ -1,4 +1,4 @@
-//! Workers that fail: set aside, brought back, and tried all the same when nobody else is left.
+//! Workers that fail: ejected, readmitted, and tried all the same when nobody else is left.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ fn served_by(host: &mut Host, times: u128) -> std::collections::BTreeSet<u64> {
 }
 
 #[test]
-fn a_worker_that_fails_is_set_aside_shortly_and_not_from_pins() {
+fn a_worker_that_fails_is_ejected_shortly_and_not_from_pins() {
     let mut host = Host::kv(|_| {}).workers(2);
     ends(&mut host, 1, 1, Outcome::Unreachable);
     assert_eq!(served_by(&mut host, 20), [2].into());
@@ -105,7 +105,7 @@ fn a_success_or_a_probe_brings_a_worker_back_at_once() {
 }
 
 #[test]
-fn when_all_are_set_aside_the_least_bad_one_is_tried() {
+fn when_all_are_ejected_the_least_bad_one_is_tried() {
     let mut host = Host::kv(|_| {}).workers(3);
     for worker in [2, 3, 1] {
         let millis = u64::try_from((host.now - Time::ZERO).as_millis()).unwrap();
@@ -169,13 +169,13 @@ fn a_sick_worker_gets_nothing_until_it_is_well() {
 }
 
 #[test]
-fn one_that_answers_with_errors_while_others_serve_is_set_aside() {
+fn one_that_answers_with_errors_while_others_serve_is_ejected() {
     for outcome in [Outcome::Broken, Outcome::Overloaded] {
-        set_aside_for(outcome);
+        ejected_for(outcome);
     }
 }
 
-fn set_aside_for(outcome: Outcome) {
+fn ejected_for(outcome: Outcome) {
     let mut host = Host::kv(|_| {}).workers(2);
     for id in 0..u128::from(ERRORS_MAX) {
         assert!(!is_down(&host, 1));
