@@ -87,7 +87,7 @@ pub(crate) async fn until_signal(
     if !grace.is_zero() {
         let grace_secs = grace.as_secs_f64();
         tracing::info!(grace_secs, "leaving; a second signal drains at once");
-        server.app().start_leaving();
+        server.service().start_leaving();
         let _ = tokio::time::timeout(grace, next()).await;
     }
     let timeout = settings.get(keys::HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS);
@@ -116,7 +116,7 @@ pub(crate) async fn until_signal(
 /// Writes the index down when the last request has ended: no event can follow that matters. Returns how much of the
 /// timeout is left.
 async fn keep_index(server: &Server, keeper: &Keeper, timeout: Duration) -> Duration {
-    let app = server.app();
+    let app = server.service();
     app.start_draining();
     let emptied = tokio::time::timeout(timeout, app.in_flight().emptied()).await;
     let shown = keeper.path().display();

@@ -4,6 +4,7 @@
 
 pub(crate) mod dump;
 pub(crate) mod openapi;
+pub(crate) mod pages;
 mod workers;
 
 use std::collections::HashSet;
@@ -36,7 +37,7 @@ pub(crate) async fn busy_threshold(app: &App, request: Request<Incoming>) -> Rep
         return reply::json(StatusCode::OK, busy_thresholds(&list));
     }
     let (parts, incoming) = request.into_parts();
-    let body = match body::read_json(app, &parts, incoming).await {
+    let body = match body::read_json(app.http(), &parts, incoming).await {
         Ok(body) => body,
         Err(error) => return reply::error(&error),
     };
@@ -126,7 +127,7 @@ pub(crate) fn decision(app: &App, id: &str) -> Reply {
         .or_else(|| id.strip_prefix("cmpl-"))
         .unwrap_or(id);
     // Clients' own names may look like our ids.
-    let named = |name| app.outcomes().named(name);
+    let named = |name| app.observer().outcomes().named(name);
     let requests = [RequestId::parse(bare), named(id), named(bare)];
     for request in requests.into_iter().flatten() {
         if let Some(row) = explained(app, request) {
@@ -167,7 +168,7 @@ fn decision_row(app: &App, of_router: &ServedModel, router: &Router, decision: &
         let urls: Vec<Option<String>> = decision.candidates.iter().map(url).collect();
         fields.insert("candidate_urls".into(), Value::from(urls));
         fields.insert("block_size".into(), Value::from(model.block_size));
-        let ended = app.outcomes().of(decision.id);
+        let ended = app.observer().outcomes().of(decision.id);
         fields.insert("outcome".into(), ended.map(|e| e.to_json()).into());
     }
     row

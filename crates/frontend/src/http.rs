@@ -4,6 +4,7 @@
 //! worker is.
 
 pub(crate) mod body;
+pub(crate) mod context;
 pub(crate) mod cores;
 pub(crate) mod event_loop_lag;
 pub(crate) mod framing;

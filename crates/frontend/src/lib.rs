@@ -10,6 +10,7 @@
 mod admin;
 mod app;
 mod counted;
+mod dispatch;
 mod events;
 mod fleet;
 mod host;
@@ -21,7 +22,6 @@ mod pace;
 mod picture;
 mod place;
 mod proxy;
-mod refusal;
 mod request;
 mod tokens;
 mod warm;
@@ -32,15 +32,18 @@ pub use crate::http::keys::ApiKeys;
 pub use crate::http::limits::Limits;
 pub use crate::http::reply::{ByteSource, Cut, Reply, ReplyBody};
 pub use crate::http::routes::Paths;
-pub use crate::http::server::Server;
+pub use crate::http::server::{Door, HttpServer, Service};
 pub use crate::http::tls::ServerTls;
-pub use app::{App, AppOptions, Door};
+pub use app::{App, AppOptions};
 pub use events::EventPool;
 pub use fleet::members::{Change, Joined, Member, Members, MembersError, Origin, State};
 pub use fleet::{Fleet, MakeModel, NewModel, WorkersFile, WorkersFileError};
 pub use host::{Booking, RouterHost};
+pub use models::tokenize::TokenSources;
 pub use models::{Backend, Models, ServedModel};
 pub use observe::meter::ModelMeters;
 pub use request::migrate::MigrationOptions;
-pub use request::tokenize::TokenSources;
 pub use warm::{Keeper, Saved, Warm, WarmError, probe as probe_snapshot};
+
+/// The HTTP server of an [`App`].
+pub type Server = HttpServer<App>;

@@ -1,5 +1,9 @@
 //! Which models are served, by whom, and how a prompt of each becomes tokens.
 
+pub(crate) mod prompt;
+mod text_counts;
+pub(crate) mod tokenize;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
@@ -17,9 +21,10 @@ use serde_json::value::RawValue;
 use crate::events::EventPool;
 use crate::host::RouterHost;
 use crate::observe::meter::{ENDPOINT, ModelMeters};
-use crate::observe::text_counts::TextCounts;
+use crate::observe::token_source::TokenSource;
 use crate::picture::Sockets;
-use crate::request::tokenize::{TokenSource, TokenSources};
+use text_counts::TextCounts;
+use tokenize::TokenSources;
 
 /// How a model's workers are reached, and what that needs to know of its text.
 pub enum Backend {

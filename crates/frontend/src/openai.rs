@@ -1,3 +1,4 @@
 //! The handlers of OpenAI's endpoints: which kind of worker serves the model, and so who answers.
 
 pub(crate) mod generate;
+pub(crate) mod models;

@@ -34,6 +34,7 @@ use crate::App;
 use crate::host::Booking;
 use crate::http::reply::{Reply, ReplyBody};
 use crate::models::ServedModel;
+use crate::models::tokenize;
 use crate::observe::meter;
 use crate::observe::request_record::Watch;
 use crate::openai::generate::Asked;
@@ -44,7 +45,6 @@ use crate::proxy::relay::{
 use crate::request::ask;
 use crate::request::query::Query;
 use crate::request::response_extras::{self, Wanted};
-use crate::request::tokenize;
 
 pub(crate) use ahead::NextTurn;
 pub(crate) use pass::pass;
@@ -153,7 +153,7 @@ async fn ask_only(
     match place::book(app, model, arrival, blocks).await {
         Ok(booking) => {
             watch.passed(StatusCode::OK.as_u16());
-            Ok(query.answer(app, model, booking.target()))
+            Ok(query.answer(app.clock(), model, booking.target()))
         }
         Err(error) => Err(watch.fail(place::refusal(app, &error))),
     }
@@ -169,10 +169,10 @@ async fn prepare(
 ) -> Result<Ready, ApiError> {
     let (stream, endpoint, began) = (scan.stream(), asked.endpoint, app.clock().now());
     let watch = Watch::start(
-        app,
+        app.observer(),
         &asked.arrived,
         &asked.parts.headers,
-        Some(model),
+        Some(&model.meters),
         endpoint,
         stream,
     );
@@ -181,7 +181,7 @@ async fn prepare(
         Ok(extension) => extension,
         Err(error) => return Err(watch.fail(error)),
     };
-    let reading = tokenize::read(app, model, endpoint, scan, &asked.body, &nvext).await;
+    let reading = tokenize::read(app.clock(), model, endpoint, scan, &asked.body, &nvext).await;
     let tokens = &reading.tokens;
     let salt = nvext
         .cache_salt
@@ -202,7 +202,7 @@ async fn prepare(
         // In a box: those who do not ask for it do not carry its room.
         true => {
             Box::pin(response_extras::formatted(
-                app,
+                app.clock(),
                 model,
                 endpoint,
                 &asked.body,

@@ -6,7 +6,5 @@
 pub(crate) mod ahead;
 pub(crate) mod ask;
 pub(crate) mod migrate;
-pub(crate) mod prompt;
 pub(crate) mod query;
 pub(crate) mod response_extras;
-pub(crate) mod tokenize;

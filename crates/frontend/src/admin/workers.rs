@@ -153,7 +153,7 @@ impl NewWorker {
 pub(crate) async fn add_worker(app: &App, request: Request<Incoming>) -> Reply {
     let (parts, incoming) = request.into_parts();
     let read = async {
-        let body = body::read_json(app, &parts, incoming).await?;
+        let body = body::read_json(app.http(), &parts, incoming).await?;
         let new: NewWorker = serde_json::from_slice(&body)
             .map_err(|error| ApiError::bad_request(format!("Validation: {error}")))?;
         new.address()

@@ -16,8 +16,8 @@ use kvasir_upstream::{EngineKind, EngineModel, EventSource, Facts, RankLoad, eve
 
 use super::{BLOCK_SIZE, CONTEXT_LENGTH, NewModel, Watcher};
 use crate::host::RouterHost;
+use crate::models::tokenize;
 use crate::models::{Backend, Models, ServedModel};
-use crate::request::tokenize;
 
 /// A router that a worker is a member of.
 pub(super) struct Membership {
@@ -95,7 +95,7 @@ impl Watcher {
                 };
                 self.claimed.insert(Arc::clone(&new.name));
                 if let Some(root) = facts.root_of(model) {
-                    tokenize::announce(&self.fleet.app, &ours, root);
+                    tokenize::announce(self.fleet.app.tasks(), &ours, root);
                 }
                 served.insert(new.name, ours);
             }

@@ -12,9 +12,7 @@ use http_body_util::BodyExt;
 use kvasir_openai::ApiError;
 use tokio::time::Instant;
 
-use crate::App;
-
-use crate::AppOptions;
+use crate::http::context::HttpContext;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -60,7 +58,11 @@ pub(crate) fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
 }
 
 /// Reads the body of a request that is to bring JSON.
-pub(crate) async fn read_json<B>(app: &App, head: &Parts, body: B) -> Result<Bytes, ApiError>
+pub(crate) async fn read_json<B>(
+    http: &HttpContext,
+    head: &Parts,
+    body: B,
+) -> Result<Bytes, ApiError>
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError> + Send,
@@ -69,26 +71,30 @@ where
         leave(head, body).await;
         return Err(refusal);
     }
-    read_for(app, head, body).await
+    read_for(http, head, body).await
 }
 
 /// Reads a request's body; limits that it reaches are counted.
-pub(crate) async fn read_for<B>(app: &App, head: &Parts, mut body: B) -> Result<Bytes, ApiError>
+pub(crate) async fn read_for<B>(
+    http: &HttpContext,
+    head: &Parts,
+    mut body: B,
+) -> Result<Bytes, ApiError>
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError> + Send,
 {
-    let unread = is_announced_too_large(&body, app.options());
-    let outcome = read(&mut body, app.options()).await;
+    let unread = is_announced_too_large(&body, http.body_limit_mb);
+    let outcome = read(&mut body, http.body_limit_mb, http.limits.client_stall).await;
     match outcome.as_ref().map_err(|error| error.status) {
         Err(413) => {
-            app.limit_reached("body_bytes");
+            http.limit_reached("body_bytes");
             // Who still waits for a word to send it gets the refusal instead, and sends nothing.
             if !(unread && is_awaited(head)) {
-                linger(app, body);
+                linger(http, body);
             }
         }
-        Err(408) => app.limit_reached("body_time"),
+        Err(408) => http.limit_reached("body_time"),
         _ => {}
     }
     outcome
@@ -102,35 +108,34 @@ fn is_awaited(head: &Parts) -> bool {
 }
 
 /// Lets the answer go out while the rest of a body that is too large still comes.
-fn linger<B>(app: &App, body: B)
+fn linger<B>(http: &HttpContext, body: B)
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError> + Send,
 {
-    app.tasks()
+    http.tasks
         .spawn(discard(body, DISCARD_MAX, DISCARD_TIMEOUT));
 }
 
 /// Whether a body says beforehand that it is longer than `body_limit_mb`.
-fn is_announced_too_large(body: &impl Body, options: &AppOptions) -> bool {
-    body.size_hint().lower() > options.body_limit_mb.saturating_mul(MIB)
+fn is_announced_too_large(body: &impl Body, limit_mb: u64) -> bool {
+    body.size_hint().lower() > limit_mb.saturating_mul(MIB)
 }
 
 /// Reads a body of at most `body_limit_mb`. Of one that says that it is longer nothing is read.
-async fn read<B>(body: &mut B, options: &AppOptions) -> Result<Bytes, ApiError>
+async fn read<B>(body: &mut B, limit_mb: u64, stall: Duration) -> Result<Bytes, ApiError>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: Into<BoxError>,
 {
-    let limit_mb = options.body_limit_mb;
     let limit = limit_mb.saturating_mul(MIB);
     let hint = body.size_hint();
-    if is_announced_too_large(body, options) {
+    if is_announced_too_large(body, limit_mb) {
         return Err(ApiError::body_too_large(limit_mb));
     }
     let mut whole: Option<Bytes> = None;
     let mut joined = BytesMut::new();
-    let mut pace = Pace::begin(options.limits.client_stall);
+    let mut pace = Pace::begin(stall);
     while let Some(frame) = next(body, &pace).await? {
         let Ok(data) = frame.into_data() else {
             continue;
@@ -252,7 +257,6 @@ mod tests {
     use http_body::Frame;
 
     use super::*;
-    use crate::Limits;
 
     /// A body in pieces of the given sizes, of which nothing is declared.
     struct Pieces(VecDeque<usize>);
@@ -273,20 +277,9 @@ mod tests {
         }
     }
 
-    fn options(timeout_secs: u64) -> AppOptions {
-        AppOptions {
-            body_limit_mb: 1,
-            limits: Limits {
-                client_stall: Duration::from_secs(timeout_secs),
-                ..Limits::default()
-            },
-            ..AppOptions::default()
-        }
-    }
-
     async fn read_pieces(sizes: &[usize]) -> Result<usize, u16> {
         let mut body = Pieces(sizes.iter().copied().collect());
-        read(&mut body, &options(30))
+        read(&mut body, 1, Duration::from_secs(30))
             .await
             .map(|b| b.len())
             .map_err(|e| e.status)
@@ -341,7 +334,7 @@ mod tests {
                 every,
                 timer: Box::pin(tokio::time::sleep(every)),
             };
-            let read = read(&mut slow, &options(timeout)).await;
+            let read = read(&mut slow, 1, Duration::from_secs(timeout)).await;
             read.map(|b| b.len()).map_err(|e| e.status)
         };
         let status = async |left, size, secs| within(30, left, size, secs).await;

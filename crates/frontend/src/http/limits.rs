@@ -2,6 +2,13 @@
 
 use std::time::Duration;
 
+/// Fields of a request's head. For HTTP/1 this is the library's own bound, which it checks without allocating; another
+/// would cost every request.
+pub(crate) const HEADER_FIELDS_MAX: usize = 100;
+/// HTTP/2 heads are taken up to so many times `header_bytes_max`, so that one that is over it can be told; of what is
+/// beyond, the library says 431 and nobody hears of it.
+pub(crate) const HTTP2_HEADER_MARGIN: u32 = 2;
+
 /// Limits of the listener and of answers under way.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {

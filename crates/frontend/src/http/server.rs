@@ -2,11 +2,12 @@
 //!
 //! Shutdown has three steps. First the app is leaving: health says so, so that nobody sends new work, connections end
 //! with their next answer, and what comes is served. Then it is draining: new work is refused, what runs goes on. When
-//! the last request has ended (or the timeout has passed), connections are closed.
+//! the last request has ended (or the timeout has), connections are closed.
 
 mod activity;
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,20 +18,18 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use kvasir_transport::Tasks;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::App;
-use crate::Door;
+use crate::http::context::HttpContext;
 use crate::http::cores::{Cores, Seat};
 use crate::http::event_loop_lag;
 use crate::http::framing;
 use crate::http::heads::{Heads, Tapped};
-use crate::http::limits::Limits;
+use crate::http::limits::{HTTP2_HEADER_MARGIN, Limits};
+use crate::http::reply::Reply;
 use crate::http::tls::ServerTls;
-use crate::refusal::{self, HTTP2_HEADER_MARGIN};
 use activity::{Activity, Counted, Metered, OnTasks, UnderWay};
 
 /// Pause after `accept` failed for want of descriptors or memory.
@@ -46,42 +45,66 @@ const STREAM_BYTES_MAX: usize = 64 << 10;
 /// would be seen minutes after a slow client took the first of them.
 const UNSENT_BYTES_MAX: u32 = 64 << 10;
 
+/// Which listener a request came in at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// Clients'; operators' too, unless they have one of their own.
+    Data,
+    /// Operators' own.
+    Admin,
+}
+
+/// What a server serves.
+pub trait Service: Send + Sync + 'static {
+    /// Its limits and its state.
+    fn http(&self) -> &HttpContext;
+
+    /// Answers one request that came in at `door`.
+    fn handle(
+        self: &Arc<Self>,
+        request: Request<Incoming>,
+        door: Door,
+    ) -> impl Future<Output = Reply> + Send;
+
+    /// A connection ended by an error, perhaps because its head could not be read.
+    fn connection_failed(&self, error: &(dyn Error + 'static));
+}
+
 /// An HTTP server on one address, or two.
-pub struct Server {
-    app: Arc<App>,
-    tasks: Tasks,
+pub struct HttpServer<S> {
+    service: Arc<S>,
     address: SocketAddr,
     admin: Option<SocketAddr>,
     /// Connections are served until this is dropped.
     _cores: Option<Arc<Cores>>,
 }
 
-impl Server {
-    /// Listens on `address` and serves `app` on the caller's runtime; port 0 takes a free one.
-    pub async fn start(app: Arc<App>, address: SocketAddr) -> io::Result<Self> {
-        Self::start_with(app, address, None).await
+impl<S: Service> HttpServer<S> {
+    /// Listens on `address` and serves on the caller's runtime; port 0 takes a free one.
+    pub async fn start(service: Arc<S>, address: SocketAddr) -> io::Result<Self> {
+        Self::start_with(service, address, None).await
     }
 
     /// The same, with threads that do nothing but serve.
-    pub async fn start_on(cores: Cores, app: Arc<App>, address: SocketAddr) -> io::Result<Self> {
-        Self::start_with(app, address, Some(Arc::new(cores))).await
+    pub async fn start_on(cores: Cores, service: Arc<S>, address: SocketAddr) -> io::Result<Self> {
+        Self::start_with(service, address, Some(Arc::new(cores))).await
     }
 
     async fn start_with(
-        app: Arc<App>,
+        service: Arc<S>,
         address: SocketAddr,
         cores: Option<Arc<Cores>>,
     ) -> io::Result<Self> {
-        let address = open_door(&app, Door::Data, address, cores.clone()).await?;
-        if let Some(tls) = &app.options().tls {
-            tls.follow(app.tasks());
+        let address = open_door(&service, Door::Data, address, cores.clone()).await?;
+        let http = service.http();
+        if let Some(tls) = &http.tls {
+            tls.follow(&http.tasks);
         }
         if let Some(cores) = &cores {
-            cores.on_each(|| event_loop_lag::watch(app.metrics().clone(), app.clock()));
+            cores.on_each(|| event_loop_lag::watch(http.metrics.clone(), http.clock));
         }
         Ok(Self {
-            tasks: app.tasks().clone(),
-            app,
+            service,
             address,
             admin: None,
             _cores: cores,
@@ -90,7 +113,7 @@ impl Server {
 
     /// Listens on `address`, too, for operators.
     pub async fn start_admin(&mut self, address: SocketAddr) -> io::Result<()> {
-        self.admin = Some(open_door(&self.app, Door::Admin, address, None).await?);
+        self.admin = Some(open_door(&self.service, Door::Admin, address, None).await?);
         Ok(())
     }
 
@@ -102,8 +125,8 @@ impl Server {
 
     /// What it serves.
     #[must_use]
-    pub fn app(&self) -> &App {
-        &self.app
+    pub fn service(&self) -> &Arc<S> {
+        &self.service
     }
 
     /// Where it listens.
@@ -115,21 +138,22 @@ impl Server {
     /// Refuses new work, waits at most `timeout` for what runs, closes. Returns how many requests were
     /// cut off.
     pub async fn shut_down(self, timeout: Duration) -> usize {
-        self.app.start_draining();
-        let _ = tokio::time::timeout(timeout, self.app.in_flight().emptied()).await;
-        let cut = self.app.in_flight().count();
+        let http = self.service.http();
+        http.start_draining();
+        let _ = tokio::time::timeout(timeout, http.in_flight.emptied()).await;
+        let cut = http.in_flight.count();
         let closing = if cut == 0 {
             CLOSING_TIMEOUT
         } else {
             Duration::ZERO
         };
-        self.tasks.shut_down(closing).await;
+        http.tasks.shut_down(closing).await;
         cut
     }
 }
 
-async fn open_door(
-    app: &Arc<App>,
+async fn open_door<S: Service>(
+    service: &Arc<S>,
     door: Door,
     address: SocketAddr,
     cores: Option<Arc<Cores>>,
@@ -141,17 +165,23 @@ async fn open_door(
         tracing::debug!(%error, "unsent bytes of a connection are not bounded by the kernel");
     }
     let address = listener.local_addr()?;
-    let tasks = app.tasks();
-    tasks.spawn(accept_loop(listener, Arc::clone(app), door, cores));
+    let tasks = &service.http().tasks;
+    tasks.spawn(accept_loop(listener, Arc::clone(service), door, cores));
     Ok(address)
 }
 
-async fn accept_loop(listener: TcpListener, app: Arc<App>, door: Door, cores: Option<Arc<Cores>>) {
-    let tasks = app.tasks();
-    let places = Arc::new(Semaphore::new(app.options().limits.connections_max));
+async fn accept_loop<S: Service>(
+    listener: TcpListener,
+    service: Arc<S>,
+    door: Door,
+    cores: Option<Arc<Cores>>,
+) {
+    let http = service.http();
+    let tasks = &http.tasks;
+    let places = Arc::new(Semaphore::new(http.limits.connections_max));
     loop {
         if places.available_permits() == 0 {
-            app.limit_reached("connections");
+            http.limit_reached("connections");
         }
         let Ok(place) = Arc::clone(&places).acquire_owned().await else {
             return;
@@ -163,12 +193,12 @@ async fn accept_loop(listener: TcpListener, app: Arc<App>, door: Door, cores: Op
         match accepted {
             Ok((stream, _peer)) => {
                 let _ = stream.set_nodelay(true);
-                let app = Arc::clone(&app);
+                let service = Arc::clone(&service);
                 match cores.as_deref().and_then(Cores::seat) {
-                    None => tasks.spawn(serve(stream, app, door, place)),
+                    None => tasks.spawn(serve(stream, service, door, place)),
                     Some(seat) => {
                         let runtime = seat.handle.clone();
-                        tasks.spawn_on(&runtime, serve_on(seat, stream, app, door, place))
+                        tasks.spawn_on(&runtime, serve_on(seat, stream, service, door, place))
                     }
                 };
             }
@@ -181,67 +211,73 @@ async fn accept_loop(listener: TcpListener, app: Arc<App>, door: Door, cores: Op
 }
 
 /// Serves a connection on another thread than the one that accepted it.
-fn serve_on(
+fn serve_on<S: Service>(
     seat: Seat,
     stream: TcpStream,
-    app: Arc<App>,
+    service: Arc<S>,
     door: Door,
     place: OwnedSemaphorePermit,
 ) -> impl Future<Output = ()> {
     let stream = stream.into_std();
     async move {
         match stream.and_then(TcpStream::from_std) {
-            Ok(stream) => serve(stream, app, door, place).await,
+            Ok(stream) => serve(stream, service, door, place).await,
             Err(error) => tracing::warn!(%error, "a connection was lost between two threads"),
         }
         drop(seat);
     }
 }
 
-async fn serve(stream: TcpStream, app: Arc<App>, door: Door, place: OwnedSemaphorePermit) {
-    match app.options().tls.clone() {
-        None => serve_connection(stream, app, door, place).await,
+async fn serve<S: Service>(
+    stream: TcpStream,
+    service: Arc<S>,
+    door: Door,
+    place: OwnedSemaphorePermit,
+) {
+    match service.http().tls.clone() {
+        None => serve_connection(stream, service, door, place).await,
         // In a box, so that plain connections do not carry its room.
-        Some(tls) => Box::pin(serve_secure(stream, tls, app, door, place)).await,
+        Some(tls) => Box::pin(serve_secure(stream, tls, service, door, place)).await,
     }
 }
 
 /// The same under TLS; a client has as long for its handshake as for anything else.
-async fn serve_secure(
+async fn serve_secure<S: Service>(
     stream: TcpStream,
     tls: ServerTls,
-    app: Arc<App>,
+    service: Arc<S>,
     door: Door,
     place: OwnedSemaphorePermit,
 ) {
-    let timeout = app.options().limits.client_stall;
+    let timeout = service.http().limits.client_stall;
     match tokio::time::timeout(timeout, tls.acceptor().accept(stream)).await {
-        Ok(Ok(stream)) => serve_connection(stream, app, door, place).await,
+        Ok(Ok(stream)) => serve_connection(stream, service, door, place).await,
         Ok(Err(error)) => tracing::debug!(%error, "no TLS with a client"),
         Err(_) => tracing::debug!("client stalled in its TLS handshake"),
     }
 }
 
-async fn serve_connection(
+async fn serve_connection<S: Service>(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    app: Arc<App>,
+    service: Arc<S>,
     door: Door,
     _place: OwnedSemaphorePermit,
 ) {
-    let (limits, tasks) = (app.options().limits, app.tasks().clone());
+    let http = service.http();
+    let (limits, tasks) = (http.limits, http.tasks.clone());
     let heads = Arc::new(Heads::new(limits.header_bytes_max));
     let activity = Arc::new(Activity::new(Arc::clone(&heads)));
-    let (counted, served) = (Arc::clone(&activity), Arc::clone(&app));
-    let service = service_fn(move |mut request: Request<Incoming>| {
+    let (counted, served) = (Arc::clone(&activity), Arc::clone(&service));
+    let answer = service_fn(move |mut request: Request<Incoming>| {
         framing::note_doubt(&mut request, &counted.heads);
         let is_http1 = request.version() <= Version::HTTP_11;
         let guard = UnderWay::enter(&counted, &request);
-        let app = Arc::clone(&served);
+        let service = Arc::clone(&served);
         async move {
             // In a box of its own: the library keeps the room of this future for as long as the connection is
             // open, and a stream is open long after its head was made.
-            let mut reply = Box::pin(app.handle(request, door)).await;
-            if is_http1 && app.is_leaving() {
+            let mut reply = Box::pin(service.handle(request, door)).await;
+            if is_http1 && service.http().is_leaving() {
                 framing::close_after(&mut reply);
             }
             Ok::<_, Infallible>(reply.map(|body| Counted { body, guard }))
@@ -253,33 +289,33 @@ async fn serve_connection(
     };
     let builder = http_builder(on_tasks, &limits);
     let stream = Metered::new(Tapped::new(stream, heads), Arc::clone(&activity));
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    let connection = builder.serve_connection(TokioIo::new(stream), answer);
     tokio::pin!(connection);
-    let on_reset = || app.client_stalled("its stream is reset");
+    let on_reset = || http.client_stalled("its stream is reset");
     let stalled = activity.stalled(limits.client_stall, on_reset);
     tokio::pin!(stalled);
     let outcome = tokio::select! {
         outcome = connection.as_mut() => outcome,
-        cut = &mut stalled => return connection_stalled(&app, cut),
-        () = app.leaving() => {
+        cut = &mut stalled => return connection_stalled(http, cut),
+        () = http.leaving() => {
             if activity.is_http2() {
                 connection.as_mut().graceful_shutdown();
             }
             tokio::select! {
                 outcome = connection.as_mut() => outcome,
-                cut = &mut stalled => return connection_stalled(&app, cut),
+                cut = &mut stalled => return connection_stalled(http, cut),
                 () = tasks.draining() => {
                     connection.as_mut().graceful_shutdown();
                     tokio::select! {
                         outcome = connection => outcome,
-                        cut = stalled => return connection_stalled(&app, cut),
+                        cut = stalled => return connection_stalled(http, cut),
                     }
                 }
             }
         }
     };
     if let Err(error) = outcome {
-        refusal::at_connection_end(&app, &*error);
+        service.connection_failed(&*error);
     }
 }
 
@@ -303,9 +339,9 @@ fn http_builder(on_tasks: OnTasks, limits: &Limits) -> auto::Builder<OnTasks> {
 }
 
 /// The client left its connection as it was for too long; `cut`: with an answer on it.
-fn connection_stalled(app: &App, cut: bool) {
+fn connection_stalled(http: &HttpContext, cut: bool) {
     match cut {
-        true => app.client_stalled("its connection is closed"),
+        true => http.client_stalled("its connection is closed"),
         false => tracing::debug!("a connection is idle for too long: it is closed"),
     }
 }

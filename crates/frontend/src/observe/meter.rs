@@ -20,7 +20,7 @@ use kvasir_telemetry::{Gauge, Histogram, IntCounter, MetricOptions, Metrics, obs
 use kvasir_types::{Time, WorkerRank};
 
 use crate::observe::request_record::Totals;
-use crate::request::tokenize::TokenSource;
+use crate::observe::token_source::TokenSource;
 use rank::Ranks;
 pub(crate) use stage::Stage;
 use stage::{Inside, Stages};

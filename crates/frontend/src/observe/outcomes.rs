@@ -11,8 +11,8 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use kvasir_types::{RequestId, Time, WorkerRank};
 use serde_json::{Value, json};
 
-use crate::App;
 use crate::http::reply::Reply;
+use crate::observe::observer::Observer;
 
 /// Names a request in the logs of everybody on its way.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -23,7 +23,7 @@ const GIVEN_BYTES_MAX: usize = 128;
 
 /// How a request ended.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Ended {
+pub(crate) struct RequestOutcome {
     /// Its id.
     pub id: RequestId,
     /// The name that the client gave it (`x-request-id`).
@@ -48,7 +48,7 @@ pub(crate) struct Ended {
     pub took: Duration,
 }
 
-impl Ended {
+impl RequestOutcome {
     /// As operators see it.
     pub(crate) fn to_json(&self) -> Value {
         let ms = |span: Duration| span.as_secs_f64() * 1e3;
@@ -71,7 +71,7 @@ impl Ended {
 /// The latest requests that ended. Clones are one memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcomes {
-    latest: Arc<Mutex<VecDeque<Ended>>>,
+    latest: Arc<Mutex<VecDeque<RequestOutcome>>>,
     max: usize,
 }
 
@@ -85,7 +85,7 @@ impl Outcomes {
     }
 
     /// One more has ended.
-    pub(crate) fn keep(&self, ended: Ended) {
+    pub(crate) fn keep(&self, ended: RequestOutcome) {
         if self.max == 0 {
             return;
         }
@@ -97,7 +97,7 @@ impl Outcomes {
     }
 
     /// How the request of this id ended.
-    pub(crate) fn of(&self, id: RequestId) -> Option<Ended> {
+    pub(crate) fn of(&self, id: RequestId) -> Option<RequestOutcome> {
         self.find(|ended| ended.id == id)
     }
 
@@ -107,7 +107,7 @@ impl Outcomes {
         Some(ended.id)
     }
 
-    fn find(&self, is: impl Fn(&&Ended) -> bool) -> Option<Ended> {
+    fn find(&self, is: impl Fn(&&RequestOutcome) -> bool) -> Option<RequestOutcome> {
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         latest.iter().rev().find(is).cloned()
     }
@@ -115,7 +115,7 @@ impl Outcomes {
 
 /// A request whose head has come, and perhaps no more of it.
 #[derive(Clone, Debug)]
-pub(crate) struct Arrived {
+pub(crate) struct RequestIdentity {
     /// Its id.
     pub(crate) id: RequestId,
     /// The id that its answer has: its own, or the client's.
@@ -128,11 +128,11 @@ pub(crate) struct Arrived {
     is_given: bool,
 }
 
-impl Arrived {
+impl RequestIdentity {
     /// One with these headers came now.
-    pub(crate) fn now(app: &App, headers: &mut HeaderMap) -> Self {
+    pub(crate) fn now(observer: &Observer, headers: &mut HeaderMap) -> Self {
         let adopted = adopt(headers);
-        let arrived = Self::refused(app, headers);
+        let arrived = Self::refused(observer, headers);
         Self {
             shown: adopted.unwrap_or(arrived.id),
             ..arrived
@@ -140,12 +140,12 @@ impl Arrived {
     }
 
     /// The same, of one that goes no further.
-    pub(crate) fn refused(app: &App, headers: &HeaderMap) -> Self {
-        let (id, given) = (app.new_request_id(), given(headers));
+    pub(crate) fn refused(observer: &Observer, headers: &HeaderMap) -> Self {
+        let (id, given) = (observer.new_request_id(), given(headers));
         Self {
             id,
             shown: id,
-            at: app.clock().now(),
+            at: observer.clock().now(),
             name: given.cloned().unwrap_or_else(|| name_of(id)),
             is_given: given.is_some(),
         }
@@ -189,11 +189,11 @@ pub(crate) fn name_of(id: RequestId) -> HeaderValue {
 mod tests {
     use super::*;
 
-    fn ended(id: u128, given: &str) -> Ended {
-        Ended {
+    fn ended(id: u128, given: &str) -> RequestOutcome {
+        RequestOutcome {
             id: RequestId(id),
             given: Some(given.into()),
-            ..Ended::default()
+            ..RequestOutcome::default()
         }
     }
 

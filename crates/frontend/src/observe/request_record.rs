@@ -11,11 +11,10 @@ use kvasir_openai::{ApiError, Endpoint};
 use kvasir_telemetry::Clock;
 use kvasir_types::{RequestId, Time, WorkerRank};
 
-use crate::App;
 use crate::host::Booking;
-use crate::models::ServedModel;
 use crate::observe::meter::{Asking, ModelMeters};
-use crate::observe::outcomes::{Arrived, Ended, Outcomes};
+use crate::observe::observer::Observer;
+use crate::observe::outcomes::{Outcomes, RequestIdentity, RequestOutcome};
 use crate::observe::spans::{Times, Traced};
 
 /// The status under which a request is remembered whose client left.
@@ -68,48 +67,54 @@ pub(crate) struct Totals {
 impl Watch {
     /// A request came for `model`, if that is served.
     pub(crate) fn start(
-        app: &App,
-        arrived: &Arrived,
+        observer: &Observer,
+        arrived: &RequestIdentity,
         headers: &HeaderMap,
-        model: Option<&Arc<ServedModel>>,
+        meters: Option<&Arc<ModelMeters>>,
         endpoint: Endpoint,
         stream: bool,
     ) -> Self {
         Self::begin(
-            app,
+            observer,
             arrived,
             headers,
-            model,
+            meters,
             Asking::completion(endpoint, stream),
         )
     }
 
     /// The same, for a route that only engines know.
     pub(crate) fn start_at(
-        app: &App,
-        arrived: &Arrived,
+        observer: &Observer,
+        arrived: &RequestIdentity,
         headers: &HeaderMap,
-        model: Option<&Arc<ServedModel>>,
+        meters: Option<&Arc<ModelMeters>>,
         path: &str,
         stream: bool,
     ) -> Self {
-        Self::begin(app, arrived, headers, model, Asking::route(path, stream))
+        Self::begin(
+            observer,
+            arrived,
+            headers,
+            meters,
+            Asking::route(path, stream),
+        )
     }
 
     pub(crate) fn begin(
-        app: &App,
-        arrived: &Arrived,
+        observer: &Observer,
+        arrived: &RequestIdentity,
         headers: &HeaderMap,
-        model: Option<&Arc<ServedModel>>,
+        meters: Option<&Arc<ModelMeters>>,
         asking: Asking,
     ) -> Self {
-        let clock = app.clock();
-        let meters = model.map_or_else(|| app.meters_of_unknown(), |model| &model.meters);
+        let clock = observer.clock();
+        let meters = meters.unwrap_or_else(|| observer.meters_of_unknown());
         meters.started(&asking);
         Self {
             meters: Arc::clone(meters),
             clock,
-            outcomes: app.outcomes().clone(),
+            outcomes: observer.outcomes().clone(),
             id: arrived.id,
             given: arrived.given(),
             received: arrived.at,
@@ -118,7 +123,7 @@ impl Watch {
             asking,
             first_token: None,
             sent: None,
-            traced: Traced::begin(app.options().tracer.as_ref(), headers),
+            traced: Traced::begin(observer.tracer(), headers),
             ended: false,
         }
     }
@@ -214,7 +219,7 @@ impl Watch {
         error: Option<&ApiError>,
     ) -> Duration {
         let given = self.given.take();
-        let ended = Ended {
+        let ended = RequestOutcome {
             id: self.id,
             given: given.and_then(|given| Some(given.to_str().ok()?.into())),
             status,
@@ -242,7 +247,7 @@ impl Watch {
         took
     }
 
-    fn say(&self, ended: &Ended, error: Option<&ApiError>) {
+    fn say(&self, ended: &RequestOutcome, error: Option<&ApiError>) {
         let what = match ended.status {
             CLIENT_LEFT => "client left",
             ..400 => "request done",

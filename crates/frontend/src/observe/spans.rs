@@ -4,7 +4,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use kvasir_telemetry::{Attribute, Clock, RequestSpans, Span, SpanKind, Tracer};
 use kvasir_types::Time;
 
-use crate::observe::outcomes::Ended;
+use crate::observe::outcomes::RequestOutcome;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
@@ -49,7 +49,7 @@ impl Traced {
         times: Times,
         endpoint: &'static str,
         model: &str,
-        ended: &Ended,
+        ended: &RequestOutcome,
     ) {
         let RequestSpans {
             parent,
@@ -85,7 +85,7 @@ impl Traced {
     }
 }
 
-fn of_request(model: &str, ended: &Ended) -> Vec<(&'static str, Attribute)> {
+fn of_request(model: &str, ended: &RequestOutcome) -> Vec<(&'static str, Attribute)> {
     let text = |text: &str| Some(Attribute::Text(text.to_owned()));
     let count = |tokens: Option<u32>| tokens.map(|tokens| Attribute::Number(tokens.into()));
     let ttft = ended.first_token.map(|span| span.as_millis() as i64);
@@ -110,7 +110,7 @@ fn of_request(model: &str, ended: &Ended) -> Vec<(&'static str, Attribute)> {
     known.chain(of_worker(ended)).collect()
 }
 
-fn of_worker(ended: &Ended) -> Vec<(&'static str, Attribute)> {
+fn of_worker(ended: &RequestOutcome) -> Vec<(&'static str, Attribute)> {
     let count = |tokens: Option<u32>| tokens.map(|tokens| Attribute::Number(tokens.into()));
     let target = ended.target;
     let all = [

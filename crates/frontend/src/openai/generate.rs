@@ -16,14 +16,14 @@ use kvasir_types::Time;
 use crate::App;
 use crate::http::body;
 use crate::http::reply::{self, Reply};
+use crate::models::prompt;
+use crate::models::prompt::Prompts;
 use crate::models::{Backend, ServedModel};
 use crate::observe::meter::Stage;
-use crate::observe::outcomes::Arrived;
+use crate::observe::outcomes::RequestIdentity;
 use crate::observe::request_record::{Totals, Watch};
 use crate::proxy;
 use crate::request::ask;
-use crate::request::prompt;
-use crate::request::prompt::Prompts;
 use crate::request::query::Query;
 use crate::request::response_extras;
 use crate::tokens::answer::{Answer, StreamedAnswer};
@@ -45,7 +45,7 @@ enum Parsed {
 /// A request whose body has been read.
 pub(crate) struct Asked {
     /// What it is called, and when it came.
-    pub(crate) arrived: Arrived,
+    pub(crate) arrived: RequestIdentity,
     /// Where it came in.
     pub(crate) endpoint: Endpoint,
     /// Its head.
@@ -62,7 +62,7 @@ pub(crate) async fn handle(
 ) -> Reply {
     let ticket = app.in_flight().enter();
     let (mut parts, incoming) = request.into_parts();
-    let arrived = Arrived::now(app, &mut parts.headers);
+    let arrived = RequestIdentity::now(app.observer(), &mut parts.headers);
     let outcome = match read(app, &parts, incoming).await {
         Ok(body) => {
             let asked = Asked {
@@ -86,18 +86,26 @@ async fn read(app: &App, parts: &Parts, incoming: Incoming) -> Result<Bytes, Api
         body::leave(parts, incoming).await;
         return Err(ApiError::not_ready());
     }
-    body::read_json(app, parts, incoming).await
+    body::read_json(app.http(), parts, incoming).await
 }
 
 /// Counts a request that failed before its model was known.
 fn unparsed(
     app: &App,
-    arrived: &Arrived,
+    arrived: &RequestIdentity,
     parts: &Parts,
     endpoint: Endpoint,
     error: ApiError,
 ) -> ApiError {
-    Watch::start(app, arrived, &parts.headers, None, endpoint, false).fail(error)
+    Watch::start(
+        app.observer(),
+        arrived,
+        &parts.headers,
+        None,
+        endpoint,
+        false,
+    )
+    .fail(error)
 }
 
 /// An engine behind HTTP judges the body itself; for a token worker we do.
@@ -167,10 +175,10 @@ async fn run(
 ) -> Result<Reply, ApiError> {
     let (stream, began) = (parsed.options().stream, app.clock().now());
     let watch = Watch::start(
-        app,
+        app.observer(),
         &asked.arrived,
         &asked.parts.headers,
-        model.as_ref(),
+        model.as_ref().map(|model| &model.meters),
         asked.endpoint,
         stream,
     );
@@ -263,7 +271,7 @@ async fn start_lanes(app: &App, job: &Job) -> Result<Vec<lane::Lane>, ApiError> 
         let id = if index == 0 {
             job.id
         } else {
-            app.new_request_id()
+            app.observer().new_request_id()
         };
         let Some(prompt) = job.prompt_of(index) else {
             break;
@@ -357,5 +365,5 @@ async fn query(app: &App, job: &Job) -> Result<Reply, ApiError> {
         stream: job.options.stream,
         tokens: Some(prompt.to_vec()),
     };
-    Ok(query.answer(app, &job.model, target))
+    Ok(query.answer(app.clock(), &job.model, target))
 }

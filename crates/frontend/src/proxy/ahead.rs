@@ -8,10 +8,10 @@ use kvasir_router::{Arrival, Outcome, Pin};
 use kvasir_types::WorkerRank;
 
 use super::Forward;
+use crate::models::tokenize;
 use crate::observe::outcomes::{self, REQUEST_ID};
 use crate::place::{self, Blocks};
 use crate::request::ahead::{self, End};
-use crate::request::tokenize;
 
 /// Longest answer to a request for one token.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
@@ -35,7 +35,7 @@ impl NextTurn {
         let body = least_urgent(&forward.body, body);
         let (app, model) = (Arc::clone(&forward.app), Arc::clone(&forward.model));
         let work = run(forward, self.target, body);
-        ahead::start(&app, &model, self.target, work);
+        ahead::start((app.ahead(), app.tasks()), &model, self.target, work);
     }
 }
 
@@ -57,7 +57,15 @@ async fn run(forward: Arc<Forward>, target: WorkerRank, body: Bytes) -> End {
     let Ok(scan) = Scan::parse(&body) else {
         return End::Failed;
     };
-    let reading = tokenize::read(app, model, Endpoint::Chat, &scan, &body, &Nvext::default()).await;
+    let reading = tokenize::read(
+        app.clock(),
+        model,
+        Endpoint::Chat,
+        &scan,
+        &body,
+        &Nvext::default(),
+    )
+    .await;
     let length = u32::try_from(reading.tokens.len()).unwrap_or(u32::MAX);
     let salt = scan.cache_salt();
     let blocks = Blocks {
@@ -74,7 +82,7 @@ async fn run(forward: Arc<Forward>, target: WorkerRank, body: Bytes) -> End {
             worker: Some(target.worker),
             rank: Some(target.rank),
         },
-        ..Arrival::new(app.new_request_id(), length.max(1))
+        ..Arrival::new(app.observer().new_request_id(), length.max(1))
     };
     let mut headers = forward.headers.clone();
     headers.insert(REQUEST_ID, outcomes::name_of(arrival.id));

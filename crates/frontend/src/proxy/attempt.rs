@@ -81,7 +81,7 @@ impl Forward {
             again = matches!(outcome, Outcome::Unreachable)
                 && !matches!(failure, UpstreamError::AnswerTimeout | UpstreamError::Mute);
             if attempt < limit {
-                let new = || Move::begin(&self.app, &self.model.name, Stage::New);
+                let new = || Move::begin(self.app.observer(), &self.model.name, Stage::New);
                 moving.get_or_insert_with(new).attempt();
             }
         }

@@ -18,12 +18,12 @@ use crate::App;
 use crate::http::body;
 use crate::http::reply::{self, Reply};
 use crate::http::routes::{MESSAGES, RESPONSES, is_pure};
+use crate::models::tokenize::BYTES_PER_TOKEN;
 use crate::models::{Backend, ServedModel};
-use crate::observe::outcomes::Arrived;
+use crate::observe::outcomes::RequestIdentity;
 use crate::observe::request_record::Watch;
 use crate::place::Blocks;
 use crate::request::ask;
-use crate::request::tokenize::BYTES_PER_TOKEN;
 
 /// Passes a request for a route that only engines know to one of them, by load.
 ///
@@ -35,7 +35,7 @@ pub(crate) async fn pass(
 ) -> Reply {
     let ticket = app.in_flight().enter();
     let (mut parts, incoming) = request.into_parts();
-    let arrived = Arrived::now(app, &mut parts.headers);
+    let arrived = RequestIdentity::now(app.observer(), &mut parts.headers);
     let path = path.map_or_else(|| path_of(&parts.uri), |path| moved_to(path, &parts.uri));
     let anthropic = path.path().starts_with(MESSAGES);
     let outcome = match read(app, &parts, incoming).await {
@@ -56,18 +56,25 @@ pub(super) async fn read(app: &App, parts: &Parts, incoming: Incoming) -> Result
         body::leave(parts, incoming).await;
         return Err(ApiError::not_ready());
     }
-    body::read_for(app, parts, incoming).await
+    body::read_for(app.http(), parts, incoming).await
 }
 
 /// Counts a request that failed before its model was known.
 pub(super) fn unplaced(
     app: &App,
-    arrived: &Arrived,
+    arrived: &RequestIdentity,
     parts: &Parts,
     path: &PathAndQuery,
     error: ApiError,
 ) -> ApiError {
-    let watch = Watch::start_at(app, arrived, &parts.headers, None, path.path(), false);
+    let watch = Watch::start_at(
+        app.observer(),
+        arrived,
+        &parts.headers,
+        None,
+        path.path(),
+        false,
+    );
     watch.fail(error)
 }
 
@@ -116,7 +123,7 @@ impl<'b> Said<'b> {
 
 async fn pass_on(
     app: &Arc<App>,
-    arrived: &Arrived,
+    arrived: &RequestIdentity,
     parts: &Parts,
     path: &PathAndQuery,
     body: &Bytes,
@@ -127,7 +134,14 @@ async fn pass_on(
     };
     let model = &said.model;
     let headers = &parts.headers;
-    let watch = Watch::start_at(app, arrived, headers, Some(model), path.path(), said.stream);
+    let watch = Watch::start_at(
+        app.observer(),
+        arrived,
+        headers,
+        Some(&model.meters),
+        path.path(),
+        said.stream,
+    );
     let Backend::OpenAi { workers, .. } = &model.backend else {
         let (method, path) = (parts.method.as_str(), parts.uri.path());
         return Err(watch.fail(ApiError::route_not_found(method, path)));

@@ -16,10 +16,10 @@ use kvasir_upstream::UpstreamError;
 use super::attempt::{outcome, try_elsewhere};
 use super::{Forward, headers};
 use crate::host::Booking;
+use crate::models::tokenize;
 use crate::place::{self, Blocks};
 use crate::proxy::relay::{Begun, Form, Source, Thread};
 use crate::request::migrate::{self, Move, Stage, Stay};
-use crate::request::tokenize;
 
 /// What is needed to ask for the rest of an answer.
 pub(crate) struct Resume {
@@ -98,7 +98,7 @@ impl Resume {
             .migration
             .is_too_long(prompt, progress.tokens());
         if too_long && !std::mem::replace(&mut self.too_long, true) {
-            migrate::count_too_long(app, &self.forward.model.name);
+            migrate::count_too_long(app.observer(), &self.forward.model.name);
         }
         // Chunks that go on from another engine's are grafted to their end.
         if too_long && !kept.is_grafted() {
@@ -121,7 +121,9 @@ impl Resume {
         match self.move_on(thread, source, worker, how) {
             Ok(rest) => rest,
             Err(stay) => {
-                migrate::count_stay(&self.forward.app, &self.forward.model.name, stay);
+                let app = &self.forward.app;
+                let limit = app.options().migration.limit;
+                migrate::count_stay(app.observer(), limit, &self.forward.model.name, stay);
                 Rest::None
             }
         }
@@ -212,7 +214,7 @@ struct Errand {
 impl Errand {
     async fn run(mut self, kit: Kit) -> Result<Moved, ApiError> {
         let forward = Arc::clone(&self.forward);
-        let moving = Move::begin(&forward.app, &forward.model.name, Stage::Ongoing);
+        let moving = Move::begin(forward.app.observer(), &forward.model.name, Stage::Ongoing);
         let found = self.find(kit, &moving).await;
         moving.settle(found.is_ok());
         found
@@ -266,7 +268,7 @@ impl Errand {
         };
         let (app, model) = (&forward.app, &forward.model);
         let nvext = Nvext::default();
-        let reading = tokenize::read(app, model, self.endpoint, &scan, &body, &nvext).await;
+        let reading = tokenize::read(app.clock(), model, self.endpoint, &scan, &body, &nvext).await;
         let tokens = &reading.tokens;
         self.arrival.isl_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX).max(1);
         let salt = scan.cache_salt();

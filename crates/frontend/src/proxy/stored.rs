@@ -25,7 +25,7 @@ use super::{Forward, Kind, Opened, headers};
 use crate::App;
 use crate::http::reply::{self, Reply};
 use crate::models::{Backend, ServedModel};
-use crate::observe::outcomes::Arrived;
+use crate::observe::outcomes::RequestIdentity;
 use crate::observe::request_record::Watch;
 use crate::proxy::relay::{Form, Source};
 
@@ -43,7 +43,7 @@ const NOT_FOUND: &str = "No worker has it";
 pub(crate) async fn seek(app: &Arc<App>, request: Request<Incoming>, path: &str) -> Reply {
     let ticket = app.in_flight().enter();
     let (mut parts, incoming) = request.into_parts();
-    let arrived = Arrived::now(app, &mut parts.headers);
+    let arrived = RequestIdentity::now(app.observer(), &mut parts.headers);
     let outcome = match engine_path(path, &parts) {
         Some(path) => match read(app, &parts, incoming).await {
             Ok(body) => seek_all(app, &arrived, &parts, &path, &body).await,
@@ -74,7 +74,7 @@ fn engine_path(path: &str, parts: &Parts) -> Option<PathAndQuery> {
 
 async fn seek_all(
     app: &Arc<App>,
-    arrived: &Arrived,
+    arrived: &RequestIdentity,
     parts: &Parts,
     path: &PathAndQuery,
     body: &Bytes,
@@ -100,7 +100,14 @@ async fn seek_all(
                 Ok(Ok(opened)) if has_it(opened.head.status) => {
                     let path = path.path();
                     let headers = &parts.headers;
-                    let watch = Watch::start_at(app, arrived, headers, Some(&model), path, false);
+                    let watch = Watch::start_at(
+                        app.observer(),
+                        arrived,
+                        headers,
+                        Some(&model.meters),
+                        path,
+                        false,
+                    );
                     let arrival = Arrival::new(arrived.id, 1);
                     return Ok(forward.answer(opened, (target, None), watch, arrival));
                 }
@@ -110,7 +117,7 @@ async fn seek_all(
         }
     }
     if asked.len() >= SOUGHT_MAX && !all {
-        app.limit_reached("workers_asked");
+        app.http().limit_reached("workers_asked");
     }
     let error = match all {
         true => ApiError::new(404, NOT_FOUND),
@@ -129,7 +136,7 @@ fn has_it(status: StatusCode) -> bool {
 
 fn forward(
     app: &Arc<App>,
-    arrived: &Arrived,
+    arrived: &RequestIdentity,
     parts: &Parts,
     path: &PathAndQuery,
     body: &Bytes,

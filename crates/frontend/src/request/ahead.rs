@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kvasir_router::RouteError;
+use kvasir_transport::Tasks;
 use kvasir_types::WorkerRank;
 
-use crate::App;
 use crate::host::Booking;
 use crate::models::ServedModel;
 
@@ -74,24 +74,23 @@ impl Drop for Place {
 
 /// Runs `work` in the background, for a worker that just ended a turn, unless there is something better to do.
 pub(crate) fn start(
-    app: &Arc<App>,
+    (places, tasks): (&Places, &Tasks),
     model: &Arc<ServedModel>,
     target: WorkerRank,
     work: impl Future<Output = End> + Send + 'static,
 ) {
-    let Some(place) = app.ahead().take().filter(|_| !is_loaded(model, target, 0)) else {
-        return count(app, model, End::Dropped);
+    let Some(place) = places.take().filter(|_| !is_loaded(model, target, 0)) else {
+        return count(model, End::Dropped);
     };
-    let (app, model) = (Arc::clone(app), Arc::clone(model));
-    let tasks = app.tasks().clone();
+    let (draining, model) = (tasks.clone(), Arc::clone(model));
     tasks.spawn(async move {
         let _place = place;
         let end = tokio::select! {
             ended = tokio::time::timeout(TIMEOUT, work) => ended.unwrap_or(End::Cancelled),
             () = until_loaded(&model, target) => End::Cancelled,
-            () = app.tasks().draining() => End::Cancelled,
+            () = draining.draining() => End::Cancelled,
         };
-        count(&app, &model, end);
+        count(&model, end);
     });
 }
 
@@ -116,9 +115,10 @@ fn is_loaded(model: &ServedModel, target: WorkerRank, own: u32) -> bool {
     })
 }
 
-fn count(app: &App, model: &ServedModel, end: End) {
+fn count(model: &ServedModel, end: End) {
     tracing::debug!(model = %model.name, end = end.name(), "prefill ahead of the next turn");
-    app.metrics()
+    let metrics = model.meters.metrics();
+    metrics
         .speculative_prefills_total
         .with_label_values(&[&*model.name, end.name()])
         .inc();

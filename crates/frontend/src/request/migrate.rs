@@ -8,7 +8,7 @@ use std::sync::Arc;
 use kvasir_telemetry::{Clock, Metrics};
 use kvasir_types::Time;
 
-use crate::App;
+use crate::observe::observer::Observer;
 
 /// How far answers that have begun are continued elsewhere.
 #[derive(Clone, Copy, Debug, Default)]
@@ -58,13 +58,13 @@ pub(crate) struct Move {
 
 impl Move {
     /// A worker failed a request of `model`.
-    pub(crate) fn begin(app: &App, model: &Arc<str>, stage: Stage) -> Self {
+    pub(crate) fn begin(observer: &Observer, model: &Arc<str>, stage: Stage) -> Self {
         Self {
-            metrics: app.metrics().clone(),
-            clock: app.clock(),
+            metrics: observer.metrics().clone(),
+            clock: observer.clock(),
             model: Arc::clone(model),
             stage,
-            since: app.clock().now(),
+            since: observer.clock().now(),
             ended: false,
         }
     }
@@ -123,13 +123,14 @@ impl Stay {
     }
 }
 
-/// Counts an answer that breaks off for its client, where continuing was asked for.
-pub(crate) fn count_stay(app: &App, model: &str, why: Stay) {
-    if app.options().migration.limit == 0 {
+/// Counts an answer that breaks off for its client, where continuing was asked for: `limit` is not 0.
+pub(crate) fn count_stay(observer: &Observer, limit: u32, model: &str, why: Stay) {
+    if limit == 0 {
         return;
     }
     let labels = [model, why.label()];
-    app.metrics()
+    observer
+        .metrics()
         .migration_refused_total
         .with_label_values(&labels)
         .inc();
@@ -141,8 +142,9 @@ pub(crate) fn count_stay(app: &App, model: &str, why: Stay) {
 }
 
 /// Counts an answer that has grown past what may be continued.
-pub(crate) fn count_too_long(app: &App, model: &str) {
-    app.metrics()
+pub(crate) fn count_too_long(observer: &Observer, model: &str) {
+    observer
+        .metrics()
         .model_migration_max_seq_len_exceeded_total
         .with_label_values(&[model])
         .inc();

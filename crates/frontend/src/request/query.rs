@@ -7,9 +7,9 @@ use http::StatusCode;
 use kvasir_openai::{
     AnswerHead, Endpoint, ResponseNvext, StreamWriter, WorkerIds, write_done, write_unary,
 };
+use kvasir_telemetry::Clock;
 use kvasir_types::{RequestId, Token, WorkerRank};
 
-use crate::App;
 use crate::http::reply::{self, ByteSource, Cut, Reply};
 use crate::models::ServedModel;
 
@@ -25,7 +25,7 @@ pub(crate) struct Query {
 
 impl Query {
     /// Says that it would go to `target`.
-    pub(crate) fn answer(self, app: &App, model: &ServedModel, target: WorkerRank) -> Reply {
+    pub(crate) fn answer(self, clock: Clock, model: &ServedModel, target: WorkerRank) -> Reply {
         let nvext = ResponseNvext {
             worker_id: Some(WorkerIds::aggregated(target.worker.0, target.rank.0)),
             token_ids: self.tokens,
@@ -35,7 +35,7 @@ impl Query {
             endpoint: self.endpoint,
             id: self.id,
             model: &model.name,
-            created: app.clock().unix_secs(app.clock().now()),
+            created: clock.unix_secs(clock.now()),
         };
         let mut out = BytesMut::new();
         if self.stream {

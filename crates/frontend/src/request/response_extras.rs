@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use kvasir_openai::{Endpoint, Extra, Nvext, Scan, asks_token_ids, write_annotation};
+use kvasir_telemetry::Clock;
 use kvasir_types::{RequestId, Token};
 
-use crate::App;
 use crate::models::ServedModel;
-use crate::request::prompt;
+use crate::models::prompt;
 
 /// The annotation that says at the end what an answer amounted to.
 const LLM_METRICS: &str = "llm_metrics";
@@ -76,14 +76,14 @@ pub(crate) fn wants_formatted(nvext: &Nvext) -> bool {
 /// The prompt of a forwarded body as its engine's template prints it; none where no template and no tokenizer is at
 /// hand. On a thread of its own, as a prompt may be long.
 pub(crate) async fn formatted(
-    app: &App,
+    clock: Clock,
     model: &ServedModel,
     endpoint: Endpoint,
     body: &Bytes,
     nvext: &Nvext,
 ) -> Option<String> {
     let text = Arc::clone(model.text()?);
-    let now = app.clock().unix_secs(app.clock().now());
+    let now = clock.unix_secs(clock.now());
     let (body, ids) = (body.clone(), nvext.token_data.clone());
     let work = move || match ids {
         Some(ids) => text.tokenizer().decode(&ids, false).ok(),

@@ -28,9 +28,9 @@ use thread::{Silence, Thread};
 use crate::App;
 use crate::host::Booking;
 use crate::http::reply::{ByteSource, Cut};
+use crate::models::prompt;
 use crate::observe::request_record::{Totals, Watch};
 use crate::request::migrate;
-use crate::request::prompt;
 use crate::request::response_extras;
 use crate::tokens::job::Job;
 use crate::tokens::lane::{self, Lane};
@@ -393,7 +393,8 @@ impl Running {
                 Next::Elsewhere
             }
             Err(stay) => {
-                migrate::count_stay(app, &job.model.name, stay);
+                let limit = app.options().migration.limit;
+                migrate::count_stay(app.observer(), limit, &job.model.name, stay);
                 Next::End(lane::failure(app, error))
             }
         }

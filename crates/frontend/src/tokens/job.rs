@@ -8,7 +8,7 @@ use kvasir_transport::RequestPlane;
 use kvasir_types::{RequestId, Sampling, Token};
 
 use crate::models::ServedModel;
-use crate::request::prompt::Prompts;
+use crate::models::prompt::Prompts;
 
 /// A request whose prompts are tokens.
 pub(crate) struct Job {

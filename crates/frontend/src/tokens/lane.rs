@@ -95,7 +95,7 @@ pub(crate) struct Broken {
 
 /// Goes on with an answer that broke off; what comes is what has not come yet.
 pub(crate) async fn go_on(app: &App, job: &Job, broken: Broken) -> Result<Lane, ApiError> {
-    let moving = Move::begin(app, &job.model.name, Stage::Ongoing);
+    let moving = Move::begin(app.observer(), &job.model.name, Stage::Ongoing);
     let prompt = broken
         .tokens
         .len()
@@ -161,7 +161,7 @@ impl Errand {
             if error.retry() == Retry::Never || tried == self.tries {
                 return Err(failure(app, &error));
             }
-            moving.get_or_insert_with(|| Move::begin(app, &model.name, self.stage));
+            moving.get_or_insert_with(|| Move::begin(app.observer(), &model.name, self.stage));
             self.failed.push(worker);
             self.last_failure = Some(outcome);
         }

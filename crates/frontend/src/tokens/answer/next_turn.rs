@@ -7,15 +7,15 @@ use kvasir_router::Outcome;
 use kvasir_types::{RequestId, WorkerRank};
 
 use crate::App;
+use crate::models::prompt;
 use crate::request::ahead::{self, End};
-use crate::request::prompt;
 use crate::tokens::job::Job;
 use crate::tokens::lane;
 
 /// A turn of `job` ended with the answer `said`, by `target`.
 pub(super) fn prefill(app: &Arc<App>, job: &Arc<Job>, target: WorkerRank, said: String) {
     let work = run(Arc::clone(app), Arc::clone(job), target, said);
-    ahead::start(app, &job.model, target, work);
+    ahead::start((app.ahead(), app.tasks()), &job.model, target, work);
 }
 
 async fn run(app: Arc<App>, job: Arc<Job>, target: WorkerRank, said: String) -> End {
@@ -56,7 +56,7 @@ fn next_job(app: &App, job: &Job, target: WorkerRank, said: &str) -> Option<Job>
         shown: RequestId::default(),
         formatted: None,
         queue_depth: 0,
-        id: app.new_request_id(),
+        id: app.observer().new_request_id(),
         model: Arc::clone(&job.model),
         plane: Arc::clone(&job.plane),
         text: Arc::clone(&job.text),

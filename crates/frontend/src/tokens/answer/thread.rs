@@ -59,7 +59,7 @@ impl Thread {
             .is_too_long(count(self.prompt.len()), count(said.len()))
         {
             self.said = Err(Stay::TooLong);
-            migrate::count_too_long(app, model);
+            migrate::count_too_long(app.observer(), model);
         }
     }
 

@@ -17,12 +17,13 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use kvasir_openai::{Endpoint, Nvext, Scan, Span, content_spans};
+use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
+use kvasir_transport::Tasks;
 use kvasir_types::{Token, WorkerId};
 
-use crate::App;
-use crate::models::{Backend, ServedModel};
-use crate::request::prompt;
+use crate::models::{Backend, ServedModel, prompt};
+use crate::observe::token_source::TokenSource;
 use remote::Remote;
 
 /// Bytes of text that count as one token where no tokenizer is at hand.
@@ -35,43 +36,6 @@ const FITTING_BYTES_PER_TOKEN: usize = 16;
 const TEXT_BYTES_MAX: usize = 16 << 20;
 /// Prompts in a row that must be read by another source before that is said: one that fails now and then is no news.
 const SAY_AFTER: u32 = 16;
-
-/// Who says what the tokens of a prompt are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum TokenSource {
-    /// The client sent ids.
-    Client = 1,
-    /// The tokenizer in the folder of `--model-path`.
-    Folder = 2,
-    /// The tokenizer in the folder that the engine names.
-    Announced = 3,
-    /// The engine, asked.
-    Engine = 4,
-    /// Nobody: the bytes of the text stand in.
-    Bytes = 5,
-}
-
-impl TokenSource {
-    /// How many there are.
-    pub(crate) const COUNT: usize = 5;
-
-    /// Where it stands among them.
-    pub(crate) const fn index(self) -> usize {
-        self as usize - 1
-    }
-
-    /// As metrics and the list of workers say it.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Client => "client",
-            Self::Folder => "model_path",
-            Self::Announced => "announced",
-            Self::Engine => "tokenize",
-            Self::Bytes => "bytes",
-        }
-    }
-}
 
 /// How the prompts of one model become tokens.
 #[derive(Default)]
@@ -114,7 +78,7 @@ impl TokenSources {
 
 /// An engine says that its model comes from `root`: a folder, or a name that only it can resolve. A folder
 /// with a tokenizer in it is loaded, once, on a thread of its own.
-pub(crate) fn announce(app: &App, model: &Arc<ServedModel>, root: &str) {
+pub(crate) fn announce(tasks: &Tasks, model: &Arc<ServedModel>, root: &str) {
     let Backend::OpenAi { tokens, .. } = &model.backend else {
         return;
     };
@@ -126,7 +90,7 @@ pub(crate) fn announce(app: &App, model: &Arc<ServedModel>, root: &str) {
         return;
     }
     let model = Arc::clone(model);
-    app.tasks().spawn(async move {
+    tasks.spawn(async move {
         let load = move || load_announced(&model, &folder);
         if let Err(error) = tokio::task::spawn_blocking(load).await {
             tracing::error!(%error, "loading a tokenizer panicked");
@@ -170,21 +134,21 @@ impl Reading {
 
 /// The prompt's tokens as the engine will see them, or a stand-in. `body` is the buffer that was scanned.
 pub(crate) async fn read(
-    app: &App,
+    clock: Clock,
     model: &ServedModel,
     endpoint: Endpoint,
     scan: &Scan<'_>,
     body: &Bytes,
     nvext: &Nvext,
 ) -> Reading {
-    let reading = find(app, model, endpoint, scan, body, nvext).await;
+    let reading = find(clock, model, endpoint, scan, body, nvext).await;
     model.meters.prompt_read(reading.source);
     say(model, reading.source);
     reading
 }
 
 async fn find(
-    app: &App,
+    clock: Clock,
     model: &ServedModel,
     endpoint: Endpoint,
     scan: &Scan<'_>,
@@ -212,7 +176,7 @@ async fn find(
         return bytes(scan, endpoint);
     };
     if let Some((text, source)) = tokens.text.get() {
-        let found = by_text(app, model, text, scan, spans.as_deref(), body, chat).await;
+        let found = by_text(clock, model, text, scan, spans.as_deref(), body, chat).await;
         if let Some((tokens, alone)) = found {
             return reading(tokens, *source, alone);
         }
@@ -258,7 +222,7 @@ fn by_ids(scan: &Scan<'_>, chat: bool) -> Option<(Vec<Token>, bool)> {
 
 /// By the tokenizer; on a thread of its own where that takes long.
 async fn by_text(
-    app: &App,
+    clock: Clock,
     model: &ServedModel,
     text: &Arc<TextModel>,
     scan: &Scan<'_>,
@@ -266,7 +230,6 @@ async fn by_text(
     body: &Bytes,
     chat: bool,
 ) -> Option<(Vec<Token>, bool)> {
-    let clock = app.clock();
     let start = clock.now();
     let now = clock.unix_secs(start);
     let bytes_max = fitting(model.context_length);

@@ -10,19 +10,15 @@ use http::request::Parts;
 use http::{HeaderMap, Request, Version};
 use kvasir_openai::{ApiError, Endpoint};
 
-use crate::App;
+use crate::app::App;
+use crate::http::context::HttpContext;
+use crate::http::limits::HEADER_FIELDS_MAX;
 use crate::http::reply::{self, Reply};
 use crate::http::routes::{MESSAGES, Route};
 use crate::observe::meter::Asking;
-use crate::observe::outcomes::Arrived;
+use crate::observe::outcomes::RequestIdentity;
 use crate::observe::request_record::{Watch, error_type};
 
-/// Fields of a request's head. For HTTP/1 this is the library's own bound, which it checks without allocating; another
-/// would cost every request.
-pub(crate) const HEADER_FIELDS_MAX: usize = 100;
-/// HTTP/2 heads are taken up to so many times `header_bytes_max`, so that one that is over it can be told; of what is
-/// beyond, the library says 431 and nobody hears of it.
-pub(crate) const HTTP2_HEADER_MARGIN: u32 = 2;
 /// What a field of HTTP/2 counts beside its name and value (RFC 9113, section 6.5.2).
 const FIELD_OVERHEAD: usize = 32;
 /// Bytes of a refusal's text that are logged: some of it is the client's own.
@@ -88,13 +84,13 @@ impl Refusal {
 
     /// The answer, counted and logged.
     pub(crate) fn answer(self, app: &App, head: &Parts) -> Reply {
-        let arrived = Arrived::refused(app, &head.headers);
+        let arrived = RequestIdentity::refused(app.observer(), &head.headers);
         let error = match (self.is_overload, self.asking) {
             (true, Some(asking)) => {
-                Watch::begin(app, &arrived, &head.headers, None, asking).fail(self.error)
+                Watch::begin(app.observer(), &arrived, &head.headers, None, asking).fail(self.error)
             }
             (_, asking) => {
-                count(app, asking, &self.error);
+                count(app.http(), asking, &self.error);
                 let given = arrived.given();
                 tracing::info!(
                     request = %arrived.id,
@@ -119,9 +115,9 @@ impl Refusal {
     }
 }
 
-fn count(app: &App, asking: Option<Asking>, error: &ApiError) {
+fn count(http: &HttpContext, asking: Option<Asking>, error: &ApiError) {
     let (endpoint, kind) = asking.map_or((UNKNOWN, "unary"), |a| (a.endpoint, a.request_type));
-    let metrics = app.metrics();
+    let metrics = &http.metrics;
     let error_type = error_type(error.status, &error.kind);
     metrics
         .requests_started_total
@@ -139,14 +135,14 @@ fn shortened(text: &str) -> &str {
 }
 
 /// Refuses an HTTP/2 head that HTTP/1 would not have taken.
-pub(crate) fn check_head<B>(app: &App, request: &Request<B>) -> Result<(), Box<Refusal>> {
+pub(crate) fn check_head<B>(http: &HttpContext, request: &Request<B>) -> Result<(), Box<Refusal>> {
     if request.version() != Version::HTTP_2 {
         return Ok(());
     }
     let headers = request.headers();
-    let is_long = || bytes_of(headers) > app.options().limits.header_bytes_max;
+    let is_long = || bytes_of(headers) > http.limits.header_bytes_max;
     if headers.len() > HEADER_FIELDS_MAX || is_long() {
-        app.limit_reached(HEADER_LIMIT);
+        http.limit_reached(HEADER_LIMIT);
         return Err(Box::new(ApiError::headers_too_large().into()));
     }
     Ok(())
@@ -160,7 +156,7 @@ fn bytes_of(headers: &HeaderMap) -> usize {
 }
 
 /// A connection ended by an error: if that is a head that the library refused, it is counted and logged.
-pub(crate) fn at_connection_end(app: &App, error: &(dyn Error + 'static)) {
+pub(crate) fn at_connection_end(http: &HttpContext, error: &(dyn Error + 'static)) {
     let Some(refused) = error
         .downcast_ref::<hyper::Error>()
         .filter(|e| e.is_parse())
@@ -169,12 +165,12 @@ pub(crate) fn at_connection_end(app: &App, error: &(dyn Error + 'static)) {
     };
     let refusal = match refused.is_parse_too_large() {
         true => {
-            app.limit_reached(HEADER_LIMIT);
+            http.limit_reached(HEADER_LIMIT);
             ApiError::headers_too_large()
         }
         false => ApiError::bad_request(refused.to_string()),
     };
-    count(app, None, &refusal);
+    count(http, None, &refusal);
     let (status, error) = (refusal.status, refusal.to_string());
     tracing::info!(status, error, "request refused: its head cannot be read");
 }

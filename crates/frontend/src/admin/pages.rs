@@ -1,0 +1,50 @@
+//! The pages for probes and scrapers: health and metrics.
+
+use http::{HeaderValue, StatusCode};
+use kvasir_openai::{ApiError, Health};
+
+use crate::app::App;
+use crate::http::reply::{self, Reply};
+
+/// Workers that the health page names as waited for.
+const AWAITED_NAMED_MAX: usize = 16;
+
+/// Whether requests are served, and by whom.
+pub(crate) fn health(app: &App) -> Reply {
+    if app.http().is_leaving() {
+        return reply::json(
+            StatusCode::SERVICE_UNAVAILABLE,
+            kvasir_openai::not_ready("draining"),
+        );
+    }
+    let mut health = Health::default();
+    for model in app.models().all() {
+        model.describe(&mut health);
+    }
+    let awaited = app.members().awaited();
+    let status = match health.is_ready() {
+        true => StatusCode::OK,
+        false => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    let named = awaited.iter().take(AWAITED_NAMED_MAX);
+    health.waiting_for = named.map(ToString::to_string).collect();
+    reply::json(status, health.to_body())
+}
+
+/// All series, brought up to date.
+pub(crate) fn metrics(app: &App) -> Reply {
+    for model in app.models().all() {
+        app.metrics()
+            .model_migration_limit
+            .with_label_values(&[&*model.name])
+            .set(app.options().migration.limit.into());
+    }
+    app.models().measure(app.metrics(), app.clock().now());
+    let mut page = String::new();
+    if let Err(error) = app.metrics().render(&mut page) {
+        tracing::error!(%error, "metrics could not be rendered");
+        return reply::error(&ApiError::internal());
+    }
+    let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    reply::whole(StatusCode::OK, text, page.into())
+}

@@ -1,0 +1,94 @@
+//! What listeners and body readers share: limits, the certificate, what is under way, and whether the server is
+//! leaving.
+//!
+//! What always holds: a server that drains is leaving; neither is ever taken back.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kvasir_telemetry::{Clock, Metrics};
+use kvasir_transport::Tasks;
+use tokio_util::sync::CancellationToken;
+
+use crate::http::in_flight::InFlight;
+use crate::http::limits::Limits;
+use crate::http::tls::ServerTls;
+
+/// Settings of a server and its state. One per process.
+#[derive(Debug)]
+pub struct HttpContext {
+    pub(crate) limits: Limits,
+    /// Largest body, in MiB.
+    pub(crate) body_limit_mb: u64,
+    pub(crate) tls: Option<ServerTls>,
+    pub(crate) metrics: Metrics,
+    pub(crate) clock: Clock,
+    pub(crate) tasks: Tasks,
+    /// Requests under way.
+    pub(crate) in_flight: InFlight,
+    leaving: CancellationToken,
+    /// The same as `leaving`, read without its lock.
+    is_leaving: AtomicBool,
+    draining: AtomicBool,
+}
+
+impl HttpContext {
+    /// A server that is not leaving.
+    pub(crate) fn new(
+        (limits, body_limit_mb, tls): (Limits, u64, Option<ServerTls>),
+        metrics: Metrics,
+        clock: Clock,
+        tasks: Tasks,
+    ) -> Self {
+        Self {
+            limits,
+            body_limit_mb,
+            tls,
+            metrics,
+            clock,
+            tasks,
+            in_flight: InFlight::default(),
+            leaving: CancellationToken::new(),
+            is_leaving: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// Says on the health page that nobody is to send new work, and serves what comes.
+    pub(crate) fn start_leaving(&self) {
+        self.is_leaving.store(true, Ordering::Relaxed);
+        self.leaving.cancel();
+    }
+
+    /// Whether the server is about to end.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.is_leaving.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the server is about to end.
+    pub(crate) async fn leaving(&self) {
+        self.leaving.cancelled().await;
+    }
+
+    /// Refuses new work from now on.
+    pub(crate) fn start_draining(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+        self.start_leaving();
+    }
+
+    /// Whether new work is refused.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// A client did not take its answer in time: the answer ends.
+    pub(crate) fn client_stalled(&self, what: &str) {
+        self.limit_reached("client_time");
+        tracing::debug!("client stalled: {what}");
+    }
+
+    /// Counts that a limit of the server was reached.
+    pub(crate) fn limit_reached(&self, limit: &'static str) {
+        let reached = &self.metrics.limit_reached_total;
+        reached.with_label_values(&[limit]).inc();
+    }
+}
