@@ -17,7 +17,7 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     /// Address to listen on.
     HTTP_HOST: String = "http-host" =>
         scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_HTTP_HOST")]).default("0.0.0.0")
-        .rule(&HOST).common().effective();
+        .default_note("0.0.0.0; 127.0.0.1 in the demo").rule(&HOST).common().effective();
 
     /// Certificate for HTTPS, in PEM; needs the key too. A renewed one is taken over.
     TLS_CERT_PATH: Option<PathBuf> = "tls-cert-path" =>

@@ -35,6 +35,20 @@ fn a_demo_with_a_table_logs_warnings_only_unless_asked() {
     assert_eq!(level("demo --traffic --log-level info"), "info");
 }
 
+/// Only the demo, and only where nobody named an address.
+#[test]
+fn a_demo_listens_on_loopback_unless_asked() {
+    let host = |words: &str, variables: &[(&str, &str)]| {
+        let settings = run(words, variables).settings;
+        settings.get(keys::HTTP_HOST)
+    };
+    assert_eq!(host("demo", &[]), "127.0.0.1");
+    assert_eq!(host("demo --http-host 0.0.0.0", &[]), "0.0.0.0");
+    assert_eq!(host("demo", &[("DYN_HTTP_HOST", "0.0.0.0")]), "0.0.0.0");
+    assert_eq!(host("frontend", &[]), "0.0.0.0");
+    assert_eq!(host("mocker", &[]), "0.0.0.0");
+}
+
 #[test]
 fn variables_hold_several_workers() {
     let run = run(
