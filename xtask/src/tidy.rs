@@ -6,12 +6,16 @@
 //! Elsewhere: what the compiler and clippy check already (`Cargo.toml`, `clippy.toml`).
 
 mod changelog;
+mod cycles;
+mod host;
 mod links;
 mod manifest;
 mod metrics;
+mod names;
 mod options;
 mod purity;
 mod source;
+mod words;
 
 use std::fmt;
 
@@ -52,6 +56,8 @@ pub(crate) fn run(tree: &Tree) -> bool {
     for finding in &findings {
         eprintln!("{finding}");
     }
+    println!("tidy: {}", cycles::state(tree));
+    println!("tidy: {}", names::state(tree));
     match findings.len() {
         0 => println!("tidy: {} files, nothing to say", tree.names().count()),
         count => eprintln!("tidy: {count} to mend"),
@@ -69,6 +75,9 @@ fn findings(tree: &Tree) -> Vec<Finding> {
     found.extend(manifest::check(tree));
     found.extend(purity::ambient_calls(tree));
     found.extend(purity::dependencies(tree));
+    found.extend(host::check(tree));
+    found.extend(cycles::check(tree));
+    found.extend(names::check(tree));
     found.extend(links::check(tree));
     found.extend(changelog::fragments(tree));
     found.extend(changelog::decisions(tree));

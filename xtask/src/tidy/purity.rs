@@ -128,7 +128,7 @@ pub(crate) fn dependencies(tree: &Tree) -> Vec<Finding> {
             "--format-version",
             "1",
             "--all-features",
-            "--offline",
+            "--locked",
             "--filter-platform",
             PLATFORM,
         ])
