@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from conftest import Kvasir
+from conftest import Kvasir, until
 
 MODEL = "kvasir-demo"
 LONG = "When does my parcel leave if I bring it at noon? Please explain the whole schedule of the depot to me. " * 3
@@ -70,8 +70,8 @@ def test_a_second_turn_goes_to_the_worker_that_has_its_prefix(client, demo):
         assert second.nvext["timing"]["kv_hit_rate"] > 0.5
         assert second.usage.prompt_tokens_details.cached_tokens > 0.5 * second.usage.prompt_tokens
     assert len({worker for worker, _ in conversations}) > 1, "all on one worker"
-    lines = re.findall(r"Formula for worker_\d+: [\d.]+ = [\d.]+ \* [\d.]+ \+ [\d.]+ \(cached_blocks: \d+\)", demo.log())
-    assert len(lines) >= 12
+    line = r"Formula for worker_\d+: [\d.]+ = [\d.]+ \* [\d.]+ \+ [\d.]+ \(cached_blocks: \d+\)"
+    until(lambda: len(re.findall(line, demo.log())) >= 12)
 
 
 def test_completions_in_every_form(client):

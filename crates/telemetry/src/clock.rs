@@ -1,6 +1,6 @@
 //! The only reader of the system's clocks.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kvasir_types::Time;
 
@@ -23,9 +23,7 @@ impl Clock {
         reason = "two clocks do not agree: making one is a decision"
     )]
     pub fn new() -> Self {
-        let unix = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        let unix = unix_now();
         let start_unix_nanos = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
         Self {
             start: Instant::now(),
@@ -63,4 +61,15 @@ impl Clock {
     pub fn instant(&self, time: Time) -> Instant {
         self.start + (time - Time::ZERO)
     }
+}
+
+/// What the wall clock shows, since 1970.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place that reads the clocks"
+)]
+pub(crate) fn unix_now() -> Duration {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
 }

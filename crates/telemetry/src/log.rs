@@ -1,10 +1,14 @@
 //! How log lines look and where they go: standard error, as text or as JSON.
 //!
-//! Nobody who logs waits for a reader: lines go through a bounded queue to one thread ([`queue`]), and what does
-//! not fit is dropped, counted ([`count_drops`]) and told. Before the process ends, [`flush`] gives what waits a
-//! short while to leave. A line of text is one line whatever its fields hold ([`text`]).
+//! An event becomes a line on the thread that logs ([`subscriber`], [`text`], [`json`]). Nobody who logs waits for a
+//! reader: lines go through a bounded queue to one thread ([`queue`]), which writes many at once, and what does not fit
+//! is dropped, counted ([`count_drops`]) and told. Before the process ends, [`flush`] gives what waits a short while to
+//! leave. A line is one line whatever its fields hold.
 
+mod digits;
+mod json;
 mod queue;
+mod subscriber;
 mod text;
 
 use std::io::IsTerminal;
@@ -15,12 +19,14 @@ use prometheus::IntCounter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{Layer, fmt};
 
-use queue::{Line, Queue};
+use queue::Queue;
+use subscriber::LineSubscriber;
 
 /// Most bytes of log lines that wait for their reader: some 20,000 lines.
 pub const QUEUE_BYTES_MAX: usize = 4 << 20;
+/// Shortest time between two writes, and so the longest that a line waits for those that are written with it.
+pub const WRITE_PAUSE: Duration = Duration::from_millis(20);
 /// How long [`flush`] and a panic wait for a reader that does not read.
 pub const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -45,21 +51,10 @@ pub fn init(filter: &str, format: Format) -> Result<(), String> {
         )
     })?;
     let queue = to_stderr().map_err(|error| format!("the log's thread did not start: {error}"))?;
-    let writer = move || Line(Arc::clone(&queue));
-    let registry = tracing_subscriber::registry();
-    let _already_set = match format {
-        Format::Text => {
-            let lines = text::Lines {
-                ansi: std::io::stderr().is_terminal(),
-            };
-            let layer = fmt::layer().event_format(lines).with_writer(writer);
-            registry.with(layer.with_filter(targets)).try_init()
-        }
-        Format::Json => {
-            let layer = fmt::layer().json().flatten_event(true).with_writer(writer);
-            registry.with(layer.with_filter(targets)).try_init()
-        }
-    };
+    let ansi = std::io::stderr().is_terminal();
+    let sink = move |line: &str| queue.push(line.as_bytes());
+    let lines = LineSubscriber::new(format, ansi, sink);
+    let _already_set = lines.with(targets).try_init();
     Ok(())
 }
 
@@ -68,7 +63,12 @@ fn to_stderr() -> std::io::Result<Arc<Queue>> {
     if let Some(queue) = QUEUE.get() {
         return Ok(Arc::clone(queue));
     }
-    let started = Queue::start(std::io::stderr(), QUEUE_BYTES_MAX, tell_dropped)?;
+    let started = Queue::start(
+        std::io::stderr(),
+        QUEUE_BYTES_MAX,
+        WRITE_PAUSE,
+        tell_dropped,
+    )?;
     let queue = QUEUE.get_or_init(|| started);
     Ok(Arc::clone(queue))
 }
@@ -133,5 +133,23 @@ mod tests {
         let error = init("kvasir=loud", Format::Text).unwrap_err();
         assert!(error.contains("`kvasir=loud`"), "{error}");
         assert!(init("warn,kvasir_router=debug", Format::Text).is_ok());
+    }
+
+    #[test]
+    fn a_filter_switches_lines_off_by_level_and_by_target() {
+        static SEEN: std::sync::Mutex<String> = std::sync::Mutex::new(String::new());
+        let sink = |line: &str| SEEN.lock().unwrap().push_str(line);
+        let filter: Targets = "warn,loud=debug,loud::quiet=off".parse().unwrap();
+        let lines = LineSubscriber::new(Format::Text, false, sink).with(filter);
+        tracing::subscriber::with_default(lines, || {
+            tracing::info!("a");
+            tracing::warn!("b");
+            tracing::debug!(target: "loud::part", "c");
+            tracing::trace!(target: "loud::part", "d");
+            tracing::error!(target: "loud::quiet", "e");
+        });
+        let seen = SEEN.lock().unwrap();
+        let ends: Vec<_> = seen.lines().map(|line| &line[28..]).collect();
+        assert_eq!(ends, [" WARN b", "DEBUG c"]);
     }
 }

@@ -1,6 +1,8 @@
 //! How do log lines reach a reader that may be slow, or never read again?
 //!
-//! Whoever logs copies its line into a buffer under a short lock and goes on; one thread writes the buffer out.
+//! Whoever logs copies its line into a buffer under a short lock and goes on; one thread writes the buffer out, at
+//! most once in a pause. It wakes by itself at the end of a pause, so while much is logged nobody wakes it; the first
+//! line after a quiet while does, and is written at once. Urgent lines, a flush and a buffer that fills end a pause.
 //! Invariants: at most `bytes_max` bytes wait or are being written (urgent lines may go [`URGENT_ROOM`] beyond); a
 //! line is kept whole or dropped whole; every dropped line is counted once and told once, after the lines before it.
 
@@ -13,6 +15,8 @@ use prometheus::IntCounter;
 
 /// Bytes kept free for lines that tell of drops, panics and ends.
 const URGENT_ROOM: usize = 64 << 10;
+/// A buffer that is full by one in so many parts is written before the pause ends.
+const HURRY_SHARE: usize = 4;
 /// How long to wait where a writer is full and does not block.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
 
@@ -30,6 +34,7 @@ pub(super) struct Queue {
     /// Nothing waits.
     idle: Condvar,
     bytes_max: usize,
+    pause: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -40,6 +45,12 @@ struct State {
     writing: usize,
     /// Whether the thread is between taking lines and having told what was dropped.
     busy: bool,
+    /// Whether the thread looks for lines again without being woken.
+    awake: bool,
+    /// What waits is not to wait for the end of the pause.
+    hurry: bool,
+    /// Callers that wait for everything to be written.
+    flushers: usize,
     /// Dropped and not told yet.
     untold: u64,
     /// Dropped before there was a counter.
@@ -58,11 +69,12 @@ impl State {
 }
 
 impl Queue {
-    /// Starts the thread that writes to `out` for as long as the process lives. It calls `tell` with the number of
-    /// dropped lines once writing goes on.
+    /// Starts the thread that writes to `out` for as long as the process lives, with a `pause` after each write. It
+    /// calls `tell` with the number of dropped lines once writing goes on.
     pub(super) fn start(
         out: impl Write + Send + 'static,
         bytes_max: usize,
+        pause: Duration,
         tell: fn(u64),
     ) -> io::Result<Arc<Self>> {
         let queue = Arc::new(Self {
@@ -70,6 +82,7 @@ impl Queue {
             more: Condvar::new(),
             idle: Condvar::new(),
             bytes_max,
+            pause,
         });
         let lines = Arc::clone(&queue);
         std::thread::Builder::new()
@@ -80,6 +93,7 @@ impl Queue {
                 let mut batch = Vec::new();
                 loop {
                     lines.write_some(&mut out, &mut batch, tell);
+                    lines.pause();
                 }
             })?;
         Ok(queue)
@@ -90,17 +104,17 @@ impl Queue {
     }
 
     /// Takes one line, or drops it.
-    fn push(&self, line: &[u8]) {
+    pub(super) fn push(&self, line: &[u8]) {
         let room = if IS_WRITER.get() { URGENT_ROOM } else { 0 };
-        self.push_within(line, self.bytes_max + room);
+        self.push_within(line, self.bytes_max + room, false);
     }
 
-    /// Takes a line that has room of its own.
+    /// Takes a line that has room of its own and does not wait for others.
     pub(super) fn push_urgent(&self, line: &[u8]) {
-        self.push_within(line, self.bytes_max + URGENT_ROOM);
+        self.push_within(line, self.bytes_max + URGENT_ROOM, true);
     }
 
-    fn push_within(&self, line: &[u8], bytes_max: usize) {
+    fn push_within(&self, line: &[u8], bytes_max: usize, urgent: bool) {
         let mut state = self.lock();
         if state.writing + state.pending.len() + line.len() > bytes_max {
             state.drop_lines(1);
@@ -109,18 +123,25 @@ impl Queue {
         let was_empty = state.pending.is_empty();
         state.pending.extend_from_slice(line);
         state.lines += 1;
+        let hurry = urgent || state.pending.len() > self.bytes_max / HURRY_SHARE;
+        let hurries = hurry && !state.hurry;
+        state.hurry |= hurry;
+        let wakes = hurries || (was_empty && !state.awake);
         drop(state);
-        if was_empty {
+        if wakes {
             self.more.notify_one();
         }
     }
 
     /// Waits for lines and writes them out.
     fn write_some(&self, out: &mut impl Write, batch: &mut Vec<u8>, tell: fn(u64)) {
-        let state = self.lock();
+        let mut state = self.lock();
+        state.awake = false;
         let empty = |state: &mut State| state.pending.is_empty();
         let waited = self.more.wait_while(state, empty);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        state.awake = true;
+        state.hurry = false;
         batch.clear();
         std::mem::swap(batch, &mut state.pending);
         let lines = std::mem::take(&mut state.lines);
@@ -151,17 +172,29 @@ impl Queue {
         }
     }
 
+    /// Lets lines gather.
+    fn pause(&self) {
+        let gathers = |state: &mut State| !state.hurry && state.flushers == 0;
+        let waited = self
+            .more
+            .wait_timeout_while(self.lock(), self.pause, gathers);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
     /// Waits until nothing waits to be written, for `timeout` at most. Whether that came.
     pub(super) fn flush(&self, timeout: Duration) -> bool {
         if IS_WRITER.get() {
             return false;
         }
         let unfinished = |state: &mut State| state.busy || !state.pending.is_empty();
-        let state = self.lock();
-        let (state, _) = self
+        let mut state = self.lock();
+        state.flushers += 1;
+        self.more.notify_one();
+        let (mut state, _) = self
             .idle
             .wait_timeout_while(state, timeout, unfinished)
             .unwrap_or_else(PoisonError::into_inner);
+        state.flushers -= 1;
         !state.busy && state.pending.is_empty()
     }
 
@@ -187,21 +220,6 @@ fn write_all(out: &mut impl Write, mut bytes: &[u8]) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Takes one formatted line, in one call of `write` as the formatter makes it.
-#[derive(Debug)]
-pub(super) struct Line(pub(super) Arc<Queue>);
-
-impl Write for Line {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.0.push(line);
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -5,58 +5,56 @@
 //! [`LINE_BYTES_MAX`]. (JSON lines are escaped by their own grammar.)
 
 use std::fmt::{self, Write};
+use std::time::Duration;
 
 use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
-use tracing_subscriber::registry::LookupSpan;
+use tracing::{Event, Level};
+
+use super::digits::{push_number, push_time};
 
 /// Longest line of text; what is beyond is cut and marked with `…`.
 pub(super) const LINE_BYTES_MAX: usize = 16 << 10;
+/// Most digits of a number.
+const NUMBER_BYTES_MAX: usize = 20;
 
-/// Lines of text, with colours or without.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Lines {
-    pub(super) ansi: bool,
+/// Appends the line of `event`, with colours or without.
+pub(super) fn write(out: &mut String, ansi: bool, unix: Duration, event: &Event<'_>) {
+    let level = *event.metadata().level();
+    if ansi {
+        out.push_str("\x1b[2m");
+        push_time(out, unix);
+        out.push_str("\x1b[0m \x1b[");
+        out.push_str(colour(level));
+        out.push('m');
+        out.push_str(name(level));
+        out.push_str("\x1b[0m");
+    } else {
+        push_time(out, unix);
+        out.push(' ');
+        out.push_str(name(level));
+    }
+    let mut fields = Fields {
+        out: Escaped {
+            out,
+            left: LINE_BYTES_MAX,
+        },
+        ansi,
+    };
+    event.record(&mut fields);
+    if fields.out.left == 0 {
+        out.push('…');
+    }
+    out.push('\n');
 }
 
-impl<S, N> FormatEvent<S, N> for Lines
-where
-    S: Subscriber + for<'a> LookupSpan<'a>,
-    N: for<'a> FormatFields<'a> + 'static,
-{
-    fn format_event(
-        &self,
-        _: &FmtContext<'_, S, N>,
-        mut out: Writer<'_>,
-        event: &Event<'_>,
-    ) -> fmt::Result {
-        let level = *event.metadata().level();
-        if self.ansi {
-            out.write_str("\x1b[2m")?;
-            SystemTime.format_time(&mut out)?;
-            write!(out, "\x1b[0m \x1b[{}m{level:>5}\x1b[0m", colour(level))?;
-        } else {
-            SystemTime.format_time(&mut out)?;
-            write!(out, " {level:>5}")?;
-        }
-        let mut fields = Fields {
-            out: Escaped {
-                out: &mut out,
-                left: LINE_BYTES_MAX,
-            },
-            ansi: self.ansi,
-            result: Ok(()),
-        };
-        event.record(&mut fields);
-        let (left, result) = (fields.out.left, fields.result);
-        result?;
-        if left == 0 {
-            out.write_char('…')?;
-        }
-        out.write_char('\n')
+/// A level's name, all of them equally wide.
+fn name(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "ERROR",
+        Level::WARN => " WARN",
+        Level::INFO => " INFO",
+        Level::DEBUG => "DEBUG",
+        Level::TRACE => "TRACE",
     }
 }
 
@@ -71,34 +69,58 @@ fn colour(level: Level) -> &'static str {
 }
 
 /// Writes the fields of an event, the message without its name.
-struct Fields<'a, W> {
-    out: Escaped<'a, W>,
+struct Fields<'a> {
+    out: Escaped<'a>,
     ansi: bool,
-    result: fmt::Result,
 }
 
-impl<W: Write> Fields<'_, W> {
-    fn write(&mut self, field: &Field, value: fmt::Arguments<'_>) -> fmt::Result {
-        self.out.out.write_char(' ')?;
+impl Fields<'_> {
+    fn name(&mut self, field: &Field) {
+        let out = &mut *self.out.out;
+        out.push(' ');
         match (field.name(), self.ansi) {
             ("message", _) => {}
-            (name, false) => write!(self.out.out, "{name}=")?,
-            (name, true) => write!(self.out.out, "\x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m")?,
+            (name, false) => {
+                out.push_str(name);
+                out.push('=');
+            }
+            (name, true) => {
+                out.push_str("\x1b[3m");
+                out.push_str(name);
+                out.push_str("\x1b[0m\x1b[2m=\x1b[0m");
+            }
         }
-        self.out.write_fmt(value)
     }
 }
 
-impl<W: Write> Visit for Fields<'_, W> {
+impl Visit for Fields<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        if self.result.is_ok() && self.out.left > 0 {
-            self.result = self.write(field, format_args!("{value:?}"));
+        if self.out.left > 0 {
+            self.name(field);
+            // Writing into a string does not fail.
+            let _ = write!(self.out, "{value:?}");
         }
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
         if field.name() == "message" {
             self.record_debug(field, &format_args!("{value}"));
+        } else if self.out.has_room(value.len() + 2) && is_quotable(value) {
+            self.name(field);
+            self.out.take_plain("\"");
+            self.out.take_plain(value);
+            self.out.take_plain("\"");
+        } else {
+            self.record_debug(field, &value);
+        }
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        if self.out.has_room(NUMBER_BYTES_MAX) {
+            self.name(field);
+            let before = self.out.out.len();
+            push_number(self.out.out, value);
+            self.out.left -= self.out.out.len() - before;
         } else {
             self.record_debug(field, &value);
         }
@@ -106,17 +128,21 @@ impl<W: Write> Visit for Fields<'_, W> {
 }
 
 /// Passes text on, control characters as escapes, until nothing is left of the line.
-struct Escaped<'a, W> {
-    out: &'a mut W,
+struct Escaped<'a> {
+    out: &'a mut String,
     left: usize,
 }
 
-impl<W: Write> Write for Escaped<'_, W> {
+impl Write for Escaped<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
+        if self.has_room(text.len()) && is_plain(text) {
+            self.take_plain(text);
+            return Ok(());
+        }
         let mut rest = text;
         while let Some(at) = rest.find(misleads) {
             let (plain, from) = rest.split_at(at);
-            self.plain(plain)?;
+            self.plain(plain);
             let mut chars = from.chars();
             let escape = chars.next().map(char::escape_default);
             let length = escape.as_ref().map_or(0, |escape| escape.len());
@@ -130,19 +156,42 @@ impl<W: Write> Write for Escaped<'_, W> {
             self.left -= length;
             rest = chars.as_str();
         }
-        self.plain(rest)
+        self.plain(rest);
+        Ok(())
     }
 }
 
-impl<W: Write> Escaped<'_, W> {
-    fn plain(&mut self, text: &str) -> fmt::Result {
+impl Escaped<'_> {
+    /// Whether so many bytes are taken whole.
+    fn has_room(&self, bytes: usize) -> bool {
+        bytes < self.left
+    }
+
+    /// Takes text that is plain and has room.
+    fn take_plain(&mut self, text: &str) {
+        self.out.push_str(text);
+        self.left -= text.len();
+    }
+
+    fn plain(&mut self, text: &str) {
         let cut = text.floor_char_boundary(self.left);
         self.left = match text.len() < self.left {
             true => self.left - text.len(),
             false => 0,
         };
-        self.out.write_str(text.get(..cut).unwrap_or_default())
+        self.out.push_str(text.get(..cut).unwrap_or_default());
     }
+}
+
+/// Whether a text is shown as it is: printable ASCII, as nearly all are.
+fn is_plain(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
+}
+
+/// Whether a text in quotes is shown as it is.
+fn is_quotable(text: &str) -> bool {
+    let as_it_is = |byte| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\';
+    text.bytes().all(as_it_is)
 }
 
 /// Whether a character could break a line, drive a terminal or turn the order of what follows.
@@ -153,41 +202,15 @@ fn misleads(c: char) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::sync::{Arc, Mutex};
-
-    use tracing_subscriber::fmt as layer;
-    use tracing_subscriber::layer::SubscriberExt;
-
+    use super::super::Format;
+    use super::super::subscriber::tests;
     use super::*;
-
-    #[derive(Clone, Default)]
-    struct Seen(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Seen {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
 
     /// What `log` writes, without the times.
     fn lines(ansi: bool, log: impl FnOnce()) -> Vec<String> {
-        let seen = Seen::default();
-        let writer = seen.clone();
-        let to = layer::layer()
-            .event_format(Lines { ansi })
-            .with_writer(move || writer.clone());
-        let subscriber = tracing_subscriber::registry().with(to);
-        tracing::subscriber::with_default(subscriber, log);
-        let bytes = seen.0.lock().unwrap().clone();
-        let text = String::from_utf8(bytes).unwrap();
         let skip = "2026-11-15T14:09:08.123456Z".len() + if ansi { 8 } else { 0 };
-        text.lines().map(|line| line[skip..].to_owned()).collect()
+        let lines = tests::lines(Format::Text, ansi, log);
+        lines.iter().map(|line| line[skip..].to_owned()).collect()
     }
 
     #[test]

@@ -38,6 +38,10 @@ struct Rig {
 }
 
 fn rig(bytes_max: usize, tell: fn(u64)) -> Rig {
+    rig_with(bytes_max, Duration::ZERO, tell)
+}
+
+fn rig_with(bytes_max: usize, pause: Duration, tell: fn(u64)) -> Rig {
     let (turns, turn) = mpsc::channel();
     let (arrives, arrived) = mpsc::channel();
     let seen = Arc::default();
@@ -47,7 +51,7 @@ fn rig(bytes_max: usize, tell: fn(u64)) -> Rig {
         seen: Arc::clone(&seen),
     };
     Rig {
-        queue: Queue::start(reader, bytes_max, tell).unwrap(),
+        queue: Queue::start(reader, bytes_max, pause, tell).unwrap(),
         turns,
         arrived,
         seen,
@@ -130,4 +134,58 @@ fn a_reader_that_is_full_and_does_not_block_is_asked_again() {
     rig.turns.send(Err(ErrorKind::WouldBlock.into())).unwrap();
     rig.turns.send(Err(ErrorKind::Interrupted.into())).unwrap();
     assert_eq!(rig.end(), "first\n");
+}
+
+/// The first line is written and the pause after it has begun.
+fn in_pause(pause: Duration) -> Rig {
+    let rig = rig_with(400, pause, |_| {});
+    rig.stall();
+    rig.turns.send(Ok(())).unwrap();
+    while rig.queue.lock().busy {
+        std::thread::yield_now();
+    }
+    rig
+}
+
+/// Longer than any test waits.
+const NEVER_ENDS: Duration = Duration::from_secs(600);
+
+#[test]
+fn lines_of_a_pause_are_written_together() {
+    let rig = in_pause(NEVER_ENDS);
+    for at in 0..5 {
+        rig.queue.push(format!("line {at}\n").as_bytes());
+    }
+    assert!(rig.arrived.try_recv().is_err(), "a line did not wait");
+    let queue = Arc::clone(&rig.queue);
+    let flusher = std::thread::spawn(move || queue.flush(TIMEOUT));
+    rig.arrived.recv_timeout(TIMEOUT).unwrap();
+    rig.turns.send(Ok(())).unwrap();
+    assert!(flusher.join().unwrap());
+    assert!(rig.arrived.try_recv().is_err(), "more than one write");
+    assert_eq!(rig.end(), "first\nline 0\nline 1\nline 2\nline 3\nline 4\n");
+}
+
+#[test]
+fn a_pause_ends_by_itself() {
+    let rig = in_pause(Duration::from_millis(1));
+    rig.queue.push(b"second\n");
+    rig.arrived.recv_timeout(TIMEOUT).unwrap();
+    assert_eq!(rig.end(), "first\nsecond\n");
+}
+
+#[test]
+fn what_is_urgent_and_a_filling_buffer_end_the_pause() {
+    let urgent = in_pause(NEVER_ENDS);
+    urgent.queue.push(b"second\n");
+    urgent.queue.push_urgent(b"why\n");
+    urgent.arrived.recv_timeout(TIMEOUT).unwrap();
+    assert_eq!(urgent.end(), "first\nsecond\nwhy\n");
+
+    let filling = in_pause(NEVER_ENDS);
+    filling.queue.push(&[b'x'; 100]);
+    assert!(filling.arrived.try_recv().is_err(), "a quarter is no hurry");
+    filling.queue.push(b"\n");
+    filling.arrived.recv_timeout(TIMEOUT).unwrap();
+    assert_eq!(filling.end().len(), "first\n".len() + 101);
 }
