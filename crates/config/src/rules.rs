@@ -37,7 +37,11 @@ fn dependent_defaults(settings: &mut Settings) {
     if matches!(settings.command(), Command::Demo) {
         settings.prefer(keys::ROUTER_MODE, kv.clone(), "kvasir demo");
         // A first look opens no port to the network unless it is asked to.
-        settings.prefer(keys::HTTP_HOST, Value::Text("127.0.0.1".into()), "kvasir demo");
+        settings.prefer(
+            keys::HTTP_HOST,
+            Value::Text("127.0.0.1".into()),
+            "kvasir demo",
+        );
         if settings.get(keys::TRAFFIC) {
             // Its table moves on the terminal; ten lines a second would move it away.
             settings.prefer(keys::LOG_LEVEL, Value::Text("warn".into()), "--traffic");

@@ -1,9 +1,9 @@
 //! When a rank is too busy to be chosen at all.
 //!
 //! Answers one question: is this rank over a configured threshold? A worker is busy only if all its ranks
-//! are. Without thresholds nobody ever is.
+//! are. Without thresholds no rank is ever busy.
 //!
-//! The decode check is latched: it trips on either signal (blocks the worker says it uses, blocks its
+//! The decode check is latched: it trips on either signal (blocks that the worker reports as used, blocks its
 //! running requests hold) and clears only when both are back.
 
 use crate::Load;
@@ -29,9 +29,9 @@ impl Thresholds {
     }
 }
 
-/// What a rank last said of its load.
+/// The last load report of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reported {
+pub struct ReportedLoad {
     /// Blocks that running requests hold, as its publisher counts them.
     pub active_decode_blocks: Option<u64>,
     /// Prompt tokens not yet computed.
@@ -40,8 +40,8 @@ pub struct Reported {
     pub kv_used_blocks: Option<u64>,
 }
 
-impl Reported {
-    /// Takes over what a newer report says.
+impl ReportedLoad {
+    /// Applies a newer report; fields that it leaves out stay.
     pub fn update(&mut self, newer: &Self) {
         let Self {
             active_decode_blocks,
@@ -57,8 +57,8 @@ impl Reported {
 /// One rank's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankBusy {
-    /// What it last said.
-    pub reported: Reported,
+    /// Its last load report.
+    pub reported: ReportedLoad,
     decode_latched: bool,
 }
 
@@ -90,7 +90,7 @@ impl RankBusy {
     }
 
     /// Trips when either signal is over; holds until both are below. Nothing at all is below any limit, so
-    /// that an idle rank is never busy for ever.
+    /// that an idle rank does not stay busy.
     fn decode_over(&self, limit: f64, booked_blocks: u64) -> bool {
         let published = self.reported.active_decode_blocks.unwrap_or(0);
         let held = booked_blocks.max(published) as f64;
@@ -114,10 +114,10 @@ mod tests {
         }
     }
 
-    fn used(blocks: u64) -> Reported {
-        Reported {
+    fn used(blocks: u64) -> ReportedLoad {
+        ReportedLoad {
             kv_used_blocks: Some(blocks),
-            ..Reported::default()
+            ..ReportedLoad::default()
         }
     }
 
@@ -213,9 +213,9 @@ mod tests {
     #[test]
     fn a_report_leaves_what_it_does_not_mention() {
         let mut reported = used(5);
-        reported.update(&Reported {
+        reported.update(&ReportedLoad {
             active_prefill_tokens: Some(1),
-            ..Reported::default()
+            ..ReportedLoad::default()
         });
         assert_eq!(reported.kv_used_blocks, Some(5));
         assert_eq!(reported.active_prefill_tokens, Some(1));

@@ -8,9 +8,9 @@ use kvasir_types::Rng;
 
 /// Why a candidate won.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Won {
+pub enum WinReason {
     /// Its cost was lowest.
-    Lowest,
+    LowestCost,
     /// Its cost was lowest together with others'.
     Tie {
         /// How many shared it.
@@ -19,7 +19,7 @@ pub enum Won {
     /// The policy's own rule, which has no cost: its turn, its draw, fewest in flight.
     Rule,
     /// It was drawn.
-    Drawn {
+    Sampled {
         /// Its share.
         probability: f64,
     },
@@ -27,13 +27,13 @@ pub enum Won {
 
 /// The running lowest cost, with reservoir sampling among ties: the k-th one replaces with chance 1/k.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lowest {
+pub(crate) struct LowestCost {
     pub(crate) cost: f64,
     pub(crate) slot: u32,
     ties: u32,
 }
 
-impl Lowest {
+impl LowestCost {
     pub(crate) fn new() -> Self {
         Self {
             cost: f64::INFINITY,
@@ -57,11 +57,11 @@ impl Lowest {
         }
     }
 
-    pub(crate) fn won(&self) -> Option<(u32, Won)> {
+    pub(crate) fn won(&self) -> Option<(u32, WinReason)> {
         match self.ties {
             0 => None,
-            1 => Some((self.slot, Won::Lowest)),
-            among => Some((self.slot, Won::Tie { among })),
+            1 => Some((self.slot, WinReason::LowestCost)),
+            among => Some((self.slot, WinReason::Tie { among })),
         }
     }
 }
@@ -71,7 +71,7 @@ pub(crate) fn draw(
     costs: &mut [(f64, u32)],
     temperature: f64,
     rng: &mut Rng,
-) -> Option<(u32, Won)> {
+) -> Option<(u32, WinReason)> {
     let lowest = costs.iter().map(|c| c.0).fold(f64::INFINITY, f64::min);
     let highest = costs.iter().map(|c| c.0).fold(f64::NEG_INFINITY, f64::max);
     let span = (highest - lowest) * temperature;
@@ -90,12 +90,12 @@ pub(crate) fn draw(
         let probability = weight / total;
         reached += probability;
         if reached >= wanted {
-            return Some((*slot, Won::Drawn { probability }));
+            return Some((*slot, WinReason::Sampled { probability }));
         }
     }
     costs.last().map(|(weight, slot)| {
         let probability = weight / total;
-        (*slot, Won::Drawn { probability })
+        (*slot, WinReason::Sampled { probability })
     })
 }
 

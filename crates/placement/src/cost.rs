@@ -9,7 +9,7 @@ use kvasir_options::router;
 /// The parts of one candidate's cost, as they were when the choice was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct Terms {
+pub struct CostTerms {
     /// Prompt blocks waiting on the rank plus those of this prompt, cached ones included.
     pub raw_prefill_blocks: f64,
     /// Blocks taken off that because they are cached somewhere near.
@@ -73,7 +73,7 @@ impl Default for Weights {
 
 /// What is known of one candidate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Facts {
+pub struct CandidateState {
     /// Prompt tokens waiting there.
     pub prefill_tokens: f64,
     /// Least prompt tokens waiting on any eligible rank.
@@ -99,44 +99,44 @@ impl Weights {
     ///
     /// A rank with 320 tokens of prompt waiting, 4 blocks cached, 7 blocks active; a prompt of 160 tokens:
     /// ```
-    /// # use kvasir_placement::{Facts, Weights};
-    /// let facts = Facts {
+    /// # use kvasir_placement::{CandidateState, Weights};
+    /// let state = CandidateState {
     ///     prefill_tokens: 320.0,
     ///     device: 4.0,
     ///     active_blocks: 7.0,
     ///     taint_factor: 1.0,
-    ///     ..Facts::default()
+    ///     ..CandidateState::default()
     /// };
-    /// let terms = Weights::default().terms(160, &facts);
+    /// let terms = Weights::default().terms(160, &state);
     /// assert_eq!((terms.raw_prefill_blocks, terms.prefill_blocks, terms.cost), (30.0, 26.0, 33.0));
     /// ```
     #[must_use]
     #[inline(always)] // In the loop over candidates only the sum is used, and the rest falls away.
-    pub fn terms(&self, isl_tokens: u32, facts: &Facts) -> Terms {
+    pub fn terms(&self, isl_tokens: u32, state: &CandidateState) -> CostTerms {
         let block = f64::from(self.block_size);
         let raw = if self.track_prefill_tokens {
-            (facts.prefill_tokens + f64::from(isl_tokens)) / block
+            (state.prefill_tokens + f64::from(isl_tokens)) / block
         } else {
             0.0
         };
-        let credit = self.overlap_score_credit * self.decay(isl_tokens, facts);
-        let credit_blocks = credit * facts.device + facts.lower + facts.shared;
+        let credit = self.overlap_score_credit * self.decay(isl_tokens, state);
+        let credit_blocks = credit * state.device + state.lower + state.shared;
         let prefill = (raw - credit_blocks).max(0.0);
-        let mut decode = facts.active_blocks + facts.new_blocks;
+        let mut decode = state.active_blocks + state.new_blocks;
         if self.credits_decode() {
             decode = (decode - credit_blocks).max(0.0);
         }
-        let request_cost = self.decode_active_request_weight * facts.requests;
+        let request_cost = self.decode_active_request_weight * state.requests;
         let sum = self.prefill_load_scale * prefill + decode + request_cost;
-        Terms {
+        CostTerms {
             raw_prefill_blocks: raw,
             credit_blocks,
             prefill_blocks: prefill,
             decode_blocks: decode,
             request_cost,
-            taint_factor: facts.taint_factor,
-            cached_blocks: facts.device + facts.lower,
-            cost: sum * facts.taint_factor,
+            taint_factor: state.taint_factor,
+            cached_blocks: state.device + state.lower,
+            cost: sum * state.taint_factor,
         }
     }
 
@@ -148,15 +148,15 @@ impl Weights {
     /// The cost alone where [`Weights::is_plain`] and no taint is preferred: the same operations in the same
     /// order as [`Weights::terms`], and nothing else.
     #[inline(always)]
-    pub(crate) fn plain_cost(&self, isl_tokens: f64, facts: &Facts) -> f64 {
+    pub(crate) fn plain_cost(&self, isl_tokens: f64, state: &CandidateState) -> f64 {
         let raw = match self.track_prefill_tokens {
-            true => (facts.prefill_tokens + isl_tokens) / f64::from(self.block_size),
+            true => (state.prefill_tokens + isl_tokens) / f64::from(self.block_size),
             false => 0.0,
         };
-        let credit_blocks = self.overlap_score_credit * facts.device + facts.lower + facts.shared;
+        let credit_blocks = self.overlap_score_credit * state.device + state.lower + state.shared;
         let prefill = (raw - credit_blocks).max(0.0);
-        let decode = facts.active_blocks + facts.new_blocks;
-        let request_cost = self.decode_active_request_weight * facts.requests;
+        let decode = state.active_blocks + state.new_blocks;
+        let request_cost = self.decode_active_request_weight * state.requests;
         self.prefill_load_scale * prefill + decode + request_cost
     }
 
@@ -166,11 +166,11 @@ impl Weights {
 
     /// What is left of the device credit on a rank with more waiting prompt work than the least loaded.
     #[inline]
-    fn decay(&self, isl_tokens: u32, facts: &Facts) -> f64 {
+    fn decay(&self, isl_tokens: u32, state: &CandidateState) -> f64 {
         if self.overlap_score_credit_decay == 0.0 || !self.track_prefill_tokens {
             return 1.0;
         }
-        let more = facts.prefill_tokens - facts.least_prefill_tokens;
+        let more = state.prefill_tokens - state.least_prefill_tokens;
         let request_blocks = f64::from(isl_tokens.div_ceil(self.block_size));
         let excess = more / f64::from(self.block_size) / request_blocks;
         1.0 / (1.0 + self.overlap_score_credit_decay * excess)

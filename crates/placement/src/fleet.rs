@@ -1,7 +1,7 @@
 //! Who is a member, and which of the members may be chosen.
 //!
 //! Each (worker, rank) has a *slot*, a small number that stays its own while it is a member and is used
-//! again later. The sets of live, hidden and busy slots, and the set that is left after taking the latter
+//! again later. The sets of live, ejected and busy slots, and the set that is left after taking the latter
 //! two away, are kept up to date as things change, never computed for a request.
 
 use std::collections::BTreeMap;
@@ -9,18 +9,18 @@ use std::sync::Arc;
 
 use kvasir_types::{DpRank, Time, WorkerId, WorkerRank};
 
-use crate::bits::Bits;
 use crate::map::FastMap;
+use crate::slot_set::SlotSet;
 use crate::{Device, WorkerSpec};
 
-/// A worker that is there.
+/// A worker of the fleet.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// What it said of itself.
+    /// As it was announced.
     pub spec: WorkerSpec,
     slots: Vec<u32>,
-    /// Hidden until then.
-    down_until: Option<Time>,
+    /// Ejected until then.
+    ejected_until: Option<Time>,
     busy: bool,
     draining: bool,
 }
@@ -38,13 +38,13 @@ impl Member {
         self.busy
     }
 
-    /// Until when it is hidden.
+    /// Until when it is ejected after failures.
     #[must_use]
-    pub fn down_until(&self) -> Option<Time> {
-        self.down_until
+    pub fn ejected_until(&self) -> Option<Time> {
+        self.ejected_until
     }
 
-    /// Whether it is on its way out: it ends what it has and gets nothing new.
+    /// Whether it is draining: it finishes what it has and gets nothing new.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining
@@ -59,16 +59,16 @@ impl Member {
 
 /// What the choice reads of a slot.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct SlotInfo {
     rank: WorkerRank,
     member: u32,
     max_batched: u64,
     cpu: bool,
 }
 
-/// Where a worker is kept, with its slot at hand where it has only one.
+/// Position of a worker, with its slot inline where it has only one.
 #[derive(Clone, Copy, Debug)]
-struct Home {
+struct WorkerEntry {
     member: u32,
     only_rank: DpRank,
     only_slot: Option<u32>,
@@ -79,25 +79,25 @@ struct Home {
 pub struct Fleet {
     members: Vec<Option<Member>>,
     vacant_members: Vec<u32>,
-    places: Vec<Option<Place>>,
-    vacant_places: Vec<u32>,
-    by_id: FastMap<WorkerId, Home>,
-    live: Bits,
-    down: Bits,
-    busy: Bits,
-    up: Bits,
-    open: Bits,
+    slots: Vec<Option<SlotInfo>>,
+    vacant_slots: Vec<u32>,
+    by_id: FastMap<WorkerId, WorkerEntry>,
+    live: SlotSet,
+    ejected: SlotSet,
+    busy: SlotSet,
+    up: SlotSet,
+    open: SlotSet,
     /// Slots of the workers that serve a model, by its name.
-    serving: BTreeMap<Arc<str>, Bits>,
+    serving: BTreeMap<Arc<str>, SlotSet>,
     /// Slots of the workers that serve all models.
-    serving_all: Bits,
+    serving_all: SlotSet,
 }
 
 impl Fleet {
     /// How many slots there have ever been; slots are below this.
     #[must_use]
     pub fn slot_end(&self) -> u32 {
-        self.places.len() as u32
+        self.slots.len() as u32
     }
 
     /// How many workers there are.
@@ -106,39 +106,32 @@ impl Fleet {
         self.by_id.len() as u32
     }
 
-    /// How many workers are hidden.
-    #[must_use]
-    pub fn hidden(&self) -> u32 {
-        let hidden = |m: &&Member| m.down_until.is_some();
-        self.members.iter().flatten().filter(hidden).count() as u32
-    }
-
     /// Slots of all members.
     #[must_use]
-    pub fn live(&self) -> &Bits {
+    pub fn live(&self) -> &SlotSet {
         &self.live
     }
 
-    /// Slots of members that are neither hidden nor on their way out.
+    /// Slots of members that are neither ejected nor draining.
     #[must_use]
-    pub fn up(&self) -> &Bits {
+    pub fn up(&self) -> &SlotSet {
         &self.up
     }
 
     /// Those of them that are not busy.
     #[must_use]
-    pub fn open(&self) -> &Bits {
+    pub fn open(&self) -> &SlotSet {
         &self.open
     }
 
     /// Slots of busy members.
     #[must_use]
-    pub fn busy(&self) -> &Bits {
+    pub fn busy(&self) -> &SlotSet {
         &self.busy
     }
 
     /// Leaves those slots in `set` whose workers serve the model of this name.
-    pub fn keep_serving(&self, set: &mut Bits, model: &str) {
+    pub fn keep_serving(&self, set: &mut SlotSet, model: &str) {
         match self.serving.get(model) {
             Some(named) => set.intersect_either(named, &self.serving_all),
             None => set.intersect(&self.serving_all),
@@ -155,15 +148,15 @@ impl Fleet {
     /// The worker with this id.
     #[must_use]
     pub fn member(&self, id: WorkerId) -> Option<&Member> {
-        let home = self.by_id.get(&id)?;
-        self.members.get(home.member as usize)?.as_ref()
+        let entry = self.by_id.get(&id)?;
+        self.members.get(entry.member as usize)?.as_ref()
     }
 
     /// The worker that a slot belongs to.
     #[must_use]
     pub fn member_of(&self, slot: u32) -> Option<&Member> {
-        let place = self.places.get(slot as usize)?.as_ref()?;
-        self.members.get(place.member as usize)?.as_ref()
+        let info = self.slots.get(slot as usize)?.as_ref()?;
+        self.members.get(info.member as usize)?.as_ref()
     }
 
     /// The workers, in the order of their places in memory: the same for the same history.
@@ -174,11 +167,11 @@ impl Fleet {
     /// The slot of a rank.
     #[must_use]
     pub fn slot(&self, rank: WorkerRank) -> Option<u32> {
-        let home = self.by_id.get(&rank.worker)?;
-        if home.only_slot.is_some() {
-            return home.only_slot.filter(|_| rank.rank == home.only_rank);
+        let entry = self.by_id.get(&rank.worker)?;
+        if entry.only_slot.is_some() {
+            return entry.only_slot.filter(|_| rank.rank == entry.only_rank);
         }
-        let member = self.members.get(home.member as usize)?.as_ref()?;
+        let member = self.members.get(entry.member as usize)?.as_ref()?;
         let index = rank.rank.0.checked_sub(member.spec.first_rank.0)?;
         member.slots.get(index as usize).copied()
     }
@@ -186,21 +179,21 @@ impl Fleet {
     /// The rank of a slot.
     #[must_use]
     pub fn rank(&self, slot: u32) -> Option<WorkerRank> {
-        self.places.get(slot as usize)?.as_ref().map(|p| p.rank)
+        self.slots.get(slot as usize)?.as_ref().map(|p| p.rank)
     }
 
     /// Tokens that a slot computes per step.
     #[must_use]
     pub fn max_batched(&self, slot: u32) -> u64 {
-        let place = self.places.get(slot as usize).and_then(Option::as_ref);
-        place.map_or(WorkerSpec::UNKNOWN_BATCH, |p| p.max_batched)
+        let info = self.slots.get(slot as usize).and_then(Option::as_ref);
+        info.map_or(WorkerSpec::UNKNOWN_BATCH, |p| p.max_batched)
     }
 
-    /// Whether a slot computes on a plain processor.
+    /// Whether a slot computes on a CPU.
     #[must_use]
     pub fn is_cpu(&self, slot: u32) -> bool {
-        let place = self.places.get(slot as usize).and_then(Option::as_ref);
-        place.is_some_and(|p| p.cpu)
+        let info = self.slots.get(slot as usize).and_then(Option::as_ref);
+        info.is_some_and(|p| p.cpu)
     }
 
     /// Whether the worker of a slot carries a taint.
@@ -214,16 +207,16 @@ impl Fleet {
     /// called with each slot it no longer has, before that slot can be used again.
     pub fn put(&mut self, spec: WorkerSpec, mut gone: impl FnMut(u32)) {
         let at = match self.by_id.get(&spec.id) {
-            Some(home) => home.member,
+            Some(entry) => entry.member,
             None => self.vacant_members.pop().unwrap_or_else(|| {
                 self.members.push(None);
                 self.members.len() as u32 - 1
             }),
         };
         let old = self.members.get_mut(at as usize).and_then(Option::take);
-        let (down_until, busy, draining) = old
-            .as_ref()
-            .map_or((None, false, false), |m| (m.down_until, m.busy, m.draining));
+        let (ejected_until, busy, draining) = old.as_ref().map_or((None, false, false), |m| {
+            (m.ejected_until, m.busy, m.draining)
+        });
         let mut kept: Vec<(DpRank, u32)> = Vec::new();
         for (rank, slot) in old.iter().flat_map(|m| m.spec.rank_iter().zip(&m.slots)) {
             if spec.rank_iter().any(|r| r.rank == rank.rank) {
@@ -236,8 +229,8 @@ impl Fleet {
         let mut slots = Vec::with_capacity(spec.rank_count() as usize);
         for rank in spec.rank_iter() {
             let known = kept.iter().find(|(r, _)| *r == rank.rank);
-            let slot = known.map_or_else(|| self.new_place(), |(_, slot)| *slot);
-            self.places[slot as usize] = Some(Place {
+            let slot = known.map_or_else(|| self.new_slot(), |(_, slot)| *slot);
+            self.slots[slot as usize] = Some(SlotInfo {
                 rank,
                 member: at,
                 max_batched: spec
@@ -247,17 +240,17 @@ impl Fleet {
             });
             slots.push(slot);
         }
-        let home = Home {
+        let entry = WorkerEntry {
             member: at,
             only_rank: spec.first_rank,
             only_slot: slots.first().copied().filter(|_| slots.len() == 1),
         };
-        self.by_id.insert(spec.id, home);
+        self.by_id.insert(spec.id, entry);
         self.serve(&spec.serves, &slots);
         self.members[at as usize] = Some(Member {
             spec,
             slots,
-            down_until,
+            ejected_until,
             busy,
             draining,
         });
@@ -284,21 +277,21 @@ impl Fleet {
         }
     }
 
-    fn new_place(&mut self) -> u32 {
-        self.vacant_places.pop().unwrap_or_else(|| {
-            self.places.push(None);
-            self.places.len() as u32 - 1
+    fn new_slot(&mut self) -> u32 {
+        self.vacant_slots.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
         })
     }
 
     fn vacate(&mut self, slot: u32) {
-        if let Some(place) = self.places.get_mut(slot as usize) {
-            *place = None;
-            self.vacant_places.push(slot);
+        if let Some(info) = self.slots.get_mut(slot as usize) {
+            *info = None;
+            self.vacant_slots.push(slot);
         }
         for set in [
             &mut self.live,
-            &mut self.down,
+            &mut self.ejected,
             &mut self.busy,
             &mut self.up,
             &mut self.open,
@@ -310,7 +303,7 @@ impl Fleet {
 
     /// Removes a worker. `gone` is called with each of its slots.
     pub fn remove(&mut self, id: WorkerId, mut gone: impl FnMut(u32)) -> bool {
-        let Some(Home { member: at, .. }) = self.by_id.remove(&id) else {
+        let Some(WorkerEntry { member: at, .. }) = self.by_id.remove(&id) else {
             return false;
         };
         let member = self.members.get_mut(at as usize).and_then(Option::take);
@@ -323,23 +316,23 @@ impl Fleet {
         true
     }
 
-    /// Hides a worker until then, or shows it again; says whether that changed anything.
-    pub fn set_down(&mut self, id: WorkerId, until: Option<Time>) -> bool {
+    /// Ejects a worker until then, or readmits it; returns whether that changed anything.
+    pub fn set_ejected(&mut self, id: WorkerId, until: Option<Time>) -> bool {
         self.change(id, |member| {
-            let changed = member.down_until.is_some() != until.is_some();
-            member.down_until = until;
+            let changed = member.ejected_until.is_some() != until.is_some();
+            member.ejected_until = until;
             changed
         })
     }
 
-    /// Says whether a worker is busy; returns whether that changed anything.
+    /// Marks a worker as busy or not; returns whether that changed anything.
     pub fn set_busy(&mut self, id: WorkerId, busy: bool) -> bool {
         self.change(id, |member| {
             std::mem::replace(&mut member.busy, busy) != busy
         })
     }
 
-    /// Says whether a worker is on its way out; returns whether that changed anything.
+    /// Marks a worker as draining or not; returns whether that changed anything.
     pub fn set_draining(&mut self, id: WorkerId, draining: bool) -> bool {
         self.change(id, |member| {
             std::mem::replace(&mut member.draining, draining) != draining
@@ -347,7 +340,7 @@ impl Fleet {
     }
 
     fn change(&mut self, id: WorkerId, change: impl FnOnce(&mut Member) -> bool) -> bool {
-        let Some(&Home { member: at, .. }) = self.by_id.get(&id) else {
+        let Some(&WorkerEntry { member: at, .. }) = self.by_id.get(&id) else {
             return false;
         };
         let member = self.members.get_mut(at as usize).and_then(Option::as_mut);
@@ -361,11 +354,11 @@ impl Fleet {
         let Some(member) = self.members.get(at as usize).and_then(Option::as_ref) else {
             return;
         };
-        let (down, busy) = (member.down_until.is_some(), member.busy);
-        let up = !down && !member.draining;
+        let (ejected, busy) = (member.ejected_until.is_some(), member.busy);
+        let up = !ejected && !member.draining;
         for &slot in &member.slots {
             self.live.set(slot, true);
-            self.down.set(slot, down);
+            self.ejected.set(slot, ejected);
             self.busy.set(slot, busy);
             self.up.set(slot, up);
             self.open.set(slot, up && !busy);

@@ -4,13 +4,13 @@
 //! does it still have to compute? Predicted from what was booked, corrected by first tokens and ends.
 //!
 //! What always holds: a block that several requests of a rank share counts once; what is booked is freed
-//! exactly once, so after any history in which every request ended all figures are 0; unknown ids are
+//! exactly once, so after any history in which every request ended all totals are 0; unknown ids are
 //! no-ops. Weights are whole millionths of a block, so that sums come back to 0 exactly.
 //!
 //! Elsewhere: which rank is which slot (`fleet`), when a rank counts as busy (`busy`).
 
-mod chains;
 mod list;
+mod prefix_trie;
 #[cfg(test)]
 mod tests;
 
@@ -20,8 +20,8 @@ use std::time::Duration;
 use kvasir_types::{RequestId, SequenceHash, Time};
 
 use crate::map::FastMap;
-use chains::{Chains, Shift};
 use list::{Link, Links, List, NONE};
+use prefix_trie::{ExclusiveChange, PrefixTrie};
 
 /// One whole block, in the unit of weights.
 const WHOLE: u64 = 1_000_000;
@@ -49,11 +49,11 @@ pub struct Booking {
 
 /// A running request.
 #[derive(Clone, Debug)]
-struct Entry {
+struct BookingEntry {
     id: RequestId,
     slot: u32,
     links: [Link; 3],
-    /// Node of the chains, or `NONE` where the blocks are its own.
+    /// Node of the trie, or `NONE` where the blocks are its own.
     tail: u32,
     /// Tracked prompt blocks.
     blocks: u32,
@@ -71,7 +71,7 @@ struct Entry {
     prefill: u32,
     prefill_duration: Option<Duration>,
     booked_at: Time,
-    /// Last sign of life.
+    /// Last activity.
     seen_at: Time,
 }
 
@@ -86,16 +86,16 @@ struct Rank {
     discount: u64,
     prefill: u64,
     /// The oldest prompt not yet computed, copied here so that a read touches nothing else.
-    oldest: Oldest,
+    oldest: OldestPrompt,
     waiting: List,
     running: List,
     /// Prompt and output tokens of requests past their first token.
     context: u64,
 }
 
-/// The prompt that a rank is thought to be working on.
+/// The prompt that a rank is assumed to compute now.
 #[derive(Clone, Copy, Debug, Default)]
-struct Oldest {
+struct OldestPrompt {
     tokens: u32,
     /// 0 for not modelled.
     duration_ns: u64,
@@ -122,18 +122,18 @@ pub struct Load {
 
 /// What the cost reads of a rank, as the cost computes: whole numbers, exact in floating point.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Figures {
+pub(crate) struct RankTotals {
     pub(crate) active_blocks: f64,
     /// Before any decay.
     pub(crate) prefill_tokens: f64,
     pub(crate) requests: f64,
-    /// Whether the prompt tokens shrink with time, so that [`Ledger::prefill_tokens`] must be asked.
+    /// Whether the prompt tokens shrink with time, so that [`Ledger::prefill_tokens`] must be called.
     pub(crate) decays: bool,
 }
 
-/// A prompt that was computed: what a learning predictor wants to know.
+/// A computed prompt: one sample for a predictor that learns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Prefilled {
+pub struct PrefillSample {
     /// Where.
     pub slot: u32,
     /// Prompt tokens computed.
@@ -144,9 +144,9 @@ pub struct Prefilled {
     pub took: Option<Duration>,
 }
 
-/// A booking that is no more.
+/// A booking that was freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Freed {
+pub struct FreedBooking {
     /// The request.
     pub id: RequestId,
     /// Where it was.
@@ -158,21 +158,21 @@ pub struct Freed {
 pub struct Ledger {
     block_size: u32,
     ranks: Vec<Rank>,
-    figures: Vec<Figures>,
-    /// Ranks whose figures decay.
+    totals: Vec<RankTotals>,
+    /// Ranks whose totals decay.
     modelled: u32,
-    entries: Entries,
+    entries: BookingEntries,
     vacant: Vec<u32>,
     by_id: FastMap<RequestId, u32>,
     by_age: List,
-    chains: Chains,
-    shifts: Vec<Shift>,
+    trie: PrefixTrie,
+    changes: Vec<ExclusiveChange>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Entries(Vec<Entry>);
+struct BookingEntries(Vec<BookingEntry>);
 
-impl Links for Entries {
+impl Links for BookingEntries {
     fn link(&mut self, at: u32, kind: usize) -> &mut Link {
         &mut self.0[at as usize].links[kind]
     }
@@ -192,7 +192,7 @@ impl Ledger {
     pub fn grow(&mut self, count: u32) {
         if self.ranks.len() < count as usize {
             self.ranks.resize(count as usize, Rank::default());
-            self.figures.resize(count as usize, Figures::default());
+            self.totals.resize(count as usize, RankTotals::default());
         }
     }
 
@@ -206,7 +206,7 @@ impl Ledger {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_id.is_empty()
-            && self.chains.nodes() == 0
+            && self.trie.nodes() == 0
             && self.ranks.iter().all(|r| {
                 (r.blocks, r.output, r.discount, r.prefill, r.context) == (0, 0, 0, 0, 0)
                     && r.running.len() == 0
@@ -245,8 +245,8 @@ impl Ledger {
     }
 
     /// What the cost reads of each slot, close together.
-    pub(crate) fn figures(&self) -> &[Figures] {
-        &self.figures
+    pub(crate) fn totals(&self) -> &[RankTotals] {
+        &self.totals
     }
 
     /// Whether any rank's prompt tokens shrink with time.
@@ -254,13 +254,13 @@ impl Ledger {
         self.modelled > 0
     }
 
-    /// Brings a slot's figures up to date after its rank changed.
+    /// Brings a slot's totals up to date after its rank changed.
     fn refresh(&mut self, slot: u32) {
         let at = slot as usize;
-        if let (Some(rank), Some(figures)) = (self.ranks.get(at), self.figures.get_mut(at)) {
+        if let (Some(rank), Some(totals)) = (self.ranks.get(at), self.totals.get_mut(at)) {
             self.modelled =
-                self.modelled + u32::from(rank.oldest.modelled) - u32::from(figures.decays);
-            *figures = Figures {
+                self.modelled + u32::from(rank.oldest.modelled) - u32::from(totals.decays);
+            *totals = RankTotals {
                 active_blocks: rank.active_blocks() as f64,
                 prefill_tokens: rank.prefill as f64,
                 requests: f64::from(rank.running.len()),
@@ -284,13 +284,13 @@ impl Ledger {
     }
 
     /// Calls `found(slot, depth)` with how many leading blocks of `sequence` are active there, deepest
-    /// first; `found` says whether the slot was new to it.
+    /// first; `found` returns whether the slot was new to it.
     pub(crate) fn depths(
         &mut self,
         sequence: &[SequenceHash],
         found: impl FnMut(u32, u32) -> bool,
     ) {
-        self.chains.depths(sequence, found);
+        self.trie.depths(sequence, found);
     }
 
     /// Books a request. A known id is left as it is and `false` returned.
@@ -300,7 +300,7 @@ impl Ledger {
         }
         let at = self.vacant.pop().unwrap_or(self.entries.0.len() as u32);
         let blocks = booking.sequence.len() as u32;
-        let mut entry = Entry {
+        let mut entry = BookingEntry {
             id,
             slot,
             links: [Link::default(); 3],
@@ -321,7 +321,7 @@ impl Ledger {
         let mut active = blocks;
         if booking.shares && blocks > 0 {
             let sequence = &booking.sequence;
-            let (tail, change) = self.chains.acquire(sequence, slot, at, &mut self.shifts);
+            let (tail, change) = self.trie.acquire(sequence, slot, at, &mut self.changes);
             (entry.tail, entry.exclusive, active) = (tail, change.exclusive, change.blocks);
         }
         match self.entries.0.get_mut(at as usize) {
@@ -337,7 +337,7 @@ impl Ledger {
             rank.prefill += u64::from(booking.prefill_tokens);
             rank.waiting.push_back(&mut self.entries, BY_PREFILL, at);
             if rank.waiting.len() == 1 {
-                rank.oldest = Oldest::of(&self.entries.0[at as usize], now);
+                rank.oldest = OldestPrompt::of(&self.entries.0[at as usize], now);
             }
         } else {
             rank.context += u64::from(booking.isl_tokens);
@@ -346,9 +346,9 @@ impl Ledger {
         true
     }
 
-    /// Applies what a change of the chains did to the other prompts of the slot; then its figures stand.
+    /// Applies what a change of the trie did to the other prompts of the slot; then refreshes its totals.
     fn settle(&mut self, slot: u32) {
-        for (at, delta) in self.shifts.drain(..) {
+        for (at, delta) in self.changes.drain(..) {
             let Some(entry) = self.entries.0.get_mut(at as usize) else {
                 continue;
             };
@@ -362,13 +362,13 @@ impl Ledger {
     }
 
     /// The first token came: the prompt is computed. Again, or for an unknown id, a no-op.
-    pub fn first_token(&mut self, now: Time, id: RequestId) -> Option<Prefilled> {
+    pub fn first_token(&mut self, now: Time, id: RequestId) -> Option<PrefillSample> {
         let at = *self.by_id.get(&id)?;
         self.touch(now, at);
         self.prefill_done(now, at)
     }
 
-    fn prefill_done(&mut self, now: Time, at: u32) -> Option<Prefilled> {
+    fn prefill_done(&mut self, now: Time, at: u32) -> Option<PrefillSample> {
         let entry = self.entries.0.get_mut(at as usize)?;
         let (slot, tokens) = (entry.slot, std::mem::take(&mut entry.prefill));
         if tokens == 0 {
@@ -384,12 +384,12 @@ impl Ledger {
         let took = was_oldest.then(|| now - rank.oldest.since);
         if was_oldest {
             rank.oldest = match rank.waiting.head() {
-                Some(next) => Oldest::of(&self.entries.0[next as usize], now),
-                None => Oldest::default(),
+                Some(next) => OldestPrompt::of(&self.entries.0[next as usize], now),
+                None => OldestPrompt::default(),
             };
         }
         self.refresh(slot);
-        Some(Prefilled {
+        Some(PrefillSample {
             slot,
             tokens,
             cached,
@@ -443,7 +443,7 @@ impl Ledger {
     }
 
     /// Frees a request; ends its prefill too. An unknown id is a no-op.
-    pub fn free(&mut self, now: Time, id: RequestId) -> Option<Freed> {
+    pub fn free(&mut self, now: Time, id: RequestId) -> Option<FreedBooking> {
         let at = self.by_id.remove(&id)?;
         self.prefill_done(now, at);
         self.by_age.remove(&mut self.entries, BY_AGE, at);
@@ -459,17 +459,17 @@ impl Ledger {
         let gone = if tail == NONE {
             blocks
         } else {
-            let shifts = &mut self.shifts;
-            self.chains.release(tail, slot, at, shifts).blocks
+            let changes = &mut self.changes;
+            self.trie.release(tail, slot, at, changes).blocks
         };
         self.ranks[slot as usize].blocks -= u64::from(gone);
         self.vacant.push(at);
         self.settle(slot);
-        Some(Freed { id, slot })
+        Some(FreedBooking { id, slot })
     }
 
     /// Frees everything on a slot.
-    pub fn clear_slot(&mut self, now: Time, slot: u32, mut freed: impl FnMut(Freed)) {
+    pub fn clear_slot(&mut self, now: Time, slot: u32, mut freed: impl FnMut(FreedBooking)) {
         while let Some(at) = self.ranks.get(slot as usize).and_then(|r| r.running.head()) {
             let Some(id) = self.entries.0.get(at as usize).map(|e| e.id) else {
                 return;
@@ -481,13 +481,13 @@ impl Ledger {
         }
     }
 
-    /// Frees the booking that has gone without a sign of life for longest, if that is at least `age`.
-    pub fn expire(&mut self, now: Time, age: Duration) -> Option<Freed> {
+    /// Frees the booking that has been inactive for longest, if that is at least `age`.
+    pub fn expire(&mut self, now: Time, age: Duration) -> Option<FreedBooking> {
         let id = self.stalest().filter(|(_, seen)| *seen + age <= now)?.0;
         self.free(now, id)
     }
 
-    /// The booking that has gone without a sign of life for longest, and since when.
+    /// The booking that has been inactive for longest, and since when.
     #[must_use]
     pub fn stalest(&self) -> Option<(RequestId, Time)> {
         let at = self.by_age.head()?;
@@ -512,8 +512,8 @@ impl Rank {
     }
 }
 
-impl Oldest {
-    fn of(entry: &Entry, since: Time) -> Self {
+impl OldestPrompt {
+    fn of(entry: &BookingEntry, since: Time) -> Self {
         let duration = entry.prefill_duration;
         Self {
             tokens: entry.prefill,
@@ -534,7 +534,7 @@ impl Oldest {
     }
 }
 
-impl Entry {
+impl BookingEntry {
     fn output_weight(&self) -> u64 {
         u64::from(self.output_blocks) * u64::from(self.weight)
     }

@@ -6,8 +6,6 @@
 //! Elsewhere: how overlap was found (`kvasir-index`), who is a member and what was promised to whom
 //! (`kvasir-router`), HTTP.
 
-mod ask;
-mod bits;
 mod busy;
 mod choice;
 mod classes;
@@ -19,26 +17,28 @@ mod overlap;
 mod policy;
 mod predict;
 mod queue;
+mod request;
 mod score;
+mod slot_set;
 mod worker;
 
 pub use kvasir_options::QueuePolicy;
 
-pub use ask::{BadOverride, Constraints, Hints, Overrides, Pin};
-pub use bits::Bits;
-pub use busy::{RankBusy, Reported, Thresholds};
-pub use choice::Won;
+pub use busy::{RankBusy, ReportedLoad, Thresholds};
+pub use choice::WinReason;
 pub use classes::{Bucket, PolicyClass, PolicyConfig, PolicyConfigError};
-pub use cost::{Facts, Terms, Weights, taint_factor};
+pub use cost::{CandidateState, CostTerms, Weights, taint_factor};
 pub use fleet::{Fleet, Member};
-pub use ledger::{Booking, Freed, Ledger, Load, Prefilled};
-pub use map::{FastMap, Fold};
+pub use ledger::{Booking, FreedBooking, Ledger, Load, PrefillSample};
+pub use map::{FastMap, FoldHasher};
 pub use overlap::{Overlap, RankOverlap};
 pub use policy::{
-    Ask, DeviceAware, Feedback, Gate, Hold, LeastLoaded, LinearCost, Policy, PowerOfTwo, Random,
-    RoundRobin, View,
+    DeviceAware, Feedback, FleetView, Gate, LeastLoaded, LinearCost, PlacementRequest, Policy,
+    PowerOfTwo, Random, RoundRobin, WaitingRequest,
 };
-pub use predict::{Learned, PrefillModel};
-pub use queue::{Entry, Full, Queue, QueueLimit, QueueStats};
-pub use score::{Candidate, KEPT, Prompt, Scene, Scorer};
+pub use predict::{LearnedPrefillTimes, PrefillModel};
+pub use queue::{Queue, QueueEntry, QueueFull, QueueLimit, QueueStats};
+pub use request::{Constraints, Hints, InvalidOverride, Overrides, Pin};
+pub use score::{CANDIDATES_KEPT, Candidate, Prompt, Scorer, ScoringContext};
+pub use slot_set::SlotSet;
 pub use worker::{Device, WorkerSpec};

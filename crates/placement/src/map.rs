@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// A map whose iteration order is never used for a decision.
-pub type FastMap<K, V> = HashMap<K, V, BuildHasherDefault<Fold>>;
+pub type FastMap<K, V> = HashMap<K, V, BuildHasherDefault<FoldHasher>>;
 
 /// Folds each word in with one wide multiplication.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Fold(u64);
+pub struct FoldHasher(u64);
 
 const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
 
-impl Hasher for Fold {
+impl Hasher for FoldHasher {
     fn finish(&self) -> u64 {
         self.0
     }

@@ -37,7 +37,7 @@ pub struct Overlap {
 }
 
 impl Overlap {
-    /// Nobody holds anything.
+    /// No rank holds anything.
     #[must_use]
     pub fn none() -> Self {
         Self::default()

@@ -1,7 +1,7 @@
 //! How a worker is chosen, as a value.
 //!
-//! A policy scores the candidates, says whether a rank is open for work now or the request should be held,
-//! orders the held ones, and takes feedback. Dynamo's linear cost is one; the simple modes are others.
+//! A policy scores the candidates, decides whether a rank is open now or the request should wait,
+//! orders the waiting ones, and takes feedback. Dynamo's linear cost is one; the simple modes are others.
 //! What it sees of the fleet carries what a cost in seconds needs, too: requests pending and decoding, their
 //! context, when the oldest prompt became the oldest ([`Ledger::load`]), KV capacity ([`Fleet`]).
 
@@ -15,11 +15,14 @@ use std::time::Duration;
 use kvasir_options::QueuePolicy;
 use kvasir_types::{Rng, Time};
 
-use crate::{Bits, Candidate, Fleet, Ledger, Prefilled, Prompt, Scene, Scorer, Weights, Won};
+use crate::{
+    Candidate, Fleet, Ledger, PrefillSample, Prompt, Scorer, ScoringContext, SlotSet, Weights,
+    WinReason,
+};
 
 /// The fleet at one moment, with the buffers to work in.
 #[derive(Debug)]
-pub struct View<'a> {
+pub struct FleetView<'a> {
     /// The moment.
     pub now: Time,
     /// Who is there.
@@ -32,7 +35,7 @@ pub struct View<'a> {
 
 /// A request as a policy sees it.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct PlacementRequest<'a> {
     /// Its prompt.
     pub prompt: Prompt<'a>,
     /// The settings of the cost, with what the request overrides.
@@ -71,12 +74,12 @@ impl Gate {
     }
 }
 
-/// A request to be held, as its order sees it.
+/// A request that has to wait, as its order sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Hold {
+pub struct WaitingRequest {
     /// When it arrived.
     pub arrived: Time,
-    /// Seconds by which it jumps the queue.
+    /// Seconds by which it moves ahead in the queue.
     pub priority_jump: f64,
     /// Prompt tokens.
     pub isl_tokens: u32,
@@ -84,7 +87,7 @@ pub struct Hold {
     pub uncached_tokens: u32,
 }
 
-impl Hold {
+impl WaitingRequest {
     /// Where the request stands in a queue of this order: higher goes first.
     #[must_use]
     pub fn urgency(&self, order: QueuePolicy) -> f64 {
@@ -100,11 +103,11 @@ impl Hold {
     }
 }
 
-/// What came of earlier choices.
+/// Outcome of earlier choices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Feedback {
     /// A prompt was computed.
-    Prefilled(Prefilled),
+    FirstToken(PrefillSample),
     /// A request ended.
     Ended {
         /// Where.
@@ -122,22 +125,22 @@ pub trait Policy: fmt::Debug + Send {
     /// among them, where the policy has a cost.
     fn choose(
         &mut self,
-        view: &mut View<'_>,
-        ask: &Ask<'_>,
-        eligible: &Bits,
+        view: &mut FleetView<'_>,
+        request: &PlacementRequest<'_>,
+        eligible: &SlotSet,
         rng: &mut Rng,
         kept: &mut Vec<Candidate>,
-    ) -> Option<(u32, Won)>;
+    ) -> Option<(u32, WinReason)>;
 
     /// Whether a rank takes this request now. A request for which no eligible rank does is held.
-    fn is_open(&self, view: &View<'_>, ask: &Ask<'_>, slot: u32) -> bool {
-        let _ = (view, ask, slot);
+    fn is_open(&self, view: &FleetView<'_>, request: &PlacementRequest<'_>, slot: u32) -> bool {
+        let _ = (view, request, slot);
         true
     }
 
     /// Where a held request stands: higher goes first.
-    fn urgency(&self, hold: &Hold) -> f64 {
-        hold.urgency(QueuePolicy::Fcfs)
+    fn urgency(&self, waiting: &WaitingRequest) -> f64 {
+        waiting.urgency(QueuePolicy::Fcfs)
     }
 
     /// Whether load and caches matter to it, so that blocks and prompt tokens are worth booking.
@@ -145,7 +148,7 @@ pub trait Policy: fmt::Debug + Send {
         false
     }
 
-    /// What came of earlier choices.
+    /// Outcome of earlier choices.
     fn observe(&mut self, feedback: &Feedback) {
         let _ = feedback;
     }
@@ -154,36 +157,42 @@ pub trait Policy: fmt::Debug + Send {
 /// Dynamo's cost: uncached prompt work plus decode load, in blocks; lowest wins.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinearCost {
-    /// Order of the held.
+    /// Order of waiting requests.
     pub order: QueuePolicy,
 }
 
 impl Policy for LinearCost {
     fn choose(
         &mut self,
-        view: &mut View<'_>,
-        ask: &Ask<'_>,
-        eligible: &Bits,
+        view: &mut FleetView<'_>,
+        request: &PlacementRequest<'_>,
+        eligible: &SlotSet,
         rng: &mut Rng,
         kept: &mut Vec<Candidate>,
-    ) -> Option<(u32, Won)> {
-        let scene = Scene {
+    ) -> Option<(u32, WinReason)> {
+        let context = ScoringContext {
             now: view.now,
-            weights: &ask.weights,
-            prompt: &ask.prompt,
+            weights: &request.weights,
+            prompt: &request.prompt,
             fleet: view.fleet,
         };
-        view.scorer
-            .choose(&scene, ask.temperature, eligible, view.ledger, rng, kept)
+        view.scorer.choose(
+            &context,
+            request.temperature,
+            eligible,
+            view.ledger,
+            rng,
+            kept,
+        )
     }
 
-    fn is_open(&self, view: &View<'_>, ask: &Ask<'_>, slot: u32) -> bool {
+    fn is_open(&self, view: &FleetView<'_>, request: &PlacementRequest<'_>, slot: u32) -> bool {
         let waiting = view.ledger.prefill_tokens(slot, view.now);
-        !ask.gate.closes(waiting, view.fleet.max_batched(slot))
+        !request.gate.closes(waiting, view.fleet.max_batched(slot))
     }
 
-    fn urgency(&self, hold: &Hold) -> f64 {
-        hold.urgency(self.order)
+    fn urgency(&self, waiting: &WaitingRequest) -> f64 {
+        waiting.urgency(self.order)
     }
 
     fn weighs_load(&self) -> bool {

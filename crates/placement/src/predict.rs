@@ -1,12 +1,12 @@
 //! How long a prompt will take before its first token.
 //!
 //! Answers one question: for so many tokens to compute on top of so many cached ones on this worker, after
-//! how long may the charge be thought gone? `None` is always a possible answer and means that it does not
+//! how long is the charge taken as gone? `None` is always a possible answer and means that it does not
 //! shrink before the first token.
 
 mod learned;
 
-pub use learned::Learned;
+pub use learned::LearnedPrefillTimes;
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub enum PrefillModel {
     /// Reads them off measurements of such an engine.
     Measured(StepTimes),
     /// Learns them from each worker's own first tokens.
-    Learned(Box<Learned>),
+    Learned(Box<LearnedPrefillTimes>),
 }
 
 impl PrefillModel {

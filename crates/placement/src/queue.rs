@@ -2,7 +2,7 @@
 //!
 //! Answers one question: who goes next? Inside a class the highest strict priority, then the highest
 //! urgency, then the earliest; between classes deficit round robin. Requests bound to one rank, and those of
-//! each model, wait in a lane of their own, so that closed ranks block nobody who may go elsewhere.
+//! each model, wait in a lane of their own, so that closed ranks do not block requests that may go elsewhere.
 //!
 //! What always holds: a request is in at most once and leaves exactly once; keys are fixed when it is put
 //! in; counts per class equal what is in it.
@@ -44,12 +44,12 @@ impl PartialOrd for Key {
 
 /// A request to be put in.
 #[derive(Clone, Debug)]
-pub struct Entry<T> {
+pub struct QueueEntry<T> {
     /// Which one.
     pub id: RequestId,
     /// Index of its class.
     pub class: usize,
-    /// The model that it asks for, where not every worker serves every model.
+    /// The requested model, where not every worker serves every model.
     pub model: Option<Arc<str>>,
     /// The one rank that may serve it.
     pub rank: Option<WorkerRank>,
@@ -68,7 +68,7 @@ pub struct Entry<T> {
 /// Who waits behind whom: those of one model that are bound to the same rank, or to none.
 type Lane = (Option<Arc<str>>, Option<WorkerRank>);
 
-impl<T> Entry<T> {
+impl<T> QueueEntry<T> {
     fn lane(&self) -> Lane {
         (self.model.clone(), self.rank)
     }
@@ -78,7 +78,7 @@ impl<T> Entry<T> {
 struct Item<T> {
     key: Key,
     entered: Time,
-    entry: Entry<T>,
+    entry: QueueEntry<T>,
 }
 
 /// What waits in a class.
@@ -105,7 +105,7 @@ pub enum QueueLimit {
 
 /// A bound that keeps a request out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full {
+pub struct QueueFull {
     /// Which.
     pub limit_kind: QueueLimit,
     /// Where it stands.
@@ -176,7 +176,7 @@ impl<T> Queue<T> {
         self.items.len()
     }
 
-    /// Whether nobody waits.
+    /// Whether no request waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
@@ -209,7 +209,7 @@ impl<T> Queue<T> {
     /// The bound that keeps another request out of a class, with so many workers. Tested before adding:
     /// the request that crosses a bound is let in, the next is not.
     #[must_use]
-    pub fn full(&self, class: usize, workers: u32) -> Option<Full> {
+    pub fn full(&self, class: usize, workers: u32) -> Option<QueueFull> {
         let Class { config, stats, .. } = self.classes.get(class)?;
         let limits = [
             (
@@ -232,7 +232,7 @@ impl<T> Queue<T> {
             .into_iter()
             .find_map(|(limit_kind, per_worker, current)| {
                 let limit = per_worker?.saturating_mul(u64::from(workers));
-                (current >= limit).then_some(Full {
+                (current >= limit).then_some(QueueFull {
                     limit_kind,
                     current,
                     limit,
@@ -241,7 +241,7 @@ impl<T> Queue<T> {
     }
 
     /// Puts a request in; `false` if it is in already or its class does not exist.
-    pub fn push(&mut self, now: Time, entry: Entry<T>) -> bool {
+    pub fn push(&mut self, now: Time, entry: QueueEntry<T>) -> bool {
         let id = entry.id;
         let Some(class) = self.classes.get_mut(entry.class) else {
             return false;
@@ -271,7 +271,7 @@ impl<T> Queue<T> {
     }
 
     /// Takes a request out, wherever it stands.
-    pub fn remove(&mut self, id: RequestId) -> Option<Entry<T>> {
+    pub fn remove(&mut self, id: RequestId) -> Option<QueueEntry<T>> {
         let Item { key, entry, .. } = self.items.remove(&id)?;
         self.by_age.remove(&key.seq);
         if let Some(class) = self.classes.get_mut(entry.class) {
@@ -294,7 +294,7 @@ impl<T> Queue<T> {
 
     /// A waiting request and when it was put in.
     #[must_use]
-    pub fn get(&self, id: RequestId) -> Option<(&Entry<T>, Time)> {
+    pub fn get(&self, id: RequestId) -> Option<(&QueueEntry<T>, Time)> {
         self.items.get(&id).map(|item| (&item.entry, item.entered))
     }
 
@@ -313,7 +313,7 @@ impl<T> Queue<T> {
     /// Who goes next, given who could go now. Does not take it out: [`Queue::take`] does.
     pub fn next(
         &mut self,
-        mut ready: impl FnMut(&PolicyClass, &Entry<T>) -> bool,
+        mut ready: impl FnMut(&PolicyClass, &QueueEntry<T>) -> bool,
     ) -> Option<RequestId> {
         if self.items.is_empty() {
             self.carry = None;
@@ -330,7 +330,7 @@ impl<T> Queue<T> {
     fn head(
         &self,
         class: usize,
-        ready: &mut impl FnMut(&PolicyClass, &Entry<T>) -> bool,
+        ready: &mut impl FnMut(&PolicyClass, &QueueEntry<T>) -> bool,
     ) -> Option<(RequestId, u64)> {
         let class = self.classes.get(class)?;
         let mut may = |id: RequestId| {
@@ -344,7 +344,7 @@ impl<T> Queue<T> {
         self.items.get(&id).map(|item| (id, cost(&item.entry)))
     }
 
-    /// Whose turn it is. A class with credit left goes on; then each in turn gets a quantum; if nobody can
+    /// Whose turn it is. A class with credit left goes on; then each in turn gets a quantum; if none can
     /// afford its head, as many whole rounds are added at once as the first to afford it needs.
     fn turn(&mut self, heads: &[Option<(RequestId, u64)>]) -> Option<usize> {
         let count = self.classes.len();
@@ -395,7 +395,7 @@ impl<T> Queue<T> {
     }
 
     /// Takes out the request that [`Queue::next`] named, and charges its class.
-    pub fn take(&mut self, id: RequestId) -> Option<(Entry<T>, Time)> {
+    pub fn take(&mut self, id: RequestId) -> Option<(QueueEntry<T>, Time)> {
         let entered = self.items.get(&id)?.entered;
         let entry = self.remove(id)?;
         let count = self.classes.len().max(1);
@@ -411,7 +411,7 @@ impl<T> Queue<T> {
 }
 
 /// What dispatching a request costs its class: the tokens that are cached nowhere, at least 1.
-fn cost<T>(entry: &Entry<T>) -> u64 {
+fn cost<T>(entry: &QueueEntry<T>) -> u64 {
     u64::from(entry.isl_tokens.saturating_sub(entry.cached_tokens)).max(1)
 }
 

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use kvasir_types::{Rng, SequenceHash, Time, WorkerRank};
 
-use crate::choice::{Lowest, Won, draw};
+use crate::choice::{LowestCost, WinReason, draw};
 use crate::cost::taint_factor;
-use crate::ledger::Figures;
-use crate::{Bits, Facts, Fleet, Ledger, Overlap, Terms, Weights};
+use crate::ledger::RankTotals;
+use crate::{CandidateState, CostTerms, Fleet, Ledger, Overlap, SlotSet, Weights};
 
 /// A prompt as the cost sees it.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ pub struct Prompt<'a> {
 
 /// What is to be scored, and when.
 #[derive(Clone, Copy, Debug)]
-pub struct Scene<'a> {
+pub struct ScoringContext<'a> {
     /// The moment.
     pub now: Time,
     /// The settings.
@@ -47,15 +47,15 @@ pub struct Candidate {
     /// The rank.
     pub rank: WorkerRank,
     /// Its cost, term by term.
-    pub terms: Terms,
+    pub terms: CostTerms,
 }
 
 /// How many of the cheapest candidates are kept for the record.
-pub const KEPT: usize = 8;
+pub const CANDIDATES_KEPT: usize = 8;
 
 /// What this prompt has to do with one slot, in blocks.
 #[derive(Clone, Copy, Debug, Default)]
-struct Touch {
+struct SlotOverlap {
     device: f64,
     lower: f64,
     /// Shared-cache worth that the device part already covers.
@@ -68,10 +68,10 @@ struct Touch {
 #[derive(Clone, Debug, Default)]
 pub struct Scorer {
     /// By slot; all default between prompts.
-    touches: Vec<Touch>,
-    touched: Vec<u32>,
+    overlaps: Vec<SlotOverlap>,
+    touched_slots: Vec<u32>,
     costs: Vec<(f64, u32)>,
-    cheapest: Cheapest,
+    cheapest: TopCandidates,
     most_held: f64,
 }
 
@@ -82,32 +82,32 @@ impl Scorer {
         self.most_held
     }
 
-    /// Scores `eligible` and chooses. `kept` becomes the cheapest [`KEPT`], the winner among them.
+    /// Scores `eligible` and chooses. `kept` becomes the cheapest [`CANDIDATES_KEPT`], the winner among them.
     pub fn choose(
         &mut self,
-        scene: &Scene<'_>,
+        context: &ScoringContext<'_>,
         temperature: f64,
-        eligible: &Bits,
+        eligible: &SlotSet,
         ledger: &mut Ledger,
         rng: &mut Rng,
         kept: &mut Vec<Candidate>,
-    ) -> Option<(u32, Won)> {
-        self.prepare(scene, ledger);
+    ) -> Option<(u32, WinReason)> {
+        self.prepare(context, ledger);
         self.most_held = self.most_held_by(eligible);
         self.costs.clear();
-        self.cheapest = Cheapest::default();
-        let sheet = Sheet::new(scene, &self.touches, eligible, ledger);
-        let mut sweep = Sweep {
-            lowest: Lowest::new(),
+        self.cheapest = TopCandidates::default();
+        let inputs = CostInputs::new(context, &self.overlaps, eligible, ledger);
+        let mut scan = CandidateScan {
+            lowest: LowestCost::new(),
             cheapest: &mut self.cheapest,
             costs: (temperature > 0.0).then_some(&mut self.costs),
         };
-        if sheet.is_plain() {
-            eligible.for_each(|slot| sweep.offer(sheet.plain_cost(slot), slot, rng));
+        if inputs.is_plain() {
+            eligible.for_each(|slot| scan.offer(inputs.plain_cost(slot), slot, rng));
         } else {
-            eligible.for_each(|slot| sweep.offer(sheet.terms(slot).cost, slot, rng));
+            eligible.for_each(|slot| scan.offer(inputs.terms(slot).cost, slot, rng));
         }
-        let mut won = sweep.lowest.won();
+        let mut won = scan.lowest.won();
         if temperature > 0.0 {
             won = draw(&mut self.costs, temperature, rng);
         }
@@ -116,8 +116,8 @@ impl Scorer {
             self.cheapest.include(winner);
             for slot in self.cheapest.slots() {
                 kept.push(Candidate {
-                    rank: scene.fleet.rank(slot).unwrap_or_default(),
-                    terms: sheet.terms(slot),
+                    rank: context.fleet.rank(slot).unwrap_or_default(),
+                    terms: inputs.terms(slot),
                 });
             }
         }
@@ -126,107 +126,118 @@ impl Scorer {
     }
 
     /// The terms of one slot, as if it were the only candidate and without preferred taints.
-    pub fn one(&mut self, scene: &Scene<'_>, slot: u32, ledger: &mut Ledger) -> Terms {
+    pub fn one(
+        &mut self,
+        context: &ScoringContext<'_>,
+        slot: u32,
+        ledger: &mut Ledger,
+    ) -> CostTerms {
         let prompt = Prompt {
             preferred_taints: &[],
-            ..*scene.prompt
+            ..*context.prompt
         };
-        let scene = Scene {
+        let context = ScoringContext {
             prompt: &prompt,
-            ..*scene
+            ..*context
         };
-        let mut only = Bits::default();
+        let mut only = SlotSet::default();
         only.set(slot, true);
-        let mut terms = Terms::default();
-        self.all(&scene, &only, ledger, |_, found| terms = found);
+        let mut terms = CostTerms::default();
+        self.all(&context, &only, ledger, |_, found| terms = found);
         terms
     }
 
     /// Calls `each(slot, terms)` for every eligible slot, in slot order.
     pub fn all(
         &mut self,
-        scene: &Scene<'_>,
-        eligible: &Bits,
+        context: &ScoringContext<'_>,
+        eligible: &SlotSet,
         ledger: &mut Ledger,
-        mut each: impl FnMut(u32, Terms),
+        mut each: impl FnMut(u32, CostTerms),
     ) {
-        self.prepare(scene, ledger);
-        let sheet = Sheet::new(scene, &self.touches, eligible, ledger);
-        eligible.for_each(|slot| each(slot, sheet.terms(slot)));
+        self.prepare(context, ledger);
+        let inputs = CostInputs::new(context, &self.overlaps, eligible, ledger);
+        eligible.for_each(|slot| each(slot, inputs.terms(slot)));
         self.reset();
     }
 
     /// Notes what ranks hold and run of the prompt.
-    fn prepare(&mut self, scene: &Scene<'_>, ledger: &mut Ledger) {
-        let Scene {
+    fn prepare(&mut self, context: &ScoringContext<'_>, ledger: &mut Ledger) {
+        let ScoringContext {
             weights,
             prompt,
             fleet,
             ..
-        } = *scene;
+        } = *context;
         let Self {
-            touches, touched, ..
+            overlaps,
+            touched_slots,
+            ..
         } = self;
-        touches.resize(fleet.slot_end() as usize, Touch::default());
-        touched.reserve(prompt.overlap.ranks.len());
+        overlaps.resize(fleet.slot_end() as usize, SlotOverlap::default());
+        touched_slots.reserve(prompt.overlap.ranks.len());
         let blocks = f64::from(prompt.isl_tokens.div_ceil(weights.block_size.max(1)));
         let shared = prompt.overlap.shared_beyond(0);
         for found in &prompt.overlap.ranks {
             let Some(slot) = fleet.slot(found.rank) else {
                 continue;
             };
-            let Some(touch) = touches.get_mut(slot as usize) else {
+            let Some(overlap) = overlaps.get_mut(slot as usize) else {
                 continue;
             };
             // NaN becomes 0; more than the prompt cannot be held.
-            touch.device = found.device.max(0.0).min(blocks);
-            touch.lower = weights.host_cache_hit_weight * f64::from(found.host)
+            overlap.device = found.device.max(0.0).min(blocks);
+            overlap.lower = weights.host_cache_hit_weight * f64::from(found.host)
                 + weights.disk_cache_hit_weight * f64::from(found.disk);
             if shared > 0 {
-                let beyond = prompt.overlap.shared_beyond(touch.device as u32);
-                touch.shared_less = weights.shared_cache_multiplier * f64::from(shared - beyond);
+                let beyond = prompt.overlap.shared_beyond(overlap.device as u32);
+                overlap.shared_less = weights.shared_cache_multiplier * f64::from(shared - beyond);
             }
-            touched.push(slot);
+            touched_slots.push(slot);
         }
         if prompt.shares {
             ledger.depths(prompt.sequence, |slot, depth| {
-                let Some(touch) = touches.get_mut(slot as usize) else {
+                let Some(overlap) = overlaps.get_mut(slot as usize) else {
                     return false;
                 };
-                let new = touch.active == 0.0;
+                let new = overlap.active == 0.0;
                 if new {
-                    touch.active = f64::from(depth);
-                    touched.push(slot);
+                    overlap.active = f64::from(depth);
+                    touched_slots.push(slot);
                 }
                 new
             });
         }
     }
 
-    fn most_held_by(&self, eligible: &Bits) -> f64 {
+    fn most_held_by(&self, eligible: &SlotSet) -> f64 {
         let mut most = 0.0_f64;
-        for &slot in self.touched.iter().filter(|slot| eligible.has(**slot)) {
-            if let Some(touch) = self.touches.get(slot as usize) {
-                most = most.max(touch.device + touch.lower);
+        for &slot in self
+            .touched_slots
+            .iter()
+            .filter(|slot| eligible.has(**slot))
+        {
+            if let Some(overlap) = self.overlaps.get(slot as usize) {
+                most = most.max(overlap.device + overlap.lower);
             }
         }
         most
     }
 
     fn reset(&mut self) {
-        for slot in self.touched.drain(..) {
-            if let Some(touch) = self.touches.get_mut(slot as usize) {
-                *touch = Touch::default();
+        for slot in self.touched_slots.drain(..) {
+            if let Some(overlap) = self.overlaps.get_mut(slot as usize) {
+                *overlap = SlotOverlap::default();
             }
         }
     }
 }
 
 /// Everything a cost is made of, laid out for one prompt.
-struct Sheet<'a> {
-    scene: &'a Scene<'a>,
-    touches: &'a [Touch],
-    figures: &'a [Figures],
+struct CostInputs<'a> {
+    context: &'a ScoringContext<'a>,
+    overlaps: &'a [SlotOverlap],
+    totals: &'a [RankTotals],
     ledger: &'a Ledger,
     isl_tokens: f64,
     blocks: f64,
@@ -236,26 +247,28 @@ struct Sheet<'a> {
     least: f64,
 }
 
-impl<'a> Sheet<'a> {
+impl<'a> CostInputs<'a> {
     fn new(
-        scene: &'a Scene<'a>,
-        touches: &'a [Touch],
-        eligible: &Bits,
+        context: &'a ScoringContext<'a>,
+        overlaps: &'a [SlotOverlap],
+        eligible: &SlotSet,
         ledger: &'a Ledger,
     ) -> Self {
-        let Scene {
+        let ScoringContext {
             weights, prompt, ..
-        } = *scene;
+        } = *context;
         let mut least = 0.0;
         if weights.overlap_score_credit_decay > 0.0 {
-            let tokens = eligible.iter().map(|s| ledger.prefill_tokens(s, scene.now));
+            let tokens = eligible
+                .iter()
+                .map(|s| ledger.prefill_tokens(s, context.now));
             least = tokens.min().unwrap_or(0) as f64;
         }
         let shared = f64::from(prompt.overlap.shared_beyond(0));
         Self {
-            scene,
-            touches,
-            figures: ledger.figures(),
+            context,
+            overlaps,
+            totals: ledger.totals(),
             ledger,
             isl_tokens: f64::from(prompt.isl_tokens),
             blocks: prompt.sequence.len() as f64,
@@ -264,52 +277,52 @@ impl<'a> Sheet<'a> {
         }
     }
 
-    /// Whether nothing but the usual terms counts, so that [`Sheet::plain_cost`] may be used.
+    /// Whether nothing but the usual terms counts, so that [`CostInputs::plain_cost`] may be used.
     fn is_plain(&self) -> bool {
-        self.scene.weights.is_plain()
-            && self.scene.prompt.preferred_taints.is_empty()
+        self.context.weights.is_plain()
+            && self.context.prompt.preferred_taints.is_empty()
             && !self.ledger.decays()
     }
 
     #[inline(always)] // The body of the loop over candidates.
-    fn plain_facts(&self, slot: u32) -> Facts {
+    fn plain_state(&self, slot: u32) -> CandidateState {
         let at = slot as usize;
-        let (Some(touch), Some(figures)) = (self.touches.get(at), self.figures.get(at)) else {
-            return Facts::default();
+        let (Some(overlap), Some(totals)) = (self.overlaps.get(at), self.totals.get(at)) else {
+            return CandidateState::default();
         };
-        Facts {
-            prefill_tokens: figures.prefill_tokens,
+        CandidateState {
+            prefill_tokens: totals.prefill_tokens,
             least_prefill_tokens: self.least,
-            device: touch.device,
-            lower: touch.lower,
-            shared: self.shared - touch.shared_less,
-            active_blocks: figures.active_blocks,
-            new_blocks: self.blocks - touch.active,
-            requests: figures.requests,
+            device: overlap.device,
+            lower: overlap.lower,
+            shared: self.shared - overlap.shared_less,
+            active_blocks: totals.active_blocks,
+            new_blocks: self.blocks - overlap.active,
+            requests: totals.requests,
             taint_factor: 1.0,
         }
     }
 
     #[inline(always)]
     fn plain_cost(&self, slot: u32) -> f64 {
-        let facts = self.plain_facts(slot);
-        self.scene.weights.plain_cost(self.isl_tokens, &facts)
+        let state = self.plain_state(slot);
+        self.context.weights.plain_cost(self.isl_tokens, &state)
     }
 
     #[inline]
-    fn terms(&self, slot: u32) -> Terms {
-        let mut facts = self.plain_facts(slot);
-        let Scene {
+    fn terms(&self, slot: u32) -> CostTerms {
+        let mut state = self.plain_state(slot);
+        let ScoringContext {
             now,
             weights,
             prompt,
             fleet,
-        } = *self.scene;
+        } = *self.context;
         if self.ledger.decays() {
-            facts.prefill_tokens = self.ledger.prefill_tokens(slot, now) as f64;
+            state.prefill_tokens = self.ledger.prefill_tokens(slot, now) as f64;
         }
-        facts.taint_factor = preference(prompt.preferred_taints, slot, fleet);
-        let terms = weights.terms(prompt.isl_tokens, &facts);
+        state.taint_factor = preference(prompt.preferred_taints, slot, fleet);
+        let terms = weights.terms(prompt.isl_tokens, &state);
         debug_assert!(
             !self.is_plain() || terms.cost == self.plain_cost(slot) || terms.cost.is_nan(),
             "both ways to the cost agree to the last bit"
@@ -319,14 +332,14 @@ impl<'a> Sheet<'a> {
 }
 
 /// One pass over the candidates.
-struct Sweep<'a> {
-    lowest: Lowest,
-    cheapest: &'a mut Cheapest,
+struct CandidateScan<'a> {
+    lowest: LowestCost,
+    cheapest: &'a mut TopCandidates,
     /// All of them, where one is to be drawn.
     costs: Option<&'a mut Vec<(f64, u32)>>,
 }
 
-impl Sweep<'_> {
+impl CandidateScan<'_> {
     #[inline(always)]
     fn offer(&mut self, cost: f64, slot: u32, rng: &mut Rng) {
         match &mut self.costs {
@@ -341,41 +354,41 @@ impl Sweep<'_> {
 
 /// The cheapest so far, sorted; the first of equals stays first.
 #[derive(Clone, Copy, Debug)]
-struct Cheapest {
-    list: [(f64, u32); KEPT],
+struct TopCandidates {
+    list: [(f64, u32); CANDIDATES_KEPT],
     len: usize,
     /// What the next must cost less than.
     below: f64,
 }
 
-impl Default for Cheapest {
+impl Default for TopCandidates {
     fn default() -> Self {
         Self {
-            list: [(f64::INFINITY, u32::MAX); KEPT],
+            list: [(f64::INFINITY, u32::MAX); CANDIDATES_KEPT],
             len: 0,
             below: f64::INFINITY,
         }
     }
 }
 
-impl Cheapest {
+impl TopCandidates {
     fn keep(&mut self, cost: f64, slot: u32) {
-        let mut at = self.len.min(KEPT - 1);
+        let mut at = self.len.min(CANDIDATES_KEPT - 1);
         while at > 0 && self.list[at - 1].0 > cost {
             self.list[at] = self.list[at - 1];
             at -= 1;
         }
         self.list[at] = (cost, slot);
-        self.len = (self.len + 1).min(KEPT);
-        if self.len == KEPT {
-            self.below = self.list[KEPT - 1].0;
+        self.len = (self.len + 1).min(CANDIDATES_KEPT);
+        if self.len == CANDIDATES_KEPT {
+            self.below = self.list[CANDIDATES_KEPT - 1].0;
         }
     }
 
     /// Makes sure that the winner is among them.
     fn include(&mut self, winner: u32) {
         if !self.slots().any(|slot| slot == winner) {
-            self.len = (self.len + 1).min(KEPT);
+            self.len = (self.len + 1).min(CANDIDATES_KEPT);
             self.list[self.len - 1] = (f64::INFINITY, winner);
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvasir_types::{DpRank, WorkerId, WorkerRank};
 
-/// What a worker computes on; only `device-aware-weighted` asks.
+/// What a worker computes on; only `device-aware-weighted` uses it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -12,10 +12,10 @@ use kvasir_types::{DpRank, WorkerId, WorkerRank};
     serde(rename_all = "snake_case")
 )]
 pub enum Device {
-    /// A GPU or its like; also what a worker that says nothing is taken for.
+    /// A GPU or similar; also the default for a worker that does not say.
     #[default]
     Accelerator,
-    /// A plain processor.
+    /// A CPU.
     Cpu,
 }
 
@@ -33,7 +33,7 @@ pub struct WorkerSpec {
     pub kv_total_blocks: Option<u64>,
     /// Tokens one rank computes per step; `None` counts as [`WorkerSpec::UNKNOWN_BATCH`].
     pub max_num_batched_tokens: Option<u64>,
-    /// Sequences one rank runs at once. Only told on: no choice goes by it.
+    /// Sequences one rank runs at once. Reported only: no choice uses it.
     pub max_num_seqs: Option<u64>,
     /// What it computes on.
     pub device: Device,

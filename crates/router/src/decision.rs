@@ -127,7 +127,7 @@ impl Excluded {
 
 impl Decision {
     /// How many candidates are kept with their terms.
-    pub const CANDIDATES_MAX: usize = kvasir_placement::KEPT;
+    pub const CANDIDATES_MAX: usize = kvasir_placement::CANDIDATES_KEPT;
 
     /// The winner's terms.
     #[must_use]

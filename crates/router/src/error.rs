@@ -110,7 +110,7 @@ pub enum RouteError {
     EmptyPrompt,
     /// An override that no setting could have.
     #[error("override `{name}` cannot be {value}: it must be finite and at least 0")]
-    BadOverride {
+    InvalidOverride {
         /// The field.
         name: &'static str,
         /// Its value.
@@ -158,7 +158,7 @@ impl RouteError {
             | Self::PinnedRankMissing { .. }
             | Self::WorkerIdMissing
             | Self::EmptyPrompt
-            | Self::BadOverride { .. }
+            | Self::InvalidOverride { .. }
             | Self::DuplicateRequest => Fault::Client,
         }
     }

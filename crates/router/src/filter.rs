@@ -4,7 +4,7 @@
 //! adapter, earlier failures, then the busy set. A pin is direct dispatch and ignores fault marks. Fault marks
 //! never leave a request without anybody: the least bad worker is tried before it is refused.
 
-use kvasir_placement::{Bits, Fleet, Member};
+use kvasir_placement::{Fleet, Member, SlotSet};
 use kvasir_types::{WorkerId, WorkerRank};
 
 use crate::health::Health;
@@ -14,9 +14,9 @@ use crate::{Arrival, Excluded, Outcome, RouteError, Why};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Eligible {
     /// Before the busy set is taken away; the queue asks these.
-    pub(crate) routable: Bits,
+    pub(crate) routable: SlotSet,
     /// After it; the choice is among these.
-    pub(crate) candidates: Bits,
+    pub(crate) candidates: SlotSet,
     pinned: Option<u32>,
     /// Nobody was left whom nothing speaks against.
     last_resort: bool,
@@ -45,8 +45,8 @@ impl Eligible {
         arrival: &Arrival,
         pin: WorkerRank,
     ) -> Result<(), RouteError> {
-        self.routable.copy_from(&Bits::default());
-        self.candidates.copy_from(&Bits::default());
+        self.routable.copy_from(&SlotSet::default());
+        self.candidates.copy_from(&SlotSet::default());
         if !allowed(arrival, pin) {
             return Err(RouteError::PinnedWorkerNotAllowed(pin.worker));
         }
@@ -133,7 +133,7 @@ impl Eligible {
 }
 
 /// Leaves those that satisfy the request's constraints.
-fn fit(set: &mut Bits, fleet: &Fleet, arrival: &Arrival) {
+fn fit(set: &mut SlotSet, fleet: &Fleet, arrival: &Arrival) {
     if let Some(model) = &arrival.model {
         fleet.keep_serving(set, model);
     }
@@ -157,7 +157,7 @@ fn fit(set: &mut Bits, fleet: &Fleet, arrival: &Arrival) {
 
 /// When nobody is left whom nothing speaks against: of those ejected the least bad one that is not busy, then
 /// the one that failed this very request longest ago, if it may go there again.
-fn last_resort(set: &mut Bits, fleet: &Fleet, health: &Health, arrival: &Arrival) {
+fn last_resort(set: &mut SlotSet, fleet: &Fleet, health: &Health, arrival: &Arrival) {
     set.copy_from(fleet.live());
     set.retain(|slot| !fleet.member_of(slot).is_some_and(|m| m.is_draining()));
     fit(set, fleet, arrival);
@@ -176,7 +176,7 @@ fn last_resort(set: &mut Bits, fleet: &Fleet, health: &Health, arrival: &Arrival
 
 /// Why nobody is left at all.
 fn nobody(fleet: &Fleet, arrival: &Arrival) -> RouteError {
-    let mut set = Bits::default();
+    let mut set = SlotSet::default();
     set.copy_from(fleet.live());
     set.retain(|slot| !fleet.member_of(slot).is_some_and(|m| m.is_draining()));
     fit(&mut set, fleet, arrival);
@@ -196,7 +196,7 @@ pub(crate) fn no_endpoints(fleet: &Fleet, arrival: &Arrival) -> RouteError {
     let (mut known, mut down) = (0, 0);
     for member in fleet.members().filter(of_model) {
         known += 1;
-        down += u32::from(member.down_until().is_some());
+        down += u32::from(member.ejected_until().is_some());
     }
     RouteError::NoEndpoints { known, down }
 }
@@ -229,7 +229,7 @@ fn after_failure(arrival: &Arrival) -> RouteError {
     }
 }
 
-fn workers_of(fleet: &Fleet, slots: &Bits) -> u32 {
+fn workers_of(fleet: &Fleet, slots: &SlotSet) -> u32 {
     let of = |m: &&Member| m.slots().iter().any(|s| slots.has(*s));
     fleet.members().filter(of).count() as u32
 }

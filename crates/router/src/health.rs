@@ -89,7 +89,7 @@ impl Health {
             held.failed_at = now;
             held.until = Some(now + span);
         }
-        let until = held.down_until();
+        let until = held.ejected_until();
         self.reckon();
         until.unwrap_or(now)
     }
@@ -176,8 +176,8 @@ impl Health {
     }
 
     /// Until when it is ejected, if it is; [`Time::MAX`] means until it answers.
-    pub(crate) fn down_until(&self, worker: WorkerId) -> Option<Time> {
-        self.held.get(&worker)?.down_until()
+    pub(crate) fn ejected_until(&self, worker: WorkerId) -> Option<Time> {
+        self.held.get(&worker)?.ejected_until()
     }
 
     /// How bad a worker is that is ejected.
@@ -214,7 +214,7 @@ impl Health {
 }
 
 impl Standing {
-    fn down_until(&self) -> Option<Time> {
+    fn ejected_until(&self) -> Option<Time> {
         if self.sick {
             Some(Time::MAX)
         } else {

@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_placement::{
-    Bits, Candidate, DeviceAware, Fleet, Gate, LeastLoaded, Ledger, LinearCost, Load, Overlap,
-    Policy, PolicyClass, PowerOfTwo, PrefillModel, Prompt, Queue, QueueStats, Random, RankBusy,
-    RoundRobin, Scene, Scorer, Thresholds,
+    Candidate, DeviceAware, Fleet, Gate, LeastLoaded, Ledger, LinearCost, Load, Overlap, Policy,
+    PolicyClass, PowerOfTwo, PrefillModel, Prompt, Queue, QueueStats, Random, RankBusy, RoundRobin,
+    Scorer, ScoringContext, SlotSet, Thresholds,
 };
 use kvasir_profile::StepTimes;
 use kvasir_types::{RequestId, Rng, SequenceHash, Time, WorkerRank};
@@ -77,7 +77,7 @@ pub struct Router {
     thresholds_new: bool,
     /// By slot.
     busy: Vec<RankBusy>,
-    busy_slots: Bits,
+    busy_slots: SlotSet,
     /// Who is ejected, and for what.
     health: Health,
     eligible: Eligible,
@@ -156,7 +156,7 @@ impl Router {
             thresholds,
             thresholds_new: false,
             busy: Vec::new(),
-            busy_slots: Bits::default(),
+            busy_slots: SlotSet::default(),
             health: Health::default(),
             eligible: Eligible::default(),
             scorer: Scorer::default(),
@@ -305,14 +305,14 @@ impl Router {
         };
         let (fleet, ledger, now) = (&self.fleet, &mut self.ledger, self.now);
         let mut rows = Vec::new();
-        let scene = Scene {
+        let context = ScoringContext {
             now,
             weights: &settled.weights,
             prompt: &prompt,
             fleet,
         };
         self.scorer
-            .all(&scene, fleet.live(), ledger, |slot, terms| {
+            .all(&context, fleet.live(), ledger, |slot, terms| {
                 rows.push((slot, terms))
             });
         for (slot, terms) in rows {

@@ -69,7 +69,7 @@ fn served_row(model: &Arc<ServedModel>, router: &Router, spec: &WorkerSpec) -> V
         "kv_total_blocks": spec.kv_total_blocks,
         "max_num_batched_tokens": spec.max_num_batched_tokens,
         "busy": member.is_some_and(|member| member.is_busy()),
-        "down": member.is_some_and(|member| member.down_until().is_some()),
+        "down": member.is_some_and(|member| member.ejected_until().is_some()),
         "draining": member.is_some_and(|member| member.is_draining()),
         "ranks": ranks,
     })

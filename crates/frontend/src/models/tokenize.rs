@@ -194,7 +194,7 @@ async fn find(
 fn up(model: &ServedModel) -> impl Fn(WorkerId) -> bool + use<> {
     let ejected: BTreeSet<WorkerId> = model.host.ask(|router| {
         let fleet = router.fleet();
-        let ejected = fleet.members().filter(|m| m.down_until().is_some());
+        let ejected = fleet.members().filter(|m| m.ejected_until().is_some());
         match fleet.up().is_empty() {
             true => BTreeSet::new(),
             false => ejected.map(|m| m.spec.id).collect(),

@@ -250,8 +250,9 @@ impl Rig {
     /// Whether the worker of an engine is ejected.
     pub(crate) fn is_ejected(&self, engine: usize) -> bool {
         let worker = WorkerAddress::parse(&self.engines[engine].url()).unwrap();
-        let down_until = |router: &Router| Some(router.fleet().member(worker.id())?.down_until());
-        self.model().host.ask(down_until).flatten().is_some()
+        let ejected_until =
+            |router: &Router| Some(router.fleet().member(worker.id())?.ejected_until());
+        self.model().host.ask(ejected_until).flatten().is_some()
     }
 
     /// Whether a worker is on its way out.

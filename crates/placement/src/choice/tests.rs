@@ -3,8 +3,8 @@
 use super::*;
 use expect_test::expect;
 
-fn lowest(costs: &[f64], rng: &mut Rng) -> Option<(u32, Won)> {
-    let mut lowest = Lowest::new();
+fn lowest(costs: &[f64], rng: &mut Rng) -> Option<(u32, WinReason)> {
+    let mut lowest = LowestCost::new();
     for (slot, cost) in costs.iter().enumerate() {
         lowest.offer(*cost, slot as u32, rng);
     }
@@ -14,10 +14,16 @@ fn lowest(costs: &[f64], rng: &mut Rng) -> Option<(u32, Won)> {
 #[test]
 fn the_lowest_wins_and_nothing_is_drawn_for_it() {
     let mut rng = Rng::new(1);
-    assert_eq!(lowest(&[3.0, 1.0, 2.0], &mut rng), Some((1, Won::Lowest)));
+    assert_eq!(
+        lowest(&[3.0, 1.0, 2.0], &mut rng),
+        Some((1, WinReason::LowestCost))
+    );
     assert_eq!(rng, Rng::new(1));
     assert_eq!(lowest(&[], &mut rng), None);
-    assert_eq!(lowest(&[f64::INFINITY], &mut rng), Some((0, Won::Lowest)));
+    assert_eq!(
+        lowest(&[f64::INFINITY], &mut rng),
+        Some((0, WinReason::LowestCost))
+    );
 }
 
 #[test]
@@ -26,14 +32,17 @@ fn exact_ties_are_drawn_evenly_and_near_ties_are_not() {
     let mut counts = [0; 4];
     for _ in 0..30_000 {
         let (slot, won) = lowest(&[1.0, 2.0, 1.0, 1.0], &mut rng).unwrap();
-        assert_eq!(won, Won::Tie { among: 3 });
+        assert_eq!(won, WinReason::Tie { among: 3 });
         counts[slot as usize] += 1;
     }
     assert_eq!(counts[1], 0);
     let even = |c: &i32| (9_700..10_300).contains(c);
     assert!([0, 2, 3].iter().all(|i| even(&counts[*i])), "{counts:?}");
     let near = f64::from_bits(1.0f64.to_bits() + 1);
-    assert_eq!(lowest(&[near, 1.0], &mut rng), Some((1, Won::Lowest)));
+    assert_eq!(
+        lowest(&[near, 1.0], &mut rng),
+        Some((1, WinReason::LowestCost))
+    );
 }
 
 fn shares(costs: &[f64], temperature: f64) -> Vec<f64> {
@@ -42,7 +51,7 @@ fn shares(costs: &[f64], temperature: f64) -> Vec<f64> {
     for _ in 0..50_000 {
         let mut list: Vec<_> = costs.iter().zip(0..).map(|(c, i)| (*c, i)).collect();
         let (slot, won) = draw(&mut list, temperature, &mut rng).unwrap();
-        assert!(matches!(won, Won::Drawn { probability } if probability > 0.0));
+        assert!(matches!(won, WinReason::Sampled { probability } if probability > 0.0));
         counts[slot as usize] += 1;
     }
     counts.iter().map(|c| f64::from(*c) / 50_000.0).collect()

@@ -3,15 +3,15 @@
 use super::*;
 use expect_test::expect;
 
-fn facts() -> Facts {
-    Facts {
+fn state() -> CandidateState {
+    CandidateState {
         taint_factor: 1.0,
-        ..Facts::default()
+        ..CandidateState::default()
     }
 }
 
-fn cost(weights: &Weights, isl_tokens: u32, facts: Facts) -> f64 {
-    weights.terms(isl_tokens, &facts).cost
+fn cost(weights: &Weights, isl_tokens: u32, state: CandidateState) -> f64 {
+    weights.terms(isl_tokens, &state).cost
 }
 
 /// The example of Dynamo's documentation: 10 blocks of prompt; (overlap, decode) per worker.
@@ -25,12 +25,12 @@ fn worked_examples_a_and_b() {
             ..Weights::default()
         };
         workers.map(|(device, active_blocks)| {
-            let facts = Facts {
+            let state = CandidateState {
                 device,
                 active_blocks,
-                ..facts()
+                ..state()
             };
-            cost(&weights, 160, facts)
+            cost(&weights, 160, state)
         })
     };
     assert_eq!(table(1.0, 1.0), [18.0, 10.0, 11.0]);
@@ -43,11 +43,11 @@ fn worked_examples_a_and_b() {
 fn worked_example_c_active_prefill() {
     let terms = Weights::default().terms(
         160,
-        &Facts {
+        &CandidateState {
             prefill_tokens: 320.0,
             device: 4.0,
             active_blocks: 7.0,
-            ..facts()
+            ..state()
         },
     );
     assert_eq!(
@@ -58,15 +58,15 @@ fn worked_example_c_active_prefill() {
 
 #[test]
 fn the_prompt_is_not_rounded_to_blocks() {
-    assert_eq!(cost(&Weights::default(), 24, facts()), 1.5);
+    assert_eq!(cost(&Weights::default(), 24, state()), 1.5);
 }
 
 #[test]
 fn worked_example_e_credits_never_go_below_zero_nor_into_decode() {
-    let held = |device| Facts {
+    let held = |device| CandidateState {
         device,
         active_blocks: 5.0,
-        ..facts()
+        ..state()
     };
     for (device, expected) in [(2.0, 6.0), (3.0, 5.0), (4.0, 5.0)] {
         assert_eq!(cost(&Weights::default(), 48, held(device)), expected);
@@ -79,9 +79,9 @@ fn a_credit_below_1_leaves_the_rest_as_cost() {
         overlap_score_credit: 0.25,
         ..Weights::default()
     };
-    let held = Facts {
+    let held = CandidateState {
         device: 4.0,
-        ..facts()
+        ..state()
     };
     assert_eq!(cost(&weights, 160, held), 9.0);
 }
@@ -94,11 +94,11 @@ fn the_device_credit_does_not_scale_lower_tiers_or_the_shared_cache() {
     };
     let terms = weights.terms(
         160,
-        &Facts {
+        &CandidateState {
             device: 2.0,
             lower: 4.0,
             shared: 1.5,
-            ..facts()
+            ..state()
         },
     );
     assert_eq!((terms.credit_blocks, terms.cached_blocks), (6.5, 6.0));
@@ -110,11 +110,11 @@ fn without_prefill_tracking_there_is_no_prefill_term() {
         track_prefill_tokens: false,
         ..Weights::default()
     };
-    let loaded = Facts {
+    let loaded = CandidateState {
         prefill_tokens: 1600.0,
         active_blocks: 3.0,
         new_blocks: 2.0,
-        ..facts()
+        ..state()
     };
     assert_eq!(cost(&weights, 160, loaded), 5.0);
 }
@@ -125,9 +125,9 @@ fn a_running_request_costs_its_weight() {
         decode_active_request_weight: 2.5,
         ..Weights::default()
     };
-    let running = Facts {
+    let running = CandidateState {
         requests: 4.0,
-        ..facts()
+        ..state()
     };
     assert_eq!(cost(&weights, 16, running), 11.0);
     assert_eq!(cost(&Weights::default(), 16, running), 1.0);
@@ -143,11 +143,11 @@ fn the_credit_fades_with_prompt_work_beyond_the_least_loaded() {
                 overlap_score_credit_decay: decay,
                 ..Weights::default()
             };
-            let held = Facts {
+            let held = CandidateState {
                 device: 10.0,
                 prefill_tokens: 1000.0 + f64::from(waiting),
                 least_prefill_tokens: 1000.0,
-                ..facts()
+                ..state()
             };
             let credit = weights.terms(160, &held).credit_blocks;
             rows += &format!("{decay:5}  {waiting:7}  {credit:.3}\n");
@@ -171,10 +171,10 @@ fn the_credit_fades_with_prompt_work_beyond_the_least_loaded() {
         track_prefill_tokens: false,
         ..Weights::default()
     };
-    let held = Facts {
+    let held = CandidateState {
         device: 10.0,
         prefill_tokens: 320.0,
-        ..facts()
+        ..state()
     };
     assert_eq!(untracked.terms(160, &held).credit_blocks, 10.0);
 }
@@ -187,11 +187,11 @@ fn the_decode_stage_takes_credits_off_decode() {
         track_prefill_tokens: false,
         ..Weights::default()
     };
-    let held = |device| Facts {
+    let held = |device| CandidateState {
         device,
         active_blocks: 6.0,
         requests: 1.0,
-        ..facts()
+        ..state()
     };
     assert_eq!(cost(&stage, 160, held(4.0)), 2.0);
     assert_eq!(cost(&stage, 160, held(9.0)), 0.0);
@@ -234,11 +234,11 @@ fn taints_multiply_the_whole_sum_within_e() {
         decode_active_request_weight: 1.0,
         ..Weights::default()
     };
-    let liked = Facts {
+    let liked = CandidateState {
         active_blocks: 2.0,
         requests: 1.0,
         taint_factor: 0.5,
-        ..facts()
+        ..state()
     };
     assert_eq!(cost(&weights, 16, liked), 2.0);
 }
@@ -255,12 +255,12 @@ fn crossover_of_overlap_and_decode_load() {
         };
         let edge = (8.0 * scale) as u64;
         for busy in edge - 1..=edge + 1 {
-            let warm = Facts {
+            let warm = CandidateState {
                 device: 8.0,
                 active_blocks: busy as f64,
-                ..facts()
+                ..state()
             };
-            let (warm, cold) = (cost(&weights, 160, warm), cost(&weights, 160, facts()));
+            let (warm, cold) = (cost(&weights, 160, warm), cost(&weights, 160, state()));
             let cheaper = match warm.total_cmp(&cold) {
                 std::cmp::Ordering::Less => "warm",
                 std::cmp::Ordering::Equal => "tie",

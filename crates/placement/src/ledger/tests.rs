@@ -416,12 +416,12 @@ fn unchained_hashes_still_come_back_to_nothing() {
 fn runs_grow_together_again() {
     let mut ledger = ledger();
     ledger.put(1, 0, &booking(&[1, 2, 3, 4]));
-    assert_eq!(ledger.chains.nodes(), 1);
+    assert_eq!(ledger.trie.nodes(), 1);
     ledger.put(2, 1, &booking(&[1, 2, 8, 9]));
     ledger.put(3, 0, &booking(&[1]));
-    assert_eq!(ledger.chains.nodes(), 4);
+    assert_eq!(ledger.trie.nodes(), 4);
     ledger.done(2);
     ledger.done(3);
-    assert_eq!(ledger.chains.nodes(), 1);
+    assert_eq!(ledger.trie.nodes(), 1);
     check(&mut ledger, &[(1, 0, vec![1, 2, 3, 4])], &[1, 2, 3, 7]);
 }

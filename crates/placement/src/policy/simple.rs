@@ -2,9 +2,9 @@
 
 use kvasir_types::Rng;
 
-use super::{Ask, Policy, View};
-use crate::choice::Lowest;
-use crate::{Bits, Candidate, Won};
+use super::{FleetView, PlacementRequest, Policy};
+use crate::choice::LowestCost;
+use crate::{Candidate, SlotSet, WinReason};
 
 /// Each free rank in turn: a counter modulo the number of free ranks.
 #[derive(Clone, Copy, Debug, Default)]
@@ -15,15 +15,15 @@ pub struct RoundRobin {
 impl Policy for RoundRobin {
     fn choose(
         &mut self,
-        _: &mut View<'_>,
-        _: &Ask<'_>,
-        eligible: &Bits,
+        _: &mut FleetView<'_>,
+        _: &PlacementRequest<'_>,
+        eligible: &SlotSet,
         _: &mut Rng,
         _: &mut Vec<Candidate>,
-    ) -> Option<(u32, Won)> {
+    ) -> Option<(u32, WinReason)> {
         let place = self.turn.checked_rem(u64::from(eligible.count()))?;
         self.turn = self.turn.wrapping_add(1);
-        Some((eligible.nth(place as u32)?, Won::Rule))
+        Some((eligible.nth(place as u32)?, WinReason::Rule))
     }
 }
 
@@ -34,14 +34,14 @@ pub struct Random;
 impl Policy for Random {
     fn choose(
         &mut self,
-        _: &mut View<'_>,
-        _: &Ask<'_>,
-        eligible: &Bits,
+        _: &mut FleetView<'_>,
+        _: &PlacementRequest<'_>,
+        eligible: &SlotSet,
         rng: &mut Rng,
         _: &mut Vec<Candidate>,
-    ) -> Option<(u32, Won)> {
+    ) -> Option<(u32, WinReason)> {
         let place = rng.below(u64::from(eligible.count()));
-        Some((eligible.nth(place as u32)?, Won::Rule))
+        Some((eligible.nth(place as u32)?, WinReason::Rule))
     }
 }
 
@@ -52,22 +52,22 @@ pub struct PowerOfTwo;
 impl Policy for PowerOfTwo {
     fn choose(
         &mut self,
-        view: &mut View<'_>,
-        _: &Ask<'_>,
-        eligible: &Bits,
+        view: &mut FleetView<'_>,
+        _: &PlacementRequest<'_>,
+        eligible: &SlotSet,
         rng: &mut Rng,
         _: &mut Vec<Candidate>,
-    ) -> Option<(u32, Won)> {
+    ) -> Option<(u32, WinReason)> {
         let count = eligible.count();
         let first = rng.below(u64::from(count)) as u32;
         let one = eligible.nth(first)?;
         if count == 1 {
-            return Some((one, Won::Rule));
+            return Some((one, WinReason::Rule));
         }
         let other = rng.below(u64::from(count - 1)) as u32;
         let two = eligible.nth(if other >= first { other + 1 } else { other })?;
         let fewer = view.ledger.requests(two) < view.ledger.requests(one);
-        Some((if fewer { two } else { one }, Won::Rule))
+        Some((if fewer { two } else { one }, WinReason::Rule))
     }
 }
 
@@ -78,61 +78,65 @@ pub struct LeastLoaded;
 impl Policy for LeastLoaded {
     fn choose(
         &mut self,
-        view: &mut View<'_>,
-        _: &Ask<'_>,
-        eligible: &Bits,
+        view: &mut FleetView<'_>,
+        _: &PlacementRequest<'_>,
+        eligible: &SlotSet,
         rng: &mut Rng,
         _: &mut Vec<Candidate>,
-    ) -> Option<(u32, Won)> {
+    ) -> Option<(u32, WinReason)> {
         least(view, eligible.iter(), rng)
     }
 }
 
-fn least(view: &View<'_>, slots: impl Iterator<Item = u32>, rng: &mut Rng) -> Option<(u32, Won)> {
-    let mut lowest = Lowest::new();
+fn least(
+    view: &FleetView<'_>,
+    slots: impl Iterator<Item = u32>,
+    rng: &mut Rng,
+) -> Option<(u32, WinReason)> {
+    let mut lowest = LowestCost::new();
     for slot in slots {
         lowest.offer(f64::from(view.ledger.requests(slot)), slot, rng);
     }
-    lowest.won().map(|(slot, _)| (slot, Won::Rule))
+    lowest.won().map(|(slot, _)| (slot, WinReason::Rule))
 }
 
-/// Processors and accelerators in proportion to their worth, then fewest in flight inside the group.
+/// CPUs and GPUs in proportion to their worth, then fewest in flight inside the group.
 ///
-/// A processor is taken only while `processors' requests < floor(accelerators' requests * processors /
-/// (ratio * accelerators))`, so that an idle fleet uses its accelerators.
+/// A CPU is taken only while `cpus' requests < floor(gpus' requests * cpus /
+/// (ratio * gpus))`, so that an idle fleet uses its GPUs.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceAware {
-    /// How much more an accelerator is worth; at least 1.
+    /// How much more a GPU is worth; at least 1.
     pub ratio: u32,
 }
 
 impl Policy for DeviceAware {
     fn choose(
         &mut self,
-        view: &mut View<'_>,
-        ask: &Ask<'_>,
-        eligible: &Bits,
+        view: &mut FleetView<'_>,
+        request: &PlacementRequest<'_>,
+        eligible: &SlotSet,
         rng: &mut Rng,
         _: &mut Vec<Candidate>,
-    ) -> Option<(u32, Won)> {
-        let (mut processors, mut accelerators) = ((0u64, 0u64), (0u64, 0u64));
+    ) -> Option<(u32, WinReason)> {
+        let (mut cpus, mut gpus) = ((0u64, 0u64), (0u64, 0u64));
         for slot in eligible.iter() {
             let group = if view.fleet.is_cpu(slot) {
-                &mut processors
+                &mut cpus
             } else {
-                &mut accelerators
+                &mut gpus
             };
             group.0 += 1;
             group.1 += u64::from(view.ledger.requests(slot));
         }
-        if processors.0 == 0 || accelerators.0 == 0 {
+        if cpus.0 == 0 || gpus.0 == 0 {
             return least(view, eligible.iter(), rng);
         }
-        if let Some(slot) = fully_cached(view, ask, eligible) {
-            return Some((slot, Won::Rule));
+        if let Some(slot) = fully_cached(view, request, eligible) {
+            return Some((slot, WinReason::Rule));
         }
-        let worth = u64::from(self.ratio.max(1)) * accelerators.0;
-        let cpu = processors.1 < accelerators.1 * processors.0 / worth;
+        let worth = u64::from(self.ratio.max(1)) * gpus.0;
+        let cpu = cpus.1 < gpus.1 * cpus.0 / worth;
         let fleet = view.fleet;
         let group = eligible.iter().filter(|slot| fleet.is_cpu(*slot) == cpu);
         least(view, group, rng)
@@ -140,12 +144,16 @@ impl Policy for DeviceAware {
 }
 
 /// The first rank that holds the whole prompt (for an encoder: all its media), if any does.
-fn fully_cached(view: &View<'_>, ask: &Ask<'_>, eligible: &Bits) -> Option<u32> {
-    let blocks = ask
+fn fully_cached(
+    view: &FleetView<'_>,
+    request: &PlacementRequest<'_>,
+    eligible: &SlotSet,
+) -> Option<u32> {
+    let blocks = request
         .prompt
         .isl_tokens
-        .div_ceil(ask.weights.block_size.max(1));
-    let whole = ask
+        .div_ceil(request.weights.block_size.max(1));
+    let whole = request
         .prompt
         .overlap
         .ranks

@@ -2,13 +2,13 @@
 //!
 //! `seconds = a + b * new + c * new * (cached + new / 2)`: a fixed cost, a cost per token, a cost per pair of
 //! tokens that attend to each other. Fitted per worker by least squares with old samples fading, and over
-//! all workers for those that have not said enough yet.
+//! all workers for workers with too few samples.
 
 use kvasir_types::WorkerId;
 
 use crate::map::FastMap;
 
-/// Samples before a fit is believed.
+/// Samples before a fit is used.
 const SAMPLES_MIN: f64 = 8.0;
 /// What is left of a sample's weight after one more.
 const MEMORY: f64 = 0.99;
@@ -17,12 +17,12 @@ const RIDGE: f64 = 1e-6;
 
 /// Prompt times of a fleet.
 #[derive(Clone, Debug, Default)]
-pub struct Learned {
+pub struct LearnedPrefillTimes {
     all: Fit,
     workers: FastMap<WorkerId, Fit>,
 }
 
-impl Learned {
+impl LearnedPrefillTimes {
     /// Seconds until the first token, once enough was seen.
     #[must_use]
     pub fn predict(&self, worker: WorkerId, new: u32, cached: u32) -> Option<f64> {
@@ -41,7 +41,7 @@ impl Learned {
             .learn(&features, seconds);
     }
 
-    /// Forgets a worker; what it taught about the fleet stays.
+    /// Forgets a worker; its samples stay in the fit of the fleet.
     pub fn forget(&mut self, worker: WorkerId) {
         self.workers.remove(&worker);
     }
@@ -147,8 +147,8 @@ mod tests {
         0.010 + 3e-5 * new + 2e-9 * new * (cached + new / 2.0)
     }
 
-    fn taught(samples: u32) -> Learned {
-        let mut learned = Learned::default();
+    fn taught(samples: u32) -> LearnedPrefillTimes {
+        let mut learned = LearnedPrefillTimes::default();
         for i in 0..samples {
             let (new, cached) = (64 << (i % 7), 1024 * (i % 5));
             learned.learn(WorkerId(1), new, cached, true_seconds(new, cached));
@@ -207,7 +207,7 @@ mod tests {
     /// Equal prompts leave the equations short of rank; hostile times leave them alone.
     #[test]
     fn no_sample_breaks_the_fit() {
-        let mut learned = Learned::default();
+        let mut learned = LearnedPrefillTimes::default();
         for seconds in [
             0.5,
             f64::NAN,

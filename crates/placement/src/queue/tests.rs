@@ -1,11 +1,11 @@
 //! Order inside a class, lanes of pinned requests, deficit round robin between classes, bounds.
 
 use super::*;
-use crate::{Gate, Hold, QueuePolicy};
+use crate::{Gate, QueuePolicy, WaitingRequest};
 use expect_test::expect;
 
-fn entry(id: u128, class: usize, isl_tokens: u32) -> Entry<()> {
-    Entry {
+fn entry(id: u128, class: usize, isl_tokens: u32) -> QueueEntry<()> {
+    QueueEntry {
         id: RequestId(id),
         class,
         model: None,
@@ -31,11 +31,11 @@ fn queue(quanta: &[u64]) -> Queue<()> {
 }
 
 impl Queue<()> {
-    fn put(&mut self, entry: Entry<()>) {
+    fn put(&mut self, entry: QueueEntry<()>) {
         assert!(self.push(Time::ZERO, entry));
     }
 
-    fn pop(&mut self, ready: impl FnMut(&PolicyClass, &Entry<()>) -> bool) -> Option<u128> {
+    fn pop(&mut self, ready: impl FnMut(&PolicyClass, &QueueEntry<()>) -> bool) -> Option<u128> {
         let id = self.next(ready)?;
         self.take(id).map(|(entry, _)| entry.id.0)
     }
@@ -64,14 +64,14 @@ fn the_four_orders() {
     ] {
         let mut queue = queue(&[1]);
         for (second, priority_jump, isl_tokens, cached) in requests {
-            let hold = Hold {
+            let waiting = WaitingRequest {
                 arrived: Time::from_millis(second * 1000),
                 priority_jump,
                 isl_tokens,
                 uncached_tokens: isl_tokens - cached,
             };
-            queue.put(Entry {
-                urgency: hold.urgency(order),
+            queue.put(QueueEntry {
+                urgency: waiting.urgency(order),
                 ..entry(u128::from(second), 0, isl_tokens)
             });
         }
@@ -92,14 +92,14 @@ fn a_priority_is_a_jump_in_seconds() {
     for (earlier, first) in [(1999, 2), (2000, 1), (2001, 1)] {
         let mut queue = queue(&[1]);
         for (id, arrived, priority_jump) in [(1, 10_000 - earlier, 0.0), (2, 10_000, 2.0)] {
-            let hold = Hold {
+            let waiting = WaitingRequest {
                 arrived: Time::from_millis(arrived),
                 priority_jump,
                 isl_tokens: 1,
                 uncached_tokens: 1,
             };
-            queue.put(Entry {
-                urgency: hold.urgency(QueuePolicy::Fcfs),
+            queue.put(QueueEntry {
+                urgency: waiting.urgency(QueuePolicy::Fcfs),
                 ..entry(id, 0, 1)
             });
         }
@@ -111,7 +111,7 @@ fn a_priority_is_a_jump_in_seconds() {
 fn strict_priority_beats_any_urgency_and_equals_keep_their_order() {
     let mut queue = queue(&[1]);
     for (id, strict_priority, urgency) in [(1, 0, 9e9), (2, 1, -9e9), (3, 1, -9e9), (4, 0, 9e9)] {
-        queue.put(Entry {
+        queue.put(QueueEntry {
             strict_priority,
             urgency,
             ..entry(id, 0, 1)
@@ -130,12 +130,12 @@ fn a_blocked_pin_blocks_only_its_lane() {
         (3, None),
         (4, Some(open)),
     ] {
-        queue.put(Entry {
+        queue.put(QueueEntry {
             rank: lane,
             ..entry(id, 0, 1)
         });
     }
-    let ready = |_: &PolicyClass, entry: &Entry<()>| entry.rank != Some(closed);
+    let ready = |_: &PolicyClass, entry: &QueueEntry<()>| entry.rank != Some(closed);
     assert_eq!(
         [queue.pop(ready), queue.pop(ready), queue.pop(ready)],
         [Some(3), Some(4), None]
@@ -158,7 +158,7 @@ fn a_request_is_in_once_and_leaves_from_anywhere() {
     let mut queue = queue(&[1, 1]);
     let lane = Some(WorkerRank::new(1, 0));
     queue.put(entry(1, 0, 30));
-    queue.put(Entry {
+    queue.put(QueueEntry {
         rank: lane,
         cached_tokens: 7,
         ..entry(2, 1, 40)
@@ -245,7 +245,7 @@ fn a_blocked_class_keeps_its_credit_and_gains_none() {
 
 #[test]
 fn the_cost_of_a_wholly_cached_request_is_1() {
-    let cached = Entry {
+    let cached = QueueEntry {
         cached_tokens: 50,
         ..entry(1, 0, 50)
     };
@@ -267,14 +267,14 @@ fn bounds_count_workers_and_let_the_crossing_request_in() {
     for id in 1..=2 {
         for queue in [&mut requests, &mut tokens, &mut cached] {
             assert_eq!(queue.full(0, 2), None);
-            queue.put(Entry {
+            queue.put(QueueEntry {
                 cached_tokens: 8,
                 ..entry(id, 0, 60)
             });
         }
     }
     let full = |limit_kind, current, limit| {
-        Some(Full {
+        Some(QueueFull {
             limit_kind,
             current,
             limit,
@@ -290,12 +290,12 @@ fn bounds_count_workers_and_let_the_crossing_request_in() {
 fn a_blocked_model_blocks_only_its_lane() {
     let mut queue = queue(&[1]);
     for (id, model) in [(1, "closed"), (2, "open"), (3, "closed"), (4, "open")] {
-        queue.put(Entry {
+        queue.put(QueueEntry {
             model: Some(model.into()),
             ..entry(id, 0, 1)
         });
     }
-    let ready = |_: &PolicyClass, entry: &Entry<()>| entry.model.as_deref() == Some("open");
+    let ready = |_: &PolicyClass, entry: &QueueEntry<()>| entry.model.as_deref() == Some("open");
     let open = [queue.pop(ready), queue.pop(ready), queue.pop(ready)];
     assert_eq!(open, [Some(2), Some(4), None]);
     assert_eq!(queue.drain(), [1, 3]);

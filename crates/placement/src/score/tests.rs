@@ -33,17 +33,17 @@ impl World {
         &mut self,
         weights: &Weights,
         prompt: &Prompt<'_>,
-    ) -> (Option<(u32, Won)>, Vec<Candidate>) {
+    ) -> (Option<(u32, WinReason)>, Vec<Candidate>) {
         let mut kept = Vec::new();
         let eligible = self.fleet.open().clone();
-        let scene = Scene {
+        let context = ScoringContext {
             now: Time::ZERO,
             weights,
             prompt,
             fleet: &self.fleet,
         };
         let won = self.scorer.choose(
-            &scene,
+            &context,
             0.0,
             &eligible,
             &mut self.ledger,
@@ -131,7 +131,7 @@ fn overlap_is_at_most_the_prompt_and_never_poison() {
     let (won, kept) = world(3).score(&Weights::default(), &prompt(4, &held, &[]));
     let credits: Vec<f64> = kept.iter().map(|k| k.terms.credit_blocks).collect();
     assert_eq!(credits, [0.0, 4.0, 0.0]);
-    assert_eq!(won, Some((1, Won::Lowest)));
+    assert_eq!(won, Some((1, WinReason::LowestCost)));
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn the_record_keeps_the_cheapest_and_always_the_winner() {
     let held: Vec<_> = (1..=40).map(|w| (w, f64::from(w as u32), 0, 0)).collect();
     let held = overlap(&held);
     let (won, kept) = many.score(&Weights::default(), &prompt(100, &held, &[]));
-    assert_eq!(won, Some((39, Won::Lowest)));
+    assert_eq!(won, Some((39, WinReason::LowestCost)));
     assert_eq!(
         kept.iter().map(|k| k.rank.worker.0).collect::<Vec<_>>(),
         (33..41).collect::<Vec<_>>()
@@ -184,7 +184,7 @@ fn the_record_keeps_the_cheapest_and_always_the_winner() {
     for _ in 0..20 {
         let (won, kept) = many.score(&Weights::default(), &prompt(100, &none, &[]));
         let (slot, _) = won.unwrap();
-        assert_eq!(kept.len(), KEPT);
+        assert_eq!(kept.len(), CANDIDATES_KEPT);
         assert!(
             kept.iter().any(|k| k.rank.worker.0 == u64::from(slot) + 1),
             "a tie among 40 may draw any"

@@ -29,7 +29,7 @@ fn spans_double_to_the_bound_and_a_success_forgives() {
         );
         now += Duration::from_millis(span + 1);
         assert_eq!(health.ended(now), Some(A));
-        assert_eq!(health.down_until(A), None);
+        assert_eq!(health.ejected_until(A), None);
     }
     assert!(!health.served(A, now), "it was back already");
     assert!(fail(&mut health, A, now) <= 250);
@@ -85,11 +85,11 @@ fn a_sick_worker_is_back_when_a_probe_says_so_and_only_then() {
     let mut health = Health::default();
     health.sick(A, at(10));
     assert_eq!(
-        (health.down_until(A), health.due()),
+        (health.ejected_until(A), health.due()),
         (Some(Time::MAX), None)
     );
     assert!(!health.served(A, at(20)));
-    assert!(health.down_until(A).is_some());
+    assert!(health.ejected_until(A).is_some());
     assert!(health.healthy(A, at(30)));
     assert!(!health.healthy(A, at(31)), "it is back already");
     assert!(health.held.is_empty(), "nothing is held against it");

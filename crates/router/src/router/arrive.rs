@@ -1,6 +1,6 @@
 //! A request wants a worker.
 
-use kvasir_placement::{Entry, Gate, Hold, QueueLimit};
+use kvasir_placement::{Gate, QueueEntry, QueueLimit, WaitingRequest};
 use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
 
 use super::{Pinned, Router, Stirred, Waiting, cached_tokens};
@@ -46,7 +46,7 @@ impl Router {
             return Err(RouteError::EmptyPrompt);
         }
         if let Err(bad) = arrival.overrides.check() {
-            return Err(RouteError::BadOverride {
+            return Err(RouteError::InvalidOverride {
                 name: bad.name,
                 value: bad.value,
             });
@@ -182,8 +182,8 @@ impl Router {
             return true;
         }
         let settled = crate::settle::settle(&self.config, &arrival.overrides);
-        let ask = super::place::ask_of(arrival, &[], &settled, gate);
-        let view = kvasir_placement::View {
+        let request = super::place::placement_request(arrival, &[], &settled, gate);
+        let view = kvasir_placement::FleetView {
             now: self.now,
             fleet: &self.fleet,
             ledger: &mut self.ledger,
@@ -191,7 +191,7 @@ impl Router {
         };
         let policy = &self.policy;
         let mut slots = self.eligible.routable.iter();
-        slots.any(|slot| policy.is_open(&view, &ask, slot))
+        slots.any(|slot| policy.is_open(&view, &request, slot))
     }
 
     /// Whether the queue has room: our own bound on its length, then the class's.
@@ -219,7 +219,7 @@ impl Router {
     }
 
     fn hold(&mut self, arrival: Box<Arrival>, pin: Option<Pinned>, class: usize, cached: u32) {
-        let hold = Hold {
+        let hold = WaitingRequest {
             arrived: self.now,
             priority_jump: arrival.hints.priority_jump(),
             isl_tokens: arrival.isl_tokens,
@@ -229,7 +229,7 @@ impl Router {
             (Some(_), Some(class)) => hold.urgency(class.queue_policy),
             _ => self.policy.urgency(&hold),
         };
-        let entry = Entry {
+        let entry = QueueEntry {
             id: arrival.id,
             class,
             model: arrival.model.clone(),

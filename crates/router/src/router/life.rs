@@ -24,7 +24,7 @@ impl Router {
                 self.model
                     .learn(rank.worker, done.tokens, done.cached, took);
             }
-            self.policy.observe(&Feedback::Prefilled(done));
+            self.policy.observe(&Feedback::FirstToken(done));
             self.load_changed(done.slot, out);
             self.stir(done.slot);
         }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use kvasir_placement::{Ask, Booking, Candidate, Gate, Prompt, Scene, Terms, View, Won};
+use kvasir_placement::{
+    Booking, Candidate, CostTerms, FleetView, Gate, PlacementRequest, Prompt, ScoringContext,
+    WinReason,
+};
 use kvasir_types::{SequenceHash, Time, WorkerRank};
 
 use super::{Pinned, Router, cached_tokens};
@@ -11,13 +14,13 @@ use crate::settle::{Settled, settle};
 use crate::{Arrival, Decision, Output, Reason, RouteError, Sent, SessionStep};
 
 /// A request as the policy sees it.
-pub(super) fn ask_of<'a>(
+pub(super) fn placement_request<'a>(
     arrival: &'a Arrival,
     sequence: &'a [SequenceHash],
     settled: &Settled,
     gate: Gate,
-) -> Ask<'a> {
-    Ask {
+) -> PlacementRequest<'a> {
+    PlacementRequest {
         prompt: Prompt {
             isl_tokens: arrival.isl_tokens,
             overlap: &arrival.overlap,
@@ -92,8 +95,8 @@ impl Router {
     ) -> Result<(u32, Reason), RouteError> {
         let tracked = self.tracks_blocks();
         let sequence: &[SequenceHash] = if tracked { &arrival.sequence } else { &[] };
-        let ask = ask_of(arrival, sequence, settled, Gate::default());
-        let mut view = View {
+        let request = placement_request(arrival, sequence, settled, Gate::default());
+        let mut view = FleetView {
             now: self.now,
             fleet: &self.fleet,
             ledger: &mut self.ledger,
@@ -102,13 +105,13 @@ impl Router {
         self.kept.clear();
         if let (Some(pin), Some(slot)) = (pin, self.eligible.pinned()) {
             if self.policy.weighs_load() {
-                let scene = Scene {
+                let context = ScoringContext {
                     now: view.now,
-                    weights: &ask.weights,
-                    prompt: &ask.prompt,
+                    weights: &request.weights,
+                    prompt: &request.prompt,
                     fleet: view.fleet,
                 };
-                let terms = view.scorer.one(&scene, slot, view.ledger);
+                let terms = view.scorer.one(&context, slot, view.ledger);
                 let rank = pin.rank;
                 self.kept.push(Candidate { rank, terms });
             }
@@ -119,16 +122,20 @@ impl Router {
             return Ok((slot, reason));
         }
         let candidates = &self.eligible.candidates;
-        let choice = self
-            .policy
-            .choose(&mut view, &ask, candidates, &mut self.rng, &mut self.kept);
+        let choice = self.policy.choose(
+            &mut view,
+            &request,
+            candidates,
+            &mut self.rng,
+            &mut self.kept,
+        );
         let (slot, won) = choice.ok_or_else(|| filter::no_endpoints(&self.fleet, arrival))?;
         let reason = match won {
             _ if self.eligible.is_last_resort() => Reason::LastResort,
-            Won::Lowest => Reason::LowestCost,
-            Won::Tie { among } => Reason::Tie { among },
-            Won::Drawn { probability } => Reason::Sampled { probability },
-            Won::Rule => Reason::Rule,
+            WinReason::LowestCost => Reason::LowestCost,
+            WinReason::Tie { among } => Reason::Tie { among },
+            WinReason::Sampled { probability } => Reason::Sampled { probability },
+            WinReason::Rule => Reason::Rule,
         };
         Ok((slot, reason))
     }
@@ -174,9 +181,9 @@ impl Router {
         out.push(Output::Send(sent));
     }
 
-    fn terms_of(&self, rank: WorkerRank) -> Terms {
+    fn terms_of(&self, rank: WorkerRank) -> CostTerms {
         let found = self.kept.iter().find(|found| found.rank == rank);
-        found.map_or_else(Terms::default, |found| found.terms)
+        found.map_or_else(CostTerms::default, |found| found.terms)
     }
 
     fn book(&mut self, arrival: &Arrival, slot: u32, cached: u32, settled: &Settled) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_placement::{RankBusy, Reported, WorkerSpec};
+use kvasir_placement::{RankBusy, ReportedLoad, WorkerSpec};
 use kvasir_types::{Time, WorkerId};
 
 use super::{Router, Stirred};
@@ -107,8 +107,8 @@ impl Router {
 
     /// Brings a worker's mark up to date with what is held against it.
     fn mark(&mut self, worker: WorkerId, out: &mut Vec<Output>) {
-        let until = self.health.down_until(worker);
-        if self.fleet.set_down(worker, until) {
+        let until = self.health.ejected_until(worker);
+        if self.fleet.set_ejected(worker, until) {
             let down = until.is_some();
             out.push(Output::Observe(Observation::Down { worker, down }));
         }
@@ -120,7 +120,7 @@ impl Router {
             return;
         };
         if let Some(rank) = self.busy.get_mut(slot as usize) {
-            rank.reported.update(&Reported {
+            rank.reported.update(&ReportedLoad {
                 active_decode_blocks: report.active_decode_blocks,
                 active_prefill_tokens: report.active_prefill_tokens,
                 kv_used_blocks: report.kv_used_blocks,

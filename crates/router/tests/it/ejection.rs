@@ -37,7 +37,7 @@ fn probe(host: &mut Host, worker: u64, healthy: bool) {
 
 fn is_down(host: &Host, worker: u64) -> bool {
     let member = host.router.fleet().member(WorkerId(worker)).unwrap();
-    member.down_until().is_some()
+    member.ejected_until().is_some()
 }
 
 /// Where the next requests go; each ends at once and well.

@@ -57,7 +57,7 @@ fn a_prompt_needs_tokens_and_overrides_need_sense() {
         let error = host.refused(bad);
         assert!(matches!(
             error,
-            RouteError::BadOverride {
+            RouteError::InvalidOverride {
                 name: "router_temperature",
                 ..
             }

@@ -328,7 +328,7 @@ fn step(
         }
     }
     let marks = host.router.fleet().members();
-    let marks = marks.filter_map(|m| Some((m.spec.id, m.down_until()?)));
+    let marks = marks.filter_map(|m| Some((m.spec.id, m.ejected_until()?)));
     model.step(host.now, input, &host.out, marks.collect());
     assert_eq!(host.router.queued().0, model.waiting());
     assert_eq!(host.router.booked(), model.booked().len());

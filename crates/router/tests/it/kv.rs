@@ -133,26 +133,26 @@ struct Last {
 impl kvasir_router::Policy for Last {
     fn choose(
         &mut self,
-        _: &mut kvasir_placement::View<'_>,
-        _: &kvasir_placement::Ask<'_>,
-        eligible: &kvasir_placement::Bits,
+        _: &mut kvasir_placement::FleetView<'_>,
+        _: &kvasir_placement::PlacementRequest<'_>,
+        eligible: &kvasir_placement::SlotSet,
         _: &mut kvasir_types::Rng,
         _: &mut Vec<kvasir_router::Candidate>,
-    ) -> Option<(u32, kvasir_placement::Won)> {
+    ) -> Option<(u32, kvasir_placement::WinReason)> {
         let last = eligible.iter().last()?;
-        Some((last, kvasir_placement::Won::Rule))
+        Some((last, kvasir_placement::WinReason::Rule))
     }
 
     fn is_open(
         &self,
-        view: &kvasir_placement::View<'_>,
-        _: &kvasir_placement::Ask<'_>,
+        view: &kvasir_placement::FleetView<'_>,
+        _: &kvasir_placement::PlacementRequest<'_>,
         slot: u32,
     ) -> bool {
         view.ledger.requests(slot) == 0
     }
 
-    fn urgency(&self, hold: &kvasir_placement::Hold) -> f64 {
+    fn urgency(&self, hold: &kvasir_placement::WaitingRequest) -> f64 {
         f64::from(hold.isl_tokens)
     }
 
@@ -162,7 +162,7 @@ impl kvasir_router::Policy for Last {
 
     fn observe(&mut self, feedback: &kvasir_placement::Feedback) {
         match feedback {
-            kvasir_placement::Feedback::Prefilled(_) => self.prefilled += 1,
+            kvasir_placement::Feedback::FirstToken(_) => self.prefilled += 1,
             kvasir_placement::Feedback::Ended { output_tokens, .. } => {
                 self.ended.push(*output_tokens);
                 assert!(self.prefilled as usize >= self.ended.len());

@@ -1,11 +1,11 @@
-//! What a request may ask of its placement: pins, constraints, hints, overrides.
+//! What a request may say about its placement: pins, constraints, hints, overrides.
 
 use std::sync::Arc;
 
 use kvasir_options::router;
 use kvasir_types::{DpRank, WorkerId};
 
-/// A worker, or a worker and rank, that the request names. A rank without a worker says nothing.
+/// A worker, or a worker and rank, that the request names. A rank without a worker has no effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pin {
     /// The worker to use.
@@ -30,7 +30,7 @@ pub struct Constraints {
 /// What the client knows about its request (`nvext.agent_hints` and the headers that override it).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Hints {
-    /// Seconds by which the request jumps the queue; negative is 0.
+    /// Seconds by which the request moves ahead in the queue; negative is 0.
     pub priority: Option<i32>,
     /// The older spelling of `priority`, used only without it.
     pub latency_sensitivity: Option<f64>,
@@ -41,7 +41,7 @@ pub struct Hints {
 }
 
 impl Hints {
-    /// Seconds by which the request jumps the queue.
+    /// Seconds by which the request moves ahead in the queue.
     ///
     /// ```
     /// # use kvasir_placement::Hints;
@@ -83,7 +83,7 @@ pub struct Overrides {
 
 impl Overrides {
     /// The first value that the option it replaces could not have, by name.
-    pub fn check(&self) -> Result<(), BadOverride> {
+    pub fn check(&self) -> Result<(), InvalidOverride> {
         if *self == Self::default() {
             return Ok(());
         }
@@ -116,7 +116,7 @@ impl Overrides {
         ];
         for (name, value, range) in numbers {
             if let Some(value) = value.filter(|value| !range.allows(*value)) {
-                return Err(BadOverride { name, value });
+                return Err(InvalidOverride { name, value });
             }
         }
         Ok(())
@@ -125,7 +125,7 @@ impl Overrides {
 
 /// An override outside of what the option it replaces may be.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BadOverride {
+pub struct InvalidOverride {
     /// The field.
     pub name: &'static str,
     /// What it was set to.

@@ -2,11 +2,11 @@
 
 /// A growable set of small numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Bits {
+pub struct SlotSet {
     words: Vec<u64>,
 }
 
-impl Bits {
+impl SlotSet {
     /// Whether `at` is in the set.
     #[must_use]
     pub fn has(&self, at: u32) -> bool {
@@ -14,7 +14,7 @@ impl Bits {
         word >> (at % 64) & 1 == 1
     }
 
-    /// Puts `at` in or takes it out; says whether that changed anything.
+    /// Adds or removes `at`; returns whether that changed anything.
     pub fn set(&mut self, at: u32, on: bool) -> bool {
         let index = at as usize / 64;
         if index >= self.words.len() {
@@ -92,7 +92,7 @@ impl Bits {
         self.words.extend_from_slice(&other.words);
     }
 
-    /// Keeps only what `keep` says.
+    /// Keeps only those for which `keep` is true.
     pub fn retain(&mut self, mut keep: impl FnMut(u32) -> bool) {
         for (i, word) in self.words.iter_mut().enumerate() {
             let mut rest = *word;
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_set_is_a_set_across_word_borders() {
-        let mut bits = Bits::default();
+        let mut bits = SlotSet::default();
         for at in [0, 63, 64, 200] {
             assert!(bits.set(at, true));
             assert!(!bits.set(at, true), "{at} was in already");
@@ -151,12 +151,12 @@ mod tests {
             (bits.count(), bits.has(64), bits.has(200)),
             (3, false, true)
         );
-        let mut other = Bits::default();
+        let mut other = SlotSet::default();
         other.set(63, true);
         let mut both = bits.clone();
         both.intersect(&other);
         assert_eq!(both.iter().collect::<Vec<_>>(), [63]);
-        let mut third = Bits::default();
+        let mut third = SlotSet::default();
         third.set(200, true);
         let mut either = bits.clone();
         either.intersect_either(&other, &third);

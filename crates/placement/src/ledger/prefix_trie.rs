@@ -124,7 +124,7 @@ impl Node {
 
 /// What a booking or a release changed for its slot and for prompts on it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Change {
+pub(super) struct TrieChange {
     /// Blocks that became active on the slot (or, on release, inactive).
     pub(super) blocks: u32,
     /// Of the prompt itself: blocks that no other prompt of the slot has (on booking only).
@@ -132,18 +132,18 @@ pub(super) struct Change {
 }
 
 /// A prompt other than the one booked or released whose number of exclusive blocks changed.
-pub(super) type Shift = (u32, i64);
+pub(super) type ExclusiveChange = (u32, i64);
 
 /// The trie.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Chains {
+pub(super) struct PrefixTrie {
     nodes: Vec<Option<Node>>,
     vacant: Vec<u32>,
     children: FastMap<(u32, SequenceHash), u32>,
     path: Vec<(u32, u32)>,
 }
 
-impl Chains {
+impl PrefixTrie {
     /// Nodes in use; 0 when nothing is active.
     pub(super) fn nodes(&self) -> usize {
         self.nodes.len() - self.vacant.len()
@@ -217,10 +217,10 @@ impl Chains {
         seq: &Arc<[SequenceHash]>,
         slot: u32,
         prompt: u32,
-        shifts: &mut Vec<Shift>,
-    ) -> (u32, Change) {
+        changes: &mut Vec<ExclusiveChange>,
+    ) -> (u32, TrieChange) {
         self.walk(seq);
-        let mut change = Change::default();
+        let mut change = TrieChange::default();
         let matched = self.path.last().map_or(0, |(_, depth)| *depth);
         let mut tail = self.split_last().unwrap_or(NONE);
         if (matched as usize) < seq.len() {
@@ -256,7 +256,7 @@ impl Chains {
                     change.blocks += len;
                     change.exclusive += len;
                 }
-                2 => shifts.push((owner.prompts ^ prompt, -i64::from(len))),
+                2 => changes.push((owner.prompts ^ prompt, -i64::from(len))),
                 _ => {}
             }
         }
@@ -322,9 +322,9 @@ impl Chains {
         tail: u32,
         slot: u32,
         prompt: u32,
-        shifts: &mut Vec<Shift>,
-    ) -> Change {
-        let mut change = Change::default();
+        changes: &mut Vec<ExclusiveChange>,
+    ) -> TrieChange {
+        let mut change = TrieChange::default();
         if let Some(node) = self.node_mut(tail) {
             node.ends -= 1;
         }
@@ -334,7 +334,7 @@ impl Chains {
             let left = node.owners.remove(slot, prompt);
             match left.count {
                 0 => change.blocks += len,
-                1 => shifts.push((left.prompts, i64::from(len))),
+                1 => changes.push((left.prompts, i64::from(len))),
                 _ => {}
             }
             if node.owners.is_empty() {
