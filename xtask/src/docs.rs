@@ -2,13 +2,59 @@
 //!
 //! Answers: which pages come from code, and are they as the code would write them now?
 
+use std::fmt::Write as _;
+
 use crate::tidy::Finding;
 use crate::tree::Tree;
 
+const DECISIONS: &str = "docs/decisions/";
+const DECISIONS_INDEX: &str = "docs/decisions/README.md";
+const DECISIONS_HEAD: &str = "\
+# Decisions
+
+One page each: context, choice, what was refused and why, what would change our mind. Numbers are stable; the tens
+group what belongs together. Written by `cargo xtask docs`.
+
+| tens | about |
+|---|---|
+| 00 | hosts of the router, metrics |
+| 01 | the index |
+| 02 | placement and the router |
+| 03 | options, pages, spans |
+| 04 | the engine model |
+| 05 | bodies, prompts, tokens |
+| 06 | event bytes and sockets |
+| 07 | HTTP, workers, TLS |
+| 08 | trust and warm restart |
+| 09, 10 | operation, faults, logs |
+
+";
+
+/// A line for each decision record, with its title.
+fn decisions_index(tree: &Tree) -> String {
+    let mut out = String::from(DECISIONS_HEAD);
+    for (path, text) in tree.texts().filter(|(path, _)| path.starts_with(DECISIONS)) {
+        let file = path.trim_start_matches(DECISIONS);
+        let Some((number, _)) = file.split_once('-').filter(|_| path != DECISIONS_INDEX) else {
+            continue;
+        };
+        let title = text.lines().next().unwrap_or_default();
+        let title = title.trim_start_matches("# ").trim_start_matches(number);
+        let title = title.trim_start_matches([':', ' ']);
+        let _ = writeln!(out, "- [{number}]({file}): {title}");
+    }
+    out
+}
+
 /// Every generated page: its path and what it should say.
-fn pages() -> Vec<(&'static str, String)> {
+fn pages(tree: &Tree) -> Vec<(&'static str, String)> {
     let metrics = kvasir_telemetry::metrics_reference(kvasir_telemetry::SPECS);
     vec![
+        (DECISIONS_INDEX, decisions_index(tree)),
+        (
+            "docs/reference/coming-from-dynamo.md",
+            kvasir_config::coming_from_dynamo_page(),
+        ),
         ("docs/reference/metrics.md", metrics),
         ("docs/reference/options.md", kvasir_config::reference_page()),
     ]
@@ -17,7 +63,7 @@ fn pages() -> Vec<(&'static str, String)> {
 /// Writes the pages that differ; true unless a file cannot be written.
 pub(crate) fn write(tree: &Tree) -> bool {
     let mut written = true;
-    for (path, text) in pages() {
+    for (path, text) in pages(tree) {
         if tree.text(path) == Some(text.as_str()) {
             println!("{path}: fresh");
             continue;
@@ -37,7 +83,7 @@ pub(crate) fn write(tree: &Tree) -> bool {
 
 /// Pages that differ from what the code would write.
 pub(crate) fn stale(tree: &Tree) -> Vec<Finding> {
-    pages()
+    pages(tree)
         .into_iter()
         .filter(|(path, text)| tree.text(path) != Some(text.as_str()))
         .map(|(path, _)| Finding::new(path, 0, "not as the code has it; run cargo xtask docs"))
@@ -59,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_changed_page_is_stale() {
-        let fresh: Vec<_> = pages();
+        let fresh: Vec<_> = pages(&Tree::default());
         let files: Vec<_> = fresh
             .iter()
             .map(|(path, text)| (*path, text.as_str()))
@@ -68,5 +114,18 @@ mod tests {
         let changed: Vec<_> = fresh.iter().map(|(path, _)| (*path, "edited")).collect();
         assert_eq!(stale(&Tree::of(&changed)).len(), fresh.len());
         assert_eq!(stale(&Tree::of(&[])).len(), fresh.len());
+    }
+
+    #[test]
+    fn every_decision_is_listed_with_its_title() {
+        let tree = Tree::of(&[
+            ("docs/decisions/0007-one.md", "# 0007: One thing\n"),
+            ("docs/decisions/0008-two.md", "# Another\n"),
+            (DECISIONS_INDEX, "old"),
+        ]);
+        let page = decisions_index(&tree);
+        assert!(
+            page.ends_with("- [0007](0007-one.md): One thing\n- [0008](0008-two.md): Another\n")
+        );
     }
 }

@@ -12,6 +12,7 @@
 
 mod args;
 mod choice;
+mod coming_from_dynamo;
 mod command;
 mod complete;
 mod disagg;
@@ -36,6 +37,7 @@ mod table;
 mod value;
 
 pub use choice::*;
+pub use coming_from_dynamo::coming_from_dynamo_page;
 pub use command::{Command, Scope};
 pub use disagg::{ConditionalDisagg, DisaggPolicy};
 pub use environment::Environment;

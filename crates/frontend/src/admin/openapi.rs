@@ -2,9 +2,12 @@
 //!
 //! What an engine answers is the engine's: bodies of completions are described as far as the door reads them.
 
+#[cfg(test)]
+mod reference;
+mod schemas;
+
 use serde_json::{Map, Value, json};
 
-use crate::fleet::members::State;
 use crate::http::routes::{Audience, Operation, Paths, ROWS, Row, Tail};
 
 /// The version of the language that it is written in.
@@ -44,7 +47,7 @@ pub(crate) fn document(paths: &Paths, scope: Scope) -> Value {
         },
         "paths": all,
         "components": {
-            "schemas": schemas(),
+            "schemas": schemas::all(),
             "securitySchemes": { "bearer": { "type": "http", "scheme": "bearer" } },
         },
     })
@@ -147,93 +150,6 @@ fn content(schema: &str) -> Value {
         }),
         _ => json!({ "application/json": schema_ref }),
     }
-}
-
-/// An object with these fields, and whatever else the engine takes or gives.
-fn open(required: &[&str], properties: &Value) -> Value {
-    json!({ "type": "object", "required": required, "properties": properties })
-}
-
-fn list(of: &str) -> Value {
-    json!({ "type": "array", "items": { "$ref": format!("#/components/schemas/{of}") } })
-}
-
-fn schemas() -> Value {
-    let (text, number, flag) = (
-        json!({ "type": "string" }),
-        json!({ "type": "integer" }),
-        json!({ "type": "boolean" }),
-    );
-    let share = json!({ "type": ["number", "null"] });
-    let extension = json!({ "type": "object", "description": "What is said to the router" });
-    let usage = open(
-        &[],
-        &json!({ "prompt_tokens": number, "completion_tokens": number }),
-    );
-    json!({
-        "Any": {},
-        "Text": text,
-        "Error": open(&[], &json!({ "message": text, "type": text, "code": number })),
-        "ChatRequest": open(&["model", "messages"], &json!({
-            "model": text,
-            "messages": { "type": "array", "items": { "type": "object" } },
-            "stream": flag, "max_tokens": number, "nvext": extension,
-        })),
-        "CompletionRequest": open(&["model", "prompt"], &json!({
-            "model": text, "prompt": {}, "stream": flag, "max_tokens": number, "nvext": extension,
-        })),
-        "Completion": open(&[], &json!({
-            "id": text, "choices": { "type": "array", "items": { "type": "object" } },
-            "usage": usage, "nvext": { "type": "object" },
-        })),
-        "Model": open(&["id"], &json!({ "id": text, "object": text, "created": number, "owned_by": text,
-            "context_window": number, "max_model_len": number })),
-        "Models": open(&["data"], &json!({ "object": text, "data": list("Model") })),
-        "Health": open(&["status"], &json!({
-            "status": text, "endpoints": { "type": "array", "items": text },
-            "instances": { "type": "array", "items": { "type": "object" } },
-        })),
-        "Live": open(&["status"], &json!({ "status": text, "message": text })),
-        "BusyThreshold": open(&["model"], &json!({
-            "model": text, "active_decode_blocks_threshold": share,
-            "active_prefill_tokens_threshold": { "type": ["integer", "null"] },
-            "active_prefill_tokens_threshold_frac": share,
-        })),
-        "BusyThresholds": open(&["thresholds"], &json!({ "thresholds": list("BusyThreshold") })),
-        "NewWorker": new_worker(),
-        "Worker": open(&["worker_id", "url", "state"], &json!({
-            "worker_id": number, "url": { "type": ["string", "null"] },
-            "state": { "enum": State::ALL.map(State::name) },
-            "origins": { "type": "array", "items": { "enum": ["flag", "file", "api"] } },
-            "model": { "type": ["string", "null"] },
-            "busy": flag, "down": flag, "draining": flag,
-            "block_size": number,
-            "tokens_from": { "type": ["string", "null"] },
-            "told": { "type": "object", "description": "What its user said about it" },
-            "kv_total_blocks": { "type": ["integer", "null"] },
-            "max_num_batched_tokens": { "type": ["integer", "null"] },
-            "ranks": { "type": "array", "items": { "type": "object" } },
-        })),
-        "Workers": open(&["workers", "absent"], &json!({
-            "workers": list("Worker"), "absent": list("Worker"),
-        })),
-        "Decision": { "type": "object" },
-        "Decisions": open(&["decisions"], &json!({ "decisions": list("Decision") })),
-    })
-}
-
-fn new_worker() -> Value {
-    let count = json!({ "type": "integer", "minimum": 1 });
-    json!({
-        "type": "object", "required": ["url"], "additionalProperties": false,
-        "properties": {
-            "url": { "type": "string" }, "block_size": count, "kv_blocks": count,
-            "max_num_batched_tokens": count, "max_num_seqs": count, "data_parallel_size": count,
-            "events": { "type": "string" }, "replay": { "type": "string" },
-            "taints": { "type": "array", "items": { "type": "string" } },
-            "api_key": { "type": "string", "writeOnly": true },
-        },
-    })
 }
 
 #[cfg(test)]

@@ -1,0 +1,205 @@
+//! The bodies of the described routes: fields, types and what each means.
+
+use serde_json::{Value, json};
+
+use crate::fleet::members::State;
+
+/// An object with these fields, and whatever else the engine takes or gives.
+fn open(required: &[&str], properties: &Value) -> Value {
+    json!({ "type": "object", "required": required, "properties": properties })
+}
+
+fn list(of: &str) -> Value {
+    json!({ "type": "array", "items": { "$ref": format!("#/components/schemas/{of}") } })
+}
+
+/// A field of this type; the text says what it means.
+fn field(of: &str, meaning: &str) -> Value {
+    json!({ "type": of, "description": meaning })
+}
+
+/// The same, of a field that may be `null`.
+fn maybe(of: &str, meaning: &str) -> Value {
+    json!({ "type": [of, "null"], "description": meaning })
+}
+
+/// Every schema by name.
+pub(super) fn all() -> Value {
+    let mut schemas = inference();
+    for more in [health(), thresholds(), workers(), decisions()] {
+        if let (Some(all), Value::Object(more)) = (schemas.as_object_mut(), more) {
+            all.extend(more);
+        }
+    }
+    schemas
+}
+
+fn inference() -> Value {
+    let (text, number, flag) = (
+        json!({ "type": "string" }),
+        json!({ "type": "integer" }),
+        json!({ "type": "boolean" }),
+    );
+    let extension = json!({ "type": "object", "description": "What is said to the router" });
+    let usage = open(
+        &[],
+        &json!({ "prompt_tokens": number, "completion_tokens": number }),
+    );
+    json!({
+        "Any": {},
+        "Text": text,
+        "Error": open(&[], &json!({ "message": text, "type": text, "code": number })),
+        "ChatRequest": open(&["model", "messages"], &json!({
+            "model": text,
+            "messages": { "type": "array", "items": { "type": "object" } },
+            "stream": flag, "max_tokens": number, "nvext": extension,
+        })),
+        "CompletionRequest": open(&["model", "prompt"], &json!({
+            "model": text, "prompt": {}, "stream": flag, "max_tokens": number, "nvext": extension,
+        })),
+        "Completion": open(&[], &json!({
+            "id": text, "choices": { "type": "array", "items": { "type": "object" } },
+            "usage": usage, "nvext": { "type": "object" },
+        })),
+        "Model": open(&["id"], &json!({ "id": text, "object": text, "created": number, "owned_by": text,
+            "context_window": number, "max_model_len": number })),
+        "Models": open(&["data"], &json!({ "object": text, "data": list("Model") })),
+    })
+}
+
+fn health() -> Value {
+    let strings = json!({ "type": "array", "items": { "type": "string" } });
+    json!({
+        "Health": open(&["status"], &json!({
+            "status": field("string", "`healthy`, or why not"),
+            "endpoints": strings,
+            "instances": { "type": "array", "items": { "type": "object" } },
+            "waiting_for": { "type": "array", "items": { "type": "string" },
+                "description": "Named workers that have never answered" },
+        })),
+        "Live": open(&["status"], &json!({
+            "status": field("string", "`live` while the process runs"),
+            "message": field("string", "The same as a sentence"),
+        })),
+    })
+}
+
+fn thresholds() -> Value {
+    json!({
+        "BusyThreshold": open(&["model"], &json!({
+            "model": field("string", "Whose workers"),
+            "active_decode_blocks_threshold":
+                maybe("number", "Share of a worker's KV blocks in use from which it is busy, 0 to 1"),
+            "active_prefill_tokens_threshold":
+                maybe("integer", "Prompt tokens under way from which a worker is busy"),
+            "active_prefill_tokens_threshold_frac":
+                maybe("number", "The same as a multiple of the tokens in its batch"),
+        })),
+        "BusyThresholds": open(&["thresholds"], &json!({ "thresholds": list("BusyThreshold") })),
+    })
+}
+
+fn workers() -> Value {
+    json!({
+        "NewWorker": new_worker(),
+        "Worker": open(&["worker_id", "url", "state"], &json!({
+            "worker_id": field("integer", "Its id, derived from its URL"),
+            "url": maybe("string", "Where it is; `null` for a worker in this process"),
+            "state": { "enum": State::ALL.map(State::name), "description": "How far it is" },
+            "origins": { "type": "array", "items": { "enum": ["flag", "file", "api"] },
+                "description": "Who wants it" },
+            "model": maybe("string", "What it serves; one row for each model"),
+            "busy": field("boolean", "Over a busy threshold: it gets no new requests"),
+            "down": field("boolean", "Ejected after a fault, until a probe passes"),
+            "draining": field("boolean", "Ends what it has and gets nothing new"),
+            "block_size": field("integer", "Tokens in a block of the model's index"),
+            "tokens_from": maybe("string", "Who says what the tokens of a prompt are"),
+            "told": field("object", "What its user said about it"),
+            "kv_total_blocks": maybe("integer", "Blocks of its KV cache"),
+            "max_num_batched_tokens": maybe("integer", "Tokens in one of its batches"),
+            "ranks": { "type": "array", "items": { "$ref": "#/components/schemas/Rank" },
+                "description": "Its data-parallel ranks" },
+        })),
+        "Rank": open(&["dp_rank"], &json!({
+            "dp_rank": field("integer", "Its number"),
+            "active_requests": field("integer", "Requests that are booked there"),
+            "active_prefill_tokens": field("integer", "Prompt tokens that are booked and not computed"),
+            "active_decode_blocks": field("integer", "Blocks that running requests hold"),
+            "cache": { "anyOf": [{ "$ref": "#/components/schemas/CacheState" }, { "type": "null" }],
+                "description": "How well its cache is known; `null` where nobody has to judge" },
+        })),
+        "CacheState": open(&["state"], &json!({
+            "state": field("string", "How far its events are believed"),
+            "cause": maybe("string", "Why not in full"),
+            "advice": maybe("string", "What to do about it"),
+            "credit": field("number", "Share of a predicted hit that counts, 0 to 1"),
+            "error": field("number", "How wrong predictions were of late, 0 to 1"),
+            "error_by_cause": field("object", "The same by cause"),
+            "answers": field("integer", "Answers that were compared"),
+            "last_fault": maybe("string", "The last thing that went wrong with its events"),
+            "events": maybe("object", "Its event socket: address, connection, sequence, faults"),
+        })),
+        "Workers": open(&["workers", "absent"], &json!({
+            "workers": list("Worker"), "absent": list("Worker"),
+        })),
+    })
+}
+
+fn new_worker() -> Value {
+    let count = |meaning: &str| json!({ "type": "integer", "minimum": 1, "description": meaning });
+    json!({
+        "type": "object", "required": ["url"], "additionalProperties": false,
+        "properties": {
+            "url": field("string", "`http://` or `https://`, host and port"),
+            "block_size": count("Tokens in a block"),
+            "kv_blocks": count("Blocks of its KV cache"),
+            "max_num_batched_tokens": count("Tokens in one of its batches"),
+            "max_num_seqs": count("Requests that it runs at once"),
+            "data_parallel_size": count("Its data-parallel ranks"),
+            "events": field("string", "Where it publishes KV events, `tcp://host:port`"),
+            "replay": field("string", "Where it replays them"),
+            "taints": { "type": "array", "items": { "type": "string" },
+                "description": "Its taints, `key=value`" },
+            "api_key": { "type": "string", "writeOnly": true,
+                "description": "The key that it asks for; never shown again" },
+        },
+    })
+}
+
+fn decisions() -> Value {
+    json!({
+        "Decision": open(&["id", "mode"], &json!({
+            "id": field("string", "The request"),
+            "at_unix_ms": field("integer", "When it was made"),
+            "model": field("string", "What was asked for"),
+            "mode": field("string", "How the worker was chosen"),
+            "isl_tokens": field("integer", "Tokens of the prompt"),
+            "request_blocks": field("integer", "Its blocks"),
+            "candidates": { "type": "array", "items": { "type": "object" },
+                "description": "Every worker that was weighed, with each term of its cost" },
+            "excluded": field("object", "Workers that were not weighed, and why"),
+            "winner": { "description": "Who won, and why: lowest cost, a tie, a pin, a session" },
+            "queued": field("object", "How long it waited for a worker"),
+            "error": maybe("string", "Why nobody was chosen"),
+            "resumed": field("boolean", "It continued an answer that broke off"),
+            "failed_before": field("integer", "Workers that had failed the request by then"),
+            "superseded": field("boolean", "A later decision of the same request replaced it"),
+            "outcome": { "anyOf": [{ "$ref": "#/components/schemas/Outcome" }, { "type": "null" }],
+                "description": "What became of the request, once it has ended" },
+        })),
+        "Outcome": open(&["status"], &json!({
+            "client_request_id": maybe("string", "The client's own name of it"),
+            "status": field("integer", "Status of the answer; 499 where the client left"),
+            "worker": maybe("integer", "Who served it last"),
+            "rank": maybe("integer", "Which rank"),
+            "moves": field("integer", "Times that another worker continued the answer"),
+            "prompt_tokens": maybe("integer", "Tokens of the prompt, as the engine counted them"),
+            "predicted_cached_tokens": maybe("integer", "Those that the router expected to be cached"),
+            "reported_cached_tokens": maybe("integer", "Those that the engine found cached"),
+            "output_tokens": maybe("integer", "Tokens of the answer"),
+            "ttft_ms": maybe("number", "Time to first token"),
+            "total_ms": field("number", "Time to the end"),
+        })),
+        "Decisions": open(&["decisions"], &json!({ "decisions": list("Decision") })),
+    })
+}
