@@ -18,12 +18,15 @@ START_SECONDS = 60
 QUICK_END = {"DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0"}
 
 
-def until(holds, seconds=20):
-    """Waits for something that must happen by itself."""
+def until(holds, seconds=20, told=lambda: ""):
+    """Waits for something that must happen by itself, and gives what it was. What a test asserts of a gauge, a log line or
+    a list that is written after the answer, it waits for here: one such thing says nothing about another. `told` is what
+    to show when it does not come."""
     end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come"
+    while not (found := holds()):
+        assert time.monotonic() < end, f"it did not come within {seconds} s\n{told()}"
         time.sleep(0.05)
+    return found
 
 
 class Kvasir:
@@ -41,7 +44,8 @@ class Kvasir:
         atexit.register(self.process.kill)
         self.lines = []
         self._news = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self):
         for line in self.process.stdout:
@@ -66,15 +70,21 @@ class Kvasir:
     def log(self):
         return "".join(self.lines)
 
+    def until_logged(self, text, seconds=20):
+        """Waits until a line has this text, wherever in the log; the line. Lines are written behind the answers."""
+        return until(lambda: next((line for line in list(self.lines) if text in line), None), seconds, self.log)
+
     def stop(self, seconds=20):
-        """Asks it to end, as an operator would; its exit code."""
+        """Asks it to end, as an operator would; its exit code. `lines` is then all that it wrote."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(seconds)
+            code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise AssertionError(f"it did not end:\n{self.log()}")
+        self._reader.join(seconds)
+        return code
 
 
 @pytest.fixture(scope="module")

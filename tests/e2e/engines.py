@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 
-from conftest import Kvasir
+from conftest import Kvasir, until
 
 
 class Fleet:
@@ -45,11 +45,9 @@ def frontend_before(engines, *options, env=None, token=None):
     frontend = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", *workers, *options, env=env)
     frontend.url = "http://" + frontend.wait_for(r"address\W+(127\.0\.0\.1:\d+)").group(1)
     shown = {"authorization": f"Bearer {token}"} if token else {}
-    for _ in range(400):
-        if len(httpx.get(f"{frontend.url}/workers", headers=shown).json()["workers"]) == len(engines):
-            return frontend
-        threading.Event().wait(0.05)
-    raise AssertionError(f"not all workers joined:\n{frontend.log()}")
+    joined = lambda: len(httpx.get(f"{frontend.url}/workers", headers=shown, timeout=30).json()["workers"])  # noqa: E731
+    until(lambda: joined() == len(engines), told=frontend.log)
+    return frontend
 
 
 class ScriptedEngine:

@@ -160,6 +160,11 @@ class Rig:
                 return
         raise AssertionError(f"never believed:\n{self.log()}")
 
+    def cache_state(self, engine, state, cause):
+        """Waits until metrics say this of an engine's cache picture."""
+        named = lambda: self.metric("worker_cache_state", engine, state=state, cause=cause) == 1  # noqa: E731
+        self.until(named, f"metrics say {state}, {cause}")
+
     def foretold(self):
         """Blocks that the latest decisions took for cached, oldest first."""
 

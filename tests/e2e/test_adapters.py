@@ -68,7 +68,11 @@ def test_an_adapter_is_a_model_of_the_workers_that_have_it(fleet):
         answer = fleet.ask(ADAPTER, [n] * 40)
         assert answer["model"] == ADAPTER
         assert {answer["nvext"]["worker_id"]["decode_worker_id"]} == with_it
-    served = {fleet.ask(BASE, [100 + n] * 40)["nvext"]["worker_id"]["decode_worker_id"] for n in range(8)}
+    served = set()
+    for n in range(60):  # Among equals one is drawn by chance.
+        served.add(fleet.ask(BASE, [100 + n] * 40)["nvext"]["worker_id"]["decode_worker_id"])
+        if n >= 7 and served == both:
+            break
     assert served == both, "the base is at home on both"
 
 

@@ -49,8 +49,8 @@ def test_the_next_turn_finds_its_beginning(http):
     assert second["nvext"]["worker_id"] == first["nvext"]["worker_id"]
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= tokens["count"] // 16 * 16
     assert done(http) == 1
-    loads = http.get("/workers").json()["workers"]
-    assert all(rank["active_requests"] == 0 for worker in loads for rank in worker["ranks"])
+    loads = lambda: [rank for worker in http.get("/workers").json()["workers"] for rank in worker["ranks"]]  # noqa: E731
+    until(lambda: all(rank["active_requests"] == 0 for rank in loads()))
 
 
 def test_another_salt_shares_nothing(http):

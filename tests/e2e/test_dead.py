@@ -40,6 +40,9 @@ class Engines:
         page = httpx.get(f"{self.url}/workers", timeout=30).json()
         return page["workers"] + page["absent"]
 
+    def running(self):
+        return sum(rank["active_requests"] for row in self.rows() for rank in row["ranks"])
+
     def booked(self):
         loads = [rank for row in self.rows() for rank in row["ranks"]]
         names = ("active_requests", "active_decode_blocks", "active_prefill_tokens")
@@ -53,7 +56,7 @@ class Engines:
                 mocker.stop()
 
 
-class Asked(threading.Thread):
+class Question(threading.Thread):
     """One request under way; `text` is what came."""
 
     def __init__(self, url, number, stream):
@@ -79,11 +82,15 @@ class Asked(threading.Thread):
 
 
 def strike(engines, kill):
-    """Asks, strikes the first engine when every stream runs, and waits for all answers."""
-    asked = [Asked(engines.url, number, stream=number % 2 == 0) for number in range(REQUESTS)]
-    for one in asked[::2]:
-        assert one.begun.wait(TIMEOUT)
-    until(lambda: engines.booked() > 0)
+    """Asks, strikes the first engine when everything runs, and waits for all answers. Workers are taken in turn and
+    questions asked one after the other, so that each engine has two streams and one answer in one piece."""
+    asked = []
+    for number in range(REQUESTS):
+        one = Question(engines.url, number, stream=number % 4 < 2)
+        asked.append(one)
+        until(lambda: engines.running() == len(asked), TIMEOUT)
+        if one.stream:
+            assert one.begun.wait(TIMEOUT)
     engines.mockers[0].process.send_signal(kill)
     for one in asked:
         one.join(TIMEOUT)
@@ -95,12 +102,16 @@ def at_rest(engines, before):
     until(lambda: engines.booked() == 0)
     # Idle connections to those who live may be more than before; those to the dead are closed.
     until(lambda: engines.descriptors() <= before + 2 * REQUESTS)
+    # A question about its health may be under way.
+    until(lambda: len(held(engines)) <= 1, told=lambda: held(engines))
+
+
+def held(engines):
+    """Connections of the frontend to the engine that was struck."""
     sockets = subprocess.run(["ss", "-tnpH"], capture_output=True, text=True).stdout if has_ss() else ""
     port = engines.urls[0].rsplit(":", 1)[1]
     pid = engines.frontend.process.pid
-    held = [line for line in sockets.splitlines() if f"pid={pid}," in line and f":{port} " in line]
-    # A question about its health may be under way.
-    assert len(held) <= 1, held
+    return [line for line in sockets.splitlines() if f"pid={pid}," in line and f":{port} " in line]
 
 
 def has_ss():
@@ -147,7 +158,8 @@ def test_everybody_names_the_worker_that_ended_an_answer():
         assert newest["resumed"] and newest["winner"][0]["worker"] == last
         assert newest["outcome"]["worker"] == last and newest["outcome"]["moves"] == 1
         assert older["superseded"] and older["outcome"] is None and older["winner"][0]["worker"] == first
-        line = next(line for line in engines.frontend.lines if f"request={id}" in line and "request done" in line)
+        line = engines.frontend.until_logged(f"request={id}")
+        assert "request done" in line, line
         assert f"worker={last} " in line and "moves=1" in line
         said = subprocess.run([os.environ["KVASIR_BIN"], "why", id, "--url", engines.url],
                               capture_output=True, text=True, check=True).stdout

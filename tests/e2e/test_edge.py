@@ -222,7 +222,8 @@ def test_workers_come_and_go_by_file_and_by_api_under_load(engines, tmp_path):
     http.close()
     soon("descriptors", lambda: descriptors(kvasir) <= before)
     with httpx.Client(base_url=kvasir.url, timeout=20) as http:
-        assert all(rank["active_requests"] == 0 for row in workers(http) for rank in row["ranks"])
+        free = lambda: all(rank["active_requests"] == 0 for row in workers(http) for rank in row["ranks"])  # noqa: E731
+        soon("nothing under way", free)
     assert kvasir.stop() == 0, kvasir.log()
 
 
@@ -255,7 +256,7 @@ def test_sigterm_under_load_loses_nothing(engines):
 
 
 def test_after_sigterm_requests_are_served_until_balancers_have_noticed(engines):
-    kvasir = frontend("--graceful-shutdown-grace-period-secs", "3", workers=engines[:1])
+    kvasir = frontend("--graceful-shutdown-grace-period-secs", "6", workers=engines[:1])
     with httpx.Client(base_url=kvasir.url, timeout=20) as kept:
         soon("a worker", lambda: workers(kept))
         assert kept.get("/health").status_code == 200

@@ -3,6 +3,7 @@
 Each fault that an engine can be made to have is noticed, named and mended, or the engine is believed less.
 """
 
+import contextlib
 import os
 import pathlib
 import random
@@ -28,24 +29,31 @@ def test_events_tell_which_engine_has_a_prompt():
     """Prompts as token ids, so that no tokenizer is needed; what the index foretells is what engines report."""
     rig = Rig(2)
     prompts = [rig.fresh() for _ in range(6)]
-    for prompt in prompts:
-        rig.ask(prompt)
+    for at, prompt in enumerate(prompts):
+        rig.ask(prompt, rig.engines[at % 2])
         for engine in rig.engines:
             rig.settle(engine)
     for prompt in prompts:
         # 160 tokens are ten blocks; the last one is always computed again.
         assert rig.cached(prompt) == 144
     assert rig.foretold()[-6:] == [10] * 6
-    assert all(engine.truth()[0] for engine in rig.engines), "all went to one engine"
+    # Had one gone astray, its blocks would now be in both.
+    assert [len(engine.truth()[0]) for engine in rig.engines] == [30, 30]
     rig.close()
+
+
+def threads_of(pid):
+    """Names of a process's threads. One that ends meanwhile has none."""
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            yield (task / "comm").read_text().strip()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_events_have_threads_of_their_own(threads):
     """As many as `--router-event-threads` says; what they apply is there whichever of them did."""
     rig = Rig(3, "--router-event-threads", str(threads))
-    tasks = pathlib.Path(f"/proc/{rig.frontend.process.pid}/task").iterdir()
-    names = [(task / "comm").read_text().strip() for task in tasks]
+    names = threads_of(rig.frontend.process.pid)
     assert sorted(name for name in names if name.startswith("events-")) == [f"events-{n + 1}" for n in range(threads)]
     for engine in rig.engines:
         rig.prove(engine)
@@ -98,7 +106,8 @@ def test_a_lost_last_message_is_noticed_by_what_does_not_appear(rig, engine):
     rig.prove(engine)
     engine.fault("drop=1")
     rig.ask(rig.fresh(), engine)
-    assert not rig.indexed(engine) == engine.truth()[0]
+    # It is looked for after a second; by then it may have been found.
+    assert rig.indexed(engine) != engine.truth()[0] or rig.findings(engine, "events_missing") == 1
     assert rig.same(engine)
     assert rig.findings(engine, "events_missing") == 1
     assert rig.cache(engine)["state"] == "exact"
@@ -154,7 +163,7 @@ def test_a_sequence_that_begins_again_empties_the_rank(rig, engine):
     cache = rig.cache(engine)
     assert (cache["state"], cache["cause"]) != ("exact", None)
     assert cache["cause"] == "events_missing"
-    assert rig.metric("worker_cache_state", engine, state=cache["state"], cause="events_missing") == 1
+    rig.cache_state(engine, cache["state"], "events_missing")
     engine.clear()
     rig.ask(rig.fresh(), engine)
     assert rig.same(engine)
@@ -199,7 +208,7 @@ def test_a_silent_clear_is_named_and_forgotten(rig, engine):
     engine.clear()
     rig.ask(rig.fresh(), engine)
     assert rig.same(engine)
-    assert "forgetting the picture" in rig.log()
+    rig.frontend.until_logged("forgetting the picture")
 
 
 def test_a_replay_that_no_longer_reaches_back_empties_the_rank(rig, engine):
@@ -229,7 +238,7 @@ def test_another_block_size_is_named_at_the_first_event(rig, engine):
     rig.ask(rig.fresh(), engine)
     rig.until(lambda: rig.cache(engine)["cause"] == "block_size_differs", "the size is noticed")
     assert rig.cache(engine)["state"] == "approximate"
-    assert rig.metric("worker_cache_state", engine, state="approximate", cause="block_size_differs") == 1
+    rig.cache_state(engine, "approximate", "block_size_differs")
     assert rig.faults(engine, "block_size") >= 1
     engine.fault("block-size=0")
     engine.clear()
@@ -243,8 +252,14 @@ def test_another_block_size_is_named_at_the_first_event(rig, engine):
 def test_an_engine_with_another_block_size_than_its_peers_is_named():
     """One index has one block size: that of the engine that came first. The other one is predicted from requests."""
     rig = Rig([Engine(), Engine("--block-size", "32")], settle=False)
-    states = [(rig.cache(engine)["state"], rig.cache(engine)["cause"]) for engine in rig.engines]
-    assert sorted(states) == [("approximate", "block_size_differs"), ("approximate", "starting")]
+    expected = [("approximate", "block_size_differs"), ("approximate", "starting")]
+
+    def states():
+        caches = [rig.cache(engine) for engine in rig.engines]
+        return [(cache["state"], cache["cause"]) for cache in caches]
+
+    rig.until(lambda: sorted(states()) == expected, "one of them is named")
+    states = states()
     odd = rig.engines[states.index(("approximate", "block_size_differs"))]
     prompt = rig.fresh()
     for _ in range(3):
@@ -341,7 +356,7 @@ def test_another_tokenizer_is_named():
     cache = rig.cache(engine)
     assert (cache["state"], cache["cause"]) == ("approximate", "tokenization_differs")
     assert "--model-path" in cache["advice"]
-    assert rig.metric("worker_cache_state", engine, state="approximate", cause="tokenization_differs") == 1
+    rig.cache_state(engine, "approximate", "tokenization_differs")
     rig.close()
 
 

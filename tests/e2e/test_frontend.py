@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from conftest import until
 from engines import Fleet, ScriptedEngine, frontend_before
 from test_demo import promtool_complaints, promtool_expected
 
@@ -409,18 +410,25 @@ def test_promtool_reads_the_metrics_of_a_frontend(client, http):
     list(chat(client, max_tokens=3, stream=True))
     with pytest.raises(openai.BadRequestError):
         chat(client, max_tokens=-1)
-    page = http.get("/metrics").text
+
+    def lines_of(page, name):
+        return [line for line in page.splitlines() if line.startswith(f"dynamo_frontend_{name}_total{{")]
+
+    def settled():
+        """The page, once every request that was started is done: a client has its last byte a moment before."""
+        page = http.get("/metrics").text
+        started, done = (sum(float(line.split()[-1]) for line in lines_of(page, name)) for name in ("requests_started", "requests"))
+        return page if started == done else None
+
+    page = until(settled, told=lambda: http.get("/metrics").text)
     try:
         assert promtool_complaints(page) == promtool_expected(page)
     except FileNotFoundError:
         pytest.skip("promtool is not installed")
-    done = [line for line in page.splitlines() if line.startswith("dynamo_frontend_requests_total{")]
+    done = lines_of(page, "requests")
     labels = ('endpoint="chat_completions"', f'model="{MODEL}"')
     assert any('status="success"' in line and all(label in line for label in labels) for line in done)
     assert any('error_type="validation"' in line and all(label in line for label in labels) for line in done)
-    started = sum(float(line.split()[-1]) for line in page.splitlines()
-                  if line.startswith("dynamo_frontend_requests_started_total{"))
-    assert started == sum(float(line.split()[-1]) for line in done)
 
 
 def test_one_line_a_request_in_the_log(tmp_path):

@@ -1,12 +1,10 @@
 """Workers that die in the middle of an answer: the client's text is that of an unbroken one."""
 
-import time
-
 import httpx
 import openai
 import pytest
 
-from conftest import Kvasir
+from conftest import Kvasir, until
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +17,7 @@ def fleet():
                       "--router-mode", "round-robin", "--runtime-inhibited-duration-secs", "0")
     frontend.url = "http://" + frontend.wait_for(r"listening.*address=(127\.0\.0\.1:\d+)").group(1)
     frontend.engines = engines
-    for _ in range(200):
-        if len(httpx.get(f"{frontend.url}/workers").json()["workers"]) == 3:
-            break
-        assert frontend.process.poll() is None, frontend.log()
-        time.sleep(0.05)
+    until(lambda: len(httpx.get(f"{frontend.url}/workers", timeout=30).json()["workers"]) == 3, told=frontend.log)
     yield frontend
     assert frontend.stop() == 0, frontend.log()
     mocker.stop()
@@ -90,8 +84,8 @@ def test_a_broken_answer_reads_as_an_unbroken_one(fleet, ask, kind, death):
         usage, expected = broken[-1].usage, whole[-1].usage
         assert usage.prompt_tokens == expected.prompt_tokens
         assert usage.completion_tokens == expected.completion_tokens
-    loads = httpx.get(f"{fleet.url}/workers").json()["workers"]
-    assert all(rank["active_requests"] == 0 for worker in loads for rank in worker["ranks"])
+    loads = lambda: [rank for row in httpx.get(f"{fleet.url}/workers").json()["workers"] for rank in row["ranks"]]  # noqa: E731
+    until(lambda: all(rank["active_requests"] == 0 for rank in loads()), told=loads)
 
 
 def test_an_answer_to_its_own_end(fleet, ask):

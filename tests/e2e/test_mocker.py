@@ -126,6 +126,7 @@ def test_slowness(client, control):
 
 
 def test_a_restart_forgets(client, mocker):
+    chat(client, max_tokens=1)
     assert chat(client, max_tokens=1).usage.prompt_tokens_details.cached_tokens > 0
     httpx.post(f"{mocker.urls[0]}/mock/restart").raise_for_status()
     assert chat(client, max_tokens=1).usage.prompt_tokens_details.cached_tokens == 0

@@ -81,7 +81,8 @@ def test_fish_completes(tmp_path):
     script.write_text(kvasir("completions", "fish").stdout)
 
     def offered(line):
-        run = subprocess.run(["fish", "-c", f"source {script}; complete -C '{line}'"], capture_output=True, text=True)
+        run = subprocess.run(["fish", "-c", f"source {script}; complete -C '{line}'"], capture_output=True, text=True,
+                             timeout=60)  # fmt: skip
         assert run.returncode == 0 and not run.stderr, run.stderr
         return [row.split("\t")[0] for row in run.stdout.splitlines()]
 

@@ -42,7 +42,7 @@ def test_a_restarted_frontend_goes_on_where_it_was(kept):
         reborn.fault("restart-empty")
 
     restart(rig, kept, meanwhile)
-    assert "kept index taken over" in rig.log()
+    rig.frontend.until_logged("kept index taken over")
     for engine in rig.engines:
         assert rig.same(engine)
         assert rig.cache(engine)["state"] == "exact", "what it had proven counts"
@@ -88,7 +88,7 @@ def test_a_frontend_that_is_killed_goes_on_where_it_was(kept):
     rig.frontend.process.wait()
     assert not list(kept.parent.glob("*.new")) or kept.exists()
     rig.start(*often)
-    assert "kept index taken over" in rig.log()
+    rig.frontend.until_logged("kept index taken over")
     for engine in rig.engines:
         assert rig.same(engine), "the rest was replayed"
         assert rig.cache(engine)["state"] == "exact"
@@ -133,12 +133,12 @@ def test_what_was_kept_of_a_worker_that_is_away_is_kept_on(kept):
 
 
 def until_rested(rig, kept):
-    """Waits until the file says all that there is to say."""
+    """Waits until the file says all that there is to say: it is as it was five intervals ago."""
     seen = []
 
     def rested():
         seen.append(kept.stat().st_mtime_ns)
-        time.sleep(0.5)
+        time.sleep(1)
         return kept.stat().st_mtime_ns == seen[-1]
 
     rig.until(rested, "the file rests")
@@ -178,10 +178,10 @@ def test_a_file_that_cannot_be_used_costs_a_cold_start(kept, content, reason):
         kept.write_bytes(good[: len(good) // 2] + b"\xff" + good[len(good) // 2 + 1 :] if content is None else content)
 
     restart(rig, kept, spoil)
-    assert f"kept index refused: starting cold" in rig.log() and reason in rig.log()
+    assert reason in rig.frontend.until_logged("kept index refused: starting cold")
     assert rig.same(engine), "replay tells all"
     restart(rig, kept)
-    assert "kept index taken over" in rig.log(), "the next one is good again"
+    rig.frontend.until_logged("kept index taken over")  # the next one is good again
     rig.close()
 
 
