@@ -202,13 +202,13 @@ def test_a_silent_clear_is_named_and_forgotten(rig, engine):
         rig.settle(engine)
         cache = rig.cache(engine)
         seen.add((cache["state"], cache["cause"]))
-    assert ("shrunk", "silent_eviction") in seen, seen
+    assert ("discounted", "silent_eviction") in seen, seen
     assert rig.indexed(engine) <= engine.truth()[0], "ghosts are left"
     rig.prove(engine)
     engine.clear()
     rig.ask(rig.fresh(), engine)
     assert rig.same(engine)
-    rig.frontend.until_logged("forgetting the picture")
+    rig.frontend.until_logged("forgetting its blocks")
 
 
 def test_a_replay_that_no_longer_reaches_back_empties_the_rank(rig, engine):

@@ -24,7 +24,7 @@ def restart(rig, kept, meanwhile=lambda: None):
 def test_a_restarted_frontend_goes_on_where_it_was(kept):
     """What engines did while nobody listened is replayed; one that was restarted meanwhile is learned anew."""
     rig = Rig(3, "--index-snapshot", str(kept))
-    assert "no index was kept" in rig.log()
+    assert "no index snapshot" in rig.log()
     steady, busy, reborn = rig.engines
     prompts = {}
     for engine in rig.engines:
@@ -42,7 +42,7 @@ def test_a_restarted_frontend_goes_on_where_it_was(kept):
         reborn.fault("restart-empty")
 
     restart(rig, kept, meanwhile)
-    rig.frontend.until_logged("kept index taken over")
+    rig.frontend.until_logged("index snapshot restored")
     for engine in rig.engines:
         assert rig.same(engine)
         assert rig.cache(engine)["state"] == "exact", "what it had proven counts"
@@ -88,7 +88,7 @@ def test_a_frontend_that_is_killed_goes_on_where_it_was(kept):
     rig.frontend.process.wait()
     assert not list(kept.parent.glob("*.new")) or kept.exists()
     rig.start(*often)
-    rig.frontend.until_logged("kept index taken over")
+    rig.frontend.until_logged("index snapshot restored")
     for engine in rig.engines:
         assert rig.same(engine), "the rest was replayed"
         assert rig.cache(engine)["state"] == "exact"
@@ -178,10 +178,10 @@ def test_a_file_that_cannot_be_used_costs_a_cold_start(kept, content, reason):
         kept.write_bytes(good[: len(good) // 2] + b"\xff" + good[len(good) // 2 + 1 :] if content is None else content)
 
     restart(rig, kept, spoil)
-    assert reason in rig.frontend.until_logged("kept index refused: starting cold")
+    assert reason in rig.frontend.until_logged("index snapshot refused: starting cold")
     assert rig.same(engine), "replay tells all"
     restart(rig, kept)
-    rig.frontend.until_logged("kept index taken over")  # the next one is good again
+    rig.frontend.until_logged("index snapshot restored")  # the next one is good again
     rig.close()
 
 

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
 use kvasir_engine::{CacheEvent, EngineConfig, Load};
-use kvasir_frontend::{App, Backend, EventPool, ModelMeters, RouterHost, ServedModel};
-use kvasir_index::Index;
+use kvasir_frontend::{App, Backend, ServedModel};
+use kvasir_host::{HostOptions, Model, ModelSpec, RouterHost};
 use kvasir_mocker::{Observer, TokenWorker, WorkerOptions};
 use kvasir_router::{Input, LoadReport, WorkerSpec};
 use kvasir_telemetry::Clock;
@@ -83,35 +83,25 @@ fn start_model(app: &Arc<App>, settings: &Settings) -> Result<Arc<ServedModel>, 
         .unwrap_or_else(|| MODEL.into())
         .into();
     let text = Arc::new(TextModel::builtin()?);
-    let index = Arc::new(Index::with_options(&wiring::index_options(settings)));
     let config = RouterSetup::read(settings)?.config(&name, block_size);
-    let threads = settings.get(keys::ROUTER_EVENT_THREADS) as usize;
-    let events = match config.needs_index() {
-        true => Some(EventPool::start(
-            Arc::clone(&name),
-            &index,
-            app.metrics(),
-            threads,
-        )?),
-        false => None,
-    };
-    let plane = MemoryPlane::new();
-    let model = Arc::new(ServedModel {
-        meters: ModelMeters::new(app.metrics(), &name, config.router_mode),
-        host: RouterHost::start(&name, config, index, app.clock(), app.tasks()),
+    let needs_index = config.needs_index();
+    let options = HostOptions::new(config, wiring::index_options(settings));
+    let host = RouterHost::start(&name, options, app.context());
+    if needs_index {
+        host.start_events(settings.get(keys::ROUTER_EVENT_THREADS) as usize)?;
+    }
+    let spec = ModelSpec {
         name,
         block_size,
         context_length: CONTEXT_LENGTH,
-        lora: None,
-        created: app.clock().unix_secs(app.clock().now()),
-        backend: Backend::Tokens {
-            plane: Arc::new(plane.clone()),
-            text: Arc::clone(&text),
-        },
-        events,
-        predict_heard: true,
-        workers: Default::default(),
-    });
+        parent: None,
+    };
+    let plane = MemoryPlane::new();
+    let backend = Backend::Tokens {
+        plane: Arc::new(plane.clone()),
+        text: Arc::clone(&text),
+    };
+    let model = ServedModel::new(Model::new(&spec, host), backend);
     app.models().insert(Arc::clone(&model));
     let options = WorkerOptions {
         engine: EngineConfig {
@@ -147,7 +137,7 @@ fn start_worker(
     });
     TokenWorker::spawn(app.tasks(), plane, id, options, &observer)
         .map_err(|error| format!("a mock worker cannot start: {error}"))?;
-    model.join(spec, app.metrics());
+    model.join(spec);
     Ok(())
 }
 
@@ -158,7 +148,7 @@ struct Reporter {
 
 impl Observer for Reporter {
     fn cache_event(&self, rank: WorkerRank, _: u64, event: &CacheEvent) {
-        if let Some(events) = &self.model.events {
+        if let Some(events) = self.model.host.events() {
             events.push(rank, event.event.clone());
         }
     }

@@ -4,11 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
-use kvasir_frontend::{
-    App, Backend, Cores, Fleet, Keeper, MakeModel, ModelMeters, NewModel, RouterHost, ServedModel,
-    Server, Warm,
-};
-use kvasir_index::Index;
+use kvasir_frontend::{App, Backend, Cores, Fleet, MakeModel, ServedModel, Server};
+use kvasir_host::{HostOptions, LoadedSnapshot, Model, ModelSpec, RouterHost, SnapshotWriter};
+use kvasir_router::Router;
 use kvasir_telemetry::{Clock, Metrics, log};
 use kvasir_transport::Tasks;
 use kvasir_upstream::Upstreams;
@@ -69,11 +67,11 @@ fn warn_of_open_routes(app: &App, server: &Server) {
 }
 
 /// Waits for SIGINT or SIGTERM, then drains; after SIGTERM not before those who send requests had time to notice. A
-/// second signal ends at once. The index goes to `keeper`.
+/// second signal ends at once. The index goes to `snapshot`.
 pub(crate) async fn until_signal(
     server: Server,
     settings: &Settings,
-    keeper: Option<Arc<Keeper>>,
+    snapshot: Option<Arc<SnapshotWriter>>,
 ) -> Result<(), Failure> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -96,8 +94,8 @@ pub(crate) async fn until_signal(
         "draining; a second signal ends at once"
     );
     let drained = async {
-        let timeout = match &keeper {
-            Some(keeper) => keep_index(&server, keeper, timeout).await,
+        let timeout = match &snapshot {
+            Some(snapshot) => keep_index(&server, snapshot, timeout).await,
             None => timeout,
         };
         server.shut_down(timeout).await
@@ -115,18 +113,19 @@ pub(crate) async fn until_signal(
 
 /// Writes the index down when the last request has ended: no event can follow that matters. Returns how much of the
 /// timeout is left.
-async fn keep_index(server: &Server, keeper: &Keeper, timeout: Duration) -> Duration {
+async fn keep_index(server: &Server, snapshot: &SnapshotWriter, timeout: Duration) -> Duration {
     let app = server.service();
     app.start_draining();
+    snapshot.pause();
     let emptied = tokio::time::timeout(timeout, app.in_flight().emptied()).await;
-    let shown = keeper.path().display();
-    match keeper.finish().await {
+    let shown = snapshot.path().display();
+    match snapshot.finish().await {
         Ok(saved) => {
             tracing::info!(path = %shown, streams = saved.streams, left_out = saved.left_out,
-            bytes = saved.bytes, "index kept")
+            bytes = saved.bytes, "index snapshot written")
         }
         Err(error) => {
-            tracing::error!(path = %shown, %error, "index not kept: the next start is a cold one")
+            tracing::error!(path = %shown, %error, "index snapshot failed: the next start is a cold one")
         }
     }
     match emptied {
@@ -136,15 +135,15 @@ async fn keep_index(server: &Server, keeper: &Keeper, timeout: Duration) -> Dura
 }
 
 /// What an earlier process kept in `--index-snapshot`. A file that cannot be used costs a cold start, no more.
-fn kept_index(settings: &Settings) -> Option<Warm> {
+fn load_snapshot(settings: &Settings) -> Option<LoadedSnapshot> {
     let path = settings.get(keys::INDEX_SNAPSHOT)?;
     let shown = path.display();
-    match Warm::load(&path) {
-        Ok(Some(warm)) => return Some(warm),
-        Ok(None) => tracing::info!(path = %shown, "no index was kept: starting cold"),
+    match LoadedSnapshot::load(&path) {
+        Ok(Some(snapshot)) => return Some(snapshot),
+        Ok(None) => tracing::info!(path = %shown, "no index snapshot: starting cold"),
         Err(error) => {
             let cause = std::error::Error::source(&error).map(ToString::to_string);
-            tracing::warn!(path = %shown, %error, cause, "kept index refused: starting cold");
+            tracing::warn!(path = %shown, %error, cause, "index snapshot refused: starting cold");
         }
     }
     None
@@ -169,8 +168,8 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
         .with_tls(wiring::worker_tls(settings)?);
     if settings.get(keys::ROUTER_KV_EVENTS) {
         fleet = fleet.with_event_threads(event_threads(settings)?);
-        if let Some(warm) = kept_index(settings) {
-            fleet = fleet.with_kept(warm);
+        if let Some(snapshot) = load_snapshot(settings) {
+            fleet = fleet.with_snapshot(snapshot);
         }
     } else {
         fleet = fleet.without_events();
@@ -194,12 +193,12 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     if let Some(address) = server.admin_address() {
         tracing::info!(%address, "listening for operators");
     }
-    let keeper = settings.get(keys::INDEX_SNAPSHOT).map(|path| {
-        let keeper = fleet.keeper(path);
-        keeper.start(settings.get(keys::INDEX_SNAPSHOT_INTERVAL_SECS));
-        keeper
+    let snapshot = settings.get(keys::INDEX_SNAPSHOT).map(|path| {
+        let snapshot = fleet.snapshot_writer(path);
+        snapshot.start(settings.get(keys::INDEX_SNAPSHOT_INTERVAL_SECS));
+        snapshot
     });
-    let ended = until_signal(server, settings, keeper).await;
+    let ended = until_signal(server, settings, snapshot).await;
     traces::flush(&app).await;
     ended
 }
@@ -210,45 +209,25 @@ fn model_maker(app: &Arc<App>, settings: &Settings) -> Result<Arc<MakeModel>, Fa
     let folders = ModelFolders::load(settings.get(keys::MODEL_PATH).as_deref())?;
     let setup = RouterSetup::read(settings)?;
     let (app, settings) = (Arc::clone(app), settings.clone());
-    Ok(Arc::new(move |new: &NewModel, beside| {
-        let mut index_options = wiring::index_options(&settings);
+    Ok(Arc::new(move |new: &ModelSpec, beside| {
         let block_size = settings
             .get(keys::KV_CACHE_BLOCK_SIZE)
             .unwrap_or(new.block_size);
-        let mut config = setup.config(&new.name, block_size);
-        let predict_heard = config.records_decisions();
-        if !predict_heard && config.needs_index() {
-            // A worker that publishes no events is predicted, for as long as an approximate index would.
-            let ttl = settings.get(keys::ROUTER_TTL_SECS);
-            index_options.predicted_ttl = Some(ttl);
-            config.router_predicted_ttl_secs = Some(ttl.as_secs_f64());
-        }
-        let shared = beside.filter(|other| other.host.ask(|router| *router.config() == config));
-        let (host, meters) = match shared {
-            Some(other) => (Arc::clone(&other.host), other.meters.beside(&new.name)),
-            None => {
-                let index = Arc::new(Index::with_options(&index_options));
-                let meters = ModelMeters::new(app.metrics(), &new.name, config.router_mode);
-                let clock = app.clock();
-                let host = RouterHost::start(&new.name, config, index, clock, app.tasks());
-                (host, meters)
-            }
+        let config = setup.config(&new.name, block_size);
+        let options = HostOptions::new(config, wiring::index_options(&settings))
+            .predicting_silent_ranks(settings.get(keys::ROUTER_TTL_SECS));
+        let alike = |other: &&Arc<ServedModel>| {
+            let config = |router: &Router| *router.config() == options.config;
+            other.host.ask(config)
         };
-        Ok(Arc::new(ServedModel {
-            meters,
-            host,
-            name: Arc::clone(&new.name),
-            block_size,
-            context_length: new.context_length,
-            lora: new.parent.is_some().then(|| Arc::clone(&new.name)),
-            created: app.clock().unix_secs(app.clock().now()),
-            backend: Backend::OpenAi {
-                workers: Upstreams::default(),
-                tokens: folders.of(&new.name, new.parent.as_deref()).into(),
-            },
-            events: None,
-            predict_heard,
-            workers: Default::default(),
-        }))
+        let host = match beside.filter(alike) {
+            Some(other) => Arc::clone(&other.host),
+            None => RouterHost::start(&new.name, options, app.context()),
+        };
+        let backend = Backend::OpenAi {
+            workers: Upstreams::default(),
+            tokens: folders.of(&new.name, new.parent.as_deref()).into(),
+        };
+        Ok(ServedModel::new(Model::new(new, host), backend))
     }))
 }

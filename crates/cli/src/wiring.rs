@@ -76,7 +76,7 @@ pub(crate) fn probe_snapshot(settings: &Settings) -> Result<(), Failure> {
     let Some(path) = settings.get(keys::INDEX_SNAPSHOT) else {
         return Ok(());
     };
-    kvasir_frontend::probe_snapshot(&path).map_err(|error| {
+    kvasir_host::probe_snapshot(&path).map_err(|error| {
         let shown = path.display();
         BadConfig(format!(
             "--index-snapshot {shown}: cannot be written ({error}); name a file in a folder that exists and that this \

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvasir_host::HostContext;
 use kvasir_openai::ApiError;
 use kvasir_telemetry::{Clock, Metrics, Tracer};
 use kvasir_transport::Tasks;
@@ -18,6 +19,7 @@ use crate::http::routes::Paths;
 use crate::http::tls::ServerTls;
 use crate::http::via::Via;
 use crate::models::Models;
+use crate::models::text_counts::TextCounts;
 use crate::observe::observer::Observer;
 use crate::request::ahead::Places;
 use crate::request::migrate::MigrationOptions;
@@ -89,8 +91,10 @@ impl Default for AppOptions {
 /// The application's state.
 pub struct App {
     options: AppOptions,
-    models: Models,
+    models: Arc<Models>,
+    text_counts: TextCounts,
     members: Members,
+    context: HostContext,
     http: HttpContext,
     observer: Observer,
     via: Via,
@@ -107,11 +111,18 @@ impl App {
             .set(1.0);
         let tracer = options.tracer.clone();
         let observer = Observer::new(clock, metrics.clone(), options.outcomes_max, tracer);
+        let context = HostContext {
+            clock,
+            metrics: metrics.clone(),
+            tasks: tasks.clone(),
+        };
         let edge = (options.limits, options.body_limit_mb, options.tls.clone());
         Arc::new(Self {
             options,
-            models: Models::default(),
+            models: Arc::default(),
+            text_counts: TextCounts::default(),
             members: Members::default(),
+            context,
             http: HttpContext::new(edge, metrics, clock, tasks),
             via: Via::new(observer.new_request_id()),
             observer,
@@ -127,7 +138,7 @@ impl App {
 
     /// What it serves.
     #[must_use]
-    pub fn models(&self) -> &Models {
+    pub fn models(&self) -> &Arc<Models> {
         &self.models
     }
 
@@ -153,6 +164,17 @@ impl App {
     #[must_use]
     pub fn tasks(&self) -> &Tasks {
         &self.http.tasks
+    }
+
+    /// What it hands to the hosts of its routers.
+    #[must_use]
+    pub fn context(&self) -> &HostContext {
+        &self.context
+    }
+
+    /// What the caches of its tokenizers have done.
+    pub(crate) fn text_counts(&self) -> &TextCounts {
+        &self.text_counts
     }
 
     /// Requests under way.

@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use kvasir_host::{LoadedSnapshot, ModelSpec, SnapshotWriter};
 use kvasir_router::Input;
 use kvasir_types::WorkerId;
 use kvasir_upstream::{
@@ -34,7 +35,6 @@ use crate::App;
 use crate::fleet::members::{Change, Members, Origin, State};
 use crate::http::cores::Cores;
 use crate::models::{Backend, ServedModel};
-use crate::warm::{Keeper, Warm};
 
 /// Between two questions about load, unless a fleet is told otherwise.
 const LOAD_EVERY: Duration = Duration::from_secs(2);
@@ -54,23 +54,10 @@ const BLOCK_SIZE: u32 = 16;
 /// Longest sequence where the engine does not say.
 const CONTEXT_LENGTH: u32 = u32::MAX;
 
-/// A model that a worker serves and that we do not, yet.
-#[derive(Clone, Debug)]
-pub struct NewModel {
-    /// Its name.
-    pub name: Arc<str>,
-    /// Tokens in a block.
-    pub block_size: u32,
-    /// Longest prompt and answer together.
-    pub context_length: u32,
-    /// The model that it is an adapter of.
-    pub parent: Option<Arc<str>>,
-}
-
 /// Makes what is needed to serve a model; an error says why it cannot be served. The other is one that the same engine
 /// serves, whose router it shares where nothing speaks against that.
 pub type MakeModel =
-    dyn Fn(&NewModel, Option<&Arc<ServedModel>>) -> Result<Arc<ServedModel>, String> + Send + Sync;
+    dyn Fn(&ModelSpec, Option<&Arc<ServedModel>>) -> Result<Arc<ServedModel>, String> + Send + Sync;
 
 /// Workers that are watched. Clones are one fleet.
 #[derive(Clone)]
@@ -90,7 +77,7 @@ pub struct Fleet {
     /// What each watcher is to do; it takes itself out when it has ended.
     watchers: Arc<Mutex<BTreeMap<WorkerId, watch::Sender<Wish>>>>,
     /// What an earlier process kept.
-    warm: Arc<Warm>,
+    snapshot: Arc<LoadedSnapshot>,
     /// Who claims which model; held while one is made: two workers that come at once share it.
     claims: Arc<Mutex<Claims>>,
 }
@@ -119,7 +106,7 @@ impl Fleet {
             question: QUESTION,
             tls: WorkerTls::default(),
             watchers: Arc::default(),
-            warm: Arc::default(),
+            snapshot: Arc::default(),
             claims: Arc::default(),
         }
     }
@@ -164,25 +151,31 @@ impl Fleet {
         Self { tls, ..self }
     }
 
-    /// The same, with the cache pictures that an earlier process kept.
+    /// The same, with the index that an earlier process kept.
     #[must_use]
-    pub fn with_kept(self, warm: Warm) -> Self {
+    pub fn with_snapshot(self, snapshot: LoadedSnapshot) -> Self {
         Self {
-            warm: Arc::new(warm),
+            snapshot: Arc::new(snapshot),
             ..self
         }
     }
 
-    /// Who keeps the cache pictures for a later process, in the file at `path`.
+    /// Keeps the index for a later process, in the file at `path`.
     #[must_use]
-    pub fn keeper(&self, path: PathBuf) -> Arc<Keeper> {
-        Keeper::new(Arc::clone(&self.app), Arc::clone(&self.warm), path)
+    pub fn snapshot_writer(&self, path: PathBuf) -> Arc<SnapshotWriter> {
+        let routers = Arc::clone(self.app.models()) as _;
+        SnapshotWriter::new(
+            self.app.context(),
+            routers,
+            Arc::clone(&self.snapshot),
+            path,
+        )
     }
 
     /// Follows the application's list of workers from now on.
     pub fn start(&self) {
         let mut changes = self.members().follow();
-        self.warm.wait_for_models(self.app.tasks());
+        self.snapshot.wait_for_models(self.app.tasks());
         let (fleet, tasks) = (self.clone(), self.app.tasks().clone());
         self.app.tasks().spawn(async move {
             loop {
@@ -274,8 +267,8 @@ impl Fleet {
         &self.app
     }
 
-    pub(super) fn warm(&self) -> &Warm {
-        &self.warm
+    pub(super) fn snapshot(&self) -> &LoadedSnapshot {
+        &self.snapshot
     }
 
     fn watchers(&self) -> MutexGuard<'_, BTreeMap<WorkerId, watch::Sender<Wish>>> {
@@ -514,7 +507,7 @@ mod tests {
     fn a_worker_of_which_other_things_are_said_is_taken_for_what_it_was() {
         let metrics = Metrics::new(&MetricOptions::default()).unwrap();
         let app = App::new(AppOptions::default(), metrics, Clock::new(), Tasks::new());
-        let fleet = Fleet::new(app, Arc::new(|_: &NewModel, _| Err("none".into())));
+        let fleet = Fleet::new(app, Arc::new(|_: &ModelSpec, _| Err("none".into())));
         let said = |text: &str| WorkerAddress::parse(text).unwrap();
         for is in [true, false] {
             let mut watcher = Watcher::new(said("http://127.0.0.1:9"), &fleet);

@@ -21,6 +21,7 @@ use bytes::Bytes;
 use http::response::Parts as Head;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Response, StatusCode, Uri, header};
+use kvasir_host::{Booking, PromptBlocks, Stage, hit_rate};
 use kvasir_openai::answer_text;
 use kvasir_openai::resume::{obstacle, tokens_wanted};
 use kvasir_openai::{
@@ -31,20 +32,18 @@ use kvasir_types::{Time, WorkerRank};
 use kvasir_upstream::Upstreams;
 
 use crate::App;
-use crate::host::Booking;
 use crate::http::reply::{Reply, ReplyBody};
 use crate::models::ServedModel;
 use crate::models::tokenize;
-use crate::observe::meter;
 use crate::observe::request_record::Watch;
 use crate::openai::generate::Asked;
-use crate::place::{self, Blocks};
 use crate::proxy::relay::{
     Began, Begun, Books, Extras, Form, Hide, Relay, Source, Thread, Timeouts,
 };
 use crate::request::ask;
 use crate::request::query::Query;
 use crate::request::response_extras::{self, Wanted};
+use crate::request::route_error;
 
 pub(crate) use ahead::NextTurn;
 pub(crate) use pass::pass;
@@ -104,7 +103,7 @@ struct Opened {
 struct Ready {
     forward: Forward,
     arrival: Arrival,
-    blocks: Blocks,
+    blocks: PromptBlocks,
     watch: Watch,
     /// It only asks where it would go.
     query: Option<Box<Query>>,
@@ -146,16 +145,16 @@ async fn ask_only(
     model: &ServedModel,
     query: Query,
     mut arrival: Arrival,
-    blocks: &Blocks,
+    blocks: &PromptBlocks,
     watch: Watch,
 ) -> Result<Reply, ApiError> {
     arrival.query_only = true;
-    match place::book(app, model, arrival, blocks).await {
+    match model.book(arrival, blocks).await {
         Ok(booking) => {
             watch.passed(StatusCode::OK.as_u16());
             Ok(query.answer(app.clock(), model, booking.target()))
         }
-        Err(error) => Err(watch.fail(place::refusal(app, &error))),
+        Err(error) => Err(watch.fail(route_error::answer(app, &error))),
     }
 }
 
@@ -176,7 +175,7 @@ async fn prepare(
         endpoint,
         stream,
     );
-    let preprocess = model.meters.enter(meter::Stage::Preprocess);
+    let preprocess = model.placements.enter(Stage::Preprocess);
     let (nvext, hints) = match extension(app, scan, &asked.parts.headers) {
         Ok(extension) => extension,
         Err(error) => return Err(watch.fail(error)),
@@ -187,9 +186,9 @@ async fn prepare(
         .cache_salt
         .clone()
         .or_else(|| scan.cache_salt().map(Into::into));
-    let mut blocks = place::name_blocks(app, model, tokens, salt.as_deref().unwrap_or_default());
-    blocks.guessed = reading.guessed();
-    blocks.certain = u32::try_from(tokens.len()).ok().filter(|_| reading.certain);
+    let mut blocks = model.name_blocks(tokens, salt.as_deref().unwrap_or_default());
+    blocks.set_guessed(reading.guessed());
+    blocks.certain_tokens = u32::try_from(tokens.len()).ok().filter(|_| reading.certain);
     let arrival = ask::arrival(asked.arrived.id, tokens.len().max(1), &nvext, &hints);
     let exact = (!reading.guessed()).then_some(tokens);
     let query = nvext.query_only().then(|| Query {
@@ -245,7 +244,7 @@ async fn prepare(
         notes,
     };
     let took = app.clock().now() - began;
-    model.meters.stage_took(meter::Stage::Preprocess, took);
+    model.placements.stage_took(Stage::Preprocess, took);
     drop(preprocess);
     Ok(Ready {
         forward,
@@ -374,10 +373,10 @@ impl Forward {
                 let uncached = arrival
                     .isl_tokens
                     .saturating_sub(booking.sent().cached_tokens);
-                let paces = self.model.host.paces();
-                paces.learn(target, uncached, waited.0);
+                let times = self.model.host.prefill_times();
+                times.learn(target, uncached, waited.0);
             }
-            let meters = &self.model.meters;
+            let meters = &self.model.placements;
             meters.begun(booking.sent(), tokens, block, waited);
         }
         let mut headers = headers::to_client(head.headers);
@@ -461,11 +460,7 @@ impl Forward {
         let timing = wanted.extra.timing.then(|| Timing {
             request_received_ms: clock.unix_millis(self.received),
             prefill_wait_time_ms: Some((dispatched - self.received).as_secs_f64() * 1e3),
-            kv_hit_rate: Some(meter::hit_rate(
-                sent,
-                tokens as usize,
-                self.model.block_size,
-            )),
+            kv_hit_rate: Some(hit_rate(sent, tokens as usize, self.model.block_size)),
             router_queue_depth: Some(wanted.queue_depth.into()),
             ..Timing::default()
         });

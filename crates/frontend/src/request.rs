@@ -8,3 +8,4 @@ pub(crate) mod ask;
 pub(crate) mod migrate;
 pub(crate) mod query;
 pub(crate) mod response_extras;
+pub(crate) mod route_error;

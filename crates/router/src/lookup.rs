@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use kvasir_index::{Index, Matches, Sourced};
 use kvasir_placement::{Overlap, RankOverlap};
-use kvasir_trust::{Level, TrustLevels};
+use kvasir_trust::{CacheState, TrustLevels};
 use kvasir_types::{LocalHash, SequenceHash, Time};
 
 use crate::{Arrival, Sent};
@@ -58,7 +58,7 @@ fn credit(matches: &Matches, trust: &TrustLevels, predict_all: bool) -> Overlap 
     let believe = |found: Sourced| match trust.get(found.events.rank) {
         None => credited(found, 1.0),
         Some(trust) => {
-            let counts = predict_all || trust.level != Level::Exact;
+            let counts = predict_all || trust.state != CacheState::Exact;
             let routed = if counts { found.routed } else { 0 };
             credited(Sourced { routed, ..found }, trust.credit())
         }
@@ -94,7 +94,7 @@ mod tests {
     use std::time::Duration;
 
     use kvasir_index::{IndexOptions, Match};
-    use kvasir_trust::{Doubt, Opinion};
+    use kvasir_trust::{Cause, TrustLevel};
     use kvasir_types::{RequestId, WorkerRank};
 
     use super::*;
@@ -140,10 +140,10 @@ mod tests {
 
     fn trust() -> TrustLevels {
         let mut trust = TrustLevels::default();
-        let opinion = |level, doubt| Opinion { level, doubt };
-        trust.set(EXACT, Some(opinion(Level::Exact, None)));
-        let doubt = Some(Doubt::SilentEviction);
-        trust.set(DOUBTED, Some(opinion(Level::Approximate, doubt)));
+        let level = |state, cause| TrustLevel { state, cause };
+        trust.set(EXACT, Some(level(CacheState::Exact, None)));
+        let cause = Some(Cause::SilentEviction);
+        trust.set(DOUBTED, Some(level(CacheState::Approximate, cause)));
         trust
     }
 

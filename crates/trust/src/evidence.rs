@@ -1,4 +1,4 @@
-//! What speaks for or against a worker's picture, and what follows from it.
+//! What speaks for or against what we know of a rank's cache, and what follows from it.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ pub struct TrustOptions {
     pub samples_max: usize,
     /// How long they are remembered.
     pub window: Duration,
-    /// Right answers before a worker is believed; doubles with each demotion.
+    /// Right answers before a rank is trusted; doubles with each demotion.
     pub right_min: usize,
     /// Wrong answers before anything is done.
     pub wrong_min: usize,
     /// Share of wrong answers, by tokens, past which something is done.
     pub wrong_share_max: f64,
-    /// Share of answers with more cached than foretold past which something is done. Higher: siblings
+    /// Share of answers with more cached than predicted past which something is done. Higher: siblings
     /// that run at once fill the cache after the prediction was made.
     pub under_share_max: f64,
     /// Demotions that are remembered at most.
-    pub flaps_max: u32,
+    pub demotions_max: u32,
     /// Time at full trust after which one demotion is forgotten.
     pub calm: Duration,
     /// How long the event socket may be away before its events count as gone.
@@ -42,7 +42,7 @@ impl TrustOptions {
             wrong_min: 4,
             wrong_share_max: 0.2,
             under_share_max: 0.5,
-            flaps_max: 4,
+            demotions_max: 4,
             calm: Duration::from_secs(600),
             unreachable_after: Duration::from_secs(5),
             verify_pause: Duration::from_secs(2),
@@ -50,21 +50,21 @@ impl TrustOptions {
     }
 }
 
-/// How far a worker is believed.
+/// What predictions for a rank come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Level {
+pub enum CacheState {
     /// Predictions come from our own routing decisions, with their time to live.
     Approximate,
-    /// Predictions come from events, at half their worth.
-    Shrunk,
+    /// Predictions come from events, at half their worth: they were wrong of late.
+    Discounted,
     /// Predictions come from events.
     Exact,
 }
 
-/// The likeliest reason for not believing.
+/// The likeliest reason for not trusting a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Doubt {
+pub enum Cause {
     /// Too little evidence yet.
     Starting,
     /// The engine publishes no events, or we were not told where.
@@ -73,35 +73,35 @@ pub enum Doubt {
     Forced,
     /// The event socket cannot be reached.
     Unreachable,
-    /// The engine holds more than its events told.
+    /// The engine holds more than its events said.
     EventsMissing,
-    /// The engine holds less than foretold, while events were late or being asked for again.
+    /// The engine holds less than predicted, while events were late or being asked for again.
     EventsLate,
     /// The engine counts other tokens, or stores other blocks, for the same prompt: its tokenizer or
     /// template differs from ours.
     Tokenization,
     /// The engine's blocks have another size.
     BlockSize,
-    /// The engine holds less than its events told: it evicts or clears without saying.
+    /// The engine holds less than its events said: it evicts or clears without saying.
     SilentEviction,
-    /// The engine holds less than its events told, and has layers that keep no whole prefixes: a hit is at most
+    /// The engine holds less than its events said, and has layers that keep no whole prefixes: a hit is at most
     /// what the others have.
     Hybrid,
 }
 
-impl Level {
+impl CacheState {
     /// A short name for labels and listings.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Approximate => "approximate",
-            Self::Shrunk => "shrunk",
+            Self::Discounted => "discounted",
             Self::Exact => "exact",
         }
     }
 }
 
-impl Doubt {
+impl Cause {
     /// Every one of them.
     pub const ALL: [Self; 10] = [
         Self::Starting,
@@ -137,7 +137,7 @@ impl Doubt {
     #[must_use]
     pub const fn advice(self) -> &'static str {
         match self {
-            Self::Starting => "it is believed when its events prove right",
+            Self::Starting => "it is trusted when its events prove right",
             Self::NoEvents => {
                 "start the engine with --kv-events-config, or name its sockets: --worker URL,events=...,replay=..."
             }
@@ -164,35 +164,35 @@ impl Doubt {
     }
 }
 
-/// How far a worker is believed, and why not more.
+/// How far a rank is trusted, and why not more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Opinion {
+pub struct TrustLevel {
     /// How far.
-    pub level: Level,
-    /// Why not more; `None` at [`Level::Exact`].
-    pub doubt: Option<Doubt>,
+    pub state: CacheState,
+    /// Why not more; `None` at [`CacheState::Exact`].
+    pub cause: Option<Cause>,
 }
 
-impl Opinion {
-    /// What a block that events foretell is worth. Of a worker that has only begun, events are unproven and
+impl TrustLevel {
+    /// What a block that events predict is worth. Of a rank that has only begun, events are unproven and
     /// not wrong: they count half, beside our own routing decisions.
     #[must_use]
     pub const fn credit(self) -> f64 {
-        match (self.level, self.doubt) {
-            (Level::Exact, _) => 1.0,
-            (Level::Shrunk, _) | (Level::Approximate, Some(Doubt::Starting)) => 0.5,
-            (Level::Approximate, _) => 0.0,
+        match (self.state, self.cause) {
+            (CacheState::Exact, _) => 1.0,
+            (CacheState::Discounted, _) | (CacheState::Approximate, Some(Cause::Starting)) => 0.5,
+            (CacheState::Approximate, _) => 0.0,
         }
     }
 }
 
 /// What outlives a restart of the router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
-    /// How far the worker was believed.
-    pub level: Level,
-    /// Demotions not lived down.
-    pub flaps: u32,
+pub struct TrustRecord {
+    /// How far the rank was trusted.
+    pub state: CacheState,
+    /// Demotions not yet forgotten.
+    pub demotions: u32,
 }
 
 /// What one answer showed.
@@ -202,7 +202,7 @@ pub struct Answer {
     pub prompt: u32,
     /// Prompt tokens as the engine counted them, where it says so.
     pub prompt_reported: Option<u32>,
-    /// Cached tokens as the events foretold them when the request was sent, whatever was then believed. An
+    /// Cached tokens as the events predicted them when the request was sent, whatever was then trusted. An
     /// engine that always computes the last token has at most the blocks before it.
     pub cached: u32,
     /// Cached tokens as the engine reported them, where it says so.
@@ -219,12 +219,12 @@ pub struct Answer {
 /// What a piece of evidence showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Finding {
-    /// The picture was right.
+    /// The prediction was right.
     Right,
     /// It was not, and events that came after the prediction say why.
     Late,
     /// It was not, probably for this reason.
-    Wrong(Doubt),
+    Wrong(Cause),
 }
 
 impl Finding {
@@ -234,16 +234,16 @@ impl Finding {
         match self {
             Self::Right => "right",
             Self::Late => "late",
-            Self::Wrong(doubt) => doubt.name(),
+            Self::Wrong(cause) => cause.name(),
         }
     }
 }
 
 impl Answer {
-    /// `None` if it says nothing, e.g. nothing was foretold and nothing found.
+    /// `None` if it says nothing, e.g. nothing was predicted and nothing found.
     pub(crate) fn finding(&self, block_size: u32, recovering: bool) -> Option<Finding> {
         if !self.counted_alike() {
-            return Some(Finding::Wrong(Doubt::Tokenization));
+            return Some(Finding::Wrong(Cause::Tokenization));
         }
         let reported = self.cached_reported?;
         let wrong = self.cached.abs_diff(reported);
@@ -257,10 +257,10 @@ impl Answer {
         };
         Some(match over {
             _ if wrong.saturating_sub(explained) < block_size => Finding::Late,
-            true if recovering => Finding::Wrong(Doubt::EventsLate),
-            true if self.hybrid => Finding::Wrong(Doubt::Hybrid),
-            true => Finding::Wrong(Doubt::SilentEviction),
-            false => Finding::Wrong(Doubt::EventsMissing),
+            true if recovering => Finding::Wrong(Cause::EventsLate),
+            true if self.hybrid => Finding::Wrong(Cause::Hybrid),
+            true => Finding::Wrong(Cause::SilentEviction),
+            false => Finding::Wrong(Cause::EventsMissing),
         })
     }
 
@@ -290,20 +290,20 @@ impl Answer {
 /// Some time after an answer: which of the prompt's blocks the events show by now. Evidence for engines that
 /// report no cached tokens, and for prompts that nobody had cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Appeared {
+pub struct StoredCheck {
     /// Complete blocks of the prompt.
     pub expected: u32,
-    /// Of those, how many lead the worker's match.
+    /// Of those, how many lead the rank's match.
     pub found: u32,
     /// Blocks that events added since the request was sent, whosever.
     pub stored: u32,
     /// Blocks that events took away since.
     pub removed: u32,
-    /// Some blocks hang on others that were never told.
+    /// Some blocks hang on others that were never announced.
     pub orphans: bool,
 }
 
-impl Appeared {
+impl StoredCheck {
     pub(crate) fn finding(&self, recovering: bool) -> Option<Finding> {
         let missing = self.expected.saturating_sub(self.found);
         Some(match missing {
@@ -311,23 +311,23 @@ impl Appeared {
             0 => Finding::Right,
             // Stored and evicted again, or not asked for yet: says nothing.
             _ if recovering || self.removed >= missing => return None,
-            _ if self.stored == 0 || self.orphans => Finding::Wrong(Doubt::EventsMissing),
-            _ => Finding::Wrong(Doubt::Tokenization),
+            _ if self.stored == 0 || self.orphans => Finding::Wrong(Cause::EventsMissing),
+            _ => Finding::Wrong(Cause::Tokenization),
         })
     }
 }
 
-/// Something that speaks for or against a worker's picture.
+/// Something that speaks for or against what we know of a rank's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evidence {
     /// An answer came, with what the engine says about it.
     Answer(Answer),
     /// Some time after an answer, what the events show of it.
-    Appeared(Appeared),
+    Stored(StoredCheck),
     /// Events are being asked for again (or no longer).
     Recovering(bool),
     /// What makes events unusable whatever answers say; `None` when it is gone.
-    Barred(Option<Doubt>),
+    Unusable(Option<Cause>),
     /// The engine began again.
     Restarted,
     /// Something was missing and has been filled in: what went wrong before says nothing any more.
@@ -343,12 +343,12 @@ pub enum Evidence {
 pub enum Action {
     /// Ask the engine whether anything was missed. Costs next to nothing.
     Verify,
-    /// Ask the engine for its events again and replace the picture, for this reason.
-    Resync(Doubt),
-    /// Forget the picture and learn anew.
+    /// Ask the engine for its events again and replace what is known of the rank, for this reason.
+    Resync(Cause),
+    /// Forget what is known of the rank and learn anew.
     Forget,
     /// Say so, once: log, metric, listing; and predict accordingly.
-    Changed(Opinion),
+    Changed(TrustLevel),
     /// One piece of evidence was judged: count it.
     Judged(Finding),
 }

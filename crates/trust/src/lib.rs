@@ -1,13 +1,13 @@
-//! How far a worker's cache picture can be believed, and why not.
+//! How far what we know of a rank's cache can be trusted, and why not.
 //!
-//! Answers one question: the index says that this worker holds so much of a prompt; does it? For each request
-//! the host tells what the events foretold and what the engine then reported; [`Trust`] keeps a window of
-//! that per worker, names the likeliest cause of what went wrong, and says what to do: resynchronise, give less
+//! Answers one question: the index says that this rank holds so much of a prompt; does it? For each request
+//! the host says what the events predicted and what the engine then reported; [`Trust`] keeps a window of
+//! that per rank, names the likeliest cause of what went wrong, and says what to do: resynchronise, give less
 //! credit, or predict from routing decisions until the events prove right again.
 //!
-//! Invariants: a worker begins approximate and is believed only on evidence; no single answer changes
+//! Invariants: a rank begins approximate and is trusted only on evidence; no single answer changes
 //! anything by itself, except what is certain (no events, another block size, forced); every change is an
-//! [`Action::Changed`], told once; a worker that goes back and forth has to prove itself longer each time.
+//! [`Action::Changed`], given once; a rank that goes back and forth has to prove itself longer each time.
 //!
 //! Elsewhere: order and loss of events (`kvasir-ingest`), what credit is worth in a cost (`kvasir-placement`).
 
@@ -16,7 +16,8 @@ mod levels;
 mod window;
 
 pub use evidence::{
-    Action, Answer, Appeared, Doubt, Evidence, Finding, Level, Opinion, Standing, TrustOptions,
+    Action, Answer, CacheState, Cause, Evidence, Finding, StoredCheck, TrustLevel, TrustOptions,
+    TrustRecord,
 };
 pub use levels::TrustLevels;
 
@@ -27,7 +28,7 @@ use window::Window;
 /// Fruitless questions in a row after which the pause between them no longer doubles.
 const FRUITLESS_MAX: u32 = 6;
 
-/// What is being done about a picture that was wrong.
+/// What is being done about a view that was wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// Nothing: it is right, or not yet judged.
@@ -36,17 +37,17 @@ enum Stage {
     Resynced,
 }
 
-/// One worker's standing.
+/// The trust in one rank.
 #[derive(Clone, Debug)]
 pub struct Trust {
     options: TrustOptions,
-    opinion: Opinion,
+    level: TrustLevel,
     stage: Stage,
     window: Window,
     /// What makes events unusable whatever answers say.
-    bar: Option<Doubt>,
-    /// The level that a lost connection took; given back with it, unless the engine began again.
-    suspended: Option<Level>,
+    unusable: Option<Cause>,
+    /// The state that a lost connection took; given back with it, unless the engine began again.
+    suspended: Option<CacheState>,
     recovering: bool,
     /// The event socket is away since then.
     unlinked: Option<Time>,
@@ -54,43 +55,43 @@ pub struct Trust {
     reports: bool,
     /// When the engine was last asked whether something was missed, and how often in a row that was not so.
     asked: Option<(Time, u32)>,
-    /// Demotions not yet lived down.
-    flaps: u32,
+    /// Demotions not yet forgotten.
+    demotions: u32,
     calm_since: Time,
 }
 
 impl Trust {
-    /// A worker of which nothing is known yet.
+    /// A rank of which nothing is known yet.
     #[must_use]
     pub fn new(options: TrustOptions) -> Self {
         Self {
             window: Window::new(options.samples_max),
             options,
-            opinion: Opinion {
-                level: Level::Approximate,
-                doubt: Some(Doubt::Starting),
+            level: TrustLevel {
+                state: CacheState::Approximate,
+                cause: Some(Cause::Starting),
             },
             stage: Stage::Calm,
-            bar: None,
+            unusable: None,
             suspended: None,
             recovering: false,
             unlinked: None,
             reports: false,
             asked: None,
-            flaps: 0,
+            demotions: 0,
             calm_since: Time::ZERO,
         }
     }
 
-    /// A worker that was known before the router was restarted, and whose picture was kept.
+    /// A rank that was known before the router was restarted, and whose blocks were kept.
     #[must_use]
-    pub fn resume(options: TrustOptions, standing: Standing) -> Self {
+    pub fn resume(options: TrustOptions, record: TrustRecord) -> Self {
         let mut trust = Self::new(options);
-        trust.flaps = standing.flaps.min(trust.options.flaps_max);
-        if standing.level == Level::Exact {
-            trust.opinion = Opinion {
-                level: Level::Exact,
-                doubt: None,
+        trust.demotions = record.demotions.min(trust.options.demotions_max);
+        if record.state == CacheState::Exact {
+            trust.level = TrustLevel {
+                state: CacheState::Exact,
+                cause: None,
             };
         }
         trust
@@ -98,32 +99,32 @@ impl Trust {
 
     /// What is worth keeping over a restart of the router.
     #[must_use]
-    pub fn standing(&self) -> Standing {
-        Standing {
-            level: self.suspended.unwrap_or(self.opinion.level),
-            flaps: self.flaps,
+    pub fn record(&self) -> TrustRecord {
+        TrustRecord {
+            state: self.suspended.unwrap_or(self.level.state),
+            demotions: self.demotions,
         }
     }
 
-    /// How far the worker is believed now.
+    /// How far the rank is trusted now.
     #[must_use]
-    pub const fn opinion(&self) -> Opinion {
-        self.opinion
+    pub const fn level(&self) -> TrustLevel {
+        self.level
     }
 
-    /// Share of tokens in the window that were foretold wrongly, `0..=1`; `None` without evidence.
+    /// Share of tokens in the window that were predicted wrongly, `0..=1`; `None` without evidence.
     #[must_use]
     pub fn error(&self) -> Option<f64> {
         self.window.error()
     }
 
     /// How [`Self::error`] splits into likely causes; those with no part in it are left out.
-    pub fn error_by_cause(&self) -> impl Iterator<Item = (Doubt, f64)> + '_ {
-        let parts = Doubt::ALL.map(|doubt| (doubt, self.window.error_by(doubt)));
+    pub fn error_by_cause(&self) -> impl Iterator<Item = (Cause, f64)> + '_ {
+        let parts = Cause::ALL.map(|cause| (cause, self.window.error_by(cause)));
         parts.into_iter().filter(|(_, part)| *part > 0.0)
     }
 
-    /// Answers in the window that told something.
+    /// Answers in the window that showed something.
     #[must_use]
     pub fn samples(&self) -> usize {
         self.window.len()
@@ -133,16 +134,16 @@ impl Trust {
     pub fn step(&mut self, now: Time, evidence: Evidence, out: &mut Vec<Action>) {
         match evidence {
             Evidence::Answer(answer) => self.answer(now, answer, out),
-            Evidence::Appeared(appeared) => {
+            Evidence::Stored(check) => {
                 let tokens = |blocks: u32| blocks.saturating_mul(self.options.block_size);
-                let wrong = tokens(appeared.expected.saturating_sub(appeared.found));
-                let finding = appeared.finding(self.recovering);
-                self.sample(now, finding, tokens(appeared.expected), wrong, out);
+                let wrong = tokens(check.expected.saturating_sub(check.found));
+                let finding = check.finding(self.recovering);
+                self.sample(now, finding, tokens(check.expected), wrong, out);
             }
             Evidence::Recovering(running) => self.recovering = running,
             // Only the connection itself ends its absence.
-            Evidence::Barred(None) if self.bar == Some(Doubt::Unreachable) => {}
-            Evidence::Barred(bar) => self.barred(now, bar, out),
+            Evidence::Unusable(None) if self.unusable == Some(Cause::Unreachable) => {}
+            Evidence::Unusable(cause) => self.set_unusable(now, cause, out),
             Evidence::Restarted => {
                 // Another process: what was learned of the old one does not count, its faults do.
                 self.window.clear();
@@ -176,36 +177,38 @@ impl Trust {
 
     fn linked(&mut self, now: Time, out: &mut Vec<Action>) {
         self.unlinked = None;
-        if self.bar != Some(Doubt::Unreachable) {
+        if self.unusable != Some(Cause::Unreachable) {
             return;
         }
-        if self.suspended.take() == Some(Level::Exact) {
-            self.bar = None;
-            self.change(now, Level::Exact, None, out);
+        if self.suspended.take() == Some(CacheState::Exact) {
+            self.unusable = None;
+            self.change(now, CacheState::Exact, None, out);
         } else {
-            self.barred(now, None, out);
+            self.set_unusable(now, None, out);
         }
     }
 
     fn check_link(&mut self, now: Time, out: &mut Vec<Action>) {
         let away = self.unlinked.map(|since| now - since);
-        if self.bar.is_none() && away.is_some_and(|away| away >= self.options.unreachable_after) {
-            let before = self.opinion.level;
-            self.barred(now, Some(Doubt::Unreachable), out);
+        if self.unusable.is_none()
+            && away.is_some_and(|away| away >= self.options.unreachable_after)
+        {
+            let before = self.level.state;
+            self.set_unusable(now, Some(Cause::Unreachable), out);
             self.suspended = Some(before);
         }
     }
 
-    fn barred(&mut self, now: Time, bar: Option<Doubt>, out: &mut Vec<Action>) {
-        if self.bar == bar {
+    fn set_unusable(&mut self, now: Time, unusable: Option<Cause>, out: &mut Vec<Action>) {
+        if self.unusable == unusable {
             return;
         }
-        self.bar = bar;
+        self.unusable = unusable;
         self.suspended = None;
         self.window.clear();
         self.stage = Stage::Calm;
-        let doubt = bar.unwrap_or(Doubt::Starting);
-        self.change(now, Level::Approximate, Some(doubt), out);
+        let cause = unusable.unwrap_or(Cause::Starting);
+        self.change(now, CacheState::Approximate, Some(cause), out);
     }
 
     fn sample(
@@ -216,97 +219,103 @@ impl Trust {
         wrong: u32,
         out: &mut Vec<Action>,
     ) {
-        let Some(finding) = finding.filter(|_| self.bar.is_none()) else {
+        let Some(finding) = finding.filter(|_| self.unusable.is_none()) else {
             return;
         };
         out.push(Action::Judged(finding));
         self.window.expire(now, self.options.window);
         self.window.push(now, finding, weight, wrong);
-        self.live_down(now);
-        if let Some(doubt) = self.window.doubt(&self.options) {
-            self.escalate(now, doubt, out);
-        } else if let Finding::Wrong(doubt) = finding {
-            self.look_closer(now, doubt, out);
-        } else if self.proven() {
+        self.forget_demotion(now);
+        if let Some(cause) = self.window.cause(&self.options) {
+            self.escalate(now, cause, out);
+        } else if let Finding::Wrong(cause) = finding {
+            self.look_closer(now, cause, out);
+        } else if self.is_proven() {
             self.stage = Stage::Calm;
-            self.change(now, Level::Exact, None, out);
+            self.change(now, CacheState::Exact, None, out);
         }
     }
 
     /// One wrong answer changes nothing, but a message that was lost can be had for the asking.
-    fn look_closer(&mut self, now: Time, doubt: Doubt, out: &mut Vec<Action>) {
+    fn look_closer(&mut self, now: Time, cause: Cause, out: &mut Vec<Action>) {
         let pause = self.options.verify_pause;
         let (lately, fruitless) = self.asked.map_or((false, 0), |(at, fruitless)| {
             (now - at < pause * (1 << fruitless), fruitless + 1)
         });
-        if is_curable(doubt) && !self.recovering && !lately {
+        if is_curable(cause) && !self.recovering && !lately {
             self.asked = Some((now, fruitless.min(FRUITLESS_MAX)));
             out.push(Action::Verify);
         }
     }
 
     /// A step further down, with the remedy that fits the cause.
-    fn escalate(&mut self, now: Time, doubt: Doubt, out: &mut Vec<Action>) {
+    fn escalate(&mut self, now: Time, cause: Cause, out: &mut Vec<Action>) {
         self.window.clear();
-        let curable = is_curable(doubt);
+        let curable = is_curable(cause);
         if curable && self.stage == Stage::Calm {
             self.stage = Stage::Resynced;
-            out.push(Action::Resync(doubt));
-            if self.opinion.level == Level::Approximate {
-                self.change(now, Level::Approximate, Some(doubt), out);
+            out.push(Action::Resync(cause));
+            if self.level.state == CacheState::Approximate {
+                self.change(now, CacheState::Approximate, Some(cause), out);
             }
             return;
         }
-        if doubt == Doubt::SilentEviction {
-            // The engine's own events tell the same wrong story: only forgetting helps.
+        if cause == Cause::SilentEviction {
+            // The engine's own events are wrong: only forgetting helps.
             out.push(Action::Forget);
         }
-        let level = match self.opinion.level {
-            // The picture is right and says too much: neither forgetting nor guessing would be better.
-            Level::Exact if doubt == Doubt::Hybrid => {
-                self.flaps = (self.flaps + 1).min(self.options.flaps_max);
-                Level::Shrunk
+        let state = match self.level.state {
+            // The view is right and says too much: neither forgetting nor guessing would be better.
+            CacheState::Exact if cause == Cause::Hybrid => {
+                self.demotions = (self.demotions + 1).min(self.options.demotions_max);
+                CacheState::Discounted
             }
-            level if doubt == Doubt::Hybrid => level,
-            Level::Exact if curable => Level::Shrunk,
-            Level::Exact | Level::Shrunk => {
-                self.flaps = (self.flaps + 1).min(self.options.flaps_max);
-                Level::Approximate
+            state if cause == Cause::Hybrid => state,
+            CacheState::Exact if curable => CacheState::Discounted,
+            CacheState::Exact | CacheState::Discounted => {
+                self.demotions = (self.demotions + 1).min(self.options.demotions_max);
+                CacheState::Approximate
             }
-            Level::Approximate => Level::Approximate,
+            CacheState::Approximate => CacheState::Approximate,
         };
-        self.change(now, level, Some(doubt), out);
+        self.change(now, state, Some(cause), out);
     }
 
     /// Enough right answers in a row of evidence, more of them after each demotion.
-    fn proven(&self) -> bool {
-        let needed = (self.options.right_min << self.flaps).min(self.options.samples_max);
+    fn is_proven(&self) -> bool {
+        let needed = (self.options.right_min << self.demotions).min(self.options.samples_max);
         self.window.len() >= needed && self.window.all_right_lately(needed)
     }
 
     /// A demotion is forgotten after a calm while.
-    fn live_down(&mut self, now: Time) {
-        if self.opinion.level == Level::Exact && now - self.calm_since >= self.options.calm {
-            self.flaps = self.flaps.saturating_sub(1);
+    fn forget_demotion(&mut self, now: Time) {
+        if self.level.state == CacheState::Exact && now - self.calm_since >= self.options.calm {
+            self.demotions = self.demotions.saturating_sub(1);
             self.calm_since = now;
         }
     }
 
-    fn change(&mut self, now: Time, level: Level, doubt: Option<Doubt>, out: &mut Vec<Action>) {
-        let opinion = Opinion { level, doubt };
-        if self.opinion == opinion {
+    fn change(
+        &mut self,
+        now: Time,
+        state: CacheState,
+        cause: Option<Cause>,
+        out: &mut Vec<Action>,
+    ) {
+        let level = TrustLevel { state, cause };
+        if self.level == level {
             return;
         }
-        self.opinion = opinion;
+        self.level = level;
         self.calm_since = now;
-        out.push(Action::Changed(opinion));
+        out.push(Action::Changed(level));
     }
 }
 
 /// Whether asking the engine again may help.
-const fn is_curable(doubt: Doubt) -> bool {
+const fn is_curable(cause: Cause) -> bool {
     matches!(
-        doubt,
-        Doubt::EventsMissing | Doubt::EventsLate | Doubt::SilentEviction
+        cause,
+        Cause::EventsMissing | Cause::EventsLate | Cause::SilentEviction
     )
 }

@@ -1,11 +1,11 @@
-//! The last answers of one worker, and what they say together.
+//! The last answers of one rank, and what they say together.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use kvasir_types::Time;
 
-use crate::evidence::{Doubt, Finding, TrustOptions};
+use crate::evidence::{Cause, Finding, TrustOptions};
 
 #[derive(Clone, Copy, Debug)]
 struct Sample {
@@ -63,12 +63,12 @@ impl Window {
     }
 
     /// The part of [`Self::error`] that one cause has.
-    pub(crate) fn error_by(&self, doubt: Doubt) -> f64 {
+    pub(crate) fn error_by(&self, cause: Cause) -> f64 {
         let weight: u64 = self.samples.iter().map(|s| u64::from(s.weight)).sum();
         let of_cause = self.samples.iter().filter(|s| match s.finding {
             Finding::Right => false,
-            Finding::Late => doubt == Doubt::EventsLate,
-            Finding::Wrong(cause) => cause == doubt,
+            Finding::Late => cause == Cause::EventsLate,
+            Finding::Wrong(wrong) => wrong == cause,
         });
         let wrong: u64 = of_cause.map(|s| u64::from(s.wrong.min(s.weight))).sum();
         wrong as f64 / weight.max(1) as f64
@@ -91,32 +91,32 @@ impl Window {
     }
 
     /// The likeliest cause, if enough is wrong.
-    pub(crate) fn doubt(&self, options: &TrustOptions) -> Option<Doubt> {
-        let count = |doubt: Doubt| {
+    pub(crate) fn cause(&self, options: &TrustOptions) -> Option<Cause> {
+        let count = |cause: Cause| {
             self.samples
                 .iter()
-                .filter(|s| s.finding == Finding::Wrong(doubt))
+                .filter(|s| s.finding == Finding::Wrong(cause))
                 .count()
         };
-        let share = |doubts: &[Doubt]| {
-            let wrong = |s: &&Sample| matches!(s.finding, Finding::Wrong(d) if doubts.contains(&d));
+        let share = |causes: &[Cause]| {
+            let wrong = |s: &&Sample| matches!(s.finding, Finding::Wrong(c) if causes.contains(&c));
             let weight = |s: &Sample| u64::from(s.weight);
             let all: u64 = self.samples.iter().map(weight).sum();
             let wrong: u64 = self.samples.iter().filter(wrong).map(weight).sum();
             wrong as f64 / all.max(1) as f64
         };
         let over = [
-            Doubt::EventsLate,
-            Doubt::SilentEviction,
-            Doubt::Hybrid,
-            Doubt::Tokenization,
+            Cause::EventsLate,
+            Cause::SilentEviction,
+            Cause::Hybrid,
+            Cause::Tokenization,
         ];
         let many =
-            |doubts: &[Doubt]| doubts.iter().map(|d| count(*d)).sum::<usize>() >= options.wrong_min;
+            |causes: &[Cause]| causes.iter().map(|c| count(*c)).sum::<usize>() >= options.wrong_min;
         if many(&over) && share(&over) > options.wrong_share_max {
-            return over.into_iter().max_by_key(|d| count(*d));
+            return over.into_iter().max_by_key(|c| count(*c));
         }
-        let under = [Doubt::EventsMissing];
-        (many(&under) && share(&under) > options.under_share_max).then_some(Doubt::EventsMissing)
+        let under = [Cause::EventsMissing];
+        (many(&under) && share(&under) > options.under_share_max).then_some(Cause::EventsMissing)
     }
 }

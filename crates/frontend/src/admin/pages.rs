@@ -40,6 +40,7 @@ pub(crate) fn metrics(app: &App) -> Reply {
             .set(app.options().migration.limit.into());
     }
     app.models().measure(app.metrics(), app.clock().now());
+    app.text_counts().add(&app.models().all(), app.metrics());
     let mut page = String::new();
     if let Err(error) = app.metrics().render(&mut page) {
         tracing::error!(%error, "metrics could not be rendered");

@@ -54,7 +54,7 @@ fn served_row(model: &Arc<ServedModel>, router: &Router, spec: &WorkerSpec) -> V
                 "active_requests": load.requests,
                 "active_decode_blocks": load.active_blocks,
                 "active_prefill_tokens": load.prefill_tokens,
-                "cache": model.host.pictures().get(rank).map(|p| p.row()),
+                "cache": model.host.views().get(rank).map(|view| view.row()),
             })
         })
         .collect();

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kvasir_host::CountedIndex;
 use kvasir_ingest::{Ingest, IngestOptions};
 use kvasir_intake::Intake;
 use kvasir_transport::zmq::{EndpointError, ZmqSource, ZmqSourceOptions};
@@ -14,7 +15,6 @@ use kvasir_upstream::EventSource;
 use tokio::task::JoinHandle;
 
 use super::Fleet;
-use crate::counted::CountedIndex;
 use crate::http::cores::{Cores, Seat};
 use crate::models::ServedModel;
 
@@ -118,25 +118,25 @@ fn listen(
     let mut sockets = ZmqSourceOptions::new(events, replay);
     sockets.topic.clone_from(&source.topic);
     let (app, clock) = (fleet.app(), fleet.app().clock());
-    let Some(picture) = model.host.pictures().get(rank) else {
+    let Some(view) = model.host.views().get(rank) else {
         return Ok(None);
     };
     tracing::info!(%rank, model = %model.host.name(), events = %source.events, replay = source.replay,
         "listening to cache events");
     let cache = CountedIndex::new(model.host.index(), app.metrics());
-    let ingest = match fleet.warm().resume(model.host.name(), rank) {
+    let ingest = match fleet.snapshot().resume(model.host.name(), rank) {
         Some(kept) => Ingest::resume_kept(rank.worker, rank.rank, options, &kept),
         None => Ingest::new(rank.worker, rank.rank, options),
     };
     let tasks = app.tasks().background();
-    let intake = picture.listen(&source.events, || {
+    let intake = view.subscribe(&source.events, || {
         Intake::spawn(
             &tasks,
             ZmqSource::start(&tasks, sockets),
             ingest,
             Arc::new(cache),
             Arc::new(move || clock.now()),
-            Arc::clone(&picture) as _,
+            Arc::clone(&view) as _,
         )
     });
     Ok(Some(intake))

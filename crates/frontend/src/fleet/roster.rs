@@ -10,9 +10,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
+use kvasir_host::{ModelSpec, Routers};
 use kvasir_types::WorkerId;
 
-use super::{Fleet, NewModel};
+use super::Fleet;
 use crate::models::{Backend, Models, ServedModel};
 
 /// Who claims which model.
@@ -24,7 +25,7 @@ impl Fleet {
     pub(super) fn claim(
         &self,
         worker: WorkerId,
-        family: &[NewModel],
+        family: &[ModelSpec],
     ) -> Vec<Option<Arc<ServedModel>>> {
         let mut claims = self.claims();
         let mut beside = self.there_already(family);
@@ -61,8 +62,8 @@ impl Fleet {
         }
         let routers: BTreeSet<&str> = forgotten.iter().map(|m| &**m.host.name()).collect();
         for router in routers {
-            if models.of_router(router).is_none() {
-                self.warm.router_gone(router);
+            if models.named(router).is_none() {
+                self.snapshot.router_gone(router);
             }
         }
         drop(claims);
@@ -72,7 +73,7 @@ impl Fleet {
     }
 
     /// A model of the family, or one whose router has the name of one.
-    fn there_already(&self, family: &[NewModel]) -> Option<Arc<ServedModel>> {
+    fn there_already(&self, family: &[ModelSpec]) -> Option<Arc<ServedModel>> {
         let models = self.app.models();
         let by_name = family.iter().find_map(|new| models.get(&new.name));
         by_name.or_else(|| {
@@ -82,7 +83,7 @@ impl Fleet {
         })
     }
 
-    fn make(&self, new: &NewModel, beside: Option<&Arc<ServedModel>>) -> Option<Arc<ServedModel>> {
+    fn make(&self, new: &ModelSpec, beside: Option<&Arc<ServedModel>>) -> Option<Arc<ServedModel>> {
         let models = self.app.models();
         if models.len() >= Models::MAX {
             tracing::debug!(model = %new.name, max = Models::MAX, "too many models");
@@ -90,7 +91,8 @@ impl Fleet {
         }
         let fill = |model: &ServedModel| {
             if beside.is_none_or(|other| !Arc::ptr_eq(&other.host, &model.host)) {
-                self.warm.restore(&self.app, model);
+                let routers: Arc<dyn Routers> = Arc::clone(models) as _;
+                self.snapshot.restore(&model.host, Arc::downgrade(&routers));
             }
         };
         let made = models.make(|| (self.make_model)(new, beside), fill);

@@ -9,13 +9,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use kvasir_host::{ModelSpec, RouterHost};
 use kvasir_router::{Input, LoadReport, WorkerSpec};
-use kvasir_trust::Doubt;
+use kvasir_trust::Cause;
 use kvasir_types::{DpRank, WorkerRank};
 use kvasir_upstream::{EngineKind, EngineModel, EventSource, Facts, RankLoad, event_sources};
 
-use super::{BLOCK_SIZE, CONTEXT_LENGTH, NewModel, Watcher};
-use crate::host::RouterHost;
+use super::{BLOCK_SIZE, CONTEXT_LENGTH, Watcher};
 use crate::models::tokenize;
 use crate::models::{Backend, Models, ServedModel};
 
@@ -86,7 +86,7 @@ impl Watcher {
         let mut served = BTreeMap::new();
         let mut refused = 0;
         for family in families(facts) {
-            let new: Vec<NewModel> = family.iter().map(|m| self.new_model(m, facts)).collect();
+            let new: Vec<ModelSpec> = family.iter().map(|m| self.new_model(m, facts)).collect();
             let claimed = self.fleet.claim(self.id, &new);
             for ((model, new), claimed) in family.iter().zip(new).zip(claimed) {
                 let Some(ours) = claimed else {
@@ -108,8 +108,8 @@ impl Watcher {
         served
     }
 
-    fn new_model(&self, model: &EngineModel, facts: &Facts) -> NewModel {
-        NewModel {
+    fn new_model(&self, model: &EngineModel, facts: &Facts) -> ModelSpec {
+        ModelSpec {
             name: model.name.as_str().into(),
             block_size: self.block_size(facts),
             context_length: facts.max_model_len_of(model).unwrap_or(CONTEXT_LENGTH),
@@ -164,7 +164,7 @@ impl Watcher {
             if let Backend::OpenAi { workers, .. } = &model.backend {
                 workers.insert(self.id, self.pool.clone());
             }
-            model.admit(&spec, self.fleet.app.metrics());
+            model.admit(&spec);
             self.serves
                 .insert(Arc::clone(&model.name), Arc::clone(model));
         }
@@ -189,20 +189,20 @@ impl Watcher {
         block_size: u32,
         sources: &BTreeMap<u32, EventSource>,
     ) {
-        let (app, warm) = (&self.fleet.app, &self.fleet.warm);
+        let (models, snapshot) = (self.fleet.app.models(), &self.fleet.snapshot);
         for rank in spec.rank_iter() {
-            let bar = match sources.contains_key(&rank.rank.0) {
-                _ if !self.listens_for(model) => Some(Doubt::Forced),
-                _ if model.block_size != block_size => Some(Doubt::BlockSize),
+            let unusable = match sources.contains_key(&rank.rank.0) {
+                _ if !self.listens_for(model) => Some(Cause::Forced),
+                _ if model.block_size != block_size => Some(Cause::BlockSize),
                 true => None,
-                false => Some(Doubt::NoEvents),
+                false => Some(Cause::NoEvents),
             };
             let router = model.host.name();
-            if bar.is_some() {
-                warm.forget(app, |name, kept| *name == **router && kept == rank);
+            if unusable.is_some() {
+                snapshot.forget(&**models, |name, kept| *name == **router && kept == rank);
             }
-            let known = warm.standing(router, rank);
-            model.host.pictures().join(app, model, rank, bar, known);
+            let known = snapshot.trust(router, rank);
+            model.host.judge(rank, unusable, known);
         }
     }
 
@@ -215,9 +215,8 @@ impl Watcher {
     }
 
     fn leave_models(&mut self, gone: impl Fn(&Arc<str>) -> bool) {
-        let metrics = self.fleet.app.metrics();
         for (_, model) in self.serves.extract_if(.., |name, _| gone(name)) {
-            model.dismiss(self.id, metrics);
+            model.dismiss(self.id);
             if let Backend::OpenAi { workers, .. } = &model.backend {
                 workers.remove(self.id);
             }

@@ -1,49 +1,28 @@
-//! The series of one model that every request writes.
+//! The series of one model that every request of a client writes.
 //!
-//! Answers: what is counted when a request comes, begins, and ends, and what of its way from the router to a worker
-//! and back. A series with labels costs a hash and a lock to find; a request writes about twenty, so they are
-//! found once, here, when the model is made. What is seldom written is looked up where that happens.
+//! Answers: what is counted when a request comes, begins, and ends? A series with labels costs a hash and a lock to
+//! find; a request writes about twenty, so they are found once, here, when the model is made. What is seldom written is
+//! looked up where that happens.
 //!
-//! What always holds: the series of the router are written only where requests are routed by cache; in other modes
-//! they stay at zero.
+//! Elsewhere: what is counted of the router and of a request's way to a worker and back (`kvasir-host`).
 
-mod rank;
-mod stage;
-
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use kvasir_host::{PlacementMeters, RouterMeters};
 use kvasir_openai::Endpoint;
-use kvasir_router::{LimitKind, RouteError, RouterMode, Sent};
+use kvasir_router::RouterMode;
 use kvasir_telemetry::{Gauge, Histogram, IntCounter, MetricOptions, Metrics, observe_ms};
-use kvasir_types::{Time, WorkerRank};
+use kvasir_types::Time;
 
 use crate::observe::request_record::Totals;
 use crate::observe::token_source::TokenSource;
-use rank::Ranks;
-pub(crate) use stage::Stage;
-use stage::{Inside, Stages};
 
 /// The label of a request whose model is not served; a client's text is never a label.
 const UNKNOWN_MODEL: &str = "unknown";
 
 /// The endpoint whose latency is measured apart.
 const EMBEDDINGS: &str = "embeddings";
-
-/// What aggregated workers do, as a label.
-const PHASE: &str = "aggregated";
-
-/// Namespace, component and endpoint of the workers of a static fleet, as Dynamo's users know them.
-pub(crate) const ENDPOINT: [&str; 3] = ["dynamo", "backend", "generate"];
-
-/// Why the router refuses for the time: it waited too long, or it would. Nothing predicts the latter; dashboards add
-/// both up.
-const DUE_TIME_PASSED: &str = "due_time_passed";
-const PREDICTED_MISS: &str = "predicted_miss";
-
-/// What an aggregated worker is called.
-const WORKER_TYPE: &str = "decode";
 
 /// What is asked, as labels say it.
 #[derive(Clone, Copy, Debug)]
@@ -101,18 +80,13 @@ struct Completions {
     succeeded: IntCounter,
 }
 
-/// The share of a prompt's blocks that the chosen worker was thought to hold.
-pub(crate) fn hit_rate(sent: &Sent, prompt_tokens: usize, block_size: u32) -> f64 {
-    let blocks = prompt_tokens.div_ceil(block_size.max(1) as usize);
-    (f64::from(sent.overlap_blocks) / blocks.max(1) as f64).min(1.0)
-}
-
 /// The series of one model.
 #[derive(Debug)]
 pub struct ModelMeters {
     metrics: Metrics,
     model: Arc<str>,
-    by_cache: bool,
+    /// What is counted of its placements.
+    placements: Arc<PlacementMeters>,
     /// Somebody serves the model.
     served: bool,
     /// Made when the first of a kind comes: most models are only ever asked in one way.
@@ -130,23 +104,6 @@ pub struct ModelMeters {
     tokenizing: Histogram,
     /// By source.
     prompts: [OnceLock<IntCounter>; TokenSource::COUNT],
-    router_input_tokens: Histogram,
-    selected_tokens: IntCounter,
-    best_tokens: IntCounter,
-    overlap_lost: Histogram,
-    not_the_best: IntCounter,
-    reused_tokens: IntCounter,
-    stages: Stages,
-    /// One for all models that the same workers serve.
-    pub(crate) ranks: Arc<Ranks>,
-    counted: Arc<Mutex<Counted>>,
-}
-
-/// What was counted of totals that others keep.
-#[derive(Debug, Default)]
-struct Counted {
-    received: HashMap<String, u64>,
-    repeated: u64,
 }
 
 /// Class and reason of a failure, from its kind. Those of 1.6.1 that were observed are spelled as there.
@@ -164,31 +121,22 @@ fn failure(kind: &str) -> [&'static str; 2] {
 }
 
 impl ModelMeters {
-    /// Those of `model`, whose router works in `mode`.
+    /// Those of `model`, whose placements are counted in `placements`.
     #[must_use]
-    pub fn new(metrics: &Metrics, model: &Arc<str>, mode: RouterMode) -> Arc<Self> {
-        Arc::new(Self::made(metrics, model, mode))
+    pub fn new(
+        metrics: &Metrics,
+        model: &Arc<str>,
+        placements: &Arc<PlacementMeters>,
+    ) -> Arc<Self> {
+        Arc::new(Self::made(metrics, model, Arc::clone(placements)))
     }
 
-    /// Those of another model of the same workers: what is known of their ranks, and what was counted of their
-    /// router, is one.
-    #[must_use]
-    pub fn beside(&self, model: &Arc<str>) -> Arc<Self> {
-        Arc::new(Self {
-            by_cache: self.by_cache,
-            ranks: Arc::clone(&self.ranks),
-            counted: Arc::clone(&self.counted),
-            ..Self::made(&self.metrics, model, RouterMode::default())
-        })
-    }
-
-    fn made(metrics: &Metrics, model: &Arc<str>, mode: RouterMode) -> Self {
+    fn made(metrics: &Metrics, model: &Arc<str>, placements: Arc<PlacementMeters>) -> Self {
         let name = [&**model];
-        let phase = [&**model, PHASE];
         Self {
             metrics: metrics.clone(),
             model: Arc::clone(model),
-            by_cache: mode == RouterMode::Kv,
+            placements,
             served: true,
             completions: Default::default(),
             active: metrics.active_requests.with_label_values(&name),
@@ -205,27 +153,6 @@ impl ModelMeters {
                 .tokenizer_latency_ms
                 .with_label_values(&["tokenize"]),
             prompts: Default::default(),
-            router_input_tokens: metrics
-                .router_input_sequence_tokens
-                .with_label_values(&phase),
-            selected_tokens: metrics
-                .router_kv_selected_cached_prefix_tokens_total
-                .with_label_values(&phase),
-            best_tokens: metrics
-                .router_kv_best_eligible_cached_prefix_tokens_total
-                .with_label_values(&phase),
-            overlap_lost: metrics
-                .router_overlap_blocks_lost
-                .with_label_values(&[WORKER_TYPE]),
-            not_the_best: metrics
-                .router_non_max_overlap_selections_total
-                .with_label_values(&[WORKER_TYPE]),
-            reused_tokens: metrics
-                .router_kv_worker_reused_tokens_total
-                .with_label_values(&phase),
-            stages: Stages::new(metrics),
-            ranks: Arc::new(Ranks::new(metrics)),
-            counted: Arc::default(),
         }
     }
 
@@ -234,10 +161,13 @@ impl ModelMeters {
     pub(crate) fn unknown(metrics: &Metrics) -> Arc<Self> {
         let aside = Metrics::new(&MetricOptions::default());
         let aside = aside.as_ref().unwrap_or(metrics);
+        let name = UNKNOWN_MODEL.into();
+        let router = RouterMeters::new(aside, &name, RouterMode::RoundRobin);
+        let placements = PlacementMeters::new(&router, &name);
         Arc::new(Self {
             metrics: metrics.clone(),
             served: false,
-            ..Self::made(aside, &UNKNOWN_MODEL.into(), RouterMode::RoundRobin)
+            ..Self::made(aside, &name, placements)
         })
     }
 
@@ -253,7 +183,12 @@ impl ModelMeters {
 
     /// Whether requests are routed by cache.
     pub(crate) fn by_cache(&self) -> bool {
-        self.by_cache
+        self.placements.by_cache()
+    }
+
+    /// What is counted of placements.
+    pub(crate) fn placements(&self) -> &PlacementMeters {
+        &self.placements
     }
 
     fn completions(&self, asking: &Asking) -> Option<&Completions> {
@@ -311,28 +246,20 @@ impl ModelMeters {
         if count > 0 && seconds > 0.0 {
             let each = seconds / count as f64;
             self.between_tokens.observe(each);
-            if self.by_cache {
-                self.metrics
-                    .router_inter_token_latency_seconds
-                    .observe(each);
-            }
+            self.placements.between_tokens(each);
         }
     }
 
     /// What a whole answer amounted to.
     pub(crate) fn answered(&self, totals: &Totals) {
-        let (input, output) = (totals.prompt_tokens.into(), totals.output_tokens.into());
-        self.input_tokens.observe(input);
-        self.output_tokens.observe(output);
+        let (input, output) = (totals.prompt_tokens, totals.output_tokens);
+        self.input_tokens.observe(input.into());
+        self.output_tokens.observe(output.into());
         if let Some(cached) = totals.cached_tokens {
             self.cached_tokens.observe(cached.into());
         }
-        if self.by_cache {
-            self.metrics.router_output_sequence_tokens.observe(output);
-            self.router_input_tokens.observe(input);
-            let reused = totals.cached_tokens.unwrap_or(0);
-            self.reused_tokens.inc_by(reused.into());
-        }
+        self.placements
+            .answered(input, output, totals.cached_tokens);
     }
 
     /// It ended so long after its arrival: well, or by a kind of error.
@@ -397,145 +324,9 @@ impl ModelMeters {
             .observe(tokenizer.as_secs_f64());
     }
 
-    /// A request is in this stage until the value is dropped.
-    pub(crate) fn enter(&self, stage: Stage) -> Inside<'_> {
-        self.stages.enter(stage)
-    }
-
-    /// A stage took so long.
-    pub(crate) fn stage_took(&self, stage: Stage, took: Duration) {
-        self.stages.took(stage, took);
-    }
-
-    /// The router chose; `sent` is its choice.
-    pub(crate) fn chosen(&self, sent: &Sent) {
-        if !self.by_cache || !sent.booked {
-            return;
-        }
-        self.best_tokens.inc_by(sent.best_cached_tokens.into());
-        self.overlap_lost.observe(sent.overlap_lost);
-        if sent.overlap_lost > 0.0 {
-            self.not_the_best.inc();
-        }
-    }
-
-    /// The router of this name refused; a full queue is counted by what it was full of.
-    pub(crate) fn turned_away(&self, router: &str, error: &RouteError) {
-        let RouteError::QueueLimit {
-            policy_class,
-            limit_kind,
-            ..
-        } = error
-        else {
-            return;
-        };
-        let reason = match limit_kind {
-            LimitKind::Requests => "request_limit",
-            LimitKind::RawIslTokens => "raw_isl_token_limit",
-            LimitKind::CachedTokens => "cached_token_limit",
-            LimitKind::WaitMs => "wait_limit",
-        };
-        let labels = [router, WORKER_TYPE, policy_class, reason];
-        let refused = &self.metrics.router_queue_backpressure_total;
-        refused.with_label_values(&labels).inc();
-        if *limit_kind == LimitKind::WaitMs {
-            self.too_late(router, policy_class, DUE_TIME_PASSED).inc();
-        }
-    }
-
-    /// Those of a policy class that are refused for the time.
-    fn too_late(&self, router: &str, class: &str, reason: &str) -> IntCounter {
-        let labels = [router, class, WORKER_TYPE, reason];
-        let rejected = &self.metrics.router_admission_rejected_total;
-        rejected.with_label_values(&labels)
-    }
-
-    /// Brings up to date what is counted elsewhere since the start: requests by policy class, and blocks that
-    /// ranks announced again. `router` is the name of the router.
-    pub(crate) fn catch_up<'c>(
-        &self,
-        router: &str,
-        received: impl Iterator<Item = (&'c str, u64)>,
-        repeated: u64,
-    ) {
-        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        let warnings = &self.metrics.kv_cache_event_warnings;
-        let warnings = warnings.with_label_values(&["duplicate_store"]);
-        warnings.inc_by(repeated.saturating_sub(counted.repeated));
-        counted.repeated = repeated;
-        for (class, now) in received {
-            let before = counted.received.entry(class.to_owned()).or_default();
-            let admissions = &self.metrics.router_admission_received_total;
-            let admissions = admissions.with_label_values(&[router, class, WORKER_TYPE]);
-            admissions.inc_by(now.saturating_sub(*before));
-            *before = now;
-            for reason in [DUE_TIME_PASSED, PREDICTED_MISS] {
-                self.too_late(router, class, reason);
-            }
-        }
-    }
-
-    /// A request is handed to a worker.
-    pub(crate) fn dispatched(&self) {
-        if self.by_cache {
-            self.metrics.router_requests_started_total.inc();
-        }
-    }
-
-    /// The answer came, `waited` after the request was handed over; `first`: with its first tokens, and not as a
-    /// whole. Gives the share of the prompt's blocks that the worker was thought to hold.
-    pub(crate) fn begun(
-        &self,
-        sent: &Sent,
-        prompt_tokens: usize,
-        block_size: u32,
-        (waited, first): (Duration, bool),
-    ) -> f64 {
-        let hit_rate = hit_rate(sent, prompt_tokens, block_size);
-        self.stages.took(Stage::Dispatch, waited);
-        if self.by_cache {
-            self.metrics.router_kv_hit_rate.observe(hit_rate);
-            if first {
-                let first = &self.metrics.router_time_to_first_token_seconds;
-                first.observe(waited.as_secs_f64());
-            }
-            self.selected_tokens.inc_by(sent.cached_tokens.into());
-        }
-        hit_rate
-    }
-
-    /// An answer ended: what its worker was like, with the seconds to its first token and between tokens where
-    /// they were seen.
+    /// An answer ended, with the seconds to its first token and between tokens where they were seen.
     pub(crate) fn ended(&self, totals: &Totals, latencies: Option<(f64, f64)>) {
-        self.ended_elsewhere();
-        self.ranks
-            .last(totals.target, totals.prompt_tokens, latencies);
-    }
-
-    /// An answer ended that moved from one worker to another.
-    pub(crate) fn ended_elsewhere(&self) {
-        if self.by_cache {
-            self.metrics.router_requests_total.inc();
-        }
-    }
-
-    /// So many workers of this router have ranks whose events nobody listens to.
-    pub(crate) fn unheard(&self, router: &str, workers: usize) {
-        if self.by_cache {
-            let [namespace, component, endpoint] = ENDPOINT;
-            let labels = [router, namespace, component, endpoint, WORKER_TYPE];
-            let mismatch = &self.metrics.router_kv_event_source_mismatch_workers;
-            mismatch.with_label_values(&labels).set(workers as f64);
-        }
-    }
-
-    /// A rank of a worker is there.
-    pub(crate) fn rank_joined(&self, rank: WorkerRank) {
-        self.ranks.join(rank, self.by_cache);
-    }
-
-    /// It is gone, and its series with it.
-    pub(crate) fn rank_left(&self, rank: WorkerRank) {
-        self.ranks.leave(rank);
+        self.placements
+            .ended(totals.target, totals.prompt_tokens, latencies);
     }
 }

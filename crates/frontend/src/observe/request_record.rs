@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue};
+use kvasir_host::Booking;
 use kvasir_openai::{ApiError, Endpoint};
 use kvasir_telemetry::Clock;
 use kvasir_types::{RequestId, Time, WorkerRank};
 
-use crate::host::Booking;
 use crate::observe::meter::{Asking, ModelMeters};
 use crate::observe::observer::Observer;
 use crate::observe::outcomes::{Outcomes, RequestIdentity, RequestOutcome};

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, StatusCode};
 use hyper::body::Incoming;
+use kvasir_host::Stage;
 use kvasir_openai::{
     ApiError, ChatRequest, CompletionRequest, Endpoint, HeaderHints, Nvext, Options, Prompt, Scan,
 };
@@ -19,7 +20,6 @@ use crate::http::reply::{self, Reply};
 use crate::models::prompt;
 use crate::models::prompt::Prompts;
 use crate::models::{Backend, ServedModel};
-use crate::observe::meter::Stage;
 use crate::observe::outcomes::RequestIdentity;
 use crate::observe::request_record::{Totals, Watch};
 use crate::proxy;
@@ -182,7 +182,7 @@ async fn run(
         asked.endpoint,
         stream,
     );
-    let meters = model.as_ref().map(|model| Arc::clone(&model.meters));
+    let meters = model.as_ref().map(|model| Arc::clone(&model.placements));
     let inside = meters.as_ref().map(|m| m.enter(Stage::Preprocess));
     let job = match prepare(app, asked, parsed, model).await {
         Ok(job) => job,
@@ -190,7 +190,7 @@ async fn run(
     };
     drop(inside);
     let took = app.clock().now() - began;
-    job.model.meters.stage_took(Stage::Preprocess, took);
+    job.model.placements.stage_took(Stage::Preprocess, took);
     if job.nvext.query_only() {
         return match query(app, &job).await {
             Ok(reply) => {

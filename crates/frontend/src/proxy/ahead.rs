@@ -10,7 +10,6 @@ use kvasir_types::WorkerRank;
 use super::Forward;
 use crate::models::tokenize;
 use crate::observe::outcomes::{self, REQUEST_ID};
-use crate::place::{self, Blocks};
 use crate::request::ahead::{self, End};
 
 /// Longest answer to a request for one token.
@@ -68,15 +67,8 @@ async fn run(forward: Arc<Forward>, target: WorkerRank, body: Bytes) -> End {
     .await;
     let length = u32::try_from(reading.tokens.len()).unwrap_or(u32::MAX);
     let salt = scan.cache_salt();
-    let blocks = Blocks {
-        guessed: reading.guessed(),
-        ..place::name_blocks(
-            app,
-            model,
-            &reading.tokens,
-            salt.as_deref().unwrap_or_default(),
-        )
-    };
+    let mut blocks = model.name_blocks(&reading.tokens, salt.as_deref().unwrap_or_default());
+    blocks.set_guessed(reading.guessed());
     let arrival = Arrival {
         pin: Pin {
             worker: Some(target.worker),
@@ -86,7 +78,7 @@ async fn run(forward: Arc<Forward>, target: WorkerRank, body: Bytes) -> End {
     };
     let mut headers = forward.headers.clone();
     headers.insert(REQUEST_ID, outcomes::name_of(arrival.id));
-    let Some(booking) = ahead::placed(place::book(app, model, arrival, &blocks)).await else {
+    let Some(booking) = ahead::placed(model.book(arrival, &blocks)).await else {
         return End::Dropped;
     };
     let answer = async {

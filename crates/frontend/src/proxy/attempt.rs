@@ -7,19 +7,18 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode};
+use kvasir_host::{Booking, PromptBlocks};
 use kvasir_openai::{ApiError, ask_token_ids};
 use kvasir_router::{Arrival, Outcome, Sent};
 use kvasir_types::WorkerRank;
 use kvasir_upstream::{Ask, UpstreamBody, UpstreamError};
 
 use super::{Forward, Kind, Opened, headers, outgoing, peek};
-use crate::host::Booking;
 use crate::http::reply::Reply;
-use crate::observe::meter;
 use crate::observe::request_record::Watch;
-use crate::place::{self, Blocks};
 use crate::proxy::relay::{Form, Source};
 use crate::request::migrate::{Move, Stage};
+use crate::request::route_error;
 
 /// What is said when a request may have been run, and nobody knows what came of it.
 const NOT_SENT_AGAIN: &str = "The worker broke off before it answered. It may have run the request, so that it was not sent to another one";
@@ -28,7 +27,7 @@ impl Forward {
     pub(super) async fn run(
         self,
         mut arrival: Arrival,
-        blocks: Blocks,
+        blocks: PromptBlocks,
         mut watch: Watch,
     ) -> Result<Reply, ApiError> {
         let limit = self.app.options().retry_limit;
@@ -39,10 +38,10 @@ impl Forward {
         for attempt in 0..=limit {
             let mut attempted = arrival.clone();
             attempted.again = again;
-            let booking = match place::book(&self.app, &self.model, attempted, &blocks).await {
+            let booking = match self.model.book(attempted, &blocks).await {
                 Ok(booking) => booking,
                 Err(error) => {
-                    why = place::refusal_after(&self.app, &error, why);
+                    why = route_error::answer_after(&self.app, &error, why);
                     break;
                 }
             };
@@ -134,7 +133,10 @@ impl Forward {
             return None;
         };
         let uncached = tokens.saturating_sub(sent.cached_tokens);
-        self.model.host.paces().span(sent.target, uncached)
+        self.model
+            .host
+            .prefill_times()
+            .estimate(sent.target, uncached)
     }
 
     /// Sends `body` to a worker and waits for the head of its answer.
@@ -177,8 +179,8 @@ impl Forward {
 
     async fn attempt(&self, sent: &Sent, tokens: u32) -> Result<Opened, UpstreamError> {
         let dispatched = self.app.clock().now();
-        self.model.meters.dispatched();
-        let _inside = self.model.meters.enter(meter::Stage::Dispatch);
+        self.model.placements.dispatched();
+        let _inside = self.model.placements.enter(kvasir_host::Stage::Dispatch);
         let response = self.ask(sent.target, &self.body).await?;
         let (head, body) = response.into_parts();
         let form = self.form(&head, || self.extras(sent, tokens, dispatched));

@@ -11,6 +11,7 @@ use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use hyper::body::Incoming;
+use kvasir_host::PromptBlocks;
 use kvasir_openai::{ApiError, Form, HeaderHints, Nvext, Scan};
 
 use super::{Forward, Kind, headers, moved_to, path_of};
@@ -22,7 +23,6 @@ use crate::models::tokenize::BYTES_PER_TOKEN;
 use crate::models::{Backend, ServedModel};
 use crate::observe::outcomes::RequestIdentity;
 use crate::observe::request_record::Watch;
-use crate::place::Blocks;
 use crate::request::ask;
 
 /// Passes a request for a route that only engines know to one of them, by load.
@@ -168,7 +168,7 @@ async fn pass_on(
         model: Arc::clone(model),
         notes: Bytes::new(),
     };
-    forward.run(arrival, Blocks::none(), watch).await
+    forward.run(arrival, PromptBlocks::none(), watch).await
 }
 
 /// Whether an engine might read a body as an object, though we cannot: then nobody could take our extension out. Engines

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
+use kvasir_host::{Booking, UsageReport};
 use kvasir_openai::{ApiError, write_comment, write_done};
 use kvasir_router::Outcome;
 use kvasir_telemetry::Clock;
@@ -19,10 +20,8 @@ use kvasir_types::{Time, WorkerRank};
 use kvasir_upstream::UpstreamError;
 use tokio::time::{Instant, Sleep};
 
-use crate::host::Booking;
 use crate::http::reply::{ByteSource, Cut};
 use crate::observe::request_record::{Totals, Watch};
-use crate::picture::Report;
 use crate::proxy::{Moved, Moving, NextTurn, Rest, Resume};
 
 pub(crate) use source::{Begun, Extras, Form, Hide, Source, Thread};
@@ -158,7 +157,7 @@ impl Books {
         };
         if let Some(mut booking) = self.booking {
             if !source.is_grafted() {
-                booking.reported(Report {
+                booking.reported(UsageReport {
                     prompt: totals.prompt_tokens,
                     cached: source.usage.cached_tokens.map(count),
                     output: totals.output_tokens,
@@ -184,7 +183,7 @@ impl Books {
         let latencies = source.is_events().then_some((first, between));
         // What several workers did is no figure of one of them, which may have left.
         match source.is_grafted() {
-            true => self.watch.meters().ended_elsewhere(),
+            true => self.watch.meters().placements().ended_elsewhere(),
             false => self.watch.meters().ended(&totals, latencies),
         }
         self.watch.succeed(&totals);

@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use kvasir_host::{Booking, PromptBlocks};
 use kvasir_openai::resume::{Graft, continued};
 use kvasir_openai::{ApiError, Endpoint, Nvext, Scan, write_done};
 use kvasir_router::{Arrival, Outcome};
@@ -15,11 +16,10 @@ use kvasir_upstream::UpstreamError;
 
 use super::attempt::{outcome, try_elsewhere};
 use super::{Forward, headers};
-use crate::host::Booking;
 use crate::models::tokenize;
-use crate::place::{self, Blocks};
 use crate::proxy::relay::{Begun, Form, Source, Thread};
 use crate::request::migrate::{self, Move, Stage, Stay};
+use crate::request::route_error;
 
 /// What is needed to ask for the rest of an answer.
 pub(crate) struct Resume {
@@ -226,9 +226,10 @@ impl Errand {
         let blocks = self.name_blocks().await;
         for tried in 1..=self.tries {
             moving.attempt();
-            let booking = place::book(app, model, self.arrival.clone(), &blocks)
+            let booking = model
+                .book(self.arrival.clone(), &blocks)
                 .await
-                .map_err(|error| place::refusal_after(app, &error, ApiError::unavailable()))?;
+                .map_err(|error| route_error::answer_after(app, &error, ApiError::unavailable()))?;
             let target = booking.target();
             let error = match self.open(target, kit).await {
                 Ok((source, begun)) => {
@@ -260,11 +261,11 @@ impl Errand {
     }
 
     /// The names of the blocks of the prompt and what has been answered of it.
-    async fn name_blocks(&mut self) -> Blocks {
+    async fn name_blocks(&mut self) -> PromptBlocks {
         let forward = &self.forward;
         let body = self.body.clone();
         let Ok(scan) = Scan::parse(&body) else {
-            return Blocks::none();
+            return PromptBlocks::none();
         };
         let (app, model) = (&forward.app, &forward.model);
         let nvext = Nvext::default();
@@ -273,10 +274,9 @@ impl Errand {
         self.arrival.isl_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX).max(1);
         let salt = scan.cache_salt();
         let salt = salt.as_deref().unwrap_or_default();
-        Blocks {
-            guessed: reading.guessed(),
-            ..place::name_blocks(app, model, tokens, salt)
-        }
+        let mut blocks = model.name_blocks(tokens, salt);
+        blocks.set_guessed(reading.guessed());
+        blocks
     }
 
     /// Waits for the first of the rest.

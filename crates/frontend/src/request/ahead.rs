@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use kvasir_host::Booking;
 use kvasir_router::RouteError;
 use kvasir_transport::Tasks;
 use kvasir_types::WorkerRank;
 
-use crate::host::Booking;
 use crate::models::ServedModel;
 
 /// Running at once, over all models.

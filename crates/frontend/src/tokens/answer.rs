@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
+use kvasir_host::Booking;
 use kvasir_openai::{
     AnswerHead, ApiError, Choice, ResponseNvext, StreamWriter, Timing, TokenLogprob, Usage,
     WorkerIds, write_done, write_llm_metrics, write_unary,
@@ -26,7 +27,6 @@ use kvasir_types::{FinishReason, Time, Token, TokenItem, WorkerRank};
 use thread::{Silence, Thread};
 
 use crate::App;
-use crate::host::Booking;
 use crate::http::reply::{ByteSource, Cut};
 use crate::models::prompt;
 use crate::observe::request_record::{Totals, Watch};

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use kvasir_host::Booking;
 use kvasir_openai::ApiError;
 use kvasir_router::Outcome;
 use kvasir_transport::{PlaneError, Retry, TokenStream};
@@ -13,12 +14,10 @@ use kvasir_types::{
 };
 
 use crate::App;
-use crate::host::Booking;
 use crate::models::ServedModel;
-use crate::observe::meter;
-use crate::place;
 use crate::request::ask;
 use crate::request::migrate::{Move, Stage};
+use crate::request::route_error;
 use crate::tokens::job::Job;
 
 /// One answer under way: its first tokens are here.
@@ -133,7 +132,7 @@ impl Errand {
     ) -> Result<Lane, ApiError> {
         let model = &job.model;
         let salt = job.salt().unwrap_or_default();
-        let blocks = place::name_blocks(app, model, &self.tokens, salt);
+        let blocks = model.name_blocks(&self.tokens, salt);
         let mut arrival = ask::arrival(self.id, self.tokens.len(), &job.nvext, &job.headers);
         for tried in 1..=self.tries {
             arrival.failed.clone_from(&self.failed);
@@ -142,9 +141,10 @@ impl Errand {
             if let Some(moving) = moving {
                 moving.attempt();
             }
-            let booking = place::book(app, model, arrival.clone(), &blocks)
+            let booking = model
+                .book(arrival.clone(), &blocks)
                 .await
-                .map_err(|error| place::refusal(app, &error))?;
+                .map_err(|error| route_error::answer(app, &error))?;
             let worker = booking.target().worker;
             let error = match dispatch(app, job, &booking, &self.tokens, &self.sampling).await {
                 Ok(begun) => {
@@ -175,12 +175,16 @@ pub(crate) async fn query(
     job: &Job,
     prompt: &Arc<[Token]>,
 ) -> Result<WorkerRank, ApiError> {
-    let blocks = place::name_blocks(app, &job.model, prompt, job.salt().unwrap_or_default());
+    let blocks = job
+        .model
+        .name_blocks(prompt, job.salt().unwrap_or_default());
     let mut arrival = ask::arrival(job.id, prompt.len(), &job.nvext, &job.headers);
     arrival.query_only = true;
-    let booking = place::book(app, &job.model, arrival, &blocks)
+    let booking = job
+        .model
+        .book(arrival, &blocks)
         .await
-        .map_err(|error| place::refusal(app, &error))?;
+        .map_err(|error| route_error::answer(app, &error))?;
     Ok(booking.target())
 }
 
@@ -211,8 +215,8 @@ async fn dispatch(
         salt: job.salt().map(Into::into),
     };
     let dispatched = app.clock().now();
-    job.model.meters.dispatched();
-    let _inside = job.model.meters.enter(meter::Stage::Dispatch);
+    job.model.placements.dispatched();
+    let _inside = job.model.placements.enter(kvasir_host::Stage::Dispatch);
     let mut stream = job.plane.send(target.worker, request).await?;
     match stream.next().await {
         Some(first) => Ok((stream, first?, dispatched)),
@@ -225,7 +229,7 @@ fn lane(app: &App, model: &ServedModel, booking: Booking, begun: Begun, tokens: 
     booking.first_token();
     let first_token = app.clock().now();
     let waited = first_token - dispatched;
-    let meters = &model.meters;
+    let meters = &model.placements;
     let hit_rate = meters.begun(booking.sent(), tokens, model.block_size, (waited, true));
     Lane {
         booking,

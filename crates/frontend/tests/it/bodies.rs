@@ -108,7 +108,7 @@ async fn an_engines_fields_pass_but_for_its_connections() {
 #[tokio::test]
 async fn the_client_is_told_who_served_it_and_when() {
     let rig = Rig::of(1).await;
-    let worker = rig.model().workers.read().unwrap().keys().next().unwrap().0;
+    let worker = rig.model().specs()[0].id.0;
     let ask = |stream: bool| {
         format!(
             r#"{{"model":"m","messages":[],"stream":{stream},"nvext":{{"extra_fields":["worker_id","timing"]}}}}"#
@@ -383,7 +383,7 @@ async fn a_salt_reaches_the_engine() {
 #[tokio::test]
 async fn a_query_runs_nothing() {
     let rig = Rig::of(1).await;
-    let worker = rig.model().workers.read().unwrap().keys().next().unwrap().0;
+    let worker = rig.model().specs()[0].id.0;
     let ask = |stream: bool| {
         format!(
             r#"{{"model":"m","prompt":[5,6,7],"stream":{stream},"nvext":{{"annotations":["query_instance_id:"]}}}}"#

@@ -115,7 +115,7 @@ async fn names_that_were_apart_stay_so_and_are_served() {
             let id = ids.last().unwrap();
             let served = || {
                 let model = rig.app.models().get(name);
-                model.is_some_and(|m| m.workers.read().unwrap().contains_key(id))
+                model.is_some_and(|m| m.specs().iter().any(|spec| spec.id == *id))
             };
             until("it serves", served).await;
         }
@@ -136,8 +136,8 @@ async fn names_that_were_apart_stay_so_and_are_served() {
     assert!(rig.fleet.forget(ids[2]));
     until("it is gone", || rig.app.members().list().len() == 2).await;
     for (model, left) in [(x, ids[0]), (y, ids[1])] {
-        let workers = model.workers.read().unwrap();
-        assert_eq!(workers.keys().copied().collect::<Vec<_>>(), [left]);
+        let workers: Vec<_> = model.specs().iter().map(|spec| spec.id).collect();
+        assert_eq!(workers, [left]);
         let there = |id| model.host.ask(|router| router.fleet().member(id).is_some());
         assert!(there(left) && !there(ids[2]));
     }

@@ -311,7 +311,7 @@ async fn a_worker_that_lives_ends_what_it_has() {
         }
         let mut beats = 0;
         let lasts = |rig: &Rig| match frozen {
-            true => rig.model().workers.read().unwrap().len() == 2,
+            true => rig.model().specs().len() == 2,
             false => rig.stage.checked.load(Ordering::SeqCst) < 12,
         };
         in_time("questions fail", async {

@@ -153,9 +153,9 @@ async fn a_worker_that_left_has_no_series() {
     client.post(CHAT, "", ASK).await;
     until("the engine has it", || rig.booked_requests() == 1).await;
     let model = rig.model();
-    let worker = *model.workers.read().unwrap().keys().next().unwrap();
+    let worker = model.specs()[0].id;
     assert_ne!(worker, WorkerId(0));
-    model.leave(worker, rig.app.metrics());
+    model.leave(worker);
     rig.stage.gate.add_permits(1);
     assert_eq!(in_time("answer", client.answer()).await.status, 200);
     let page = rig.page().await;

@@ -418,7 +418,7 @@ async fn what_engines_cannot_continue_ends_with_an_error() {
         let mut ask: Value = serde_json::from_str(ASK).unwrap();
         ask[field] = value;
         if why == "pinned" {
-            let worker = *rig.model().workers.read().unwrap().keys().next().unwrap();
+            let worker = rig.model().specs()[0].id;
             ask[field]["backend_instance_id"] = worker.0.into();
         }
         rig.stage.play(broken(&stream));

@@ -4,10 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_frontend::{
-    App, AppOptions, Backend, Fleet, Limits, ModelMeters, NewModel, RouterHost, ServedModel, Server,
-};
-use kvasir_index::{Index, IndexOptions};
+use kvasir_frontend::{App, AppOptions, Backend, Fleet, Limits, ServedModel, Server};
+use kvasir_host::{HostOptions, Model, ModelSpec, RouterHost};
+use kvasir_index::IndexOptions;
 use kvasir_router::{Load, Router, RouterConfig, RouterMode};
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
 use kvasir_transport::Tasks;
@@ -135,7 +134,7 @@ impl Rig {
             Arc::clone(&app),
             Arc::new({
                 let app = Arc::clone(&app);
-                move |new: &NewModel, beside| Ok(model(&app, new, setup.router.clone(), beside))
+                move |new: &ModelSpec, beside| Ok(model(&app, new, setup.router.clone(), beside))
             }),
         );
         let fleet = change(fleet);
@@ -177,7 +176,7 @@ impl Rig {
         until("workers join", || {
             let model = self.app.models().get("m");
             // One that nobody serves is forgotten.
-            model.map_or(0, |m| m.workers.read().unwrap().len()) == workers
+            model.map_or(0, |m| m.specs().len()) == workers
         })
         .await;
     }
@@ -237,7 +236,7 @@ impl Rig {
         let Some(model) = self.app.models().get("m") else {
             return 0;
         };
-        let specs: Vec<_> = model.workers.read().unwrap().keys().copied().collect();
+        let specs: Vec<_> = model.specs().iter().map(|spec| spec.id).collect();
         model.host.ask(|router| {
             let ranks = specs.iter().map(|worker| WorkerRank {
                 worker: *worker,
@@ -294,33 +293,24 @@ impl Rig {
 
 fn model(
     app: &App,
-    new: &NewModel,
+    new: &ModelSpec,
     router: RouterConfig,
     beside: Option<&Arc<ServedModel>>,
 ) -> Arc<ServedModel> {
-    let (host, meters) = match beside {
-        Some(other) => (Arc::clone(&other.host), other.meters.beside(&new.name)),
+    let host = match beside {
+        Some(other) => Arc::clone(&other.host),
         None => {
-            let index = Arc::new(Index::with_options(&IndexOptions::default()));
-            let meters = ModelMeters::new(app.metrics(), &new.name, router.router_mode);
-            let host = RouterHost::start(&new.name, router, index, app.clock(), app.tasks());
-            (host, meters)
+            let router = RouterConfig {
+                kv_cache_block_size: new.block_size,
+                ..router
+            };
+            let options = HostOptions::new(router, IndexOptions::default());
+            RouterHost::start(&new.name, options, app.context())
         }
     };
-    Arc::new(ServedModel {
-        meters,
-        name: Arc::clone(&new.name),
-        block_size: new.block_size,
-        context_length: new.context_length,
-        lora: new.parent.is_some().then(|| Arc::clone(&new.name)),
-        created: 1,
-        host,
-        backend: Backend::OpenAi {
-            workers: Upstreams::default(),
-            tokens: Default::default(),
-        },
-        events: None,
-        predict_heard: true,
-        workers: Default::default(),
-    })
+    let backend = Backend::OpenAi {
+        workers: Upstreams::default(),
+        tokens: Default::default(),
+    };
+    ServedModel::new(Model::new(new, host), backend)
 }

@@ -5,10 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvasir_frontend::{
-    App, AppOptions, Backend, EventPool, ModelMeters, RouterHost, ServedModel, Server,
-};
-use kvasir_index::Index;
+use kvasir_frontend::{App, AppOptions, Backend, ServedModel, Server};
+use kvasir_host::{HostOptions, Model, ModelSpec, RouterHost};
+use kvasir_index::IndexOptions;
 use kvasir_router::{RouterConfig, RouterMode, WorkerSpec};
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
 use kvasir_text::TextModel;
@@ -68,36 +67,31 @@ impl Fixture {
     }
 
     async fn set_up(acts: &[Act], mode: RouterMode, options: AppOptions, in_order: bool) -> Self {
-        let clock = Clock::new();
         let metrics = Metrics::new(&MetricOptions::default()).unwrap();
-        let app = App::new(options, metrics, clock, Tasks::new());
+        let app = App::new(options, metrics, Clock::new(), Tasks::new());
         let text = Arc::new(TextModel::builtin().unwrap());
         let words = text
             .encode_chat("one two three four five six seven eight")
             .unwrap();
-        let index = Arc::new(Index::new());
-        let name: Arc<str> = "m".into();
         let plane = MemoryPlane::new();
         let config = RouterConfig {
             router_mode: mode,
             ..RouterConfig::default()
         };
-        let model = Arc::new(ServedModel {
-            meters: ModelMeters::new(app.metrics(), &name, mode),
-            events: Some(EventPool::start(Arc::clone(&name), &index, app.metrics(), 1).unwrap()),
-            host: RouterHost::start(&name, config, index, clock, app.tasks()),
-            name,
+        let spec = ModelSpec {
+            name: "m".into(),
             block_size: 16,
             context_length: 4096,
-            lora: None,
-            created: 0,
-            backend: Backend::Tokens {
-                plane: Arc::new(plane.clone()),
-                text,
-            },
-            predict_heard: true,
-            workers: Default::default(),
-        });
+            parent: None,
+        };
+        let options = HostOptions::new(config, IndexOptions::default());
+        let host = RouterHost::start(&spec.name, options, app.context());
+        host.start_events(1).unwrap();
+        let backend = Backend::Tokens {
+            plane: Arc::new(plane.clone()),
+            text,
+        };
+        let model = ServedModel::new(Model::new(&spec, host), backend);
         app.models().insert(Arc::clone(&model));
         let fixture = Self {
             server: Server::start(Arc::clone(&app), ([127, 0, 0, 1], 0).into())
@@ -135,8 +129,7 @@ impl Fixture {
                 play(act, call, said as u32, &words, &cancelled).await;
             }
         });
-        self.model
-            .join(WorkerSpec::new(WorkerId(id)), app.metrics());
+        self.model.join(WorkerSpec::new(WorkerId(id)));
     }
 
     pub(crate) fn asked(&self) -> Vec<usize> {

@@ -1,21 +1,22 @@
-//! A worker's standing over time: what was shown, what was done about it.
+//! The trust in a rank over time: what was shown, what was done about it.
 
 use std::time::Duration;
 
 use expect_test::{Expect, expect};
 use kvasir_trust::{
-    Action, Answer, Appeared, Doubt, Evidence, Finding, Level, Standing, Trust, TrustOptions,
+    Action, Answer, CacheState, Cause, Evidence, Finding, StoredCheck, Trust, TrustOptions,
+    TrustRecord,
 };
 use kvasir_types::Time;
 
 const BLOCK: u32 = 16;
 
-/// A prompt of 1000 tokens: foretold and reported cached tokens.
-fn cached(foretold: u32, reported: u32) -> Evidence {
+/// A prompt of 1000 tokens: predicted and reported cached tokens.
+fn cached(predicted: u32, reported: u32) -> Evidence {
     Evidence::Answer(Answer {
         prompt: 1000,
         prompt_reported: Some(1000),
-        cached: foretold,
+        cached: predicted,
         cached_reported: Some(reported),
         ..Answer::default()
     })
@@ -23,11 +24,11 @@ fn cached(foretold: u32, reported: u32) -> Evidence {
 
 /// A prompt of 60 blocks of which so many are to be seen, while events told of so many new ones.
 fn appeared(found: u32, stored: u32) -> Evidence {
-    Evidence::Appeared(Appeared {
+    Evidence::Stored(StoredCheck {
         expected: 60,
         found,
         stored,
-        ..Appeared::default()
+        ..StoredCheck::default()
     })
 }
 
@@ -58,9 +59,9 @@ impl Worker {
                     Action::Verify => "ask".to_owned(),
                     Action::Resync(_) => "resynchronise".to_owned(),
                     Action::Forget => "forget".to_owned(),
-                    Action::Changed(opinion) => {
-                        let why = opinion.doubt.map_or("", Doubt::name);
-                        format!("{:?} {why}", opinion.level)
+                    Action::Changed(level) => {
+                        let why = level.cause.map_or("", Cause::name);
+                        format!("{:?} {why}", level.state)
                     }
                 };
                 self.log += &format!("{name} {n}: {}\n", what.trim());
@@ -77,15 +78,15 @@ impl Worker {
 #[test]
 fn a_worker_begins_approximate_and_is_promoted_on_evidence() {
     let mut worker = Worker::new();
-    let start = worker.trust.opinion();
+    let start = worker.trust.level();
     assert_eq!(
-        (start.level, start.doubt, start.credit()),
-        (Level::Approximate, Some(Doubt::Starting), 0.5)
+        (start.state, start.cause, start.credit()),
+        (CacheState::Approximate, Some(Cause::Starting), 0.5)
     );
     worker
         .show("cold", 10, cached(0, 0))
         .show("hit", 5, cached(320, 320));
-    assert_eq!(worker.trust.opinion().credit(), 1.0);
+    assert_eq!(worker.trust.level().credit(), 1.0);
     worker.check(&expect![[r#"
         hit 3: Exact
     "#]]);
@@ -96,15 +97,15 @@ fn a_worker_begins_approximate_and_is_promoted_on_evidence() {
 fn the_tolerance_is_less_than_a_block() {
     let mut worker = Worker::new();
     worker.show("near", 3, cached(320, 305));
-    assert_eq!(worker.trust.opinion().level, Level::Exact);
+    assert_eq!(worker.trust.level().state, CacheState::Exact);
     let mut worker = Worker::new();
     worker.show("a block off", 3, cached(320, 304));
-    assert_eq!(worker.trust.opinion().level, Level::Approximate);
+    assert_eq!(worker.trust.level().state, CacheState::Approximate);
 }
 
 /// The whole way down, step by step, and up again; the second time it takes longer.
 #[test]
-fn an_engine_that_evicts_silently_is_resynchronised_then_shrunk_then_demoted() {
+fn an_engine_that_evicts_silently_is_resynchronised_then_discounted_then_demoted() {
     let mut worker = Worker::new();
     worker
         .show("hit", 3, cached(320, 320))
@@ -119,14 +120,14 @@ fn an_engine_that_evicts_silently_is_resynchronised_then_shrunk_then_demoted() {
         evicted 4: resynchronise
         evicted 7: ask
         evicted 8: forget
-        evicted 8: Shrunk silent_eviction
+        evicted 8: Discounted silent_eviction
         evicted 12: forget
         evicted 12: Approximate silent_eviction
         good again 6: Exact
         evicted again 1: ask
         evicted again 4: resynchronise
         evicted again 8: forget
-        evicted again 8: Shrunk silent_eviction
+        evicted again 8: Discounted silent_eviction
         evicted again 12: forget
         evicted again 12: Approximate silent_eviction
         good at last 12: Exact
@@ -201,7 +202,7 @@ fn causes_are_told_apart() {
     worker.check(&expect![[r#"
         hit 3: Exact
         late 4: resynchronise
-        late 8: Shrunk events_late
+        late 8: Discounted events_late
     "#]]);
     let mut worker = Worker::new();
     worker
@@ -213,7 +214,7 @@ fn causes_are_told_apart() {
         more than told 3: ask
         more than told 4: resynchronise
         more than told 7: ask
-        more than told 8: Shrunk events_missing
+        more than told 8: Discounted events_missing
         more than told 12: Approximate events_missing
     "#]]);
 }
@@ -245,10 +246,10 @@ fn a_bar_holds_whatever_answers_say() {
     let mut worker = Worker::new();
     worker
         .show("hit", 3, cached(320, 320))
-        .show("block size", 1, Evidence::Barred(Some(Doubt::BlockSize)))
+        .show("block size", 1, Evidence::Unusable(Some(Cause::BlockSize)))
         .show("hit", 10, cached(320, 320))
-        .show("same again", 1, Evidence::Barred(Some(Doubt::BlockSize)))
-        .show("mended", 1, Evidence::Barred(None))
+        .show("same again", 1, Evidence::Unusable(Some(Cause::BlockSize)))
+        .show("mended", 1, Evidence::Unusable(None))
         .show("hit", 3, cached(320, 320));
     worker.check(&expect![[r#"
         hit 3: Exact
@@ -347,7 +348,7 @@ fn what_events_explain_is_late_and_not_wrong() {
     "#]]);
     assert_eq!(
         worker.trust.error_by_cause().next().map(|(d, _)| d),
-        Some(Doubt::EventsLate)
+        Some(Cause::EventsLate)
     );
 }
 
@@ -373,46 +374,46 @@ fn one_wrong_answer_asks_and_a_mended_hole_is_forgotten() {
 /// What does not appear is told apart by what did.
 #[test]
 fn blocks_that_do_not_appear_have_a_cause() {
-    let finding = |appeared: Appeared, recovering| {
+    let finding = |appeared: StoredCheck, recovering| {
         let mut out = Vec::new();
         let mut trust = Trust::new(TrustOptions::new(BLOCK));
         trust.step(Time::ZERO, Evidence::Recovering(recovering), &mut out);
-        trust.step(Time::ZERO, Evidence::Appeared(appeared), &mut out);
+        trust.step(Time::ZERO, Evidence::Stored(appeared), &mut out);
         out.into_iter().find_map(|a| match a {
             Action::Judged(finding) => Some(finding),
             _ => None,
         })
     };
-    let none = Appeared {
+    let none = StoredCheck {
         expected: 9,
-        ..Appeared::default()
+        ..StoredCheck::default()
     };
     assert_eq!(
         finding(none, false),
-        Some(Finding::Wrong(Doubt::EventsMissing))
+        Some(Finding::Wrong(Cause::EventsMissing))
     );
     assert_eq!(finding(none, true), None);
-    let others = Appeared { stored: 9, ..none };
+    let others = StoredCheck { stored: 9, ..none };
     assert_eq!(
         finding(others, false),
-        Some(Finding::Wrong(Doubt::Tokenization))
+        Some(Finding::Wrong(Cause::Tokenization))
     );
-    let orphans = Appeared {
+    let orphans = StoredCheck {
         orphans: true,
         ..others
     };
     assert_eq!(
         finding(orphans, false),
-        Some(Finding::Wrong(Doubt::EventsMissing))
+        Some(Finding::Wrong(Cause::EventsMissing))
     );
-    let evicted = Appeared {
+    let evicted = StoredCheck {
         removed: 9,
         ..others
     };
     assert_eq!(finding(evicted, false), None);
-    let all = Appeared { found: 9, ..none };
+    let all = StoredCheck { found: 9, ..none };
     assert_eq!(finding(all, false), Some(Finding::Right));
-    assert_eq!(finding(Appeared::default(), false), None);
+    assert_eq!(finding(StoredCheck::default(), false), None);
 }
 
 /// A short absence of the event socket is nothing; a long one suspends the worker; what it had proven it has
@@ -469,15 +470,15 @@ fn no_report_means_none_once_there_was_one() {
 fn a_standing_outlives_the_router() {
     let mut worker = Worker::new();
     worker.show("hit", 3, cached(320, 320));
-    let standing = worker.trust.standing();
-    let resumed = Trust::resume(TrustOptions::new(BLOCK), standing);
-    assert_eq!(resumed.opinion(), worker.trust.opinion());
-    let shrunk = Standing {
-        level: Level::Shrunk,
-        flaps: 2,
+    let record = worker.trust.record();
+    let resumed = Trust::resume(TrustOptions::new(BLOCK), record);
+    assert_eq!(resumed.level(), worker.trust.level());
+    let discounted = TrustRecord {
+        state: CacheState::Discounted,
+        demotions: 2,
     };
-    let resumed = Trust::resume(TrustOptions::new(BLOCK), shrunk);
-    assert_eq!(resumed.opinion().doubt, Some(Doubt::Starting));
+    let resumed = Trust::resume(TrustOptions::new(BLOCK), discounted);
+    assert_eq!(resumed.level().cause, Some(Cause::Starting));
 }
 
 /// A hybrid model's hits are at most what its events tell: it counts half, is never forgotten, and is no worse
@@ -499,7 +500,7 @@ fn a_hybrid_model_counts_half() {
         .show("hit", 9, cached(320, 320));
     worker.check(&expect![[r#"
         hit 3: Exact
-        less 4: Shrunk hybrid_cache
+        less 4: Discounted hybrid_cache
         hit 6: Exact
     "#]]);
 }

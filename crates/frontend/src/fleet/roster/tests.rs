@@ -3,6 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
+use kvasir_host::{HostOptions, LoadedSnapshot, Model, RouterHost};
 use kvasir_index::{Index, IndexOptions};
 use kvasir_router::{RouterConfig, RouterMode};
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
@@ -11,11 +12,7 @@ use kvasir_types::WorkerRank;
 use kvasir_upstream::Upstreams;
 
 use super::*;
-use crate::App;
-use crate::AppOptions;
-use crate::host::RouterHost;
-use crate::observe::meter::ModelMeters;
-use crate::warm::Warm;
+use crate::{App, AppOptions};
 
 /// Nothing here takes this long unless it hangs.
 const HANGS: Duration = Duration::from_secs(20);
@@ -27,12 +24,8 @@ fn app() -> Arc<App> {
     App::new(AppOptions::default(), metrics, Clock::new(), Tasks::new())
 }
 
-fn index() -> Arc<Index> {
-    Arc::new(Index::with_options(&IndexOptions::default()))
-}
-
-fn new(name: &str) -> NewModel {
-    NewModel {
+fn new(name: &str) -> ModelSpec {
+    ModelSpec {
         name: name.into(),
         block_size: 16,
         context_length: 100,
@@ -40,42 +33,30 @@ fn new(name: &str) -> NewModel {
     }
 }
 
-fn model(app: &App, new: &NewModel, beside: Option<&Arc<ServedModel>>) -> Arc<ServedModel> {
-    let (host, meters) = match beside {
-        Some(other) => (Arc::clone(&other.host), other.meters.beside(&new.name)),
+fn model(app: &App, new: &ModelSpec, beside: Option<&Arc<ServedModel>>) -> Arc<ServedModel> {
+    let host = match beside {
+        Some(other) => Arc::clone(&other.host),
         None => {
-            let meters = ModelMeters::new(app.metrics(), &new.name, RouterMode::Kv);
             let config = RouterConfig {
                 router_mode: RouterMode::Kv,
                 ..RouterConfig::default()
             };
-            let host = RouterHost::start(&new.name, config, index(), app.clock(), app.tasks());
-            (host, meters)
+            let options = HostOptions::new(config, IndexOptions::default());
+            RouterHost::start(&new.name, options, app.context())
         }
     };
-    Arc::new(ServedModel {
-        meters,
-        name: Arc::clone(&new.name),
-        block_size: new.block_size,
-        context_length: new.context_length,
-        lora: None,
-        created: 1,
-        host,
-        backend: Backend::OpenAi {
-            workers: Upstreams::default(),
-            tokens: Default::default(),
-        },
-        events: None,
-        predict_heard: true,
-        workers: Default::default(),
-    })
+    let backend = Backend::OpenAi {
+        workers: Upstreams::default(),
+        tokens: Default::default(),
+    };
+    ServedModel::new(Model::new(new, host), backend)
 }
 
 fn fleet(app: &Arc<App>) -> Fleet {
     let of = Arc::clone(app);
     Fleet::new(
         Arc::clone(app),
-        Arc::new(move |new: &NewModel, beside| Ok(model(&of, new, beside))),
+        Arc::new(move |new: &ModelSpec, beside| Ok(model(&of, new, beside))),
     )
 }
 
@@ -142,13 +123,17 @@ async fn names_are_forgotten_together_and_the_router_of_one_in_use_keeps_its_ser
 #[tokio::test]
 async fn a_kept_cursor_ends_with_the_index_that_it_was_kept_beside() {
     let (app, ranks) = (app(), [WorkerRank::new(A.0, 0), WorkerRank::new(B.0, 0)]);
-    let kept = Warm::of("m", 16, index().snapshot().unwrap(), &ranks);
-    let fleet = fleet(&app).with_kept(kept);
+    let index = Index::with_options(&IndexOptions::default());
+    let kept = LoadedSnapshot::of("m", 16, index.snapshot().unwrap(), &ranks);
+    let fleet = fleet(&app).with_snapshot(kept);
     fleet.claim(A, &[new("m"), new("sql")]);
     fleet.disclaim(A, ["m".into()]);
-    assert!(fleet.warm.standing("m", ranks[1]).is_some(), "`sql` has it");
+    assert!(
+        fleet.snapshot.trust("m", ranks[1]).is_some(),
+        "`sql` has it"
+    );
     fleet.disclaim(A, ["sql".into()]);
     assert!(fleet.claim(B, &[new("m")])[0].is_some());
-    assert!(fleet.warm.standing("m", ranks[1]).is_none());
-    assert!(fleet.warm.resume("m", ranks[1]).is_none());
+    assert!(fleet.snapshot.trust("m", ranks[1]).is_none());
+    assert!(fleet.snapshot.resume("m", ranks[1]).is_none());
 }

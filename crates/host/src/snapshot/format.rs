@@ -1,42 +1,42 @@
-//! The bytes of a warm-restart file.
+//! The bytes of an index snapshot file.
 //!
-//! Little-endian throughout: `KVST`, a version (u16), the models, then XXH3-64 of everything before it. Texts
+//! Little-endian throughout: `KVST`, a version (u16), the routers, then XXH3-64 of everything before it. Texts
 //! and lists begin with their length (u32). The index inside has a form, a version and a checksum of its own.
 
 use std::io;
 use std::sync::Arc;
 
 use kvasir_ingest::{Cursor, Kept, Learned};
-use kvasir_trust::{Level, Standing};
+use kvasir_trust::{CacheState, TrustRecord};
 use kvasir_types::{DpRank, EngineHash, WorkerRank};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::WarmError;
+use super::SnapshotFileError;
 
 const MAGIC: [u8; 4] = *b"KVST";
 const VERSION: u16 = 1;
 const CHECKSUM: usize = 8;
 
-/// One model's part.
+/// One router's part.
 #[derive(Debug, PartialEq)]
-pub(super) struct KeptModel {
+pub(super) struct RouterSnapshot {
     pub(super) name: String,
     pub(super) block_size: u32,
-    pub(super) streams: Vec<KeptStream>,
+    pub(super) streams: Vec<StreamSnapshot>,
     /// As `Index::snapshot` made it.
     pub(super) index: Vec<u8>,
 }
 
 /// One event stream's part.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct KeptStream {
+pub(super) struct StreamSnapshot {
     pub(super) rank: WorkerRank,
-    pub(super) standing: Standing,
+    pub(super) trust: TrustRecord,
     pub(super) kept: Kept,
 }
 
-/// Writes models down. Returns how many bytes that took.
-pub(super) fn write(models: &[KeptModel], to: impl io::Write) -> io::Result<u64> {
+/// Writes the parts of routers. Returns how many bytes that took.
+pub(super) fn write(routers: &[RouterSnapshot], to: impl io::Write) -> io::Result<u64> {
     let mut out = Summed {
         to,
         sum: Xxh3::new(),
@@ -45,16 +45,16 @@ pub(super) fn write(models: &[KeptModel], to: impl io::Write) -> io::Result<u64>
     let mut head = Writer(Vec::new());
     head.0.extend(MAGIC);
     head.0.extend(VERSION.to_le_bytes());
-    head.u32(models.len() as u32);
+    head.u32(routers.len() as u32);
     out.write(&head.0)?;
-    for model in models {
+    for router in routers {
         let mut part = Writer(Vec::new());
-        part.bytes(model.name.as_bytes());
-        part.u32(model.block_size);
-        part.list(&model.streams, Writer::stream);
-        part.u64(model.index.len() as u64);
+        part.bytes(router.name.as_bytes());
+        part.u32(router.block_size);
+        part.list(&router.streams, Writer::stream);
+        part.u64(router.index.len() as u64);
         out.write(&part.0)?;
-        out.write(&model.index)?;
+        out.write(&router.index)?;
     }
     let sum = out.sum.digest();
     out.write(&sum.to_le_bytes())?;
@@ -76,25 +76,27 @@ impl<W: io::Write> Summed<W> {
     }
 }
 
-pub(super) fn read(bytes: &[u8]) -> Result<Vec<KeptModel>, WarmError> {
-    let rest = bytes.strip_prefix(&MAGIC).ok_or(WarmError::Foreign)?;
-    let (version, rest) = rest.split_first_chunk().ok_or(WarmError::Corrupt)?;
+pub(super) fn read(bytes: &[u8]) -> Result<Vec<RouterSnapshot>, SnapshotFileError> {
+    let rest = bytes
+        .strip_prefix(&MAGIC)
+        .ok_or(SnapshotFileError::Foreign)?;
+    let (version, rest) = rest.split_first_chunk().ok_or(SnapshotFileError::Corrupt)?;
     let version = u16::from_le_bytes(*version);
     if version != VERSION {
-        return Err(WarmError::Version(version));
+        return Err(SnapshotFileError::Version(version));
     }
     let (body, sum) = rest
         .split_last_chunk::<CHECKSUM>()
-        .ok_or(WarmError::Corrupt)?;
+        .ok_or(SnapshotFileError::Corrupt)?;
     let summed = bytes.len() - CHECKSUM;
     if xxh3_64(bytes.get(..summed).unwrap_or_default()) != u64::from_le_bytes(*sum) {
-        return Err(WarmError::Corrupt);
+        return Err(SnapshotFileError::Corrupt);
     }
     let mut reader = Reader(body);
-    let models = reader.list(Reader::model);
-    models
+    let routers = reader.list(Reader::router);
+    routers
         .filter(|_| reader.0.is_empty())
-        .ok_or(WarmError::Corrupt)
+        .ok_or(SnapshotFileError::Corrupt)
 }
 
 struct Writer(Vec<u8>);
@@ -118,15 +120,15 @@ impl Writer {
         items.iter().for_each(|item| one(self, item));
     }
 
-    fn stream(&mut self, stream: &KeptStream) {
+    fn stream(&mut self, stream: &StreamSnapshot) {
         self.u64(stream.rank.worker.0);
         self.u32(stream.rank.rank.0);
-        self.0.push(match stream.standing.level {
-            Level::Approximate => 0,
-            Level::Shrunk => 1,
-            Level::Exact => 2,
+        self.0.push(match stream.trust.state {
+            CacheState::Approximate => 0,
+            CacheState::Discounted => 1,
+            CacheState::Exact => 2,
         });
-        self.u32(stream.standing.flaps);
+        self.u32(stream.trust.demotions);
         let cursor = stream.kept.cursor;
         self.u64(cursor.sequence);
         self.u64(cursor.print);
@@ -178,11 +180,11 @@ impl Reader<'_> {
         (0..count).map(|_| one(self)).collect()
     }
 
-    fn model(&mut self) -> Option<KeptModel> {
+    fn router(&mut self) -> Option<RouterSnapshot> {
         let (name, block_size) = (self.text()?, self.u32()?);
         let streams = self.list(Self::stream)?;
         let count = usize::try_from(self.u64()?).ok()?;
-        Some(KeptModel {
+        Some(RouterSnapshot {
             name,
             block_size,
             streams,
@@ -190,24 +192,24 @@ impl Reader<'_> {
         })
     }
 
-    fn stream(&mut self) -> Option<KeptStream> {
+    fn stream(&mut self) -> Option<StreamSnapshot> {
         let rank = WorkerRank::new(self.u64()?, self.u32()?);
-        let level = match self.u8()? {
-            0 => Level::Approximate,
-            1 => Level::Shrunk,
-            2 => Level::Exact,
+        let state = match self.u8()? {
+            0 => CacheState::Approximate,
+            1 => CacheState::Discounted,
+            2 => CacheState::Exact,
             _ => return None,
         };
-        let flaps = self.u32()?;
+        let demotions = self.u32()?;
         let cursor = Cursor {
             sequence: self.u64()?,
             print: self.u64()?,
             at: f64::from_bits(self.u64()?),
         };
         let ranks = self.list(|r| Some((DpRank(r.u32()?), r.learned()?)))?;
-        Some(KeptStream {
+        Some(StreamSnapshot {
             rank,
-            standing: Standing { level, flaps },
+            trust: TrustRecord { state, demotions },
             kept: Kept { cursor, ranks },
         })
     }
@@ -231,16 +233,16 @@ impl Reader<'_> {
 mod tests {
     use super::*;
 
-    fn models() -> Vec<KeptModel> {
+    fn routers() -> Vec<RouterSnapshot> {
         let learned = Learned {
             groups: vec![Some(true), None, Some(false)],
             salts: vec![(EngineHash(7), "tenant".into(), 2)],
         };
-        let stream = KeptStream {
+        let stream = StreamSnapshot {
             rank: WorkerRank::new(u64::MAX, 3),
-            standing: Standing {
-                level: Level::Exact,
-                flaps: 1,
+            trust: TrustRecord {
+                state: CacheState::Exact,
+                demotions: 1,
             },
             kept: Kept {
                 cursor: Cursor {
@@ -252,13 +254,13 @@ mod tests {
             },
         };
         vec![
-            KeptModel {
+            RouterSnapshot {
                 name: "org/model".into(),
                 block_size: 16,
                 streams: vec![stream],
                 index: vec![1, 2, 3],
             },
-            KeptModel {
+            RouterSnapshot {
                 name: String::new(),
                 block_size: 0,
                 streams: Vec::new(),
@@ -267,22 +269,22 @@ mod tests {
         ]
     }
 
-    fn written(models: &[KeptModel]) -> Vec<u8> {
+    fn written(routers: &[RouterSnapshot]) -> Vec<u8> {
         let mut bytes = Vec::new();
-        let count = write(models, &mut bytes).unwrap();
+        let count = write(routers, &mut bytes).unwrap();
         assert_eq!(count, bytes.len() as u64);
         bytes
     }
 
     #[test]
     fn what_was_written_is_read() {
-        assert_eq!(read(&written(&models())).unwrap(), models());
+        assert_eq!(read(&written(&routers())).unwrap(), routers());
         assert_eq!(read(&written(&[])).unwrap(), []);
     }
 
     #[test]
     fn any_other_bytes_are_refused() {
-        let good = written(&models());
+        let good = written(&routers());
         for end in 0..good.len() {
             assert!(read(&good[..end]).is_err(), "cut at {end}");
         }
@@ -291,13 +293,19 @@ mod tests {
             bad[at] ^= 0x40;
             assert!(read(&bad).is_err(), "bit of byte {at}");
         }
-        assert!(matches!(read(b"#!/bin/sh"), Err(WarmError::Foreign)));
-        assert!(matches!(read(b"KVST\x02\x00"), Err(WarmError::Version(2))));
+        assert!(matches!(
+            read(b"#!/bin/sh"),
+            Err(SnapshotFileError::Foreign)
+        ));
+        assert!(matches!(
+            read(b"KVST\x02\x00"),
+            Err(SnapshotFileError::Version(2))
+        ));
         // A right checksum over lengths that lie.
         let mut lying = MAGIC.to_vec();
         lying.extend(VERSION.to_le_bytes());
         lying.extend(u32::MAX.to_le_bytes());
         lying.extend(xxh3_64(&lying).to_le_bytes());
-        assert!(matches!(read(&lying), Err(WarmError::Corrupt)));
+        assert!(matches!(read(&lying), Err(SnapshotFileError::Corrupt)));
     }
 }

@@ -1,25 +1,30 @@
-//! The router's host: runs the brain on the caller's thread and hands its outputs to those who wait.
+//! One router in the real world: runs the brain on the caller's thread and hands its outputs to those who wait.
 //!
 //! What always holds: `step` is called under one short lock and never across an await; a request that was
 //! sent is represented by one [`Booking`], whose end, whichever way it comes, frees it exactly once; a
 //! caller that stops waiting is taken out of the queue.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use kvasir_index::{Index, Matches};
+use kvasir_index::{Index, IndexOptions, Matches};
 use kvasir_router::{
-    Arrival, Input, Observation, Outcome, Output, Overlap, PotentialLoad, RouteError, Router,
-    RouterConfig, RouterMode, Sent, SessionStep,
+    Arrival, Input, Lookup, Observation, Outcome, Output, Overlap, PotentialLoad, RouteError,
+    Router, RouterConfig, RouterMode, Sent, SessionStep,
 };
 use kvasir_telemetry::Clock;
-use kvasir_transport::Tasks;
-use kvasir_types::{LocalHash, RequestId, Time, WorkerId, WorkerRank};
+use kvasir_trust::{Cause, TrustRecord};
+use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
 use tokio::sync::{Notify, oneshot};
 
-use crate::pace::Paces;
-use crate::picture::{Forecast, Pictures, Report, cacheable_tokens};
+use crate::booking::Booking;
+use crate::context::HostContext;
+use crate::events::EventPool;
+use crate::meters::RouterMeters;
+use crate::prefill_times::PrefillTimes;
+use crate::view::{CacheView, CacheViews, cacheable_tokens};
 
 /// Where the cost of each candidate is logged: `--log-level info,kvasir_router=debug` shows it.
 const FORMULAS: &str = "kvasir_router::formula";
@@ -28,34 +33,75 @@ const FORMULAS: &str = "kvasir_router::formula";
 /// believed for so long.
 const TICK_EVERY: Duration = Duration::from_secs(1);
 
+/// What a router is made from.
+#[derive(Clone, Debug)]
+pub struct HostOptions {
+    /// The router's settings.
+    pub config: RouterConfig,
+    /// What its index remembers.
+    pub index: IndexOptions,
+    /// Whether decisions are recorded for ranks whose cache events are trusted, too
+    /// (`--router-predicted-ttl-secs`); for the others they always are.
+    pub predict_all: bool,
+}
+
+impl HostOptions {
+    /// A router whose decisions are recorded for every rank, as far as its settings record any.
+    #[must_use]
+    pub fn new(config: RouterConfig, index: IndexOptions) -> Self {
+        Self {
+            config,
+            index,
+            predict_all: true,
+        }
+    }
+
+    /// The same, predicting a rank that publishes no events for as long as an approximate index would: what is sent
+    /// there is remembered for `ttl`.
+    #[must_use]
+    pub fn predicting_silent_ranks(mut self, ttl: Duration) -> Self {
+        self.predict_all = self.config.records_decisions();
+        if !self.predict_all && self.config.needs_index() {
+            self.index.predicted_ttl = Some(ttl);
+            self.config.router_predicted_ttl_secs = Some(ttl.as_secs_f64());
+        }
+        self
+    }
+}
+
 /// The router of some workers, its index, and who waits for it. Models that the same workers serve share it.
 #[derive(Debug)]
 pub struct RouterHost {
     name: Arc<str>,
     inner: Mutex<Inner>,
     index: Arc<Index>,
-    pictures: Pictures,
-    paces: Paces,
+    views: CacheViews,
+    prefill_times: PrefillTimes,
     needs: Needs,
+    predict_all: bool,
     /// Tokens in a block.
     block_size: u32,
-    clock: Clock,
+    context: HostContext,
+    meters: Arc<RouterMeters>,
+    /// Where the cache events of workers in this process go.
+    events: OnceLock<EventPool>,
     /// The brain wants to be ticked earlier than the timer thinks.
     sooner: Arc<Notify>,
 }
 
 /// Which names of a prompt's blocks the router asks for; follows from its settings and never changes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Needs {
+pub struct Needs {
     /// For the index.
-    pub(crate) index: bool,
+    pub index: bool,
     /// For the ledger, or for the index to remember decisions by.
-    pub(crate) sequence: bool,
+    pub sequence: bool,
 }
 
 impl Needs {
     /// Whether it asks for any.
-    pub(crate) fn any(self) -> bool {
+    #[must_use]
+    pub fn any(self) -> bool {
         self.index || self.sequence
     }
 
@@ -84,7 +130,7 @@ struct Inner {
 #[derive(Debug)]
 struct Waiter {
     verdict: oneshot::Sender<Verdict>,
-    looked_up: LookedUp,
+    lookup: Lookup,
 }
 
 /// What the router says to a request.
@@ -92,32 +138,25 @@ type Verdict = Result<Sent, RouteError>;
 
 /// A request that takes a step: most have their verdict when it ends, and need nobody to wait for it.
 #[derive(Debug)]
-struct Asking {
+struct Step<'l> {
     id: RequestId,
-    looked_up: LookedUp,
+    /// For looking it up again.
+    lookup: &'l Lookup,
     verdict: Option<Verdict>,
 }
 
-/// What was looked up for a request, for looking it up again.
-#[derive(Clone, Debug)]
-pub(crate) struct LookedUp {
-    /// The prompt's blocks.
-    pub(crate) prompt: Arc<[LocalHash]>,
-    /// Our own decisions count for every rank.
-    pub(crate) routed: bool,
-}
-
 impl RouterHost {
-    /// A host for a router of `config`, with its timer running in `tasks`. `name` is the model under whose name its
-    /// series are: the first that its workers serve.
-    pub fn start(
-        name: &Arc<str>,
-        config: RouterConfig,
-        index: Arc<Index>,
-        clock: Clock,
-        tasks: &Tasks,
-    ) -> Arc<Self> {
+    /// A router with its timer running. `name` is the model under whose name its series are: the first that its
+    /// workers serve.
+    #[must_use]
+    pub fn start(name: &Arc<str>, options: HostOptions, context: &HostContext) -> Arc<Self> {
+        let HostOptions {
+            config,
+            index,
+            predict_all,
+        } = options;
         let (needs, block_size) = (Needs::of(&config), config.kv_cache_block_size);
+        let meters = RouterMeters::new(&context.metrics, name, config.router_mode);
         let inner = Inner {
             router: Router::new(config),
             waiting: HashMap::new(),
@@ -128,17 +167,34 @@ impl RouterHost {
         let host = Arc::new(Self {
             name: Arc::clone(name),
             inner: Mutex::new(inner),
-            index,
-            pictures: Pictures::default(),
-            paces: Paces::default(),
+            index: Arc::new(Index::with_options(&index)),
+            views: CacheViews::default(),
+            prefill_times: PrefillTimes::default(),
             needs,
+            predict_all,
             block_size,
-            clock,
+            context: context.clone(),
+            meters,
+            events: OnceLock::new(),
             sooner: Arc::default(),
         });
         let timer = keep_time(Arc::downgrade(&host), Arc::clone(&host.sooner));
-        tasks.background().spawn(timer);
+        context.tasks.background().spawn(timer);
         host
+    }
+
+    /// Applies the cache events of workers in this process on so many threads from now on.
+    pub fn start_events(&self, threads: usize) -> io::Result<()> {
+        let (name, metrics) = (Arc::clone(&self.name), &self.context.metrics);
+        let events = EventPool::start(name, &self.index, metrics, threads)?;
+        let _ = self.events.set(events);
+        Ok(())
+    }
+
+    /// Where the cache events of workers in this process go, if anybody takes them.
+    #[must_use]
+    pub fn events(&self) -> Option<&EventPool> {
+        self.events.get()
     }
 
     /// The model under whose name its series are.
@@ -153,48 +209,102 @@ impl RouterHost {
         &self.index
     }
 
-    /// How far the index is believed.
-    pub(crate) fn pictures(&self) -> &Pictures {
-        &self.pictures
+    /// Tokens in a block.
+    #[must_use]
+    pub fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// How far the index is trusted.
+    #[must_use]
+    pub fn views(&self) -> &CacheViews {
+        &self.views
     }
 
     /// How fast its ranks compute prompts.
-    pub(crate) fn paces(&self) -> &Paces {
-        &self.paces
+    #[must_use]
+    pub fn prefill_times(&self) -> &PrefillTimes {
+        &self.prefill_times
     }
 
     /// Which names of a prompt's blocks it asks for.
-    pub(crate) fn needs(&self) -> Needs {
+    #[must_use]
+    pub fn needs(&self) -> Needs {
         self.needs
     }
 
+    /// Its surroundings.
+    #[must_use]
+    pub fn context(&self) -> &HostContext {
+        &self.context
+    }
+
+    /// What is counted of it.
+    #[must_use]
+    pub fn meters(&self) -> &Arc<RouterMeters> {
+        &self.meters
+    }
+
+    pub(crate) fn predicts_all(&self) -> bool {
+        self.predict_all
+    }
+
+    /// A rank is there and is judged from now on; `unusable` says why its events cannot be used, if they cannot.
+    /// `known` is how it stood before this process was started, if its view was kept.
+    pub fn judge(
+        &self,
+        rank: WorkerRank,
+        unusable: Option<Cause>,
+        known: Option<TrustRecord>,
+    ) -> Arc<CacheView> {
+        self.views.join(self, rank, unusable, known)
+    }
+
+    /// A worker is gone: its bookings and what was known of its cache go with it.
+    pub fn leave(&self, worker: WorkerId) {
+        self.tell(Input::Left(worker));
+        self.views.leave(worker);
+        match self.events() {
+            Some(events) => events.worker_gone(worker),
+            None => self.index.remove_worker(worker),
+        }
+    }
+
+    /// What of a prompt counts as cached, and where.
+    pub(crate) fn find(&self, lookup: &Lookup, matches: &mut Matches) -> Overlap {
+        match lookup.locals.is_empty() {
+            true => Overlap::none(),
+            false => lookup.find(&self.index, &self.views.trust(), matches),
+        }
+    }
+
+    /// Remembers where a request went, if the index is to learn from it.
+    pub(crate) fn record(&self, now: Time, sent: &Sent, lookup: &Lookup) {
+        if sent.record {
+            lookup.record(now, sent, &self.index, &self.views.trust());
+        }
+    }
+
     /// Chooses a worker for `arrival` and books it; waits while the router holds the request back.
-    /// `looked_up` is looked up again while it waits. Dropping the future takes it out.
+    /// `lookup` is looked up again while it waits. Dropping the future takes it out.
     pub(crate) async fn route(
         self: &Arc<Self>,
         arrival: Arrival,
-        looked_up: LookedUp,
+        lookup: &Lookup,
     ) -> Result<Booking, RouteError> {
         let cacheable = cacheable_tokens(arrival.isl_tokens, self.block_size);
-        let mut asking = Asking {
+        let mut step = Step {
             id: arrival.id,
-            looked_up,
+            lookup,
             verdict: None,
         };
-        let later = self.step_with(Input::Arrived(Box::new(arrival)), Some(&mut asking));
-        let verdict = match (asking.verdict, later) {
+        let later = self.step_with(Input::Arrived(Box::new(arrival)), Some(&mut step));
+        let verdict = match (step.verdict, later) {
             (Some(verdict), _) => verdict,
-            (None, Some(later)) => self.await_verdict(asking.id, later).await,
+            (None, Some(later)) => self.await_verdict(step.id, later).await,
             (None, None) => Err(RouteError::DuplicateRequest),
         };
-        let sent = verdict?;
-        Ok(Booking {
-            host: Arc::clone(self),
-            sent,
-            cacheable,
-            forecast: None,
-            finished: false,
-        })
+        Ok(Booking::new(self, verdict?, cacheable))
     }
 
     async fn await_verdict(&self, id: RequestId, later: oneshot::Receiver<Verdict>) -> Verdict {
@@ -214,12 +324,12 @@ impl RouterHost {
     }
 
     /// From now on `watcher` is woken when this worker is ejected.
-    pub(crate) fn watch(&self, worker: WorkerId, watcher: &Arc<Notify>) {
+    pub fn watch(&self, worker: WorkerId, watcher: &Arc<Notify>) {
         self.lock().watchers.insert(worker, Arc::clone(watcher));
     }
 
     /// Nobody is woken any more.
-    pub(crate) fn unwatch(&self, worker: WorkerId) {
+    pub fn unwatch(&self, worker: WorkerId) {
         self.lock().watchers.remove(&worker);
     }
 
@@ -239,17 +349,18 @@ impl RouterHost {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One step. `asking` is the request that takes it; if the step leaves it without a verdict, the verdict
+    /// One step. `request` is the one that takes it; if the step leaves it without a verdict, the verdict
     /// comes later.
     fn step_with(
         &self,
         input: Input,
-        mut asking: Option<&mut Asking>,
+        mut request: Option<&mut Step<'_>>,
     ) -> Option<oneshot::Receiver<Verdict>> {
         let mut inner = self.lock();
         let mut refresh = Vec::new();
-        inner.step(&self.clock, input, asking.as_deref_mut(), &mut refresh);
-        let later = asking.and_then(|asking| inner.await_later(asking));
+        let clock = &self.context.clock;
+        inner.step(clock, input, request.as_deref_mut(), &mut refresh);
+        let later = request.and_then(|request| inner.await_later(request));
         // Only then: the timer is a task elsewhere, and waking it costs more than a step.
         let deadline = inner.router.next_deadline();
         let sooner = deadline.is_some_and(|deadline| deadline < inner.ticks_at);
@@ -257,10 +368,8 @@ impl RouterHost {
         if sooner {
             self.sooner.notify_one();
         }
-        for (id, LookedUp { prompt, routed }) in refresh {
-            let mut matches = Matches::new();
-            self.index.find(&prompt, &mut matches);
-            let overlap = Some(self.pictures.overlap(&matches, routed));
+        for (id, lookup) in refresh {
+            let overlap = Some(self.find(&lookup, &mut Matches::new()));
             self.step_with(Input::Refreshed { id, overlap }, None);
         }
         later
@@ -269,11 +378,11 @@ impl RouterHost {
     /// What is due by now; how long the timer may sleep then.
     async fn due(&self) -> Duration {
         // Requests come first: what has expired goes in small parts.
-        while self.index.expire_some(self.clock.now()) {
+        while self.index.expire_some(self.context.clock.now()) {
             tokio::task::yield_now().await;
         }
-        let now = self.clock.now();
-        self.pictures.tick(now);
+        let now = self.context.clock.now();
+        self.views.tick(now);
         let expiry = self.index.next_expiry();
         self.lock().wait(now, expiry)
     }
@@ -312,8 +421,8 @@ impl Inner {
         &mut self,
         clock: &Clock,
         input: Input,
-        mut asking: Option<&mut Asking>,
-        refresh: &mut Vec<(RequestId, LookedUp)>,
+        mut request: Option<&mut Step<'_>>,
+        refresh: &mut Vec<(RequestId, Lookup)>,
     ) {
         let (mut next, mut more) = (Some(input), Vec::new());
         while let Some(input) = next {
@@ -321,15 +430,15 @@ impl Inner {
             self.router.step(clock.now(), input, &mut outputs);
             for output in outputs.drain(..) {
                 match output {
-                    Output::Send(sent) => more.extend(self.deliver(sent, asking.as_deref_mut())),
+                    Output::Send(sent) => more.extend(self.deliver(sent, request.as_deref_mut())),
                     Output::Refuse { id, error } => {
-                        self.answer(id, Err(error), asking.as_deref_mut());
+                        self.answer(id, Err(error), request.as_deref_mut());
                     }
                     Output::Refresh { id } => {
-                        let own = asking.as_deref().filter(|asking| asking.id == id);
-                        let waiter = self.waiting.get(&id).map(|waiter| &waiter.looked_up);
-                        let prompt = own.map(|asking| &asking.looked_up).or(waiter);
-                        refresh.extend(prompt.map(|prompt| (id, prompt.clone())));
+                        let own = request.as_deref().filter(|request| request.id == id);
+                        let waiter = self.waiting.get(&id).map(|waiter| &waiter.lookup);
+                        let lookup = own.map(|request| request.lookup).or(waiter);
+                        refresh.extend(lookup.map(|lookup| (id, lookup.clone())));
                     }
                     Output::Queued { id, depth } => tracing::debug!(%id, depth, "request waits"),
                     Output::CloseSession { .. } => {}
@@ -345,10 +454,10 @@ impl Inner {
     }
 
     /// Gives a verdict to whoever asked for it. Says whether somebody took it.
-    fn answer(&mut self, id: RequestId, verdict: Verdict, asking: Option<&mut Asking>) -> bool {
-        match asking.filter(|asking| asking.id == id && asking.verdict.is_none()) {
-            Some(asking) => {
-                asking.verdict = Some(verdict);
+    fn answer(&mut self, id: RequestId, verdict: Verdict, own: Option<&mut Step<'_>>) -> bool {
+        match own.filter(|own| own.id == id && own.verdict.is_none()) {
+            Some(own) => {
+                own.verdict = Some(verdict);
                 true
             }
             None => {
@@ -359,14 +468,13 @@ impl Inner {
     }
 
     /// Lets a request wait for the verdict that its step did not bring.
-    fn await_later(&mut self, asking: &Asking) -> Option<oneshot::Receiver<Verdict>> {
-        if asking.verdict.is_some() {
+    fn await_later(&mut self, request: &Step<'_>) -> Option<oneshot::Receiver<Verdict>> {
+        if request.verdict.is_some() {
             return None;
         }
         let (verdict, later) = oneshot::channel();
-        let looked_up = asking.looked_up.clone();
-        self.waiting
-            .insert(asking.id, Waiter { verdict, looked_up });
+        let lookup = request.lookup.clone();
+        self.waiting.insert(request.id, Waiter { verdict, lookup });
         Some(later)
     }
 
@@ -380,7 +488,7 @@ impl Inner {
     }
 
     /// Gives a booking to the one who waits for it; if nobody does, it is to be freed.
-    fn deliver(&mut self, sent: Sent, asking: Option<&mut Asking>) -> Option<Input> {
+    fn deliver(&mut self, sent: Sent, request: Option<&mut Step<'_>>) -> Option<Input> {
         if tracing::enabled!(target: FORMULAS, tracing::Level::DEBUG)
             && let Some(decision) = self.router.explain(sent.id)
         {
@@ -393,7 +501,7 @@ impl Inner {
                 "no worker serves session_control: opening and closing are ignored, bind works");
         }
         let (id, target) = (sent.id, sent.target);
-        let taken = self.answer(id, Ok(sent), asking);
+        let taken = self.answer(id, Ok(sent), request);
         let ended = Input::Finished {
             id,
             on: Some(target),
@@ -434,87 +542,5 @@ impl Drop for Waiting<'_> {
             });
             self.host.lock().waiting.remove(&self.id);
         }
-    }
-}
-
-/// A request's place on a worker. Dropped without an end, it counts as cancelled.
-#[derive(Debug)]
-pub struct Booking {
-    host: Arc<RouterHost>,
-    sent: Sent,
-    /// Most tokens of the prompt that an engine can find cached.
-    cacheable: u32,
-    /// What was foretold about it, to be compared with what comes.
-    forecast: Option<Forecast>,
-    finished: bool,
-}
-
-impl Booking {
-    /// Where the request goes.
-    #[must_use]
-    pub fn target(&self) -> WorkerRank {
-        self.sent.target
-    }
-
-    /// What the router decided.
-    #[must_use]
-    pub fn sent(&self) -> &Sent {
-        &self.sent
-    }
-
-    /// Tokens of the prompt that are expected in the worker's cache, as its engine would report them.
-    pub(crate) fn predicted_tokens(&self) -> u32 {
-        self.sent.cached_tokens.min(self.cacheable)
-    }
-
-    /// The first tokens came.
-    pub fn first_token(&self) {
-        if let Some(forecast) = &self.forecast {
-            forecast.begun(self.host.clock.now());
-        }
-        self.host.tell(Input::FirstToken { id: self.sent.id });
-    }
-
-    /// Its prompt is likely computed, though nothing has come.
-    pub(crate) fn likely_begun(&self) {
-        self.host.tell(Input::Prefilled { id: self.sent.id });
-    }
-
-    /// Keeps what was foretold until [`Self::reported`] compares it.
-    pub(crate) fn foretell(&mut self, forecast: Forecast) {
-        self.forecast = Some(forecast);
-    }
-
-    /// The engine said what it found.
-    pub(crate) fn reported(&mut self, report: Report) {
-        if let Some(forecast) = self.forecast.take() {
-            forecast.answered(self.host.clock.now(), report);
-        }
-    }
-
-    /// `generated` tokens came until now.
-    pub fn tokens(&self, generated: u32) {
-        self.host.tell(Input::Tokens {
-            id: self.sent.id,
-            generated,
-        });
-    }
-
-    /// The attempt ended.
-    pub fn finish(mut self, outcome: Outcome) {
-        self.end(outcome);
-    }
-
-    fn end(&mut self, outcome: Outcome) {
-        if !std::mem::replace(&mut self.finished, true) {
-            let (id, on) = (self.sent.id, Some(self.sent.target));
-            self.host.tell(Input::Finished { id, on, outcome });
-        }
-    }
-}
-
-impl Drop for Booking {
-    fn drop(&mut self) {
-        self.end(Outcome::Cancelled);
     }
 }

@@ -12,7 +12,7 @@ use super::WORKER_TYPE;
 
 /// The series of ranks.
 #[derive(Debug)]
-pub(crate) struct Ranks {
+pub(super) struct Ranks {
     metrics: Metrics,
     members: RwLock<HashMap<WorkerRank, Last>>,
 }
@@ -82,7 +82,7 @@ impl Ranks {
     }
 
     /// What a rank has to do now.
-    pub(crate) fn load(&self, rank: WorkerRank, blocks: f64, tokens: f64) {
+    pub(super) fn load(&self, rank: WorkerRank, blocks: f64, tokens: f64) {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         if !members.contains_key(&rank) {
             return;

@@ -1,13 +1,13 @@
-//! A picture as operators see it: the workers listing and the metrics.
+//! A cache view as operators see it: the workers listing and the metrics.
 
 use std::collections::BTreeSet;
 
 use kvasir_ingest::Counts;
-use kvasir_trust::{Doubt, Finding};
+use kvasir_trust::{Cause, Finding, TrustLevel};
 use serde_json::{Value, json};
 
-use super::{Picture, Pictures};
-use crate::observe::meter::ModelMeters;
+use super::{CacheView, CacheViews};
+use crate::meters::RouterMeters;
 
 /// What goes wrong with a stream, and how often it did.
 fn faults(counts: &Counts) -> [(&'static str, u64); 9] {
@@ -26,45 +26,46 @@ fn faults(counts: &Counts) -> [(&'static str, u64); 9] {
 
 /// Event sockets of some ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Sockets {
+pub struct EventSockets {
     /// Those that are connected.
-    pub(crate) connected: u64,
+    pub connected: u64,
     /// Those that are listened to and not connected now.
-    pub(crate) away: u64,
+    pub away: u64,
 }
 
-impl Pictures {
+impl CacheViews {
     /// Brings the metrics of a router's ranks up to date; what their event sockets are like.
-    pub(crate) fn measure(&self, router: &str, meters: &ModelMeters) -> Sockets {
-        let mut sockets = Sockets::default();
-        let mut unheard = BTreeSet::new();
-        for picture in self.all() {
-            match picture.measure() {
+    pub(crate) fn measure(&self, meters: &RouterMeters) -> EventSockets {
+        let mut sockets = EventSockets::default();
+        let mut without_events = BTreeSet::new();
+        for view in self.all() {
+            match view.measure() {
                 Some(true) => sockets.connected += 1,
                 Some(false) => sockets.away += 1,
-                None if picture.is_unheard() => {
-                    unheard.insert(picture.rank.worker);
+                None if view.is_without_events() => {
+                    without_events.insert(view.rank.worker);
                 }
                 None => {}
             }
         }
-        meters.unheard(router, unheard.len());
+        meters.without_events(without_events.len());
         sockets
     }
 }
 
-impl Picture {
+impl CacheView {
     /// For the workers listing.
-    pub(crate) fn row(&self) -> Value {
-        let events = self.ear().map(|ear| {
-            let snapshot = ear.intake.snapshot();
+    #[must_use]
+    pub fn row(&self) -> Value {
+        let events = self.subscription().map(|subscription| {
+            let snapshot = subscription.intake.snapshot();
             let (status, counts) = (snapshot.status, snapshot.status.counts);
             let found = faults(&counts).into_iter().filter(|(_, count)| *count > 0);
             let found: serde_json::Map<String, Value> = found
                 .map(|(kind, count)| (kind.into(), count.into()))
                 .collect();
             json!({
-                "address": &*ear.address,
+                "address": &*subscription.address,
                 "connected": status.connected,
                 "error": snapshot.fault.map(|fault| fault.to_string()),
                 "recovering": status.recovering.map(|cause| format!("{cause:?}").to_lowercase()),
@@ -75,16 +76,16 @@ impl Picture {
             })
         });
         let inner = self.lock();
-        let (opinion, trust) = (inner.trust.opinion(), &inner.trust);
+        let (level, trust) = (inner.trust.level(), &inner.trust);
         let causes: serde_json::Map<String, Value> = trust
             .error_by_cause()
-            .map(|(doubt, part)| (doubt.name().into(), part.into()))
+            .map(|(cause, part)| (cause.name().into(), part.into()))
             .collect();
         json!({
-            "state": opinion.level.name(),
-            "cause": opinion.doubt.map(Doubt::name),
-            "advice": opinion.doubt.map(Doubt::advice),
-            "credit": opinion.credit(),
+            "state": level.state.name(),
+            "cause": level.cause.map(Cause::name),
+            "advice": level.cause.map(Cause::advice),
+            "credit": level.credit(),
             "error": trust.error(),
             "error_by_cause": causes,
             "answers": trust.samples(),
@@ -96,15 +97,15 @@ impl Picture {
     /// Brings its metrics up to date; whether its event socket is connected, if it has one.
     fn measure(&self) -> Option<bool> {
         let status = self
-            .ear()
-            .map(|ear| ear.intake.read(|snapshot| snapshot.status));
+            .subscription()
+            .map(|subscription| subscription.intake.read(|snapshot| snapshot.status));
         let mut inner = self.lock();
         if inner.gone {
             return None;
         }
         let (worker, rank) = (self.rank.worker.to_string(), self.rank.rank.to_string());
         let labels = [&*self.model, &worker, &rank];
-        let metrics = &self.metrics;
+        let metrics = self.metrics();
         if let Some(status) = status {
             let connected = if status.connected { 1.0 } else { 0.0 };
             metrics
@@ -124,30 +125,26 @@ impl Picture {
                 faults.inc_by(now.saturating_sub(before));
             }
         }
-        let opinion = inner.trust.opinion();
+        let trust = inner.trust.level();
         metrics
             .worker_cache_credit
             .with_label_values(&labels)
-            .set(opinion.credit());
-        let state = |o: kvasir_trust::Opinion| [o.level.name(), o.doubt.map_or("", Doubt::name)];
-        if let Some(shown) = inner
-            .shown
-            .replace(opinion)
-            .filter(|shown| *shown != opinion)
-        {
-            let [level, cause] = state(shown);
-            let labels = [labels[0], labels[1], labels[2], level, cause];
+            .set(trust.credit());
+        let state = |t: TrustLevel| [t.state.name(), t.cause.map_or("", Cause::name)];
+        if let Some(shown) = inner.shown.replace(trust).filter(|shown| *shown != trust) {
+            let [state, cause] = state(shown);
+            let labels = [labels[0], labels[1], labels[2], state, cause];
             let _ = metrics.worker_cache_state.remove_label_values(&labels);
         }
-        let [level, cause] = state(opinion);
-        let state = [labels[0], labels[1], labels[2], level, cause];
+        let [state, cause] = state(trust);
+        let state = [labels[0], labels[1], labels[2], state, cause];
         metrics
             .worker_cache_state
             .with_label_values(&state)
             .set(1.0);
-        for doubt in CAUSES {
-            let part = inner.trust.error_by_cause().find(|(d, _)| *d == doubt);
-            let labels = [labels[0], labels[1], labels[2], doubt.name()];
+        for cause in CAUSES {
+            let part = inner.trust.error_by_cause().find(|(c, _)| *c == cause);
+            let labels = [labels[0], labels[1], labels[2], cause.name()];
             let error = metrics.worker_prediction_error.with_label_values(&labels);
             error.set(part.map_or(0.0, |(_, part)| part));
         }
@@ -158,14 +155,14 @@ impl Picture {
     pub(super) fn leave(&self) {
         let mut inner = self.lock();
         inner.gone = true;
-        self.opinions.set(self.rank, None);
+        self.shared.set(self.rank, None);
         let (worker, rank) = (self.rank.worker.to_string(), self.rank.rank.to_string());
         let labels = [&*self.model, &worker, &rank];
-        let metrics = &self.metrics;
+        let metrics = self.metrics();
         let _ = metrics.worker_cache_credit.remove_label_values(&labels);
         let _ = metrics.worker_events_connected.remove_label_values(&labels);
-        for doubt in CAUSES {
-            let labels = [labels[0], labels[1], labels[2], doubt.name()];
+        for cause in CAUSES {
+            let labels = [labels[0], labels[1], labels[2], cause.name()];
             let _ = metrics.worker_prediction_error.remove_label_values(&labels);
         }
         for finding in FINDINGS {
@@ -179,8 +176,8 @@ impl Picture {
             let _ = metrics.kv_event_faults_total.remove_label_values(&labels);
         }
         if let Some(shown) = inner.shown.take() {
-            let cause = shown.doubt.map_or("", Doubt::name);
-            let labels = [labels[0], labels[1], labels[2], shown.level.name(), cause];
+            let cause = shown.cause.map_or("", Cause::name);
+            let labels = [labels[0], labels[1], labels[2], shown.state.name(), cause];
             let _ = metrics.worker_cache_state.remove_label_values(&labels);
         }
     }
@@ -190,17 +187,17 @@ impl Picture {
 const FINDINGS: [Finding; 7] = [
     Finding::Right,
     Finding::Late,
-    Finding::Wrong(Doubt::EventsMissing),
-    Finding::Wrong(Doubt::EventsLate),
-    Finding::Wrong(Doubt::Tokenization),
-    Finding::Wrong(Doubt::SilentEviction),
-    Finding::Wrong(Doubt::Hybrid),
+    Finding::Wrong(Cause::EventsMissing),
+    Finding::Wrong(Cause::EventsLate),
+    Finding::Wrong(Cause::Tokenization),
+    Finding::Wrong(Cause::SilentEviction),
+    Finding::Wrong(Cause::Hybrid),
 ];
 /// Causes that answers can show.
-const CAUSES: [Doubt; 5] = [
-    Doubt::EventsMissing,
-    Doubt::EventsLate,
-    Doubt::Tokenization,
-    Doubt::SilentEviction,
-    Doubt::Hybrid,
+const CAUSES: [Cause; 5] = [
+    Cause::EventsMissing,
+    Cause::EventsLate,
+    Cause::Tokenization,
+    Cause::SilentEviction,
+    Cause::Hybrid,
 ];

@@ -1,8 +1,8 @@
-//! Writing the index down while it is in use, and at the end.
+//! Writing the index to a file while it is in use, and at the end.
 //!
 //! Answers one question: what would the next process have to know if this one ended now? What always holds: a cursor and
 //! the index beside it are of one moment, because streams stand still while the index is copied, all at once, those
-//! whose pictures are not worth keeping as well: no longer than that takes and the slowest of them to come to rest.
+//! that are not worth keeping as well: no longer than that takes and the slowest of them to come to rest.
 //! Lookups wait for nothing of it, other writers for a few thousand blocks at a time. If the index changes all the same
 //! it is not written this time; only at the end it is then copied in one go. The file is whole or not there; it is
 //! written by one at a time, and only when something changed.
@@ -11,22 +11,24 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvasir_index::{Index, SnapshotError};
 use kvasir_ingest::{Cursor, Kept};
 use kvasir_intake::Pause;
-use kvasir_trust::Standing;
+use kvasir_trust::TrustRecord;
 use kvasir_types::WorkerRank;
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::Warm;
-use super::format::{self, KeptModel, KeptStream};
-use crate::App;
-use crate::models::ServedModel;
-use crate::picture::Picture;
+use super::LoadedSnapshot;
+use super::format::{self, RouterSnapshot, StreamSnapshot};
+use crate::context::HostContext;
+use crate::models::Routers;
+use crate::router_host::RouterHost;
+use crate::view::CacheView;
 
 /// Streams have this long to stand still, all of them together: those that do wait for the others.
 const STILL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -36,10 +38,10 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// core and of a disk.
 const REST: u32 = 20;
 
-/// What was saved.
+/// What was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Saved {
-    /// Streams whose picture is in the file.
+pub struct SnapshotSummary {
+    /// Streams that are in the file.
     pub streams: usize,
     /// Streams that will be learned anew.
     pub left_out: usize,
@@ -47,56 +49,68 @@ pub struct Saved {
     pub bytes: u64,
 }
 
-/// Keeps the indexes of an application in a file.
-pub struct Keeper {
-    app: Arc<App>,
-    warm: Arc<Warm>,
+/// Keeps the indexes of a process in a file.
+pub struct SnapshotWriter {
+    context: HostContext,
+    routers: Arc<dyn Routers>,
+    loaded: Arc<LoadedSnapshot>,
     path: PathBuf,
     /// What the file is of; held while it is written.
     written: Mutex<Vec<Mark>>,
+    /// Only the last write is left.
+    paused: AtomicBool,
 }
 
-/// How far a stream is, and how far it is believed.
+/// How far a stream is, and how far it is trusted.
 #[derive(Clone, Debug, PartialEq)]
 struct Mark {
-    model: Arc<str>,
+    router: Arc<str>,
     rank: WorkerRank,
     cursor: Option<Cursor>,
-    standing: Standing,
+    trust: TrustRecord,
 }
 
-/// Whether streams go on after they were asked.
+/// Whether streams continue after they were asked.
 #[derive(Clone, Copy, PartialEq)]
 enum Then {
-    GoOn,
+    Continue,
     End,
 }
 
 /// Why the file is as it was.
 #[derive(Debug, thiserror::Error)]
-enum Unkept {
+enum WriteError {
     #[error(transparent)]
     Index(#[from] SnapshotError),
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-impl From<Unkept> for io::Error {
-    fn from(unkept: Unkept) -> Self {
-        match unkept {
-            Unkept::Index(error) => Self::other(error),
-            Unkept::Io(error) => error,
+impl From<WriteError> for io::Error {
+    fn from(error: WriteError) -> Self {
+        match error {
+            WriteError::Index(error) => Self::other(error),
+            WriteError::Io(error) => error,
         }
     }
 }
 
-impl Keeper {
-    pub(crate) fn new(app: Arc<App>, warm: Arc<Warm>, path: PathBuf) -> Arc<Self> {
+impl SnapshotWriter {
+    /// Keeps the indexes of `routers` at `path`. What was loaded and has not come back yet stays in the file.
+    #[must_use]
+    pub fn new(
+        context: &HostContext,
+        routers: Arc<dyn Routers>,
+        loaded: Arc<LoadedSnapshot>,
+        path: PathBuf,
+    ) -> Arc<Self> {
         Arc::new(Self {
-            app,
-            warm,
+            context: context.clone(),
+            routers,
+            loaded,
             path,
             written: Mutex::default(),
+            paused: AtomicBool::new(false),
         })
     }
 
@@ -108,9 +122,9 @@ impl Keeper {
 
     /// Writes the file from now on, at most every `every`, whenever something changed.
     pub fn start(self: &Arc<Self>, every: Duration) {
-        let (this, tasks) = (Arc::clone(self), self.app.tasks().clone());
-        let clock = self.app.clock();
-        self.app.tasks().spawn(async move {
+        let (this, tasks) = (Arc::clone(self), self.context.tasks.clone());
+        let clock = self.context.clock;
+        self.context.tasks.spawn(async move {
             let (mut pause, mut failed) = (every, false);
             loop {
                 tokio::select! {
@@ -119,19 +133,19 @@ impl Keeper {
                 }
                 let begun = clock.now();
                 let path = this.path.display();
-                match this.write(Then::GoOn).await {
+                match this.write(Then::Continue).await {
                     Ok(saved) => {
                         failed = false;
                         if let Some(saved) = saved {
-                            tracing::debug!(%path, ?saved, "index kept");
+                            tracing::debug!(%path, ?saved, "index snapshot written");
                         }
                     }
-                    Err(error @ Unkept::Index(SnapshotError::Changed)) => {
-                        tracing::debug!(%path, %error, "index not kept this time");
+                    Err(error @ WriteError::Index(SnapshotError::Changed)) => {
+                        tracing::debug!(%path, %error, "index snapshot skipped");
                     }
                     Err(error) => {
                         if !std::mem::replace(&mut failed, true) {
-                            tracing::error!(%path, %error, "index not kept; it is tried again");
+                            tracing::error!(%path, %error, "index snapshot failed; will retry");
                         }
                     }
                 }
@@ -140,24 +154,29 @@ impl Keeper {
         });
     }
 
+    /// Writes nothing more until [`Self::finish`]: the process is about to end.
+    pub fn pause(&self) {
+        self.paused.store(true, Ordering::Relaxed);
+    }
+
     /// Ends every event stream where it stands and writes the file for the last time.
-    pub async fn finish(&self) -> io::Result<Saved> {
+    pub async fn finish(&self) -> io::Result<SnapshotSummary> {
         Ok(self.write(Then::End).await?.unwrap_or_default())
     }
 
     /// Writes the file; `None` if it says all that there is to say already.
-    async fn write(&self, then: Then) -> Result<Option<Saved>, Unkept> {
+    async fn write(&self, then: Then) -> Result<Option<SnapshotSummary>, WriteError> {
         let mut written = self.written.lock().await;
         let marks = self.marks();
-        if then == Then::GoOn && (marks == *written || self.app.is_draining()) {
+        if then == Then::Continue && (marks == *written || self.paused.load(Ordering::Relaxed)) {
             return Ok(None);
         }
-        let (mut models, mut saved) = (self.warm.waiting_models(), Saved::default());
-        for model in self.app.models().of_routers() {
-            models.extend(self.kept(&model, then, &mut saved).await?);
+        let (mut parts, mut saved) = (self.loaded.waiting_routers(), SnapshotSummary::default());
+        for host in self.routers.all() {
+            parts.extend(self.part_of(&host, then, &mut saved).await?);
         }
         let path = self.path.clone();
-        let writing = tokio::task::spawn_blocking(move || replace(&path, &models));
+        let writing = tokio::task::spawn_blocking(move || replace(&path, &parts));
         saved.bytes = writing.await.map_err(io::Error::other)??;
         *written = marks;
         Ok(Some(saved))
@@ -165,40 +184,34 @@ impl Keeper {
 
     /// How far all streams are.
     fn marks(&self) -> Vec<Mark> {
-        let models = self.app.models().of_routers();
-        let of = |model: Arc<ServedModel>| {
-            let pictures = model.host.pictures().all().into_iter();
-            let mark = move |picture: Arc<Picture>| Mark {
-                model: Arc::clone(model.host.name()),
-                rank: picture.rank(),
-                cursor: picture.cursor(),
-                standing: picture.standing(),
+        let of = |host: Arc<RouterHost>| {
+            let views = host.views().all().into_iter();
+            let mark = move |view: Arc<CacheView>| Mark {
+                router: Arc::clone(host.name()),
+                rank: view.rank(),
+                cursor: view.cursor(),
+                trust: view.record(),
             };
-            pictures.map(mark).collect::<Vec<_>>()
+            views.map(mark).collect::<Vec<_>>()
         };
-        models.into_iter().flat_map(of).collect()
+        self.routers.all().into_iter().flat_map(of).collect()
     }
 
     /// One router's part: its index, and its streams at that very moment.
-    async fn kept(
+    async fn part_of(
         &self,
-        model: &Arc<ServedModel>,
+        host: &RouterHost,
         then: Then,
-        saved: &mut Saved,
-    ) -> Result<Option<KeptModel>, Unkept> {
-        let mut streams = self.warm.waiting(model.host.name());
+        saved: &mut SnapshotSummary,
+    ) -> Result<Option<RouterSnapshot>, WriteError> {
+        let mut streams = self.loaded.waiting(host.name());
         let mut pauses = Vec::new();
-        for (picture, still) in all_still(model.host.pictures().all(), then).await {
-            let (rank, standing) = (picture.rank(), picture.standing());
+        for (view, still) in all_still(host.views().all(), then).await {
+            let (rank, trust) = (view.rank(), view.record());
             pauses.extend(still.pause);
             match still.kept {
                 Some(kept) => {
-                    let stream = KeptStream {
-                        rank,
-                        standing,
-                        kept,
-                    };
-                    streams.insert(rank, stream);
+                    streams.insert(rank, StreamSnapshot { rank, trust, kept });
                 }
                 None => saved.left_out += usize::from(!streams.contains_key(&rank)),
             }
@@ -207,15 +220,15 @@ impl Keeper {
             return Ok(None);
         }
         saved.streams += streams.len();
-        let index = Arc::clone(model.host.index());
+        let index = Arc::clone(host.index());
         let copied = tokio::task::spawn_blocking(move || {
             let bytes = copy(&index, then, std::thread::yield_now);
             drop(pauses);
             bytes
         });
-        Ok(Some(KeptModel {
-            name: model.host.name().to_string(),
-            block_size: model.block_size,
+        Ok(Some(RouterSnapshot {
+            name: host.name().to_string(),
+            block_size: host.block_size(),
             streams: streams.into_values().collect(),
             index: copied.await.map_err(io::Error::other)??,
         }))
@@ -226,7 +239,7 @@ impl Keeper {
 /// time it is left for later.
 fn copy(index: &Index, then: Then, give_way: impl FnMut()) -> Result<Vec<u8>, SnapshotError> {
     match then {
-        Then::GoOn => index.snapshot_in_parts(give_way),
+        Then::Continue => index.snapshot_in_parts(give_way),
         Then::End => index.snapshot(),
     }
 }
@@ -234,38 +247,38 @@ fn copy(index: &Index, then: Then, give_way: impl FnMut()) -> Result<Vec<u8>, Sn
 /// A stream that was asked to stand still.
 #[derive(Debug, Default)]
 struct Still {
-    /// What a later one needs to go on, if its picture is worth keeping.
+    /// What a later one needs to go on, if it is worth keeping.
     kept: Option<Kept>,
     /// It goes on when this is dropped; `None` if it has ended, or did not stand still in time.
     pause: Option<Pause>,
 }
 
 /// Lets all streams stand still at once. Those that do not in time go on.
-async fn all_still(pictures: Vec<Arc<Picture>>, then: Then) -> Vec<(Arc<Picture>, Still)> {
+async fn all_still(views: Vec<Arc<CacheView>>, then: Then) -> Vec<(Arc<CacheView>, Still)> {
     let timeout = match then {
-        Then::GoOn => STILL_TIMEOUT,
+        Then::Continue => STILL_TIMEOUT,
         Then::End => END_TIMEOUT,
     };
     let deadline = Instant::now() + timeout;
     let mut asked = JoinSet::new();
-    for picture in pictures {
+    for view in views {
         asked.spawn(async move {
-            let still = tokio::time::timeout_at(deadline, still(&picture, then)).await;
-            (picture, still.unwrap_or_default())
+            let still = tokio::time::timeout_at(deadline, still(&view, then)).await;
+            (view, still.unwrap_or_default())
         });
     }
     asked.join_all().await
 }
 
-async fn still(picture: &Picture, then: Then) -> Still {
+async fn still(view: &CacheView, then: Then) -> Still {
     match then {
-        Then::GoOn => {
-            let (kept, pause) = picture.hold().await.unzip();
+        Then::Continue => {
+            let (kept, pause) = view.hold().await.unzip();
             let kept = kept.flatten();
             Still { kept, pause }
         }
         Then::End => Still {
-            kept: picture.freeze().await,
+            kept: view.freeze().await,
             pause: None,
         },
     }
@@ -289,10 +302,10 @@ fn beside(path: &Path) -> PathBuf {
 }
 
 /// Puts a whole file in the place of an older one. Returns its size.
-fn replace(path: &Path, models: &[KeptModel]) -> io::Result<u64> {
+fn replace(path: &Path, routers: &[RouterSnapshot]) -> io::Result<u64> {
     let beside = beside(path);
     let written = File::create(&beside).and_then(|mut file| {
-        let bytes = format::write(models, &mut file)?;
+        let bytes = format::write(routers, &mut file)?;
         file.sync_all()?;
         Ok(bytes)
     });

@@ -1,43 +1,41 @@
-//! One rank's picture: what is known for and against it, and who listens to its events.
+//! One rank's cache: what speaks for and against what we know of it, and the subscription to its events.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use kvasir_index::{Index, Matches};
 use kvasir_ingest::{Counts, Cursor, Kept, Notice, Resync};
 use kvasir_intake::{Intake, IntakeHandle, Pause, Snapshot, Witness};
-use kvasir_telemetry::{Clock, Metrics};
-use kvasir_transport::{SourceFault, Tasks};
+use kvasir_telemetry::Metrics;
+use kvasir_transport::SourceFault;
 use kvasir_trust::{
-    Action, Answer, Appeared, Doubt, Evidence, Finding, Level, Opinion, Standing, Trust,
-    TrustOptions,
+    Action, Answer, CacheState, Cause, Evidence, Finding, StoredCheck, Trust, TrustLevel,
+    TrustOptions, TrustRecord,
 };
 use kvasir_types::{LocalHash, Time, WorkerRank};
 use kvasir_wire::Skip;
 
-use super::Opinions;
-use super::forecast::Told;
-use crate::App;
-use crate::models::ServedModel;
+use super::SharedTrust;
+use super::prediction::EventTotals;
+use crate::context::HostContext;
+use crate::router_host::RouterHost;
 
 /// So long after an answer its blocks must have appeared.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
 
-/// One rank's picture.
-pub(crate) struct Picture {
+/// What is known of one rank's cache.
+pub struct CacheView {
     pub(super) rank: WorkerRank,
     /// The name of its router, which its series have.
     pub(super) model: Arc<str>,
     block_size: u32,
     index: Arc<Index>,
-    pub(super) metrics: Metrics,
     /// Requests are routed by it.
     pub(super) by_cache: bool,
-    clock: Clock,
-    tasks: Tasks,
-    pub(super) opinions: Opinions,
+    context: HostContext,
+    pub(super) shared: SharedTrust,
     pub(super) inner: Mutex<Inner>,
-    ear: RwLock<Option<Ear>>,
+    subscription: RwLock<Option<Subscription>>,
     looks: Mutex<Looks>,
 }
 
@@ -54,12 +52,12 @@ struct Look {
     answered: Time,
     prompt: Arc<[LocalHash]>,
     blocks: u32,
-    sent: Told,
+    sent: EventTotals,
 }
 
-/// Who listens, and where.
+/// The stream of its events, and where it comes from.
 #[derive(Clone, Debug)]
-pub(super) struct Ear {
+pub(super) struct Subscription {
     pub(super) address: Arc<str>,
     pub(super) intake: IntakeHandle,
 }
@@ -69,7 +67,7 @@ pub(super) struct Inner {
     /// Its worker has left: what still comes in from it changes nothing.
     pub(super) gone: bool,
     /// Why events cannot be used, as far as membership knows.
-    bar: Option<Doubt>,
+    unusable: Option<Cause>,
     /// Events came with blocks of another size.
     other_block_size: bool,
     /// What last went wrong with the stream of events.
@@ -77,54 +75,55 @@ pub(super) struct Inner {
     /// What was counted of the stream already.
     pub(super) counted: Counts,
     /// The state under which it is in the metrics.
-    pub(super) shown: Option<Opinion>,
+    pub(super) shown: Option<TrustLevel>,
 }
 
-impl std::fmt::Debug for Picture {
+impl std::fmt::Debug for CacheView {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let rank = &self.rank;
-        f.debug_struct("Picture")
+        f.debug_struct("CacheView")
             .field("rank", rank)
             .finish_non_exhaustive()
     }
 }
 
-impl Picture {
+impl CacheView {
     pub(super) fn new(
-        app: &App,
-        model: &ServedModel,
+        host: &RouterHost,
         rank: WorkerRank,
-        opinions: Opinions,
-        known: Option<Standing>,
+        shared: SharedTrust,
+        known: Option<TrustRecord>,
     ) -> Self {
-        let options = TrustOptions::new(model.block_size.max(1));
+        let options = TrustOptions::new(host.block_size().max(1));
         let trust = match known {
-            Some(standing) => Trust::resume(options, standing),
+            Some(record) => Trust::resume(options, record),
             None => Trust::new(options),
         };
-        opinions.set(rank, Some(trust.opinion()));
+        shared.set(rank, Some(trust.level()));
         Self {
             rank,
-            model: Arc::clone(model.host.name()),
-            block_size: model.block_size,
-            index: Arc::clone(model.host.index()),
-            metrics: app.metrics().clone(),
-            by_cache: model.meters.by_cache(),
-            clock: app.clock(),
-            tasks: app.tasks().clone(),
-            opinions,
+            model: Arc::clone(host.name()),
+            block_size: host.block_size(),
+            index: Arc::clone(host.index()),
+            by_cache: host.meters().by_cache(),
+            context: host.context().clone(),
+            shared,
             inner: Mutex::new(Inner {
                 gone: false,
                 trust,
-                bar: None,
+                unusable: None,
                 other_block_size: false,
                 last_fault: None,
                 counted: Counts::default(),
                 shown: None,
             }),
-            ear: RwLock::new(None),
+            subscription: RwLock::new(None),
             looks: Mutex::default(),
         }
+    }
+
+    pub(super) fn metrics(&self) -> &Metrics {
+        &self.context.metrics
     }
 
     pub(super) fn block_size(&self) -> u32 {
@@ -132,64 +131,74 @@ impl Picture {
     }
 
     /// Which rank it is of.
-    pub(crate) fn rank(&self) -> WorkerRank {
+    #[must_use]
+    pub fn rank(&self) -> WorkerRank {
         self.rank
     }
 
-    /// How it stands, for keeping.
-    pub(crate) fn standing(&self) -> Standing {
-        self.lock().trust.standing()
+    /// How far it is trusted, for keeping.
+    pub(crate) fn record(&self) -> TrustRecord {
+        self.lock().trust.record()
     }
 
     /// Its events come from `address` from now on, through what `start` starts.
     ///
     /// It is away until that connects, which may happen on another thread before `start` returns: so
     /// everything about the new stream is set before it begins.
-    pub(crate) fn listen(&self, address: &str, start: impl FnOnce() -> Intake) -> Intake {
+    pub fn subscribe(&self, address: &str, start: impl FnOnce() -> Intake) -> Intake {
         self.lock().counted = Counts::default();
         self.count_lifecycle("started");
         self.show(Evidence::Link(false));
         let intake = start();
-        let mut ear = self.ear.write().unwrap_or_else(PoisonError::into_inner);
-        *ear = Some(Ear {
+        let subscription = Subscription {
             address: Arc::from(address),
             intake: intake.handle(),
-        });
+        };
+        let mut current = self
+            .subscription
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        *current = Some(subscription);
+        drop(current);
         intake
     }
 
     /// Whether nobody listens to its events although the router would go by them.
-    pub(super) fn is_unheard(&self) -> bool {
-        self.by_cache && self.lock().bar == Some(Doubt::NoEvents)
+    pub(super) fn is_without_events(&self) -> bool {
+        self.by_cache && self.lock().unusable == Some(Cause::NoEvents)
     }
 
     fn count_lifecycle(&self, action: &str) {
         if self.by_cache {
-            let lifecycle = &self.metrics.router_kv_zmq_ingress_lifecycle_total;
+            let lifecycle = &self.metrics().router_kv_zmq_ingress_lifecycle_total;
             lifecycle.with_label_values(&[action]).inc();
         }
     }
 
-    pub(super) fn ear(&self) -> Option<Ear> {
-        let ear = self.ear.read().unwrap_or_else(PoisonError::into_inner);
-        ear.clone()
+    pub(super) fn subscription(&self) -> Option<Subscription> {
+        self.current().clone()
+    }
+
+    fn current(&self) -> RwLockReadGuard<'_, Option<Subscription>> {
+        self.subscription
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn read<T: Default>(&self, part: impl FnOnce(&Snapshot) -> T) -> T {
-        let ear = self.ear.read().unwrap_or_else(PoisonError::into_inner);
-        ear.as_ref()
-            .map(|ear| ear.intake.read(part))
-            .unwrap_or_default()
+        let current = self.current();
+        let intake = current.as_ref().map(|current| &current.intake);
+        intake.map(|intake| intake.read(part)).unwrap_or_default()
     }
 
     /// Ends its stream and leaves its blocks in the index; what a later stream needs to go on.
     pub(crate) async fn freeze(&self) -> Option<Kept> {
-        self.ear()?.intake.freeze().await
+        self.subscription()?.intake.freeze().await
     }
 
     /// Lets its stream stand still; what a later stream would need to go on, if it is worth keeping.
     pub(crate) async fn hold(&self) -> Option<(Option<Kept>, Pause)> {
-        self.ear()?.intake.hold().await
+        self.subscription()?.intake.hold().await
     }
 
     /// How far its stream is.
@@ -197,22 +206,22 @@ impl Picture {
         self.read(|snapshot| snapshot.status.cursor)
     }
 
-    /// What events have told so far.
-    pub(super) fn told(&self) -> Told {
-        self.read(|snapshot| Told::from(&snapshot.status.counts))
+    /// What events have said so far.
+    pub(super) fn event_totals(&self) -> EventTotals {
+        self.read(|snapshot| EventTotals::from(&snapshot.status.counts))
     }
 
     /// Why events cannot be used, as far as membership knows.
-    pub(super) fn set_bar(&self, bar: Option<Doubt>) {
+    pub(super) fn set_unusable(&self, cause: Option<Cause>) {
         let mut inner = self.lock();
-        inner.bar = bar;
-        self.step_bar(&mut inner);
+        inner.unusable = cause;
+        self.step_unusable(&mut inner);
     }
 
-    fn step_bar(&self, inner: &mut Inner) {
-        let size = inner.other_block_size.then_some(Doubt::BlockSize);
-        let bar = inner.bar.or(size);
-        self.step(inner, Evidence::Barred(bar));
+    fn step_unusable(&self, inner: &mut Inner) {
+        let size = inner.other_block_size.then_some(Cause::BlockSize);
+        let cause = inner.unusable.or(size);
+        self.step(inner, Evidence::Unusable(cause));
     }
 
     /// An answer came.
@@ -223,11 +232,16 @@ impl Picture {
     }
 
     /// Looks, in a while, whether the first `blocks` of an answered prompt have appeared.
-    pub(super) fn look_later(self: &Arc<Self>, prompt: Arc<[LocalHash]>, blocks: u32, sent: Told) {
-        if blocks == 0 || self.lock().bar.is_some() {
+    pub(super) fn look_later(
+        self: &Arc<Self>,
+        prompt: Arc<[LocalHash]>,
+        blocks: u32,
+        sent: EventTotals,
+    ) {
+        if blocks == 0 || self.lock().unusable.is_some() {
             return;
         }
-        let answered = self.clock.now();
+        let answered = self.context.clock.now();
         let mut looks = self.looks();
         looks.next = Some(Look {
             answered,
@@ -236,7 +250,8 @@ impl Picture {
             sent,
         });
         if !std::mem::replace(&mut looks.running, true) {
-            self.tasks
+            self.context
+                .tasks
                 .background()
                 .spawn(Arc::clone(self).keep_looking());
         }
@@ -244,7 +259,7 @@ impl Picture {
 
     async fn keep_looking(self: Arc<Self>) {
         while let Some(look) = self.next_look() {
-            tokio::time::sleep((look.answered + LOOK_AFTER) - self.clock.now()).await;
+            tokio::time::sleep((look.answered + LOOK_AFTER) - self.context.clock.now()).await;
             self.look(&look);
         }
     }
@@ -264,17 +279,17 @@ impl Picture {
         let mut matches = Matches::new();
         self.index.find(&look.prompt, &mut matches);
         let ours = matches.sources().find(|s| s.events.rank == self.rank);
-        let told = self.told();
-        let appeared = Appeared {
+        let totals = self.event_totals();
+        let check = StoredCheck {
             expected: look.blocks,
             found: ours.map_or(0, |s| s.events.disk_cumulative()),
-            stored: told.stored_since(&look.sent),
-            removed: told.removed_since(&look.sent),
+            stored: totals.stored_since(&look.sent),
+            removed: totals.removed_since(&look.sent),
             orphans: self.read(|s| s.status.orphan_blocks) > 0,
         };
         let mut inner = self.lock();
         self.step(&mut inner, Evidence::Recovering(self.is_recovering()));
-        self.step(&mut inner, Evidence::Appeared(appeared));
+        self.step(&mut inner, Evidence::Stored(check));
     }
 
     fn is_recovering(&self) -> bool {
@@ -290,7 +305,7 @@ impl Picture {
     }
 
     fn step(&self, inner: &mut Inner, evidence: Evidence) {
-        self.step_at(inner, self.clock.now(), evidence);
+        self.step_at(inner, self.context.clock.now(), evidence);
     }
 
     fn step_at(&self, inner: &mut Inner, now: Time, evidence: Evidence) {
@@ -307,43 +322,45 @@ impl Picture {
     fn act(&self, action: Action) {
         match action {
             Action::Judged(finding) => self.count(finding),
-            Action::Changed(opinion) => self.changed(opinion),
+            Action::Changed(trust) => self.changed(trust),
             Action::Verify => self.mend("asking whether events were missed", Resync::Verify),
-            Action::Resync(Doubt::SilentEviction) => {
+            Action::Resync(Cause::SilentEviction) => {
                 self.mend("replaying the engine's events", Resync::Replay);
             }
             Action::Resync(_) => self.mend("replaying the engine's events", Resync::Fill),
-            Action::Forget => self.mend("forgetting the picture", Resync::Forget),
+            Action::Forget => self.mend("forgetting its blocks", Resync::Forget),
         }
     }
 
     fn mend(&self, what: &'static str, how: Resync) {
-        let Some(ear) = self.ear() else { return };
+        let Some(subscription) = self.subscription() else {
+            return;
+        };
         match how {
-            Resync::Verify => tracing::debug!(rank = %self.rank, "cache picture: {what}"),
-            _ => tracing::warn!(rank = %self.rank, "cache picture was wrong too often: {what}"),
+            Resync::Verify => tracing::debug!(rank = %self.rank, "cache view: {what}"),
+            _ => tracing::warn!(rank = %self.rank, "cache view was wrong too often: {what}"),
         }
-        ear.intake.resync(how);
+        subscription.intake.resync(how);
     }
 
-    fn changed(&self, opinion: Opinion) {
-        self.opinions.set(self.rank, Some(opinion));
-        let (rank, state) = (self.rank, opinion.level.name());
-        match opinion.doubt {
-            None => tracing::info!(%rank, state, "cache picture proves right"),
-            Some(Doubt::Starting | Doubt::Forced) if opinion.level == Level::Approximate => {
-                tracing::info!(%rank, state, "cache picture starts anew");
+    fn changed(&self, trust: TrustLevel) {
+        self.shared.set(self.rank, Some(trust));
+        let (rank, state) = (self.rank, trust.state.name());
+        match trust.cause {
+            None => tracing::info!(%rank, state, "cache view trusted"),
+            Some(Cause::Starting | Cause::Forced) if trust.state == CacheState::Approximate => {
+                tracing::info!(%rank, state, "cache view starts anew");
             }
-            Some(doubt) => {
-                let (cause, advice) = (doubt.name(), doubt.advice());
-                tracing::warn!(%rank, state, cause, advice, "cache picture not trusted");
+            Some(cause) => {
+                let (cause, advice) = (cause.name(), cause.advice());
+                tracing::warn!(%rank, state, cause, advice, "cache view not trusted");
             }
         }
     }
 
     fn count(&self, finding: Finding) {
         let (worker, rank) = (self.rank.worker.to_string(), self.rank.rank.to_string());
-        self.metrics
+        self.metrics()
             .worker_predictions_total
             .with_label_values(&[&*self.model, &worker, &rank, finding.name()])
             .inc();
@@ -354,7 +371,7 @@ impl Picture {
     }
 }
 
-impl Witness for Picture {
+impl Witness for CacheView {
     fn notice(&self, notice: &Notice) {
         let rank = self.rank;
         match notice {
@@ -371,11 +388,11 @@ impl Witness for Picture {
             Notice::Recovered { messages: 1.., .. } => self.step(&mut inner, Evidence::Mended),
             Notice::Skipped(Skip::BlockSize { .. }) => {
                 inner.other_block_size = true;
-                self.step_bar(&mut inner);
+                self.step_unusable(&mut inner);
             }
             Notice::BlockSizeFits => {
                 inner.other_block_size = false;
-                self.step_bar(&mut inner);
+                self.step_unusable(&mut inner);
             }
             _ => {}
         }
@@ -412,69 +429,41 @@ fn fault_name(notice: &Notice) -> Option<&'static str> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use kvasir_index::IndexOptions;
+mod tests {
     use kvasir_ingest::{Ingest, IngestOptions};
-    use kvasir_router::{RouterConfig, RouterMode};
-    use kvasir_telemetry::MetricOptions;
     use kvasir_transport::memory_source;
     use kvasir_types::DpRank;
 
     use super::*;
-    use crate::AppOptions;
-    use crate::Backend;
-    use crate::ModelMeters;
-    use crate::RouterHost;
-
-    /// A model without workers.
-    pub(crate) fn model(app: &App) -> ServedModel {
-        let (name, router): (Arc<str>, _) = (Arc::from("m"), RouterConfig::default());
-        let index = Arc::new(Index::with_options(&IndexOptions::default()));
-        ServedModel {
-            meters: ModelMeters::new(app.metrics(), &name, RouterMode::Kv),
-            events: None,
-            host: RouterHost::start(&name, router, index, app.clock(), app.tasks()),
-            name,
-            block_size: 16,
-            context_length: 4096,
-            lora: None,
-            created: 1,
-            backend: Backend::OpenAi {
-                workers: Default::default(),
-                tokens: Default::default(),
-            },
-            predict_heard: true,
-            workers: Default::default(),
-        }
-    }
+    use crate::testing::{context, host};
 
     /// A stream runs on a thread of its own: it may be connected before its starter knows of it.
     #[tokio::test]
     async fn a_connection_made_at_once_is_not_overlooked() {
-        let metrics = Metrics::new(&MetricOptions::default()).unwrap();
-        let app = App::new(AppOptions::default(), metrics, Clock::new(), Tasks::new());
-        let (model, rank) = (model(&app), WorkerRank::new(1, 0));
-        let picture = Arc::new(Picture::new(&app, &model, rank, Opinions::default(), None));
+        let context = context();
+        let (host, rank) = (host(&context), WorkerRank::new(1, 0));
+        let view = CacheView::new(&host, rank, SharedTrust::default(), None);
+        let view = Arc::new(view);
+        let clock = context.clock;
         let start = |connects: bool| {
             let ingest = Ingest::new(rank.worker, DpRank(0), IngestOptions::new(16));
-            let (witness, clock) = (Arc::clone(&picture), app.clock());
             let now = Arc::new(move || clock.now());
             let (_engine, source) = memory_source();
-            let index = Arc::clone(model.host.index());
-            let intake = Intake::spawn(app.tasks(), source, ingest, index, now, witness);
+            let (index, witness) = (Arc::clone(host.index()), Arc::clone(&view));
+            let intake = Intake::spawn(&context.tasks, source, ingest, index, now, witness);
             if connects {
-                picture.link(None);
+                view.link(None);
             }
             intake
         };
-        let later = || app.clock().now() + Duration::from_secs(60);
-        let doubt = || picture.lock().trust.opinion().doubt;
+        let later = || clock.now() + Duration::from_secs(60);
+        let cause = || view.lock().trust.level().cause;
 
-        let _at_once = picture.listen("tcp://engine", || start(true));
-        picture.tick(later());
-        assert_eq!(doubt(), Some(Doubt::Starting));
-        let _never = picture.listen("tcp://engine", || start(false));
-        picture.tick(later());
-        assert_eq!(doubt(), Some(Doubt::Unreachable));
+        let _at_once = view.subscribe("tcp://engine", || start(true));
+        view.tick(later());
+        assert_eq!(cause(), Some(Cause::Starting));
+        let _never = view.subscribe("tcp://engine", || start(false));
+        view.tick(later());
+        assert_eq!(cause(), Some(Cause::Unreachable));
     }
 }

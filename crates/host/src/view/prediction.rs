@@ -1,4 +1,4 @@
-//! What was foretold about one request, and what then came.
+//! What was predicted of one request, and what its engine then reported.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -7,25 +7,25 @@ use kvasir_ingest::Counts;
 use kvasir_trust::Answer;
 use kvasir_types::{LocalHash, Time};
 
-use super::Picture;
+use super::CacheView;
 
 /// An event is this late at most, on a busy machine (recorded from vLLM: 1 to 9 ms, once 250).
 const EVENT_LAG: Duration = Duration::from_millis(250);
 
 /// What an engine said about a request.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Report {
+pub struct UsageReport {
     /// Tokens of the prompt.
-    pub(crate) prompt: u32,
+    pub prompt: u32,
     /// Those of them that it found cached, where it says so.
-    pub(crate) cached: Option<u32>,
+    pub cached: Option<u32>,
     /// Tokens of the answer.
-    pub(crate) output: u32,
+    pub output: u32,
 }
 
-/// What events had told of a rank at some moment.
+/// What events had said of a rank at some moment.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct EventTotals {
     stored: u64,
     removed: u64,
     /// Times that all was forgotten.
@@ -34,7 +34,7 @@ pub(crate) struct Told {
     hybrid: bool,
 }
 
-impl From<&Counts> for Told {
+impl From<&Counts> for EventTotals {
     fn from(counts: &Counts) -> Self {
         Self {
             stored: counts.blocks_stored,
@@ -45,7 +45,7 @@ impl From<&Counts> for Told {
     }
 }
 
-impl Told {
+impl EventTotals {
     /// Blocks stored since `before`.
     pub(super) fn stored_since(&self, before: &Self) -> u32 {
         u32::try_from(self.stored.saturating_sub(before.stored)).unwrap_or(u32::MAX)
@@ -60,9 +60,9 @@ impl Told {
     }
 }
 
-/// A prompt as it was foretold.
+/// What events predict of a prompt.
 #[derive(Clone, Debug)]
-pub(crate) struct Foretold {
+pub(crate) struct Prediction {
     /// The prompt's blocks.
     pub(crate) locals: Arc<[LocalHash]>,
     /// Tokens of the prompt.
@@ -77,59 +77,59 @@ pub(crate) fn cacheable_tokens(prompt: u32, block_size: u32) -> u32 {
     prompt.saturating_sub(1) / size * size
 }
 
-/// What was foretold about one request, kept until its answer is there.
+/// A prediction that waits for the engine's report.
 #[derive(Debug)]
-pub(crate) struct Forecast {
-    picture: Arc<Picture>,
-    foretold: Foretold,
-    sent: Told,
-    first: OnceLock<(Time, Told)>,
+pub(crate) struct PendingPrediction {
+    view: Arc<CacheView>,
+    prediction: Prediction,
+    sent: EventTotals,
+    first: OnceLock<(Time, EventTotals)>,
 }
 
-impl Forecast {
-    /// `foretold` is about to be sent to the rank of `picture`.
-    pub(crate) fn new(picture: Arc<Picture>, foretold: Foretold) -> Self {
+impl PendingPrediction {
+    /// The request of `prediction` is about to be sent to the rank of `view`.
+    pub(crate) fn new(view: Arc<CacheView>, prediction: Prediction) -> Self {
         Self {
-            sent: picture.told(),
-            picture,
-            foretold,
+            sent: view.event_totals(),
+            view,
+            prediction,
             first: OnceLock::new(),
         }
     }
 
     /// The answer has begun: the engine has looked into its cache.
     pub(crate) fn begun(&self, now: Time) {
-        let _ = self.first.set((now, self.picture.told()));
+        let _ = self.first.set((now, self.view.event_totals()));
     }
 
     /// The answer is complete.
-    pub(crate) fn answered(self, now: Time, report: Report) {
-        let size = self.picture.block_size().max(1);
-        // What events told after the cache was looked into explains nothing.
-        let told = match self.first.get() {
-            Some((first, told)) if now - *first > EVENT_LAG => *told,
-            _ => self.picture.told(),
+    pub(crate) fn compare(self, now: Time, report: UsageReport) {
+        let size = self.view.block_size().max(1);
+        // What events said after the cache was looked into explains nothing.
+        let totals = match self.first.get() {
+            Some((first, totals)) if now - *first > EVENT_LAG => *totals,
+            _ => self.view.event_totals(),
         };
         let whole = report.prompt.saturating_add(report.output) / size;
         let own = whole.saturating_sub(report.cached.unwrap_or(0) / size);
-        let stored = told.stored_since(&self.sent).saturating_sub(own);
-        let foretold = self.foretold.blocks.saturating_mul(size);
+        let stored = totals.stored_since(&self.sent).saturating_sub(own);
+        let predicted = self.prediction.blocks.saturating_mul(size);
         let answer = Answer {
-            prompt: self.foretold.prompt,
+            prompt: self.prediction.prompt,
             prompt_reported: Some(report.prompt).filter(|tokens| *tokens > 0),
-            cached: foretold.min(cacheable_tokens(self.foretold.prompt, size)),
+            cached: predicted.min(cacheable_tokens(self.prediction.prompt, size)),
             cached_reported: report.cached,
-            removed_since: told.removed_since(&self.sent).saturating_mul(size),
+            removed_since: totals.removed_since(&self.sent).saturating_mul(size),
             stored_since: stored.saturating_mul(size),
-            hybrid: told.hybrid,
+            hybrid: totals.hybrid,
         };
-        self.picture.answered(now, answer);
+        self.view.answered(now, answer);
         let unexpected = report
             .cached
             .is_some_and(|cached| cached.abs_diff(answer.cached) >= size);
         if !unexpected && answer.prompt_reported.is_none_or(|p| p == answer.prompt) {
-            self.picture
-                .look_later(self.foretold.locals, answer.prompt / size, self.sent);
+            self.view
+                .look_later(self.prediction.locals, answer.prompt / size, self.sent);
         }
     }
 }

@@ -13,7 +13,7 @@ const OK: &str = "ok";
 /// An index and its counters. Those of events that went well are looked up once, here, and not for each of a
 /// hundred thousand events a second.
 #[derive(Debug)]
-pub(crate) struct CountedIndex {
+pub struct CountedIndex {
     index: Arc<Index>,
     metrics: Metrics,
     stored: IntCounter,
@@ -22,7 +22,9 @@ pub(crate) struct CountedIndex {
 }
 
 impl CountedIndex {
-    pub(crate) fn new(index: &Arc<Index>, metrics: &Metrics) -> Self {
+    /// Counts what is applied to `index`.
+    #[must_use]
+    pub fn new(index: &Arc<Index>, metrics: &Metrics) -> Self {
         let counter = |event: &str| {
             let applied = &metrics.kv_cache_events_applied;
             applied.with_label_values(&[event, OK])

@@ -6,7 +6,7 @@ use kvasir_telemetry::{Gauge, Histogram, Metrics};
 
 /// What is being done for a request that has no answer yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub enum Stage {
     /// Its body is understood and its prompt becomes tokens.
     Preprocess,
     /// The router chooses, with any wait in its queue.
@@ -19,7 +19,7 @@ impl Stage {
     const ALL: [Self; 3] = [Self::Preprocess, Self::Route, Self::Dispatch];
 
     /// Labels of the gauge: stage and phase.
-    const fn inside(self) -> [&'static str; 2] {
+    const fn labels(self) -> [&'static str; 2] {
         match self {
             Self::Preprocess => ["preprocess", ""],
             Self::Route => ["route", super::PHASE],
@@ -44,7 +44,7 @@ pub(super) struct Stages([(Gauge, Histogram); 3]);
 impl Stages {
     pub(super) fn new(metrics: &Metrics) -> Self {
         Self(Stage::ALL.map(|stage| {
-            let inside = metrics.stage_requests.with_label_values(&stage.inside());
+            let inside = metrics.stage_requests.with_label_values(&stage.labels());
             let took = &metrics.stage_duration_seconds;
             (inside, took.with_label_values(&[stage.duration()]))
         }))
@@ -59,10 +59,10 @@ impl Stages {
         }
     }
 
-    pub(super) fn enter(&self, stage: Stage) -> Inside<'_> {
+    pub(super) fn enter(&self, stage: Stage) -> InStage<'_> {
         let inside = &self.of(stage).0;
         inside.inc();
-        Inside(inside)
+        InStage(inside)
     }
 
     pub(super) fn took(&self, stage: Stage, took: Duration) {
@@ -72,9 +72,9 @@ impl Stages {
 
 /// A request is in a stage; dropped, it is out of it, whichever way.
 #[derive(Debug)]
-pub(crate) struct Inside<'a>(&'a Gauge);
+pub struct InStage<'a>(&'a Gauge);
 
-impl Drop for Inside<'_> {
+impl Drop for InStage<'_> {
     fn drop(&mut self) {
         self.0.dec();
     }

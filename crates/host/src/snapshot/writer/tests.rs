@@ -2,43 +2,36 @@
 
 use kvasir_ingest::{Ingest, IngestOptions};
 use kvasir_intake::Intake;
-use kvasir_telemetry::{Clock, MetricOptions, Metrics};
-use kvasir_transport::{MemoryPublisher, SourceEvent, Tasks, memory_source};
+use kvasir_transport::{MemoryPublisher, SourceEvent, memory_source};
 use kvasir_types::{DpRank, EngineHash, KvEvent, LocalHash, StoredBlock, Tier};
 
 use super::*;
-use crate::AppOptions;
-use crate::picture::model;
+use crate::testing::{context, host};
 
 /// Blocks of an index that takes several parts.
 const BLOCKS: u64 = 20_000;
 
-fn app() -> Arc<App> {
-    let metrics = Metrics::new(&MetricOptions::default()).unwrap();
-    App::new(AppOptions::default(), metrics, Clock::new(), Tasks::new())
-}
-
 /// A rank whose stream begins now.
-fn rank(app: &App, model: &ServedModel) -> (MemoryPublisher, Intake, Arc<Picture>) {
+fn rank(host: &RouterHost) -> (MemoryPublisher, Intake, Arc<CacheView>) {
     let rank = WorkerRank::new(1, 0);
-    let picture = model.host.pictures().join(app, model, rank, None, None);
+    let view = host.judge(rank, None, None);
     let (engine, source) = memory_source();
     let ingest = Ingest::new(rank.worker, DpRank(0), IngestOptions::new(16));
-    let (clock, index) = (app.clock(), Arc::clone(model.host.index()));
+    let (context, index) = (host.context(), Arc::clone(host.index()));
+    let clock = context.clock;
     let now = Arc::new(move || clock.now());
-    let intake = picture.listen("tcp://engine", || {
-        Intake::spawn(app.tasks(), source, ingest, index, now, Arc::new(()))
+    let intake = view.subscribe("tcp://engine", || {
+        Intake::spawn(&context.tasks, source, ingest, index, now, Arc::new(()))
     });
-    (engine, intake, picture)
+    (engine, intake, view)
 }
 
 /// Events of a stream that is not in the file are in the index all the same: it must not change while it is copied.
 #[tokio::test]
 async fn a_stream_that_is_not_worth_keeping_stands_still_too() {
-    let app = app();
-    let model = model(&app);
-    let (engine, mut intake, picture) = rank(&app, &model);
-    let mut still = all_still(vec![picture], Then::GoOn).await;
+    let host = host(&context());
+    let (engine, mut intake, view) = rank(&host);
+    let mut still = all_still(vec![view], Then::Continue).await;
     let (_, still) = still.pop().unwrap();
     assert_eq!(still.kept, None, "nothing came yet");
     let pause = still.pause.expect("it stands still");
@@ -74,10 +67,10 @@ fn an_index_that_keeps_changing_is_left_for_later() {
         let (rank, event) = chain(2, next, 1);
         index.apply(rank, &event).unwrap();
     };
-    let copied = copy(&index, Then::GoOn, &mut changes);
+    let copied = copy(&index, Then::Continue, &mut changes);
     assert_eq!(copied, Err(SnapshotError::Changed));
     assert!(next > 2 * BLOCKS, "others had their turn");
-    for then in [Then::GoOn, Then::End] {
+    for then in [Then::Continue, Then::End] {
         let restored = Index::new();
         restored
             .restore(&copy(&index, then, || {}).unwrap())

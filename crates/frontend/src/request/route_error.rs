@@ -1,0 +1,36 @@
+//! What a client is told when the router has no worker for its request.
+
+use kvasir_openai::ApiError;
+use kvasir_router::{Fault, RouteError};
+
+use crate::App;
+
+/// What the client is told.
+pub(crate) fn answer(app: &App, error: &RouteError) -> ApiError {
+    let overload = app.options().overload_status;
+    tracing::debug!(%error, "refused");
+    match error {
+        RouteError::QueueLimit {
+            policy_class,
+            limit_kind,
+            current,
+            limit,
+        } => ApiError::queue_full(overload, policy_class, limit_kind.name(), *current, *limit),
+        error if error.is_overload() => ApiError::overloaded(overload),
+        RouteError::PinnedWorkerNotAllowed(_)
+        | RouteError::PinnedWorkerUnknown(_)
+        | RouteError::PinnedRankUnknown { .. } => ApiError::invalid_pin(error),
+        error if error.fault() == Fault::Client => ApiError::bad_request(error.to_string()),
+        _ => ApiError::unavailable(),
+    }
+}
+
+/// The same after workers failed the request: `why` holds if there is nobody else to ask.
+pub(crate) fn answer_after(app: &App, error: &RouteError, why: ApiError) -> ApiError {
+    match error {
+        RouteError::FailedWorkersOverloaded
+        | RouteError::FailedWorkersUnavailable
+        | RouteError::NoEndpoints { .. } => why,
+        error => answer(app, error),
+    }
+}

@@ -1,0 +1,42 @@
+//! One router in the real world.
+//!
+//! Answers one question: what does every program around the brain need, whoever its clients are? [`RouterHost`] runs a
+//! router under its lock with its index, timer and counters; [`CacheView`] is what is known of a rank's cache and how far
+//! that is trusted; [`Model`] names blocks and books requests; [`SnapshotWriter`] and [`LoadedSnapshot`] carry the index
+//! over a restart. All are handed a [`HostContext`]: the clock, the metrics, and where tasks run.
+//!
+//! Invariants: nothing booked outlives its [`Booking`]; a lookup waits for no event and for no judgement; nothing here
+//! knows HTTP, clients or OpenAI.
+//!
+//! Elsewhere: decisions (`kvasir-router`), how far a rank is trusted (`kvasir-trust`), clients and engines behind HTTP
+//! (`kvasir-frontend`).
+
+mod booking;
+mod context;
+mod counted;
+mod events;
+mod meters;
+mod model;
+mod models;
+mod place;
+mod prefill_times;
+mod router_host;
+mod snapshot;
+#[cfg(test)]
+mod testing;
+mod view;
+
+pub use booking::Booking;
+pub use context::HostContext;
+pub use counted::CountedIndex;
+pub use events::EventPool;
+pub use meters::{ENDPOINT, InStage, PlacementMeters, RouterMeters, Stage, hit_rate};
+pub use model::{Model, ModelSpec};
+pub use models::{ModelEntry, Models, Routers};
+pub use place::PromptBlocks;
+pub use prefill_times::PrefillTimes;
+pub use router_host::{HostOptions, Needs, RouterHost};
+pub use snapshot::{
+    LoadedSnapshot, SnapshotFileError, SnapshotSummary, SnapshotWriter, probe_snapshot,
+};
+pub use view::{CacheView, CacheViews, EventSockets, UsageReport};

@@ -1,0 +1,143 @@
+//! From tokens to a booking: name the blocks, ask the index, ask the router.
+
+use std::sync::Arc;
+
+use kvasir_hash::{BlockHasher, Scope, sequence_hashes};
+use kvasir_index::Matches;
+use kvasir_router::{Arrival, Lookup, RouteError};
+use kvasir_telemetry::observe_ms;
+use kvasir_types::{Token, WorkerRank};
+
+use crate::Model;
+use crate::booking::Booking;
+use crate::meters::Stage;
+use crate::router_host::Needs;
+use crate::view::{PendingPrediction, Prediction};
+
+/// The names of a prompt's blocks, as far as the router mode asks for them.
+#[derive(Clone, Debug)]
+pub struct PromptBlocks {
+    lookup: Lookup,
+    /// Tokens of the prompt as the engine must count them; `None` where it may count others.
+    pub certain_tokens: Option<u32>,
+}
+
+impl PromptBlocks {
+    /// Of a prompt that nobody has read.
+    #[must_use]
+    pub fn none() -> Self {
+        let lookup = Lookup {
+            locals: Arc::default(),
+            sequence: Arc::default(),
+            predict_all: false,
+        };
+        Self {
+            lookup,
+            certain_tokens: None,
+        }
+    }
+
+    /// If `guessed`, they are made of the text and not of tokens: no event of an engine will ever name them, and only
+    /// our own routing decisions say where they are.
+    pub fn set_guessed(&mut self, guessed: bool) {
+        self.lookup.predict_all |= guessed;
+    }
+}
+
+impl Model {
+    /// Names the blocks of `tokens` under a cache salt; empty means none.
+    #[must_use]
+    pub fn name_blocks(&self, tokens: &[Token], salt: &str) -> PromptBlocks {
+        let Needs { index, sequence } = self.host.needs();
+        if !index && !sequence {
+            return PromptBlocks::none();
+        }
+        let context = self.host.context();
+        let clock = context.clock;
+        let start = clock.now();
+        let mut locals = Vec::new();
+        let scope = Scope {
+            salt,
+            lora: self.lora.as_deref().unwrap_or_default(),
+            ..Scope::default()
+        };
+        BlockHasher::new(self.block_size as usize, &scope).extend(tokens, &mut locals);
+        let hashed = clock.now();
+        let sequence = if sequence {
+            sequence_hashes(&locals).into()
+        } else {
+            Arc::default()
+        };
+        let metrics = &context.metrics;
+        observe_ms(&metrics.overhead_block_hashing_ms, hashed - start);
+        observe_ms(&metrics.overhead_seq_hashing_ms, clock.now() - hashed);
+        let lookup = Lookup {
+            locals: if index { locals.into() } else { Arc::default() },
+            sequence,
+            predict_all: self.host.predicts_all(),
+        };
+        PromptBlocks {
+            lookup,
+            certain_tokens: None,
+        }
+    }
+
+    /// Chooses a worker and books it; waits while the router holds the request back.
+    pub async fn book(
+        &self,
+        mut arrival: Arrival,
+        blocks: &PromptBlocks,
+    ) -> Result<Booking, RouteError> {
+        let (host, meters, lookup) = (&self.host, &self.placements, &blocks.lookup);
+        let clock = host.context().clock;
+        let _inside = meters.enter(Stage::Route);
+        let start = clock.now();
+        let mut matches = Matches::new();
+        let overlap = host.find(lookup, &mut matches);
+        lookup.arrive(&mut arrival, overlap);
+        let found = match meters.by_cache() {
+            true => clock.now(),
+            false => start,
+        };
+        let routed = host.route(arrival, lookup).await;
+        let mut booking = routed.inspect_err(|error| host.meters().refused(error))?;
+        meters.chosen(booking.sent());
+        let end = clock.now();
+        host.record(end, booking.sent(), lookup);
+        if !booking.sent().queued.is_zero() {
+            // What was found has aged.
+            host.index().find(&lookup.locals, &mut matches);
+        }
+        if let Some(pending) = self.predict(booking.target(), blocks, &matches) {
+            booking.predict(pending);
+        }
+        meters.stage_took(Stage::Route, end - start);
+        if meters.by_cache() {
+            let metrics = &host.context().metrics;
+            observe_ms(&metrics.overhead_indexer_find_matches_ms, found - start);
+            observe_ms(&metrics.overhead_scheduling_ms, end - found);
+            observe_ms(&metrics.overhead_total_ms, end - start);
+        }
+        Ok(booking)
+    }
+
+    /// What events predict of a request on its way to `target`; `None` if nobody judges that rank, or if the engine
+    /// may see another prompt than we do.
+    fn predict(
+        &self,
+        target: WorkerRank,
+        blocks: &PromptBlocks,
+        matches: &Matches,
+    ) -> Option<PendingPrediction> {
+        let locals = &blocks.lookup.locals;
+        let prompt = blocks.certain_tokens.filter(|_| !locals.is_empty())?;
+        let view = self.host.views().get(target)?;
+        let ours = matches.sources().find(|s| s.events.rank == target);
+        let prediction = Prediction {
+            locals: Arc::clone(locals),
+            prompt,
+            blocks: ours.map_or(0, |s| s.events.disk_cumulative()),
+        };
+        Some(PendingPrediction::new(view, prediction))
+    }
+}
