@@ -22,7 +22,7 @@ use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
 use kvasir_transport::MemoryPlane;
 use kvasir_types::{WorkerId, WorkerRank};
-use kvasir_upstream::{Pool, WorkerAddress, WorkerTls};
+use kvasir_upstream::{Pool, WorkerTls, parse_url};
 
 use crate::wiring::{self, Failure, RouterSetup};
 use crate::{serve, traces};
@@ -60,7 +60,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
             None => WorkerTls::default(),
         };
         let traffic = Traffic::new(
-            Pool::new(WorkerAddress::parse_plain(&url)?, tls),
+            Pool::new(parse_url(&url)?, tls),
             Arc::clone(&model.name),
             Arc::clone(&app),
             Arc::clone(&summary),

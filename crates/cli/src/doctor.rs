@@ -13,6 +13,7 @@ use kvasir_doctor::{Examined, Listed, Probe, Report, Told, examine};
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
 use kvasir_transport::Tasks;
+use kvasir_upstream::default_api_key;
 
 use crate::operate;
 use crate::wiring::{self, Failure};
@@ -32,19 +33,22 @@ pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, Failure> {
         text: model_path.as_ref().map(load),
         seed: clock.unix_millis(clock.now()) ^ u64::from(std::process::id()) << 48,
     };
-    let told = |listed: Listed| Told {
-        address: listed.address,
-        index_block_size: listed.block_size,
-        model: settings.get(keys::MODEL_NAME),
-        block_size: settings.get(keys::KV_CACHE_BLOCK_SIZE),
-        model_path: model_path.clone(),
+    let told = |listed: Listed| {
+        Some(Told {
+            endpoint: listed.worker.transport.http()?.clone(),
+            worker: listed.worker,
+            index_block_size: listed.block_size,
+            model: settings.get(keys::MODEL_NAME),
+            block_size: settings.get(keys::KV_CACHE_BLOCK_SIZE),
+            model_path: model_path.clone(),
+        })
     };
     let workers = workers(settings).await?;
     let worlds = probe
-        .look(&tasks, workers.into_iter().map(told).collect())
+        .look(&tasks, workers.into_iter().filter_map(told).collect())
         .await;
     let examined = worlds.iter().map(|world| Examined {
-        worker: world.told.address.to_string(),
+        worker: world.told.endpoint.to_string(),
         checks: examine(world),
     });
     let report = Report {
@@ -66,8 +70,8 @@ pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, Failure> {
 async fn workers(settings: &Settings) -> Result<Vec<Listed>, Failure> {
     let named = wiring::workers(settings)?.into_iter();
     let mut workers: Vec<Listed> = named
-        .map(|address| Listed {
-            address,
+        .map(|worker| Listed {
+            worker,
             block_size: None,
         })
         .collect();
@@ -76,9 +80,9 @@ async fn workers(settings: &Settings) -> Result<Vec<Listed>, Failure> {
     }
     let key = wiring::worker_key(settings)?;
     for mut listed in operate::engines(settings).await? {
-        let id = listed.address.id();
-        if !workers.iter().any(|w| w.address.id() == id) {
-            listed.address.api_key.clone_from(&key);
+        let id = listed.worker.id;
+        if !workers.iter().any(|w| w.worker.id == id) {
+            default_api_key(&mut listed.worker, key.as_ref());
             workers.push(listed);
         }
     }

@@ -160,7 +160,7 @@ fn event_threads(settings: &Settings) -> Result<Cores, Failure> {
 /// `kvasir frontend`.
 pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let app = app(settings, Clock::new())?;
-    let addresses = wiring::workers(settings)?;
+    let workers = wiring::workers(settings)?;
     let file = wiring::workers_file(settings)?;
     wiring::probe_snapshot(settings)?;
     wiring::say_how(settings);
@@ -175,9 +175,10 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
         fleet = fleet.without_events();
     }
     fleet.start();
-    for address in addresses {
-        if !fleet.watch(address.clone()) {
-            tracing::warn!(worker = %address, "--worker names it twice");
+    for worker in workers {
+        let shown = worker.transport.to_string();
+        if !fleet.watch(worker) {
+            tracing::warn!(worker = shown, "--worker names it twice");
         }
     }
     if let Some(file) = file {

@@ -39,12 +39,12 @@ fn start(settings: &Settings) -> Result<Option<Tracer>, Failure> {
 fn carry(
     endpoint: &str,
 ) -> Result<std::sync::Arc<kvasir_telemetry::Carry>, kvasir_upstream::AddressError> {
-    use kvasir_upstream::{Bounds, Client, WorkerAddress, WorkerTls};
+    use kvasir_upstream::{Bounds, Client, WorkerTls, parse_url};
 
     /// Longest answer of a collector that is read.
     const ANSWER_BYTES_MAX: usize = 1 << 20;
     // The path comes with each request.
-    let mut collector = WorkerAddress::parse_plain(endpoint)?;
+    let mut collector = parse_url(endpoint)?;
     collector.prefix.clear();
     let bounds = Bounds {
         timeout: kvasir_telemetry::EXPORT_TIMEOUT,

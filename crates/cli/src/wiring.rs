@@ -14,7 +14,8 @@ use kvasir_index::{Approximate, IndexOptions};
 use kvasir_profile::Preset;
 use kvasir_router::{PrefillLoadModel, Role, RouterConfig, RouterMode};
 use kvasir_telemetry::{Identity, LogBounds, MetricOptions, TunedBounds, log};
-use kvasir_upstream::{TlsError, TlsFile, WorkerAddress, WorkerKey, WorkerTls};
+use kvasir_types::{ApiKey, WorkerRecord};
+use kvasir_upstream::{TlsError, TlsFile, WorkerTls, default_api_key, parse_api_key, parse_worker};
 
 use crate::policy_file::PolicyFile;
 use crate::traces;
@@ -118,15 +119,13 @@ fn resolve(option: &str, host: &str, port: u16) -> Result<SocketAddr, Failure> {
 }
 
 /// The workers that `--worker` names; an error names the option and the value.
-pub(crate) fn workers(settings: &Settings) -> Result<Vec<WorkerAddress>, Failure> {
+pub(crate) fn workers(settings: &Settings) -> Result<Vec<WorkerRecord>, Failure> {
     let key = worker_key(settings)?;
-    let parse = |text: &String| -> Result<WorkerAddress, Failure> {
-        let mut address = WorkerAddress::parse(text)
+    let parse = |text: &String| -> Result<WorkerRecord, Failure> {
+        let mut worker = parse_worker(text)
             .map_err(|error| BadConfig(format!("--worker {}: {error}", redacted(text))))?;
-        if address.api_key.is_none() {
-            address.api_key.clone_from(&key);
-        }
-        Ok(address)
+        default_api_key(&mut worker, key.as_ref());
+        Ok(worker)
     };
     settings.get(keys::WORKER).iter().map(parse).collect()
 }
@@ -143,9 +142,9 @@ pub(crate) fn workers_file(settings: &Settings) -> Result<Option<WorkersFile>, F
 }
 
 /// The key for workers that have none of their own.
-pub(crate) fn worker_key(settings: &Settings) -> Result<Option<WorkerKey>, Failure> {
+pub(crate) fn worker_key(settings: &Settings) -> Result<Option<ApiKey>, Failure> {
     let key = settings.get(keys::WORKER_API_KEY);
-    let key = key.map(|key| WorkerKey::new(&key)).transpose();
+    let key = key.map(|key| parse_api_key(&key)).transpose();
     key.map_err(|error| BadConfig(format!("KVASIR_WORKER_API_KEY: {error}")).into())
 }
 

@@ -1,6 +1,7 @@
 //! The exact words to change, made from what was seen.
 
 use kvasir_transport::zmq::Endpoint;
+use kvasir_types::{EventFeed, WorkerRecord};
 use kvasir_upstream::{EngineKind, EventSource};
 use serde::Serialize;
 
@@ -120,7 +121,7 @@ pub(crate) fn publish_elsewhere(world: &World, text: impl Into<String>) -> Advic
 
 /// Sockets for an engine that has none: on its own machine only, if that is where it is asked.
 fn free_sockets(world: &World) -> (String, String) {
-    let host = world.told.address.host.as_str();
+    let host = world.told.endpoint.host.as_str();
     let local = ["localhost", "127.0.0.1", "::1"].contains(&host);
     let host = match local {
         true if host == "::1" => "::1",
@@ -135,22 +136,24 @@ fn free_sockets(world: &World) -> (String, String) {
 }
 
 fn ranks(world: &World) -> u32 {
-    let told = world.told.address.data_parallel_size;
+    let told = world.told.worker.ranks;
     told.or(world.facts.ranks).unwrap_or(1).max(1)
 }
 
 /// What `--worker` is to say, with other sockets.
 pub(crate) fn with_sockets(world: &World, source: &EventSource, text: impl Into<String>) -> Advice {
-    let mut address = world.told.address.clone();
-    address.events = Some(source.events.clone());
-    address.replay.clone_from(&source.replay);
-    worker(&address, text)
+    let mut told = world.told.worker.clone();
+    told.events = EventFeed::Sockets {
+        publish: Some(source.events.clone()),
+        replay: source.replay.clone(),
+    };
+    worker(&told, text)
 }
 
 /// The same for an engine that does not say where its sockets are.
 pub(crate) fn with_free_sockets(world: &World, text: impl Into<String>) -> Advice {
     let (events, replay) = free_sockets(world);
-    let host = &world.told.address.host;
+    let host = &world.told.endpoint.host;
     let there = |endpoint: &str| endpoint.replacen('*', host, 1);
     let source = EventSource {
         events: there(&events),
@@ -165,30 +168,28 @@ pub(crate) fn with_block_size(world: &World, size: u32, text: impl Into<String>)
     if world.told.block_size.is_some() {
         return kvasir(&["--kv-cache-block-size", &size.to_string()], text);
     }
-    let mut address = world.told.address.clone();
-    address.block_size = Some(size);
-    worker(&address, text)
+    let mut told = world.told.worker.clone();
+    told.block_size = Some(size);
+    worker(&told, text)
 }
 
-fn worker(address: &kvasir_upstream::WorkerAddress, text: impl Into<String>) -> Advice {
-    let mut words = address.to_string();
+fn worker(told: &WorkerRecord, text: impl Into<String>) -> Advice {
+    let mut words = told.transport.to_string();
     let mut add = |name: &str, value: Option<String>| {
         if let Some(value) = value {
             words = format!("{words},{name}={value}");
         }
     };
-    add("block-size", address.block_size.map(|n| n.to_string()));
-    add("kv-blocks", address.kv_blocks.map(|n| n.to_string()));
-    let tokens = address.max_num_batched_tokens;
+    add("block-size", told.block_size.map(|n| n.to_string()));
+    add("kv-blocks", told.capacity.kv_blocks.map(|n| n.to_string()));
+    let tokens = told.capacity.max_num_batched_tokens;
     add("max-num-batched-tokens", tokens.map(|n| n.to_string()));
-    let ranks = address.data_parallel_size;
+    let ranks = told.ranks;
     add("data-parallel-size", ranks.map(|n| n.to_string()));
-    add("events", address.events.clone());
-    add("replay", address.replay.clone());
-    add(
-        "api-key-file",
-        address.api_key.as_ref().map(|_| "FILE".to_owned()),
-    );
+    add("events", told.events.publish().map(Into::into));
+    add("replay", told.events.replay().map(Into::into));
+    let key = told.transport.http().and_then(|http| http.api_key.as_ref());
+    add("api-key-file", key.map(|_| "FILE".to_owned()));
     kvasir(&["--worker", &words], text)
 }
 

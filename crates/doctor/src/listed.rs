@@ -1,13 +1,14 @@
 //! Workers as a running frontend lists them.
 
-use kvasir_upstream::WorkerAddress;
+use kvasir_types::{EventFeed, WorkerRecord};
+use kvasir_upstream::{parse_url, worker_at};
 use serde_json::Value;
 
 /// One of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// Where it is, with what the frontend was told about it.
-    pub address: WorkerAddress,
+    pub worker: WorkerRecord,
     /// Tokens in a block of the frontend's index of its model.
     pub block_size: Option<u32>,
 }
@@ -23,8 +24,8 @@ pub fn read_workers(answer: &Value) -> Option<Vec<Listed>> {
     let rows = serving.iter().chain(absent);
     let mut found: Vec<Listed> = Vec::new();
     for listed in rows.filter_map(read_row) {
-        let id = listed.address.id();
-        if !found.iter().any(|known| known.address.id() == id) {
+        let id = listed.worker.id;
+        if !found.iter().any(|known| known.worker.id == id) {
             found.push(listed);
         }
     }
@@ -32,16 +33,18 @@ pub fn read_workers(answer: &Value) -> Option<Vec<Listed>> {
 }
 
 fn read_row(row: &Value) -> Option<Listed> {
-    let mut address = WorkerAddress::parse_plain(row.get("url")?.as_str()?).ok()?;
+    let mut worker = worker_at(parse_url(row.get("url")?.as_str()?).ok()?);
     let told = row.get("told");
     let text = |name| told?.get(name)?.as_str().map(str::to_owned);
     let count_in = |of: Option<&Value>, name| u32::try_from(of?.get(name)?.as_u64()?).ok();
-    address.events = text("events");
-    address.replay = text("replay");
-    address.block_size = count_in(told, "block_size");
-    address.data_parallel_size = count_in(told, "data_parallel_size");
+    worker.events = EventFeed::Sockets {
+        publish: text("events"),
+        replay: text("replay"),
+    };
+    worker.block_size = count_in(told, "block_size");
+    worker.ranks = count_in(told, "data_parallel_size");
     Some(Listed {
-        address,
+        worker,
         block_size: count_in(Some(row), "block_size"),
     })
 }
@@ -62,11 +65,12 @@ mod tests {
         let leaving = json!({"url": "http://c:8000", "draining": true});
         let answer = json!({"workers": [row, other, no_server], "absent": [silent, leaving]});
         let expected = Listed {
-            address: WorkerAddress::parse("http://a:8000,block-size=32,events=tcp://a:1").unwrap(),
+            worker: kvasir_upstream::parse_worker("http://a:8000,block-size=32,events=tcp://a:1")
+                .unwrap(),
             block_size: Some(16),
         };
         let silent = Listed {
-            address: WorkerAddress::parse("http://b:8000").unwrap(),
+            worker: kvasir_upstream::parse_worker("http://b:8000").unwrap(),
             block_size: None,
         };
         assert_eq!(read_workers(&answer), Some(vec![expected, silent]));

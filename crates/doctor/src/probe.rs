@@ -15,10 +15,8 @@ use std::time::Duration;
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
 use kvasir_transport::{SourceFault, Tasks};
-use kvasir_types::Rng;
-use kvasir_upstream::{
-    EngineKind, EventSource, Facts, ServerInfo, WorkerAddress, WorkerTls, event_sources,
-};
+use kvasir_types::{HttpEndpoint, Rng};
+use kvasir_upstream::{EngineKind, EventSource, Facts, ServerInfo, WorkerTls, event_sources};
 
 use crate::world::{
     Asked, EventsSeen, RankSeen, ReplaySeen, Silence, TextSeen, Told, Twice, World,
@@ -85,12 +83,9 @@ impl Probe {
         if world.models.is_err() {
             return world;
         }
-        let address = world.told.address.clone();
-        let ranks = address
-            .data_parallel_size
-            .or(world.facts.ranks)
-            .unwrap_or(1);
-        let sources = event_sources(&address, &world.facts, ranks);
+        let told = world.told.worker.clone();
+        let ranks = told.ranks.or(world.facts.ranks).unwrap_or(1);
+        let sources = event_sources(&told, &world.facts, ranks);
         let size = world
             .told_block_size()
             .or(world.facts.block_size)
@@ -179,9 +174,9 @@ fn unseen(told: Told, free_event_port: u16) -> World {
 /// What the engine says about itself.
 async fn ask_facts(client: &Client, world: &mut World) {
     let clock = Clock::new();
-    let address = world.told.address.clone();
+    let endpoint = world.told.endpoint.clone();
     let began = clock.now();
-    world.models = match client.get(&address, "/v1/models").await {
+    world.models = match client.get(&endpoint, "/v1/models").await {
         Err(silence) => Err(silence),
         Ok(body) => {
             world.facts.read_models(&body);
@@ -194,18 +189,19 @@ async fn ask_facts(client: &Client, world: &mut World) {
     if world.models.is_err() {
         return;
     }
-    let version = client.get(&address, "/version").await;
+    let version = client.get(&endpoint, "/version").await;
     world.version = version.map(|body| world.facts.read_version(&body));
-    let metrics = client.get(&address, "/metrics").await;
+    let metrics = client.get(&endpoint, "/metrics").await;
     let before = Facts::default();
     world.metrics = metrics.and_then(|page| {
         world.facts.read_metrics(text_of(&page)?, &before);
         Ok(())
     });
-    let sources = client.get(&address, "/kv_event_sources").await;
+    let sources = client.get(&endpoint, "/kv_event_sources").await;
     world.event_route = sources.map(|body| world.facts.read_event_sources(&body));
-    world.facts.info = ask_info(client, &address, world.facts.kind).await;
-    world.facts.settle(address.events.is_some());
+    world.facts.info = ask_info(client, &endpoint, world.facts.kind).await;
+    let told_events = world.told.worker.events.publish().is_some();
+    world.facts.settle(told_events);
     if world.facts.kind == EngineKind::Sglang && world.facts.info.asked {
         // It has no page of its own for them: its settings say where its events are, or that there are none.
         world.event_route = Ok(());
@@ -213,14 +209,14 @@ async fn ask_facts(client: &Client, world: &mut World) {
 }
 
 /// The settings that it was started with, where it tells them; older SGLangs have another name for the page.
-async fn ask_info(client: &Client, address: &WorkerAddress, kind: EngineKind) -> ServerInfo {
+async fn ask_info(client: &Client, endpoint: &HttpEndpoint, kind: EngineKind) -> ServerInfo {
     let pages = ["/server_info?config_format=json", "/get_server_info"];
     let pages = match kind {
         EngineKind::Vllm => &pages[..1],
         _ => &pages[..],
     };
     for page in pages {
-        if let Ok(body) = client.get(address, page).await {
+        if let Ok(body) = client.get(endpoint, page).await {
             let mut info = ServerInfo::read(&body);
             info.asked = true;
             return info;
@@ -244,8 +240,10 @@ fn event_ports(targets: &[Told]) -> Vec<u16> {
     let mut next: BTreeMap<&str, u16> = BTreeMap::new();
     let mut ports = Vec::new();
     for told in targets {
-        let next = next.entry(told.address.host.as_str()).or_insert(EVENT_PORT);
-        let ranks = told.address.data_parallel_size.unwrap_or(1).clamp(1, 64) as u16;
+        let next = next
+            .entry(told.endpoint.host.as_str())
+            .or_insert(EVENT_PORT);
+        let ranks = told.worker.ranks.unwrap_or(1).clamp(1, 64) as u16;
         ports.push(*next);
         *next = next.saturating_add(2 * ranks);
     }
@@ -258,7 +256,7 @@ fn note_peers(worlds: &mut [World]) {
     let model = |world: &World| world.facts.models.first().map(|m| m.name.clone());
     let rows: Vec<(Option<String>, Option<u32>, String)> = worlds
         .iter()
-        .map(|w| (model(w), w.true_block_size(), w.told.address.to_string()))
+        .map(|w| (model(w), w.true_block_size(), w.told.endpoint.to_string()))
         .collect();
     for (at, world) in worlds.iter_mut().enumerate() {
         let name = model(world);
@@ -285,8 +283,10 @@ mod tests {
     use super::*;
 
     fn told(url: &str) -> Told {
+        let worker = kvasir_upstream::parse_worker(url).unwrap();
         Told {
-            address: WorkerAddress::parse(url).unwrap(),
+            endpoint: worker.transport.http().unwrap().clone(),
+            worker,
             model: None,
             block_size: None,
             model_path: None,

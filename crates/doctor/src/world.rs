@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use kvasir_transport::SourceFault;
-use kvasir_types::Token;
-use kvasir_upstream::{EventSource, Facts, WorkerAddress};
+use kvasir_types::{EventFeed, HttpEndpoint, Token, WorkerRecord};
+use kvasir_upstream::{EventSource, Facts};
 
 /// What a question brought.
 pub type Asked<T> = Result<T, Silence>;
@@ -36,7 +36,9 @@ pub enum Silence {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Told {
     /// `--worker`.
-    pub address: WorkerAddress,
+    pub worker: WorkerRecord,
+    /// Its URL.
+    pub endpoint: HttpEndpoint,
     /// `--model-name`.
     pub model: Option<String>,
     /// `--kv-cache-block-size`.
@@ -213,7 +215,7 @@ impl World {
     /// Tokens in a block as the frontend would be told.
     #[must_use]
     pub fn told_block_size(&self) -> Option<u32> {
-        self.told.block_size.or(self.told.address.block_size)
+        self.told.block_size.or(self.told.worker.block_size)
     }
 
     /// Tokens in a block as the engine's events say it, else as the engine says it.
@@ -237,10 +239,9 @@ impl World {
     /// Where the engine itself says that a rank's events are, seen from here.
     #[must_use]
     pub fn own_source(&self, rank: u32) -> Option<EventSource> {
-        let plain = WorkerAddress {
-            events: None,
-            replay: None,
-            ..self.told.address.clone()
+        let plain = WorkerRecord {
+            events: EventFeed::default(),
+            ..self.told.worker.clone()
         };
         kvasir_upstream::event_sources(&plain, &self.facts, 1).remove(&rank)
     }

@@ -2,7 +2,7 @@
 //!
 //! State alone: which handler answers a request is known by `dispatch`, and nothing here calls one.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvasir_host::HostContext;
@@ -10,7 +10,7 @@ use kvasir_openai::ApiError;
 use kvasir_telemetry::{Clock, Metrics, Tracer};
 use kvasir_transport::Tasks;
 
-use crate::fleet::members::Members;
+use crate::fleet::members::{Members, SourceName, WorkerSource};
 use crate::http::context::HttpContext;
 use crate::http::in_flight::InFlight;
 use crate::http::keys::ApiKeys;
@@ -94,6 +94,8 @@ pub struct App {
     models: Arc<Models>,
     text_counts: TextCounts,
     members: Members,
+    /// Who operators add at run time; there is no such source before the first.
+    operators: OnceLock<WorkerSource>,
     context: HostContext,
     http: HttpContext,
     observer: Observer,
@@ -122,6 +124,7 @@ impl App {
             models: Arc::default(),
             text_counts: TextCounts::default(),
             members: Members::default(),
+            operators: OnceLock::new(),
             context,
             http: HttpContext::new(edge, metrics, clock, tasks),
             via: Via::new(observer.new_request_id()),
@@ -142,10 +145,16 @@ impl App {
         &self.models
     }
 
-    /// Which engine servers are to be its workers.
+    /// Which workers there are to be.
     #[must_use]
     pub fn members(&self) -> &Members {
         &self.members
+    }
+
+    /// The workers that operators add at run time.
+    pub(crate) fn operators(&self) -> &WorkerSource {
+        let source = || self.members.source(SourceName::new("api", "/workers"));
+        self.operators.get_or_init(source)
     }
 
     /// What it counts.

@@ -1,8 +1,8 @@
 //! Watching OpenAI workers: what each serves, whether it answers, how busy it is.
 //!
-//! Follows the list of wanted workers ([`Members`]). Each has one task that asks gently and for ever. A worker
+//! Follows the list of members ([`Members`]). Each has one task that asks gently and for ever. A worker
 //! that answers joins the models that it serves; one that does not answer several times in a row leaves them and
-//! is asked again later. One that is no longer wanted gets nothing new and leaves when what it has is done.
+//! is asked again later. One that no source has any more gets nothing new and leaves when what it has is done.
 
 mod describe;
 mod file;
@@ -21,10 +21,10 @@ use std::time::Duration;
 
 use kvasir_host::{LoadedSnapshot, ModelSpec, SnapshotWriter};
 use kvasir_router::Input;
-use kvasir_types::WorkerId;
+use kvasir_types::{HttpEndpoint, WorkerId, WorkerRecord};
 use kvasir_upstream::{
-    Bounds, EngineKind, Facts, Pool, RankLoad, UpstreamError, WorkerAddress, WorkerTls, page_text,
-    read_load, read_loads,
+    Bounds, EngineKind, Facts, Pool, RankLoad, UpstreamError, WorkerTls, page_text, read_load,
+    read_loads,
 };
 use tokio::sync::{Notify, watch};
 
@@ -32,7 +32,7 @@ use self::listen::Ears;
 use self::roster::Claims;
 use self::serving::Membership;
 use crate::App;
-use crate::fleet::members::{Change, Members, Origin, State};
+use crate::fleet::members::{Change, JoinOutcome, MemberState, Members, SourceName, WorkerSource};
 use crate::http::cores::Cores;
 use crate::models::{Backend, ServedModel};
 
@@ -75,7 +75,9 @@ pub struct Fleet {
     /// Which workers are believed to be who they are.
     tls: WorkerTls,
     /// What each watcher is to do; it takes itself out when it has ended.
-    watchers: Arc<Mutex<BTreeMap<WorkerId, watch::Sender<Wish>>>>,
+    watchers: Arc<Mutex<BTreeMap<WorkerId, watch::Sender<Goal>>>>,
+    /// What `--worker` names.
+    flags: Arc<WorkerSource>,
     /// What an earlier process kept.
     snapshot: Arc<LoadedSnapshot>,
     /// Who claims which model; held while one is made: two workers that come at once share it.
@@ -84,11 +86,11 @@ pub struct Fleet {
 
 /// What is to become of a worker.
 #[derive(Clone, Debug)]
-enum Wish {
+enum Goal {
     /// It is to serve.
-    Serve(Box<WorkerAddress>),
+    Serve(Arc<WorkerRecord>),
     /// It is to end what it has and go.
-    Leave,
+    Drain,
     /// It is to go, and what runs there is cut off.
     Cut,
 }
@@ -97,7 +99,9 @@ impl Fleet {
     /// A fleet without workers; [`Self::start`] lets it follow the application's list of them.
     #[must_use]
     pub fn new(app: Arc<App>, make_model: Arc<MakeModel>) -> Self {
+        let flags = app.members().source(SourceName::new("flag", "--worker"));
         Self {
+            flags: Arc::new(flags),
             app,
             make_model,
             events: true,
@@ -179,9 +183,11 @@ impl Fleet {
         let (fleet, tasks) = (self.clone(), self.app.tasks().clone());
         self.app.tasks().spawn(async move {
             loop {
+                // In this order: sources that end with the process change nothing any more.
                 let change = tokio::select! {
+                    biased;
                     () = tasks.draining() => return,
-                    change = changes.recv() => change,
+                    change = changes.next() => change,
                 };
                 match change {
                     Some(change) => fleet.follow(change),
@@ -191,25 +197,24 @@ impl Fleet {
         });
     }
 
-    /// Wants one more worker, as `--worker` does; false if it is there already.
-    pub fn watch(&self, address: WorkerAddress) -> bool {
-        let joined = self.members().join(Origin::Flag, address);
-        matches!(joined, Ok(members::Joined::New))
+    /// Adds a worker, as `--worker` does; false if it is there already.
+    pub fn watch(&self, worker: WorkerRecord) -> bool {
+        self.flags.join(worker) == Ok(JoinOutcome::New)
     }
 
     /// Lets go of a worker: it gets nothing new, what runs there goes on. False if it is not there.
     pub fn forget(&self, worker: WorkerId) -> bool {
-        let leaving = |m: members::Member| m.state == State::Draining;
+        let leaving = |m: members::Member| m.state == MemberState::Draining;
         let known = self.members().get(worker).is_some_and(|m| !leaving(m));
         known && self.members().remove(worker, false) == Ok(true)
     }
 
-    /// Who is wanted, whether it answers or not.
+    /// Who is to serve, whether it answers or not.
     #[must_use]
-    pub fn addresses(&self) -> Vec<WorkerAddress> {
+    pub fn workers(&self) -> Vec<Arc<WorkerRecord>> {
         let all = self.members().list().into_iter().map(|(_, member)| member);
-        let wanted = all.filter(|member| member.state != State::Draining);
-        wanted.map(|member| member.address).collect()
+        let stay = all.filter(|member| member.state != MemberState::Draining);
+        stay.map(|member| member.record).collect()
     }
 
     fn members(&self) -> &Members {
@@ -218,39 +223,39 @@ impl Fleet {
 
     /// Makes one change true.
     fn follow(&self, change: Change) {
-        let (worker, wish) = match change {
-            Change::Joined(address) | Change::Updated(address) => {
-                (address.id(), Wish::Serve(Box::new(address)))
-            }
+        let (worker, goal) = match change {
+            Change::Joined(record) | Change::Updated(record) => (record.id, Goal::Serve(record)),
             Change::Left { worker, force } => match force {
-                true => (worker, Wish::Cut),
-                false => (worker, Wish::Leave),
+                true => (worker, Goal::Cut),
+                false => (worker, Goal::Drain),
             },
         };
         let mut watchers = self.watchers();
         if let Some(watcher) = watchers.get(&worker) {
-            watcher.send_replace(wish);
+            watcher.send_replace(goal);
             return;
         }
-        let Wish::Serve(address) = &wish else {
+        let Goal::Serve(record) = &goal else {
             return self.members().gone(worker);
         };
-        let watcher = Watcher::new((**address).clone(), self);
-        let (sender, wishes) = watch::channel(wish);
+        let Some(watcher) = Watcher::new(record, self) else {
+            return;
+        };
+        let (sender, goals) = watch::channel(goal);
         watchers.insert(worker, sender);
         let tasks = self.app.tasks().clone();
         self.app.tasks().spawn(async move {
             tokio::select! {
-                () = watcher.run(wishes) => {}
+                () = watcher.run(goals) => {}
                 () = tasks.draining() => {}
             }
         });
     }
 
     /// Takes a watcher out that has nothing left to do, unless it was given something meanwhile.
-    fn is_done(&self, worker: WorkerId, wishes: &watch::Receiver<Wish>) -> bool {
+    fn is_done(&self, worker: WorkerId, goals: &watch::Receiver<Goal>) -> bool {
         let mut watchers = self.watchers();
-        if wishes.has_changed().unwrap_or(false) {
+        if goals.has_changed().unwrap_or(false) {
             return false;
         }
         watchers.remove(&worker);
@@ -258,9 +263,9 @@ impl Fleet {
         true
     }
 
-    fn pool(&self, address: WorkerAddress) -> Pool {
+    fn pool(&self, endpoint: HttpEndpoint) -> Pool {
         let via = self.app.via().field().clone();
-        Pool::signing(address, self.tls.clone(), Some(via))
+        Pool::signing(endpoint, self.tls.clone(), Some(via))
     }
 
     pub(super) fn app(&self) -> &Arc<App> {
@@ -271,7 +276,7 @@ impl Fleet {
         &self.snapshot
     }
 
-    fn watchers(&self) -> MutexGuard<'_, BTreeMap<WorkerId, watch::Sender<Wish>>> {
+    fn watchers(&self) -> MutexGuard<'_, BTreeMap<WorkerId, watch::Sender<Goal>>> {
         self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -279,8 +284,10 @@ impl Fleet {
 /// Watches one worker.
 struct Watcher {
     id: WorkerId,
+    /// What counts about it.
+    record: Arc<WorkerRecord>,
     pool: Pool,
-    /// Earlier pools, from before other words about the worker, on which something may still run.
+    /// Earlier pools, from before its record changed, on which something may still run.
     retired: Vec<Pool>,
     /// What it said of itself last.
     known: Facts,
@@ -308,10 +315,12 @@ struct Watcher {
 }
 
 impl Watcher {
-    fn new(address: WorkerAddress, fleet: &Fleet) -> Self {
-        Self {
-            id: address.id(),
-            pool: fleet.pool(address),
+    fn new(record: &Arc<WorkerRecord>, fleet: &Fleet) -> Option<Self> {
+        let endpoint = record.transport.http()?;
+        Some(Self {
+            id: record.id,
+            record: Arc::clone(record),
+            pool: fleet.pool(endpoint.clone()),
             retired: Vec::new(),
             known: Facts::default(),
             fleet: fleet.clone(),
@@ -325,26 +334,26 @@ impl Watcher {
             quiet: 0,
             faulted: Arc::default(),
             described: String::new(),
-        }
+        })
     }
 
-    /// Does as wished until it is wished away.
-    async fn run(mut self, mut wishes: watch::Receiver<Wish>) {
+    /// Pursues each goal until the worker is gone.
+    async fn run(mut self, mut goals: watch::Receiver<Goal>) {
         loop {
-            let wish = wishes.borrow_and_update().clone();
-            let leaves = match wish {
-                Wish::Serve(address) => {
-                    self.serve_at(*address);
+            let goal = goals.borrow_and_update().clone();
+            let leaves = match goal {
+                Goal::Serve(record) => {
+                    self.serve_as(&record);
                     tokio::select! {
                         () = self.serve() => false,
-                        _ = wishes.changed() => false,
+                        _ = goals.changed() => false,
                     }
                 }
-                Wish::Leave => tokio::select! {
+                Goal::Drain => tokio::select! {
                     () = self.drain() => true,
-                    _ = wishes.changed() => false,
+                    _ = goals.changed() => false,
                 },
-                Wish::Cut => {
+                Goal::Cut => {
                     self.pool.cut();
                     self.retired.drain(..).for_each(|pool| pool.cut());
                     true
@@ -354,7 +363,7 @@ impl Watcher {
                 self.leave();
                 self.disclaim(|_| true);
                 self.ears.settle().await;
-                if self.fleet.is_done(self.id, &wishes) {
+                if self.fleet.is_done(self.id, &goals) {
                     return;
                 }
             }
@@ -362,16 +371,19 @@ impl Watcher {
     }
 
     /// Takes over what is said about the worker now. One that was on its way out is back.
-    fn serve_at(&mut self, address: WorkerAddress) {
+    fn serve_as(&mut self, record: &Arc<WorkerRecord>) {
         self.pool.set_closing(false);
-        if self.pool.is_cut() || *self.pool.address() != address {
-            let new = self.fleet.pool(address);
+        if let Some(endpoint) = record.transport.http()
+            && (self.pool.is_cut() || self.record != *record)
+        {
+            let new = self.fleet.pool(endpoint.clone());
             // Until it has said what it is, it is taken for what it was.
             new.set_larger_first(self.pool.larger_first());
             new.set_tells_token_ids(self.pool.tells_token_ids());
             let old = std::mem::replace(&mut self.pool, new);
             self.retired.retain(|pool| pool.open() > 0);
             self.retired.push(old);
+            self.record = Arc::clone(record);
             self.known = Facts::default();
             for model in self.serves.values() {
                 if let Backend::OpenAi { workers, .. } = &model.backend {
@@ -385,7 +397,7 @@ impl Watcher {
                 member.is_some_and(|member| member.is_draining())
             };
             if membership.host().ask(draining) {
-                tracing::info!(worker = %self.pool.address(), "worker is wanted again");
+                tracing::info!(worker = %self.pool.endpoint(), "worker is a member again");
                 membership
                     .host()
                     .tell(Input::Joined(membership.spec().clone()));
@@ -399,7 +411,11 @@ impl Watcher {
             let facts = match check.mute.take() {
                 // It would be as mute about what it is.
                 Some(error) => Err(error),
-                None => self.pool.facts(&self.known, self.fleet.question).await,
+                None => {
+                    let told_events = self.record.events.publish().is_some();
+                    let question = self.fleet.question;
+                    self.pool.facts(&self.known, told_events, question).await
+                }
             };
             match facts {
                 Ok(facts) => {
@@ -458,18 +474,18 @@ impl Watcher {
         }
     }
 
-    fn state(&self) -> State {
+    fn state(&self) -> MemberState {
         match (self.serves.is_empty(), self.failures) {
-            (false, _) if self.is_ejected() => State::Unhealthy,
-            (false, _) => State::Serving,
-            (true, 0) => State::Joining,
-            (true, _) => State::Unreachable,
+            (false, _) if self.is_ejected() => MemberState::Unhealthy,
+            (false, _) => MemberState::Serving,
+            (true, 0) => MemberState::Joining,
+            (true, _) => MemberState::Unreachable,
         }
     }
 
     /// Takes the worker out of every choice and waits until it has nothing left to do.
     async fn drain(&self) {
-        tracing::info!(worker = %self.pool.address(), "worker is draining");
+        tracing::info!(worker = %self.pool.endpoint(), "worker is draining");
         self.pool.set_closing(true);
         self.tell(|_| Input::Draining(self.id));
         let running = || self.pool.open() + self.retired.iter().map(Pool::open).sum::<usize>();
@@ -483,10 +499,10 @@ impl Watcher {
         // It may be another when it is back.
         self.known.info.asked = false;
         if self.failures == 1 && health::is_ourselves(error) {
-            tracing::error!(worker = %self.pool.address(),
+            tracing::error!(worker = %self.pool.endpoint(),
                 "this worker is this frontend itself, or a router that leads back to it: it is not used");
         } else if self.failures == 1 {
-            tracing::warn!(worker = %self.pool.address(), %error, "worker does not answer");
+            tracing::warn!(worker = %self.pool.endpoint(), %error, "worker does not answer");
         }
         if self.failures >= FAILURES_MAX {
             self.known = Facts::default();
@@ -508,14 +524,16 @@ mod tests {
         let metrics = Metrics::new(&MetricOptions::default()).unwrap();
         let app = App::new(AppOptions::default(), metrics, Clock::new(), Tasks::new());
         let fleet = Fleet::new(app, Arc::new(|_: &ModelSpec, _| Err("none".into())));
-        let said = |text: &str| WorkerAddress::parse(text).unwrap();
+        let said = |text: &str| Arc::new(kvasir_upstream::parse_worker(text).unwrap());
         for is in [true, false] {
-            let mut watcher = Watcher::new(said("http://127.0.0.1:9"), &fleet);
+            let mut watcher = Watcher::new(&said("http://127.0.0.1:9"), &fleet).unwrap();
             watcher.pool.set_larger_first(is);
             watcher.pool.set_tells_token_ids(is);
-            let before = watcher.pool.address().clone();
-            watcher.serve_at(said("http://127.0.0.1:9,block-size=32"));
-            assert_ne!(*watcher.pool.address(), before);
+            watcher.serve_as(&said("http://127.0.0.1:9,block-size=32"));
+            assert_eq!(
+                (watcher.record.block_size, watcher.retired.len()),
+                (Some(32), 1)
+            );
             assert_eq!(watcher.pool.larger_first(), is);
             assert_eq!(watcher.pool.tells_token_ids(), is);
         }

@@ -28,7 +28,10 @@ pub use crate::http::routes::Paths;
 pub use crate::http::server::{Door, HttpServer, Service};
 pub use crate::http::tls::ServerTls;
 pub use app::{App, AppOptions};
-pub use fleet::members::{Change, Joined, Member, Members, MembersError, Origin, State};
+pub use fleet::members::{
+    Change, Changes, JoinOutcome, Member, MemberState, Members, MembersError, SnapshotRefused,
+    SourceName, WorkerSource,
+};
 pub use fleet::{Fleet, MakeModel, WorkersFile, WorkersFileError};
 pub use models::tokenize::TokenSources;
 pub use models::{Backend, Models, ServedModel};

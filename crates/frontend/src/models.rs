@@ -104,7 +104,7 @@ impl ServedModel {
     pub(crate) fn url_of(&self, worker: WorkerId) -> Option<String> {
         match &self.backend {
             Backend::Tokens { .. } => None,
-            Backend::OpenAi { workers, .. } => Some(workers.get(worker)?.address().to_string()),
+            Backend::OpenAi { workers, .. } => Some(workers.get(worker)?.endpoint().to_string()),
         }
     }
 

@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvasir_types::{DpRank, Time, WorkerId, WorkerRank};
+use kvasir_types::{Device, DpRank, Time, WorkerId, WorkerRank};
 
+use crate::WorkerSpec;
 use crate::map::FastMap;
 use crate::slot_set::SlotSet;
-use crate::{Device, WorkerSpec};
 
 /// A worker of the fleet.
 #[derive(Clone, Debug)]

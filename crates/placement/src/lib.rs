@@ -41,4 +41,4 @@ pub use queue::{Queue, QueueEntry, QueueFull, QueueLimit, QueueStats};
 pub use request::{Constraints, Hints, InvalidOverride, Overrides, Pin};
 pub use score::{CANDIDATES_KEPT, Candidate, Prompt, Scorer, ScoringContext};
 pub use slot_set::SlotSet;
-pub use worker::{Device, WorkerSpec};
+pub use worker::WorkerSpec;

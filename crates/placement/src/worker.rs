@@ -2,24 +2,9 @@
 
 use std::sync::Arc;
 
-use kvasir_types::{DpRank, WorkerId, WorkerRank};
+use kvasir_types::{Device, DpRank, WorkerId, WorkerRank};
 
-/// What a worker computes on; only `device-aware-weighted` uses it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
-pub enum Device {
-    /// A GPU or similar; also the default for a worker that does not say.
-    #[default]
-    Accelerator,
-    /// A CPU.
-    Cpu,
-}
-
-/// A worker as membership announces it. A later announcement of the same id replaces the earlier one.
+/// A worker as placement knows it. A later announcement of the same id replaces the earlier one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerSpec {
     /// Who it is.
@@ -35,7 +20,7 @@ pub struct WorkerSpec {
     pub max_num_batched_tokens: Option<u64>,
     /// Sequences one rank runs at once. Reported only: no choice uses it.
     pub max_num_seqs: Option<u64>,
-    /// What it computes on.
+    /// What it computes on; only `device-aware-weighted` asks.
     pub device: Device,
     /// Labels that requests may require or prefer.
     pub taints: Vec<Arc<str>>,

@@ -46,9 +46,9 @@ pub use input::{
 };
 pub use kvasir_options::{PrefillLoadModel, RouterMode};
 pub use kvasir_placement::{
-    Bucket, Candidate, Constraints, CostTerms, Device, Fleet, Gate, Hints, Load, Overlap,
-    Overrides, Pin, Policy, PolicyClass, PolicyConfig, PolicyConfigError, QueuePolicy, QueueStats,
-    RankOverlap, Thresholds, WorkerSpec,
+    Bucket, Candidate, Constraints, CostTerms, Fleet, Gate, Hints, Load, Overlap, Overrides, Pin,
+    Policy, PolicyClass, PolicyConfig, PolicyConfigError, QueuePolicy, QueueStats, RankOverlap,
+    Thresholds, WorkerSpec,
 };
 pub use lookup::Lookup;
 pub use output::{Observation, Output, Sent, SessionStep};

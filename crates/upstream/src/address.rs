@@ -1,9 +1,12 @@
-//! Where a worker is and what its user says about it: `http://host:8000,block-size=16,events=tcp://host:5557`.
+//! A worker as an operator writes it: `http://host:8000,block-size=16,events=tcp://host:5557`.
+//!
+//! Reads that text into a [`WorkerRecord`]. What always holds: no text of a URL with a password, and no key, comes back
+//! in an error.
 
-use std::fmt;
+use std::sync::Arc;
 
 use http::{HeaderValue, Uri};
-use kvasir_types::WorkerId;
+use kvasir_types::{ApiKey, EventFeed, HttpEndpoint, Transport, WorkerId, WorkerRecord};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Ports of `http` and `https` when the address names none.
@@ -16,68 +19,6 @@ const ADDITIONS: &str = "block-size, kv-blocks, max-num-batched-tokens, max-num-
 const TAINTS_MAX: usize = 32;
 /// Longest taint.
 const TAINT_BYTES_MAX: usize = 128;
-
-/// An engine server, with what its user says about it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorkerAddress {
-    /// Whether it is reached by `https`.
-    pub tls: bool,
-    /// Host name or address, without brackets.
-    pub host: String,
-    /// Port.
-    pub port: u16,
-    /// What stands before every path, without a slash at its end; usually empty.
-    pub prefix: String,
-    /// Tokens in a block, where the engine does not say.
-    pub block_size: Option<u32>,
-    /// KV blocks of one rank, where the engine does not say.
-    pub kv_blocks: Option<u64>,
-    /// Tokens computed in one step, where the engine does not say.
-    pub max_num_batched_tokens: Option<u64>,
-    /// Sequences that it runs at once.
-    pub max_num_seqs: Option<u64>,
-    /// Data-parallel ranks, where the engine does not say.
-    pub data_parallel_size: Option<u32>,
-    /// Where its cache events are published.
-    pub events: Option<String>,
-    /// Where missed events are asked for.
-    pub replay: Option<String>,
-    /// What requests may require or prefer of it (`nvext.routing_constraints`); in order, each once.
-    pub taints: Vec<String>,
-    /// What it wants to be shown, where it wants anything.
-    pub api_key: Option<WorkerKey>,
-}
-
-/// The key that an engine server wants; never shown.
-#[derive(Clone, PartialEq, Eq)]
-pub struct WorkerKey(HeaderValue);
-
-impl WorkerKey {
-    /// Reads a key; white space around it does not count.
-    pub fn new(key: &str) -> Result<Self, AddressError> {
-        let key = key.trim();
-        let value = HeaderValue::try_from(format!("Bearer {key}"));
-        match value {
-            Ok(mut value) if !key.is_empty() => {
-                value.set_sensitive(true);
-                Ok(Self(value))
-            }
-            _ => Err(AddressError::Key),
-        }
-    }
-
-    /// As the `authorization` header says it.
-    #[must_use]
-    pub fn header(&self) -> &HeaderValue {
-        &self.0
-    }
-}
-
-impl fmt::Debug for WorkerKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("WorkerKey(hidden)")
-    }
-}
 
 /// Why a worker's address cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -137,168 +78,185 @@ fn meant(name: &str) -> String {
     found.map_or_else(String::new, |known| format!(" (did you mean `{known}`?)"))
 }
 
-impl WorkerAddress {
-    /// Reads an address.
-    ///
-    /// ```
-    /// # use kvasir_upstream::WorkerAddress;
-    /// let worker = WorkerAddress::parse("http://gpu-1:8000/,block-size=32")?;
-    /// assert_eq!((worker.host.as_str(), worker.port, worker.block_size), ("gpu-1", 8000, Some(32)));
-    /// assert!(WorkerAddress::parse("gpu-1:8000").is_err());
-    /// # Ok::<(), kvasir_upstream::AddressError>(())
-    /// ```
-    pub fn parse(text: &str) -> Result<Self, AddressError> {
-        Self::parse_with(text, |address, name, value| match name {
-            "api-key-file" => address.read_key(value),
-            _ => address.say(name, value),
-        })
-    }
+/// Reads a worker: a URL and what is said about the server there.
+///
+/// ```
+/// # use kvasir_upstream::parse_worker;
+/// let worker = parse_worker("http://gpu-1:8000/,block-size=32")?;
+/// assert_eq!((worker.transport.to_string(), worker.block_size), ("http://gpu-1:8000".into(), Some(32)));
+/// assert!(parse_worker("gpu-1:8000").is_err());
+/// # Ok::<(), kvasir_upstream::AddressError>(())
+/// ```
+pub fn parse_worker(text: &str) -> Result<WorkerRecord, AddressError> {
+    parse_with(text, |worker, name, value| match name {
+        "api-key-file" => set_api_key(worker, read_key(value)?),
+        _ => set_field(worker, name, value),
+    })
+}
 
-    /// Reads an address that somebody else wrote: no file of ours is read for it.
-    pub fn parse_remote(text: &str) -> Result<Self, AddressError> {
-        Self::parse_with(text, Self::say)
-    }
+/// Reads a worker that somebody else wrote: no file of ours is read for it.
+pub fn parse_remote_worker(text: &str) -> Result<WorkerRecord, AddressError> {
+    parse_with(text, set_field)
+}
 
-    fn parse_with(
-        text: &str,
-        say: impl Fn(&mut Self, &str, &str) -> Result<(), AddressError>,
-    ) -> Result<Self, AddressError> {
-        let mut parts = text.trim().split(',');
-        let mut address = Self::parse_plain(parts.next().unwrap_or_default().trim())?;
-        for part in parts.map(str::trim) {
-            let (name, value) = part
-                .split_once('=')
-                .ok_or_else(|| match part.contains('@') {
-                    true => AddressError::Credentials,
-                    false => AddressError::Unknown(part.to_owned()),
-                })?;
-            say(&mut address, name, value)?;
-        }
-        Ok(address)
+fn parse_with(
+    text: &str,
+    set: impl Fn(&mut WorkerRecord, &str, &str) -> Result<(), AddressError>,
+) -> Result<WorkerRecord, AddressError> {
+    let mut parts = text.trim().split(',');
+    let endpoint = parse_url(parts.next().unwrap_or_default().trim())?;
+    let mut worker = worker_at(endpoint);
+    for part in parts.map(str::trim) {
+        let (name, value) = part
+            .split_once('=')
+            .ok_or_else(|| match part.contains('@') {
+                true => AddressError::Credentials,
+                false => AddressError::Unknown(part.to_owned()),
+            })?;
+        set(&mut worker, name, value)?;
     }
+    Ok(worker)
+}
 
-    /// Reads the URL alone.
-    pub fn parse_plain(url: &str) -> Result<Self, AddressError> {
-        if url.contains('@') {
-            return Err(AddressError::Credentials);
-        }
-        let uri: Uri = url
-            .parse()
-            .map_err(|_| AddressError::NotUrl(url.to_owned()))?;
-        let tls = match uri.scheme_str() {
-            Some("http") => false,
-            Some("https") => true,
-            Some(_) => return Err(AddressError::Scheme(url.to_owned())),
-            None => return Err(AddressError::NotUrl(url.to_owned())),
-        };
-        let host = uri
-            .host()
-            .unwrap_or_default()
-            .trim_matches(['[', ']'])
-            .to_ascii_lowercase();
-        // A comma in a path would be read as the end of the URL elsewhere.
-        if host.is_empty() || uri.query().is_some() || url.contains(',') {
-            return Err(AddressError::NotUrl(url.to_owned()));
-        }
-        if uri.path().split('/').any(|part| part == "v1") {
-            return Err(AddressError::Route(url.to_owned()));
-        }
-        let port = if tls { HTTPS_PORT } else { HTTP_PORT };
-        Ok(Self {
-            tls,
-            host,
-            port: uri.port_u16().unwrap_or(port),
-            prefix: uri.path().trim_end_matches('/').to_owned(),
-            block_size: None,
-            kv_blocks: None,
-            max_num_batched_tokens: None,
-            max_num_seqs: None,
-            data_parallel_size: None,
-            events: None,
-            replay: None,
-            taints: Vec::new(),
-            api_key: None,
-        })
+/// Reads the URL alone.
+pub fn parse_url(url: &str) -> Result<HttpEndpoint, AddressError> {
+    if url.contains('@') {
+        return Err(AddressError::Credentials);
     }
-
-    /// Takes one addition over.
-    pub fn say(&mut self, name: &str, value: &str) -> Result<(), AddressError> {
-        if name.contains('@') || value.contains('@') {
-            return Err(AddressError::Credentials);
-        }
-        match name {
-            "block-size" => self.block_size = Some(count("block-size", value)?),
-            "kv-blocks" => self.kv_blocks = Some(count("kv-blocks", value)?.into()),
-            "max-num-batched-tokens" => {
-                let tokens = count("max-num-batched-tokens", value)?;
-                self.max_num_batched_tokens = Some(tokens.into());
-            }
-            "max-num-seqs" => self.max_num_seqs = Some(count("max-num-seqs", value)?.into()),
-            "data-parallel-size" => {
-                self.data_parallel_size = Some(count("data-parallel-size", value)?);
-            }
-            "events" => self.events = Some(socket("events", value)?),
-            "replay" => self.replay = Some(socket("replay", value)?),
-            "taint" => self.taint(value)?,
-            _ => return Err(AddressError::Unknown(name.to_owned())),
-        }
-        Ok(())
+    let uri: Uri = url
+        .parse()
+        .map_err(|_| AddressError::NotUrl(url.to_owned()))?;
+    let tls = match uri.scheme_str() {
+        Some("http") => false,
+        Some("https") => true,
+        Some(_) => return Err(AddressError::Scheme(url.to_owned())),
+        None => return Err(AddressError::NotUrl(url.to_owned())),
+    };
+    let host = uri
+        .host()
+        .unwrap_or_default()
+        .trim_matches(['[', ']'])
+        .to_ascii_lowercase();
+    // A comma in a path would be read as the end of the URL elsewhere.
+    if host.is_empty() || uri.query().is_some() || url.contains(',') {
+        return Err(AddressError::NotUrl(url.to_owned()));
     }
-
-    /// Takes one taint over, as requests spell it: any text without commas, such as `gpu=h200`.
-    fn taint(&mut self, value: &str) -> Result<(), AddressError> {
-        let value = value.trim();
-        let fits = (1..=TAINT_BYTES_MAX).contains(&value.len())
-            && !value.contains(|c: char| c.is_control() || c == ',');
-        if !fits || self.taints.len() >= TAINTS_MAX {
-            return Err(AddressError::Value {
-                name: "taint",
-                value: value.to_owned(),
-                expected: "1 to 128 bytes without commas, such as gpu=h200; a worker has at most 32",
-            });
-        }
-        if let Err(at) = self
-            .taints
-            .binary_search_by(|taint| taint.as_str().cmp(value))
-        {
-            self.taints.insert(at, value.to_owned());
-        }
-        Ok(())
+    if uri.path().split('/').any(|part| part == "v1") {
+        return Err(AddressError::Route(url.to_owned()));
     }
+    let port = if tls { HTTPS_PORT } else { HTTP_PORT };
+    Ok(HttpEndpoint {
+        tls,
+        host,
+        port: uri.port_u16().unwrap_or(port),
+        prefix: uri.path().trim_end_matches('/').to_owned(),
+        api_key: None,
+    })
+}
 
-    /// Takes the key over that a file holds.
-    fn read_key(&mut self, path: &str) -> Result<(), AddressError> {
-        let text = std::fs::read_to_string(path).map_err(|error| AddressError::KeyFile {
-            path: path.to_owned(),
-            error: error.to_string(),
-        })?;
-        self.api_key = Some(WorkerKey::new(&text)?);
-        Ok(())
+/// The worker at an HTTP server, about which nothing else is known.
+#[must_use]
+pub fn worker_at(endpoint: HttpEndpoint) -> WorkerRecord {
+    WorkerRecord::new(worker_id(&endpoint), Transport::Http(endpoint))
+}
+
+/// The id of the worker at an HTTP server: it follows from the URL, so that it survives a restart of ours. It has 53 bits:
+/// tools that read JSON numbers as floats keep it whole.
+#[must_use]
+pub fn worker_id(endpoint: &HttpEndpoint) -> WorkerId {
+    WorkerId(xxh3_64(endpoint.to_string().as_bytes()) >> 11)
+}
+
+/// Sets one field of a worker, by the name that may follow its URL.
+pub fn set_field(worker: &mut WorkerRecord, name: &str, value: &str) -> Result<(), AddressError> {
+    if name.contains('@') || value.contains('@') {
+        return Err(AddressError::Credentials);
     }
-
-    /// The worker's id: it follows from the address, so that it survives a restart of ours. It has 53 bits: tools that
-    /// read JSON numbers as floats keep it whole.
-    #[must_use]
-    pub fn id(&self) -> WorkerId {
-        WorkerId(xxh3_64(self.to_string().as_bytes()) >> 11)
-    }
-
-    /// `host:port`, as the `host` header names it.
-    #[must_use]
-    pub fn authority(&self) -> String {
-        match self.host.contains(':') {
-            true => format!("[{}]:{}", self.host, self.port),
-            false => format!("{}:{}", self.host, self.port),
+    let capacity = &mut worker.capacity;
+    match name {
+        "block-size" => worker.block_size = Some(count("block-size", value)?),
+        "kv-blocks" => capacity.kv_blocks = Some(count("kv-blocks", value)?.into()),
+        "max-num-batched-tokens" => {
+            let tokens = count("max-num-batched-tokens", value)?;
+            capacity.max_num_batched_tokens = Some(tokens.into());
         }
+        "max-num-seqs" => capacity.max_num_seqs = Some(count("max-num-seqs", value)?.into()),
+        "data-parallel-size" => worker.ranks = Some(count("data-parallel-size", value)?),
+        "events" => set_sockets(worker, Some(socket("events", value)?), None),
+        "replay" => set_sockets(worker, None, Some(socket("replay", value)?)),
+        "taint" => add_taint(&mut worker.taints, value)?,
+        _ => return Err(AddressError::Unknown(name.to_owned())),
+    }
+    Ok(())
+}
+
+fn set_sockets(worker: &mut WorkerRecord, publish: Option<String>, replay: Option<String>) {
+    let before = &worker.events;
+    worker.events = EventFeed::Sockets {
+        publish: publish.or_else(|| before.publish().map(Into::into)),
+        replay: replay.or_else(|| before.replay().map(Into::into)),
+    };
+}
+
+/// Adds one taint as requests spell it: any text without commas, such as `gpu=h200`.
+fn add_taint(taints: &mut Vec<Arc<str>>, value: &str) -> Result<(), AddressError> {
+    let value = value.trim();
+    let fits = (1..=TAINT_BYTES_MAX).contains(&value.len())
+        && !value.contains(|c: char| c.is_control() || c == ',');
+    if !fits || taints.len() >= TAINTS_MAX {
+        return Err(AddressError::Value {
+            name: "taint",
+            value: value.to_owned(),
+            expected: "1 to 128 bytes without commas, such as gpu=h200; a worker has at most 32",
+        });
+    }
+    if let Err(at) = taints.binary_search_by(|taint| (**taint).cmp(value)) {
+        taints.insert(at, value.into());
+    }
+    Ok(())
+}
+
+/// Sets the key of a worker that is reached over HTTP.
+pub fn set_api_key(worker: &mut WorkerRecord, key: ApiKey) -> Result<(), AddressError> {
+    match &mut worker.transport {
+        Transport::Http(endpoint) => endpoint.api_key = Some(key),
+        Transport::Plane(_) => return Err(AddressError::Key),
+    }
+    Ok(())
+}
+
+/// Gives a worker this key if it is reached over HTTP and has none of its own.
+pub fn default_api_key(worker: &mut WorkerRecord, key: Option<&ApiKey>) {
+    if let Transport::Http(endpoint) = &mut worker.transport
+        && endpoint.api_key.is_none()
+    {
+        endpoint.api_key = key.cloned();
     }
 }
 
-/// The URL alone.
-impl fmt::Display for WorkerAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = if self.tls { "https" } else { "http" };
-        write!(f, "{scheme}://{}{}", self.authority(), self.prefix)
+/// Reads a key; white space around it does not count.
+pub fn parse_api_key(text: &str) -> Result<ApiKey, AddressError> {
+    let key = ApiKey::new(text.trim());
+    match bearer(&key) {
+        Some(_) if !key.reveal().is_empty() => Ok(key),
+        _ => Err(AddressError::Key),
     }
+}
+
+/// A key as the `authorization` header carries it.
+pub(crate) fn bearer(key: &ApiKey) -> Option<HeaderValue> {
+    let mut value = HeaderValue::try_from(format!("Bearer {}", key.reveal())).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+/// The key that a file holds.
+fn read_key(path: &str) -> Result<ApiKey, AddressError> {
+    let text = std::fs::read_to_string(path).map_err(|error| AddressError::KeyFile {
+        path: path.to_owned(),
+        error: error.to_string(),
+    })?;
+    parse_api_key(&text)
 }
 
 fn count(name: &'static str, value: &str) -> Result<u32, AddressError> {
@@ -333,21 +291,24 @@ mod tests {
         let text = "http://[::1]:9/base/,block-size=16,kv-blocks=100,max-num-batched-tokens=2048,\
                     data-parallel-size=2,events=tcp://h:5557,replay=tcp://h:5558,\
                     taint=zone=b,taint=gpu=h200, taint=zone=b";
-        let worker = WorkerAddress::parse(text).unwrap();
-        assert_eq!(worker.to_string(), "http://[::1]:9/base");
-        assert_eq!((worker.block_size, worker.kv_blocks), (Some(16), Some(100)));
+        let worker = parse_worker(text).unwrap();
+        assert_eq!(worker.transport.to_string(), "http://[::1]:9/base");
         assert_eq!(
-            (worker.max_num_batched_tokens, worker.data_parallel_size),
+            (worker.block_size, worker.capacity.kv_blocks),
+            (Some(16), Some(100))
+        );
+        assert_eq!(
+            (worker.capacity.max_num_batched_tokens, worker.ranks),
             (Some(2048), Some(2))
         );
-        assert_eq!(worker.events.as_deref(), Some("tcp://h:5557"));
-        assert_eq!(worker.replay.as_deref(), Some("tcp://h:5558"));
-        assert_eq!(worker.taints, ["gpu=h200", "zone=b"]);
+        assert_eq!(worker.events.publish(), Some("tcp://h:5557"));
+        assert_eq!(worker.events.replay(), Some("tcp://h:5558"));
+        assert_eq!(worker.taints, ["gpu=h200".into(), "zone=b".into()]);
     }
 
     #[test]
     fn taints_are_bounded() {
-        let with = |taint: &str| WorkerAddress::parse(&format!("http://a,taint={taint}"));
+        let with = |taint: &str| parse_worker(&format!("http://a,taint={taint}"));
         assert!(with(&"x".repeat(TAINT_BYTES_MAX)).is_ok());
         for wrong in ["", " ", "a\u{1}b", &"x".repeat(TAINT_BYTES_MAX + 1)] {
             let error = with(wrong).unwrap_err().to_string();
@@ -355,14 +316,14 @@ mod tests {
         }
         let many = |count: usize| {
             let taints: String = (0..count).map(|n| format!(",taint={n}")).collect();
-            WorkerAddress::parse(&format!("http://a{taints}"))
+            parse_worker(&format!("http://a{taints}"))
         };
         assert!(many(TAINTS_MAX).is_ok() && many(TAINTS_MAX + 1).is_err());
     }
 
     #[test]
     fn the_id_follows_from_the_address_alone() {
-        let id = |text: &str| WorkerAddress::parse(text).unwrap().id();
+        let id = |text: &str| parse_worker(text).unwrap().id;
         assert_eq!(id("http://A:80"), id("http://a/,block-size=16"));
         assert_ne!(id("http://a:80"), id("http://a:81"));
         assert_ne!(id("http://a:443"), id("https://a"));
@@ -371,7 +332,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        let error = |text: &str| WorkerAddress::parse(text).unwrap_err().to_string();
+        let error = |text: &str| parse_worker(text).unwrap_err().to_string();
         assert!(error("a:8000").contains("http://host:8000"));
         assert!(error("").contains("not a URL"));
         assert!(error("ftp://a").contains("http or https"));

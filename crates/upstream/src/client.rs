@@ -8,8 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode};
+use kvasir_types::HttpEndpoint;
 
-use crate::{Ask, Pool, UpstreamBody, UpstreamError, WorkerAddress, WorkerTls};
+use crate::{Ask, Pool, UpstreamBody, UpstreamError, WorkerTls};
 
 /// How much of a refusal is shown.
 const SHOWN_CHARS_MAX: usize = 300;
@@ -46,7 +47,7 @@ impl Client {
     /// As [`Pool::ask`] does.
     pub async fn ask(
         &self,
-        at: &WorkerAddress,
+        at: &HttpEndpoint,
         request: Request<Bytes>,
     ) -> Result<Response<Bytes>, UpstreamError> {
         let pool = Pool::new(at.clone(), self.tls.clone());
@@ -114,7 +115,7 @@ async fn in_time<T>(
 impl UpstreamError {
     /// Whether somebody is at `at`, and is not believed or speaks no TLS.
     #[must_use]
-    pub fn is_distrust(&self, at: &WorkerAddress) -> bool {
+    pub fn is_distrust(&self, at: &HttpEndpoint) -> bool {
         use std::io::ErrorKind::{InvalidData, Other, UnexpectedEof};
         let Self::Connect(error) = self else {
             return false;

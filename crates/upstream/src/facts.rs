@@ -9,6 +9,7 @@ mod metrics;
 
 use std::collections::BTreeMap;
 
+use kvasir_types::ModelCard;
 use serde::Deserialize;
 
 pub use info::ServerInfo;
@@ -24,7 +25,7 @@ pub struct Facts {
     /// Its version, as it says.
     pub version: Option<String>,
     /// Models that it serves.
-    pub models: Vec<EngineModel>,
+    pub models: Vec<ModelCard>,
     /// Tokens in a block.
     pub block_size: Option<u32>,
     /// KV blocks of one rank.
@@ -70,19 +71,6 @@ impl EngineKind {
             Self::TensorRt => "TensorRT-LLM",
         }
     }
-}
-
-/// A model that an engine serves.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EngineModel {
-    /// The name that requests use.
-    pub name: String,
-    /// Where the engine took it from: a folder, or a name on a hub.
-    pub root: Option<String>,
-    /// Longest prompt and answer together.
-    pub max_model_len: Option<u32>,
-    /// The model that it is an adapter of.
-    pub parent: Option<String>,
 }
 
 /// Where a rank publishes its cache events; a `*` stands for the engine's own host.
@@ -161,7 +149,7 @@ impl Facts {
         };
         let rows = list.data.into_iter().take(ROWS_MAX);
         self.models = rows
-            .map(|row| EngineModel {
+            .map(|row| ModelCard {
                 name: row.id,
                 root: row.root,
                 max_model_len: row.max_model_len,
@@ -171,17 +159,17 @@ impl Facts {
     }
 
     /// What the engine loaded a model's tokenizer from: an adapter has that of its parent.
-    pub fn root_of<'f>(&'f self, model: &'f EngineModel) -> Option<&'f str> {
+    pub fn root_of<'f>(&'f self, model: &'f ModelCard) -> Option<&'f str> {
         self.base_of(model)?.root.as_deref()
     }
 
     /// Longest prompt and answer of a model together: an adapter has its parent's, where it says nothing.
-    pub fn max_model_len_of(&self, model: &EngineModel) -> Option<u32> {
+    pub fn max_model_len_of(&self, model: &ModelCard) -> Option<u32> {
         let base = || self.base_of(model)?.max_model_len;
         model.max_model_len.or_else(base)
     }
 
-    fn base_of<'f>(&'f self, model: &'f EngineModel) -> Option<&'f EngineModel> {
+    fn base_of<'f>(&'f self, model: &'f ModelCard) -> Option<&'f ModelCard> {
         match &model.parent {
             Some(parent) => self.models.iter().find(|other| other.name == *parent),
             None => Some(model),
@@ -368,7 +356,7 @@ mod tests {
             facts,
             Facts {
                 version: Some("0.32.0".into()),
-                models: vec![EngineModel {
+                models: vec![ModelCard {
                     name: "tiny-qwen".into(),
                     max_model_len: Some(2048),
                     root: Some("model".into()),

@@ -15,14 +15,15 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::{Method, StatusCode};
+use kvasir_types::HttpEndpoint;
 use tokio::io::AsyncWrite;
 use tokio_util::io::poll_read_buf;
 
+use crate::UpstreamError;
 use crate::framing::{Framing, Step};
 use crate::head::{Ask, Head, Whom, bad};
 use crate::tls::WorkerTls;
 use crate::wire::Wire;
-use crate::{UpstreamError, WorkerAddress};
 
 /// A worker has this long to accept a connection (Dynamo's `DYN_TCP_CONNECT_TIMEOUT`).
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -57,10 +58,10 @@ pub(crate) struct Line {
 impl Line {
     /// A new connection.
     pub(crate) async fn open(
-        address: &WorkerAddress,
+        endpoint: &HttpEndpoint,
         tls: &WorkerTls,
     ) -> Result<Self, UpstreamError> {
-        let connect = Wire::open(address, tls);
+        let connect = Wire::open(endpoint, tls);
         let wire = match tokio::time::timeout(CONNECT_TIMEOUT, connect).await {
             Err(_) => return Err(UpstreamError::ConnectTimeout),
             Ok(wire) => wire.map_err(UpstreamError::Connect)?,

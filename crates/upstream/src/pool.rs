@@ -6,17 +6,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use http::{HeaderValue, Response};
-use kvasir_types::WorkerId;
+use kvasir_types::{HttpEndpoint, WorkerId};
 use tokio::sync::futures::OwnedNotified;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
+use crate::UpstreamError;
+use crate::address::bearer;
 use crate::body::UpstreamBody;
 use crate::head::{Ask, Whom};
 use crate::home::{HOMES, home};
 use crate::line::Line;
 use crate::tls::WorkerTls;
-use crate::{UpstreamError, WorkerAddress, WorkerKey};
 
 /// Connections to one worker that are open at once; the next request waits for one of them.
 const OPEN_MAX: usize = 8192;
@@ -88,10 +89,12 @@ pub struct Pool {
 }
 
 struct Shared {
-    address: WorkerAddress,
+    endpoint: HttpEndpoint,
     tls: WorkerTls,
     /// What the `host` header says.
     authority: HeaderValue,
+    /// What the `authorization` header says, where the worker wants a key.
+    key: Option<HeaderValue>,
     /// How questions of our own are signed.
     via: Option<HeaderValue>,
     /// Kept connections of each thread.
@@ -116,17 +119,18 @@ struct Shared {
 
 impl Pool {
     /// A pool without connections.
-    pub fn new(address: WorkerAddress, tls: WorkerTls) -> Self {
-        Self::signing(address, tls, None)
+    pub fn new(endpoint: HttpEndpoint, tls: WorkerTls) -> Self {
+        Self::signing(endpoint, tls, None)
     }
 
     /// The same, signing what is asked of its pages with `via`.
-    pub fn signing(address: WorkerAddress, tls: WorkerTls, via: Option<HeaderValue>) -> Self {
-        let authority = HeaderValue::try_from(address.authority());
+    pub fn signing(endpoint: HttpEndpoint, tls: WorkerTls, via: Option<HeaderValue>) -> Self {
+        let authority = HeaderValue::try_from(endpoint.authority());
         Self {
             shared: Arc::new(Shared {
                 authority: authority.unwrap_or(HeaderValue::from_static("localhost")),
-                address,
+                key: endpoint.api_key.as_ref().and_then(bearer),
+                endpoint,
                 tls,
                 via,
                 idle: [const { Mutex::new(Vec::new()) }; HOMES],
@@ -159,8 +163,8 @@ impl Pool {
     }
 
     /// Whose connections they are.
-    pub fn address(&self) -> &WorkerAddress {
-        &self.shared.address
+    pub fn endpoint(&self) -> &HttpEndpoint {
+        &self.shared.endpoint
     }
 
     /// Whether the engine takes the larger priority first, as SGLang does; vLLM, which is assumed, takes the smaller.
@@ -197,9 +201,9 @@ impl Pool {
     ) -> Result<Response<UpstreamBody>, UpstreamError> {
         let place = Arc::clone(&self.shared.places).acquire_owned().await.ok();
         let whom = Whom {
-            prefix: &self.shared.address.prefix,
+            prefix: &self.shared.endpoint.prefix,
             authority: &self.shared.authority,
-            key: self.address().api_key.as_ref().map(WorkerKey::header),
+            key: self.shared.key.as_ref(),
         };
         let asked = Instant::now();
         let idle = match ask.fresh {
@@ -210,7 +214,7 @@ impl Pool {
             Some(mut line) => match line.ask(ask, &whom).await {
                 Ok(head) => Some((line, head)),
                 Err(error) if line.was_stale(&error) && asked.elapsed() < STALE_WITHIN => {
-                    tracing::debug!(worker = %self.address(), %error, "kept connection was stale");
+                    tracing::debug!(worker = %self.endpoint(), %error, "kept connection was stale");
                     None
                 }
                 Err(error) => return Err(error),
@@ -220,7 +224,7 @@ impl Pool {
         let (line, head) = match kept {
             Some(answered) => answered,
             None => {
-                let mut line = Line::open(&self.shared.address, &self.shared.tls).await?;
+                let mut line = Line::open(&self.shared.endpoint, &self.shared.tls).await?;
                 let head = line.ask(ask, &whom).await?;
                 (line, head)
             }

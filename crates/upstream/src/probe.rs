@@ -20,8 +20,14 @@ impl Pool {
     }
 
     /// Asks for every page. Only `/v1/models` must be answered. One that a busy engine does not send in time, or fails
-    /// to make, says what it said before, which is in `known`; one that it does not have says nothing.
-    pub async fn facts(&self, known: &Facts, bounds: Bounds) -> Result<Facts, UpstreamError> {
+    /// to make, says what it said before, which is in `known`; one that it does not have says nothing. With `told_events` somebody else says where its
+    /// cache events are.
+    pub async fn facts(
+        &self,
+        known: &Facts,
+        told_events: bool,
+        bounds: Bounds,
+    ) -> Result<Facts, UpstreamError> {
         let mut facts = Facts::default();
         facts.read_models(&self.get("/v1/models", bounds).await?);
         match self.get("/version", bounds).await {
@@ -40,7 +46,7 @@ impl Pool {
             Err(_) => facts.events.clone_from(&known.events),
         }
         facts.info = self.server_info(&known.info, facts.kind, bounds).await;
-        facts.settle(self.address().events.is_some());
+        facts.settle(told_events);
         Ok(facts)
     }
 
@@ -95,7 +101,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{WorkerAddress, WorkerTls};
+    use crate::{WorkerTls, parse_url};
 
     /// Long enough for a page on this machine, short enough to wait for four times.
     const BOUNDS: Bounds = Bounds {
@@ -167,7 +173,7 @@ mod tests {
                 std::thread::spawn(move || serve(stream, &told));
             }
         });
-        let address = WorkerAddress::parse(&url).unwrap();
+        let address = parse_url(&url).unwrap();
         (Pool::new(address, WorkerTls::default()), turn)
     }
 
@@ -192,35 +198,46 @@ mod tests {
     #[tokio::test]
     async fn a_page_that_does_not_come_says_what_it_said_and_one_that_is_refused_says_nothing() {
         let (pool, turn) = engine();
-        let known = pool.facts(&Facts::default(), BOUNDS).await.unwrap();
+        let known = pool.facts(&Facts::default(), false, BOUNDS).await.unwrap();
         assert_eq!((known.block_size, known.events.len()), (Some(32), 1));
         assert_eq!(known.max_batched_tokens, Some(512));
         for path in ["/version", "/metrics", "/kv_event_sources"] {
             *turn.lock().unwrap() = Turn::Fail(path);
-            assert_eq!(pool.facts(&known, BOUNDS).await.unwrap(), known, "{path}");
+            assert_eq!(
+                pool.facts(&known, false, BOUNDS).await.unwrap(),
+                known,
+                "{path}"
+            );
             *turn.lock().unwrap() = Turn::Stall(path);
-            assert_eq!(pool.facts(&known, BOUNDS).await.unwrap(), known, "{path}");
-            let fresh = pool.facts(&Facts::default(), BOUNDS).await.unwrap();
+            assert_eq!(
+                pool.facts(&known, false, BOUNDS).await.unwrap(),
+                known,
+                "{path}"
+            );
+            let fresh = pool.facts(&Facts::default(), false, BOUNDS).await.unwrap();
             assert_eq!(fresh, without(&known, path), "{path}");
             *turn.lock().unwrap() = Turn::Refuse(path);
-            let refused = pool.facts(&known, BOUNDS).await.unwrap();
+            let refused = pool.facts(&known, false, BOUNDS).await.unwrap();
             assert_eq!(refused, without(&known, path), "{path}");
         }
         for (turned, asked) in [(Turn::Fail(INFO), false), (Turn::Refuse(INFO), true)] {
             *turn.lock().unwrap() = turned;
             assert_eq!(
-                pool.facts(&known, BOUNDS).await.unwrap(),
+                pool.facts(&known, false, BOUNDS).await.unwrap(),
                 known,
                 "once is enough"
             );
             let mut expected = without(&known, INFO);
             expected.info.asked = asked;
-            let fresh = pool.facts(&Facts::default(), BOUNDS).await.unwrap();
+            let fresh = pool.facts(&Facts::default(), false, BOUNDS).await.unwrap();
             assert_eq!(fresh, expected, "{turned:?}");
         }
         for failing in [Turn::Stall("/v1/models"), Turn::Refuse("/v1/models")] {
             *turn.lock().unwrap() = failing;
-            assert!(pool.facts(&known, BOUNDS).await.is_err(), "{failing:?}");
+            assert!(
+                pool.facts(&known, false, BOUNDS).await.is_err(),
+                "{failing:?}"
+            );
         }
     }
 }

@@ -3,32 +3,37 @@
 use std::collections::BTreeMap;
 
 use kvasir_transport::zmq::Endpoint;
+use kvasir_types::{EventFeed, WorkerRecord};
 
-use crate::{EventSource, Facts, WorkerAddress};
+use crate::{EventSource, Facts};
 
-/// Where each rank publishes: as the user says, else as the engine says.
+/// Where each rank publishes: as the record says, else as the engine says.
 #[must_use]
 pub fn event_sources(
-    address: &WorkerAddress,
+    worker: &WorkerRecord,
     facts: &Facts,
     ranks: u32,
 ) -> BTreeMap<u32, EventSource> {
-    let Some(events) = &address.events else {
+    let EventFeed::Sockets { publish, replay } = &worker.events else {
+        return BTreeMap::new();
+    };
+    let Some(publish) = publish else {
+        let host = worker.transport.http().map_or("", |http| &http.host);
         let here = |source: &EventSource| EventSource {
-            events: on_host(&source.events, &address.host),
-            replay: source.replay.as_ref().map(|r| on_host(r, &address.host)),
+            events: on_host(&source.events, host),
+            replay: source.replay.as_ref().map(|r| on_host(r, host)),
             topic: source.topic.clone(),
         };
         let known = facts.events.iter();
         return known.map(|(rank, source)| (*rank, here(source))).collect();
     };
-    let source = |rank| {
+    let source = |nth| {
         let source = EventSource {
-            events: shifted(events, rank)?,
-            replay: address.replay.as_ref().and_then(|r| shifted(r, rank)),
+            events: shifted(publish, nth)?,
+            replay: replay.as_ref().and_then(|r| shifted(r, nth)),
             topic: String::new(),
         };
-        Some((rank, source))
+        Some((worker.first_rank.0.checked_add(nth)?, source))
     };
     (0..ranks).filter_map(source).collect()
 }
@@ -53,6 +58,7 @@ fn on_host(endpoint: &str, host: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parse_worker;
 
     fn source(events: &str, replay: Option<&str>) -> EventSource {
         EventSource {
@@ -67,7 +73,7 @@ mod tests {
         let mut facts = Facts::default();
         let engine = source("tcp://*:5557", Some("tcp://0.0.0.0:5558"));
         facts.events.insert(0, engine);
-        let plain = WorkerAddress::parse("http://gpu-1:8000").unwrap();
+        let plain = parse_worker("http://gpu-1:8000").unwrap();
         let found = source("tcp://gpu-1:5557", Some("tcp://gpu-1:5558"));
         assert_eq!(
             event_sources(&plain, &facts, 1),
@@ -75,12 +81,14 @@ mod tests {
         );
 
         let told = "http://gpu-1:8000,events=tcp://other:7000,replay=tcp://other:7100";
-        let told = WorkerAddress::parse(told).unwrap();
+        let mut told = parse_worker(told).unwrap();
         let expected = [
             (0, source("tcp://other:7000", Some("tcp://other:7100"))),
             (1, source("tcp://other:7001", Some("tcp://other:7101"))),
         ];
         assert_eq!(event_sources(&told, &facts, 2), BTreeMap::from(expected));
+        told.events = EventFeed::Delivered;
+        assert!(event_sources(&told, &facts, 2).is_empty());
         assert!(event_sources(&plain, &Facts::default(), 1).is_empty());
     }
 }

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use kvasir_types::HttpEndpoint;
 use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -12,7 +13,6 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{Error, InvalidMessage};
 
-use crate::WorkerAddress;
 use crate::tls::WorkerTls;
 
 /// A connection on which nothing has come for so long is asked whether it lives.
@@ -34,17 +34,17 @@ pub enum Wire {
 }
 
 impl Wire {
-    /// Connects to `address`.
-    pub async fn open(address: &WorkerAddress, tls: &WorkerTls) -> io::Result<Self> {
-        let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
+    /// Connects to `endpoint`.
+    pub async fn open(endpoint: &HttpEndpoint, tls: &WorkerTls) -> io::Result<Self> {
+        let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await?;
         let _ = stream.set_nodelay(true);
         if let Err(error) = notice_death(&stream) {
-            tracing::debug!(worker = %address, %error, "no keep-alive");
+            tracing::debug!(worker = %endpoint, %error, "no keep-alive");
         }
-        if !address.tls {
+        if !endpoint.tls {
             return Ok(Self::Plain(stream));
         }
-        let name = ServerName::try_from(address.host.clone()).map_err(io::Error::other)?;
+        let name = ServerName::try_from(endpoint.host.clone()).map_err(io::Error::other)?;
         let connector = tls.connector().map_err(io::Error::other)?;
         let secure = connector.connect(name, stream).await.map_err(plain)?;
         Ok(Self::Secure(Box::new(secure)))
@@ -141,7 +141,7 @@ mod tests {
     async fn a_host_that_vanishes_is_noticed() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let address = WorkerAddress::parse(&url).unwrap();
+        let address = crate::parse_url(&url).unwrap();
         let wire = Wire::open(&address, &WorkerTls::default()).await.unwrap();
         let Wire::Plain(stream) = wire else {
             panic!("not asked for TLS");

@@ -11,7 +11,8 @@ use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use kvasir_config::{Settings, keys};
-use kvasir_upstream::{Bounds, UpstreamError, WorkerAddress, WorkerTls, refusal};
+use kvasir_types::HttpEndpoint;
+use kvasir_upstream::{Bounds, UpstreamError, WorkerTls, parse_url, refusal};
 use serde_json::Value;
 
 use crate::wiring::{BadConfig, Failure};
@@ -21,7 +22,7 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// Where a frontend is and how to ask it.
 pub(super) struct Client {
-    address: WorkerAddress,
+    address: HttpEndpoint,
     /// The address as it is shown.
     url: String,
     token: Option<HeaderValue>,
@@ -99,8 +100,7 @@ impl Client {
     /// The frontend that `--url` names; an error names the option.
     pub(super) fn new(settings: &Settings) -> Result<Self, Failure> {
         let url: String = settings.get(keys::URL);
-        let address = WorkerAddress::parse_plain(&url)
-            .map_err(|error| BadConfig(format!("--url: {error}")))?;
+        let address = parse_url(&url).map_err(|error| BadConfig(format!("--url: {error}")))?;
         let bounds = Bounds {
             timeout: settings.get(keys::TIMEOUT_SECS),
             answer_bytes_max: ANSWER_BYTES_MAX,

@@ -10,7 +10,7 @@ use crate::world::{Silence, World};
 const OLDEST: (u32, u32) = (0, 9);
 
 pub(super) fn reachable(world: &World) -> Verdict {
-    let address = &world.told.address;
+    let address = &world.told.endpoint;
     let port = address.port.to_string();
     match &world.models {
         Ok(took) => Verdict::pass(format!("answers in {} ms", took.as_millis())),

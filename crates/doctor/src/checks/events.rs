@@ -84,7 +84,7 @@ fn unlinked(world: &World, rank: u32, source: &EventSource, fault: &SourceFault)
     let mut advice = publish(world, text);
     for arg in &mut advice.args {
         *arg = arg.replace("tcp://localhost:", "tcp://*:");
-        if !["localhost", "127.0.0.1"].contains(&world.told.address.host.as_str()) {
+        if !["localhost", "127.0.0.1"].contains(&world.told.endpoint.host.as_str()) {
             *arg = arg.replace("tcp://127.0.0.1:", "tcp://*:");
         }
     }
@@ -93,7 +93,7 @@ fn unlinked(world: &World, rank: u32, source: &EventSource, fault: &SourceFault)
 
 /// The engine's own sockets, if the operator named others.
 fn other_sockets(world: &World, rank: u32, source: &EventSource) -> Option<Advice> {
-    world.told.address.events.as_ref()?;
+    world.told.worker.events.publish()?;
     let own = world.own_source(rank)?;
     if own.events == source.events && (own.replay.is_none() || own.replay == source.replay) {
         return None;
@@ -217,7 +217,7 @@ pub(super) fn replay(world: &World) -> Verdict {
 }
 
 fn unreplayed(world: &World, rank: u32, why: &str) -> Verdict {
-    let told = world.told.address.events.is_some();
+    let told = world.told.worker.events.publish().is_some();
     if let Some(own) = world
         .own_source(rank)
         .filter(|own| told && own.replay.is_some())

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use expect_test::{Expect, expect};
 use kvasir_transport::SourceFault;
-use kvasir_upstream::{EngineKind, EngineModel, EventSource, Facts, WorkerAddress};
+use kvasir_types::ModelCard;
+use kvasir_upstream::{EngineKind, EventSource, Facts, parse_url, parse_worker};
 
 use super::examine;
 use crate::finding::Outcome;
@@ -31,7 +32,7 @@ fn source(events: &str, replay: Option<&str>) -> EventSource {
 fn good() -> World {
     let mut facts = Facts {
         version: Some("0.32.0".to_owned()),
-        models: vec![EngineModel {
+        models: vec![ModelCard {
             name: "tiny".to_owned(),
             root: Some("/models/tiny".to_owned()),
             max_model_len: Some(2048),
@@ -47,7 +48,8 @@ fn good() -> World {
         .insert(0, source("tcp://*:5557", Some("tcp://*:5558")));
     World {
         told: Told {
-            address: WorkerAddress::parse(URL).unwrap(),
+            worker: parse_worker(URL).unwrap(),
+            endpoint: parse_url(URL).unwrap(),
             model: Some("tiny".to_owned()),
             block_size: None,
             model_path: Some("/models/tiny".to_owned()),
@@ -94,12 +96,13 @@ fn check(change: impl FnOnce(&mut World), expected: &Expect) {
     change(&mut world);
     let mut checks = examine(&world);
     checks.retain(|finding| finding.outcome != Outcome::Pass);
-    let worker = world.told.address.to_string();
+    let worker = world.told.endpoint.to_string();
     let workers = vec![Examined { worker, checks }];
     let report = Report { workers };
     expected.assert_eq(&report.to_string());
 }
 
 fn tell(world: &mut World, address: &str) {
-    world.told.address = WorkerAddress::parse(address).unwrap();
+    world.told.worker = parse_worker(address).unwrap();
+    world.told.endpoint = world.told.worker.transport.http().unwrap().clone();
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{Method, Request, StatusCode};
-use kvasir_upstream::{Bounds, UpstreamError, WorkerAddress, WorkerTls, refusal};
+use kvasir_types::HttpEndpoint;
+use kvasir_upstream::{Bounds, UpstreamError, WorkerTls, refusal};
 
 use crate::world::{Asked, Silence};
 
@@ -30,14 +31,14 @@ impl Client {
     }
 
     /// The body of what is there.
-    pub(crate) async fn get(&self, at: &WorkerAddress, path: &str) -> Asked<Bytes> {
+    pub(crate) async fn get(&self, at: &HttpEndpoint, path: &str) -> Asked<Bytes> {
         self.ask(Method::GET, at, path, String::new(), None).await
     }
 
     /// The body of the answer to a JSON document.
     pub(crate) async fn post(
         &self,
-        at: &WorkerAddress,
+        at: &HttpEndpoint,
         path: &str,
         body: &serde_json::Value,
         rank: Option<u32>,
@@ -49,7 +50,7 @@ impl Client {
     async fn ask(
         &self,
         method: Method,
-        at: &WorkerAddress,
+        at: &HttpEndpoint,
         path: &str,
         body: String,
         rank: Option<u32>,
@@ -72,7 +73,7 @@ impl Client {
         }
     }
 
-    fn silence(&self, at: &WorkerAddress, error: &UpstreamError) -> Silence {
+    fn silence(&self, at: &HttpEndpoint, error: &UpstreamError) -> Silence {
         match error {
             UpstreamError::Connect(cause) if error.is_distrust(at) => {
                 Silence::Insecure(cause.to_string())

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use kvasir_hash::{Scope, local_hashes};
-use kvasir_types::{Rng, Token, WorkerId};
-use kvasir_upstream::WorkerAddress;
+use kvasir_types::{HttpEndpoint, Rng, Token, WorkerId};
 use serde_json::{Value, json};
 
 use super::ear::Ear;
@@ -28,7 +27,8 @@ const WORDS: [&str; 16] = [
 /// Test requests to one worker.
 pub(crate) struct Talk<'c> {
     client: &'c Client,
-    address: WorkerAddress,
+    worker: WorkerId,
+    endpoint: HttpEndpoint,
     model: String,
     block_size: u32,
     prompt_len: u32,
@@ -55,7 +55,8 @@ impl<'c> Talk<'c> {
         let len = whole.saturating_add((block_size / 2).max(1));
         Self {
             client,
-            address: world.told.address.clone(),
+            worker: world.told.worker.id,
+            endpoint: world.told.endpoint.clone(),
             model: served.map_or_else(String::new, |m| m.name.clone()),
             block_size,
             prompt_len: len.min(longest.saturating_sub(SPARE_TOKENS)).max(1),
@@ -65,7 +66,7 @@ impl<'c> Talk<'c> {
     }
 
     pub(crate) fn worker(&self) -> WorkerId {
-        self.address.id()
+        self.worker
     }
 
     pub(crate) const fn block_size(&self) -> u32 {
@@ -110,7 +111,7 @@ impl<'c> Talk<'c> {
         let rank = self.several_ranks.then_some(rank);
         let answer = self
             .client
-            .post(&self.address, "/v1/completions", &body, rank)
+            .post(&self.endpoint, "/v1/completions", &body, rank)
             .await?;
         read_cached(&answer)
     }
@@ -132,7 +133,7 @@ impl<'c> Talk<'c> {
         });
         let told = self
             .client
-            .post(&self.address, "/tokenize", &body, None)
+            .post(&self.endpoint, "/tokenize", &body, None)
             .await;
         let told = told.ok().and_then(|body| read_tokens(&body));
         let mut tokens = told.unwrap_or_default();
@@ -147,7 +148,7 @@ impl<'c> Talk<'c> {
 
     /// Tokens that the engine found in its cache since it began, by its own count.
     async fn hits(&self) -> Option<u64> {
-        let page = self.client.get(&self.address, "/metrics").await.ok()?;
+        let page = self.client.get(&self.endpoint, "/metrics").await.ok()?;
         hits_on(super::text_of(&page).ok()?)
     }
 }

@@ -96,7 +96,7 @@ fn ours(text: &TextModel) -> Result<(Vec<Token>, Vec<Token>), TextError> {
 
 async fn tokenize(client: &Client, world: &World, body: &Value) -> Asked<Vec<Token>> {
     let answer = client
-        .post(&world.told.address, "/tokenize", body, None)
+        .post(&world.told.endpoint, "/tokenize", body, None)
         .await?;
     read_tokens(&answer).ok_or_else(|| Silence::Unreadable("it lists no tokens".to_owned()))
 }
@@ -116,7 +116,7 @@ async fn told_by_answer(client: &Client, world: &World, model: &str) -> Option<T
     });
     let path = "/v1/chat/completions";
     let answer = client
-        .post(&world.told.address, path, &body, None)
+        .post(&world.told.endpoint, path, &body, None)
         .await
         .ok()?;
     let answer: Value = serde_json::from_slice(&answer).ok()?;

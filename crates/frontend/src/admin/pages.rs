@@ -27,7 +27,7 @@ pub(crate) fn health(app: &App) -> Reply {
         false => StatusCode::SERVICE_UNAVAILABLE,
     };
     let named = awaited.iter().take(AWAITED_NAMED_MAX);
-    health.waiting_for = named.map(ToString::to_string).collect();
+    health.waiting_for = named.map(|worker| worker.transport.to_string()).collect();
     reply::json(status, health.to_body())
 }
 

@@ -7,19 +7,21 @@ use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use kvasir_openai::ApiError;
 use kvasir_router::{Router, WorkerSpec};
-use kvasir_types::WorkerId;
-use kvasir_upstream::{AddressError, WorkerAddress, WorkerKey};
+use kvasir_types::{WorkerId, WorkerRecord};
+use kvasir_upstream::{
+    AddressError, parse_api_key, parse_remote_worker, parse_url, set_api_key, set_field, worker_id,
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::App;
-use crate::fleet::members::{Joined, Member, MembersError, Origin, State};
+use crate::fleet::members::{JoinOutcome, Member, MemberState, MembersError};
 use crate::http::body;
 use crate::http::reply::{self, Reply};
 use crate::models::ServedModel;
 
-/// `GET /workers`: who serves what, and how busy the router thinks they are; apart from them, who is wanted and
-/// serves nothing.
+/// `GET /workers`: who serves what, and how busy the router thinks they are; apart from them, who is a
+/// member and serves nothing.
 pub(crate) fn workers(app: &App) -> Reply {
     let members: BTreeMap<WorkerId, Member> = app.members().list().into_iter().collect();
     let mut rows = Vec::new();
@@ -64,7 +66,7 @@ fn served_row(model: &Arc<ServedModel>, router: &Router, spec: &WorkerSpec) -> V
         "model": &*model.name,
         "url": model.url_of(spec.id),
         "tokens_from": model.tokens_from(),
-        "state": State::Serving.name(),
+        "state": MemberState::Serving.name(),
         "block_size": model.block_size,
         "kv_total_blocks": spec.kv_total_blocks,
         "max_num_batched_tokens": spec.max_num_batched_tokens,
@@ -81,8 +83,8 @@ fn member_row(id: WorkerId, member: &Member) -> Value {
         "worker_id": id.0,
         "model": null,
         "busy": false,
-        "down": member.state == State::Unreachable,
-        "draining": member.state == State::Draining,
+        "down": member.state == MemberState::Unreachable,
+        "draining": member.state == MemberState::Draining,
         "ranks": [],
     });
     add_member(&mut row, member);
@@ -90,17 +92,25 @@ fn member_row(id: WorkerId, member: &Member) -> Value {
 }
 
 fn add_member(row: &mut Value, member: &Member) {
-    let origins: Vec<&str> = member.origins.iter().map(|origin| origin.name()).collect();
-    row["url"] = member.address.to_string().into();
+    let mut origins: Vec<&str> = Vec::new();
+    for name in &member.sources {
+        if !origins.contains(&name.kind) {
+            origins.push(name.kind);
+        }
+    }
+    let record = &member.record;
+    row["url"] = match record.transport.http() {
+        Some(endpoint) => endpoint.to_string().into(),
+        None => Value::Null,
+    };
     row["state"] = member.state.name().into();
     row["origins"] = origins.into();
-    let said = |text: &Option<String>| text.clone().map_or(Value::Null, Value::from);
     row["told"] = json!({
-        "block_size": member.address.block_size,
-        "data_parallel_size": member.address.data_parallel_size,
-        "events": said(&member.address.events),
-        "replay": said(&member.address.replay),
-        "taints": member.address.taints,
+        "block_size": record.block_size,
+        "data_parallel_size": record.ranks,
+        "events": record.events.publish(),
+        "replay": record.events.replay(),
+        "taints": record.taints.iter().map(|taint| &**taint).collect::<Vec<_>>(),
     });
 }
 
@@ -122,7 +132,7 @@ struct NewWorker {
 }
 
 impl NewWorker {
-    fn address(self) -> Result<WorkerAddress, AddressError> {
+    fn record(self) -> Result<WorkerRecord, AddressError> {
         let count = |count: Option<u32>| count.map(|count| count.to_string());
         let said = [
             ("block-size", count(self.block_size)),
@@ -133,19 +143,19 @@ impl NewWorker {
             ("events", self.events),
             ("replay", self.replay),
         ];
-        let mut address = WorkerAddress::parse_remote(&self.url)?;
+        let mut worker = parse_remote_worker(&self.url)?;
         for (name, value) in said {
             if let Some(value) = value {
-                address.say(name, &value)?;
+                set_field(&mut worker, name, &value)?;
             }
         }
         for taint in &self.taints {
-            address.say("taint", taint)?;
+            set_field(&mut worker, "taint", taint)?;
         }
         if let Some(key) = self.api_key {
-            address.api_key = Some(WorkerKey::new(&key)?);
+            set_api_key(&mut worker, parse_api_key(&key)?)?;
         }
-        Ok(address)
+        Ok(worker)
     }
 }
 
@@ -156,19 +166,19 @@ pub(crate) async fn add_worker(app: &App, request: Request<Incoming>) -> Reply {
         let body = body::read_json(app.http(), &parts, incoming).await?;
         let new: NewWorker = serde_json::from_slice(&body)
             .map_err(|error| ApiError::bad_request(format!("Validation: {error}")))?;
-        new.address()
+        new.record()
             .map_err(|error| ApiError::bad_request(format!("Validation: {error}")))
     };
-    let address = match read.await {
-        Ok(address) => address,
+    let worker = match read.await {
+        Ok(worker) => worker,
         Err(error) => return reply::error(&error),
     };
-    let id = address.id();
-    match app.members().join(Origin::Api, address) {
-        Ok(joined) => {
-            let status = match joined {
-                Joined::New => StatusCode::CREATED,
-                Joined::Changed | Joined::Same => StatusCode::OK,
+    let id = worker.id;
+    match app.operators().join(worker) {
+        Ok(outcome) => {
+            let status = match outcome {
+                JoinOutcome::New => StatusCode::CREATED,
+                JoinOutcome::Changed | JoinOutcome::Same => StatusCode::OK,
             };
             member_reply(app, id, status)
         }
@@ -178,7 +188,7 @@ pub(crate) async fn add_worker(app: &App, request: Request<Incoming>) -> Reply {
 
 /// `DELETE /workers/{id or URL}`: it ends what it has and goes; with `force` it goes at once.
 pub(crate) fn remove_worker(app: &App, name: &str, query: Option<&str>) -> Reply {
-    let by_url = || WorkerAddress::parse_plain(name).ok().map(|a| a.id());
+    let by_url = || parse_url(name).ok().map(|url| worker_id(&url));
     let id = name.parse().map(WorkerId).ok().or_else(by_url);
     let force = match forced(query) {
         Ok(force) => force,
@@ -210,7 +220,7 @@ fn member_reply(app: &App, id: WorkerId, status: StatusCode) -> Reply {
     let row = match app.members().get(id) {
         Some(member) => member_row(id, &member),
         // It went in the meantime.
-        None => json!({ "worker_id": id.0, "url": null, "state": State::Draining.name() }),
+        None => json!({ "worker_id": id.0, "url": null, "state": MemberState::Draining.name() }),
     };
     reply::json(status, row.to_string())
 }
@@ -219,13 +229,14 @@ fn refusal(error: MembersError) -> Reply {
     let status = match error {
         MembersError::Fixed => 501,
         MembersError::Full => 409,
-        MembersError::Behind => 503,
     };
     reply::error(&ApiError::new(status, error.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
+    use kvasir_upstream::parse_worker;
+
     use super::*;
 
     #[test]
@@ -239,14 +250,13 @@ mod tests {
     #[test]
     fn a_new_worker_says_what_a_flag_can() {
         let new = r#"{"url":"http://a:1","block_size":32,"events":"tcp://a:5557","taints":["b","a=1"],"api_key":"k"}"#;
-        let address = serde_json::from_str::<NewWorker>(new).unwrap().address();
+        let record = serde_json::from_str::<NewWorker>(new).unwrap().record();
         let mut flag =
-            WorkerAddress::parse("http://a:1,block-size=32,events=tcp://a:5557,taint=a=1,taint=b")
-                .unwrap();
-        flag.api_key = Some(WorkerKey::new("k").unwrap());
-        assert_eq!(address, Ok(flag));
+            parse_worker("http://a:1,block-size=32,events=tcp://a:5557,taint=a=1,taint=b").unwrap();
+        set_api_key(&mut flag, parse_api_key("k").unwrap()).unwrap();
+        assert_eq!(record, Ok(flag));
         let short = r#"{"url":"http://a:1,block-size=32"}"#;
-        let short = serde_json::from_str::<NewWorker>(short).unwrap().address();
+        let short = serde_json::from_str::<NewWorker>(short).unwrap().record();
         assert_eq!(short.unwrap().block_size, Some(32));
         for wrong in [
             r#"{"url":"a:1"}"#,
@@ -258,7 +268,7 @@ mod tests {
             r#"{"url":"http://a:1","events":"tcp://u:secret@a:5557"}"#,
         ] {
             let new: NewWorker = serde_json::from_str(wrong).unwrap();
-            let error = new.address().unwrap_err().to_string();
+            let error = new.record().unwrap_err().to_string();
             assert!(!error.contains("secret"), "{error}");
         }
         assert!(serde_json::from_str::<NewWorker>(r#"{"url":"http://a:1","x":1}"#).is_err());

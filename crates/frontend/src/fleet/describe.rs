@@ -1,7 +1,8 @@
 //! What is known about a worker, said once: what it tells, what its user tells, and what had to be assumed.
 
 use kvasir_router::WorkerSpec;
-use kvasir_upstream::{Facts, WorkerAddress};
+use kvasir_types::WorkerRecord;
+use kvasir_upstream::Facts;
 
 use super::Watcher;
 use crate::models::ServedModel;
@@ -16,16 +17,16 @@ impl Watcher {
         spec: &WorkerSpec,
         sockets: usize,
     ) {
-        let told = self.pool.address();
+        let told = &*self.record;
         let known = description(told, facts, block_size, spec, sockets);
         if known == self.described {
             return;
         }
-        tracing::info!(worker = %told, "worker is {known}");
+        tracing::info!(worker = %told.transport, "worker is {known}");
         if self.listens_for(served) && served.block_size != block_size {
             let asked = self.fleet.app.options().kv_cache_block_size;
             let how = mismatch(served.block_size, asked, told, facts, block_size);
-            tracing::error!(worker = %told, model = %served.name, "{how}");
+            tracing::error!(worker = %told.transport, model = %served.name, "{how}");
         }
         self.described = known;
     }
@@ -35,7 +36,7 @@ impl Watcher {
 fn mismatch(
     index: u32,
     asked: Option<u32>,
-    told: &WorkerAddress,
+    told: &WorkerRecord,
     facts: &Facts,
     block_size: u32,
 ) -> String {
@@ -68,7 +69,7 @@ fn plural(count: usize) -> &'static str {
 }
 
 fn description(
-    told: &WorkerAddress,
+    told: &WorkerRecord,
     facts: &Facts,
     block_size: u32,
     spec: &WorkerSpec,
@@ -80,7 +81,7 @@ fn description(
         (false, false) => "assumed",
     };
     let block = by(told.block_size.is_some(), facts.block_size.is_some());
-    let ranks = by(told.data_parallel_size.is_some(), facts.ranks.is_some());
+    let ranks = by(told.ranks.is_some(), facts.ranks.is_some());
     let kv = match spec.kv_total_blocks {
         Some(blocks) => format!("{blocks} KV blocks"),
         None => {
@@ -109,14 +110,16 @@ fn description(
 
 #[cfg(test)]
 mod tests {
+    use kvasir_upstream::parse_worker;
+
     use super::*;
 
     #[test]
     fn what_was_assumed_is_said_with_what_it_means() {
-        let told = WorkerAddress::parse("http://a:1,data-parallel-size=2").unwrap();
+        let told = parse_worker("http://a:1,data-parallel-size=2").unwrap();
         let mut facts = Facts::default();
         facts.read_metrics("sglang:num_running_reqs 1\n", &Facts::default());
-        let mut spec = WorkerSpec::new(told.id());
+        let mut spec = WorkerSpec::new(told.id);
         spec.ranks = 2;
         let said = description(&told, &facts, 16, &spec, 0);
         assert!(
@@ -139,7 +142,7 @@ mod tests {
 
     #[test]
     fn two_block_sizes_are_named_with_their_origins_and_the_flag_to_change() {
-        let told = WorkerAddress::parse("http://a:1").unwrap();
+        let told = parse_worker("http://a:1").unwrap();
         let facts = Facts {
             block_size: Some(16),
             ..Facts::default()
@@ -159,7 +162,7 @@ mod tests {
             said.contains("start all engines of a model with one --block-size"),
             "{said}"
         );
-        let told = WorkerAddress::parse("http://a:1,block-size=8").unwrap();
+        let told = parse_worker("http://a:1,block-size=8").unwrap();
         let said = mismatch(32, None, &told, &facts, 8);
         assert!(
             said.starts_with("blocks of 8 tokens (as block-size= of the worker says)"),

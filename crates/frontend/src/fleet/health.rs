@@ -44,7 +44,7 @@ impl Watcher {
         match self.ask_health().await {
             Ok(()) => {
                 if self.is_ejected() {
-                    tracing::info!(worker = %self.pool.address(), "worker is well again");
+                    tracing::info!(worker = %self.pool.endpoint(), "worker is well again");
                 }
                 (self.unwell, self.quiet) = (0, 0);
                 Check {
@@ -56,7 +56,7 @@ impl Watcher {
             Err(error) => {
                 self.unwell = self.unwell.saturating_add(1);
                 if self.unwell == UNWELL_MAX {
-                    tracing::warn!(worker = %self.pool.address(), %error,
+                    tracing::warn!(worker = %self.pool.endpoint(), %error,
                         "health check failed; the worker gets no requests until it passes");
                 }
                 let heard = self.was_heard() || error.is_answer();
@@ -77,7 +77,7 @@ impl Watcher {
         }
         let lost: usize = self.pools().map(Pool::open).sum();
         if lost > 0 {
-            tracing::warn!(worker = %self.pool.address(), requests = lost,
+            tracing::warn!(worker = %self.pool.endpoint(), requests = lost,
                 "worker gives no sign of life: what it has goes elsewhere");
         }
         self.pools().for_each(Pool::sever);

@@ -1,56 +1,55 @@
-//! Who is to be a worker, and who says so.
+//! Who is a worker, and who says so.
 //!
-//! Answers one question: which engine servers are wanted now? Flags, the workers file and operators all write
-//! into this one list; every change of it is told once, in order, as a [`Change`]. Whoever follows the changes
-//! ([`Fleet`](crate::Fleet)) makes them true and reports what became of them.
+//! Answers one question: which workers are there to be? Any number of sources say so: flags, the workers file, operators,
+//! a discovery backend. Each holds a [`WorkerSource`], which is a snapshot with a lifetime of its own. One list collects them
+//! all; whoever follows its changes ([`Fleet`](crate::Fleet)) makes them true and reports what became of them.
 //!
-//! Invariants: a worker is wanted as long as somebody wants it; one that nobody wants stays in the list until
-//! what runs there has ended; the list has at most [`Members::MAX`] rows.
+//! Invariants:
+//! - A worker is a member as long as some source has it. One that no source has drains, and stays in the list until what
+//!   runs there has ended.
+//! - A source that withdraws, or is dropped, takes back what it brought and nothing else.
+//! - Of several records of one worker the latest counts. When its source takes it back, the one before it counts again.
+//! - The follower is told what each worker is to be now, not every step on the way. So at most one change of a row waits,
+//!   and no source ever waits for the follower.
+//! - The list has at most [`Members::MAX`] rows, and a source remembers at most as many.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvasir_types::WorkerId;
-use kvasir_upstream::WorkerAddress;
-use tokio::sync::mpsc::{self, Receiver, Sender};
+use kvasir_types::{ApiKey, WorkerId, WorkerRecord};
+use kvasir_upstream::default_api_key;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Changes that wait for their follower.
-const CHANGES_MAX: usize = 2 * Members::MAX;
-
-/// Who wants a worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Origin {
-    /// `--worker`.
-    Flag,
-    /// `--workers-file`.
-    File,
-    /// `POST /workers`.
-    Api,
+/// Where records come from: a kind of source that operators know by name, and which one of that kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceName {
+    /// What operators see: `flag`, `file`, `api`, and whatever a discovery backend is called.
+    pub kind: &'static str,
+    /// Which of its kind, such as a path or an endpoint.
+    pub instance: String,
 }
 
-impl Origin {
-    /// Its name for operators.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Flag => "flag",
-            Self::File => "file",
-            Self::Api => "api",
+impl SourceName {
+    /// The `instance` of a `kind`.
+    pub fn new(kind: &'static str, instance: impl Into<String>) -> Self {
+        Self {
+            kind,
+            instance: instance.into(),
         }
     }
 }
 
-/// What happened to the list.
+/// What a worker is to be from now on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// One more is wanted, or one that was leaving is wanted again.
-    Joined(WorkerAddress),
-    /// What its user says about one has changed.
-    Updated(WorkerAddress),
-    /// Nobody wants it any more.
+    /// It is new, or back while it was leaving.
+    Joined(Arc<WorkerRecord>),
+    /// What is said about it has changed.
+    Updated(Arc<WorkerRecord>),
+    /// No source has it any more.
     Left {
         /// Which.
         worker: WorkerId,
@@ -59,14 +58,14 @@ pub enum Change {
     },
 }
 
-/// How far a wanted worker is.
+/// How far a member is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum MemberState {
     /// It has not answered yet.
     Joining,
     /// It serves its models.
     Serving,
-    /// It serves its models, but says that it is not well, or does not say that it is.
+    /// It serves its models, but its health check fails.
     Unhealthy,
     /// It does not answer.
     Unreachable,
@@ -74,7 +73,7 @@ pub enum State {
     Draining,
 }
 
-impl State {
+impl MemberState {
     /// All there are.
     pub const ALL: [Self; 5] = [
         Self::Joining,
@@ -99,10 +98,10 @@ impl State {
 
 /// What a join did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Joined {
-    /// It is new, or back while it was leaving.
+pub enum JoinOutcome {
+    /// The worker is new, or back while it was leaving.
     New,
-    /// It was there; what is said about it is new.
+    /// It was there; what counts about it is new.
     Changed,
     /// It was there, just so.
     Same,
@@ -117,24 +116,29 @@ pub enum MembersError {
     /// Too many rows.
     #[error("there are {} workers already, which is the limit", Members::MAX)]
     Full,
-    /// The follower is far behind.
-    #[error("too many changes of workers wait; try again")]
-    Behind,
+}
+
+/// Part of a snapshot was refused; the next one tries it again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{records} workers were refused: {cause}")]
+pub struct SnapshotRefused {
+    /// How many records.
+    pub records: usize,
+    /// Why.
+    pub cause: MembersError,
 }
 
 /// One row of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Where it is and what is said about it.
-    pub address: WorkerAddress,
-    /// Who wants it; nobody, once it is leaving.
-    pub origins: BTreeSet<Origin>,
+    /// What counts about it.
+    pub record: Arc<WorkerRecord>,
+    /// The sources that have it, oldest first; none, once it is leaving.
+    pub sources: Vec<Arc<SourceName>>,
     /// How far it is.
-    pub state: State,
+    pub state: MemberState,
     /// Whether it has ever served a model.
     pub has_served: bool,
-    /// When it was named.
-    named: Instant,
 }
 
 /// The list. Clones are one.
@@ -143,10 +147,45 @@ pub struct Members {
     inner: Arc<Mutex<Inner>>,
 }
 
+/// Sources in the order in which they came.
+type SourceKey = u64;
+
 #[derive(Debug, Default)]
 struct Inner {
-    rows: BTreeMap<WorkerId, Member>,
-    changes: Option<Sender<Change>>,
+    rows: BTreeMap<WorkerId, Row>,
+    sources: BTreeMap<SourceKey, Snapshot>,
+    /// Sources and records are numbered by this, in the order in which they come.
+    last_number: u64,
+    /// Rows of which the follower has to be told, each once.
+    waiting: VecDeque<WorkerId>,
+    follower: Option<Arc<Notify>>,
+}
+
+/// What a source said last.
+#[derive(Debug)]
+struct Snapshot {
+    name: Arc<SourceName>,
+    /// The records of its last snapshot that were taken. An operator may have removed some: they come back when the source
+    /// says something else about them.
+    taken: BTreeMap<WorkerId, WorkerRecord>,
+}
+
+#[derive(Debug)]
+struct Row {
+    /// What each source says, and when it said so.
+    records: BTreeMap<SourceKey, (u64, WorkerRecord)>,
+    /// The one that counts; the last one that did, if there is none.
+    record: Arc<WorkerRecord>,
+    state: MemberState,
+    has_served: bool,
+    /// When it was first named.
+    named: Instant,
+    /// It stands in `waiting`.
+    waits: bool,
+    /// The follower knows it as a member.
+    is_followed: bool,
+    /// What runs there is to be cut off when it leaves.
+    force: bool,
 }
 
 impl Members {
@@ -155,82 +194,62 @@ impl Members {
     /// How long a worker that has never answered may still be loading its model, beside others that serve.
     pub const AWAITED: Duration = Duration::from_secs(30 * 60);
 
-    /// Every change from now on. The list is for one follower: a second takes it over.
-    pub fn follow(&self) -> Receiver<Change> {
-        let (sender, receiver) = mpsc::channel(CHANGES_MAX);
-        self.lock().changes = Some(sender);
-        receiver
-    }
-
-    /// `origin` wants this worker.
-    pub fn join(&self, origin: Origin, address: WorkerAddress) -> Result<Joined, MembersError> {
+    /// A source that has brought nothing yet.
+    #[must_use]
+    pub fn source(&self, name: SourceName) -> WorkerSource {
         let mut inner = self.lock();
-        let full = inner.rows.len() >= Self::MAX;
-        let Inner { rows, changes } = &mut *inner;
-        let changes = changes.as_ref().ok_or(MembersError::Fixed)?;
-        match rows.entry(address.id()) {
-            Entry::Vacant(_) if full => Err(MembersError::Full),
-            Entry::Vacant(place) => {
-                tell(changes, Change::Joined(address.clone()))?;
-                place.insert(Member {
-                    address,
-                    origins: BTreeSet::from([origin]),
-                    state: State::Joining,
-                    has_served: false,
-                    named: Instant::now(),
-                });
-                Ok(Joined::New)
-            }
-            Entry::Occupied(mut place) => {
-                let row = place.get_mut();
-                let mut address = address;
-                if address.api_key.is_none() {
-                    // Whoever does not speak of the key does not take it away.
-                    address.api_key.clone_from(&row.address.api_key);
-                }
-                let joined = match (row.origins.is_empty(), row.address == address) {
-                    (true, _) => Joined::New,
-                    (false, false) => Joined::Changed,
-                    (false, true) => Joined::Same,
-                };
-                match joined {
-                    Joined::New => tell(changes, Change::Joined(address.clone()))?,
-                    Joined::Changed => tell(changes, Change::Updated(address.clone()))?,
-                    Joined::Same => {}
-                }
-                row.origins.insert(origin);
-                row.address = address;
-                Ok(joined)
-            }
+        let key = inner.next_number();
+        let snapshot = Snapshot {
+            name: Arc::new(name),
+            taken: BTreeMap::new(),
+        };
+        inner.sources.insert(key, snapshot);
+        drop(inner);
+        WorkerSource {
+            key,
+            members: self.clone(),
+            is_detached: false,
         }
     }
 
-    /// `origin` wants this worker no longer; it leaves when nobody does. Says whether it leaves.
-    pub fn leave(&self, origin: Origin, worker: WorkerId) -> Result<bool, MembersError> {
+    /// Every change from now on, beginning with those who are there. The list is for one follower: a second takes it over.
+    #[must_use]
+    pub fn follow(&self) -> Changes {
+        let wake = Arc::new(Notify::new());
         let mut inner = self.lock();
+        inner.follower = Some(Arc::clone(&wake));
+        let known: Vec<WorkerId> = inner.rows.keys().copied().collect();
+        for worker in known {
+            if let Some(row) = inner.rows.get_mut(&worker) {
+                row.is_followed = false;
+            }
+            inner.tell(worker);
+        }
+        drop(inner);
+        Changes {
+            members: self.clone(),
+            wake,
+        }
+    }
+
+    /// A worker leaves, whichever sources have it. Says whether it was there; one that is leaving already can still be cut.
+    pub fn remove(&self, worker: WorkerId, force: bool) -> Result<bool, MembersError> {
+        let mut inner = self.lock();
+        let is_fixed = inner.follower.is_none();
         let Some(row) = inner.rows.get_mut(&worker) else {
             return Ok(false);
         };
-        if !row.origins.contains(&origin) {
-            return Ok(false);
-        }
-        if row.origins.len() > 1 {
-            row.origins.remove(&origin);
-            return Ok(false);
-        }
-        inner.let_go(worker, false)
-    }
-
-    /// It leaves, whoever wants it. Says whether it was there; one that is leaving already can still be cut.
-    pub fn remove(&self, worker: WorkerId, force: bool) -> Result<bool, MembersError> {
-        let mut inner = self.lock();
-        let Some(row) = inner.rows.get(&worker) else {
-            return Ok(false);
-        };
-        if row.origins.is_empty() && !force {
+        if row.records.is_empty() && !force {
             return Ok(true);
         }
-        inner.let_go(worker, force)
+        if is_fixed {
+            return Err(MembersError::Fixed);
+        }
+        row.records.clear();
+        row.force |= force;
+        row.state = MemberState::Draining;
+        inner.tell(worker);
+        Ok(true)
     }
 
     /// The rows, by id.
@@ -238,46 +257,49 @@ impl Members {
     pub fn list(&self) -> Vec<(WorkerId, Member)> {
         let inner = self.lock();
         let rows = inner.rows.iter();
-        rows.map(|(id, row)| (*id, row.clone())).collect()
+        rows.map(|(id, row)| (*id, inner.member(row))).collect()
     }
 
     /// The row of a worker.
     #[must_use]
     pub fn get(&self, worker: WorkerId) -> Option<Member> {
-        self.lock().rows.get(&worker).cloned()
+        let inner = self.lock();
+        inner.rows.get(&worker).map(|row| inner.member(row))
     }
 
     /// The follower says how far a worker is. One that is leaving stays so.
-    pub(crate) fn report(&self, worker: WorkerId, state: State) {
+    pub(crate) fn report(&self, worker: WorkerId, state: MemberState) {
         if let Some(row) = self.lock().rows.get_mut(&worker)
-            && !row.origins.is_empty()
+            && !row.records.is_empty()
         {
             row.state = state;
-            row.has_served |= matches!(state, State::Serving | State::Unhealthy);
+            row.has_served |= matches!(state, MemberState::Serving | MemberState::Unhealthy);
         }
     }
 
-    /// The wanted workers that have not served anything yet and may still bring a model that nobody knows.
+    /// The members that have not served anything yet and may still bring a model that nobody knows.
     ///
     /// While nobody has served, all of them are waited for; beside workers that serve, each for [`Self::AWAITED`].
     #[must_use]
-    pub fn awaited(&self) -> Vec<WorkerAddress> {
+    pub fn awaited(&self) -> Vec<Arc<WorkerRecord>> {
         let inner = self.lock();
         let alone = !inner.rows.values().any(|row| row.has_served);
-        let is_awaited = |row: &&Member| {
+        let is_awaited = |row: &&Row| {
             let in_time = alone || row.named.elapsed() < Self::AWAITED;
-            !row.has_served && !row.origins.is_empty() && in_time
+            !row.has_served && !row.records.is_empty() && in_time
         };
         let rows = inner.rows.values().filter(is_awaited);
-        rows.map(|row| row.address.clone()).collect()
+        rows.map(|row| Arc::clone(&row.record)).collect()
     }
 
-    /// The follower says that a worker that was leaving is gone; its row stays if it is wanted again.
+    /// The follower says that a worker that was leaving is gone; its row stays if it is a member again.
     pub(crate) fn gone(&self, worker: WorkerId) {
-        if let Entry::Occupied(row) = self.lock().rows.entry(worker)
-            && row.get().origins.is_empty()
+        let mut inner = self.lock();
+        if let Entry::Occupied(row) = inner.rows.entry(worker)
+            && row.get().records.is_empty()
         {
             row.remove();
+            inner.waiting.retain(|id| *id != worker);
         }
     }
 
@@ -286,131 +308,300 @@ impl Members {
     }
 }
 
-impl Inner {
-    fn let_go(&mut self, worker: WorkerId, force: bool) -> Result<bool, MembersError> {
-        let changes = self.changes.as_ref().ok_or(MembersError::Fixed)?;
-        tell(changes, Change::Left { worker, force })?;
-        if let Some(row) = self.rows.get_mut(&worker) {
-            row.origins.clear();
-            row.state = State::Draining;
-        }
-        Ok(true)
+/// One source of records: what it has brought stays until it takes that back, or is dropped.
+///
+/// A source that knows all of its workers at once says so with [`Self::replace`], one that hears of them one by one with
+/// [`Self::join`] and [`Self::leave`]. How long a backend may be out of reach before its source is dropped is for its owner
+/// to say: the list has no clock for that.
+#[derive(Debug)]
+pub struct WorkerSource {
+    key: SourceKey,
+    members: Members,
+    is_detached: bool,
+}
+
+impl WorkerSource {
+    /// The source has this worker.
+    pub fn join(&self, record: WorkerRecord) -> Result<JoinOutcome, MembersError> {
+        let mut inner = self.members.lock();
+        inner.forget_taken(self.key, record.id);
+        inner.join(self.key, record)
+    }
+
+    /// The source has this worker no longer. It leaves when no other has it; says whether it leaves.
+    pub fn leave(&self, worker: WorkerId) -> bool {
+        let mut inner = self.members.lock();
+        inner.forget_taken(self.key, worker);
+        inner.leave(self.key, worker)
+    }
+
+    /// The source has these workers and no others. Only what differs from its last snapshot acts, so that a worker which an
+    /// operator removed stays removed until the source says something else about it.
+    pub fn replace(
+        &self,
+        snapshot: impl IntoIterator<Item = WorkerRecord>,
+    ) -> Result<(), SnapshotRefused> {
+        let records = snapshot.into_iter().map(|record| (record.id, record));
+        self.members.lock().replace(self.key, records.collect())
+    }
+
+    /// Takes back all that the source has brought.
+    pub fn withdraw(&self) {
+        let _ = self.replace([]);
+    }
+
+    /// Ends without taking anything back, in a process that is ending itself.
+    pub fn detach(mut self) {
+        self.is_detached = true;
     }
 }
 
-fn tell(changes: &Sender<Change>, change: Change) -> Result<(), MembersError> {
-    use mpsc::error::TrySendError;
-    changes.try_send(change).map_err(|error| match error {
-        TrySendError::Full(_) => MembersError::Behind,
-        TrySendError::Closed(_) => MembersError::Fixed,
-    })
+impl Drop for WorkerSource {
+    fn drop(&mut self) {
+        if !self.is_detached {
+            self.withdraw();
+            self.members.lock().sources.remove(&self.key);
+        }
+    }
+}
+
+/// What the follower of the list has to make true.
+#[derive(Debug)]
+pub struct Changes {
+    members: Members,
+    wake: Arc<Notify>,
+}
+
+impl Changes {
+    /// The next change; waits for one. `None` if another follows the list now.
+    pub async fn next(&mut self) -> Option<Change> {
+        loop {
+            if !self.is_current() {
+                return None;
+            }
+            match self.try_next() {
+                Some(change) => return Some(change),
+                None => self.wake.notified().await,
+            }
+        }
+    }
+
+    /// The next change, if one waits already.
+    pub fn try_next(&mut self) -> Option<Change> {
+        if !self.is_current() {
+            return None;
+        }
+        self.members.lock().next_change()
+    }
+
+    fn is_current(&self) -> bool {
+        let inner = self.members.lock();
+        let follower = inner.follower.as_ref();
+        follower.is_some_and(|wake| Arc::ptr_eq(wake, &self.wake))
+    }
+}
+
+impl Drop for Changes {
+    fn drop(&mut self) {
+        if self.is_current() {
+            self.members.lock().follower = None;
+        }
+    }
+}
+
+impl Inner {
+    fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    fn join(
+        &mut self,
+        source: SourceKey,
+        record: WorkerRecord,
+    ) -> Result<JoinOutcome, MembersError> {
+        if self.follower.is_none() {
+            return Err(MembersError::Fixed);
+        }
+        let (worker, number) = (record.id, self.next_number());
+        let is_full = self.rows.len() >= Members::MAX;
+        let outcome = match self.rows.entry(worker) {
+            Entry::Vacant(_) if is_full => return Err(MembersError::Full),
+            Entry::Vacant(place) => {
+                place.insert(Row::new(source, number, record));
+                JoinOutcome::New
+            }
+            Entry::Occupied(mut row) => row.get_mut().join(source, number, record),
+        };
+        if outcome != JoinOutcome::Same {
+            self.tell(worker);
+        }
+        Ok(outcome)
+    }
+
+    /// Says whether the worker leaves.
+    fn leave(&mut self, source: SourceKey, worker: WorkerId) -> bool {
+        let Some(row) = self.rows.get_mut(&worker) else {
+            return false;
+        };
+        if row.records.remove(&source).is_none() {
+            return false;
+        }
+        let leaves = row.records.is_empty();
+        let changed = match leaves {
+            true => {
+                row.state = MemberState::Draining;
+                true
+            }
+            false => row.settle(),
+        };
+        if changed {
+            self.tell(worker);
+        }
+        leaves
+    }
+
+    fn replace(
+        &mut self,
+        source: SourceKey,
+        snapshot: BTreeMap<WorkerId, WorkerRecord>,
+    ) -> Result<(), SnapshotRefused> {
+        let Some(known) = self.sources.get_mut(&source) else {
+            return Ok(());
+        };
+        let mut taken = std::mem::take(&mut known.taken);
+        taken.retain(|worker, record| snapshot.get(worker) == Some(record));
+        let has = |row: &Row| row.records.contains_key(&source);
+        let brought = self.rows.iter().filter(|(_, row)| has(row));
+        let gone = brought
+            .map(|(id, _)| *id)
+            .filter(|id| !snapshot.contains_key(id));
+        for worker in gone.collect::<Vec<_>>() {
+            self.leave(source, worker);
+        }
+        let mut refused = None;
+        for (worker, record) in snapshot {
+            if taken.contains_key(&worker) {
+                continue;
+            }
+            let joined = match taken.len() < Members::MAX {
+                true => self.join(source, record.clone()),
+                false => Err(MembersError::Full),
+            };
+            match joined {
+                Ok(_) => {
+                    taken.insert(worker, record);
+                }
+                Err(cause) => {
+                    let records = refused.map_or(0, |refused: SnapshotRefused| refused.records) + 1;
+                    refused = Some(SnapshotRefused { records, cause });
+                }
+            }
+        }
+        if let Some(known) = self.sources.get_mut(&source) {
+            known.taken = taken;
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// The source speaks of one worker alone: its next snapshot is compared with that, not with its last one.
+    fn forget_taken(&mut self, source: SourceKey, worker: WorkerId) {
+        if let Some(snapshot) = self.sources.get_mut(&source) {
+            snapshot.taken.remove(&worker);
+        }
+    }
+
+    /// The follower has to be told of a row.
+    fn tell(&mut self, worker: WorkerId) {
+        if let Some(row) = self.rows.get_mut(&worker)
+            && !std::mem::replace(&mut row.waits, true)
+        {
+            self.waiting.push_back(worker);
+        }
+        if let Some(follower) = &self.follower {
+            follower.notify_one();
+        }
+    }
+
+    fn next_change(&mut self) -> Option<Change> {
+        let worker = self.waiting.pop_front()?;
+        let row = self.rows.get_mut(&worker)?;
+        row.waits = false;
+        if row.records.is_empty() {
+            row.is_followed = false;
+            let force = std::mem::take(&mut row.force);
+            return Some(Change::Left { worker, force });
+        }
+        row.force = false;
+        let record = Arc::clone(&row.record);
+        Some(match std::mem::replace(&mut row.is_followed, true) {
+            true => Change::Updated(record),
+            false => Change::Joined(record),
+        })
+    }
+
+    fn member(&self, row: &Row) -> Member {
+        let name = |key: &SourceKey| Some(Arc::clone(&self.sources.get(key)?.name));
+        Member {
+            record: Arc::clone(&row.record),
+            sources: row.records.keys().filter_map(name).collect(),
+            state: row.state,
+            has_served: row.has_served,
+        }
+    }
+}
+
+impl Row {
+    fn new(source: SourceKey, number: u64, record: WorkerRecord) -> Self {
+        Self {
+            record: Arc::new(record.clone()),
+            records: BTreeMap::from([(source, (number, record))]),
+            state: MemberState::Joining,
+            has_served: false,
+            named: Instant::now(),
+            waits: false,
+            is_followed: false,
+            force: false,
+        }
+    }
+
+    fn join(&mut self, source: SourceKey, number: u64, mut record: WorkerRecord) -> JoinOutcome {
+        let was_leaving = self.records.is_empty();
+        // Whoever does not speak of the key does not take it away.
+        let before = match was_leaving {
+            true => Some(&*self.record),
+            false => self.records.get(&source).map(|(_, record)| record),
+        };
+        default_api_key(&mut record, before.and_then(key_of));
+        self.records.insert(source, (number, record));
+        match (self.settle(), was_leaving) {
+            (_, true) => JoinOutcome::New,
+            (true, false) => JoinOutcome::Changed,
+            (false, false) => JoinOutcome::Same,
+        }
+    }
+
+    /// Works out which record counts: the latest, with the latest key where it says none. Says whether that is new.
+    fn settle(&mut self) -> bool {
+        let mut latest: Vec<&(u64, WorkerRecord)> = self.records.values().collect();
+        latest.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
+        let Some((_, record)) = latest.first() else {
+            return false;
+        };
+        let mut counts = record.clone();
+        let key = latest.iter().find_map(|(_, record)| key_of(record));
+        default_api_key(&mut counts, key);
+        let is_new = *self.record != counts;
+        if is_new {
+            self.record = Arc::new(counts);
+        }
+        is_new
+    }
+}
+
+fn key_of(record: &WorkerRecord) -> Option<&ApiKey> {
+    record.transport.http()?.api_key.as_ref()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn address(text: &str) -> WorkerAddress {
-        WorkerAddress::parse(text).unwrap()
-    }
-
-    fn told(changes: &mut Receiver<Change>) -> Vec<Change> {
-        std::iter::from_fn(|| changes.try_recv().ok()).collect()
-    }
-
-    #[test]
-    fn who_does_not_speak_of_a_key_does_not_take_it_away() {
-        let members = Members::default();
-        let mut changes = members.follow();
-        let mut keyed = address("http://a:1");
-        keyed.api_key = Some(kvasir_upstream::WorkerKey::new("secret").unwrap());
-        assert_eq!(members.join(Origin::Flag, keyed.clone()), Ok(Joined::New));
-        let again = members.join(Origin::Api, address("http://a:1"));
-        assert_eq!(again, Ok(Joined::Same));
-        assert_eq!(told(&mut changes), [Change::Joined(keyed)]);
-    }
-
-    #[test]
-    fn a_worker_stays_as_long_as_somebody_wants_it() {
-        let members = Members::default();
-        let mut changes = members.follow();
-        let plain = address("http://a:1");
-        let id = plain.id();
-        assert_eq!(members.join(Origin::Flag, plain.clone()), Ok(Joined::New));
-        assert_eq!(members.join(Origin::File, plain.clone()), Ok(Joined::Same));
-        assert_eq!(told(&mut changes), [Change::Joined(plain.clone())]);
-        let said = address("http://a:1,block-size=32");
-        assert_eq!(
-            members.join(Origin::File, said.clone()),
-            Ok(Joined::Changed)
-        );
-        assert_eq!(told(&mut changes), [Change::Updated(said)]);
-        assert_eq!(
-            members.leave(Origin::Api, id),
-            Ok(false),
-            "it never wanted it"
-        );
-        assert_eq!(members.leave(Origin::File, id), Ok(false), "the flag does");
-        assert_eq!(members.leave(Origin::Flag, id), Ok(true));
-        let left = |force| Change::Left { worker: id, force };
-        assert_eq!(told(&mut changes), [left(false)]);
-        assert_eq!(members.get(id).unwrap().state, State::Draining);
-        // While it is leaving: asking again says nothing new, force does, and it can come back.
-        assert_eq!(members.remove(id, false), Ok(true));
-        assert_eq!(told(&mut changes), []);
-        assert_eq!(members.remove(id, true), Ok(true));
-        assert_eq!(told(&mut changes), [left(true)]);
-        assert_eq!(members.join(Origin::Api, plain.clone()), Ok(Joined::New));
-        members.gone(id);
-        assert!(members.get(id).is_some(), "it is wanted again");
-        assert_eq!(told(&mut changes), [Change::Joined(plain)]);
-        assert_eq!(members.remove(id, false), Ok(true));
-        members.report(id, State::Serving);
-        assert_eq!(members.get(id).unwrap().state, State::Draining);
-        members.gone(id);
-        assert_eq!(members.remove(id, false), Ok(false));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn who_has_not_served_yet_is_awaited() {
-        let members = Members::default();
-        let _changes = members.follow();
-        assert!(members.awaited().is_empty(), "nobody is named");
-        let (one, two) = (address("http://a:1"), address("http://b:1"));
-        members.join(Origin::Flag, one.clone()).unwrap();
-        members.join(Origin::Flag, two.clone()).unwrap();
-        tokio::time::advance(2 * Members::AWAITED).await;
-        members.report(one.id(), State::Unreachable);
-        assert_eq!(members.awaited().len(), 2, "without them there is nothing");
-        members.report(one.id(), State::Serving);
-        assert!(members.awaited().is_empty(), "the other has had its time");
-        let late = address("http://c:1");
-        members.join(Origin::Api, late.clone()).unwrap();
-        assert_eq!(members.awaited(), std::slice::from_ref(&late));
-        members.report(one.id(), State::Unreachable);
-        assert_eq!(
-            members.awaited(),
-            std::slice::from_ref(&late),
-            "what served once is known"
-        );
-        members.leave(Origin::Api, late.id()).unwrap();
-        assert!(members.awaited().is_empty());
-    }
-
-    #[test]
-    fn without_a_follower_and_beyond_the_bound_nothing_changes() {
-        let members = Members::default();
-        let at = |n: usize| address(&format!("http://a:{n}"));
-        assert_eq!(members.join(Origin::Api, at(1)), Err(MembersError::Fixed));
-        let changes = members.follow();
-        for n in 1..=Members::MAX {
-            assert_eq!(members.join(Origin::Api, at(n)), Ok(Joined::New));
-        }
-        let one_more = at(Members::MAX + 1);
-        assert_eq!(members.join(Origin::Api, one_more), Err(MembersError::Full));
-        assert_eq!(members.list().len(), Members::MAX);
-        drop(changes);
-        assert_eq!(members.remove(at(1).id(), false), Err(MembersError::Fixed));
-        assert_eq!(members.get(at(1).id()).unwrap().state, State::Joining);
-    }
-}
+mod tests;

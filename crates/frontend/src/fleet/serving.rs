@@ -12,8 +12,8 @@ use std::sync::Arc;
 use kvasir_host::{ModelSpec, RouterHost};
 use kvasir_router::{Input, LoadReport, WorkerSpec};
 use kvasir_trust::Cause;
-use kvasir_types::{DpRank, WorkerRank};
-use kvasir_upstream::{EngineKind, EngineModel, EventSource, Facts, RankLoad, event_sources};
+use kvasir_types::{DpRank, ModelCard, WorkerRank};
+use kvasir_upstream::{EngineKind, EventSource, Facts, RankLoad, event_sources};
 
 use super::{BLOCK_SIZE, CONTEXT_LENGTH, Watcher};
 use crate::models::tokenize;
@@ -101,14 +101,14 @@ impl Watcher {
             }
         }
         if refused > self.refused {
-            tracing::error!(worker = %self.pool.address(), refused, max = Models::MAX,
+            tracing::error!(worker = %self.pool.endpoint(), refused, max = Models::MAX,
                 "models of this worker are not served: there are too many, or they cannot be");
         }
         self.refused = refused;
         served
     }
 
-    fn new_model(&self, model: &EngineModel, facts: &Facts) -> ModelSpec {
+    fn new_model(&self, model: &ModelCard, facts: &Facts) -> ModelSpec {
         ModelSpec {
             name: model.name.as_str().into(),
             block_size: self.block_size(facts),
@@ -118,20 +118,22 @@ impl Watcher {
     }
 
     fn block_size(&self, facts: &Facts) -> u32 {
-        let told = self.pool.address().block_size;
+        let told = self.record.block_size;
         told.or(facts.block_size).unwrap_or(BLOCK_SIZE)
     }
 
     /// What a router is to know of the worker.
     fn spec(&self, models: &[Arc<ServedModel>], facts: &Facts) -> WorkerSpec {
-        let (address, block_size) = (self.pool.address(), self.block_size(facts));
-        let taints = address.taints.iter();
+        let (record, block_size) = (&self.record, self.block_size(facts));
+        let told = &record.capacity;
         WorkerSpec {
-            ranks: address.data_parallel_size.or(facts.ranks).unwrap_or(1),
-            kv_total_blocks: address.kv_blocks.or(facts.kv_blocks_of(block_size)),
-            max_num_batched_tokens: address.max_num_batched_tokens.or(facts.max_batched_tokens),
-            max_num_seqs: address.max_num_seqs,
-            taints: taints.map(|taint| Arc::from(&**taint)).collect(),
+            first_rank: record.first_rank,
+            ranks: record.ranks.or(facts.ranks).unwrap_or(1),
+            kv_total_blocks: told.kv_blocks.or(facts.kv_blocks_of(block_size)),
+            max_num_batched_tokens: told.max_num_batched_tokens.or(facts.max_batched_tokens),
+            max_num_seqs: told.max_num_seqs,
+            device: record.device,
+            taints: record.taints.clone(),
             serves: models.iter().map(|m| Arc::clone(&m.name)).collect(),
             ..WorkerSpec::new(self.id)
         }
@@ -144,7 +146,7 @@ impl Watcher {
         };
         let spec = self.spec(models, facts);
         let sources = match self.listens_for(first) {
-            true => event_sources(self.pool.address(), facts, spec.rank_count()),
+            true => event_sources(&self.record, facts, spec.rank_count()),
             false => BTreeMap::new(),
         };
         let block_size = self.block_size(facts);
@@ -261,8 +263,8 @@ impl Watcher {
 }
 
 /// What an engine lists, put together by the weights that it serves them from; a model before its adapters.
-fn families(facts: &Facts) -> Vec<Vec<&EngineModel>> {
-    let mut families: Vec<(Option<&str>, Vec<&EngineModel>)> = Vec::new();
+fn families(facts: &Facts) -> Vec<Vec<&ModelCard>> {
+    let mut families: Vec<(Option<&str>, Vec<&ModelCard>)> = Vec::new();
     let mut seen = BTreeSet::new();
     let bases = facts.models.iter().filter(|model| model.parent.is_none());
     let adapters = facts.models.iter().filter(|model| model.parent.is_some());
@@ -284,7 +286,7 @@ mod tests {
     use super::*;
 
     fn listed(models: &[(&str, Option<&str>, Option<&str>)]) -> Vec<Vec<String>> {
-        let model = |(name, root, parent): &(&str, Option<&str>, Option<&str>)| EngineModel {
+        let model = |(name, root, parent): &(&str, Option<&str>, Option<&str>)| ModelCard {
             name: (*name).into(),
             root: root.map(Into::into),
             max_model_len: None,
@@ -294,7 +296,7 @@ mod tests {
             models: models.iter().map(model).collect(),
             ..Facts::default()
         };
-        let names = |family: Vec<&EngineModel>| family.iter().map(|m| m.name.clone()).collect();
+        let names = |family: Vec<&ModelCard>| family.iter().map(|m| m.name.clone()).collect();
         families(&facts).into_iter().map(names).collect()
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use kvasir_upstream::WorkerAddress;
+use kvasir_upstream::parse_worker;
 
 use std::time::Duration;
 
@@ -267,10 +267,7 @@ async fn an_upload_goes_to_the_model_that_its_form_names() {
         .unwrap()
         .insert("/v1/models", models.into());
     let engine = Engine::start(&other).await;
-    assert!(
-        rig.fleet
-            .watch(WorkerAddress::parse(&engine.url()).unwrap())
-    );
+    assert!(rig.fleet.watch(parse_worker(&engine.url()).unwrap()));
     until("it is served", || rig.app.models().get("whisper").is_some()).await;
     let upload = |model: &str| {
         let mut body =

@@ -1,6 +1,6 @@
 //! What engines tell about themselves, and what users tell about them: taken over, and acted on.
 
-use kvasir_upstream::WorkerAddress;
+use kvasir_upstream::parse_worker;
 use serde_json::Value;
 
 use crate::engine::{Engine, Stage, Step};
@@ -51,7 +51,7 @@ async fn priorities_have_the_sign_of_the_worker_that_is_chosen() {
     let other = Stage::new();
     says(sglang, &other);
     let engine = Engine::start(&other).await;
-    let address = WorkerAddress::parse(&engine.url()).unwrap();
+    let address = parse_worker(&engine.url()).unwrap();
     assert!(rig.fleet.watch(address));
     rig.joined(2).await;
     let ask = async |times| {
@@ -101,7 +101,7 @@ async fn requests_may_require_and_prefer_taints() {
     let mut rig = Rig::with(1, Setup::usual()).await;
     let engine = Engine::start(&rig.stage).await;
     let said = format!("{},taint=gpu=h200,taint=zone-b", engine.url());
-    assert!(rig.fleet.watch(WorkerAddress::parse(&said).unwrap()));
+    assert!(rig.fleet.watch(parse_worker(&said).unwrap()));
     rig.joined(2).await;
     let tainted = engine.address.port();
     rig.engines.push(engine);
@@ -123,7 +123,7 @@ async fn requests_may_require_and_prefer_taints() {
         .await;
     assert_eq!(answer.status, 503);
     // Taken back at run time, it is a worker like any other.
-    let plain = WorkerAddress::parse(&rig.engines[1].url()).unwrap();
+    let plain = parse_worker(&rig.engines[1].url()).unwrap();
     let mut client = rig.client().await;
     let body = format!(r#"{{"url":"{}","taints":["other"]}}"#, rig.engines[1].url());
     client.post("/workers", "", body).await;
@@ -131,7 +131,7 @@ async fn requests_may_require_and_prefer_taints() {
     assert_eq!(row["told"]["taints"], serde_json::json!(["other"]));
     until("it is told", || {
         let carries = |router: &kvasir_router::Router| {
-            let member = router.fleet().member(plain.id())?;
+            let member = router.fleet().member(plain.id)?;
             Some(member.spec.taints.iter().any(|taint| **taint == *"other"))
         };
         rig.model().host.ask(carries) == Some(true)
@@ -150,7 +150,7 @@ async fn preferred_taints_draw_requests_in_kv_mode() {
     let mut rig = Rig::with(1, setup).await;
     let engine = Engine::start(&rig.stage).await;
     let said = format!("{},taint=cheap", engine.url());
-    assert!(rig.fleet.watch(WorkerAddress::parse(&said).unwrap()));
+    assert!(rig.fleet.watch(parse_worker(&said).unwrap()));
     rig.joined(2).await;
     let (tainted, other) = (engine.address.port(), rig.engines[0].address.port());
     rig.engines.push(engine);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::engine::{DONE, Engine, FIRST, Stage, Step, chunk, first_event};
 use crate::rig::{ASK, CHAT, Rig, Setup, in_time, until};
 use kvasir_frontend::Fleet;
-use kvasir_upstream::WorkerAddress;
+use kvasir_upstream::parse_worker;
 
 const LIST: &str = "/v1/models";
 const ASK_ADAPTER: &str =
@@ -108,8 +108,8 @@ async fn names_that_were_apart_stay_so_and_are_served() {
         let rows: Vec<_> = names.iter().map(|name| (*name, None)).collect();
         stage.pages.lock().unwrap().insert(LIST, list(&rows));
         let engine = Engine::start(&stage).await;
-        let address = WorkerAddress::parse(&engine.url()).unwrap();
-        ids.push(address.id());
+        let address = parse_worker(&engine.url()).unwrap();
+        ids.push(address.id);
         assert!(rig.fleet.watch(address));
         for name in names {
             let id = ids.last().unwrap();

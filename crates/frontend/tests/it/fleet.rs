@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_transport::Tasks;
-use kvasir_upstream::WorkerAddress;
+use kvasir_upstream::parse_worker;
 
 use crate::client::Client;
 use crate::engine::{ANSWER, DONE, Engine, FIRST, Step, chunk, first_event};
@@ -34,13 +34,13 @@ async fn workers_come_and_go_under_load() {
     until("load", || rig.stage.seen().len() > CLIENTS).await;
     let third = Engine::start(&rig.stage).await;
     let gone = rig.engines[0].address.port();
-    assert!(rig.fleet.watch(WorkerAddress::parse(&third.url()).unwrap()));
+    assert!(rig.fleet.watch(parse_worker(&third.url()).unwrap()));
     assert!(
-        !rig.fleet.watch(WorkerAddress::parse(&third.url()).unwrap()),
+        !rig.fleet.watch(parse_worker(&third.url()).unwrap()),
         "once is enough"
     );
     rig.joined(3).await;
-    let first = WorkerAddress::parse(&rig.engines[0].url()).unwrap().id();
+    let first = parse_worker(&rig.engines[0].url()).unwrap().id;
     assert!(rig.fleet.forget(first));
     assert!(!rig.fleet.forget(first));
     rig.joined(2).await;
@@ -48,7 +48,7 @@ async fn workers_come_and_go_under_load() {
         in_time("client ends", client).await.unwrap().unwrap();
     }
     rig.only_others_serve(gone).await;
-    assert_eq!(rig.fleet.addresses().len(), 2);
+    assert_eq!(rig.fleet.workers().len(), 2);
     rig.at_rest().await;
 }
 
@@ -61,7 +61,7 @@ async fn a_worker_that_is_let_go_finishes_what_it_has() {
     let mut client = rig.client().await;
     client.post(CHAT, "", ASK_STREAM).await;
     assert!(client.read_until("\n\n").await);
-    let worker = WorkerAddress::parse(&rig.engines[0].url()).unwrap().id();
+    let worker = parse_worker(&rig.engines[0].url()).unwrap().id;
     assert!(rig.fleet.forget(worker));
     until("it is draining", || rig.is_draining(worker)).await;
     assert_eq!(rig.post(CHAT, ASK).await.status, 503);
@@ -141,7 +141,7 @@ async fn a_model_that_may_still_come_is_not_ready() {
     let url = gone.url();
     drop(gone);
     assert_eq!(rig.post(CHAT, ASK).await.status, 404, "nobody is named");
-    assert!(rig.fleet.watch(WorkerAddress::parse(&url).unwrap()));
+    assert!(rig.fleet.watch(parse_worker(&url).unwrap()));
     let get = async |path: &str| {
         let mut client = rig.client().await;
         client
@@ -166,7 +166,7 @@ async fn a_model_that_may_still_come_is_not_ready() {
     );
     // Another comes: it is ready, and says whom it waits for.
     let here = Engine::start(&rig.stage).await;
-    assert!(rig.fleet.watch(WorkerAddress::parse(&here.url()).unwrap()));
+    assert!(rig.fleet.watch(parse_worker(&here.url()).unwrap()));
     rig.joined(1).await;
     until("it is reported", || rig.app.members().awaited().len() == 1).await;
     let health = get("/health").await;
@@ -181,7 +181,7 @@ async fn a_model_that_may_still_come_is_not_ready() {
         503,
         "it may still come"
     );
-    let lost = WorkerAddress::parse(&url).unwrap().id();
+    let lost = parse_worker(&url).unwrap().id;
     assert!(rig.fleet.forget(lost));
     assert_eq!(rig.post(CHAT, &other).await.status, 404);
 }

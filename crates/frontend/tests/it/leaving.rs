@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use kvasir_transport::Tasks;
-use kvasir_upstream::WorkerAddress;
+use kvasir_upstream::parse_worker;
 use tokio::net::TcpStream;
 
 use crate::client::Answer;
@@ -37,13 +37,13 @@ async fn without_workers_it_is_not_healthy() {
     );
     assert_eq!(get(&rig, "/live").await.status, 200);
     let engine = crate::engine::Engine::start(&rig.stage).await;
-    let address = WorkerAddress::parse(&engine.url()).unwrap();
+    let address = parse_worker(&engine.url()).unwrap();
     assert!(rig.fleet.watch(address.clone()));
     rig.joined(1).await;
     assert_eq!(health(&rig).await, (200, serde_json::Value::Null));
     assert_eq!(get(&rig, "/health").await.json()["status"], "healthy");
     // It served once and is gone: nobody waits for it, and nothing can be asked.
-    assert!(rig.fleet.forget(address.id()));
+    assert!(rig.fleet.forget(address.id));
     rig.joined(0).await;
     let refused = rig.post(CHAT, ASK).await.status;
     assert!([404, 503].contains(&refused), "{refused}");

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kvasir_frontend::{AppOptions, WorkersFile};
 use kvasir_transport::Tasks;
 use kvasir_types::WorkerId;
-use kvasir_upstream::WorkerAddress;
+use kvasir_upstream::parse_worker;
 
 use crate::client::{Answer, Client};
 use crate::engine::{ANSWER, DONE, Engine, FIRST, Step, first_event};
@@ -34,7 +34,7 @@ async fn add(rig: &Rig, engine: &Engine) -> Answer {
 }
 
 fn id_of(engine: &Engine) -> WorkerId {
-    WorkerAddress::parse(&engine.url()).unwrap().id()
+    parse_worker(&engine.url()).unwrap().id
 }
 
 /// The rows of `GET /workers` that are about this engine.
@@ -221,7 +221,7 @@ async fn what_cannot_be_a_worker_is_refused_with_words() {
     let id = added.json()["worker_id"].as_u64().unwrap();
     until("it is tried", || {
         let member = rig.app.members().get(WorkerId(id)).unwrap();
-        member.state == kvasir_frontend::State::Unreachable
+        member.state == kvasir_frontend::MemberState::Unreachable
     })
     .await;
     let page = ask(&rig, "GET", "/workers", "").await;
@@ -366,10 +366,10 @@ async fn a_frontend_is_not_its_own_worker() {
     let own = format!("http://{}", rig.address());
     let body = format!(r#"{{"url":"{own}"}}"#);
     assert_eq!(ask(&rig, "POST", "/workers", &body).await.status, 201);
-    let id = WorkerAddress::parse(&own).unwrap().id();
+    let id = parse_worker(&own).unwrap().id;
     until("it is seen through", || {
         let member = rig.app.members().get(id);
-        member.is_some_and(|m| m.state == kvasir_frontend::State::Unreachable)
+        member.is_some_and(|m| m.state == kvasir_frontend::MemberState::Unreachable)
     })
     .await;
     rig.joined(1).await;

@@ -149,12 +149,12 @@ async fn another_engine_is_asked_when_one_fails() {
 #[tokio::test]
 async fn engines_that_are_ejected_are_not_asked() {
     let rig = kv_rig_of(2).await;
-    let sick = kvasir_upstream::WorkerAddress::parse(&rig.engines[0].url()).unwrap();
+    let sick = kvasir_upstream::parse_worker(&rig.engines[0].url()).unwrap();
     let unwell = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
     let port = rig.engines[0].address.port();
     rig.stage.health.lock().unwrap().insert(port, unwell);
     let probe = kvasir_router::Probe {
-        worker: sick.id(),
+        worker: sick.id,
         asked: kvasir_types::Time::ZERO,
         healthy: false,
     };

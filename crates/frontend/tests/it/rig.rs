@@ -11,7 +11,7 @@ use kvasir_router::{Load, Router, RouterConfig, RouterMode};
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
 use kvasir_transport::Tasks;
 use kvasir_types::{DpRank, WorkerId, WorkerRank};
-use kvasir_upstream::{Upstreams, WorkerAddress};
+use kvasir_upstream::{Upstreams, parse_worker};
 
 use crate::client::{Answer, Client};
 use crate::engine::{ANSWER, Engine, Stage};
@@ -141,7 +141,7 @@ impl Rig {
         fleet.start();
         for engine in &all {
             let said = [engine.url(), setup.additions.clone()].concat();
-            assert!(fleet.watch(WorkerAddress::parse(&said).unwrap()));
+            assert!(fleet.watch(parse_worker(&said).unwrap()));
         }
         let server = Server::start(Arc::clone(&app), "127.0.0.1:0".parse().unwrap())
             .await
@@ -164,7 +164,7 @@ impl Rig {
     /// One more engine, and waits until it serves.
     pub(crate) async fn add_engine(&mut self) {
         let engine = Engine::start(&self.stage).await;
-        let address = WorkerAddress::parse(&engine.url()).unwrap();
+        let address = parse_worker(&engine.url()).unwrap();
         assert!(self.fleet.watch(address));
         self.engines.push(engine);
         self.joined(self.engines.len()).await;
@@ -248,9 +248,9 @@ impl Rig {
 
     /// Whether the worker of an engine is ejected.
     pub(crate) fn is_ejected(&self, engine: usize) -> bool {
-        let worker = WorkerAddress::parse(&self.engines[engine].url()).unwrap();
+        let worker = parse_worker(&self.engines[engine].url()).unwrap();
         let ejected_until =
-            |router: &Router| Some(router.fleet().member(worker.id())?.ejected_until());
+            |router: &Router| Some(router.fleet().member(worker.id)?.ejected_until());
         self.model().host.ask(ejected_until).flatten().is_some()
     }
 

@@ -7,9 +7,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use kvasir_frontend::{AppOptions, Limits, ServerTls, State};
+use kvasir_frontend::{AppOptions, Limits, MemberState, ServerTls};
 use kvasir_transport::Tasks;
-use kvasir_upstream::{TlsFile, WorkerAddress, WorkerTls};
+use kvasir_upstream::{TlsFile, WorkerTls, parse_worker};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::client::TlsStream;
@@ -149,11 +149,11 @@ async fn workers_are_reached_by_https_if_their_authority_is_believed() {
     let rig = Rig::with_fleet(1, Setup::usual(), |fleet| fleet.with_tls(tls)).await;
     let proxies = Tasks::new();
     let url = tls_engine(&rig, &proxies).await;
-    assert!(rig.fleet.watch(WorkerAddress::parse(&url).unwrap()));
+    assert!(rig.fleet.watch(parse_worker(&url).unwrap()));
     rig.joined(2).await;
     assert!(
         rig.fleet
-            .forget(WorkerAddress::parse(&rig.engines[0].url()).unwrap().id())
+            .forget(parse_worker(&rig.engines[0].url()).unwrap().id)
     );
     rig.joined(1).await;
     assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
@@ -169,11 +169,11 @@ async fn workers_are_reached_by_https_if_their_authority_is_believed() {
     let tls = WorkerTls::with_authority(&file("other-ca.pem")).unwrap();
     let rig = Rig::with_fleet(1, Setup::usual(), |fleet| fleet.with_tls(tls)).await;
     let url = tls_engine(&rig, &proxies).await;
-    let address = WorkerAddress::parse(&url).unwrap();
+    let address = parse_worker(&url).unwrap();
     assert!(rig.fleet.watch(address.clone()));
     until("it is not believed", || {
-        let member = rig.app.members().get(address.id()).unwrap();
-        member.state == State::Unreachable
+        let member = rig.app.members().get(address.id).unwrap();
+        member.state == MemberState::Unreachable
     })
     .await;
     rig.joined(1).await;

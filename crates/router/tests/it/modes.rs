@@ -1,7 +1,6 @@
 //! The modes that do not look at caches.
 
 use super::*;
-use kvasir_router::Device;
 
 fn host(mode: RouterMode, workers: u64) -> Host {
     Host::new(RouterConfig {
@@ -119,7 +118,7 @@ fn device_aware_fills_accelerators_first_and_then_in_proportion() {
         host.join(worker, |_| {});
     }
     for worker in [3, 4] {
-        host.join(worker, |spec| spec.device = Device::Cpu);
+        host.join(worker, |spec| spec.device = kvasir_types::Device::Cpu);
     }
     let cpu: Vec<bool> = run(&mut host, 0..15).into_iter().map(|w| w > 2).collect();
     let taken: Vec<usize> = (0..15).filter(|i| cpu[*i]).collect();

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::thread::JoinHandle;
 
 use super::*;
-use crate::WorkerKey;
+use crate::{parse_api_key, parse_url};
 
 const BOUNDS: Bounds = Bounds {
     timeout: Duration::from_secs(20),
@@ -13,7 +13,7 @@ const BOUNDS: Bounds = Bounds {
 };
 
 /// Takes one connection, answers its first request with `answer`, and gives back what it read.
-fn server(answer: String) -> (WorkerAddress, JoinHandle<String>) {
+fn server(answer: String) -> (HttpEndpoint, JoinHandle<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/base/", listener.local_addr().unwrap());
     let heard = std::thread::spawn(move || {
@@ -27,7 +27,7 @@ fn server(answer: String) -> (WorkerAddress, JoinHandle<String>) {
         stream.write_all(answer.as_bytes()).unwrap();
         String::from_utf8(heard).unwrap()
     });
-    (WorkerAddress::parse(&url).unwrap(), heard)
+    (parse_url(&url).unwrap(), heard)
 }
 
 fn answer(status: &str, body: &str) -> String {
@@ -35,7 +35,7 @@ fn answer(status: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n\r\n{body}")
 }
 
-async fn ask(at: &WorkerAddress, bounds: Bounds) -> Result<Response<Bytes>, UpstreamError> {
+async fn ask(at: &HttpEndpoint, bounds: Bounds) -> Result<Response<Bytes>, UpstreamError> {
     let request = Request::get("/page?x=1").body(Bytes::new()).unwrap();
     let client = Client::new(WorkerTls::default(), bounds);
     client.ask(at, request).await
@@ -44,7 +44,7 @@ async fn ask(at: &WorkerAddress, bounds: Bounds) -> Result<Response<Bytes>, Upst
 #[tokio::test]
 async fn a_question_goes_below_the_prefix_with_host_and_key() {
     let (mut at, heard) = server(answer("418 I'm a teapot", "short and stout"));
-    at.api_key = Some(WorkerKey::new("open").unwrap());
+    at.api_key = Some(parse_api_key("open").unwrap());
     let answer = ask(&at, BOUNDS).await.unwrap();
     assert_eq!(answer.status(), StatusCode::IM_A_TEAPOT);
     assert_eq!(answer.into_body(), "short and stout");
@@ -82,7 +82,7 @@ async fn an_answer_that_is_too_long_or_does_not_come_is_an_error() {
 
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
-    let at = WorkerAddress::parse(&url).unwrap();
+    let at = parse_url(&url).unwrap();
     let hurried = Bounds {
         timeout: Duration::from_millis(50),
         ..BOUNDS

@@ -10,7 +10,7 @@ use super::*;
 async fn pair() -> (Line, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
-    let address = WorkerAddress::parse(&address).unwrap();
+    let address = crate::parse_url(&address).unwrap();
     let tls = WorkerTls::default();
     let (line, peer) = tokio::join!(Line::open(&address, &tls), listener.accept());
     (line.unwrap(), peer.unwrap().0)

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::fleet::members::State;
+use crate::fleet::members::MemberState;
 
 /// An object with these fields, and whatever else the engine takes or gives.
 fn open(required: &[&str], properties: &Value) -> Value {
@@ -105,7 +105,7 @@ fn workers() -> Value {
         "Worker": open(&["worker_id", "url", "state"], &json!({
             "worker_id": field("integer", "Its id, derived from its URL"),
             "url": maybe("string", "Where it is; `null` for a worker in this process"),
-            "state": { "enum": State::ALL.map(State::name), "description": "How far it is" },
+            "state": { "enum": MemberState::ALL.map(MemberState::name), "description": "How far it is" },
             "origins": { "type": "array", "items": { "enum": ["flag", "file", "api"] },
                 "description": "Who wants it" },
             "model": maybe("string", "What it serves; one row for each model"),

@@ -139,7 +139,7 @@ impl Remote {
                     return Some((tokens, alone));
                 }
                 Err(error) => {
-                    tracing::debug!(worker = %pool.address(), %error, "no tokens from the engine");
+                    tracing::debug!(worker = %pool.endpoint(), %error, "no tokens from the engine");
                     asked = Some(worker);
                 }
             }

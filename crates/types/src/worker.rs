@@ -1,0 +1,298 @@
+//! A worker as a source of membership announces it.
+//!
+//! Answers one question: who is this worker, what does it serve, and how is it reached? A record says only what its
+//! source knows. What is left out is asked of the worker, where it can be asked, or assumed. Who announced a record, and
+//! for how long it holds, is kept beside it by whoever collects records.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{DpRank, WorkerId};
+
+/// What a source of membership says about one worker. A later record of the same id from the same source replaces the
+/// earlier one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerRecord {
+    /// Who it is.
+    pub id: WorkerId,
+    /// How requests reach it.
+    pub transport: Transport,
+    /// Where its cache events come from.
+    pub events: EventFeed,
+    /// Which part of a request it computes.
+    pub role: Role,
+    /// The models that it serves; if empty, those that it lists itself.
+    pub models: Vec<ModelCard>,
+    /// Its first data-parallel rank (`data_parallel_start_rank`).
+    pub first_rank: DpRank,
+    /// How many data-parallel ranks it has.
+    pub ranks: Option<u32>,
+    /// Tokens in a block.
+    pub block_size: Option<u32>,
+    /// How much it can take.
+    pub capacity: Capacity,
+    /// Labels that requests may require or prefer (`nvext.routing_constraints`); in order, each once.
+    pub taints: Vec<Arc<str>>,
+    /// What it computes on.
+    pub device: Device,
+}
+
+impl WorkerRecord {
+    /// A worker about which nothing else is known.
+    #[must_use]
+    pub fn new(id: WorkerId, transport: Transport) -> Self {
+        Self {
+            id,
+            transport,
+            events: EventFeed::default(),
+            role: Role::default(),
+            models: Vec::new(),
+            first_rank: DpRank(0),
+            ranks: None,
+            block_size: None,
+            capacity: Capacity::default(),
+            taints: Vec::new(),
+            device: Device::default(),
+        }
+    }
+}
+
+/// How requests reach a worker. It decides what a worker is sent: an HTTP server gets the client's body, a worker on a
+/// request plane gets token ids.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// An engine server with OpenAI's API.
+    Http(HttpEndpoint),
+    /// A token worker on a request plane.
+    Plane(PlaneEndpoint),
+}
+
+impl Transport {
+    /// The HTTP server, if it is one.
+    #[must_use]
+    pub fn http(&self) -> Option<&HttpEndpoint> {
+        match self {
+            Self::Http(endpoint) => Some(endpoint),
+            Self::Plane(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Http(endpoint) => endpoint.fmt(f),
+            Self::Plane(endpoint) => endpoint.fmt(f),
+        }
+    }
+}
+
+/// Where an HTTP server is, and the key that it wants. Printed as its URL, without the key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpEndpoint {
+    /// Whether it is reached by `https`.
+    pub tls: bool,
+    /// Host name or address, without brackets.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// What stands before every path, without a slash at its end; usually empty.
+    pub prefix: String,
+    /// The key that it wants to see, if it wants one.
+    pub api_key: Option<ApiKey>,
+}
+
+impl HttpEndpoint {
+    /// `host:port`, as the `host` header names it.
+    #[must_use]
+    pub fn authority(&self) -> String {
+        match self.host.contains(':') {
+            true => format!("[{}]:{}", self.host, self.port),
+            false => format!("{}:{}", self.host, self.port),
+        }
+    }
+}
+
+impl fmt::Display for HttpEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.tls { "https" } else { "http" };
+        write!(f, "{scheme}://{}{}", self.authority(), self.prefix)
+    }
+}
+
+/// A worker's place on a request plane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlaneEndpoint {
+    /// Which plane, by the name that it has in this process: `memory`, `tcp`, `nats`.
+    pub plane: Arc<str>,
+    /// Where on it, as the plane writes it; empty where the worker's id says it.
+    pub address: Arc<str>,
+}
+
+impl fmt::Display for PlaneEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.plane, self.address)
+    }
+}
+
+/// A secret that a server wants to see. Never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ApiKey(Arc<str>);
+
+impl ApiKey {
+    /// Takes the key as it is.
+    #[must_use]
+    pub fn new(key: &str) -> Self {
+        Self(key.into())
+    }
+
+    /// The key itself, for whoever sends it.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ApiKey(hidden)")
+    }
+}
+
+/// Where a worker's cache events come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EventFeed {
+    /// Sockets of the engine. The first rank's are given, each further rank is one port further; a socket that is not
+    /// given is where the worker itself says, if it says.
+    Sockets {
+        /// The socket that publishes, such as `tcp://gpu-1:5557`.
+        publish: Option<String>,
+        /// The socket that repeats what was missed.
+        replay: Option<String>,
+    },
+    /// Whoever runs the worker delivers them: no socket is to be opened for it.
+    Delivered,
+}
+
+impl Default for EventFeed {
+    fn default() -> Self {
+        Self::Sockets {
+            publish: None,
+            replay: None,
+        }
+    }
+}
+
+impl EventFeed {
+    /// The publishing socket of the first rank, where it is given.
+    #[must_use]
+    pub fn publish(&self) -> Option<&str> {
+        match self {
+            Self::Sockets { publish, .. } => publish.as_deref(),
+            Self::Delivered => None,
+        }
+    }
+
+    /// The socket of the first rank that repeats what was missed, where it is given.
+    #[must_use]
+    pub fn replay(&self) -> Option<&str> {
+        match self {
+            Self::Sockets { replay, .. } => replay.as_deref(),
+            Self::Delivered => None,
+        }
+    }
+}
+
+/// Which part of a request a worker computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// All of it.
+    #[default]
+    Aggregated,
+    /// The prompt.
+    Prefill,
+    /// The answer.
+    Decode,
+}
+
+impl Role {
+    /// Its name for operators.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Aggregated => "aggregated",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+/// A model that a worker serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelCard {
+    /// The name that requests use.
+    pub name: String,
+    /// Where the worker took it from: a folder, or a name on a hub.
+    pub root: Option<String>,
+    /// Longest prompt and answer together.
+    pub max_model_len: Option<u32>,
+    /// The model that it is an adapter of.
+    pub parent: Option<String>,
+}
+
+/// How much one rank of a worker can take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capacity {
+    /// KV blocks.
+    pub kv_blocks: Option<u64>,
+    /// Tokens computed in one step.
+    pub max_num_batched_tokens: Option<u64>,
+    /// Sequences that run at once.
+    pub max_num_seqs: Option<u64>,
+}
+
+/// What a worker computes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+pub enum Device {
+    /// A GPU or its like; also what a worker that says nothing is taken for.
+    #[default]
+    Accelerator,
+    /// A plain processor.
+    Cpu,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn http(host: &str) -> HttpEndpoint {
+        HttpEndpoint {
+            tls: false,
+            host: host.into(),
+            port: 8000,
+            prefix: "/base".into(),
+            api_key: Some(ApiKey::new("secret")),
+        }
+    }
+
+    #[test]
+    fn an_endpoint_is_printed_without_its_key() {
+        assert_eq!(http("gpu-1").to_string(), "http://gpu-1:8000/base");
+        assert_eq!(http("::1").to_string(), "http://[::1]:8000/base");
+        let record = WorkerRecord::new(WorkerId(1), Transport::Http(http("gpu-1")));
+        assert!(!format!("{record:?}").contains("secret"));
+        let plane = Transport::Plane(PlaneEndpoint {
+            plane: "tcp".into(),
+            address: "gpu-1:9000/1f/dynamo/backend/generate".into(),
+        });
+        assert_eq!(
+            plane.to_string(),
+            "tcp:gpu-1:9000/1f/dynamo/backend/generate"
+        );
+    }
+}
