@@ -1,11 +1,11 @@
 //! The options that are one of several names, as types.
 //!
 //! Answers: which names does a choice have, and what does each mean? One declaration gives the
-//! type, its names for the parser and the words for help. Those of the router are declared in
-//! `kvasir_options`, which the router reads, too.
+//! type, its names for the parser and the words for help. Those of the router and the
+//! engine model are declared in `kvasir_options`, which they read, too.
 
 use kvasir_options::choices;
-pub use kvasir_options::{PrefillLoadModel, QueuePolicy, RouterMode};
+pub use kvasir_options::{EngineFamily, PreemptionMode, PrefillLoadModel, QueuePolicy, RouterMode};
 
 use crate::value::{Kind, Typed, Value};
 
@@ -100,13 +100,6 @@ choices! {
         Polynomial = "polynomial": "the formula of Dynamo's mock engine, 16384 blocks",
     }
 
-    /// Whose caching habits an engine has. Option `engine-type`.
-    EngineFamily {
-        Vllm = "vllm": "vLLM",
-        Sglang = "sglang": "SGLang",
-        Trtllm = "trtllm": "TensorRT-LLM",
-    }
-
     /// Shape of published cache events. Option `event-wire`.
     EventWire {
         Vllm = "vllm": "vLLM 0.24 and later: maps",
@@ -115,12 +108,6 @@ choices! {
         Vllm09 = "vllm-0.9": "vLLM 0.9: shorter arrays",
         Sglang = "sglang": "SGLang 0.5.20 and later: maps",
         SglangArrays = "sglang-0.5.18": "SGLang up to 0.5.18: arrays",
-    }
-
-    /// Which request makes room. Option `preemption-mode`.
-    PreemptionMode {
-        Lifo = "lifo": "the one that came last",
-        Fifo = "fifo": "the one that came first",
     }
 
     /// How a trace is written. Option `trace-format`.

@@ -1,20 +1,20 @@
-//! The pool as sequences use it: find what is there, grow, announce, give back.
+//! The pool as sequences use it: find, grow, announce, release.
 //!
 //! Events come in the order of the changes: what an allocation evicts before what it stores.
 
 use kvasir_types::{EngineHash, KvEvent, StoredBlock, Tier};
 
-use crate::pool::{BlockId, Pool};
+use crate::pool::{BlockId, BlockPool};
 use crate::sequence::Sequence;
-use crate::{CacheEvent, EngineConfig, Flavor};
+use crate::{CacheEvent, EngineConfig, EngineFamily};
 
 /// Blocks and their announcements.
 #[derive(Clone, Debug)]
 pub(crate) struct Cache {
-    pub(crate) pool: Pool,
+    pub(crate) pool: BlockPool,
     /// Changes that no step has reported yet.
     pub(crate) events: Vec<CacheEvent>,
-    flavor: Flavor,
+    family: EngineFamily,
     block_size: u32,
     sharing: bool,
     event_tokens: bool,
@@ -24,9 +24,9 @@ pub(crate) struct Cache {
 impl Cache {
     pub(crate) fn new(config: &EngineConfig) -> Self {
         Self {
-            pool: Pool::new(config.usable_blocks()),
+            pool: BlockPool::new(config.usable_blocks()),
             events: Vec::new(),
-            flavor: config.flavor,
+            family: config.family,
             block_size: config.block_size,
             sharing: config.prefix_caching,
             event_tokens: config.event_tokens,
@@ -42,8 +42,8 @@ impl Cache {
             return;
         }
         let most = (sequence.known().saturating_sub(1) / self.block_size) as usize;
-        let names = sequence.names().iter().take(most);
-        found.extend(names.map_while(|name| self.pool.find(*name)));
+        let hashes = sequence.hashes().iter().take(most);
+        found.extend(hashes.map_while(|hash| self.pool.find(*hash)));
     }
 
     /// Gives `sequence` the blocks in `found` and the blocks that `new` more tokens need; false, and
@@ -111,7 +111,7 @@ impl Cache {
 
     /// vLLM makes blocks findable while they are being computed.
     fn store_scheduled(&mut self, sequence: &mut Sequence, tokens: u32) {
-        if self.flavor == Flavor::Vllm {
+        if self.family == EngineFamily::Vllm {
             self.store(sequence, tokens);
         }
     }
@@ -119,24 +119,24 @@ impl Cache {
     /// The others do so after the pass that computed them.
     pub(crate) fn store_computed(&mut self, sequence: &mut Sequence) {
         let prompt = sequence.prompt_len();
-        match self.flavor {
-            Flavor::Vllm => {}
-            Flavor::Sglang => self.store(sequence, sequence.computed.min(prompt)),
-            Flavor::TensorRtLlm if sequence.computed < prompt => {}
-            Flavor::TensorRtLlm => self.store(sequence, sequence.computed),
+        match self.family {
+            EngineFamily::Vllm => {}
+            EngineFamily::Sglang => self.store(sequence, sequence.computed.min(prompt)),
+            EngineFamily::Trtllm if sequence.computed < prompt => {}
+            EngineFamily::Trtllm => self.store(sequence, sequence.computed),
         }
     }
 
-    /// A sequence is over: SGLang makes its answer findable, then its blocks go back, last one first.
+    /// Ends a sequence: SGLang makes its output blocks findable, then its blocks are released, last one first.
     pub(crate) fn end(&mut self, sequence: &mut Sequence) {
-        if self.flavor == Flavor::Sglang {
+        if self.family == EngineFamily::Sglang {
             self.store(sequence, sequence.computed);
         }
-        self.give_back(sequence);
+        self.release_blocks(sequence);
     }
 
-    /// Returns a sequence's blocks, the last one first.
-    pub(crate) fn give_back(&mut self, sequence: &mut Sequence) {
+    /// Releases the blocks of a sequence, the last one first.
+    pub(crate) fn release_blocks(&mut self, sequence: &mut Sequence) {
         for id in sequence.blocks.drain(..).rev() {
             self.pool.release(id);
         }
@@ -151,7 +151,7 @@ impl Cache {
         cleared
     }
 
-    /// Names the complete blocks of the first `tokens` tokens and announces what is new.
+    /// Hashes the complete blocks of the first `tokens` tokens and announces what is new.
     fn store(&mut self, sequence: &mut Sequence, tokens: u32) {
         let complete = (tokens / self.block_size) as usize;
         if !self.sharing || sequence.stored >= complete {
@@ -159,13 +159,13 @@ impl Cache {
         }
         let mut new_from = sequence.stored;
         for at in sequence.stored..complete {
-            let name = sequence.names()[at];
-            let there = match self.flavor {
-                Flavor::Vllm => None,
-                Flavor::Sglang | Flavor::TensorRtLlm => self.pool.find(name),
+            let hash = sequence.hashes()[at];
+            let there = match self.family {
+                EngineFamily::Vllm => None,
+                EngineFamily::Sglang | EngineFamily::Trtllm => self.pool.find(hash),
             };
             match there {
-                None => self.pool.name(sequence.blocks[at], name),
+                None => self.pool.set_hash(sequence.blocks[at], hash),
                 Some(existing) => {
                     self.announce(sequence, new_from, at);
                     new_from = at + 1;
@@ -179,19 +179,19 @@ impl Cache {
         sequence.stored = complete;
     }
 
-    /// Says that blocks `first..end` of a sequence are stored.
+    /// Announces blocks `first..end` of a sequence as stored.
     fn announce(&mut self, sequence: &mut Sequence, first: usize, end: usize) {
         if first >= end {
             return;
         }
-        let names = sequence.names();
-        let parent = first.checked_sub(1).and_then(|at| names.get(at).copied());
-        let names = names[first..end].to_vec();
+        let hashes = sequence.hashes();
+        let parent = first.checked_sub(1).and_then(|at| hashes.get(at).copied());
+        let hashes = hashes[first..end].to_vec();
         let block = |(at, engine)| {
             let local = sequence.local(first + at)?;
             Some(StoredBlock { engine, local })
         };
-        let blocks = names.into_iter().enumerate().filter_map(block).collect();
+        let blocks = hashes.into_iter().enumerate().filter_map(block).collect();
         let stored = KvEvent::Stored {
             tier: Tier::Device,
             parent,

@@ -1,60 +1,38 @@
-//! What an engine is made of: capacity, limits, habits.
+//! Settings of an engine: capacity, limits, scheduling, caching behaviour.
 
+use kvasir_options::{EngineFamily, PreemptionMode, engine};
 use kvasir_profile::{GridError, Polynomial, Preset, StepTimes};
 
-/// Whose caching habits the engine has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Flavor {
-    /// vLLM: a block can be shared from the moment it is scheduled, so that equal prompts of one step
-    /// share; a block computed twice is kept twice under one name; output blocks appear one by one; one
-    /// block of the pool is never used.
-    #[default]
-    Vllm,
-    /// SGLang: prompt blocks can be shared after the pass that computed them, output blocks when the
-    /// request ends; a block is kept once.
-    Sglang,
-    /// TensorRT-LLM: prompt blocks can be shared when the whole prompt is computed, output blocks as
-    /// they fill; a block is kept once.
-    TensorRtLlm,
-}
-
-impl Flavor {
-    /// Blocks of the pool that no request can have.
-    pub(crate) const fn reserved_blocks(self) -> u32 {
-        match self {
-            Self::Vllm => 1,
-            Self::Sglang | Self::TensorRtLlm => 0,
-        }
+/// Blocks of the pool that no request can have.
+const fn reserved_blocks(family: EngineFamily) -> u32 {
+    match family {
+        EngineFamily::Vllm => 1,
+        EngineFamily::Sglang | EngineFamily::Trtllm => 0,
     }
-}
-
-/// Who makes room when the pool is full.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Preemption {
-    /// The request that came last into the batch.
-    #[default]
-    Lifo,
-    /// The request that came first. So that two do not throw each other out for ever, a request then
-    /// enters only if all that is known of it fits.
-    Fifo,
 }
 
 /// In which order waiting requests enter the batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Order {
-    /// As they came.
+pub enum SchedulingPolicy {
+    /// First come, first served.
     #[default]
-    Arrival,
-    /// The more urgent first, then as they came; the least urgent makes room.
+    Fcfs,
+    /// Higher priority first, then first come; the least urgent is preempted.
     Priority,
 }
 
-/// One rank of an engine. [`EngineConfig::default`] is an engine of 16,384 blocks of 64 tokens whose
-/// steps take what Dynamo's polynomial says; presets are better: [`EngineConfig::preset`].
+/// One rank of an engine. [`EngineConfig::default`] is an engine of 16,384 blocks of 64 tokens with the
+/// step times of Dynamo's polynomial; presets are better: [`EngineConfig::preset`].
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Whose caching habits.
-    pub flavor: Flavor,
+    /// Whose caching behaviour it has.
+    ///
+    /// vLLM: a block can be shared from the moment it is scheduled, so that equal prompts of one step share; a block
+    /// computed twice is kept twice under one hash; output blocks appear one by one; one block of the pool is never
+    /// used. SGLang: prompt blocks can be shared after the pass that computed them, output blocks when the request
+    /// ends; a block is kept once. TensorRT-LLM: prompt blocks can be shared when the whole prompt is computed, output
+    /// blocks as they fill; a block is kept once.
+    pub family: EngineFamily,
     /// Tokens of a block.
     pub block_size: u32,
     /// Blocks of the pool; vLLM never uses one of them.
@@ -63,19 +41,20 @@ pub struct EngineConfig {
     pub max_num_seqs: u32,
     /// Tokens computed in one step.
     pub max_num_batched_tokens: u32,
-    /// Longest request, prompt and answer together.
+    /// Longest request, prompt and output together.
     pub max_model_len: u32,
-    /// Prompts longer than what is left of a step are computed in pieces.
+    /// Prompts longer than what is left of a step are computed in chunks.
     pub chunked_prefill: bool,
     /// Most prompt tokens of one request in one step; `None` for no such limit.
     pub long_prefill_tokens: Option<u32>,
     /// Blocks are shared between requests.
     pub prefix_caching: bool,
-    /// Who makes room.
-    pub preemption: Preemption,
-    /// Who enters first.
-    pub order: Order,
-    /// Waiting requests; one more is refused. Those thrown out of the batch wait beside them.
+    /// Which request is preempted when the pool is full. With [`PreemptionMode::Fifo`] a request enters only if all
+    /// that is known of it fits, so that two requests do not preempt each other without end.
+    pub preemption: PreemptionMode,
+    /// Which request enters first.
+    pub scheduling: SchedulingPolicy,
+    /// Waiting requests; one more is refused. Preempted requests wait beside them.
     pub max_waiting: u32,
     /// How long a step takes.
     pub times: StepTimes,
@@ -85,7 +64,7 @@ pub struct EngineConfig {
     pub event_tokens: bool,
 }
 
-/// What makes no engine.
+/// Why a configuration is invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -103,7 +82,7 @@ pub enum ConfigError {
         /// The longest request.
         max_model_len: u32,
     },
-    /// No number to divide by.
+    /// The speedup is not a positive number.
     #[error("speedup is {0}; it must be a positive number")]
     Speedup(f64),
     /// The measured step times cannot be read.
@@ -114,20 +93,20 @@ pub enum ConfigError {
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
-            flavor: Flavor::Vllm,
+            family: engine::ENGINE_TYPE.default,
             block_size: 64,
             num_blocks: 16_384,
-            max_num_seqs: 256,
-            max_num_batched_tokens: 8192,
-            max_model_len: 131_072,
-            chunked_prefill: true,
-            long_prefill_tokens: None,
-            prefix_caching: true,
-            preemption: Preemption::Lifo,
-            order: Order::Arrival,
+            max_num_seqs: engine::MAX_NUM_SEQS.default,
+            max_num_batched_tokens: engine::MAX_NUM_BATCHED_TOKENS.default,
+            max_model_len: engine::MAX_MODEL_LEN_DEFAULT,
+            chunked_prefill: engine::ENABLE_CHUNKED_PREFILL.default,
+            long_prefill_tokens: engine::LONG_PREFILL_TOKEN_THRESHOLD.default,
+            prefix_caching: engine::ENABLE_PREFIX_CACHING.default,
+            preemption: engine::PREEMPTION_MODE.default,
+            scheduling: SchedulingPolicy::Fcfs,
             max_waiting: 65_536,
             times: StepTimes::Polynomial(Polynomial),
-            speedup: 1.0,
+            speedup: engine::SPEEDUP.default,
             event_tokens: false,
         }
     }
@@ -151,8 +130,7 @@ impl EngineConfig {
     /// Blocks that requests can have.
     #[must_use]
     pub fn usable_blocks(&self) -> u32 {
-        self.num_blocks
-            .saturating_sub(self.flavor.reserved_blocks())
+        self.num_blocks.saturating_sub(reserved_blocks(self.family))
     }
 
     /// Tokens that a sequence which lacks `lacking` gets of a step that has `budget` left.
@@ -162,7 +140,7 @@ impl EngineConfig {
             .min(budget)
     }
 
-    /// Says what is wrong with it, if anything.
+    /// Checks the configuration.
     pub fn check(&self) -> Result<(), ConfigError> {
         let counts = [
             ("block_size", self.block_size),

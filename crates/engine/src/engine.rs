@@ -3,19 +3,20 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
-use kvasir_profile::{Chunk, Work};
+use kvasir_profile::{Chunk, StepWork};
 use kvasir_types::RequestId;
 
 use crate::cache::Cache;
 use crate::pool::BlockId;
 use crate::sequence::Sequence;
 use crate::{
-    Admission, AdmitError, Answer, ConfigError, Counters, EngineConfig, Load, Order, Output, Step,
+    AdmitError, ConfigError, Counters, EngineConfig, EngineRequest, Load, Output, OutputTokens,
+    SchedulingPolicy, Step,
 };
 
 /// A sequence's part in the step that is being made.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Share {
+pub(crate) struct StepShare {
     pub(crate) id: RequestId,
     /// Tokens computed.
     pub(crate) new: u32,
@@ -24,7 +25,7 @@ pub(crate) struct Share {
     decodes: bool,
 }
 
-impl Share {
+impl StepShare {
     pub(crate) fn of(sequence: &Sequence, new: u32) -> Self {
         let (before, decodes) = (sequence.computed, sequence.decodes());
         Self {
@@ -39,8 +40,8 @@ impl Share {
 /// One rank of an engine.
 ///
 /// A host admits and cancels at any time; while [`Engine::is_idle`] is false it calls [`Engine::step`],
-/// waits for the step's duration, and hands out what the step says. Requests admitted meanwhile enter
-/// with the next step, as in the real thing.
+/// waits for the step's duration, and delivers its outputs and events. Requests admitted meanwhile enter
+/// with the next step, as in a real engine.
 #[derive(Clone, Debug)]
 pub struct Engine {
     pub(crate) config: EngineConfig,
@@ -54,7 +55,7 @@ pub struct Engine {
     pub(crate) waiting: VecDeque<Box<Sequence>>,
     ids: HashSet<RequestId>,
     pub(crate) counters: Counters,
-    pub(crate) shares: Vec<Share>,
+    pub(crate) shares: Vec<StepShare>,
     chunks: Vec<Chunk>,
     pub(crate) found: Vec<BlockId>,
 }
@@ -76,13 +77,13 @@ impl Engine {
         })
     }
 
-    /// What it is made of.
+    /// Its configuration.
     #[must_use]
     pub fn config(&self) -> &EngineConfig {
         &self.config
     }
 
-    /// Sums since it began.
+    /// Totals since the start.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
@@ -94,7 +95,7 @@ impl Engine {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// How busy it is.
+    /// Its load now.
     #[must_use]
     pub fn load(&self) -> Load {
         let pool = &self.cache.pool;
@@ -111,14 +112,14 @@ impl Engine {
     }
 
     /// Takes a request; it enters the batch with a later step.
-    pub fn admit(&mut self, admission: Admission) -> Result<(), AdmitError> {
-        let max_tokens = self.check(&admission)?;
-        self.ids.insert(admission.id);
-        let sequence = Box::new(Sequence::new(admission, self.counters.admitted, max_tokens));
+    pub fn admit(&mut self, request: EngineRequest) -> Result<(), AdmitError> {
+        let max_tokens = self.check(&request)?;
+        self.ids.insert(request.id);
+        let sequence = Box::new(Sequence::new(request, self.counters.admitted, max_tokens));
         self.counters.admitted += 1;
-        let at = match self.config.order {
-            Order::Arrival => self.waiting.len(),
-            Order::Priority => self.waiting_place(&sequence),
+        let at = match self.config.scheduling {
+            SchedulingPolicy::Fcfs => self.waiting.len(),
+            SchedulingPolicy::Priority => self.waiting_place(&sequence),
         };
         self.waiting.insert(at, sequence);
         Ok(())
@@ -131,16 +132,16 @@ impl Engine {
     }
 
     /// Why a request is refused, or how many tokens it may get.
-    fn check(&self, admission: &Admission) -> Result<u32, AdmitError> {
-        let prompt = &admission.prompt;
+    fn check(&self, request: &EngineRequest) -> Result<u32, AdmitError> {
+        let prompt = &request.prompt;
         if prompt.is_empty() {
             return Err(AdmitError::EmptyPrompt);
         }
-        let nothing = match &admission.answer {
-            Answer::Given(tokens) | Answer::Repeated(tokens) => tokens.is_empty(),
-            Answer::Seeded { .. } => false,
+        let nothing = match &request.output {
+            OutputTokens::Given(tokens) | OutputTokens::Repeated(tokens) => tokens.is_empty(),
+            OutputTokens::Seeded { .. } => false,
         };
-        if admission.max_tokens == 0 || nothing {
+        if request.max_tokens == 0 || nothing {
             return Err(AdmitError::NoTokens);
         }
         if prompt.block_size != self.config.block_size {
@@ -161,13 +162,13 @@ impl Engine {
                 max,
             });
         }
-        if self.ids.contains(&admission.id) {
-            return Err(AdmitError::Duplicate(admission.id));
+        if self.ids.contains(&request.id) {
+            return Err(AdmitError::Duplicate(request.id));
         }
         if self.waiting.len() >= self.config.max_waiting as usize {
             return Err(AdmitError::QueueFull(self.config.max_waiting));
         }
-        Ok(admission
+        Ok(request
             .max_tokens
             .min(self.config.max_model_len - prompt.len))
     }
@@ -180,7 +181,7 @@ impl Engine {
         self.counters.cancelled += 1;
         if let Some(at) = self.running.iter().position(|s| s.id == id) {
             let mut sequence = self.running.remove(at);
-            self.cache.give_back(&mut sequence);
+            self.cache.release_blocks(&mut sequence);
         } else if let Some(at) = self.waiting.iter().position(|s| s.id == id) {
             self.waiting.remove(at);
         }
@@ -221,7 +222,7 @@ impl Engine {
                 });
             }
         }
-        let work = Work {
+        let work = StepWork {
             chunks: &self.chunks,
             decodes: out.decodes,
             decode_context,
@@ -242,7 +243,7 @@ impl Engine {
             sequence.computed += share.new;
             if sequence.computed == sequence.known() {
                 let first = sequence.outputs == 0;
-                let (token, finish) = sequence.answer();
+                let (token, finish) = sequence.next_token();
                 self.counters.output_tokens += 1;
                 let cached_tokens = sequence.cached_tokens.filter(|_| first);
                 out.outputs.push(Output {

@@ -1,12 +1,12 @@
 //! The paged memory of one rank: which blocks are free, which are shared, which can be found.
 //!
-//! Free blocks stand in a queue; an allocation takes from its head, so the head is evicted first. A
+//! Free blocks are in a queue; an allocation takes from its head, so the head is evicted first. A
 //! sequence returns its blocks last one first, so the end of a prefix goes before its beginning; a block
-//! without a name (partly filled) goes to the head, so that it is used before anything is evicted. A free
-//! block keeps its name, and can be found and taken out of the queue again, until it is allocated anew.
+//! without a hash (partly filled) goes to the head, so that it is used before anything is evicted. A free
+//! block keeps its hash, and can be found and taken out of the queue again, until it is allocated anew.
 //!
-//! Invariants: `references == 0` exactly while the block is in the queue; a block has a name exactly
-//! while the table lists it under that name.
+//! Invariants: `references == 0` exactly while the block is in the queue; a block has a hash exactly
+//! while the table lists it under that hash.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -26,16 +26,16 @@ struct Block {
     /// Neighbours in the free queue.
     previous: BlockId,
     next: BlockId,
-    /// The next block of the same name, older ones first.
+    /// The next block of the same hash, older ones first.
     twin: BlockId,
-    name: Option<EngineHash>,
+    hash: Option<EngineHash>,
 }
 
-/// Names are hashes already.
+/// Keys are hashes already.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct AsIs(u64);
+pub(crate) struct IdentityHasher(u64);
 
-impl Hasher for AsIs {
+impl Hasher for IdentityHasher {
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
@@ -51,28 +51,28 @@ impl Hasher for AsIs {
     }
 }
 
-/// The pool.
+/// The blocks of one rank.
 #[derive(Clone, Debug)]
-pub(crate) struct Pool {
+pub(crate) struct BlockPool {
     blocks: Vec<Block>,
     head: BlockId,
     tail: BlockId,
     free: u32,
-    /// Name to the oldest block that has it.
-    named: HashMap<EngineHash, BlockId, BuildHasherDefault<AsIs>>,
-    /// Free blocks that have a name.
+    /// Hash to the oldest block that has it.
+    by_hash: HashMap<EngineHash, BlockId, BuildHasherDefault<IdentityHasher>>,
+    /// Free blocks that have a hash.
     cached: u32,
 }
 
-impl Pool {
-    /// A pool of `blocks` free, nameless blocks.
+impl BlockPool {
+    /// A pool of `blocks` free, unhashed blocks.
     pub(crate) fn new(blocks: u32) -> Self {
         let mut pool = Self {
             blocks: Vec::with_capacity(blocks as usize),
             head: NONE,
             tail: NONE,
             free: 0,
-            named: HashMap::default(),
+            by_hash: HashMap::default(),
             cached: 0,
         };
         for id in 0..blocks {
@@ -81,7 +81,7 @@ impl Pool {
                 previous: NONE,
                 next: NONE,
                 twin: NONE,
-                name: None,
+                hash: None,
             });
             pool.enqueue(id);
         }
@@ -100,12 +100,12 @@ impl Pool {
         self.cached
     }
 
-    /// The oldest block called `name`.
-    pub(crate) fn find(&self, name: EngineHash) -> Option<BlockId> {
-        self.named.get(&name).copied()
+    /// The oldest block with this hash.
+    pub(crate) fn find(&self, hash: EngineHash) -> Option<BlockId> {
+        self.by_hash.get(&hash).copied()
     }
 
-    /// Whether nobody holds the block.
+    /// Whether no sequence holds the block.
     pub(crate) fn is_free(&self, id: BlockId) -> bool {
         self.blocks[id as usize].references == 0
     }
@@ -118,7 +118,7 @@ impl Pool {
         self.blocks[id as usize].references += 1;
     }
 
-    /// Takes the free block that went unused longest. If it had a name, pushes that to `evicted`.
+    /// Takes the free block that went unused longest. If it had a hash, pushes that to `evicted`.
     pub(crate) fn allocate(&mut self, evicted: &mut Vec<EngineHash>) -> Option<BlockId> {
         let id = Some(self.head).filter(|id| *id != NONE)?;
         self.unlink(id);
@@ -127,28 +127,28 @@ impl Pool {
         Some(id)
     }
 
-    /// One holder less; the last one puts the block at the end of the queue, or, if nobody can find it
-    /// again, at the head.
+    /// One holder less; the last one puts the block at the end of the queue, or, if it has no hash,
+    /// at the head.
     pub(crate) fn release(&mut self, id: BlockId) {
         let block = &mut self.blocks[id as usize];
         debug_assert!(block.references > 0, "block {id} is released twice");
         block.references -= 1;
         match block.references {
-            0 if block.name.is_none() => self.enqueue_first(id),
+            0 if block.hash.is_none() => self.enqueue_first(id),
             0 => self.enqueue(id),
             _ => {}
         }
     }
 
-    /// Gives a held, nameless block a name under which it can be found.
-    pub(crate) fn name(&mut self, id: BlockId, name: EngineHash) {
-        debug_assert!(!self.is_free(id), "block {id} is named while free");
+    /// Gives a held, unhashed block a hash under which it can be found.
+    pub(crate) fn set_hash(&mut self, id: BlockId, hash: EngineHash) {
+        debug_assert!(!self.is_free(id), "block {id} gets a hash while free");
         debug_assert!(
-            self.blocks[id as usize].name.is_none(),
-            "block {id} has a name"
+            self.blocks[id as usize].hash.is_none(),
+            "block {id} has a hash"
         );
-        self.blocks[id as usize].name = Some(name);
-        match self.named.entry(name) {
+        self.blocks[id as usize].hash = Some(hash);
+        match self.by_hash.entry(hash) {
             Entry::Vacant(entry) => drop(entry.insert(id)),
             Entry::Occupied(entry) => {
                 let mut last = *entry.get();
@@ -160,47 +160,47 @@ impl Pool {
         }
     }
 
-    /// Forgets all names; false, and nothing happens, while a block is held.
+    /// Forgets all hashes; false, and nothing happens, while a block is held.
     pub(crate) fn clear(&mut self) -> bool {
         if self.free != self.total() {
             return false;
         }
         for block in &mut self.blocks {
-            (block.name, block.twin) = (None, NONE);
+            (block.hash, block.twin) = (None, NONE);
         }
-        self.named.clear();
+        self.by_hash.clear();
         self.cached = 0;
         true
     }
 
-    /// Takes a block's name away.
+    /// Removes a block's hash.
     fn forget(&mut self, id: BlockId) -> Option<EngineHash> {
         let block = &mut self.blocks[id as usize];
-        let name = block.name.take()?;
+        let hash = block.hash.take()?;
         let twin = std::mem::replace(&mut block.twin, NONE);
-        if self.named.get(&name) == Some(&id) {
+        if self.by_hash.get(&hash) == Some(&id) {
             if twin == NONE {
-                self.named.remove(&name);
+                self.by_hash.remove(&hash);
             } else {
-                self.named.insert(name, twin);
+                self.by_hash.insert(hash, twin);
             }
-            return Some(name);
+            return Some(hash);
         }
-        let mut at = self.named.get(&name).copied().unwrap_or(NONE);
+        let mut at = self.by_hash.get(&hash).copied().unwrap_or(NONE);
         while at != NONE && self.blocks[at as usize].twin != id {
             at = self.blocks[at as usize].twin;
         }
-        debug_assert_ne!(at, NONE, "block {id} is not listed under its name");
+        debug_assert_ne!(at, NONE, "block {id} is not listed under its hash");
         if at != NONE {
             self.blocks[at as usize].twin = twin;
         }
-        Some(name)
+        Some(hash)
     }
 
     fn enqueue(&mut self, id: BlockId) {
         let block = &mut self.blocks[id as usize];
         (block.previous, block.next) = (self.tail, NONE);
-        self.cached += u32::from(block.name.is_some());
+        self.cached += u32::from(block.hash.is_some());
         match self.tail {
             NONE => self.head = id,
             tail => self.blocks[tail as usize].next = id,
@@ -224,10 +224,10 @@ impl Pool {
         let Block {
             previous,
             next,
-            name,
+            hash,
             ..
         } = self.blocks[id as usize];
-        self.cached -= u32::from(name.is_some());
+        self.cached -= u32::from(hash.is_some());
         match previous {
             NONE => self.head = next,
             previous => self.blocks[previous as usize].next = next,
@@ -252,7 +252,7 @@ impl Pool {
             assert!(!queued[at as usize], "block {at} is queued twice");
             assert_eq!(block.previous, previous, "block {at} has a wrong neighbour");
             queued[at as usize] = true;
-            cached += u32::from(block.name.is_some());
+            cached += u32::from(block.hash.is_some());
             (previous, at) = (at, block.next);
         }
         assert_eq!((previous, cached), (self.tail, self.cached));
@@ -266,13 +266,13 @@ impl Pool {
             );
         }
         let mut listed = 0;
-        for (name, first) in &self.named {
+        for (hash, first) in &self.by_hash {
             let mut at = *first;
             while at != NONE {
                 assert_eq!(
-                    self.blocks[at as usize].name,
-                    Some(*name),
-                    "name of block {at}"
+                    self.blocks[at as usize].hash,
+                    Some(*hash),
+                    "hash of block {at}"
                 );
                 listed += 1;
                 at = self.blocks[at as usize].twin;
@@ -280,7 +280,7 @@ impl Pool {
         }
         assert_eq!(
             listed,
-            self.blocks.iter().filter(|b| b.name.is_some()).count()
+            self.blocks.iter().filter(|b| b.hash.is_some()).count()
         );
     }
 }

@@ -1,4 +1,4 @@
-//! What an engine says: of each step, of its load, of its life so far.
+//! What an engine reports: each step, its load, its totals.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub struct CacheEvent {
 
 /// A request's first entry into the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Started {
+pub struct RequestStart {
     /// The request.
     pub id: RequestId,
     /// Prompt tokens found in the cache.
@@ -44,7 +44,7 @@ pub struct Step {
     /// How long it takes.
     pub duration: Duration,
     /// Requests that entered the batch for the first time, in order.
-    pub started: Vec<Started>,
+    pub started: Vec<RequestStart>,
     /// Tokens, in batch order.
     pub outputs: Vec<Output>,
     /// Changes of the cache, in order.
@@ -53,7 +53,7 @@ pub struct Step {
     pub prefill_tokens: u32,
     /// Sequences that computed one token.
     pub decodes: u32,
-    /// Requests thrown out of the batch to make room, to be computed again.
+    /// Requests preempted to make room; they are computed again.
     pub preempted: u32,
 }
 
@@ -67,7 +67,7 @@ impl Step {
     }
 }
 
-/// How busy an engine is.
+/// Load of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// Requests in the batch.
@@ -80,22 +80,22 @@ pub struct Load {
     pub cached_blocks: u32,
     /// Blocks that requests can have.
     pub total_blocks: u32,
-    /// Prompt tokens still to be computed, running and waiting; the cache is not asked.
+    /// Prompt tokens still to be computed, running and waiting; without a cache lookup.
     pub pending_prefill_tokens: u64,
 }
 
-/// Sums since the engine began.
+/// Totals since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Steps.
     pub steps: u64,
     /// Requests admitted.
     pub admitted: u64,
-    /// Requests that came to their own end.
+    /// Requests that finished.
     pub finished: u64,
     /// Requests cancelled.
     pub cancelled: u64,
-    /// Times a request was thrown out of the batch.
+    /// Preemptions.
     pub preemptions: u64,
     /// Prompt tokens of requests that entered the batch.
     pub prompt_tokens: u64,
@@ -105,6 +105,6 @@ pub struct Counters {
     pub queried_tokens: u64,
     /// Of these, found.
     pub hit_tokens: u64,
-    /// Tokens answered.
+    /// Tokens generated.
     pub output_tokens: u64,
 }

@@ -1,11 +1,11 @@
-//! Who is in the next step.
+//! Which sequences are in the next step.
 //!
 //! The batch first: each of its sequences gets the tokens it lacks (one when it decodes) while the step's
-//! tokens last; where the pool is full somebody makes room. Then, unless somebody had to, waiting
+//! tokens last; when the pool is full a sequence is preempted. Then, unless one was, waiting
 //! requests enter: what the cache holds of them counts as computed. The order of all of this is vLLM's.
 
-use crate::engine::{Engine, Share, urgency};
-use crate::{Order, Preemption, Started, Step};
+use crate::engine::{Engine, StepShare, urgency};
+use crate::{PreemptionMode, RequestStart, SchedulingPolicy, Step};
 
 impl Engine {
     pub(crate) fn schedule(&mut self, out: &mut Step) {
@@ -24,7 +24,7 @@ impl Engine {
             let lacking = sequence.known() - sequence.computed;
             let new = self.config.most_new(lacking, *budget);
             if self.cache.grow(sequence, new, &[]) {
-                self.shares.push(Share::of(sequence, new));
+                self.shares.push(StepShare::of(sequence, new));
                 *budget -= new;
                 at += 1;
                 continue;
@@ -39,31 +39,31 @@ impl Engine {
         }
     }
 
-    /// Who of the batch makes room.
+    /// Which sequence of the batch is preempted.
     fn victim(&self) -> usize {
         let all = self.running.iter().enumerate();
-        match (self.config.order, self.config.preemption) {
-            (Order::Arrival, Preemption::Lifo) => self.running.len() - 1,
-            (Order::Arrival, Preemption::Fifo) => 0,
-            (Order::Priority, _) => all
+        match (self.config.scheduling, self.config.preemption) {
+            (SchedulingPolicy::Fcfs, PreemptionMode::Lifo) => self.running.len() - 1,
+            (SchedulingPolicy::Fcfs, PreemptionMode::Fifo) => 0,
+            (SchedulingPolicy::Priority, _) => all
                 .max_by_key(|(_, sequence)| urgency(sequence))
                 .map_or(0, |(at, _)| at),
         }
     }
 
-    /// Throws a sequence out of the batch, to be computed again from its first token.
+    /// Preempts a sequence; it is computed again from its first token.
     fn preempt(&mut self, at: usize, budget: &mut u32, out: &mut Step) {
         let mut sequence = self.running.remove(at);
         if let Some(share) = self.shares.iter().position(|s| s.id == sequence.id) {
             *budget += self.shares.remove(share).new;
         }
-        self.cache.give_back(&mut sequence);
+        self.cache.release_blocks(&mut sequence);
         sequence.reset();
         out.preempted += 1;
         self.counters.preemptions += 1;
-        let place = match self.config.order {
-            Order::Arrival => 0,
-            Order::Priority => self.waiting_place(&sequence),
+        let place = match self.config.scheduling {
+            SchedulingPolicy::Fcfs => 0,
+            SchedulingPolicy::Priority => self.waiting_place(&sequence),
         };
         self.waiting.insert(place, sequence);
     }
@@ -81,7 +81,7 @@ impl Engine {
                 break;
             }
             let new = self.config.most_new(lacking, *budget);
-            let turns = self.config.preemption == Preemption::Fifo;
+            let turns = self.config.preemption == PreemptionMode::Fifo;
             if turns && !self.cache.fits_whole(sequence, &found, &self.running) {
                 break;
             }
@@ -98,12 +98,12 @@ impl Engine {
                 sequence.cached_tokens = Some(hit);
                 self.counters.prompt_tokens += u64::from(sequence.prompt_len());
                 self.counters.cached_tokens += u64::from(hit);
-                out.started.push(Started {
+                out.started.push(RequestStart {
                     id: sequence.id,
                     cached_tokens: hit,
                 });
             }
-            self.shares.push(Share::of(&sequence, new));
+            self.shares.push(StepShare::of(&sequence, new));
             *budget -= new;
             self.running.push(sequence);
         }

@@ -6,11 +6,11 @@ use kvasir_hash::next_sequence_hash;
 use kvasir_types::{EngineHash, FinishReason, LocalHash, RequestId, Rng, SequenceHash, Token};
 
 use crate::pool::BlockId;
-use crate::{Admission, Answer, Prompt};
+use crate::{EngineRequest, OutputTokens, Prompt};
 
 /// Where a request's next token comes from.
 #[derive(Clone, Debug)]
-enum Source {
+enum TokenSource {
     Seeded(Rng, u32),
     Given(Arc<[Token]>),
     Repeated(Arc<[Token]>),
@@ -25,42 +25,44 @@ pub(crate) struct Sequence {
     pub(crate) arrival: u64,
     pub(crate) announce_hits: bool,
     prompt: Prompt,
-    source: Source,
+    source: TokenSource,
     max_tokens: u32,
-    /// Tokens answered.
+    /// Tokens generated.
     pub(crate) outputs: u32,
     /// Tokens whose keys and values exist.
     pub(crate) computed: u32,
     /// Blocks held, in order; the last one may be partly filled.
     pub(crate) blocks: Vec<BlockId>,
-    /// Leading blocks that can be found under their names.
+    /// Leading blocks that can be found under their hashes.
     pub(crate) stored: usize,
     /// Prompt tokens found in the cache when the request first entered the batch.
     pub(crate) cached_tokens: Option<u32>,
-    /// Names of all complete blocks, prompt and answer; made when first needed.
-    names: Vec<EngineHash>,
+    /// Hashes of all complete blocks, prompt and output; made when first needed.
+    hashes: Vec<EngineHash>,
     /// Local hashes of complete blocks past the prompt's.
     output_locals: Vec<LocalHash>,
     /// Tokens after the last complete block.
     open: Vec<Token>,
-    /// All answered tokens, where events are to carry them.
-    answered: Vec<Token>,
+    /// All output tokens, where events are to carry them.
+    output_tokens: Vec<Token>,
 }
 
 impl Sequence {
-    pub(crate) fn new(admission: Admission, arrival: u64, max_tokens: u32) -> Self {
-        let Admission {
+    pub(crate) fn new(request: EngineRequest, arrival: u64, max_tokens: u32) -> Self {
+        let EngineRequest {
             id,
             mut prompt,
-            answer,
+            output,
             priority,
             announce_hits,
             ..
-        } = admission;
-        let source = match answer {
-            Answer::Seeded { seed, vocabulary } => Source::Seeded(Rng::new(seed), vocabulary),
-            Answer::Given(tokens) => Source::Given(tokens),
-            Answer::Repeated(tokens) => Source::Repeated(tokens),
+        } = request;
+        let source = match output {
+            OutputTokens::Seeded { seed, vocabulary } => {
+                TokenSource::Seeded(Rng::new(seed), vocabulary)
+            }
+            OutputTokens::Given(tokens) => TokenSource::Given(tokens),
+            OutputTokens::Repeated(tokens) => TokenSource::Repeated(tokens),
         };
         let open = std::mem::take(&mut prompt.tail);
         Self {
@@ -76,14 +78,14 @@ impl Sequence {
             blocks: Vec::new(),
             stored: 0,
             cached_tokens: None,
-            names: Vec::new(),
+            hashes: Vec::new(),
             output_locals: Vec::new(),
             open,
-            answered: Vec::new(),
+            output_tokens: Vec::new(),
         }
     }
 
-    /// Tokens known: the prompt and the answer so far.
+    /// Tokens known: the prompt and the output so far.
     pub(crate) fn known(&self) -> u32 {
         self.prompt.len.saturating_add(self.outputs)
     }
@@ -98,13 +100,13 @@ impl Sequence {
         self.outputs > 0 && self.computed + 1 == self.known()
     }
 
-    /// Names of all complete blocks.
-    pub(crate) fn names(&mut self) -> &[EngineHash] {
-        for at in self.names.len()..self.prompt.locals.len() {
+    /// Hashes of all complete blocks.
+    pub(crate) fn hashes(&mut self) -> &[EngineHash] {
+        for at in self.hashes.len()..self.prompt.locals.len() {
             let local = self.prompt.locals[at];
-            self.push_name(local);
+            self.push_hash(local);
         }
-        &self.names
+        &self.hashes
     }
 
     /// The local hash of block `at`.
@@ -116,21 +118,23 @@ impl Sequence {
         self.prompt.locals.get(at).or_else(outputs).copied()
     }
 
-    fn push_name(&mut self, local: LocalHash) {
-        let parent = self.names.last().map(|name| SequenceHash(name.0));
-        let SequenceHash(name) = next_sequence_hash(parent, local);
-        self.names.push(EngineHash(name));
+    fn push_hash(&mut self, local: LocalHash) {
+        let parent = self.hashes.last().map(|hash| SequenceHash(hash.0));
+        let SequenceHash(hash) = next_sequence_hash(parent, local);
+        self.hashes.push(EngineHash(hash));
     }
 
-    /// Draws the next token and says whether it is the last one.
-    pub(crate) fn answer(&mut self) -> (Token, Option<FinishReason>) {
+    /// Draws the next token; with the last one, why it is the last.
+    pub(crate) fn next_token(&mut self) -> (Token, Option<FinishReason>) {
         let (token, end) = match &mut self.source {
-            Source::Seeded(rng, vocabulary) => (rng.below(u64::from(*vocabulary)) as Token, false),
-            Source::Given(tokens) => {
+            TokenSource::Seeded(rng, vocabulary) => {
+                (rng.below(u64::from(*vocabulary)) as Token, false)
+            }
+            TokenSource::Given(tokens) => {
                 let at = self.outputs as usize;
                 (tokens.get(at).copied().unwrap_or(0), at + 1 >= tokens.len())
             }
-            Source::Repeated(tokens) => {
+            TokenSource::Repeated(tokens) => {
                 let at = (self.outputs as usize).checked_rem(tokens.len());
                 let token = at.and_then(|at| tokens.get(at)).copied();
                 (token.unwrap_or(0), false)
@@ -138,7 +142,7 @@ impl Sequence {
         };
         self.outputs += 1;
         if self.prompt.tokens.is_some() {
-            self.answered.push(token);
+            self.output_tokens.push(token);
         }
         self.open.push(token);
         if self.open.len() >= self.prompt.block_size as usize {
@@ -154,13 +158,13 @@ impl Sequence {
         self.prompt.hasher.extend(&self.open, &mut local);
         self.open.clear();
         if let Some(local) = local.first().copied() {
-            self.names();
+            self.hashes();
             self.output_locals.push(local);
-            self.push_name(local);
+            self.push_hash(local);
         }
     }
 
-    /// Throws away what is computed; the tokens stay known.
+    /// Drops what is computed; the tokens stay known.
     pub(crate) fn reset(&mut self) {
         self.computed = 0;
         self.stored = 0;
@@ -172,7 +176,7 @@ impl Sequence {
             return Vec::new();
         };
         let size = self.prompt.block_size as usize;
-        let all = prompt.iter().chain(&self.answered);
+        let all = prompt.iter().chain(&self.output_tokens);
         all.skip(first * size)
             .take((end - first) * size)
             .copied()

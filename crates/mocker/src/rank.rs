@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kvasir_engine::{
-    Admission, AdmitError, CacheEvent, Counters, Engine, EngineConfig, Load, Step,
+    AdmitError, CacheEvent, Counters, Engine, EngineConfig, EngineRequest, Load, Step,
 };
 use kvasir_transport::{PlaneError, TokenSink};
 use kvasir_types::{RequestId, TokenItem, TokenRequest, WorkerRank};
@@ -58,7 +58,7 @@ pub struct Status {
 /// What a host asks of a rank.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Admit(Box<Admission>, TokenSink),
+    Admit(Box<EngineRequest>, TokenSink),
     /// Empty the cache; answers whether that was possible.
     Clear(oneshot::Sender<bool>),
     /// Make no steps, or make them again.
@@ -157,7 +157,7 @@ impl Rank {
         }
     }
 
-    fn admit(&mut self, admission: Admission, sink: TokenSink) {
+    fn admit(&mut self, admission: EngineRequest, sink: TokenSink) {
         let id = admission.id;
         match self.engine.admit(admission) {
             Ok(()) => drop(self.live.insert(id, sink)),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use kvasir_engine::{Admission, Answer, ConfigError, Engine, EngineConfig, Prompt};
+use kvasir_engine::{ConfigError, Engine, EngineConfig, EngineRequest, OutputTokens, Prompt};
 use kvasir_hash::Scope;
 use kvasir_transport::{Call, Intake, MemoryPlane, PlaneError, Tasks, TokenSink};
 use kvasir_types::{DpRank, TokenRequest, WorkerId, WorkerRank};
@@ -13,12 +13,12 @@ use crate::rank::{Command, Rank, RankHandle};
 use crate::{Observer, Status};
 
 /// What a worker answers: the tokens, before the request's own limits are applied.
-pub type AnswerFn = dyn Fn(&TokenRequest) -> Answer + Send + Sync;
+pub type AnswerFn = dyn Fn(&TokenRequest) -> OutputTokens + Send + Sync;
 
 /// An answer that follows from the request's seed, or else from its id: tokens below `vocabulary`.
 #[must_use]
 pub fn seeded_answer(vocabulary: u32) -> Arc<AnswerFn> {
-    Arc::new(move |request| Answer::Seeded {
+    Arc::new(move |request| OutputTokens::Seeded {
         seed: request.sampling.seed.unwrap_or(request.id.0 as u64),
         vocabulary,
     })
@@ -129,7 +129,7 @@ impl Worker {
         }
     }
 
-    fn admission(&self, request: &TokenRequest) -> Admission {
+    fn admission(&self, request: &TokenRequest) -> EngineRequest {
         let engine = &self.options.engine;
         let scope = Scope {
             lora: request.lora.as_deref().unwrap_or_default(),
@@ -137,13 +137,13 @@ impl Worker {
             ..Scope::default()
         };
         let prompt = Prompt::new(&request.tokens, engine.block_size, &scope);
-        Admission {
+        EngineRequest {
             id: request.id,
             prompt: match engine.event_tokens {
                 true => prompt.keep_tokens(Arc::clone(&request.tokens)),
                 false => prompt,
             },
-            answer: limit(&(self.options.answer)(request), request),
+            output: limit(&(self.options.answer)(request), request),
             max_tokens: request.sampling.max_tokens,
             priority: request.priority,
             announce_hits: false,
@@ -179,11 +179,13 @@ impl Worker {
 }
 
 /// Applies the request's stop tokens to a given answer.
-fn limit(answer: &Answer, request: &TokenRequest) -> Answer {
+fn limit(answer: &OutputTokens, request: &TokenRequest) -> OutputTokens {
     let sampling = &request.sampling;
     match answer {
-        Answer::Given(tokens) if sampling.ignore_eos => Answer::Repeated(Arc::clone(tokens)),
-        Answer::Given(tokens) => {
+        OutputTokens::Given(tokens) if sampling.ignore_eos => {
+            OutputTokens::Repeated(Arc::clone(tokens))
+        }
+        OutputTokens::Given(tokens) => {
             let stops = |at: usize| {
                 at + 1 >= sampling.min_tokens as usize
                     && tokens
@@ -191,11 +193,11 @@ fn limit(answer: &Answer, request: &TokenRequest) -> Answer {
                         .is_some_and(|t| sampling.stop_tokens.contains(t))
             };
             match (0..tokens.len()).find(|at| stops(*at)) {
-                Some(last) => Answer::Given(tokens.iter().take(last + 1).copied().collect()),
-                None => Answer::Given(Arc::clone(tokens)),
+                Some(last) => OutputTokens::Given(tokens.iter().take(last + 1).copied().collect()),
+                None => OutputTokens::Given(Arc::clone(tokens)),
             }
         }
-        Answer::Seeded { .. } | Answer::Repeated(_) => answer.clone(),
+        OutputTokens::Seeded { .. } | OutputTokens::Repeated(_) => answer.clone(),
     }
 }
 

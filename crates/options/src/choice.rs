@@ -75,6 +75,19 @@ choices! {
         Aic = "aic": "decays by the AI configurator's estimate",
         Learned = "learned": "decays by what this worker showed so far",
     }
+
+    /// Whose caching behaviour an engine has. Option `engine-type`.
+    EngineFamily {
+        Vllm = "vllm": "vLLM",
+        Sglang = "sglang": "SGLang",
+        Trtllm = "trtllm": "TensorRT-LLM",
+    }
+
+    /// Which request is preempted. Option `preemption-mode`.
+    PreemptionMode {
+        Lifo = "lifo": "the one that came last",
+        Fifo = "fifo": "the one that came first",
+    }
 }
 
 impl fmt::Display for RouterMode {

@@ -23,7 +23,7 @@ impl Point {
     }
 }
 
-/// Why measurements make no surface.
+/// Why measurements are invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GridError {
@@ -37,10 +37,10 @@ pub enum GridError {
         row: u32,
         /// Its column.
         context: u32,
-        /// What it says.
+        /// The measured time.
         ms: f64,
     },
-    /// Two measurements of one place.
+    /// Two measurements of one point.
     #[error("({row}, {context}) is measured twice")]
     Twice {
         /// The row of the measurement.
@@ -89,7 +89,7 @@ impl Grid {
         Ok(Self { rows })
     }
 
-    /// The first row's place.
+    /// The first row.
     pub(crate) fn first_row(&self) -> f64 {
         self.rows.first().map_or(0.0, |r| r.at)
     }

@@ -5,22 +5,22 @@
 //! a measured [`Profile`], the [`Polynomial`] that Dynamo's mock engine uses, or [`Constants`].
 //!
 //! Invariants: every answer is finite and at least 0; more tokens or more context never take less time
-//! where the measurements say so; no call allocates.
+//! where the measurements show it; no call allocates.
 //!
 //! Elsewhere: who is in a step (`kvasir-engine`), what a prediction is used for (`kvasir-placement`).
 
+mod formula;
 mod grid;
 mod h200;
 mod preset;
 mod profile;
-mod simple;
 
+pub use formula::{Constants, Polynomial};
 pub use grid::{GridError, Point};
 pub use preset::Preset;
 pub use profile::Profile;
-pub use simple::{Constants, Polynomial};
 
-/// A piece of one sequence's prompt that a step computes.
+/// A chunk of one prompt that a step computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chunk {
     /// Tokens computed.
@@ -31,8 +31,8 @@ pub struct Chunk {
 
 /// What one forward pass computes.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Work<'a> {
-    /// Prompt pieces, one per sequence.
+pub struct StepWork<'a> {
+    /// Prompt chunks, one per sequence.
     pub chunks: &'a [Chunk],
     /// Sequences that compute one token each.
     pub decodes: u32,
@@ -40,7 +40,7 @@ pub struct Work<'a> {
     pub decode_context: u64,
 }
 
-impl Work<'_> {
+impl StepWork<'_> {
     /// Whether the step computes nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -67,7 +67,7 @@ pub enum StepTimes {
 impl StepTimes {
     /// Milliseconds of one step; 0 if it computes nothing.
     #[must_use]
-    pub fn step_ms(&self, work: &Work<'_>) -> f64 {
+    pub fn step_ms(&self, work: &StepWork<'_>) -> f64 {
         if work.is_empty() {
             return 0.0;
         }
@@ -81,9 +81,9 @@ impl StepTimes {
     /// Milliseconds to compute `new` prompt tokens of one sequence alone on top of `cached` ones.
     #[must_use]
     pub fn prefill_ms(&self, new: u32, cached: u32) -> f64 {
-        self.step_ms(&Work {
+        self.step_ms(&StepWork {
             chunks: &[Chunk { new, cached }],
-            ..Work::default()
+            ..StepWork::default()
         })
     }
 }

@@ -6,7 +6,7 @@
 //! than the shortest prompt pass, nor than its decodes alone.
 
 use crate::grid::Grid;
-use crate::{Chunk, GridError, Point, Work};
+use crate::{Chunk, GridError, Point, StepWork};
 
 /// New tokens from which a prompt pass is bound by arithmetic and no longer by launching kernels; below
 /// it the arithmetic of a chunk is its share of this many tokens.
@@ -44,7 +44,7 @@ impl Profile {
 
     /// Milliseconds of a step that mixes prompts and decodes.
     #[must_use]
-    pub fn step_ms(&self, work: &Work<'_>) -> f64 {
+    pub fn step_ms(&self, work: &StepWork<'_>) -> f64 {
         let context = work.mean_context();
         let decode_alone = match work.decodes {
             0 => 0.0,

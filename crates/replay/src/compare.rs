@@ -2,7 +2,7 @@
 
 use kvasir_sim::{Pace, RunReport};
 
-use crate::{Finished, Plan};
+use crate::{Plan, RunResult};
 
 /// A number of a run, and how it is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +121,7 @@ pub struct Row {
 
 /// All policies at one level of load.
 #[derive(Clone, Debug)]
-pub struct Level {
+pub struct LoadLevel {
     /// What it is called.
     pub title: String,
     /// One row for each policy.
@@ -134,7 +134,7 @@ pub struct Comparison {
     /// What was replayed, on what.
     pub subtitle: String,
     /// Levels of load.
-    pub levels: Vec<Level>,
+    pub levels: Vec<LoadLevel>,
     /// Which row the others are compared with.
     pub baseline: usize,
 }
@@ -142,8 +142,8 @@ pub struct Comparison {
 impl Comparison {
     /// Puts runs side by side.
     #[must_use]
-    pub fn new(plan: &Plan, finished: &[Finished]) -> Self {
-        let level = |pace: usize| Level {
+    pub fn new(plan: &Plan, finished: &[RunResult]) -> Self {
+        let level = |pace: usize| LoadLevel {
             title: title(plan.paces[pace]),
             rows: (0..plan.policies.len())
                 .map(|policy| row(finished, pace, policy))
@@ -157,7 +157,7 @@ impl Comparison {
     }
 }
 
-impl Level {
+impl LoadLevel {
     /// The best value of a column, if the policies differ in it.
     #[must_use]
     pub fn best(&self, column: usize) -> Option<f64> {
@@ -173,7 +173,7 @@ impl Level {
     }
 }
 
-fn row(finished: &[Finished], pace: usize, policy: usize) -> Row {
+fn row(finished: &[RunResult], pace: usize, policy: usize) -> Row {
     let runs: Vec<&RunReport> = finished
         .iter()
         .filter(|run| run.pace == pace && run.policy == policy)

@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 use kvasir_sim::RunReport;
 
-use crate::compare::{Column, Comparison, Level, title};
+use crate::compare::{Column, Comparison, LoadLevel, title};
 use crate::svg::{Axis, Line, Plot, Scale, escape};
 use crate::table::ratio;
-use crate::{Finished, Plan};
+use crate::{Plan, RunResult};
 
 const STYLE: &str = include_str!("page.css");
 /// Colours that people with any kind of sight tell apart; the dashes help where there are more policies,
@@ -23,7 +23,7 @@ const SMALL: (f64, f64) = (380.0, 200.0);
 
 /// The page.
 #[must_use]
-pub fn page(plan: &Plan, comparison: &Comparison, finished: &[Finished]) -> String {
+pub fn html_report(plan: &Plan, comparison: &Comparison, finished: &[RunResult]) -> String {
     let mut body = format!(
         "<header><h1>Replay: {}</h1><p>{}</p>{}</header>\n",
         escape(plan.traces.first().map_or("", |trace| trace.name.as_str())),
@@ -78,9 +78,9 @@ fn legend(plan: &Plan) -> String {
 fn section(
     plan: &Plan,
     comparison: &Comparison,
-    finished: &[Finished],
+    finished: &[RunResult],
     pace: usize,
-    level: &Level,
+    level: &LoadLevel,
 ) -> String {
     let runs: Vec<(usize, &RunReport)> = finished
         .iter()
@@ -97,7 +97,7 @@ fn section(
     );
     text += &figure(
         &format!("hits-{pace}"),
-        "Share of prompt tokens found in the cache, over the run; dotted: one endless cache.",
+        "Share of prompt tokens found in the cache, over the run; dotted: unbounded cache.",
         &hits(&runs, plan, level).render(),
     );
     text += "</div>\n<h3>Requests in each engine over time</h3><div class=\"loads\">";
@@ -120,7 +120,7 @@ fn figure(id: &str, caption: &str, svg: &str) -> String {
     format!("<figure id=\"{id}\">{svg}<figcaption>{caption}</figcaption></figure>\n")
 }
 
-fn html_table(level: &Level, baseline: usize) -> String {
+fn html_table(level: &LoadLevel, baseline: usize) -> String {
     let mut text = String::from("<table><thead><tr><th>policy</th>");
     for column in Column::ALL {
         let [first, second] = column.heading();
@@ -160,7 +160,7 @@ fn policy_line(policy: usize, name: &str, points: Vec<(f64, f64)>) -> Line {
     }
 }
 
-fn ttft_cdf(runs: &[(usize, &RunReport)], level: &Level) -> Plot {
+fn ttft_cdf(runs: &[(usize, &RunReport)], level: &LoadLevel) -> Plot {
     let line = |(policy, run): &(usize, &RunReport)| {
         let last = run.ttft_cdf.len().saturating_sub(1).max(1) as f64;
         let points = run
@@ -187,7 +187,7 @@ fn ttft_cdf(runs: &[(usize, &RunReport)], level: &Level) -> Plot {
     }
 }
 
-fn hits(runs: &[(usize, &RunReport)], plan: &Plan, level: &Level) -> Plot {
+fn hits(runs: &[(usize, &RunReport)], plan: &Plan, level: &LoadLevel) -> Plot {
     let longest = runs
         .iter()
         .map(|(_, run)| run.duration_s)
@@ -203,7 +203,7 @@ fn hits(runs: &[(usize, &RunReport)], plan: &Plan, level: &Level) -> Plot {
         policy_line(*policy, &run.policy, points.collect())
     };
     let ideal = Line {
-        name: "one endless cache".to_owned(),
+        name: "unbounded cache".to_owned(),
         color: "#888888",
         dash: "2 3",
         width: 1.5,
@@ -283,7 +283,7 @@ fn throughput_latency(plan: &Plan, comparison: &Comparison) -> Plot {
     Plot {
         description: "Mean time to first token against tokens per second".to_owned(),
         size: WIDE,
-        x: Axis::from_zero("tokens answered per second", points().map(|p| p.0)),
+        x: Axis::from_zero("output tokens per second", points().map(|p| p.0)),
         y: Axis::log("mean time to first token, ms", points().map(|p| p.1)),
         lines,
     }

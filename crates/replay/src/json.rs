@@ -3,11 +3,11 @@
 use kvasir_sim::{Pace, RunReport, Summary};
 use serde_json::{Map, Value, json};
 
-use crate::{Finished, Plan};
+use crate::{Plan, RunResult};
 
 /// The report as a JSON document. Only `wall_s` differs between two runs of one seed.
 #[must_use]
-pub fn document(plan: &Plan, finished: &[Finished]) -> String {
+pub fn json_report(plan: &Plan, finished: &[RunResult]) -> String {
     let trace = plan.traces.first();
     let document = json!({
         "trace": {
@@ -33,7 +33,7 @@ pub fn document(plan: &Plan, finished: &[Finished]) -> String {
     format!("{document:#}\n")
 }
 
-fn run(plan: &Plan, finished: &Finished) -> Value {
+fn run(plan: &Plan, finished: &RunResult) -> Value {
     let r = &finished.report;
     let mut fields = Map::new();
     let mut put = |name: &str, value: Value| drop(fields.insert(name.to_owned(), value));

@@ -1,10 +1,10 @@
 //! `kvasir replay`: several policies on one trace, compared.
 //!
 //! Answers one question: which settings are best for this traffic? Options become a [`Plan`], its runs are
-//! simulated beside each other, and what came out is a table, a JSON file and a page of plots.
+//! simulated in parallel, and the results become a table, a JSON file and an HTML page with plots.
 //!
 //! Invariants: the numbers are the same whatever the number of threads, wall time aside; the table, the
-//! JSON and the page show the same numbers; nothing is written before all runs are over.
+//! JSON and the page show the same numbers; nothing is written before all runs have ended.
 //!
 //! Elsewhere: the simulation (`kvasir-sim`), names and ranges of options (`kvasir-config`).
 
@@ -17,18 +17,18 @@ mod runs;
 mod svg;
 mod table;
 
-pub use compare::{Column, Comparison, Level, Row};
-pub use html::page;
-pub use json::document;
+pub use compare::{Column, Comparison, LoadLevel, Row};
+pub use html::html_report;
+pub use json::json_report;
 pub use plan::{Plan, ReplayError, RouterWiring, engine_config};
-pub use runs::{Finished, run_all};
-pub use table::table;
+pub use runs::{RunResult, run_all};
+pub use table::text_table;
 
 use std::io::{IsTerminal, Write};
 
 use kvasir_config::Settings;
 
-/// Does what the settings ask for: writes the table to standard output, the reports to their files, and
+/// Runs the replay: writes the table to standard output, the reports to their files, and
 /// draws progress on standard error if that is a terminal.
 pub fn run(settings: &Settings, wiring: &RouterWiring<'_>) -> Result<(), ReplayError> {
     let plan = Plan::from_settings(settings, wiring)?;
@@ -36,13 +36,13 @@ pub fn run(settings: &Settings, wiring: &RouterWiring<'_>) -> Result<(), ReplayE
     let finished = run_all(&plan, terminal)?;
     let comparison = Comparison::new(&plan, &finished);
     if let Some(path) = &plan.json {
-        write_file(path, &document(&plan, &finished))?;
+        write_file(path, &json_report(&plan, &finished))?;
     }
     if let Some(path) = &plan.html {
-        write_file(path, &page(&plan, &comparison, &finished))?;
+        write_file(path, &html_report(&plan, &comparison, &finished))?;
     }
-    // A reader that went away is no error of ours.
-    let _ = std::io::stdout().write_all(table(&comparison).as_bytes());
+    // A closed pipe is not an error.
+    let _ = std::io::stdout().write_all(text_table(&comparison).as_bytes());
     Ok(())
 }
 

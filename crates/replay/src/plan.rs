@@ -3,11 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kvasir_config::{
-    ConfigError, EngineFamily, EnginePreset, PreemptionMode, Settings, TraceFormat, keys,
-    parse_overrides,
-};
-use kvasir_engine::{EngineConfig, Flavor, Preemption};
+use kvasir_config::{ConfigError, EnginePreset, Settings, TraceFormat, keys, parse_overrides};
+use kvasir_engine::EngineConfig;
 use kvasir_index::IndexOptions;
 use kvasir_profile::Preset;
 use kvasir_router::{RouterConfig, RouterMode};
@@ -24,8 +21,6 @@ const USUAL_POLICIES: [RouterMode; 4] = [
     RouterMode::LeastLoaded,
     RouterMode::Kv,
 ];
-/// Longest request where nothing was said and the cache is large enough.
-const MODEL_LEN: u32 = 131_072;
 
 /// How settings become a router's and its index's, for blocks of so many tokens; the server's own way. An
 /// error names the option that cannot be followed.
@@ -66,7 +61,7 @@ pub enum ReplayError {
     /// Options that contradict each other, or lack one.
     #[error("{0}")]
     Options(String),
-    /// A policy that is none.
+    /// An invalid policy.
     #[error("{0}")]
     Policy(ConfigError),
     /// A file that cannot be read.
@@ -85,10 +80,10 @@ pub enum ReplayError {
         /// What is wrong, and in which line.
         cause: TraceError,
     },
-    /// A workload that is none.
+    /// An invalid workload.
     #[error("--workload: {0}")]
     Workload(#[from] WorkloadError),
-    /// What cannot be simulated.
+    /// The simulation cannot run.
     #[error("{0}")]
     Simulation(#[from] SimError),
     /// A report that cannot be written.
@@ -102,7 +97,7 @@ pub enum ReplayError {
 }
 
 impl ReplayError {
-    /// 2 if what was asked cannot be, 1 if doing it failed.
+    /// 2 for a bad request, 1 for a failure while it was carried out.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -113,7 +108,7 @@ impl ReplayError {
 }
 
 impl Plan {
-    /// What `settings` ask for.
+    /// The plan of these settings.
     pub fn from_settings(
         settings: &Settings,
         wiring: &RouterWiring<'_>,
@@ -145,11 +140,11 @@ impl Plan {
     }
 }
 
-/// The engine that `settings` ask for, and what it is called; the mock server has it too.
+/// The engine of these settings and its name; the mock server uses it too.
 pub fn engine_config(settings: &Settings) -> Result<(EngineConfig, String), ReplayError> {
     let block_size = settings.get(keys::BLOCK_SIZE);
-    let asked = settings.get(keys::ENGINE);
-    let preset = match asked {
+    let engine_preset = settings.get(keys::ENGINE);
+    let preset = match engine_preset {
         EnginePreset::H200Llama8b => Some(Preset::H200Llama8b),
         EnginePreset::H200Qwen32b => Some(Preset::H200Qwen32b),
         EnginePreset::Polynomial => None,
@@ -162,29 +157,24 @@ pub fn engine_config(settings: &Settings) -> Result<(EngineConfig, String), Repl
         },
     };
     let mut engine = EngineConfig {
-        flavor: match settings.get(keys::ENGINE_TYPE) {
-            EngineFamily::Vllm => Flavor::Vllm,
-            EngineFamily::Sglang => Flavor::Sglang,
-            EngineFamily::Trtllm => Flavor::TensorRtLlm,
-        },
+        family: settings.get(keys::ENGINE_TYPE),
         num_blocks: settings.get(keys::NUM_BLOCKS).unwrap_or(base.num_blocks),
         max_num_seqs: settings.get(keys::MAX_NUM_SEQS),
         max_num_batched_tokens: settings.get(keys::MAX_NUM_BATCHED_TOKENS),
         chunked_prefill: settings.get(keys::ENABLE_CHUNKED_PREFILL),
         long_prefill_tokens: settings.get(keys::LONG_PREFILL_TOKEN_THRESHOLD),
         prefix_caching: settings.get(keys::ENABLE_PREFIX_CACHING),
-        preemption: match settings.get(keys::PREEMPTION_MODE) {
-            PreemptionMode::Lifo => Preemption::Lifo,
-            PreemptionMode::Fifo => Preemption::Fifo,
-        },
+        preemption: settings.get(keys::PREEMPTION_MODE),
         speedup: settings.get(keys::SPEEDUP),
         ..base
     };
     let holds = u64::from(engine.usable_blocks()) * u64::from(block_size);
-    let longest = u32::try_from(holds).unwrap_or(u32::MAX).min(MODEL_LEN);
+    let longest = u32::try_from(holds)
+        .unwrap_or(u32::MAX)
+        .min(EngineConfig::default().max_model_len);
     engine.max_model_len = settings.get(keys::MAX_MODEL_LEN).unwrap_or(longest);
     engine.check().map_err(SimError::from)?;
-    Ok((engine, asked.name().to_owned()))
+    Ok((engine, engine_preset.name().to_owned()))
 }
 
 fn traces(settings: &Settings, seeds: &[u64]) -> Result<Vec<Trace>, ReplayError> {
@@ -216,7 +206,7 @@ fn traces(settings: &Settings, seeds: &[u64]) -> Result<Vec<Trace>, ReplayError>
             Ok(seeds.iter().map(made).collect())
         }
         (None, None) => Err(ReplayError::Options(
-            "what shall be replayed? Give --trace FILE, or --workload such as chat".to_owned(),
+            "nothing to replay; give --trace FILE, or --workload such as chat".to_owned(),
         )),
         (Some(_), Some(_)) => Err(ReplayError::Options(
             "--trace and --workload are both given; give one of them".to_owned(),
@@ -282,12 +272,12 @@ fn baseline(settings: &Settings, policies: &[Policy]) -> Result<usize, ReplayErr
             let known: Vec<&str> = policies.iter().map(|policy| policy.name.as_str()).collect();
             let known = known.join("`, `");
             ReplayError::Options(format!(
-                "--baseline {name} is no policy of this run: `{known}`"
+                "--baseline {name} is not a policy of this run; they are `{known}`"
             ))
         })
 }
 
-/// Numbers between commas; the option's rule has seen to their form.
+/// Numbers between commas; the option's rule has checked their form.
 fn numbers(text: &str) -> impl Iterator<Item = f64> {
     text.split(',').filter_map(|part| part.trim().parse().ok())
 }
@@ -318,7 +308,7 @@ fn fleet(settings: &Settings, engine: EngineConfig) -> Result<Fleet, ReplayError
         if worker >= workers {
             let last = workers.saturating_sub(1);
             return Err(ReplayError::Options(format!(
-                "--worker-leaves {text}: there is no worker {worker}; they are 0 to {last}"
+                "--worker-leaves {text}: there is no worker {worker}; workers are 0 to {last}"
             )));
         }
         changes.push(Change::Leaves { at, worker });
@@ -343,7 +333,7 @@ fn fleet(settings: &Settings, engine: EngineConfig) -> Result<Fleet, ReplayError
     })
 }
 
-/// `worker@seconds`; the option's rule has seen to the form.
+/// `worker@seconds`; the option's rule has checked the form.
 fn worker_at(text: &str) -> (u32, Time) {
     let (worker, seconds) = text.split_once('@').unwrap_or((text, "0"));
     let at = Time::from_secs_f64(seconds.parse().unwrap_or(0.0));

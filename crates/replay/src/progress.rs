@@ -7,7 +7,7 @@ const WIDTH: u64 = 32;
 
 /// How far all runs are, drawn on one line of standard error.
 #[derive(Debug)]
-pub(crate) struct Bar {
+pub(crate) struct ProgressBar {
     draws: bool,
     runs: usize,
     over: usize,
@@ -15,7 +15,7 @@ pub(crate) struct Bar {
     last: String,
 }
 
-impl Bar {
+impl ProgressBar {
     pub(crate) fn new(draws: bool, runs: usize, requests: u64) -> Self {
         Self {
             draws,
@@ -27,7 +27,7 @@ impl Bar {
     }
 
     /// A run of `policy` is over.
-    pub(crate) fn over(&mut self, policy: &str) {
+    pub(crate) fn run_done(&mut self, policy: &str) {
         self.over += 1;
         policy.clone_into(&mut self.last);
     }
@@ -67,13 +67,13 @@ mod tests {
 
     #[test]
     fn the_line_fills_up_and_never_overflows() {
-        let mut bar = Bar::new(false, 4, 200);
+        let mut bar = ProgressBar::new(false, 4, 200);
         assert!(bar.line(0).starts_with("░░"));
-        bar.over("kv");
+        bar.run_done("kv");
         let half = bar.line(100);
         assert!(half.contains(" 50 %  1 of 4 runs  kv"), "{half}");
         assert_eq!(half.matches('█').count(), 16);
         assert_eq!(bar.line(900).matches('█').count(), 32);
-        assert!(Bar::new(false, 0, 0).line(0).contains("  0 %"));
+        assert!(ProgressBar::new(false, 0, 0).line(0).contains("  0 %"));
     }
 }

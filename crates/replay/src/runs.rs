@@ -7,22 +7,22 @@ use std::time::Duration;
 use kvasir_sim::{Fleet, Pace, RunReport, SimError, simulate};
 use kvasir_telemetry::Clock;
 
-use crate::progress::Bar;
+use crate::progress::ProgressBar;
 use crate::{Plan, ReplayError};
 
 /// Time between two drawings of the progress bar.
 const REDRAW: Duration = Duration::from_millis(100);
 
-/// One run that is over.
+/// The result of one run.
 #[derive(Clone, Debug)]
-pub struct Finished {
+pub struct RunResult {
     /// Its level of load.
     pub pace: usize,
     /// Its policy.
     pub policy: usize,
     /// Its seed.
     pub seed: usize,
-    /// How it went.
+    /// What it measured.
     pub report: RunReport,
     /// Seconds of real time.
     pub wall_s: f64,
@@ -36,15 +36,15 @@ struct Task {
     seed: usize,
 }
 
-/// Simulates everything; the result is in the plan's order, whoever was first.
-pub fn run_all(plan: &Plan, draw: bool) -> Result<Vec<Finished>, ReplayError> {
+/// Simulates everything, several runs at a time. Results are in the order of the plan.
+pub fn run_all(plan: &Plan, draw: bool) -> Result<Vec<RunResult>, ReplayError> {
     let tasks = tasks(plan);
     let per_run = plan.traces.first().map_or(0, |t| t.requests.len() as u64);
-    let mut bar = Bar::new(draw, tasks.len(), per_run * tasks.len() as u64);
+    let mut bar = ProgressBar::new(draw, tasks.len(), per_run * tasks.len() as u64);
     let (next, clock) = (AtomicUsize::new(0), Clock::new());
     let done: Vec<AtomicU32> = tasks.iter().map(|_| AtomicU32::new(0)).collect();
     let (sender, results) = mpsc::channel();
-    let mut finished: Vec<Option<Finished>> = tasks.iter().map(|_| None).collect();
+    let mut finished: Vec<Option<RunResult>> = tasks.iter().map(|_| None).collect();
     let mut problem = None;
     std::thread::scope(|scope| {
         for _ in 0..plan.jobs.clamp(1, tasks.len().max(1)) {
@@ -62,7 +62,7 @@ pub fn run_all(plan: &Plan, draw: bool) -> Result<Vec<Finished>, ReplayError> {
         loop {
             match results.recv_timeout(REDRAW) {
                 Ok((at, Ok(run))) => {
-                    bar.over(&run.report.policy);
+                    bar.run_done(&run.report.policy);
                     finished[at] = Some(run);
                 }
                 Ok((_, Err(error))) => {
@@ -101,7 +101,7 @@ fn take(next: &AtomicUsize, tasks: &[Task]) -> Option<(usize, Task)> {
     Some((at, *tasks.get(at)?))
 }
 
-fn one(plan: &Plan, task: Task, clock: &Clock, done: &AtomicU32) -> Result<Finished, SimError> {
+fn one(plan: &Plan, task: Task, clock: &Clock, done: &AtomicU32) -> Result<RunResult, SimError> {
     let Task { pace, policy, seed } = task;
     let fleet = Fleet {
         pace: plan
@@ -116,7 +116,7 @@ fn one(plan: &Plan, task: Task, clock: &Clock, done: &AtomicU32) -> Result<Finis
     let mut see = |p: kvasir_sim::Progress| done.store(p.done, Ordering::Relaxed);
     let report = simulate(&plan.traces[seed], &fleet, &plan.policies[policy], &mut see)?;
     let wall_s = (clock.now() - began).as_secs_f64();
-    Ok(Finished {
+    Ok(RunResult {
         pace,
         policy,
         seed,

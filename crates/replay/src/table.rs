@@ -1,6 +1,6 @@
 //! The table on the terminal.
 
-use crate::compare::{Column, Comparison, Level, Row};
+use crate::compare::{Column, Comparison, LoadLevel, Row};
 
 /// Space between columns.
 const GAP: usize = 2;
@@ -8,7 +8,7 @@ const GAP: usize = 2;
 /// The comparison as text, at most as wide as it must be: `*` marks the best of a column, the line below
 /// a policy its ratio to the baseline.
 #[must_use]
-pub fn table(comparison: &Comparison) -> String {
+pub fn text_table(comparison: &Comparison) -> String {
     let mut text = format!("{}\n", comparison.subtitle);
     for level in &comparison.levels {
         text += &format!("\n{}\n", level.title);
@@ -24,7 +24,7 @@ pub fn table(comparison: &Comparison) -> String {
     text
 }
 
-fn level_text(level: &Level, baseline: usize) -> String {
+fn level_text(level: &LoadLevel, baseline: usize) -> String {
     let mut lines: Vec<Vec<String>> = Vec::new();
     for part in 0..2 {
         let headings = Column::ALL
@@ -48,7 +48,7 @@ fn level_text(level: &Level, baseline: usize) -> String {
     text
 }
 
-fn values(level: &Level, row: &Row) -> Vec<String> {
+fn values(level: &LoadLevel, row: &Row) -> Vec<String> {
     let cell = |(at, (column, value)): (usize, (&Column, &f64))| {
         let star = if level.best(at) == Some(*value) {
             "*"

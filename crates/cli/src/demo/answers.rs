@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvasir_engine::Answer;
+use kvasir_engine::OutputTokens;
 use kvasir_mocker::AnswerFn;
 use kvasir_text::TextModel;
 use kvasir_types::Token;
@@ -34,8 +34,8 @@ pub(crate) fn in_words(text: &TextModel) -> Result<Arc<AnswerFn>, Failure> {
         });
         let chosen = &answers[(sum % answers.len() as u64) as usize];
         if request.sampling.ignore_eos {
-            return Answer::Repeated(Arc::clone(chosen));
+            return OutputTokens::Repeated(Arc::clone(chosen));
         }
-        Answer::Given(Arc::clone(chosen))
+        OutputTokens::Given(Arc::clone(chosen))
     }))
 }

@@ -14,8 +14,8 @@ options! { ENGINE_ROWS, Group::Engine, Scope::REPLAY.and(Scope::MOCKER);
         env(&[var("KVASIR_ENGINE")]).default("h200-llama-8b").common().effective();
 
     /// Whose caching habits the engine has.
-    ENGINE_TYPE: EngineFamily = "engine-type" =>
-        env(&[var("KVASIR_ENGINE_TYPE")]).default("vllm").effective();
+    ENGINE_TYPE: EngineFamily = "engine-type" of engine =>
+        env(&[var("KVASIR_ENGINE_TYPE")]).effective();
 
     /// KV blocks of one rank.
     NUM_BLOCKS: Option<u32> = "num-blocks" =>
@@ -24,38 +24,38 @@ options! { ENGINE_ROWS, Group::Engine, Scope::REPLAY.and(Scope::MOCKER);
         .common().effective();
 
     /// Requests in one batch.
-    MAX_NUM_SEQS: u32 = "max-num-seqs" =>
-        env(&[var("KVASIR_MAX_NUM_SEQS")]).default("256").ints(1, 1 << 20).effective();
+    MAX_NUM_SEQS: u32 = "max-num-seqs" of engine =>
+        env(&[var("KVASIR_MAX_NUM_SEQS")]).effective();
 
     /// Tokens computed in one step.
-    MAX_NUM_BATCHED_TOKENS: u32 = "max-num-batched-tokens" =>
-        env(&[var("KVASIR_MAX_NUM_BATCHED_TOKENS")]).default("8192").ints(1, 1 << 24).effective();
+    MAX_NUM_BATCHED_TOKENS: u32 = "max-num-batched-tokens" of engine =>
+        env(&[var("KVASIR_MAX_NUM_BATCHED_TOKENS")]).effective();
 
     /// Longest request, prompt and answer together, in tokens.
-    MAX_MODEL_LEN: Option<u32> = "max-model-len" =>
-        env(&[var("KVASIR_MAX_MODEL_LEN")]).ints(2, 1 << 24)
+    MAX_MODEL_LEN: Option<u32> = "max-model-len" of engine =>
+        env(&[var("KVASIR_MAX_MODEL_LEN")])
         .default_note("131072, or what the cache holds").effective();
 
     /// Share cached blocks between requests.
-    ENABLE_PREFIX_CACHING: bool = "enable-prefix-caching" =>
-        env(&[var("KVASIR_ENABLE_PREFIX_CACHING")]).default("true").effective();
+    ENABLE_PREFIX_CACHING: bool = "enable-prefix-caching" of engine =>
+        env(&[var("KVASIR_ENABLE_PREFIX_CACHING")]).effective();
 
     /// Compute long prompts in pieces.
-    ENABLE_CHUNKED_PREFILL: bool = "enable-chunked-prefill" =>
-        env(&[var("KVASIR_ENABLE_CHUNKED_PREFILL")]).default("true").effective();
+    ENABLE_CHUNKED_PREFILL: bool = "enable-chunked-prefill" of engine =>
+        env(&[var("KVASIR_ENABLE_CHUNKED_PREFILL")]).effective();
 
     /// Most prompt tokens of one request in one step.
-    LONG_PREFILL_TOKEN_THRESHOLD: Option<u32> = "long-prefill-token-threshold" =>
-        env(&[var("KVASIR_LONG_PREFILL_TOKEN_THRESHOLD")]).ints(1, 1 << 24)
+    LONG_PREFILL_TOKEN_THRESHOLD: Option<u32> = "long-prefill-token-threshold" of engine =>
+        env(&[var("KVASIR_LONG_PREFILL_TOKEN_THRESHOLD")])
         .default_note("no limit").effective();
 
     /// Which request makes room when the cache is full.
-    PREEMPTION_MODE: PreemptionMode = "preemption-mode" =>
-        env(&[var("KVASIR_PREEMPTION_MODE")]).default("lifo").effective();
+    PREEMPTION_MODE: PreemptionMode = "preemption-mode" of engine =>
+        env(&[var("KVASIR_PREEMPTION_MODE")]).effective();
 
     /// Steps take this many times less than measured.
-    SPEEDUP: f64 = "speedup" =>
-        env(&[var("KVASIR_SPEEDUP")]).aliases(&["speedup-ratio"]).default("1.0").positive().common()
+    SPEEDUP: f64 = "speedup" of engine =>
+        env(&[var("KVASIR_SPEEDUP")]).aliases(&["speedup-ratio"]).common()
         .effective();
 
     /// Data-parallel ranks of each worker.

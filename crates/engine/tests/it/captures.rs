@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use kvasir_engine::{Admission, Answer, Engine, EngineConfig, Prompt, Step};
+use kvasir_engine::{Engine, EngineConfig, EngineRequest, OutputTokens, Prompt, Step};
 use kvasir_hash::Scope;
 use kvasir_types::{EngineHash, KvEvent, RequestId, Token};
 use serde_json::Value;
@@ -140,16 +140,16 @@ impl Session {
             ..Scope::default()
         };
         let answer = match numbers(&request["output_token_ids"]) {
-            none if none.is_empty() => Answer::Seeded {
+            none if none.is_empty() => OutputTokens::Seeded {
                 seed: 1,
                 vocabulary: 1000,
             },
-            tokens => Answer::Given(tokens.into()),
+            tokens => OutputTokens::Given(tokens.into()),
         };
-        let admitted = self.engine.admit(Admission {
+        let admitted = self.engine.admit(EngineRequest {
             id,
             prompt: Prompt::new(&tokens, BLOCK_SIZE, &scope).keep_tokens(tokens.into()),
-            answer,
+            output: answer,
             max_tokens: body["max_tokens"].as_u64().unwrap() as u32,
             priority: 0,
             announce_hits: body["vllm_xargs"]["kv_cache_report_mode"] == "full",

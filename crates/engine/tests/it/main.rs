@@ -1,19 +1,19 @@
 //! The engine model against a real vLLM's recordings, and its invariants under random drive.
 
+mod behaviour;
 mod captures;
-mod habits;
 mod random;
 
-use kvasir_engine::{Admission, Answer, Engine, Prompt, Step};
+use kvasir_engine::{Engine, EngineRequest, OutputTokens, Prompt, Step};
 use kvasir_hash::Scope;
 use kvasir_types::{RequestId, Token};
 
 /// A request with a seeded answer of `max_tokens` tokens.
-fn request(id: u128, tokens: &[Token], block_size: u32, max_tokens: u32) -> Admission {
-    Admission {
+fn request(id: u128, tokens: &[Token], block_size: u32, max_tokens: u32) -> EngineRequest {
+    EngineRequest {
         id: RequestId(id),
         prompt: Prompt::new(tokens, block_size, &Scope::default()),
-        answer: Answer::Seeded {
+        output: OutputTokens::Seeded {
             seed: id as u64,
             vocabulary: 50_000,
         },

@@ -2,7 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use kvasir_engine::{AdmitError, Engine, EngineConfig, Flavor, Order, Preemption, Step};
+use kvasir_engine::{
+    AdmitError, Engine, EngineConfig, EngineFamily, PreemptionMode, SchedulingPolicy, Step,
+};
 use kvasir_types::{EngineHash, KvEvent, RequestId, Rng};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -38,10 +40,10 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 fn config() -> impl Strategy<Value = EngineConfig> {
-    let flavor = prop_oneof![
-        3 => Just(Flavor::Vllm),
-        1 => Just(Flavor::Sglang),
-        1 => Just(Flavor::TensorRtLlm)
+    let family = prop_oneof![
+        3 => Just(EngineFamily::Vllm),
+        1 => Just(EngineFamily::Sglang),
+        1 => Just(EngineFamily::Trtllm)
     ];
     let habits = (
         any::<bool>(),
@@ -49,9 +51,9 @@ fn config() -> impl Strategy<Value = EngineConfig> {
         any::<bool>(),
         prop::option::of(1u32..9),
     );
-    (flavor, 22u32..40, 1u32..6, 5u32..90, habits).prop_map(
-        |(flavor, num_blocks, max_num_seqs, batched, (caching, fifo, urgent, long))| EngineConfig {
-            flavor,
+    (family, 22u32..40, 1u32..6, 5u32..90, habits).prop_map(
+        |(family, num_blocks, max_num_seqs, batched, (caching, fifo, urgent, long))| EngineConfig {
+            family,
             block_size: BLOCK_SIZE,
             num_blocks,
             max_num_seqs,
@@ -60,14 +62,14 @@ fn config() -> impl Strategy<Value = EngineConfig> {
             long_prefill_tokens: long,
             prefix_caching: caching,
             preemption: if fifo {
-                Preemption::Fifo
+                PreemptionMode::Fifo
             } else {
-                Preemption::Lifo
+                PreemptionMode::Lifo
             },
-            order: if urgent {
-                Order::Priority
+            scheduling: if urgent {
+                SchedulingPolicy::Priority
             } else {
-                Order::Arrival
+                SchedulingPolicy::Fcfs
             },
             max_waiting: 20,
             ..EngineConfig::default()

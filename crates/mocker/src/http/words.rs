@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use kvasir_engine::Answer;
+use kvasir_engine::OutputTokens;
 use kvasir_text::{TextError, TextModel, Tokenizer};
 use kvasir_types::{Rng, Token};
 
@@ -42,7 +42,7 @@ pub fn answers_in_words(text: &TextModel) -> Result<Arc<AnswerFn>, TextError> {
             false => 0,
         };
         let tokens = speech.go_on(&request.tokens, sampling.seed.unwrap_or(0), wanted);
-        Answer::Given(tokens.into())
+        OutputTokens::Given(tokens.into())
     }))
 }
 

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvasir_engine::{Answer, CacheEvent, EngineConfig, Load};
+use kvasir_engine::{CacheEvent, EngineConfig, Load, OutputTokens};
 use kvasir_mocker::{Observer, TokenWorker, WorkerOptions, seeded_answer};
 use kvasir_profile::{Constants, StepTimes};
 use kvasir_transport::{MemoryPlane, PlaneError, RequestPlane, Tasks, TokenStream};
@@ -260,7 +260,7 @@ async fn given_answers_follow_the_request() {
     let options = WorkerOptions {
         engine: engine(),
         ranks: 1,
-        answer: Arc::new(|_| Answer::Given([5, 6, 7].into())),
+        answer: Arc::new(|_| OutputTokens::Given([5, 6, 7].into())),
     };
     let observer: Arc<dyn Observer> = Arc::new(());
     let _worker = TokenWorker::spawn(&tasks, &plane, W, options, &observer).unwrap();

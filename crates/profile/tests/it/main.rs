@@ -1,7 +1,7 @@
 //! Step times against the measurements they come from, and the order that any engine must show.
 #![expect(clippy::unwrap_used, reason = "a broken fixture is a failed test")]
 
-use kvasir_profile::{Chunk, Constants, Polynomial, Preset, StepTimes, Work};
+use kvasir_profile::{Chunk, Constants, Polynomial, Preset, StepTimes, StepWork};
 use serde_json::Value;
 
 fn measured(preset: Preset) -> StepTimes {
@@ -22,10 +22,10 @@ fn recording(preset: Preset) -> Value {
 }
 
 fn decode_ms(times: &StepTimes, sequences: u32, context: u64) -> f64 {
-    times.step_ms(&Work {
+    times.step_ms(&StepWork {
         decodes: sequences,
         decode_context: context * u64::from(sequences),
-        ..Work::default()
+        ..StepWork::default()
     })
 }
 
@@ -120,7 +120,7 @@ fn a_mixed_step_lies_between_its_parts_and_their_sum() {
             (8000, 500, 256, 512),
         ] {
             let chunk = [Chunk { new, cached }];
-            let mixed = times.step_ms(&Work {
+            let mixed = times.step_ms(&StepWork {
                 chunks: &chunk,
                 decodes: sequences,
                 decode_context: u64::from(sequences) * context,
@@ -138,10 +138,10 @@ fn a_mixed_step_lies_between_its_parts_and_their_sum() {
 fn small_prompts_share_a_pass() {
     let times = measured(Preset::H200Llama8b);
     let chunks = [Chunk { new: 32, cached: 0 }; 10];
-    let together = times.step_ms(&Work {
+    let together = times.step_ms(&StepWork {
         chunks: &chunks,
-        ..Work::default()
+        ..StepWork::default()
     });
     assert!(together < 1.1 * times.prefill_ms(32, 0), "{together}");
-    assert_eq!(times.step_ms(&Work::default()), 0.0);
+    assert_eq!(times.step_ms(&StepWork::default()), 0.0);
 }

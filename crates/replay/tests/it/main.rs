@@ -3,7 +3,9 @@
 use expect_test::{Expect, expect};
 use kvasir_config::{Command, Environment, Invocation, Settings, keys, parse};
 use kvasir_index::{Approximate, IndexOptions};
-use kvasir_replay::{Comparison, Finished, Plan, ReplayError, document, page, run_all, table};
+use kvasir_replay::{
+    Comparison, Plan, ReplayError, RunResult, html_report, json_report, run_all, text_table,
+};
 use kvasir_router::RouterConfig;
 use serde_json::Value;
 
@@ -36,7 +38,7 @@ fn plan(words: &[&str]) -> Result<Plan, ReplayError> {
     }
 }
 
-fn play(words: &[&str]) -> (Plan, Vec<Finished>) {
+fn play(words: &[&str]) -> (Plan, Vec<RunResult>) {
     let plan = match plan(words) {
         Ok(plan) => plan,
         Err(error) => panic!("{error}"),
@@ -60,7 +62,7 @@ const SMALL: [&str; 10] = [
     "round-robin",
 ];
 
-fn small(more: &[&'static str]) -> (Plan, Vec<Finished>) {
+fn small(more: &[&'static str]) -> (Plan, Vec<RunResult>) {
     let words: Vec<&str> = SMALL.iter().chain(more).copied().collect();
     play(&words)
 }
@@ -83,16 +85,16 @@ fn a_seed_is_a_report_whatever_the_threads() {
     let (_, three) = small(&[&more[..], &["--jobs", "3"]].concat());
     assert_eq!(one.len(), 2 * 2 * 2);
     let [a, b] = [&one, &three].map(|runs| Comparison::new(&plan, runs));
-    assert_eq!(table(&a), table(&b));
-    assert_eq!(page(&plan, &a, &one), page(&plan, &b, &three));
-    let [a, b] = [&one, &three].map(|runs| without_wall(&document(&plan, runs)));
+    assert_eq!(text_table(&a), text_table(&b));
+    assert_eq!(html_report(&plan, &a, &one), html_report(&plan, &b, &three));
+    let [a, b] = [&one, &three].map(|runs| without_wall(&json_report(&plan, runs)));
     assert_eq!(a, b);
 }
 
 #[test]
 fn the_document_has_the_promised_fields() {
     let (plan, finished) = small(&["--policy", "kv,router-prefill-load-scale=16"]);
-    let document: Value = serde_json::from_str(&document(&plan, &finished)).unwrap_or_default();
+    let document: Value = serde_json::from_str(&json_report(&plan, &finished)).unwrap_or_default();
     let runs = document["runs"].as_array().map_or(0, Vec::len);
     assert_eq!(runs, 4);
     let run = &document["runs"][1];
@@ -127,7 +129,7 @@ fn the_document_has_the_promised_fields() {
 #[test]
 fn the_table_marks_the_best_and_compares_with_the_baseline() {
     let (plan, finished) = small(&["--policy", "least-loaded", "--baseline", "least-loaded"]);
-    let text = table(&Comparison::new(&plan, &finished));
+    let text = text_table(&Comparison::new(&plan, &finished));
     let shape: Vec<String> = text
         .lines()
         .map(|line| {
@@ -158,7 +160,7 @@ fn the_table_marks_the_best_and_compares_with_the_baseline() {
 #[test]
 fn the_page_stands_alone() {
     let (plan, finished) = small(&["--policy", "kv"]);
-    let text = page(&plan, &Comparison::new(&plan, &finished), &finished);
+    let text = html_report(&plan, &Comparison::new(&plan, &finished), &finished);
     for absent in [
         "http://", "https://", "<script", "url(", "@import", "NaN", "inf",
     ] {
@@ -185,12 +187,12 @@ fn a_closed_loop_is_a_level_of_its_own() {
     ]
     .concat();
     let (plan, finished) = play(&words);
-    let text = table(&Comparison::new(&plan, &finished));
+    let text = text_table(&Comparison::new(&plan, &finished));
     assert!(
         text.contains("2 clients, thinking 10 ms") && text.contains("5 clients"),
         "{text}"
     );
-    let document: Value = serde_json::from_str(&document(&plan, &finished)).unwrap_or_default();
+    let document: Value = serde_json::from_str(&json_report(&plan, &finished)).unwrap_or_default();
     assert_eq!(
         (
             &document["runs"][1]["clients"],
@@ -227,7 +229,7 @@ fn what_cannot_be_replayed_is_said() {
 
     refuse(
         &[],
-        &expect!["what shall be replayed? Give --trace FILE, or --workload such as chat"],
+        &expect!["nothing to replay; give --trace FILE, or --workload such as chat"],
     );
     refuse(
         &["--workload", "chat", "--trace", "x"],

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_engine::{Admission, AdmitError, ConfigError, Counters, Engine, Load, Output, Step};
+use kvasir_engine::{AdmitError, ConfigError, Counters, Engine, EngineRequest, Load, Output, Step};
 use kvasir_router::{Input, Outcome, PeerChange, PeerEvent};
 use kvasir_types::{DpRank, Time, WorkerId, WorkerRank};
 
@@ -123,7 +123,7 @@ impl World<'_> {
     pub(super) fn admit(
         &mut self,
         target: WorkerRank,
-        admission: Admission,
+        admission: EngineRequest,
     ) -> Result<usize, AdmitError> {
         let at = self.host_of(target);
         let now = self.now;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvasir_engine::{Admission, AdmitError, Answer, CacheEvent, Prompt};
+use kvasir_engine::{AdmitError, CacheEvent, EngineRequest, OutputTokens, Prompt};
 use kvasir_index::{Index, Matches};
 use kvasir_router::{
     Arrival, Input, LoadReport, Lookup, Outcome, Output, Overlap, PeerChange, PeerEvent, Router,
@@ -138,7 +138,7 @@ impl World<'_> {
         lookup.record(self.now, sent, index, trust);
         self.tell_peers(replica, sent, &hashed.sequence, hashed.len);
         let carried = self.requests[request as usize].carried;
-        let admission = Admission {
+        let admission = EngineRequest {
             id: sent.id,
             prompt: Prompt::from_parts(
                 self.hashery.hasher,
@@ -147,7 +147,7 @@ impl World<'_> {
                 hashed.locals,
                 hashed.tail,
             ),
-            answer: Answer::Seeded {
+            output: OutputTokens::Seeded {
                 seed: trace.answer_seed.wrapping_add(u64::from(carried)),
                 vocabulary: VOCABULARY,
             },

@@ -1,4 +1,4 @@
-//! A request as the engine takes it: a prompt by its block hashes, and the answer it will get.
+//! A request as the engine takes it: a prompt by its block hashes, and the output it will get.
 
 use std::sync::Arc;
 
@@ -77,34 +77,34 @@ impl Prompt {
     }
 }
 
-/// Which tokens a request is answered with.
+/// Which tokens a request generates.
 #[derive(Clone, Debug)]
-pub enum Answer {
+pub enum OutputTokens {
     /// Drawn from a seed, below `vocabulary`, until `max_tokens`.
     Seeded {
-        /// The whole answer follows from it.
+        /// Determines the whole output.
         seed: u64,
         /// One more than the largest token.
         vocabulary: u32,
     },
     /// These, and then the end.
     Given(Arc<[Token]>),
-    /// These over and over, until `max_tokens`: a model that is told to ignore its end.
+    /// These over and over, until `max_tokens`, as with `ignore_eos`.
     Repeated(Arc<[Token]>),
 }
 
 /// One request.
 #[derive(Clone, Debug)]
-pub struct Admission {
-    /// Its name; unique among those in the engine.
+pub struct EngineRequest {
+    /// Its id; unique among those in the engine.
     pub id: RequestId,
-    /// What is asked.
+    /// The prompt.
     pub prompt: Prompt,
-    /// What is answered.
-    pub answer: Answer,
+    /// Which tokens come out.
+    pub output: OutputTokens,
     /// Stop after this many tokens; clipped to what the model's length leaves.
     pub max_tokens: u32,
-    /// Larger is more urgent; only [`crate::Order::Priority`] looks at it.
+    /// Larger is more urgent; only [`crate::SchedulingPolicy::Priority`] looks at it.
     pub priority: i32,
     /// Announce blocks that are found as if stored (vLLM's `kv_cache_report_mode=full`).
     pub announce_hits: bool,
@@ -117,7 +117,7 @@ pub enum AdmitError {
     /// There is nothing to compute.
     #[error("the prompt is empty")]
     EmptyPrompt,
-    /// There is nothing to answer.
+    /// There is nothing to generate.
     #[error("max_tokens is 0; it must be at least 1")]
     NoTokens,
     /// It does not fit the model.
@@ -136,10 +136,10 @@ pub enum AdmitError {
         /// The engine's.
         engine: u32,
     },
-    /// One of this name is in the engine.
+    /// A request of this id is in the engine.
     #[error("request {0} is in the engine already")]
     Duplicate(RequestId),
-    /// Too many wait.
+    /// Too many requests wait.
     #[error("{0} requests are waiting, which is the limit; try again later or elsewhere")]
     QueueFull(u32),
 }

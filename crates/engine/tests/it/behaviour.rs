@@ -1,8 +1,9 @@
-//! Single habits: chunking, preemption, limits, flavours, determinism.
+//! Single behaviours: chunking, preemption, limits, engine families, determinism.
 
 use expect_test::{Expect, expect};
 use kvasir_engine::{
-    AdmitError, ConfigError, Engine, EngineConfig, Flavor, Order, Preemption, Step,
+    AdmitError, ConfigError, Engine, EngineConfig, EngineFamily, PreemptionMode, SchedulingPolicy,
+    Step,
 };
 use kvasir_profile::{Constants, Preset, StepTimes};
 use kvasir_types::{FinishReason, KvEvent, RequestId};
@@ -79,11 +80,11 @@ fn long_prompts_are_computed_in_pieces_beside_decodes() {
     );
 }
 
-/// Two requests that together outgrow the pool: the later one is thrown out and computed again, mostly
+/// Two requests that together outgrow the pool: the later one is preempted and computed again, mostly
 /// from its own blocks, and both get all their tokens.
 #[test]
 fn a_full_pool_throws_the_last_one_out_and_both_end() {
-    for (preemption, first_out) in [(Preemption::Lifo, 2), (Preemption::Fifo, 1)] {
+    for (preemption, first_out) in [(PreemptionMode::Lifo, 2), (PreemptionMode::Fifo, 1)] {
         let config = EngineConfig {
             preemption,
             max_model_len: 100,
@@ -121,10 +122,10 @@ fn a_full_pool_throws_the_last_one_out_and_both_end() {
 
 /// The same prompts in one step: vLLM shares at once, the others one pass later.
 #[test]
-fn flavors_differ_in_when_a_block_can_be_shared() {
-    let hits = |flavor| {
+fn families_differ_in_when_a_block_can_be_shared() {
+    let hits = |family| {
         let mut engine = Engine::new(EngineConfig {
-            flavor,
+            family,
             max_num_batched_tokens: 64,
             ..small()
         })
@@ -152,19 +153,19 @@ fn flavors_differ_in_when_a_block_can_be_shared() {
         )
     };
     assert_eq!(
-        hits(Flavor::Vllm),
+        hits(EngineFamily::Vllm),
         (12, 12, 6),
         "three answers, a block each"
     );
-    assert_eq!(hits(Flavor::Sglang), (0, 12, 6));
-    assert_eq!(hits(Flavor::TensorRtLlm), (0, 12, 6));
+    assert_eq!(hits(EngineFamily::Sglang), (0, 12, 6));
+    assert_eq!(hits(EngineFamily::Trtllm), (0, 12, 6));
 }
 
-/// SGLang tells of an answer's blocks when the request ends, the others when they fill.
+/// SGLang announces output blocks when the request ends, the others when they fill.
 #[test]
-fn flavors_differ_in_when_answers_are_told() {
-    let stored_by_step = |flavor| {
-        let mut engine = Engine::new(EngineConfig { flavor, ..small() }).unwrap();
+fn families_differ_in_when_output_blocks_are_announced() {
+    let stored_by_step = |family| {
+        let mut engine = Engine::new(EngineConfig { family, ..small() }).unwrap();
         engine.admit(request(1, &tokens(0, 8), 4, 10)).unwrap();
         let steps = run(&mut engine);
         let events = |s: &Step| {
@@ -175,15 +176,15 @@ fn flavors_differ_in_when_answers_are_told() {
         };
         steps.iter().map(events).collect::<Vec<_>>().join(",")
     };
-    assert_eq!(stored_by_step(Flavor::Vllm), "+2,,,,+1,,,,+1,");
-    assert_eq!(stored_by_step(Flavor::TensorRtLlm), "+2,,,,+1,,,,+1,");
-    assert_eq!(stored_by_step(Flavor::Sglang), "+2,,,,,,,,,+2");
+    assert_eq!(stored_by_step(EngineFamily::Vllm), "+2,,,,+1,,,,+1,");
+    assert_eq!(stored_by_step(EngineFamily::Trtllm), "+2,,,,+1,,,,+1,");
+    assert_eq!(stored_by_step(EngineFamily::Sglang), "+2,,,,,,,,,+2");
 }
 
 #[test]
 fn the_urgent_go_first() {
     let mut engine = Engine::new(EngineConfig {
-        order: Order::Priority,
+        scheduling: SchedulingPolicy::Priority,
         max_num_seqs: 1,
         ..small()
     })

@@ -1,6 +1,6 @@
 //! Step times from formulas.
 
-use crate::Work;
+use crate::StepWork;
 
 /// Tokens by which the decode polynomial divides the context.
 const POLYNOMIAL_CONTEXT_TOKENS: f64 = 16_384.0;
@@ -13,7 +13,7 @@ const POLYNOMIAL_CONTEXT_TOKENS: f64 = 16_384.0;
 pub struct Polynomial;
 
 impl Polynomial {
-    pub(crate) fn step_ms(self, work: &Work<'_>) -> f64 {
+    pub(crate) fn step_ms(self, work: &StepWork<'_>) -> f64 {
         let new: f64 = work.chunks.iter().map(|c| f64::from(c.new)).sum();
         let prompt = match work.chunks {
             [] => 0.0,
@@ -41,7 +41,7 @@ pub struct Constants {
 }
 
 impl Constants {
-    pub(crate) fn step_ms(&self, work: &Work<'_>) -> f64 {
+    pub(crate) fn step_ms(&self, work: &StepWork<'_>) -> f64 {
         let clean = |ms: f64| if ms.is_finite() { ms.max(0.0) } else { 0.0 };
         let new: u64 = work.chunks.iter().map(|c| u64::from(c.new)).sum();
         clean(self.step_ms)
