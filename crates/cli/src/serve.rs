@@ -164,7 +164,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let file = wiring::workers_file(settings)?;
     wiring::probe_snapshot(settings)?;
     wiring::say_how(settings);
-    let mut fleet = Fleet::new(Arc::clone(&app), model_maker(&app, settings)?)
+    let mut fleet = Fleet::new(app.fleet_context(), model_maker(&app, settings)?)
         .with_tls(wiring::worker_tls(settings)?);
     if settings.get(keys::ROUTER_KV_EVENTS) {
         fleet = fleet.with_event_threads(event_threads(settings)?);

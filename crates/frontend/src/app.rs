@@ -10,6 +10,7 @@ use kvasir_openai::ApiError;
 use kvasir_telemetry::{Clock, Metrics, Tracer};
 use kvasir_transport::Tasks;
 
+use crate::fleet::FleetContext;
 use crate::fleet::members::{Members, SourceName, WorkerSource};
 use crate::http::context::HttpContext;
 use crate::http::in_flight::InFlight;
@@ -149,6 +150,18 @@ impl App {
     #[must_use]
     pub fn members(&self) -> &Members {
         &self.members
+    }
+
+    /// What a fleet of its workers works with.
+    #[must_use]
+    pub fn fleet_context(&self) -> FleetContext {
+        FleetContext {
+            host: self.context.clone(),
+            models: Arc::clone(&self.models),
+            members: self.members.clone(),
+            via: self.via.field().clone(),
+            kv_cache_block_size: self.options.kv_cache_block_size,
+        }
     }
 
     /// The workers that operators add at run time.

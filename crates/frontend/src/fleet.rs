@@ -4,6 +4,7 @@
 //! that answers joins the models that it serves; one that does not answer several times in a row leaves them and
 //! is asked again later. One that no source has any more gets nothing new and leaves when what it has is done.
 
+mod context;
 mod describe;
 mod file;
 mod health;
@@ -12,6 +13,7 @@ pub(crate) mod members;
 mod roster;
 mod serving;
 
+pub use context::FleetContext;
 pub use file::{WorkersFile, WorkersFileError};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +23,7 @@ use std::time::Duration;
 
 use kvasir_host::{LoadedSnapshot, ModelSpec, SnapshotWriter};
 use kvasir_router::Input;
+use kvasir_transport::Tasks;
 use kvasir_types::{HttpEndpoint, WorkerId, WorkerRecord};
 use kvasir_upstream::{
     Bounds, EngineKind, Facts, Pool, RankLoad, UpstreamError, WorkerTls, page_text, read_load,
@@ -31,7 +34,6 @@ use tokio::sync::{Notify, watch};
 use self::listen::Ears;
 use self::roster::Claims;
 use self::serving::Membership;
-use crate::App;
 use crate::fleet::members::{Change, JoinOutcome, MemberState, Members, SourceName, WorkerSource};
 use crate::http::cores::Cores;
 use crate::models::{Backend, ServedModel};
@@ -62,7 +64,7 @@ pub type MakeModel =
 /// Workers that are watched. Clones are one fleet.
 #[derive(Clone)]
 pub struct Fleet {
-    app: Arc<App>,
+    context: FleetContext,
     make_model: Arc<MakeModel>,
     /// Whether workers' cache events are listened to.
     events: bool,
@@ -96,13 +98,13 @@ enum Goal {
 }
 
 impl Fleet {
-    /// A fleet without workers; [`Self::start`] lets it follow the application's list of them.
+    /// A fleet without workers; [`Self::start`] lets it follow the list of members.
     #[must_use]
-    pub fn new(app: Arc<App>, make_model: Arc<MakeModel>) -> Self {
-        let flags = app.members().source(SourceName::new("flag", "--worker"));
+    pub fn new(context: FleetContext, make_model: Arc<MakeModel>) -> Self {
+        let flags = SourceName::new("flag", "--worker");
         Self {
-            flags: Arc::new(flags),
-            app,
+            flags: Arc::new(context.members.source(flags)),
+            context,
             make_model,
             events: true,
             event_threads: None,
@@ -167,21 +169,21 @@ impl Fleet {
     /// Keeps the index for a later process, in the file at `path`.
     #[must_use]
     pub fn snapshot_writer(&self, path: PathBuf) -> Arc<SnapshotWriter> {
-        let routers = Arc::clone(self.app.models()) as _;
+        let routers = Arc::clone(&self.context.models) as _;
         SnapshotWriter::new(
-            self.app.context(),
+            &self.context.host,
             routers,
             Arc::clone(&self.snapshot),
             path,
         )
     }
 
-    /// Follows the application's list of workers from now on.
+    /// Follows the list of members from now on.
     pub fn start(&self) {
         let mut changes = self.members().follow();
-        self.snapshot.wait_for_models(self.app.tasks());
-        let (fleet, tasks) = (self.clone(), self.app.tasks().clone());
-        self.app.tasks().spawn(async move {
+        self.snapshot.wait_for_models(self.tasks());
+        let (fleet, tasks) = (self.clone(), self.tasks().clone());
+        self.tasks().spawn(async move {
             loop {
                 // In this order: sources that end with the process change nothing any more.
                 let change = tokio::select! {
@@ -218,7 +220,11 @@ impl Fleet {
     }
 
     fn members(&self) -> &Members {
-        self.app.members()
+        &self.context.members
+    }
+
+    fn tasks(&self) -> &Tasks {
+        &self.context.host.tasks
     }
 
     /// Makes one change true.
@@ -243,8 +249,8 @@ impl Fleet {
         };
         let (sender, goals) = watch::channel(goal);
         watchers.insert(worker, sender);
-        let tasks = self.app.tasks().clone();
-        self.app.tasks().spawn(async move {
+        let tasks = self.tasks().clone();
+        self.tasks().spawn(async move {
             tokio::select! {
                 () = watcher.run(goals) => {}
                 () = tasks.draining() => {}
@@ -264,12 +270,8 @@ impl Fleet {
     }
 
     fn pool(&self, endpoint: HttpEndpoint) -> Pool {
-        let via = self.app.via().field().clone();
+        let via = self.context.via.clone();
         Pool::signing(endpoint, self.tls.clone(), Some(via))
-    }
-
-    pub(super) fn app(&self) -> &Arc<App> {
-        &self.app
     }
 
     pub(super) fn snapshot(&self) -> &LoadedSnapshot {
@@ -517,13 +519,16 @@ mod tests {
     use kvasir_transport::Tasks;
 
     use super::*;
-    use crate::AppOptions;
+    use crate::{App, AppOptions};
 
     #[test]
     fn a_worker_of_which_other_things_are_said_is_taken_for_what_it_was() {
         let metrics = Metrics::new(&MetricOptions::default()).unwrap();
         let app = App::new(AppOptions::default(), metrics, Clock::new(), Tasks::new());
-        let fleet = Fleet::new(app, Arc::new(|_: &ModelSpec, _| Err("none".into())));
+        let fleet = Fleet::new(
+            app.fleet_context(),
+            Arc::new(|_: &ModelSpec, _| Err("none".into())),
+        );
         let said = |text: &str| Arc::new(kvasir_upstream::parse_worker(text).unwrap());
         for is in [true, false] {
             let mut watcher = Watcher::new(&said("http://127.0.0.1:9"), &fleet).unwrap();

@@ -37,7 +37,7 @@ pub(super) struct Check {
 impl Watcher {
     /// Asks whether the worker is well.
     pub(super) async fn check(&mut self) -> Check {
-        let asked = self.fleet.app.clock().now();
+        let asked = self.fleet.context.host.clock.now();
         if self.quiet == 0 {
             self.was_heard();
         }

@@ -117,18 +117,19 @@ fn listen(
     options.replay = replay.is_some();
     let mut sockets = ZmqSourceOptions::new(events, replay);
     sockets.topic.clone_from(&source.topic);
-    let (app, clock) = (fleet.app(), fleet.app().clock());
+    let context = &fleet.context.host;
+    let clock = context.clock;
     let Some(view) = model.host.views().get(rank) else {
         return Ok(None);
     };
     tracing::info!(%rank, model = %model.host.name(), events = %source.events, replay = source.replay,
         "listening to cache events");
-    let cache = CountedIndex::new(model.host.index(), app.metrics());
+    let cache = CountedIndex::new(model.host.index(), &context.metrics);
     let ingest = match fleet.snapshot().resume(model.host.name(), rank) {
         Some(kept) => Ingest::resume_kept(rank.worker, rank.rank, options, &kept),
         None => Ingest::new(rank.worker, rank.rank, options),
     };
-    let tasks = app.tasks().background();
+    let tasks = context.tasks.background();
     let intake = view.subscribe(&source.events, || {
         Intake::spawn(
             &tasks,

@@ -31,7 +31,7 @@ impl Fleet {
         let mut beside = self.there_already(family);
         let mut claimed = Vec::with_capacity(family.len());
         for new in family {
-            let served = match self.app.models().get(&new.name) {
+            let served = match self.context.models.get(&new.name) {
                 Some(known) => Some(known).filter(|m| matches!(m.backend, Backend::OpenAi { .. })),
                 None => self.make(new, beside.as_ref()),
             };
@@ -47,7 +47,7 @@ impl Fleet {
 
     /// `worker` does not serve these models, or is not wanted any more.
     pub(super) fn disclaim(&self, worker: WorkerId, names: impl IntoIterator<Item = Arc<str>>) {
-        let (models, mut forgotten) = (self.app.models(), Vec::new());
+        let (models, mut forgotten) = (&self.context.models, Vec::new());
         let mut claims = self.claims();
         for name in names {
             let Some(of_model) = claims.get_mut(&name) else {
@@ -68,13 +68,13 @@ impl Fleet {
         }
         drop(claims);
         if !forgotten.is_empty() {
-            models.retire(forgotten, self.app.metrics());
+            models.retire(forgotten, &self.context.host.metrics);
         }
     }
 
     /// A model of the family, or one whose router has the name of one.
     fn there_already(&self, family: &[ModelSpec]) -> Option<Arc<ServedModel>> {
-        let models = self.app.models();
+        let models = &self.context.models;
         let by_name = family.iter().find_map(|new| models.get(&new.name));
         by_name.or_else(|| {
             let names: BTreeSet<&str> = family.iter().map(|new| &*new.name).collect();
@@ -84,7 +84,7 @@ impl Fleet {
     }
 
     fn make(&self, new: &ModelSpec, beside: Option<&Arc<ServedModel>>) -> Option<Arc<ServedModel>> {
-        let models = self.app.models();
+        let models = &self.context.models;
         if models.len() >= Models::MAX {
             tracing::debug!(model = %new.name, max = Models::MAX, "too many models");
             return None;

@@ -95,7 +95,7 @@ impl Watcher {
                 };
                 self.claimed.insert(Arc::clone(&new.name));
                 if let Some(root) = facts.root_of(model) {
-                    tokenize::announce(self.fleet.app.tasks(), &ours, root);
+                    tokenize::announce(self.fleet.tasks(), &ours, root);
                 }
                 served.insert(new.name, ours);
             }
@@ -191,7 +191,7 @@ impl Watcher {
         block_size: u32,
         sources: &BTreeMap<u32, EventSource>,
     ) {
-        let (models, snapshot) = (self.fleet.app.models(), &self.fleet.snapshot);
+        let (models, snapshot) = (&self.fleet.context.models, &self.fleet.snapshot);
         for rank in spec.rank_iter() {
             let unusable = match sources.contains_key(&rank.rank.0) {
                 _ if !self.listens_for(model) => Some(Cause::Forced),

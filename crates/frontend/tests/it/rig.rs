@@ -131,7 +131,7 @@ impl Rig {
         let metrics = Metrics::new(&MetricOptions::default()).unwrap();
         let app = App::new(setup.options, metrics, Clock::new(), Tasks::new());
         let fleet = Fleet::new(
-            Arc::clone(&app),
+            app.fleet_context(),
             Arc::new({
                 let app = Arc::clone(&app);
                 move |new: &ModelSpec, beside| Ok(model(&app, new, setup.router.clone(), beside))

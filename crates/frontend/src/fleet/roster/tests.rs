@@ -55,7 +55,7 @@ fn model(app: &App, new: &ModelSpec, beside: Option<&Arc<ServedModel>>) -> Arc<S
 fn fleet(app: &Arc<App>) -> Fleet {
     let of = Arc::clone(app);
     Fleet::new(
-        Arc::clone(app),
+        app.fleet_context(),
         Arc::new(move |new: &ModelSpec, beside| Ok(model(&of, new, beside))),
     )
 }

@@ -1,0 +1,24 @@
+//! What a fleet works with: the list of members, the models they serve, and its surroundings.
+
+use std::sync::Arc;
+
+use http::HeaderValue;
+use kvasir_host::HostContext;
+
+use super::members::Members;
+use crate::models::Models;
+
+/// The surroundings of a fleet. Clones are one.
+#[derive(Clone)]
+pub struct FleetContext {
+    /// Clock, metrics and tasks.
+    pub host: HostContext,
+    /// The models that its workers serve.
+    pub models: Arc<Models>,
+    /// Which workers there are to be.
+    pub members: Members,
+    /// The `via` field that what is asked of engines carries, so that a loop is noticed.
+    pub via: HeaderValue,
+    /// Tokens in a block of every model (`--kv-cache-block-size`); none: what its workers say.
+    pub kv_cache_block_size: Option<u32>,
+}
