@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvasir_types::{Device, DpRank, Time, WorkerId, WorkerRank};
+use kvasir_types::{Device, DpRank, Time, TransportKind, WorkerId, WorkerRank};
 
 use crate::WorkerSpec;
 use crate::map::FastMap;
@@ -194,6 +194,12 @@ impl Fleet {
     pub fn is_cpu(&self, slot: u32) -> bool {
         let info = self.slots.get(slot as usize).and_then(Option::as_ref);
         info.is_some_and(|p| p.cpu)
+    }
+
+    /// How the worker of a slot is reached.
+    #[must_use]
+    pub fn transport(&self, slot: u32) -> Option<TransportKind> {
+        self.member_of(slot).map(|member| member.spec.transport)
     }
 
     /// Whether the worker of a slot carries a taint.

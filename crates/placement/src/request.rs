@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvasir_options::router;
-use kvasir_types::{DpRank, WorkerId};
+use kvasir_types::{DpRank, TransportKind, WorkerId};
 
 /// A worker, or a worker and rank, that the request names. A rank without a worker has no effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub struct Pin {
 pub struct Constraints {
     /// Only these workers; `None` for all.
     pub allowed: Option<Vec<WorkerId>>,
+    /// Only workers that are reached this way; `None` for all.
+    pub transport: Option<TransportKind>,
     /// The worker must carry every one of these.
     pub required_taints: Vec<Arc<str>>,
     /// A worker's cost is multiplied by `exp(-tanh(w))`, `w` being the sum of the weights it carries.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvasir_types::{Device, DpRank, WorkerId, WorkerRank};
+use kvasir_types::{Device, DpRank, TransportKind, WorkerId, WorkerRank};
 
 /// A worker as placement knows it. A later announcement of the same id replaces the earlier one.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +22,8 @@ pub struct WorkerSpec {
     pub max_num_seqs: Option<u64>,
     /// What it computes on; only `device-aware-weighted` asks.
     pub device: Device,
+    /// How requests reach it: some requests can be sent only one way.
+    pub transport: TransportKind,
     /// Labels that requests may require or prefer.
     pub taints: Vec<Arc<str>>,
     /// Adapters it has loaded.
@@ -47,6 +49,7 @@ impl WorkerSpec {
             max_num_batched_tokens: None,
             max_num_seqs: None,
             device: Device::Accelerator,
+            transport: TransportKind::default(),
             taints: Vec::new(),
             loras: Vec::new(),
             serves: Vec::new(),

@@ -92,6 +92,8 @@ pub enum Reason {
 pub enum Why {
     /// Serves other models.
     Model,
+    /// Is not reached the way that the request must go.
+    Transport,
     /// Not in the request's allow-list.
     NotAllowed,
     /// Lacks a required taint.

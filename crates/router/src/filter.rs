@@ -1,6 +1,6 @@
 //! Who may serve a request at all, before anybody is scored.
 //!
-//! The order is fixed and each way to end with nobody has its own error: model, allow-list, taints, rank bounds,
+//! The order is fixed and each way to end with nobody has its own error: model, transport, allow-list, taints, rank bounds,
 //! adapter, earlier failures, then the busy set. A pin is direct dispatch and ignores fault marks. Fault marks
 //! never leave a request without anybody: the least bad worker is tried before it is refused.
 
@@ -138,6 +138,9 @@ fn fit(set: &mut SlotSet, fleet: &Fleet, arrival: &Arrival) {
         fleet.keep_serving(set, model);
     }
     let constraints = &arrival.constraints;
+    if constraints.transport.is_some() {
+        set.retain(|slot| reaches(fleet, arrival, slot));
+    }
     if constraints.allowed.is_some() {
         set.retain(|slot| fleet.rank(slot).is_some_and(|rank| allowed(arrival, rank)));
     }
@@ -201,10 +204,19 @@ pub(crate) fn no_endpoints(fleet: &Fleet, arrival: &Arrival) -> RouteError {
     RouteError::NoEndpoints { known, down }
 }
 
-/// Whether the model that the request asks for is served there.
+/// Whether the model that the request asks for is served there, and the request can be sent there.
 pub(crate) fn serves(fleet: &Fleet, arrival: &Arrival, slot: u32) -> bool {
+    has_model(fleet, arrival, slot) && reaches(fleet, arrival, slot)
+}
+
+fn has_model(fleet: &Fleet, arrival: &Arrival, slot: u32) -> bool {
     let model = arrival.model.as_deref();
     model.is_none_or(|model| fleet.serves(slot, model))
+}
+
+fn reaches(fleet: &Fleet, arrival: &Arrival, slot: u32) -> bool {
+    let transport = arrival.constraints.transport;
+    transport.is_none() || transport == fleet.transport(slot)
 }
 
 fn allowed(arrival: &Arrival, rank: WorkerRank) -> bool {
@@ -238,8 +250,10 @@ fn workers_of(fleet: &Fleet, slots: &SlotSet) -> u32 {
 fn why(fleet: &Fleet, arrival: &Arrival, slot: u32) -> Why {
     let rank = fleet.rank(slot).unwrap_or_default();
     let busy = fleet.busy().has(slot);
-    if !serves(fleet, arrival, slot) {
+    if !has_model(fleet, arrival, slot) {
         Why::Model
+    } else if !reaches(fleet, arrival, slot) {
+        Why::Transport
     } else if !allowed(arrival, rank) {
         Why::NotAllowed
     } else if fleet.member_of(slot).is_some_and(|m| m.is_draining()) {

@@ -17,5 +17,5 @@ pub use rng::Rng;
 pub use time::Time;
 pub use worker::{
     ApiKey, Capacity, Device, EventFeed, HttpEndpoint, ModelCard, PlaneEndpoint, Role, Transport,
-    WorkerRecord,
+    TransportKind, WorkerRecord,
 };

@@ -67,7 +67,26 @@ pub enum Transport {
     Plane(PlaneEndpoint),
 }
 
+/// Which of the two a transport is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum TransportKind {
+    /// [`Transport::Http`].
+    #[default]
+    Http,
+    /// [`Transport::Plane`].
+    Plane,
+}
+
 impl Transport {
+    /// Which of the two it is.
+    #[must_use]
+    pub const fn kind(&self) -> TransportKind {
+        match self {
+            Self::Http(_) => TransportKind::Http,
+            Self::Plane(_) => TransportKind::Plane,
+        }
+    }
+
     /// The HTTP server, if it is one.
     #[must_use]
     pub fn http(&self) -> Option<&HttpEndpoint> {

@@ -2,7 +2,7 @@
 
 use super::*;
 use kvasir_router::{Excluded, Fault, LoadReport, Pin, Retry, Why};
-use kvasir_types::DpRank;
+use kvasir_types::{DpRank, TransportKind};
 
 fn arrival() -> Arrival {
     Arrival::new(RequestId(1), 16)
@@ -67,6 +67,30 @@ fn a_prompt_needs_tokens_and_overrides_need_sense() {
             (Fault::Client, Retry::Never)
         );
     }
+}
+
+#[test]
+fn a_request_that_can_be_sent_only_one_way_goes_to_workers_that_are_reached_so() {
+    let mut host = Host::kv(|_| {}).workers(1);
+    host.join(2, |spec| spec.transport = TransportKind::Plane);
+    let over = |transport| {
+        let mut arrival = arrival();
+        arrival.constraints.transport = Some(transport);
+        arrival
+    };
+    for (transport, expected) in [(TransportKind::Http, 1), (TransportKind::Plane, 2)] {
+        assert_eq!(host.worker(over(transport)), expected);
+        host.finish(1);
+        let excluded = host.router.explain(RequestId(1)).unwrap().excluded.clone();
+        assert_eq!(excluded.named[0].1, Why::Transport);
+        let mut other = pinned(3 - expected, None);
+        other.constraints.transport = Some(transport);
+        let unknown = RouteError::PinnedWorkerUnknown(WorkerId(3 - expected));
+        assert_eq!(host.refused(other), unknown);
+    }
+    host.input(Input::Left(WorkerId(2)));
+    let nobody = RouteError::NoEndpoints { known: 0, down: 0 };
+    assert_eq!(host.refused(over(TransportKind::Plane)), nobody);
 }
 
 #[test]
