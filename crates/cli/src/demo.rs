@@ -15,7 +15,7 @@ use std::time::Duration;
 use kvasir_config::{Settings, keys};
 use kvasir_engine::{CacheEvent, EngineConfig, Load};
 use kvasir_frontend::{App, Backend, ServedModel};
-use kvasir_host::{HostOptions, Model, ModelSpec, RouterHost};
+use kvasir_host::ModelSpec;
 use kvasir_mocker::{Observer, TokenWorker, WorkerOptions};
 use kvasir_router::{Input, LoadReport, WorkerSpec};
 use kvasir_telemetry::Clock;
@@ -24,7 +24,7 @@ use kvasir_transport::MemoryPlane;
 use kvasir_types::{WorkerId, WorkerRank};
 use kvasir_upstream::{Pool, WorkerTls, parse_url};
 
-use crate::wiring::{self, Failure, RouterSetup};
+use crate::wiring::{self, Failure};
 use crate::{serve, traces};
 use summary::Summary;
 use traffic::Traffic;
@@ -83,13 +83,6 @@ fn start_model(app: &Arc<App>, settings: &Settings) -> Result<Arc<ServedModel>, 
         .unwrap_or_else(|| MODEL.into())
         .into();
     let text = Arc::new(TextModel::builtin()?);
-    let config = RouterSetup::read(settings)?.config(&name, block_size);
-    let needs_index = config.needs_index();
-    let options = HostOptions::new(config, wiring::index_options(settings));
-    let host = RouterHost::start(&name, options, app.context());
-    if needs_index {
-        host.start_events(settings.get(keys::ROUTER_EVENT_THREADS) as usize)?;
-    }
     let spec = ModelSpec {
         name,
         block_size,
@@ -101,7 +94,12 @@ fn start_model(app: &Arc<App>, settings: &Settings) -> Result<Arc<ServedModel>, 
         plane: Arc::new(plane.clone()),
         text: Arc::clone(&text),
     };
-    let model = ServedModel::new(Model::new(&spec, host), backend);
+    let model = wiring::router_setup(settings)?.make(&spec, None, app.context());
+    if model.host.needs().index {
+        let threads = settings.get(keys::ROUTER_EVENT_THREADS) as usize;
+        model.host.start_events(threads)?;
+    }
+    let model = ServedModel::new(model, backend);
     app.models().insert(Arc::clone(&model));
     let options = WorkerOptions {
         engine: EngineConfig {

@@ -3,9 +3,7 @@
 mod demo;
 mod doctor;
 mod mocker;
-mod model_path;
 mod operate;
-mod policy_file;
 mod serve;
 mod traces;
 mod wiring;
@@ -96,8 +94,8 @@ fn dump(settings: &Settings) -> Result<(), String> {
 /// Simulates, with routers wired as the server's are.
 fn replay(settings: &Settings) -> ExitCode {
     let router = |of: &Settings, block_size| {
-        let setup = wiring::RouterSetup::read(of).map_err(|error| error.to_string())?;
-        Ok((setup.config("", block_size), wiring::index_options(of)))
+        let setup = wiring::router_setup(of).map_err(|error| error.to_string())?;
+        Ok((setup.config("", block_size), setup.index))
     };
     match kvasir_replay::run(settings, &router) {
         Ok(()) => ExitCode::SUCCESS,

@@ -11,13 +11,12 @@ use kvasir_mocker::{
     EventSockets, HttpFault, MockAdapter, MockServer, MockServerOptions, Observer, Worker,
     WorkerOptions, answers_in_words,
 };
-use kvasir_text::TextModel;
+use kvasir_text::{FolderError, TextModel};
 use kvasir_transport::Tasks;
 use kvasir_types::WorkerId;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::model_path;
-use crate::wiring::{self, BadConfig, Failure};
+use crate::wiring::{self, Failure};
 
 /// The model's name where nothing gives one.
 const MODEL: &str = "kvasir-mock";
@@ -104,7 +103,7 @@ fn options(settings: &Settings) -> Result<(MockServerOptions, WorkerOptions), Fa
     let path = settings.get(keys::MODEL_PATH);
     let text = match &path {
         Some(path) => TextModel::load(path.as_ref())
-            .map_err(|error| BadConfig(model_path::unusable(path, &error)))?,
+            .map_err(|error| wiring::bad_folder(&FolderError::new(path, &error)))?,
         None => TextModel::builtin()?,
     };
     if let Some(longest) = text.context_length()

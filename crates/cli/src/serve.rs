@@ -4,17 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
-use kvasir_frontend::{App, Backend, Cores, Fleet, MakeModel, ServedModel, Server};
-use kvasir_host::{HostOptions, LoadedSnapshot, Model, ModelSpec, RouterHost, SnapshotWriter};
-use kvasir_router::Router;
+use kvasir_frontend::{App, Cores, Fleet, Server};
+use kvasir_host::{LoadedSnapshot, SnapshotWriter};
 use kvasir_telemetry::{Clock, Metrics, log};
 use kvasir_transport::Tasks;
-use kvasir_upstream::Upstreams;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::model_path::ModelFolders;
 use crate::traces;
-use crate::wiring::{self, Failure, RouterSetup};
+use crate::wiring::{self, Failure};
 
 /// The application with the settings of its HTTP side.
 pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure> {
@@ -164,7 +161,10 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let file = wiring::workers_file(settings)?;
     wiring::probe_snapshot(settings)?;
     wiring::say_how(settings);
-    let mut fleet = Fleet::new(app.fleet_context(), model_maker(&app, settings)?)
+    let mut setup = wiring::router_setup(settings)?;
+    setup.silent_rank_ttl = Some(settings.get(keys::ROUTER_TTL_SECS));
+    let mut fleet = Fleet::new(app.fleet_context(), setup)
+        .with_model_folders(wiring::model_folders(settings)?)
         .with_tls(wiring::worker_tls(settings)?);
     if settings.get(keys::ROUTER_KV_EVENTS) {
         fleet = fleet.with_event_threads(event_threads(settings)?);
@@ -202,33 +202,4 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let ended = until_signal(server, settings, snapshot).await;
     traces::flush(&app).await;
     ended
-}
-
-/// How a model of OpenAI workers is served: one router and one index for all that serve it, and for the other models
-/// that the same engines serve, unless the policy file tells them apart.
-fn model_maker(app: &Arc<App>, settings: &Settings) -> Result<Arc<MakeModel>, Failure> {
-    let folders = ModelFolders::load(settings.get(keys::MODEL_PATH).as_deref())?;
-    let setup = RouterSetup::read(settings)?;
-    let (app, settings) = (Arc::clone(app), settings.clone());
-    Ok(Arc::new(move |new: &ModelSpec, beside| {
-        let block_size = settings
-            .get(keys::KV_CACHE_BLOCK_SIZE)
-            .unwrap_or(new.block_size);
-        let config = setup.config(&new.name, block_size);
-        let options = HostOptions::new(config, wiring::index_options(&settings))
-            .predicting_silent_ranks(settings.get(keys::ROUTER_TTL_SECS));
-        let alike = |other: &&Arc<ServedModel>| {
-            let config = |router: &Router| *router.config() == options.config;
-            other.host.ask(config)
-        };
-        let host = match beside.filter(alike) {
-            Some(other) => Arc::clone(&other.host),
-            None => RouterHost::start(&new.name, options, app.context()),
-        };
-        let backend = Backend::OpenAi {
-            workers: Upstreams::default(),
-            tokens: folders.of(&new.name, new.parent.as_deref()).into(),
-        };
-        Ok(ServedModel::new(Model::new(new, host), backend))
-    }))
 }

@@ -10,14 +10,15 @@ use kvasir_config::{Command, LogFormat, Origin, Settings, keys, redacted};
 use kvasir_frontend::{
     ApiKeys, AppOptions, Limits, MigrationOptions, Paths, ServerTls, WorkersFile,
 };
+use kvasir_host::{PolicyFile, RouterSetup};
 use kvasir_index::{Approximate, IndexOptions};
 use kvasir_profile::Preset;
 use kvasir_router::{PrefillLoadModel, Role, RouterConfig, RouterMode};
 use kvasir_telemetry::{Identity, LogBounds, MetricOptions, TunedBounds, log};
+use kvasir_text::{FolderError, ModelFolders};
 use kvasir_types::{ApiKey, WorkerRecord};
 use kvasir_upstream::{TlsError, TlsFile, WorkerTls, default_api_key, parse_api_key, parse_worker};
 
-use crate::policy_file::PolicyFile;
 use crate::traces;
 
 /// Options that cannot be followed, found only when their files or names were looked at. Exit code 2.
@@ -320,7 +321,7 @@ fn bucket_bounds(settings: &Settings) -> TunedBounds {
 }
 
 /// What the index remembers.
-pub(crate) fn index_options(settings: &Settings) -> IndexOptions {
+fn index_options(settings: &Settings) -> IndexOptions {
     let approximate = |ttl| Approximate {
         ttl,
         max_blocks: usize::try_from(settings.get(keys::ROUTER_MAX_TREE_SIZE)).unwrap_or(usize::MAX),
@@ -334,47 +335,33 @@ pub(crate) fn index_options(settings: &Settings) -> IndexOptions {
     }
 }
 
-/// What a router needs beside its options: files read and profiles found once, at the start.
-#[derive(Clone, Debug)]
-pub(crate) struct RouterSetup {
-    settings: Settings,
-    policy_file: Option<PolicyFile>,
-    aic_profile: Option<Preset>,
+/// How routers are made. Files are read and profiles found once, here; an error names the option and its value.
+pub(crate) fn router_setup(settings: &Settings) -> Result<RouterSetup, Failure> {
+    let policies = match settings.get(keys::ROUTER_POLICY_CONFIG) {
+        None => None,
+        Some(path) => Some(PolicyFile::read(&path).map_err(|error| {
+            BadConfig(format!(
+                "--router-policy-config {}: {error}",
+                path.display()
+            ))
+        })?),
+    };
+    Ok(RouterSetup {
+        policies,
+        block_size: settings.get(keys::KV_CACHE_BLOCK_SIZE),
+        ..RouterSetup::new(router_config(settings)?, index_options(settings))
+    })
 }
 
-impl RouterSetup {
-    /// Reads what the options name; an error names the option and its value.
-    pub(crate) fn read(settings: &Settings) -> Result<Self, Failure> {
-        let policy_file = match settings.get(keys::ROUTER_POLICY_CONFIG) {
-            None => None,
-            Some(path) => Some(PolicyFile::read(&path).map_err(|error| {
-                BadConfig(format!(
-                    "--router-policy-config {}: {error}",
-                    path.display()
-                ))
-            })?),
-        };
-        let aic_profile = match settings.get(keys::ROUTER_PREFILL_LOAD_MODEL) {
-            PrefillLoadModel::Aic => Some(aic_profile(settings)?),
-            _ => None,
-        };
-        Ok(Self {
-            settings: settings.clone(),
-            policy_file,
-            aic_profile,
-        })
-    }
+/// Tokenizers and templates of models; an error names the option and the folder.
+pub(crate) fn model_folders(settings: &Settings) -> Result<ModelFolders, BadConfig> {
+    let folders = ModelFolders::load(settings.get(keys::MODEL_PATH).as_deref());
+    folders.map_err(|error| bad_folder(&error))
+}
 
-    /// How workers of `model` are chosen, for blocks of `block_size` tokens.
-    pub(crate) fn config(&self, model: &str, block_size: u32) -> RouterConfig {
-        RouterConfig {
-            router_policy_config: self.policy_file.as_ref().map(|file| file.of_model(model)),
-            aic_profile: self.aic_profile,
-            router_seed: seed(&self.settings),
-            router_mode: mode_of_models(&self.settings),
-            ..router_config(&self.settings, block_size)
-        }
-    }
+/// A folder of `--model-path` that cannot be used.
+pub(crate) fn bad_folder(error: &FolderError) -> BadConfig {
+    BadConfig(format!("--model-path {error}"))
 }
 
 /// The measured profile that the `aic-*` options name.
@@ -393,11 +380,16 @@ fn aic_profile(settings: &Settings) -> Result<Preset, BadConfig> {
     })
 }
 
-fn router_config(settings: &Settings, block_size: u32) -> RouterConfig {
+/// The settings of routers; block size and policy classes are their models'.
+fn router_config(settings: &Settings) -> Result<RouterConfig, BadConfig> {
     let secs = |span: Duration| span.as_secs_f64();
-    RouterConfig {
-        kv_cache_block_size: block_size,
-        router_mode: settings.get(keys::ROUTER_MODE),
+    let aic_profile = match settings.get(keys::ROUTER_PREFILL_LOAD_MODEL) {
+        PrefillLoadModel::Aic => Some(aic_profile(settings)?),
+        _ => None,
+    };
+    Ok(RouterConfig {
+        kv_cache_block_size: RouterConfig::default().kv_cache_block_size,
+        router_mode: mode_of_models(settings),
         router_role: Role::Aggregated,
         router_kv_overlap_score_credit: settings.get(keys::ROUTER_KV_OVERLAP_SCORE_CREDIT),
         router_kv_overlap_score_credit_decay: settings
@@ -415,7 +407,7 @@ fn router_config(settings: &Settings, block_size: u32) -> RouterConfig {
         router_assume_kv_reuse: settings.get(keys::ROUTER_ASSUME_KV_REUSE),
         router_track_prefill_tokens: settings.get(keys::ROUTER_TRACK_PREFILL_TOKENS),
         router_prefill_load_model: settings.get(keys::ROUTER_PREFILL_LOAD_MODEL),
-        aic_profile: None,
+        aic_profile,
         router_queue_threshold: settings.get(keys::ROUTER_QUEUE_THRESHOLD),
         router_queue_policy: settings.get(keys::ROUTER_QUEUE_POLICY),
         router_policy_config: None,
@@ -436,10 +428,10 @@ fn router_config(settings: &Settings, block_size: u32) -> RouterConfig {
         encoder_cuda_to_cpu_ratio: settings.get(keys::ENCODER_CUDA_TO_CPU_RATIO),
         runtime_inhibited_duration_secs: secs(settings.get(keys::RUNTIME_INHIBITED_DURATION_SECS)),
         router_decision_log: settings.get(keys::ROUTER_DECISION_LOG),
-        router_seed: 0,
+        router_seed: seed(settings),
         // No shared cache is asked yet, so the option has no effect.
         shared_cache_multiplier: RouterConfig::default().shared_cache_multiplier,
-    }
+    })
 }
 
 #[cfg(test)]
@@ -452,7 +444,7 @@ mod tests {
     fn a_seed_is_drawn_once_unless_it_is_given_or_nothing_is_served() {
         let frontend = Settings::defaults(Command::Frontend);
         assert_eq!(seed(&frontend), seed(&frontend));
-        let config = RouterSetup::read(&frontend).unwrap().config("m", 16);
+        let config = router_setup(&frontend).unwrap().config("m", 16);
         assert_eq!(config.router_seed, seed(&frontend));
         assert_eq!(seed(&Settings::defaults(Command::Replay)), 0);
     }
@@ -464,7 +456,7 @@ mod tests {
         let Ok(kvasir_config::Invocation::Run(run)) = run else {
             panic!("{run:?}")
         };
-        RouterSetup::read(&run.settings).unwrap().config("m", 16)
+        router_setup(&run.settings).unwrap().config("m", 16)
     }
 
     /// Every option has a value of its own here, so that a field which reads another option is seen.

@@ -21,8 +21,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvasir_host::{LoadedSnapshot, ModelSpec, SnapshotWriter};
+use kvasir_host::{LoadedSnapshot, RouterSetup, SnapshotWriter};
 use kvasir_router::Input;
+use kvasir_text::ModelFolders;
 use kvasir_transport::Tasks;
 use kvasir_types::{HttpEndpoint, WorkerId, WorkerRecord};
 use kvasir_upstream::{
@@ -56,16 +57,14 @@ const BLOCK_SIZE: u32 = 16;
 /// Longest sequence where the engine does not say.
 const CONTEXT_LENGTH: u32 = u32::MAX;
 
-/// Makes what is needed to serve a model; an error says why it cannot be served. The other is one that the same engine
-/// serves, whose router it shares where nothing speaks against that.
-pub type MakeModel =
-    dyn Fn(&ModelSpec, Option<&Arc<ServedModel>>) -> Result<Arc<ServedModel>, String> + Send + Sync;
-
 /// Workers that are watched. Clones are one fleet.
 #[derive(Clone)]
 pub struct Fleet {
     context: FleetContext,
-    make_model: Arc<MakeModel>,
+    /// How the routers of new models are made.
+    setup: Arc<RouterSetup>,
+    /// Tokenizers and templates of models.
+    folders: Arc<ModelFolders>,
     /// Whether workers' cache events are listened to.
     events: bool,
     /// Where; on the caller's runtime if nowhere else.
@@ -100,12 +99,13 @@ enum Goal {
 impl Fleet {
     /// A fleet without workers; [`Self::start`] lets it follow the list of members.
     #[must_use]
-    pub fn new(context: FleetContext, make_model: Arc<MakeModel>) -> Self {
+    pub fn new(context: FleetContext, setup: RouterSetup) -> Self {
         let flags = SourceName::new("flag", "--worker");
         Self {
             flags: Arc::new(context.members.source(flags)),
             context,
-            make_model,
+            setup: Arc::new(setup),
+            folders: Arc::default(),
             events: true,
             event_threads: None,
             every: LOAD_EVERY,
@@ -114,6 +114,15 @@ impl Fleet {
             watchers: Arc::default(),
             snapshot: Arc::default(),
             claims: Arc::default(),
+        }
+    }
+
+    /// The same, with the tokenizers and templates of these folders (`--model-path`).
+    #[must_use]
+    pub fn with_model_folders(self, folders: ModelFolders) -> Self {
+        Self {
+            folders: Arc::new(folders),
+            ..self
         }
     }
 
@@ -525,10 +534,8 @@ mod tests {
     fn a_worker_of_which_other_things_are_said_is_taken_for_what_it_was() {
         let metrics = Metrics::new(&MetricOptions::default()).unwrap();
         let app = App::new(AppOptions::default(), metrics, Clock::new(), Tasks::new());
-        let fleet = Fleet::new(
-            app.fleet_context(),
-            Arc::new(|_: &ModelSpec, _| Err("none".into())),
-        );
+        let setup = RouterSetup::new(Default::default(), Default::default());
+        let fleet = Fleet::new(app.fleet_context(), setup);
         let said = |text: &str| Arc::new(kvasir_upstream::parse_worker(text).unwrap());
         for is in [true, false] {
             let mut watcher = Watcher::new(&said("http://127.0.0.1:9"), &fleet).unwrap();

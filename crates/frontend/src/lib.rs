@@ -32,7 +32,7 @@ pub use fleet::members::{
     Change, Changes, JoinOutcome, Member, MemberState, Members, MembersError, SnapshotRefused,
     SourceName, WorkerSource,
 };
-pub use fleet::{Fleet, FleetContext, MakeModel, WorkersFile, WorkersFileError};
+pub use fleet::{Fleet, FleetContext, WorkersFile, WorkersFileError};
 pub use models::tokenize::TokenSources;
 pub use models::{Backend, Models, ServedModel};
 pub use observe::meter::ModelMeters;

@@ -19,8 +19,10 @@ mod meters;
 mod model;
 mod models;
 mod place;
+mod policy_file;
 mod prefill_times;
 mod router_host;
+mod setup;
 mod snapshot;
 #[cfg(test)]
 mod testing;
@@ -34,8 +36,10 @@ pub use meters::{ENDPOINT, InStage, PlacementMeters, RouterMeters, Stage, hit_ra
 pub use model::{Model, ModelSpec};
 pub use models::{ModelEntry, Models, Routers};
 pub use place::PromptBlocks;
+pub use policy_file::{PolicyFile, PolicyFileError};
 pub use prefill_times::PrefillTimes;
 pub use router_host::{HostOptions, Needs, RouterHost};
+pub use setup::RouterSetup;
 pub use snapshot::{
     LoadedSnapshot, SnapshotFileError, SnapshotSummary, SnapshotWriter, probe_snapshot,
 };

@@ -126,20 +126,16 @@ impl<M: ModelEntry> Models<M> {
     }
 
     /// Makes one, fills it, which may take long, and serves it: until then nobody asks anything of it.
-    pub fn make<E>(
-        &self,
-        make: impl FnOnce() -> Result<Arc<M>, E>,
-        fill: impl FnOnce(&M),
-    ) -> Result<Arc<M>, E> {
+    pub fn make(&self, make: impl FnOnce() -> Arc<M>, fill: impl FnOnce(&M)) -> Arc<M> {
         let mut aside = self.aside();
-        let made = make()?;
+        let made = make();
         aside.coming.push(Arc::clone(&made));
         drop(aside);
         fill(&made);
         self.insert(Arc::clone(&made));
         let mut aside = self.aside();
         aside.coming.retain(|coming| !Arc::ptr_eq(coming, &made));
-        Ok(made)
+        made
     }
 
     /// Serves a model no more. Whoever takes it out has it retired.

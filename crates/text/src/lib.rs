@@ -18,6 +18,7 @@ mod detokenizer;
 mod error;
 #[cfg(feature = "fast")]
 mod fast;
+mod folders;
 mod load;
 mod model;
 mod prefix;
@@ -31,6 +32,7 @@ pub use approximate::approximate_tokens;
 pub use chat::{ChatInput, Dialect};
 pub use detokenizer::{DetokenizeOptions, Detokenizer, StopHit};
 pub use error::{LoadError, TextError};
+pub use folders::{FolderError, ModelFolders};
 pub use model::{DEFAULT_CACHE_BYTES, GenerationDefaults, TextModel};
 pub use prefix::CacheStats;
 pub use template::{ChatTemplate, Rendered};

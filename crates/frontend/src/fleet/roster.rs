@@ -10,8 +10,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use kvasir_host::{ModelSpec, Routers};
+use kvasir_host::{ModelEntry, ModelSpec, Routers};
 use kvasir_types::WorkerId;
+use kvasir_upstream::Upstreams;
 
 use super::Fleet;
 use crate::models::{Backend, Models, ServedModel};
@@ -95,11 +96,16 @@ impl Fleet {
                 self.snapshot.restore(&model.host, Arc::downgrade(&routers));
             }
         };
-        let made = models.make(|| (self.make_model)(new, beside), fill);
-        made.inspect_err(|error| {
-            tracing::error!(model = %new.name, error, "model cannot be served");
-        })
-        .ok()
+        let make = || {
+            let beside = beside.map(|other| other.model());
+            let model = self.setup.make(new, beside, &self.context.host);
+            let backend = Backend::OpenAi {
+                workers: Upstreams::default(),
+                tokens: self.folders.of(&new.name, new.parent.as_deref()).into(),
+            };
+            ServedModel::new(model, backend)
+        };
+        Some(models.make(make, fill))
     }
 
     fn claims(&self) -> MutexGuard<'_, Claims> {

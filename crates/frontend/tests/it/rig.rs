@@ -4,14 +4,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_frontend::{App, AppOptions, Backend, Fleet, Limits, ServedModel, Server};
-use kvasir_host::{HostOptions, Model, ModelSpec, RouterHost};
+use kvasir_frontend::{App, AppOptions, Fleet, Limits, ServedModel, Server};
+use kvasir_host::RouterSetup;
 use kvasir_index::IndexOptions;
 use kvasir_router::{Load, Router, RouterConfig, RouterMode};
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
 use kvasir_transport::Tasks;
 use kvasir_types::{DpRank, WorkerId, WorkerRank};
-use kvasir_upstream::{Upstreams, parse_worker};
+use kvasir_upstream::parse_worker;
 
 use crate::client::{Answer, Client};
 use crate::engine::{ANSWER, Engine, Stage};
@@ -130,13 +130,8 @@ impl Rig {
         }
         let metrics = Metrics::new(&MetricOptions::default()).unwrap();
         let app = App::new(setup.options, metrics, Clock::new(), Tasks::new());
-        let fleet = Fleet::new(
-            app.fleet_context(),
-            Arc::new({
-                let app = Arc::clone(&app);
-                move |new: &ModelSpec, beside| Ok(model(&app, new, setup.router.clone(), beside))
-            }),
-        );
+        let routers = RouterSetup::new(setup.router, IndexOptions::default());
+        let fleet = Fleet::new(app.fleet_context(), routers);
         let fleet = change(fleet);
         fleet.start();
         for engine in &all {
@@ -289,28 +284,4 @@ impl Rig {
         let value = |line: &str| line.rsplit_once(' ')?.1.parse::<f64>().ok();
         page.lines().filter(of_name).filter_map(value).sum()
     }
-}
-
-fn model(
-    app: &App,
-    new: &ModelSpec,
-    router: RouterConfig,
-    beside: Option<&Arc<ServedModel>>,
-) -> Arc<ServedModel> {
-    let host = match beside {
-        Some(other) => Arc::clone(&other.host),
-        None => {
-            let router = RouterConfig {
-                kv_cache_block_size: new.block_size,
-                ..router
-            };
-            let options = HostOptions::new(router, IndexOptions::default());
-            RouterHost::start(&new.name, options, app.context())
-        }
-    };
-    let backend = Backend::OpenAi {
-        workers: Upstreams::default(),
-        tokens: Default::default(),
-    };
-    ServedModel::new(Model::new(new, host), backend)
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kvasir_frontend::{App, AppOptions, Backend, ServedModel, Server};
-use kvasir_host::{HostOptions, Model, ModelSpec, RouterHost};
+use kvasir_host::{ModelSpec, RouterSetup};
 use kvasir_index::IndexOptions;
 use kvasir_router::{RouterConfig, RouterMode, WorkerSpec};
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
@@ -84,14 +84,14 @@ impl Fixture {
             context_length: 4096,
             parent: None,
         };
-        let options = HostOptions::new(config, IndexOptions::default());
-        let host = RouterHost::start(&spec.name, options, app.context());
-        host.start_events(1).unwrap();
+        let setup = RouterSetup::new(config, IndexOptions::default());
+        let model = setup.make(&spec, None, app.context());
+        model.host.start_events(1).unwrap();
         let backend = Backend::Tokens {
             plane: Arc::new(plane.clone()),
             text,
         };
-        let model = ServedModel::new(Model::new(&spec, host), backend);
+        let model = ServedModel::new(model, backend);
         app.models().insert(Arc::clone(&model));
         let fixture = Self {
             server: Server::start(Arc::clone(&app), ([127, 0, 0, 1], 0).into())

@@ -3,13 +3,12 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use kvasir_host::{HostOptions, LoadedSnapshot, Model, RouterHost};
+use kvasir_host::{LoadedSnapshot, RouterSetup};
 use kvasir_index::{Index, IndexOptions};
 use kvasir_router::{RouterConfig, RouterMode};
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
 use kvasir_transport::Tasks;
 use kvasir_types::WorkerRank;
-use kvasir_upstream::Upstreams;
 
 use super::*;
 use crate::{App, AppOptions};
@@ -33,31 +32,24 @@ fn new(name: &str) -> ModelSpec {
     }
 }
 
-fn model(app: &App, new: &ModelSpec, beside: Option<&Arc<ServedModel>>) -> Arc<ServedModel> {
-    let host = match beside {
-        Some(other) => Arc::clone(&other.host),
-        None => {
-            let config = RouterConfig {
-                router_mode: RouterMode::Kv,
-                ..RouterConfig::default()
-            };
-            let options = HostOptions::new(config, IndexOptions::default());
-            RouterHost::start(&new.name, options, app.context())
-        }
+fn setup() -> RouterSetup {
+    let config = RouterConfig {
+        router_mode: RouterMode::Kv,
+        ..RouterConfig::default()
     };
+    RouterSetup::new(config, IndexOptions::default())
+}
+
+fn model(app: &App, new: &ModelSpec) -> Arc<ServedModel> {
     let backend = Backend::OpenAi {
         workers: Upstreams::default(),
         tokens: Default::default(),
     };
-    ServedModel::new(Model::new(new, host), backend)
+    ServedModel::new(setup().make(new, None, app.context()), backend)
 }
 
 fn fleet(app: &Arc<App>) -> Fleet {
-    let of = Arc::clone(app);
-    Fleet::new(
-        app.fleet_context(),
-        Arc::new(move |new: &ModelSpec, beside| Ok(model(&of, new, beside))),
-    )
+    Fleet::new(app.fleet_context(), setup())
 }
 
 fn has_series(app: &App, name: &str) -> bool {
@@ -82,23 +74,23 @@ async fn a_page_does_not_wait_for_a_model_that_is_made_or_filled() {
     let app = app();
     let make = || {
         page_is_drawn(&app);
-        Ok::<_, String>(model(&app, &new("m"), None))
+        model(&app, &new("m"))
     };
     let fill = |made: &ServedModel| {
         page_is_drawn(&app);
         assert!(app.models().get(&made.name).is_none(), "nobody asks it yet");
     };
-    app.models().make(make, fill).unwrap();
+    app.models().make(make, fill);
     assert!(app.models().get("m").is_some());
 }
 
 #[tokio::test]
 async fn a_model_that_goes_leaves_its_series_to_one_of_its_name_that_is_filled() {
     let app = app();
-    let (models, old) = (app.models(), model(&app, &new("m"), None));
-    let make = || Ok::<_, String>(model(&app, &new("m"), None));
+    let (models, old) = (app.models(), model(&app, &new("m")));
+    let make = || model(&app, &new("m"));
     let fill = |_: &ServedModel| models.retire(vec![old], app.metrics());
-    models.make(make, fill).unwrap();
+    models.make(make, fill);
     assert!(has_series(&app, "m"));
     models.retire(models.take("m").into_iter().collect(), app.metrics());
     assert!(!has_series(&app, "m"));

@@ -3,6 +3,7 @@
 //! YAML, read once at the start. A model may have a profile of its own, which then replaces the root's.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 
 use kvasir_router::{Bucket, Gate, PolicyClass, PolicyConfig, QueuePolicy};
@@ -11,9 +12,14 @@ use serde::Deserialize;
 /// Longest file that is read.
 const BYTES_MAX: u64 = 1 << 20;
 
+/// What is wrong with a file, in words for its writer.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct PolicyFileError(String);
+
 /// The file: one profile for all models, and those of single models.
 #[derive(Clone, Debug)]
-pub(crate) struct PolicyFile {
+pub struct PolicyFile {
     root: Profile,
     models: BTreeMap<String, Profile>,
 }
@@ -87,14 +93,15 @@ fn one_bucket() -> Vec<RawBucket> {
 
 impl PolicyFile {
     /// Reads and checks a file; an error says what is wrong with it.
-    pub(crate) fn read(path: &Path) -> Result<Self, String> {
-        let size = std::fs::metadata(path)
-            .map_err(|error| error.to_string())?
-            .len();
+    pub fn read(path: &Path) -> Result<Self, PolicyFileError> {
+        let unreadable = |error: io::Error| PolicyFileError(error.to_string());
+        let size = std::fs::metadata(path).map_err(unreadable)?.len();
         if size > BYTES_MAX {
-            return Err(format!("it has {size} bytes, at most {BYTES_MAX} are read"));
+            let text = format!("it has {size} bytes, at most {BYTES_MAX} are read");
+            return Err(PolicyFileError(text));
         }
-        Self::parse(&std::fs::read_to_string(path).map_err(|error| error.to_string())?)
+        let text = std::fs::read_to_string(path).map_err(unreadable)?;
+        Self::parse(&text).map_err(PolicyFileError)
     }
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -124,7 +131,8 @@ impl PolicyFile {
     }
 
     /// The classes of `model`.
-    pub(crate) fn of_model(&self, model: &str) -> PolicyConfig {
+    #[must_use]
+    pub fn of_model(&self, model: &str) -> PolicyConfig {
         self.models.get(model).unwrap_or(&self.root).to_config()
     }
 }

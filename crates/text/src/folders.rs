@@ -1,16 +1,33 @@
-//! `--model-path`: one folder for every model, or one for each.
+//! Which folder has the tokenizer of which model: one for every model, or one for each (`--model-path`).
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use kvasir_text::TextModel;
+use crate::{LoadError, TextModel};
 
-use crate::wiring::{BadConfig, Failure};
+/// A folder that cannot be used, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct FolderError(String);
+
+impl FolderError {
+    /// A name that only a hub knows is the usual slip.
+    #[must_use]
+    pub fn new(folder: &str, error: &LoadError) -> Self {
+        Self(match Path::new(folder).exists() {
+            true => format!("{folder}: {error}"),
+            false => format!(
+                "{folder}: there is no such folder; give a local one with tokenizer.json and \
+                 tokenizer_config.json in it (names of a hub are not downloaded)"
+            ),
+        })
+    }
+}
 
 /// Tokenizers and templates by model.
 #[derive(Debug, Default)]
-pub(crate) struct ModelFolders {
+pub struct ModelFolders {
     by_name: BTreeMap<String, Arc<TextModel>>,
     /// Of models that are not named.
     others: Option<Arc<TextModel>>,
@@ -18,11 +35,11 @@ pub(crate) struct ModelFolders {
 
 impl ModelFolders {
     /// Loads what the option names: `FOLDER`, or `NAME=FOLDER,NAME=FOLDER…`; an error names the folder.
-    pub(crate) fn load(option: Option<&str>) -> Result<Self, Failure> {
+    pub fn load(option: Option<&str>) -> Result<Self, FolderError> {
         let mut folders = Self::default();
         for (name, folder) in parts(option.unwrap_or_default()) {
             let text = TextModel::load(Path::new(folder))
-                .map_err(|error| BadConfig(unusable(folder, &error)))?;
+                .map_err(|error| FolderError::new(folder, &error))?;
             match name {
                 Some(name) => drop(folders.by_name.insert(name.to_owned(), Arc::new(text))),
                 None => folders.others = Some(Arc::new(text)),
@@ -32,21 +49,11 @@ impl ModelFolders {
     }
 
     /// That of `model`, or of the model that it is an adapter of.
-    pub(crate) fn of(&self, model: &str, parent: Option<&str>) -> Option<Arc<TextModel>> {
+    #[must_use]
+    pub fn of(&self, model: &str, parent: Option<&str>) -> Option<Arc<TextModel>> {
         let named = |name: &str| self.by_name.get(name);
         let found = named(model).or_else(|| named(parent?));
         found.or(self.others.as_ref()).cloned()
-    }
-}
-
-/// Why a folder of `--model-path` cannot be used; a name that only a hub knows is the usual slip.
-pub(crate) fn unusable(folder: &str, error: &dyn std::fmt::Display) -> String {
-    match Path::new(folder).exists() {
-        true => format!("--model-path {folder}: {error}"),
-        false => format!(
-            "--model-path {folder}: there is no such folder; give a local one with tokenizer.json and \
-             tokenizer_config.json in it (names of a hub are not downloaded)"
-        ),
     }
 }
 
@@ -83,7 +90,7 @@ mod tests {
         let error = ModelFolders::load(Some("m=/no/such")).unwrap_err();
         let error = error.to_string();
         assert!(
-            error.starts_with("--model-path /no/such: there is no such folder"),
+            error.starts_with("/no/such: there is no such folder"),
             "{error}"
         );
         assert!(error.contains("not downloaded"), "{error}");
