@@ -260,12 +260,12 @@ fn what_cannot_be_replayed_is_said() {
     refuse(
         &["--workload", "chat", "--baseline", "kvv"],
         &expect![
-            "--baseline kvv is no policy of this run: `round-robin`, `random`, `least-loaded`, `kv`"
+            "--baseline kvv is not a policy of this run; they are `round-robin`, `random`, `least-loaded`, `kv`"
         ],
     );
     refuse(
         &["--workload", "chat", "--worker-leaves", "8@5"],
-        &expect!["--worker-leaves 8@5: there is no worker 8; they are 0 to 7"],
+        &expect!["--worker-leaves 8@5: there is no worker 8; workers are 0 to 7"],
     );
     refuse(
         &["--workload", "chat", "--max-model-len", "900000"],
