@@ -19,8 +19,8 @@ done
   --worker "http://127.0.0.1:$((port + 1))" --worker "http://127.0.0.1:$((port + 2))" &
 pids+=($!)
 
-for _ in $(seq 100); do
-  curl -sf "http://127.0.0.1:$port/health" >/dev/null && break
+for _ in $(seq 200); do
+  [ "$("$kvasir" workers --url "http://127.0.0.1:$port" 2>/dev/null | grep -c serving)" = 2 ] && break
   sleep 0.1
 done
 

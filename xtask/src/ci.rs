@@ -3,6 +3,9 @@
 //! Answers: does the tree pass, and where did the time go? All steps run even when one fails,
 //! except that nothing is tested which does not compile. The closing lines of the test runner are
 //! repeated at the end, so that the last screen tells the whole story.
+//!
+//! Of tools beside Rust's own only those are used that `./test` brings into the repository: what else
+//! lies on the machine neither helps nor harms. No test runs for ever.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -102,16 +105,9 @@ pub(crate) fn run(tree: &Tree, extent: Extent) -> bool {
     let compiles = report.step("clippy", |_| cargo(tree, &clippy)) == Outcome::Passed;
     if compiles {
         report.step("tests", |closing| tests(tree, closing));
-        report.step("doc tests", |closing| {
-            told(
-                tree,
-                &["test", "--workspace", "--doc", "--quiet"],
-                closing,
-                "doc tests",
-            )
-        });
+        report.step("doc tests", |closing| doc_tests(tree, closing));
         report.step("features", |_| features(tree, extent));
-        report.step("deny", |_| deny(tree));
+        report.step("deny", |_| deny(tree, extent));
         report.step("end to end", |closing| end_to_end(tree, extent, closing));
     }
     report.print()
@@ -136,44 +132,45 @@ fn outcome(passed: bool) -> Outcome {
 /// Property tests draw the same cases in every run here; a plain `cargo test` draws new ones.
 const PROPERTY_SEED: &str = "20261115";
 
-/// Unit and integration tests, by nextest where it is installed.
+/// Seconds after which a test binary is killed. The slowest takes 20 on two cores.
+const BINARY_SECONDS_MAX: &str = "600";
+
+/// Seconds after which an end-to-end test is given up. The slowest takes 40 on two cores.
+const END_TO_END_SECONDS_MAX: &str = "300";
+
+/// Unit and integration tests.
+///
+/// By cargo and not by nextest, which takes longer to build than all tests take and runs them no sooner; a developer
+/// who has it finds its settings in `.config/nextest.toml`.
 fn tests(tree: &Tree, closing: &mut Vec<String>) -> Outcome {
-    let nextest = Command::new(env!("CARGO"))
-        .args(["nextest", "--version"])
-        .current_dir(&tree.root)
-        .output()
-        .is_ok_and(|output| output.status.success());
-    if nextest {
-        let args = [
-            "nextest",
-            "run",
-            "--workspace",
-            "--profile",
-            "ci",
-            "--no-fail-fast",
-        ];
-        return told(tree, &args, closing, "tests");
-    }
-    // Doc tests come in a step of their own, whichever runner there is.
-    let args = [
-        "test",
-        "--workspace",
-        "--lib",
-        "--bins",
-        "--tests",
-        "--no-fail-fast",
-    ];
-    told(tree, &args, closing, "tests")
+    let what = ["--lib", "--bins", "--tests", "--no-fail-fast"];
+    cargo_test(tree, &what, closing, "tests")
 }
 
-/// Runs cargo, passes its output on, and keeps the runner's closing lines.
-fn told(tree: &Tree, args: &[&str], closing: &mut Vec<String>, step: &str) -> Outcome {
+fn doc_tests(tree: &Tree, closing: &mut Vec<String>) -> Outcome {
+    cargo_test(tree, &["--doc", "--quiet"], closing, "doc tests")
+}
+
+/// Runs `cargo test`, passes its output on, and keeps the closing lines.
+fn cargo_test(tree: &Tree, what: &[&str], closing: &mut Vec<String>, step: &str) -> Outcome {
     let mut command = Command::new(env!("CARGO"));
     command
-        .args(args)
+        .args(["test", "--workspace"])
+        .args(what)
+        .args(bound(BINARY_SECONDS_MAX))
         .env("PROPTEST_RNG_SEED", PROPERTY_SEED)
         .current_dir(&tree.root);
     tee(&mut command, closing, step)
+}
+
+/// Arguments of cargo by which a test binary that hangs is killed and the next one runs. The binary has by then named
+/// each test that takes longer than a minute.
+fn bound(seconds: &str) -> [String; 2] {
+    let runner = format!("['timeout', '--kill-after=10', '{seconds}']");
+    [
+        "--config".into(),
+        format!("target.'cfg(all())'.runner={runner}"),
+    ]
 }
 
 fn tee(command: &mut Command, closing: &mut Vec<String>, step: &str) -> Outcome {
@@ -207,7 +204,7 @@ fn tee(command: &mut Command, closing: &mut Vec<String>, step: &str) -> Outcome 
 /// What test runners say last.
 #[derive(Debug, Default)]
 struct TestSum {
-    /// nextest's or pytest's own closing line.
+    /// pytest's own closing line.
     summary: Option<String>,
     /// Passed and failed over all binaries of `cargo test`.
     passed: u64,
@@ -218,7 +215,7 @@ struct TestSum {
 impl TestSum {
     fn read(&mut self, line: &str) {
         let plain = line.trim();
-        if plain.starts_with("Summary [") || is_pytest_summary(plain) {
+        if is_pytest_summary(plain) {
             self.summary = Some(plain.to_owned());
         }
         if let Some(rest) = plain.strip_prefix("test result: ") {
@@ -290,16 +287,10 @@ fn features(tree: &Tree, extent: Extent) -> Outcome {
     outcome(passed)
 }
 
-/// What cargo knows about the workspace.
+/// What cargo knows about the workspace itself.
 fn metadata(tree: &Tree) -> serde_json::Value {
     let output = Command::new(env!("CARGO"))
-        .args([
-            "metadata",
-            "--format-version",
-            "1",
-            "--no-deps",
-            "--offline",
-        ])
+        .args(["metadata", "--format-version", "1", "--no-deps"])
         .current_dir(&tree.root)
         .output();
     let parsed = output
@@ -331,19 +322,26 @@ fn crates_with_features(tree: &Tree) -> Vec<(String, Vec<String>)> {
         .collect()
 }
 
-/// Licences, versions and sources of dependencies, where cargo-deny is installed.
-fn deny(tree: &Tree) -> Outcome {
-    let present = Command::new(env!("CARGO"))
-        .args(["deny", "--version"])
-        .output()
-        .is_ok_and(|output| output.status.success());
-    if !present {
-        return Outcome::Skipped("cargo-deny is not installed");
-    }
-    cargo(
-        tree,
-        &["deny", "--offline", "check", "bans", "licenses", "sources"],
-    )
+/// A tool that `./test` has brought.
+fn tool(tree: &Tree, name: &str) -> Option<PathBuf> {
+    let path = tree.root.join(".test-tools/bin").join(name);
+    path.is_file().then_some(path)
+}
+
+/// Licences, versions and sources of dependencies. Advisories are left out: their database is on a host that not
+/// every machine reaches; `cargo deny check advisories` asks for them.
+fn deny(tree: &Tree, extent: Extent) -> Outcome {
+    let Some(deny) = tool(tree, "cargo-deny") else {
+        return match extent {
+            Extent::Quick => Outcome::Skipped("with --quick"),
+            Extent::Full => Outcome::Skipped("NO cargo-deny: licences and sources are NOT checked"),
+        };
+    };
+    let status = Command::new(deny)
+        .args(["check", "bans", "licenses", "sources"])
+        .current_dir(&tree.root)
+        .status();
+    outcome(status.is_ok_and(|status| status.success()))
 }
 
 /// Tests in Python against the real binary, by the environment that `./test` makes.
@@ -367,7 +365,8 @@ fn end_to_end(tree: &Tree, extent: Extent, closing: &mut Vec<String>) -> Outcome
     }
     let mut command = Command::new(python);
     command
-        .args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/e2e"])
+        .args(["-m", "pytest", "-q", "-p", "no:cacheprovider"])
+        .args(["--timeout", END_TO_END_SECONDS_MAX, "tests/e2e"])
         .env("KVASIR_BIN", target_directory(tree).join("debug/kvasir"))
         .current_dir(&tree.root);
     tee(&mut command, closing, "end to end")
@@ -386,9 +385,6 @@ mod tests {
     #[test]
     fn closing_lines_of_each_runner_are_kept() {
         assert_eq!(closing(&["running 0 tests"]), None);
-        let nextest = "     Summary [   1.2s] 99 tests run: 99 passed, 0 skipped";
-        let kept = "tests: Summary [   1.2s] 99 tests run: 99 passed, 0 skipped";
-        assert_eq!(closing(&[nextest]).as_deref(), Some(kept));
         let cargo = [
             "test result: ok. 9 passed; 0 failed; 0 ignored; finished in 0.00s",
             "test result: FAILED. 40 passed; 2 failed; 0 ignored; finished in 0.00s",

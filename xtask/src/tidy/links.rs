@@ -7,7 +7,7 @@ use crate::tidy::Finding;
 use crate::tree::{Tree, has_extension};
 
 /// Names that appear when the repository is used and are not kept in it.
-const MADE_LATER: &[&str] = &["target", ".venv", ".test-tools"];
+const MADE_LATER: &[&str] = &["target", ".venv", ".test-tools", ".cargo-home"];
 
 /// Checks every page of the repository.
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
