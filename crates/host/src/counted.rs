@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvasir_index::{ApplyError, Index};
-use kvasir_ingest::Cache;
+use kvasir_kv_events::Cache;
 use kvasir_telemetry::{IntCounter, Metrics};
 use kvasir_types::{KvEvent, WorkerRank};
 

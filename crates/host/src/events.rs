@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use kvasir_index::Index;
-use kvasir_ingest::Cache as _;
+use kvasir_kv_events::Cache as _;
 use kvasir_telemetry::Metrics;
 use kvasir_types::{KvEvent, WorkerId, WorkerRank};
 

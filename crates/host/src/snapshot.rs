@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use kvasir_index::RestoreError;
-use kvasir_ingest::{Cursor, Kept, Learned};
+use kvasir_kv_events::{Cursor, StreamCheckpoint, TranslatorState};
 use kvasir_transport::Tasks;
 use kvasir_trust::{CacheState, TrustRecord};
 use kvasir_types::WorkerRank;
@@ -154,7 +154,7 @@ impl LoadedSnapshot {
 
     /// Where a rank's stream goes on; asked once.
     #[must_use]
-    pub fn resume(&self, router: &str, rank: WorkerRank) -> Option<Kept> {
+    pub fn resume(&self, router: &str, rank: WorkerRank) -> Option<StreamCheckpoint> {
         let mut routers = self.lock();
         Some(routers.get_mut(router)?.streams.remove(&rank)?.kept)
     }
@@ -210,13 +210,13 @@ impl LoadedSnapshot {
     #[must_use]
     pub fn of(router: &str, block_size: u32, index: Vec<u8>, ranks: &[WorkerRank]) -> Self {
         let stream = |rank: &WorkerRank| {
-            let kept = Kept {
+            let kept = StreamCheckpoint {
                 cursor: Cursor {
                     sequence: 9,
-                    print: 5,
+                    digest: 5,
                     at: 1.5,
                 },
-                ranks: vec![(rank.rank, Learned::default())],
+                ranks: vec![(rank.rank, TranslatorState::default())],
             };
             let trust = TrustRecord {
                 state: CacheState::Exact,

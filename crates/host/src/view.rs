@@ -7,7 +7,7 @@
 //! events cannot be lost unnoticed) counts in full; a change is logged once.
 //!
 //! Elsewhere: the judgement (`kvasir-trust`), what trust makes of a lookup (`kvasir-router`), what is done to a stream of
-//! events (`kvasir-ingest`).
+//! events (`kvasir-kv-events`).
 
 mod listing;
 mod prediction;

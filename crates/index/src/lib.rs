@@ -10,7 +10,7 @@
 //! times; a lookup changes nothing and waits for nobody.
 //!
 //! Elsewhere: hashing (`kvasir-hash`), load and cost (`kvasir-placement`), what silence or a lost event
-//! means and events that came before their parents (the event ingest).
+//! means and events that came before their parents (`kvasir-kv-events`).
 
 mod bits;
 mod edges;

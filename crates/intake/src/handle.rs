@@ -1,65 +1,83 @@
-//! A running stream, seen by others than its owner.
+//! A running stream, as others than its owner see it.
 
-use kvasir_ingest::{Kept, Resync};
+use kvasir_kv_events::{Resync, StreamCheckpoint};
+use kvasir_types::WorkerId;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::Snapshot;
+use crate::StreamState;
 
 /// What is asked of a stream.
 #[derive(Debug)]
-pub(crate) enum Ask {
-    /// Mend the picture.
+pub(crate) enum Command {
+    /// Repair the picture.
     Resync(Resync),
-    /// End, forget nothing, and say what a later stream needs to go on.
-    Freeze(oneshot::Sender<Option<Kept>>),
-    /// Say the same, and stand still until the pause is over.
-    Hold(oneshot::Sender<(Option<Kept>, Pause)>),
+    /// End without forgetting anything, and give what a later stream needs to go on.
+    Freeze(oneshot::Sender<Option<StreamCheckpoint>>),
+    /// Give the same, and apply nothing until the guard is dropped.
+    Pause(oneshot::Sender<(Option<StreamCheckpoint>, PauseGuard)>),
+    /// Events of this worker count from now on.
+    AddWorker(WorkerId),
+    /// Forget this worker; answered when that is done.
+    RemoveWorker(WorkerId, oneshot::Sender<()>),
 }
 
-/// A stream that stands still: what it has told its cache is what it says of itself. It goes on when this is
-/// dropped.
+/// A paused stream: the cache holds what its checkpoint says. It goes on when this is dropped.
 #[derive(Debug)]
-pub struct Pause {
+pub struct PauseGuard {
     pub(crate) _over: oneshot::Sender<()>,
 }
 
-/// Asks a stream and reads how it stands. Clones are one stream; none keeps it alive.
+/// Commands a stream and reads its status. Clones are one stream; none keeps it alive.
 #[derive(Clone, Debug)]
-pub struct IntakeHandle {
-    pub(crate) asks: mpsc::Sender<Ask>,
-    pub(crate) snapshot: watch::Receiver<Snapshot>,
+pub struct EventStreamHandle {
+    pub(crate) commands: mpsc::Sender<Command>,
+    pub(crate) snapshot: watch::Receiver<StreamState>,
 }
 
-impl IntakeHandle {
-    /// Has a wrong picture mended.
+impl EventStreamHandle {
+    /// Has a wrong picture repaired.
     pub fn resync(&self, how: Resync) {
-        let _ = self.asks.try_send(Ask::Resync(how));
+        let _ = self.commands.try_send(Command::Resync(how));
     }
 
     /// How the stream stands.
     #[must_use]
-    pub fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> StreamState {
         self.snapshot.borrow().clone()
     }
 
     /// A part of how the stream stands, without copying the rest.
-    pub fn read<T>(&self, part: impl FnOnce(&Snapshot) -> T) -> T {
+    pub fn read<T>(&self, part: impl FnOnce(&StreamState) -> T) -> T {
         part(&self.snapshot.borrow())
     }
 
     /// Ends the stream and leaves its ranks in the cache. `None` if it has ended before, or if its picture is
-    /// not worth keeping.
-    pub async fn freeze(&self) -> Option<Kept> {
-        let (done, kept) = oneshot::channel();
-        self.asks.send(Ask::Freeze(done)).await.ok()?;
-        kept.await.ok()?
+    /// not worth saving.
+    pub async fn freeze(&self) -> Option<StreamCheckpoint> {
+        let (done, checkpoint) = oneshot::channel();
+        self.commands.send(Command::Freeze(done)).await.ok()?;
+        checkpoint.await.ok()?
     }
 
-    /// Lets the stream stand still for as long as the [`Pause`] is kept, even if its picture is not worth keeping. `None`
+    /// Pauses the stream for as long as the [`PauseGuard`] is kept, even if its picture is not worth saving. `None`
     /// if it has ended before.
-    pub async fn hold(&self) -> Option<(Option<Kept>, Pause)> {
-        let (done, held) = oneshot::channel();
-        self.asks.send(Ask::Hold(done)).await.ok()?;
-        held.await.ok()
+    pub async fn pause(&self) -> Option<(Option<StreamCheckpoint>, PauseGuard)> {
+        let (done, paused) = oneshot::channel();
+        self.commands.send(Command::Pause(done)).await.ok()?;
+        paused.await.ok()
+    }
+
+    /// Events of this worker count from now on, if the stream carries several.
+    pub async fn add_worker(&self, worker: WorkerId) {
+        let _ = self.commands.send(Command::AddWorker(worker)).await;
+    }
+
+    /// Forgets a worker that left and ignores what still comes of it. Returns when that is done.
+    pub async fn remove_worker(&self, worker: WorkerId) {
+        let (done, gone) = oneshot::channel();
+        let command = Command::RemoveWorker(worker, done);
+        if self.commands.send(command).await.is_ok() {
+            let _ = gone.await;
+        }
     }
 }

@@ -1,112 +1,116 @@
-//! An engine's event stream, running.
+//! A stream of KV events, running.
 //!
-//! Answers one question: who moves what a source tells into the state machine, wakes it when a deadline is
-//! due, and does what it asks? One task per stream.
+//! Answers one question: who hands what a source says to the sequencer, wakes it when a deadline is due, and
+//! does what it asks? One task per stream.
 //!
-//! Invariants: the machine is stepped by its own task alone; when an [`Intake`] is dropped, its ranks are
+//! Invariants: the sequencer is stepped by its own task alone; when an [`EventStream`] is dropped, its ranks are
 //! forgotten after its last event was applied, never before, unless it was frozen; reading the status waits
 //! for nobody.
 //!
-//! Elsewhere: what an event means (`kvasir-ingest`), where it comes from (`kvasir-transport`).
+//! Elsewhere: what an event means (`kvasir-kv-events`), where it comes from (`kvasir-transport`).
 
 mod handle;
 
-pub use handle::{IntakeHandle, Pause};
+pub use handle::{EventStreamHandle, PauseGuard};
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 
-use handle::Ask;
-use kvasir_ingest::{Cache, Ingest, Input, Kept, Notice, Output, Resync, Status};
+use handle::Command;
+use kvasir_kv_events::{Cache, Notice, Output, Resync, Sequencer, StreamCheckpoint, StreamStatus};
 use kvasir_transport::{EventSource, SourceEvent, SourceFault, Tasks, next_event};
 use kvasir_types::Time;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Questions that wait for the machine. One is enough; more say the same.
-const ASKS_MAX: usize = 4;
+/// Commands that wait for the stream. One is enough; more say the same.
+const COMMANDS_MAX: usize = 4;
+/// Events taken in one go, before commands and other streams of the thread get their turn.
+const EVENTS_PER_TURN: usize = 64;
 
 /// Reads the host's clock.
 pub type Now = dyn Fn() -> Time + Send + Sync;
 
-/// Who wants to know what is noticed. Called from the stream's task: must not wait.
-pub trait Witness: Send + Sync + 'static {
+/// Who wants to know what a stream reports. Called from the stream's task: must not wait.
+pub trait StreamObserver: Send + Sync + 'static {
     /// Something an operator may want to read once.
     fn notice(&self, notice: &Notice);
-    /// The event socket was reached, or was lost.
+    /// The source was reached, or was lost.
     fn link(&self, fault: Option<&SourceFault>);
 }
 
 /// Nobody does.
-impl Witness for () {
+impl StreamObserver for () {
     fn notice(&self, _: &Notice) {}
     fn link(&self, _: Option<&SourceFault>) {}
 }
 
 /// How a stream stands.
 #[derive(Clone, Debug)]
-pub struct Snapshot {
-    /// The machine's own view.
-    pub status: Status,
-    /// Why the event socket is not connected.
+pub struct StreamState {
+    /// The sequencer's own view.
+    pub status: StreamStatus,
+    /// Why the source is not connected.
     pub fault: Option<SourceFault>,
 }
 
 /// One running stream. Dropping it ends the stream and forgets its ranks.
 #[derive(Debug)]
-pub struct Intake {
-    handle: IntakeHandle,
+pub struct EventStream {
+    handle: EventStreamHandle,
     stop: DropGuard,
     task: JoinHandle<Option<()>>,
 }
 
-impl Intake {
-    /// Runs `ingest` on what `source` tells, writing to `cache`.
+impl EventStream {
+    /// Runs `sequencer` on what `source` says, writing to `cache`.
     pub fn spawn<S, C>(
         tasks: &Tasks,
         source: S,
-        ingest: Ingest,
+        sequencer: Sequencer,
         cache: Arc<C>,
         now: Arc<Now>,
-        witness: Arc<dyn Witness>,
+        observer: Arc<dyn StreamObserver>,
     ) -> Self
     where
         S: EventSource + 'static,
         C: Cache + Send + Sync + 'static,
     {
-        let (asks, asked) = mpsc::channel(ASKS_MAX);
-        let first = Snapshot {
-            status: ingest.status(),
+        let (commands, received) = mpsc::channel(COMMANDS_MAX);
+        let first = StreamState {
+            status: sequencer.status(),
             fault: None,
         };
         let (publish, snapshot) = watch::channel(first);
         let stop = CancellationToken::new();
-        let stream = Stream {
+        let runner = Runner {
             source,
-            ingest,
+            sequencer,
             cache,
             now,
-            witness,
+            observer,
             publish,
             fault: None,
             out: Vec::new(),
         };
-        let task = tasks.spawn(stream.run(asked, stop.clone()));
+        let task = tasks.spawn(runner.run(received, stop.clone()));
         Self {
-            handle: IntakeHandle { asks, snapshot },
+            handle: EventStreamHandle { commands, snapshot },
             stop: stop.drop_guard(),
             task,
         }
     }
 
-    /// Has a wrong picture mended.
+    /// Has a wrong picture repaired.
     pub fn resync(&self, how: Resync) {
         self.handle.resync(how);
     }
 
-    /// Who else may ask the stream.
+    /// Who else may command the stream.
     #[must_use]
-    pub fn handle(&self) -> IntakeHandle {
+    pub fn handle(&self) -> EventStreamHandle {
         self.handle.clone()
     }
 
@@ -120,86 +124,137 @@ impl Intake {
 
     /// How the stream stands.
     #[must_use]
-    pub fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> StreamState {
         self.handle.snapshot()
     }
 
     /// Waits until `done` holds; for tests and for start-up.
-    pub async fn until(&mut self, done: impl FnMut(&Snapshot) -> bool) {
+    pub async fn until(&mut self, done: impl FnMut(&StreamState) -> bool) {
         let _ = self.handle.snapshot.wait_for(done).await;
     }
 }
 
-struct Stream<S, C> {
+/// What woke the stream.
+enum Wake {
+    Command(Command),
+    Event(SourceEvent),
+    Deadline,
+    Stop,
+}
+
+struct Runner<S, C> {
     source: S,
-    ingest: Ingest,
+    sequencer: Sequencer,
     cache: Arc<C>,
     now: Arc<Now>,
-    witness: Arc<dyn Witness>,
-    publish: watch::Sender<Snapshot>,
+    observer: Arc<dyn StreamObserver>,
+    publish: watch::Sender<StreamState>,
     fault: Option<SourceFault>,
     out: Vec<Output>,
 }
 
-impl<S: EventSource, C: Cache> Stream<S, C> {
-    async fn run(mut self, mut asked: mpsc::Receiver<Ask>, stop: CancellationToken) {
+impl<S: EventSource, C: Cache> Runner<S, C> {
+    async fn run(mut self, mut commands: mpsc::Receiver<Command>, stop: CancellationToken) {
         loop {
-            let input = tokio::select! {
+            let wake = tokio::select! {
                 biased;
-                () = stop.cancelled() => break,
-                Some(ask) = asked.recv() => match ask {
-                    Ask::Resync(resync) => Input::Resync(resync),
-                    Ask::Freeze(done) => {
-                        let _ = done.send(self.ingest.keep());
-                        return;
-                    }
-                    Ask::Hold(done) => {
-                        tokio::select! {
-                            () = stop.cancelled() => break,
-                            () = hold(self.ingest.keep(), done) => continue,
-                        }
-                    }
-                },
-                event = next_event(&mut self.source) => self.input(event),
-                () = until((self.now)(), self.ingest.next_deadline()) => Input::Tick,
+                () = stop.cancelled() => Wake::Stop,
+                Some(command) = commands.recv() => Wake::Command(command),
+                event = next_event(&mut self.source) => Wake::Event(event),
+                () = until((self.now)(), self.sequencer.next_deadline()) => Wake::Deadline,
             };
-            self.step(input);
+            match wake {
+                Wake::Stop => break,
+                Wake::Command(Command::Freeze(done)) => {
+                    let _ = done.send(self.sequencer.checkpoint());
+                    return;
+                }
+                Wake::Command(Command::Pause(done)) => {
+                    let paused = pause(self.sequencer.checkpoint(), done);
+                    if stop.run_until_cancelled(paused).await.is_none() {
+                        break;
+                    }
+                    continue;
+                }
+                Wake::Command(command) => self.obey(command),
+                Wake::Event(event) => self.take_turn(event).await,
+                Wake::Deadline => {
+                    let now = (self.now)();
+                    let (cache, out) = (self.cache.as_ref(), &mut self.out);
+                    self.sequencer.tick(now, cache, out);
+                    self.act();
+                }
+            }
+            self.report();
         }
-        self.ingest.leave(self.cache.as_ref());
+        self.sequencer.leave(self.cache.as_ref());
     }
 
-    fn input(&mut self, event: SourceEvent) -> Input {
+    fn obey(&mut self, command: Command) {
+        let (cache, out) = (self.cache.as_ref(), &mut self.out);
+        match command {
+            Command::Resync(how) => {
+                self.sequencer.resync((self.now)(), how, cache, out);
+                self.act();
+            }
+            Command::AddWorker(worker) => self.sequencer.add_worker(worker),
+            Command::RemoveWorker(worker, done) => {
+                self.sequencer.remove_worker(worker, cache);
+                let _ = done.send(());
+            }
+            // They end the loop or stop it.
+            Command::Freeze(_) | Command::Pause(_) => {}
+        }
+    }
+
+    /// Applies an event, and those that are there already.
+    async fn take_turn(&mut self, first: SourceEvent) {
+        let now = (self.now)();
+        self.step(now, first);
+        for _ in 1..EVENTS_PER_TURN {
+            let source = &mut self.source;
+            let waiting = poll_fn(|cx| Poll::Ready(source.poll_next(cx)));
+            let Poll::Ready(event) = waiting.await else {
+                return;
+            };
+            self.step(now, event);
+        }
+    }
+
+    fn step(&mut self, now: Time, event: SourceEvent) {
+        self.note_link(&event);
+        let (cache, out) = (self.cache.as_ref(), &mut self.out);
+        self.sequencer.step(now, event, cache, out);
+        self.act();
+    }
+
+    fn note_link(&mut self, event: &SourceEvent) {
         match event {
             SourceEvent::Connected => {
                 self.fault = None;
-                self.witness.link(None);
-                Input::Connected
+                self.observer.link(None);
             }
             SourceEvent::Disconnected(fault) => {
-                self.witness.link(Some(&fault));
-                self.fault = Some(fault);
-                Input::Disconnected
+                self.observer.link(Some(fault));
+                self.fault = Some(fault.clone());
             }
-            SourceEvent::Live(frame) => Input::Live(frame),
-            SourceEvent::Refused(error) => Input::Refused(error),
-            SourceEvent::Replayed { attempt, frame } => Input::Replayed { attempt, frame },
-            SourceEvent::ReplayEnded { attempt } => Input::ReplayEnded { attempt },
-            SourceEvent::ReplayFailed { attempt, .. } => Input::ReplayFailed { attempt },
+            _ => {}
         }
     }
 
-    fn step(&mut self, input: Input) {
-        let now = (self.now)();
-        self.ingest
-            .step(now, input, self.cache.as_ref(), &mut self.out);
+    /// Does what the sequencer asked for.
+    fn act(&mut self) {
         for output in self.out.drain(..) {
             match output {
                 Output::Replay { attempt, from } => self.source.replay(attempt, from),
                 Output::CancelReplay { attempt } => self.source.cancel_replay(attempt),
-                Output::Notice(notice) => self.witness.notice(&notice),
+                Output::Notice(notice) => self.observer.notice(&notice),
             }
         }
-        let (status, fault) = (self.ingest.status(), &self.fault);
+    }
+
+    fn report(&self) {
+        let (status, fault) = (self.sequencer.status(), &self.fault);
         self.publish.send_modify(|snapshot| {
             snapshot.status = status;
             if snapshot.fault != *fault {
@@ -209,11 +264,14 @@ impl<S: EventSource, C: Cache> Stream<S, C> {
     }
 }
 
-/// Stands still until the one who asked has seen enough.
-async fn hold(kept: Option<Kept>, asked: oneshot::Sender<(Option<Kept>, Pause)>) {
+/// Waits until the one who asked has dropped the guard.
+async fn pause(
+    checkpoint: Option<StreamCheckpoint>,
+    asked: oneshot::Sender<(Option<StreamCheckpoint>, PauseGuard)>,
+) {
     let (over, wait) = oneshot::channel();
-    let pause = Pause { _over: over };
-    let _ = asked.send((kept, pause));
+    let guard = PauseGuard { _over: over };
+    let _ = asked.send((checkpoint, guard));
     let _ = wait.await;
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvasir_engine::{ConfigError, Engine, EngineConfig, EngineRequest, OutputTokens, Prompt};
 use kvasir_hash::Scope;
-use kvasir_transport::{Call, Intake, MemoryPlane, PlaneError, Tasks, TokenSink};
+use kvasir_transport::{Call, MemoryPlane, PlaneError, Tasks, TokenSink, WorkerInbox};
 use kvasir_types::{DpRank, TokenRequest, WorkerId, WorkerRank};
 use tokio::sync::{mpsc, oneshot};
 
@@ -218,8 +218,8 @@ impl TokenWorker {
         observer: &Arc<dyn Observer>,
     ) -> Result<Self, ConfigError> {
         let worker = Worker::spawn(tasks, id, options, observer)?;
-        let intake = plane.join(id);
-        tasks.spawn(forward(tasks.clone(), intake, worker.clone()));
+        let inbox = plane.join(id);
+        tasks.spawn(forward(tasks.clone(), inbox, worker.clone()));
         Ok(Self { worker })
     }
 
@@ -230,18 +230,18 @@ impl TokenWorker {
     }
 }
 
-async fn forward(tasks: Tasks, mut intake: Intake, worker: Worker) {
+async fn forward(tasks: Tasks, mut inbox: WorkerInbox, worker: Worker) {
     loop {
         tokio::select! {
             biased;
             () = tasks.draining() => break,
-            call = intake.next() => match call {
+            call = inbox.next() => match call {
                 Some(Call { request, reply }) => worker.submit(&request, reply),
                 None => return,
             },
         }
     }
-    while let Some(Call { request, reply }) = intake.try_next() {
+    while let Some(Call { request, reply }) = inbox.try_next() {
         worker.submit(&request, reply);
     }
 }

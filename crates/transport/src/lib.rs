@@ -17,10 +17,11 @@ mod tasks;
 pub mod zmq;
 
 pub use events::{
-    EventSource, MemoryPublisher, MemorySource, ReplayAsk, SourceEvent, SourceFault, memory_source,
-    next_event,
+    EventPublisher, EventSource, MEMORY_QUEUE_MAX, MemoryPublisher, MemorySource, ReplayRequest,
+    memory_source, next_event, worker_events,
 };
-pub use memory::{Call, Intake, MemoryPlane};
+pub use kvasir_wire::{SourceEvent, SourceFault};
+pub use memory::{Call, MemoryPlane, WorkerInbox};
 pub use plane::{Fault, PlaneError, RequestPlane, Retry, SendFuture};
 pub use stream::{TokenSink, TokenStream, token_stream};
 pub use tasks::Tasks;

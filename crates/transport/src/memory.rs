@@ -10,7 +10,7 @@ use crate::plane::SendFuture;
 use crate::{PlaneError, RequestPlane, TokenSink, token_stream};
 
 /// Requests that wait at one worker before it takes them; past this the worker is overloaded.
-const INTAKE_MAX: usize = 4096;
+const INBOX_MAX: usize = 4096;
 
 type Workers = Arc<RwLock<HashMap<WorkerId, mpsc::Sender<Call>>>>;
 
@@ -31,7 +31,7 @@ pub struct Call {
 
 /// A worker's place on the plane; dropping it leaves.
 #[derive(Debug)]
-pub struct Intake {
+pub struct WorkerInbox {
     worker: WorkerId,
     calls: mpsc::Receiver<Call>,
     workers: Workers,
@@ -46,13 +46,13 @@ impl MemoryPlane {
 
     /// Takes the place of `worker`. One that held it before gets no more calls.
     #[must_use]
-    pub fn join(&self, worker: WorkerId) -> Intake {
-        let (sender, calls) = mpsc::channel(INTAKE_MAX);
+    pub fn join(&self, worker: WorkerId) -> WorkerInbox {
+        let (sender, calls) = mpsc::channel(INBOX_MAX);
         self.workers
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .insert(worker, sender);
-        Intake {
+        WorkerInbox {
             worker,
             calls,
             workers: Arc::clone(&self.workers),
@@ -83,7 +83,7 @@ impl RequestPlane for MemoryPlane {
     }
 }
 
-impl Intake {
+impl WorkerInbox {
     /// The next request; waits for one. `None` if another took this worker's place.
     pub async fn next(&mut self) -> Option<Call> {
         self.calls.recv().await
@@ -95,7 +95,7 @@ impl Intake {
     }
 }
 
-impl Drop for Intake {
+impl Drop for WorkerInbox {
     fn drop(&mut self) {
         self.calls.close();
         let mut workers = self.workers.write().unwrap_or_else(PoisonError::into_inner);
@@ -132,9 +132,9 @@ mod tests {
     #[tokio::test]
     async fn a_call_reaches_its_worker_and_the_answer_comes_back() {
         let plane = MemoryPlane::new();
-        let mut intake = plane.join(W);
+        let mut inbox = plane.join(W);
         let mut stream = plane.send(W, request()).await.unwrap();
-        let call = intake.next().await.unwrap();
+        let call = inbox.next().await.unwrap();
         assert_eq!(call.request, request());
         call.reply.push(TokenItem {
             finish: Some(FinishReason::Stop),
@@ -149,9 +149,9 @@ mod tests {
     #[tokio::test]
     async fn a_worker_that_left_is_gone_and_its_waiting_calls_are_disconnected() {
         let plane = MemoryPlane::new();
-        let intake = plane.join(W);
+        let inbox = plane.join(W);
         let mut waiting = plane.send(W, request()).await.unwrap();
-        drop(intake);
+        drop(inbox);
         assert_eq!(waiting.next().await, Some(Err(PlaneError::Disconnected(W))));
         assert_eq!(
             plane.send(W, request()).await.err(),
@@ -171,11 +171,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_intake_refuses() {
+    async fn a_full_inbox_refuses() {
         let plane = MemoryPlane::new();
-        let _intake = plane.join(W);
+        let _inbox = plane.join(W);
         let mut streams = Vec::new();
-        for _ in 0..INTAKE_MAX {
+        for _ in 0..INBOX_MAX {
             streams.push(plane.send(W, request()).await.unwrap());
         }
         assert_eq!(

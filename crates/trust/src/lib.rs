@@ -9,7 +9,7 @@
 //! anything by itself, except what is certain (no events, another block size, forced); every change is an
 //! [`Action::Changed`], given once; a rank that goes back and forth has to prove itself longer each time.
 //!
-//! Elsewhere: order and loss of events (`kvasir-ingest`), what credit is worth in a cost (`kvasir-placement`).
+//! Elsewhere: order and loss of events (`kvasir-kv-events`), what credit is worth in a cost (`kvasir-placement`).
 
 mod evidence;
 mod levels;

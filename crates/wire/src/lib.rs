@@ -2,24 +2,26 @@
 //!
 //! Answers one question: what did this engine just say about its cache? vLLM and SGLang batches
 //! ([`engine`]), the messages of their sockets ([`frame`]), Dynamo's router events and event-plane envelope
-//! ([`native`]), TensorRT-LLM's JSON ([`trtllm`]); and from an engine's batch to index events
-//! ([`Translator`]).
+//! ([`native`]), TensorRT-LLM's JSON ([`trtllm`]); from an engine's batch to index events
+//! ([`Translator`]); and the vocabulary in which sources hand messages over ([`SourceEvent`]).
 //!
 //! Invariants: no input panics or allocates more than a small multiple of its own size; unknown fields are
 //! read past, unknown kinds are counted, a malformed message is refused as a whole and alone.
 //!
-//! Elsewhere: sockets (`kvasir-transport`), order, loss and recovery (`kvasir-ingest`).
+//! Elsewhere: sockets (`kvasir-transport`), order, loss and recovery (`kvasir-kv-events`).
 
 pub mod engine;
 mod error;
 pub mod frame;
 pub mod msgpack;
 pub mod native;
+mod source;
 mod translate;
 pub mod trtllm;
 pub mod value;
 
 pub use error::DecodeError;
+pub use source::{SourceEvent, SourceFault};
 pub use translate::{
-    GROUPS_MAX, Learned, SALTED_BLOCKS_MAX, Skip, TranslateOptions, Translated, Translator,
+    GROUPS_MAX, SALTED_BLOCKS_MAX, Skip, TranslateOptions, Translation, Translator, TranslatorState,
 };

@@ -75,9 +75,15 @@ impl<'a> Reader<'a> {
         self.at
     }
 
+    /// How many bytes are left.
+    #[must_use]
+    pub const fn left(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
     /// Fails unless everything was read.
     pub fn finish(&self) -> Result<()> {
-        match self.bytes.len() - self.at {
+        match self.left() {
             0 => Ok(()),
             extra => Err(DecodeError::Trailing { extra }),
         }
@@ -185,6 +191,14 @@ impl<'a> Reader<'a> {
         };
         self.at += 9;
         Some(u64::from_be_bytes(*value))
+    }
+
+    /// Reads an integer that is not negative.
+    pub fn u64(&mut self, field: &'static str) -> Result<u64> {
+        match self.int()? {
+            Int::Unsigned(value) => Ok(value),
+            Int::Negative(_) => Err(DecodeError::Range { field }),
+        }
     }
 
     /// Reads an integer that is not negative and fits 32 bits.

@@ -5,13 +5,27 @@
 //! absent fields have the defaults of older releases.
 
 mod plane;
+mod read;
 
 pub use plane::{ActiveLoad, ENVELOPE_VERSION, Envelope, RecoveryReply, RecoveryRequest};
+pub use read::decode_router_events;
 
 use kvasir_types::{EngineHash, KvEvent, LocalHash, StoredBlock, Tier, WorkerRank};
 
 use crate::DecodeError;
 use crate::value::Value;
+
+/// Events in one message; far above any publisher's batch.
+pub const EVENTS_MAX: usize = 1 << 20;
+
+/// How router events are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Encoding {
+    /// MessagePack with field names: the event plane.
+    MessagePack,
+    /// JSON: JetStream, dumps over HTTP.
+    Json,
+}
 
 /// Whose residency an event speaks of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +66,7 @@ impl RouterEvent {
         Self::from_value(&Value::from_msgpack(bytes)?)
     }
 
-    /// Reads the list of events that an event-plane message carries, or a single one.
+    /// Reads the list of events that a message carries, or a single one.
     pub fn list_from_value(value: &Value) -> Result<Vec<Self>, DecodeError> {
         match value {
             Value::List(events) => events.iter().map(Self::from_value).collect(),
@@ -193,10 +207,14 @@ const TIERS: [(&str, Tier); 4] = [
 ];
 
 fn tier(value: Option<&Value>) -> Result<Tier, DecodeError> {
-    let Some(name) = value else {
-        return Ok(Tier::Device);
-    };
-    let found = TIERS.iter().find(|(n, _)| name.text() == Some(n));
+    match value {
+        None => Ok(Tier::Device),
+        Some(name) => tier_of(name.text().unwrap_or_default().as_bytes()),
+    }
+}
+
+fn tier_of(name: &[u8]) -> Result<Tier, DecodeError> {
+    let found = TIERS.iter().find(|(n, _)| n.as_bytes() == name);
     found.map(|(_, tier)| *tier).ok_or(DecodeError::Range {
         field: "storage_tier",
     })
@@ -208,11 +226,15 @@ fn tier_name(tier: Tier) -> &'static str {
 }
 
 fn residency(value: Option<&Value>) -> Result<Option<Residency>, DecodeError> {
-    match value.map(Value::text) {
-        None => Ok(None),
-        Some(Some("worker")) => Ok(Some(Residency::Worker)),
-        Some(Some("cache_owner")) => Ok(Some(Residency::CacheOwner)),
-        Some(_) => Err(DecodeError::Range {
+    let name = value.map(|name| name.text().unwrap_or_default());
+    name.map(|name| residency_of(name.as_bytes())).transpose()
+}
+
+fn residency_of(name: &[u8]) -> Result<Residency, DecodeError> {
+    match name {
+        b"worker" => Ok(Residency::Worker),
+        b"cache_owner" => Ok(Residency::CacheOwner),
+        _ => Err(DecodeError::Range {
             field: "residency_domain",
         }),
     }

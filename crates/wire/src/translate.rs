@@ -7,7 +7,7 @@
 //! Invariants: a block is never given a local hash under fewer keys than the engine computed it with
 //! (an unknown adapter or key costs a missed hit, never a false one); no allocation per event.
 //!
-//! Elsewhere: bytes (`engine`), order and loss of batches (`kvasir-ingest`).
+//! Elsewhere: bytes (`engine`), order and loss of batches (`kvasir-kv-events`).
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -58,16 +58,16 @@ pub enum Skip {
 
 /// What became of one event.
 #[derive(Clone, Copy, Debug)]
-pub enum Translated<'a> {
+pub enum Translation<'a> {
     /// It changes the rank's cache.
     Event(&'a KvEvent),
     /// It does not count.
     Skipped(Skip),
 }
 
-/// What a [`Translator`] has learned, for keeping while the router is restarted.
+/// What a [`Translator`] knows, to be saved while the router is restarted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Learned {
+pub struct TranslatorState {
     /// Groups of layers by number: whether their blocks are whole prefixes; `None` where it was never said.
     pub groups: Vec<Option<bool>>,
     /// Salted blocks: name, salt, times stored less times removed.
@@ -75,7 +75,7 @@ pub struct Learned {
 }
 
 #[derive(Clone, Debug)]
-struct Salted {
+struct SaltCount {
     salt: Arc<str>,
     /// Times stored less times removed, as the index counts.
     count: u32,
@@ -86,7 +86,7 @@ struct Salted {
 pub struct Translator {
     options: TranslateOptions,
     groups: Vec<Attention>,
-    salts: HashMap<EngineHash, Salted>,
+    salts: HashMap<EngineHash, SaltCount>,
     pairs_seen: bool,
     blocks: Vec<StoredBlock>,
     names: Vec<EngineHash>,
@@ -114,36 +114,36 @@ impl Translator {
         }
     }
 
-    /// What was learned so far.
+    /// What is known so far.
     #[must_use]
-    pub fn learned(&self) -> Learned {
+    pub fn state(&self) -> TranslatorState {
         let kind = |attention: &Attention| match attention {
             Attention::Full => Some(true),
             Attention::Other => Some(false),
             Attention::Unsaid => None,
         };
-        let salted = |(name, s): (&EngineHash, &Salted)| (*name, Arc::clone(&s.salt), s.count);
+        let salted = |(name, s): (&EngineHash, &SaltCount)| (*name, Arc::clone(&s.salt), s.count);
         let mut salts: Vec<_> = self.salts.iter().map(salted).collect();
         salts.sort_unstable_by_key(|(name, ..)| *name);
-        Learned {
+        TranslatorState {
             groups: self.groups.iter().map(kind).collect(),
             salts,
         }
     }
 
-    /// Takes over what an earlier translator of the same rank had learned.
-    pub fn relearn(&mut self, learned: &Learned) {
+    /// Takes over what an earlier translator of the same rank knew.
+    pub fn restore(&mut self, state: &TranslatorState) {
         let kind = |whole: &Option<bool>| match whole {
             Some(true) => Attention::Full,
             Some(false) => Attention::Other,
             None => Attention::Unsaid,
         };
-        let groups = learned.groups.iter().take(GROUPS_MAX as usize);
+        let groups = state.groups.iter().take(GROUPS_MAX as usize);
         self.groups = groups.map(kind).collect();
-        let salts = learned.salts.iter().take(SALTED_BLOCKS_MAX);
+        let salts = state.salts.iter().take(SALTED_BLOCKS_MAX);
         let salted = |(name, salt, count): &(EngineHash, Arc<str>, u32)| {
             let (salt, count) = (Arc::clone(salt), *count);
-            (*name, Salted { salt, count })
+            (*name, SaltCount { salt, count })
         };
         self.salts = salts.map(salted).collect();
     }
@@ -172,30 +172,30 @@ impl Translator {
     }
 
     /// Hands every event of `batch` to `sink`, in order.
-    pub fn translate(&mut self, batch: &Batch, mut sink: impl FnMut(Translated<'_>)) {
+    pub fn translate(&mut self, batch: &Batch, mut sink: impl FnMut(Translation<'_>)) {
         for event in batch.events() {
             match event {
                 Event::Stored(event) => self.stored(&event, &mut sink),
                 Event::Removed(event) => self.removed(&event, &mut sink),
                 Event::Cleared => {
                     self.salts.clear();
-                    sink(Translated::Event(&KvEvent::Cleared { tier: None }));
+                    sink(Translation::Event(&KvEvent::Cleared { tier: None }));
                 }
                 Event::Ignored => {}
-                Event::Unknown => sink(Translated::Skipped(Skip::Unknown)),
+                Event::Unknown => sink(Translation::Skipped(Skip::Unknown)),
             }
         }
     }
 
-    fn stored(&mut self, event: &Stored<'_>, sink: &mut impl FnMut(Translated<'_>)) {
+    fn stored(&mut self, event: &Stored<'_>, sink: &mut impl FnMut(Translation<'_>)) {
         let tier = match self.admit(event) {
             Ok(tier) => tier,
-            Err(skip) => return sink(Translated::Skipped(skip)),
+            Err(skip) => return sink(Translation::Skipped(skip)),
         };
         self.pairs_seen |= event.pairs;
         let salt = match self.salt(event) {
             Ok(salt) => salt,
-            Err(skip) => return sink(Translated::Skipped(skip)),
+            Err(skip) => return sink(Translation::Skipped(skip)),
         };
         self.hash(event, salt.as_deref().or(event.salt).unwrap_or_default());
         let mut blocks = mem::take(&mut self.blocks);
@@ -212,7 +212,7 @@ impl Translator {
             parent: event.parent,
             blocks,
         };
-        sink(Translated::Event(&event));
+        sink(Translation::Event(&event));
         if let KvEvent::Stored { blocks, .. } = event {
             self.blocks = blocks;
         }
@@ -283,7 +283,7 @@ impl Translator {
             return Err(Skip::Salts);
         }
         for &name in event.hashes {
-            let fresh = || Salted {
+            let fresh = || SaltCount {
                 salt: Arc::clone(&salt),
                 count: 0,
             };
@@ -332,13 +332,13 @@ impl Translator {
         }
     }
 
-    fn removed(&mut self, event: &Removed<'_>, sink: &mut impl FnMut(Translated<'_>)) {
+    fn removed(&mut self, event: &Removed<'_>, sink: &mut impl FnMut(Translation<'_>)) {
         let tier = match place(event.medium.tier(), event.remote) {
             Ok(tier) => tier,
-            Err(skip) => return sink(Translated::Skipped(skip)),
+            Err(skip) => return sink(Translation::Skipped(skip)),
         };
         if self.filters(tier) && !self.whole_prefixes(event.group, Attention::Unsaid) {
-            return sink(Translated::Skipped(Skip::Group));
+            return sink(Translation::Skipped(Skip::Group));
         }
         if !self.salts.is_empty() {
             self.forget_salts(event.hashes);
@@ -347,7 +347,7 @@ impl Translator {
         blocks.clear();
         blocks.extend_from_slice(event.hashes);
         let event = KvEvent::Removed { tier, blocks };
-        sink(Translated::Event(&event));
+        sink(Translation::Event(&event));
         if let KvEvent::Removed { blocks, .. } = event {
             self.names = blocks;
         }

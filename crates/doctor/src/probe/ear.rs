@@ -1,11 +1,11 @@
-//! Listening to one rank as the frontend does: the same intake, an index of its own.
+//! Listening to one rank as the frontend does: the same stream, an index of its own.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kvasir_index::{Index, Matches};
-use kvasir_ingest::{Ingest, IngestOptions, Notice};
-use kvasir_intake::{Intake, Witness};
+use kvasir_intake::{EventStream, StreamObserver};
+use kvasir_kv_events::{EventFormat, Notice, Sequencer, StreamOptions};
 use kvasir_telemetry::Clock;
 use kvasir_transport::zmq::{Endpoint, ZmqSource, ZmqSourceOptions};
 use kvasir_transport::{EventSource as _, SourceEvent, SourceFault, Tasks, next_event};
@@ -33,7 +33,7 @@ impl Book {
     }
 }
 
-impl Witness for Book {
+impl StreamObserver for Book {
     fn notice(&self, notice: &Notice) {
         match notice {
             Notice::Skipped(Skip::BlockSize { engine }) => {
@@ -49,7 +49,7 @@ impl Witness for Book {
 
 /// One rank's events, going into an index.
 pub(crate) struct Ear {
-    intake: Intake,
+    stream: EventStream,
     index: Arc<Index>,
     book: Arc<Book>,
     rank: WorkerRank,
@@ -70,7 +70,7 @@ impl Ear {
         let events = events.map_err(|error| error.to_string())?;
         let mut sockets = ZmqSourceOptions::new(events, None);
         sockets.topic.clone_from(&source.topic);
-        let mut options = IngestOptions::new(block_size);
+        let mut options = StreamOptions::new(block_size);
         // The past is not needed, and asking for it would keep a busy publisher from its work.
         options.replay = false;
         options.verify_every = None;
@@ -80,16 +80,16 @@ impl Ear {
             rank: DpRank(rank),
         };
         let clock = Clock::new();
-        let intake = Intake::spawn(
+        let stream = EventStream::spawn(
             tasks,
             ZmqSource::start(tasks, sockets),
-            Ingest::new(worker, rank.rank, options),
+            Sequencer::new(EventFormat::EngineBatches { rank }, options),
             Arc::clone(&index),
             Arc::new(move || clock.now()),
             Arc::clone(&book) as _,
         );
         Ok(Self {
-            intake,
+            stream,
             index,
             book,
             rank,
@@ -101,14 +101,14 @@ impl Ear {
     /// Waits until the socket is reached, or is known not to be there.
     pub(crate) async fn linked(&mut self, timeout: Duration) -> Result<(), SourceFault> {
         let news = self
-            .intake
+            .stream
             .until(|s| s.status.connected || s.fault.is_some());
         let _ = tokio::time::timeout(timeout, news).await;
-        if !self.intake.snapshot().status.connected {
-            let up = self.intake.until(|s| s.status.connected);
+        if !self.stream.snapshot().status.connected {
+            let up = self.stream.until(|s| s.status.connected);
             let _ = tokio::time::timeout(SECOND_CHANCE, up).await;
         }
-        let snapshot = self.intake.snapshot();
+        let snapshot = self.stream.snapshot();
         match snapshot.status.connected {
             true => Ok(()),
             false => Err(snapshot.fault.unwrap_or(SourceFault::Silent)),
@@ -121,7 +121,7 @@ impl Ear {
         let began = self.clock.now();
         let deadline = began + wait;
         loop {
-            let status = self.intake.snapshot().status;
+            let status = self.stream.snapshot().status;
             let found = self.found(locals);
             if status.counts.batches > 0 && self.after.is_none() {
                 self.after = Some(self.clock.now() - began);
@@ -131,10 +131,10 @@ impl Ear {
                 return found;
             }
             let more = self
-                .intake
+                .stream
                 .until(|s| s.status.counts != status.counts || s.fault.is_some());
             let waited = tokio::time::timeout(left, more).await;
-            if waited.is_err() || !self.intake.snapshot().status.connected {
+            if waited.is_err() || !self.stream.snapshot().status.connected {
                 return self.found(locals);
             }
         }
@@ -148,7 +148,7 @@ impl Ear {
 
     /// What came so far.
     pub(crate) fn seen(&self) -> EventsSeen {
-        let (status, notes) = (self.intake.snapshot().status, self.book.notes());
+        let (status, notes) = (self.stream.snapshot().status, self.book.notes());
         EventsSeen {
             batches: status.counts.batches,
             blocks: status.counts.blocks_stored,
@@ -165,7 +165,7 @@ impl Ear {
         source: &EventSource,
         timeout: Duration,
     ) -> ReplaySeen {
-        let last = self.intake.snapshot().status.cursor.map(|c| c.sequence);
+        let last = self.stream.snapshot().status.cursor.map(|c| c.sequence);
         let parse = |text: &str| text.parse::<Endpoint>();
         let replay = parse(source.replay.as_deref().unwrap_or_default());
         let (events, replay) = match (parse(&source.events), replay) {

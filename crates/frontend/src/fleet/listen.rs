@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvasir_host::CountedIndex;
-use kvasir_ingest::{Ingest, IngestOptions};
-use kvasir_intake::Intake;
+use kvasir_intake::EventStream;
+use kvasir_kv_events::{EventFormat, Sequencer, StreamOptions};
 use kvasir_transport::zmq::{EndpointError, ZmqSource, ZmqSourceOptions};
 use kvasir_types::{DpRank, WorkerId, WorkerRank};
 use kvasir_upstream::EventSource;
@@ -21,7 +21,7 @@ use crate::models::ServedModel;
 /// One stream, and where it listens.
 struct Ear {
     source: EventSource,
-    intake: Intake,
+    stream: EventStream,
     /// On which thread.
     _seat: Option<Seat>,
 }
@@ -67,11 +67,11 @@ impl Ears {
                 listen(fleet, model, name, source)
             };
             match listened {
-                Ok(Some(intake)) => {
+                Ok(Some(stream)) => {
                     let source = source.clone();
                     let ear = Ear {
                         source,
-                        intake,
+                        stream,
                         _seat: seat,
                     };
                     self.open.insert(key, ear);
@@ -93,7 +93,7 @@ impl Ears {
         let closed = self
             .open
             .extract_if(.., |(name, rank), ear| gone(name, *rank, ear));
-        let closed = closed.map(|(_, ear)| ear.intake.stop());
+        let closed = closed.map(|(_, ear)| ear.stream.stop());
         self.closing.extend(closed);
     }
 
@@ -110,10 +110,10 @@ fn listen(
     model: &ServedModel,
     rank: WorkerRank,
     source: &EventSource,
-) -> Result<Option<Intake>, EndpointError> {
+) -> Result<Option<EventStream>, EndpointError> {
     let events = source.events.parse()?;
     let replay = source.replay.as_deref().map(str::parse).transpose()?;
-    let mut options = IngestOptions::new(model.block_size);
+    let mut options = StreamOptions::new(model.block_size);
     options.replay = replay.is_some();
     let mut sockets = ZmqSourceOptions::new(events, replay);
     sockets.topic.clone_from(&source.topic);
@@ -125,20 +125,20 @@ fn listen(
     tracing::info!(%rank, model = %model.host.name(), events = %source.events, replay = source.replay,
         "listening to cache events");
     let cache = CountedIndex::new(model.host.index(), &context.metrics);
-    let ingest = match fleet.snapshot().resume(model.host.name(), rank) {
-        Some(kept) => Ingest::resume_kept(rank.worker, rank.rank, options, &kept),
-        None => Ingest::new(rank.worker, rank.rank, options),
+    let sequencer = match fleet.snapshot().resume(model.host.name(), rank) {
+        Some(checkpoint) => Sequencer::restore(rank, options, &checkpoint),
+        None => Sequencer::new(EventFormat::EngineBatches { rank }, options),
     };
     let tasks = context.tasks.background();
-    let intake = view.subscribe(&source.events, || {
-        Intake::spawn(
+    let stream = view.subscribe(&source.events, || {
+        EventStream::spawn(
             &tasks,
             ZmqSource::start(&tasks, sockets),
-            ingest,
+            sequencer,
             Arc::new(cache),
             Arc::new(move || clock.now()),
             Arc::clone(&view) as _,
         )
     });
-    Ok(Some(intake))
+    Ok(Some(stream))
 }

@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::Arc;
 
-use kvasir_ingest::{Cursor, Kept, Learned};
+use kvasir_kv_events::{Cursor, StreamCheckpoint, TranslatorState};
 use kvasir_trust::{CacheState, TrustRecord};
 use kvasir_types::{DpRank, EngineHash, WorkerRank};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
@@ -32,7 +32,7 @@ pub(super) struct RouterSnapshot {
 pub(super) struct StreamSnapshot {
     pub(super) rank: WorkerRank,
     pub(super) trust: TrustRecord,
-    pub(super) kept: Kept,
+    pub(super) kept: StreamCheckpoint,
 }
 
 /// Writes the parts of routers. Returns how many bytes that took.
@@ -131,7 +131,7 @@ impl Writer {
         self.u32(stream.trust.demotions);
         let cursor = stream.kept.cursor;
         self.u64(cursor.sequence);
-        self.u64(cursor.print);
+        self.u64(cursor.digest);
         self.u64(cursor.at.to_bits());
         self.list(&stream.kept.ranks, |out, (rank, learned)| {
             out.u32(rank.0);
@@ -203,18 +203,18 @@ impl Reader<'_> {
         let demotions = self.u32()?;
         let cursor = Cursor {
             sequence: self.u64()?,
-            print: self.u64()?,
+            digest: self.u64()?,
             at: f64::from_bits(self.u64()?),
         };
         let ranks = self.list(|r| Some((DpRank(r.u32()?), r.learned()?)))?;
         Some(StreamSnapshot {
             rank,
             trust: TrustRecord { state, demotions },
-            kept: Kept { cursor, ranks },
+            kept: StreamCheckpoint { cursor, ranks },
         })
     }
 
-    fn learned(&mut self) -> Option<Learned> {
+    fn learned(&mut self) -> Option<TranslatorState> {
         let groups = self.list(|r| match r.u8()? {
             0 => Some(Some(false)),
             1 => Some(Some(true)),
@@ -225,7 +225,7 @@ impl Reader<'_> {
             let (name, salt) = (EngineHash(r.u64()?), r.text()?);
             Some((name, Arc::from(salt), r.u32()?))
         })?;
-        Some(Learned { groups, salts })
+        Some(TranslatorState { groups, salts })
     }
 }
 
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     fn routers() -> Vec<RouterSnapshot> {
-        let learned = Learned {
+        let learned = TranslatorState {
             groups: vec![Some(true), None, Some(false)],
             salts: vec![(EngineHash(7), "tenant".into(), 2)],
         };
@@ -244,10 +244,10 @@ mod tests {
                 state: CacheState::Exact,
                 demotions: 1,
             },
-            kept: Kept {
+            kept: StreamCheckpoint {
                 cursor: Cursor {
                     sequence: 99,
-                    print: 5,
+                    digest: 5,
                     at: 1.5,
                 },
                 ranks: vec![(DpRank(3), learned)],

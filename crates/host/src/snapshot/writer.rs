@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvasir_index::{Index, SnapshotError};
-use kvasir_ingest::{Cursor, Kept};
-use kvasir_intake::Pause;
+use kvasir_intake::PauseGuard;
+use kvasir_kv_events::{Cursor, StreamCheckpoint};
 use kvasir_trust::TrustRecord;
 use kvasir_types::WorkerRank;
 use tokio::sync::Mutex;
@@ -248,9 +248,9 @@ fn copy(index: &Index, then: Then, give_way: impl FnMut()) -> Result<Vec<u8>, Sn
 #[derive(Debug, Default)]
 struct Still {
     /// What a later one needs to go on, if it is worth keeping.
-    kept: Option<Kept>,
+    kept: Option<StreamCheckpoint>,
     /// It goes on when this is dropped; `None` if it has ended, or did not stand still in time.
-    pause: Option<Pause>,
+    pause: Option<PauseGuard>,
 }
 
 /// Lets all streams stand still at once. Those that do not in time go on.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kvasir_ingest::Counts;
+use kvasir_kv_events::Counts;
 use kvasir_trust::{Cause, Finding, TrustLevel};
 use serde_json::{Value, json};
 
@@ -58,7 +58,7 @@ impl CacheView {
     #[must_use]
     pub fn row(&self) -> Value {
         let events = self.subscription().map(|subscription| {
-            let snapshot = subscription.intake.snapshot();
+            let snapshot = subscription.stream.snapshot();
             let (status, counts) = (snapshot.status, snapshot.status.counts);
             let found = faults(&counts).into_iter().filter(|(_, count)| *count > 0);
             let found: serde_json::Map<String, Value> = found
@@ -98,7 +98,7 @@ impl CacheView {
     fn measure(&self) -> Option<bool> {
         let status = self
             .subscription()
-            .map(|subscription| subscription.intake.read(|snapshot| snapshot.status));
+            .map(|subscription| subscription.stream.read(|snapshot| snapshot.status));
         let mut inner = self.lock();
         if inner.gone {
             return None;

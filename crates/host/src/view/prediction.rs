@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use kvasir_ingest::Counts;
+use kvasir_kv_events::Counts;
 use kvasir_trust::Answer;
 use kvasir_types::{LocalHash, Time};
 

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use kvasir_index::{Index, Matches};
-use kvasir_ingest::{Counts, Cursor, Kept, Notice, Resync};
-use kvasir_intake::{Intake, IntakeHandle, Pause, Snapshot, Witness};
+use kvasir_intake::{EventStream, EventStreamHandle, PauseGuard, StreamObserver, StreamState};
+use kvasir_kv_events::{Counts, Cursor, Notice, Resync, StreamCheckpoint};
 use kvasir_telemetry::Metrics;
 use kvasir_transport::SourceFault;
 use kvasir_trust::{
@@ -59,7 +59,7 @@ struct Look {
 #[derive(Clone, Debug)]
 pub(super) struct Subscription {
     pub(super) address: Arc<str>,
-    pub(super) intake: IntakeHandle,
+    pub(super) stream: EventStreamHandle,
 }
 
 pub(super) struct Inner {
@@ -145,14 +145,14 @@ impl CacheView {
     ///
     /// It is away until that connects, which may happen on another thread before `start` returns: so
     /// everything about the new stream is set before it begins.
-    pub fn subscribe(&self, address: &str, start: impl FnOnce() -> Intake) -> Intake {
+    pub fn subscribe(&self, address: &str, start: impl FnOnce() -> EventStream) -> EventStream {
         self.lock().counted = Counts::default();
         self.count_lifecycle("started");
         self.show(Evidence::Link(false));
-        let intake = start();
+        let stream = start();
         let subscription = Subscription {
             address: Arc::from(address),
-            intake: intake.handle(),
+            stream: stream.handle(),
         };
         let mut current = self
             .subscription
@@ -160,7 +160,7 @@ impl CacheView {
             .unwrap_or_else(PoisonError::into_inner);
         *current = Some(subscription);
         drop(current);
-        intake
+        stream
     }
 
     /// Whether nobody listens to its events although the router would go by them.
@@ -185,20 +185,20 @@ impl CacheView {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read<T: Default>(&self, part: impl FnOnce(&Snapshot) -> T) -> T {
+    fn read<T: Default>(&self, part: impl FnOnce(&StreamState) -> T) -> T {
         let current = self.current();
-        let intake = current.as_ref().map(|current| &current.intake);
-        intake.map(|intake| intake.read(part)).unwrap_or_default()
+        let stream = current.as_ref().map(|current| &current.stream);
+        stream.map(|stream| stream.read(part)).unwrap_or_default()
     }
 
     /// Ends its stream and leaves its blocks in the index; what a later stream needs to go on.
-    pub(crate) async fn freeze(&self) -> Option<Kept> {
-        self.subscription()?.intake.freeze().await
+    pub(crate) async fn freeze(&self) -> Option<StreamCheckpoint> {
+        self.subscription()?.stream.freeze().await
     }
 
     /// Lets its stream stand still; what a later stream would need to go on, if it is worth keeping.
-    pub(crate) async fn hold(&self) -> Option<(Option<Kept>, Pause)> {
-        self.subscription()?.intake.hold().await
+    pub(crate) async fn hold(&self) -> Option<(Option<StreamCheckpoint>, PauseGuard)> {
+        self.subscription()?.stream.pause().await
     }
 
     /// How far its stream is.
@@ -340,7 +340,7 @@ impl CacheView {
             Resync::Verify => tracing::debug!(rank = %self.rank, "cache view: {what}"),
             _ => tracing::warn!(rank = %self.rank, "cache view was wrong too often: {what}"),
         }
-        subscription.intake.resync(how);
+        subscription.stream.resync(how);
     }
 
     fn changed(&self, trust: TrustLevel) {
@@ -371,7 +371,7 @@ impl CacheView {
     }
 }
 
-impl Witness for CacheView {
+impl StreamObserver for CacheView {
     fn notice(&self, notice: &Notice) {
         let rank = self.rank;
         match notice {
@@ -430,9 +430,8 @@ fn fault_name(notice: &Notice) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use kvasir_ingest::{Ingest, IngestOptions};
+    use kvasir_kv_events::{EventFormat, Sequencer, StreamOptions};
     use kvasir_transport::memory_source;
-    use kvasir_types::DpRank;
 
     use super::*;
     use crate::testing::{context, host};
@@ -446,15 +445,16 @@ mod tests {
         let view = Arc::new(view);
         let clock = context.clock;
         let start = |connects: bool| {
-            let ingest = Ingest::new(rank.worker, DpRank(0), IngestOptions::new(16));
+            let sequencer =
+                Sequencer::new(EventFormat::EngineBatches { rank }, StreamOptions::new(16));
             let now = Arc::new(move || clock.now());
             let (_engine, source) = memory_source();
             let (index, witness) = (Arc::clone(host.index()), Arc::clone(&view));
-            let intake = Intake::spawn(&context.tasks, source, ingest, index, now, witness);
+            let stream = EventStream::spawn(&context.tasks, source, sequencer, index, now, witness);
             if connects {
                 view.link(None);
             }
-            intake
+            stream
         };
         let later = || clock.now() + Duration::from_secs(60);
         let cause = || view.lock().trust.level().cause;

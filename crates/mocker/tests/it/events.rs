@@ -1,4 +1,4 @@
-//! A mock engine's real event sockets, and a router's real intake at the other end: what the events foretell
+//! A mock engine's real event sockets, and a router's real event stream at the other end: what the events foretell
 //! is what the engine reports; each fault is noticed, named and mended.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails is a failed test")]
@@ -9,8 +9,8 @@ use std::time::Duration;
 use kvasir_engine::EngineConfig;
 use kvasir_hash::{Scope, local_hashes};
 use kvasir_index::{Index, Matches};
-use kvasir_ingest::{Ingest, IngestOptions, Notice, Resync};
-use kvasir_intake::{Intake, Witness};
+use kvasir_intake::{EventStream, StreamObserver};
+use kvasir_kv_events::{EventFormat, Notice, Resync, Sequencer, StreamOptions};
 use kvasir_mocker::{
     EventOptions, EventSockets, Fault, Observer, Worker, WorkerOptions, seeded_answer,
 };
@@ -28,7 +28,7 @@ const ID: WorkerId = WorkerId(7);
 #[derive(Default)]
 struct Notes(Mutex<Vec<Notice>>);
 
-impl Witness for Notes {
+impl StreamObserver for Notes {
     fn notice(&self, notice: &Notice) {
         self.0.lock().unwrap().push(*notice);
     }
@@ -39,7 +39,7 @@ impl Witness for Notes {
 struct Setup {
     worker: Worker,
     sockets: Arc<EventSockets>,
-    intake: Intake,
+    stream: EventStream,
     index: Arc<Index>,
     notes: Arc<Notes>,
     next: u128,
@@ -77,13 +77,18 @@ impl Setup {
         let options =
             ZmqSourceOptions::new(at(events.port()), replay.map(|address| at(address.port())));
         let source = ZmqSource::start(&tasks, options);
-        let ingest = Ingest::new(ID, DpRank(0), IngestOptions::new(BLOCK));
+        let rank = WorkerRank {
+            worker: ID,
+            rank: DpRank(0),
+        };
+        let format = EventFormat::EngineBatches { rank };
+        let sequencer = Sequencer::new(format, StreamOptions::new(BLOCK));
         let notes = Arc::new(Notes::default());
         let now = Arc::new(move || Time::ZERO + start.elapsed());
-        let intake = Intake::spawn(
+        let stream = EventStream::spawn(
             &tasks,
             source,
-            ingest,
+            sequencer,
             Arc::clone(&index),
             now,
             Arc::clone(&notes) as _,
@@ -91,14 +96,14 @@ impl Setup {
         let mut setup = Self {
             worker,
             sockets,
-            intake,
+            stream,
             index,
             notes,
             next: 0,
             rng: Rng::new(1),
         };
         setup
-            .intake
+            .stream
             .until(|s| s.status.connected && s.status.recovering.is_none())
             .await;
         setup
@@ -107,7 +112,7 @@ impl Setup {
     /// Waits until the listener has heard all that was published.
     async fn settled(&mut self) {
         let published = self.sockets.published(0);
-        let waiting = self.intake.until(|s| {
+        let waiting = self.stream.until(|s| {
             let heard = s.status.cursor.map_or(0, |c| c.sequence + 1);
             heard == published && s.status.recovering.is_none()
         });
@@ -115,7 +120,7 @@ impl Setup {
         assert!(
             waited.is_ok(),
             "{published} published, {:?}",
-            self.intake.snapshot()
+            self.stream.snapshot()
         );
     }
 
@@ -203,7 +208,7 @@ async fn without_faults_every_prediction_is_right() {
     for dialect in [Dialect::Vllm24, Dialect::Vllm09, Dialect::SglangMap] {
         let mut setup = Setup::new(dialect).await;
         setup.conversations(40, None).await;
-        assert!(setup.intake.snapshot().status.exact);
+        assert!(setup.stream.snapshot().status.exact);
         assert!(!setup.noticed(|n| matches!(n, Notice::Gap { .. } | Notice::Restarted)));
     }
 }
@@ -232,10 +237,10 @@ async fn lost_repeated_late_and_disordered_batches_are_mended() {
             setup.ask(&prompt, None).await;
         }
         setup.conversations(10, None).await;
-        assert!(setup.intake.snapshot().status.exact, "{fault:?}");
+        assert!(setup.stream.snapshot().status.exact, "{fault:?}");
     }
     assert!(setup.noticed(|n| matches!(n, Notice::Gap { .. })));
-    assert!(setup.intake.snapshot().status.counts.duplicates >= 1);
+    assert!(setup.stream.snapshot().status.counts.duplicates >= 1);
 }
 
 #[tokio::test]
@@ -247,11 +252,11 @@ async fn a_restarted_engine_is_noticed_and_relearned() {
     setup.settled().await;
     assert_eq!(setup.foretold(&prompt, None), 96);
     setup.worker.restart().await;
-    setup.intake.until(|s| s.status.counts.restarts == 1).await;
+    setup.stream.until(|s| s.status.counts.restarts == 1).await;
     assert_eq!(setup.foretold(&prompt, None), 0);
     setup.conversations(10, None).await;
     assert!(setup.noticed(|n| *n == Notice::Restarted));
-    assert!(setup.intake.snapshot().status.exact);
+    assert!(setup.stream.snapshot().status.exact);
 }
 
 /// Only the numbering begins again: the engine still holds what the listener then forgets, and the listener
@@ -265,7 +270,7 @@ async fn a_sequence_that_begins_again_empties_the_picture() {
     setup.sockets.inject(Fault::RestartSequence);
     let other = setup.fresh(100);
     setup.ask(&other, None).await;
-    setup.intake.until(|s| s.status.counts.restarts == 1).await;
+    setup.stream.until(|s| s.status.counts.restarts == 1).await;
     setup.settled().await;
     assert_eq!(
         (setup.foretold(&prompt, None), setup.foretold(&other, None)),
@@ -289,12 +294,12 @@ async fn a_replay_that_no_longer_reaches_back_is_named() {
     setup.ask(&prompt, None).await;
     setup.settled().await;
     assert!(setup.noticed(|n| matches!(n, Notice::ReplayTooShort { .. })));
-    assert!(!setup.intake.snapshot().status.exact);
+    assert!(!setup.stream.snapshot().status.exact);
     assert_eq!(setup.foretold(&prompt, None), 96);
     // A clear that is told makes the picture exact again.
     assert!(setup.worker.clear_cache().await);
     setup.conversations(10, None).await;
-    assert!(setup.intake.snapshot().status.exact);
+    assert!(setup.stream.snapshot().status.exact);
 }
 
 #[tokio::test]
@@ -309,8 +314,8 @@ async fn a_silent_clear_is_mended_by_forgetting() {
     setup.ask(&other, None).await;
     setup.settled().await;
     assert_eq!(setup.foretold(&prompt, None), 96, "nobody was told");
-    setup.intake.resync(Resync::Forget);
-    setup.intake.until(|s| !s.status.exact).await;
+    setup.stream.resync(Resync::Forget);
+    setup.stream.until(|s| !s.status.exact).await;
     assert_eq!(setup.foretold(&prompt, None), 0);
 }
 

@@ -4,6 +4,7 @@ use kvasir_types::WorkerRank;
 
 use super::{RouterEvent, map, missing};
 use crate::DecodeError;
+use crate::msgpack::Reader;
 use crate::value::Value;
 
 /// First byte of an envelope on ZeroMQ.
@@ -29,18 +30,26 @@ pub struct Envelope {
 impl Envelope {
     /// Reads an envelope as NATS carries it.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let value = Value::from_msgpack(bytes)?;
-        let number = |field| value.get(field).and_then(Value::uint).ok_or(missing(field));
-        let topic = value.get("topic").and_then(Value::text);
-        let Some(Value::Bytes(payload)) = value.get("payload") else {
-            return Err(missing("payload"));
-        };
+        let mut reader = Reader::new(bytes);
+        let (mut publisher, mut sequence, mut published_ms) = (None, None, None);
+        let (mut topic, mut payload) = (None, None);
+        for _ in 0..reader.map()? {
+            match reader.text_bytes()? {
+                b"publisher_id" => publisher = Some(reader.u64("publisher_id")?),
+                b"sequence" => sequence = Some(reader.u64("sequence")?),
+                b"published_at" => published_ms = Some(reader.u64("published_at")?),
+                b"topic" => topic = Some(reader.str()?.to_owned()),
+                b"payload" => payload = Some(reader.bin()?.to_vec()),
+                _ => reader.skip()?,
+            }
+        }
+        reader.finish()?;
         Ok(Self {
-            publisher: number("publisher_id")?,
-            sequence: number("sequence")?,
-            published_ms: number("published_at")?,
-            topic: topic.ok_or(missing("topic"))?.to_owned(),
-            payload: payload.clone(),
+            publisher: publisher.ok_or(missing("publisher_id"))?,
+            sequence: sequence.ok_or(missing("sequence"))?,
+            published_ms: published_ms.ok_or(missing("published_at"))?,
+            topic: topic.ok_or(missing("topic"))?,
+            payload: payload.ok_or(missing("payload"))?,
         })
     }
 

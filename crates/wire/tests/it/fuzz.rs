@@ -5,7 +5,7 @@ use kvasir_types::Rng;
 use kvasir_wire::engine::{self, Batch};
 use kvasir_wire::frame::{parse_live, parse_replay, parse_replay_request};
 use kvasir_wire::msgpack::Reader;
-use kvasir_wire::native::{Envelope, RouterEvent};
+use kvasir_wire::native::{Encoding, Envelope, RouterEvent, decode_router_events};
 use kvasir_wire::value::Value;
 use kvasir_wire::{TranslateOptions, Translator, trtllm};
 
@@ -51,12 +51,26 @@ fn feed(input: &[u8], batch: &mut Batch, translator: &mut Translator) -> bool {
     let _ = engine::peek_time(input);
     frames(input);
     let _ = Reader::new(input).skip();
-    let _ = Envelope::decode_prefixed(input);
+    if let Ok(envelope) = Envelope::decode_prefixed(input) {
+        router_events(&envelope.payload);
+    }
+    router_events(input);
     let _ = Value::from_msgpack(input);
     let _ = RouterEvent::from_msgpack(input);
     let _ = RouterEvent::from_json(input);
     let _ = trtllm::decode(input);
     decoded
+}
+
+/// What the tree can read is read without it, too, and means the same.
+fn router_events(payload: &[u8]) {
+    let mut events = Vec::new();
+    let read = decode_router_events(Encoding::MessagePack, payload, &mut events);
+    let value = Value::from_msgpack(payload);
+    match value.and_then(|value| RouterEvent::list_from_value(&value)) {
+        Ok(expected) => assert_eq!((read, events), (Ok(()), expected)),
+        Err(_) => assert!(read.is_ok() || events.is_empty()),
+    }
 }
 
 /// The same bytes as the parts of messages, cut where the bytes themselves say.

@@ -1,11 +1,23 @@
 //! Dynamo's event plane, byte for byte.
 
+use proptest::prelude::*;
+
 use kvasir_types::{EngineHash, KvEvent, LocalHash, StoredBlock, Tier, WorkerRank};
 use kvasir_wire::DecodeError;
-use kvasir_wire::native::{ActiveLoad, Envelope, RecoveryReply, RecoveryRequest, RouterEvent};
+use kvasir_wire::native::{
+    ActiveLoad, Encoding, Envelope, RecoveryReply, RecoveryRequest, Residency, RouterEvent,
+    decode_router_events,
+};
 use kvasir_wire::value::Value;
 
 use crate::captures::{bytes, lines, messages};
+
+/// Without a tree.
+fn direct(payload: &[u8]) -> Result<Vec<RouterEvent>, DecodeError> {
+    let mut events = Vec::new();
+    decode_router_events(Encoding::MessagePack, payload, &mut events)?;
+    Ok(events)
+}
 
 #[test]
 fn every_recorded_message_decodes_and_encodes_back_to_its_bytes() {
@@ -23,6 +35,7 @@ fn every_recorded_message_decodes_and_encodes_back_to_its_bytes() {
         match envelope.topic.as_str() {
             "kv-events" => {
                 let list = RouterEvent::list_from_value(&payload).unwrap();
+                assert_eq!(direct(&envelope.payload).as_ref(), Ok(&list));
                 events += list.len();
                 Value::List(list.iter().map(RouterEvent::to_value).collect())
                     .to_msgpack(&mut again);
@@ -53,8 +66,10 @@ fn every_recorded_nats_message_decodes() {
         };
         let envelope = Envelope::decode(&bytes(body)).unwrap();
         if envelope.topic == "kv-events" {
-            let payload = Value::from_msgpack(&envelope.payload).unwrap();
-            events += RouterEvent::list_from_value(&payload).unwrap().len();
+            let list = direct(&envelope.payload).unwrap();
+            let consecutive = |pair: &[RouterEvent]| pair[1].id == pair[0].id + 1;
+            assert!(list.windows(2).all(consecutive), "{list:?}");
+            events += list.len();
         }
     }
     assert!(events > 5, "{events}");
@@ -131,4 +146,104 @@ fn recovery_answers_are_told_apart() {
         request.to_value().get("start_event_id"),
         Some(&Value::Uint(2))
     );
+}
+
+fn an_event() -> impl Strategy<Value = RouterEvent> {
+    let tiers = [Tier::Device, Tier::HostPinned, Tier::Disk, Tier::External];
+    let residencies = [None, Some(Residency::Worker), Some(Residency::CacheOwner)];
+    let block = any::<(u64, u64)>().prop_map(|(engine, local)| StoredBlock {
+        engine: EngineHash(engine),
+        local: LocalHash(local),
+    });
+    let blocks = prop::collection::vec(block, 0..9);
+    let numbers = (any::<u64>(), any::<u32>(), any::<u64>());
+    let chain = (
+        any::<Option<u64>>(),
+        any::<Option<u64>>(),
+        blocks,
+        0..3usize,
+    );
+    let places = (
+        prop::sample::select(tiers.to_vec()),
+        prop::sample::select(residencies.to_vec()),
+    );
+    (numbers, chain, places).prop_map(
+        |((worker, rank, id), (parent, position, blocks, kind), (tier, residency))| {
+            let names = blocks.iter().map(|block| block.engine).collect();
+            let event = match kind {
+                0 => KvEvent::Stored {
+                    tier,
+                    parent: parent.map(EngineHash),
+                    blocks,
+                },
+                1 => KvEvent::Removed {
+                    tier,
+                    blocks: names,
+                },
+                _ => KvEvent::Cleared {
+                    tier: residency.map(|_| tier),
+                },
+            };
+            RouterEvent {
+                rank: WorkerRank::new(worker, rank),
+                id,
+                residency,
+                position: position.filter(|_| kind == 0),
+                event,
+            }
+        },
+    )
+}
+
+/// The same value with the fields of its maps turned around by `turn`, and one more that nobody knows.
+fn reordered(value: &Value, turn: usize) -> Value {
+    match value {
+        Value::List(items) => Value::List(items.iter().map(|v| reordered(v, turn)).collect()),
+        Value::Map(pairs) => {
+            let pairs = pairs
+                .iter()
+                .map(|(name, v)| (name.clone(), reordered(v, turn)));
+            let mut pairs: Vec<_> = pairs.collect();
+            pairs.push(("state_source".to_owned(), Value::List(vec![Value::Nil])));
+            let by = turn % pairs.len();
+            pairs.rotate_left(by);
+            Value::Map(pairs)
+        }
+        other => other.clone(),
+    }
+}
+
+proptest! {
+    /// Both readers, both encodings, any order of fields: one answer.
+    #[test]
+    fn every_way_of_reading_gives_the_same_events(
+        events in prop::collection::vec(an_event(), 0..5),
+        turn in 0usize..7,
+    ) {
+        let list = Value::List(events.iter().map(RouterEvent::to_value).collect());
+        let list = reordered(&list, turn);
+        let mut payload = Vec::new();
+        list.to_msgpack(&mut payload);
+        prop_assert_eq!(RouterEvent::list_from_value(&list), Ok(events.clone()));
+        prop_assert_eq!(direct(&payload), Ok(events.clone()));
+        let (json, mut read) = (list.to_json().to_string(), Vec::new());
+        decode_router_events(Encoding::Json, json.as_bytes(), &mut read).unwrap();
+        prop_assert_eq!(read, events);
+        for end in 0..payload.len() {
+            prop_assert!(direct(&payload[..end]).is_err());
+        }
+    }
+}
+
+/// What was read before an error is not there after it; what was there before the call is.
+#[test]
+fn a_refused_payload_leaves_nothing_behind() {
+    let good = br#"{"worker_id":1,"event":{"event_id":1,"data":"cleared"}}"#;
+    let mut events = Vec::new();
+    decode_router_events(Encoding::Json, good, &mut events).unwrap();
+    let good = events[0].to_value();
+    let (mut payload, bad) = (Vec::new(), Value::Nil);
+    Value::List(vec![good, bad]).to_msgpack(&mut payload);
+    assert!(decode_router_events(Encoding::MessagePack, &payload, &mut events).is_err());
+    assert_eq!(events.len(), 1);
 }

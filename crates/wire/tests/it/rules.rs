@@ -5,7 +5,7 @@ use kvasir_types::{EngineHash, KvEvent, LocalHash, Tier, Token};
 use kvasir_wire::engine::{
     Adapter, Attention, Batch, BlockMedia, Dialect, Event, Medium, Removed, Stored, encode_batch,
 };
-use kvasir_wire::{Skip, TranslateOptions, Translated, Translator};
+use kvasir_wire::{Skip, TranslateOptions, Translation, Translator};
 
 const SIZE: u32 = 4;
 const OPTIONS: TranslateOptions = TranslateOptions {
@@ -37,8 +37,8 @@ fn collect(translator: &mut Translator, batch: &Batch) -> Vec<Said> {
     let mut said = Vec::new();
     translator.translate(batch, |event| {
         said.push(match event {
-            Translated::Event(event) => Said::Event(event.clone()),
-            Translated::Skipped(skip) => Said::Skipped(skip),
+            Translation::Event(event) => Said::Event(event.clone()),
+            Translation::Skipped(skip) => Said::Skipped(skip),
         });
     });
     said

@@ -1,9 +1,9 @@
 //! Streams and the index while the file is written.
 
-use kvasir_ingest::{Ingest, IngestOptions};
-use kvasir_intake::Intake;
+use kvasir_intake::EventStream;
+use kvasir_kv_events::{EventFormat, Sequencer, StreamOptions};
 use kvasir_transport::{MemoryPublisher, SourceEvent, memory_source};
-use kvasir_types::{DpRank, EngineHash, KvEvent, LocalHash, StoredBlock, Tier};
+use kvasir_types::{EngineHash, KvEvent, LocalHash, StoredBlock, Tier};
 
 use super::*;
 use crate::testing::{context, host};
@@ -12,34 +12,34 @@ use crate::testing::{context, host};
 const BLOCKS: u64 = 20_000;
 
 /// A rank whose stream begins now.
-fn rank(host: &RouterHost) -> (MemoryPublisher, Intake, Arc<CacheView>) {
+fn rank(host: &RouterHost) -> (MemoryPublisher, EventStream, Arc<CacheView>) {
     let rank = WorkerRank::new(1, 0);
     let view = host.judge(rank, None, None);
     let (engine, source) = memory_source();
-    let ingest = Ingest::new(rank.worker, DpRank(0), IngestOptions::new(16));
+    let sequencer = Sequencer::new(EventFormat::EngineBatches { rank }, StreamOptions::new(16));
     let (context, index) = (host.context(), Arc::clone(host.index()));
     let clock = context.clock;
     let now = Arc::new(move || clock.now());
-    let intake = view.subscribe("tcp://engine", || {
-        Intake::spawn(&context.tasks, source, ingest, index, now, Arc::new(()))
+    let stream = view.subscribe("tcp://engine", || {
+        EventStream::spawn(&context.tasks, source, sequencer, index, now, Arc::new(()))
     });
-    (engine, intake, view)
+    (engine, stream, view)
 }
 
 /// Events of a stream that is not in the file are in the index all the same: it must not change while it is copied.
 #[tokio::test]
 async fn a_stream_that_is_not_worth_keeping_stands_still_too() {
     let host = host(&context());
-    let (engine, mut intake, view) = rank(&host);
+    let (engine, mut stream, view) = rank(&host);
     let mut still = all_still(vec![view], Then::Continue).await;
     let (_, still) = still.pop().unwrap();
     assert_eq!(still.kept, None, "nothing came yet");
     let pause = still.pause.expect("it stands still");
     engine.events.send(SourceEvent::Connected).await.unwrap();
     tokio::task::yield_now().await;
-    assert!(!intake.snapshot().status.connected);
+    assert!(!stream.snapshot().status.connected);
     drop(pause);
-    intake.until(|s| s.status.connected).await;
+    stream.until(|s| s.status.connected).await;
 }
 
 fn chain(worker: u64, first: u64, blocks: u64) -> (WorkerRank, KvEvent) {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use kvasir_types::Time;
 use kvasir_wire::frame::Frame;
 
-use crate::{Cause, Cursor};
+use crate::{Cursor, RecoveryCause};
 
 /// What a recovery waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(crate) enum Stage {
 /// A recovery under way.
 #[derive(Clone, Debug)]
 pub(crate) struct Recovery {
-    pub(crate) cause: Cause,
+    pub(crate) cause: RecoveryCause,
     pub(crate) attempt: u64,
     pub(crate) stage: Stage,
     /// The message that must come first, being the last one that was applied: if it is another one under
@@ -65,7 +65,7 @@ impl Recovery {
 
 /// What the first message of an answer shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum First {
+pub(crate) enum FirstReplayed {
     /// It is the last one that was applied: go on behind it.
     Anchor,
     /// It follows what was applied.
@@ -80,32 +80,32 @@ pub(crate) enum First {
     Early,
 }
 
-pub(crate) fn judge_first(anchor: Option<Cursor>, found: &Cursor) -> First {
+pub(crate) fn judge_first(anchor: Option<Cursor>, found: &Cursor) -> FirstReplayed {
     match anchor {
-        None if found.sequence == 0 => First::Start,
-        None => First::TooShort,
-        Some(anchor) if found.sequence < anchor.sequence => First::Early,
-        Some(anchor) if found.sequence == anchor.sequence => match found.print == anchor.print {
-            true => First::Anchor,
-            false => First::Restart,
+        None if found.sequence == 0 => FirstReplayed::Start,
+        None => FirstReplayed::TooShort,
+        Some(anchor) if found.sequence < anchor.sequence => FirstReplayed::Early,
+        Some(anchor) if found.sequence == anchor.sequence => match found.digest == anchor.digest {
+            true => FirstReplayed::Anchor,
+            false => FirstReplayed::Restart,
         },
         Some(anchor) if found.sequence == anchor.sequence + 1 && found.at >= anchor.at => {
-            First::Follows
+            FirstReplayed::Follows
         }
-        Some(_) => First::TooShort,
+        Some(_) => FirstReplayed::TooShort,
     }
 }
 
 /// Live messages that wait for a recovery to end.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct HeldMessages {
     frames: VecDeque<Frame<Bytes>>,
     bytes: usize,
     /// How many of them came before the engine was last asked.
     before_ask: usize,
 }
 
-impl Held {
+impl HeldMessages {
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }

@@ -6,8 +6,10 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use kvasir_hash::{Scope, local_hashes};
 use kvasir_index::{Index, Matches};
-use kvasir_ingest::{Cause, Ingest, IngestOptions, Input, Notice, Output};
-use kvasir_types::{DpRank, EngineHash, LocalHash, Time, Token, WorkerId, WorkerRank};
+use kvasir_kv_events::{
+    EventFormat, Notice, Output, RecoveryCause, Sequencer, SourceEvent, StreamOptions,
+};
+use kvasir_types::{EngineHash, LocalHash, Time, Token, WorkerRank};
 use kvasir_wire::engine::{Batch, Event, peek_time};
 use kvasir_wire::frame::{Frame, ReplayPart, parse_live, parse_replay};
 use serde_json::Value as Json;
@@ -46,7 +48,7 @@ fn replay(session: &str, file: &str) -> Vec<ReplayPart<Bytes>> {
 }
 
 struct Listener {
-    ingest: Ingest,
+    sequencer: Sequencer,
     index: Index,
     asked: Vec<(u64, u64)>,
     notices: Vec<Notice>,
@@ -54,19 +56,21 @@ struct Listener {
 
 impl Listener {
     fn new(replay: bool) -> Self {
-        let mut options = IngestOptions::new(BLOCK);
+        let mut options = StreamOptions::new(BLOCK);
         options.replay = replay;
+        let rank = WorkerRank::new(1, 0);
         Self {
-            ingest: Ingest::new(WorkerId(1), DpRank(0), options),
+            sequencer: Sequencer::new(EventFormat::EngineBatches { rank }, options),
             index: Index::new(),
             asked: Vec::new(),
             notices: Vec::new(),
         }
     }
 
-    fn input(&mut self, input: Input) {
+    fn input(&mut self, input: SourceEvent) {
         let mut out = Vec::new();
-        self.ingest.step(Time::ZERO, input, &self.index, &mut out);
+        self.sequencer
+            .step(Time::ZERO, input, &self.index, &mut out);
         for output in out {
             match output {
                 Output::Replay { attempt, from } => self.asked.push((attempt, from)),
@@ -80,8 +84,8 @@ impl Listener {
         let (attempt, _) = *self.asked.last().unwrap();
         for part in parts {
             self.input(match part {
-                ReplayPart::Frame(frame) => Input::Replayed { attempt, frame },
-                ReplayPart::End => Input::ReplayEnded { attempt },
+                ReplayPart::Frame(frame) => SourceEvent::Replayed { attempt, frame },
+                ReplayPart::End => SourceEvent::ReplayEnded { attempt },
             });
         }
     }
@@ -112,7 +116,7 @@ fn prompt(request: &Json) -> Vec<LocalHash> {
 /// Requests whose cached tokens the index foretells, and the notes of those where it does not.
 fn foretell(session: &str) -> (u32, Vec<String>) {
     let mut listener = Listener::new(false);
-    listener.input(Input::Connected);
+    listener.input(SourceEvent::Connected);
     let mut batches = live(session).into_iter().peekable();
     let (mut right, mut wrong) = (0, Vec::new());
     for request in lines(session, "requests") {
@@ -127,7 +131,7 @@ fn foretell(session: &str) -> (u32, Vec<String>) {
             continue;
         }
         while let Some(frame) = batches.next_if(|f| peek_time(&f.payload).unwrap() < sent) {
-            listener.input(Input::Live(frame));
+            listener.input(SourceEvent::Live(frame));
         }
         let shown = listener.depth(&prompt(&request)) * u64::from(BLOCK);
         match shown == cached {
@@ -178,11 +182,11 @@ fn in_a_hybrid_model_the_index_shows_an_upper_bound() {
     // Whoever judges the picture can know that: only such a model speaks of groups that do not count.
     for (session, hybrid) in [("int-sha256-hybrid-swa", true), ("int-sha256", false)] {
         let mut listener = Listener::new(false);
-        listener.input(Input::Connected);
+        listener.input(SourceEvent::Connected);
         live(session)
             .into_iter()
-            .for_each(|frame| listener.input(Input::Live(frame)));
-        let skipped = listener.ingest.status().counts.group_skipped;
+            .for_each(|frame| listener.input(SourceEvent::Live(frame)));
+        let skipped = listener.sequencer.status().counts.group_skipped;
         assert_eq!(skipped > 0, hybrid, "{session}: {skipped}");
     }
 }
@@ -208,7 +212,7 @@ fn a_block_stored_thrice_goes_with_its_third_removal() {
                 Event::Ignored | Event::Unknown => {}
             }
         }
-        listener.input(Input::Live(frame));
+        listener.input(SourceEvent::Live(frame));
         if removed > 0 {
             assert_eq!(
                 listener.depth(&locals) == 4,
@@ -258,20 +262,20 @@ fn a_late_subscriber_catches_up_from_the_recorded_replay() {
         let mut whole = Listener::new(false);
         live(session)
             .into_iter()
-            .for_each(|f| whole.input(Input::Live(f)));
-        assert!(whole.ingest.status().exact);
+            .for_each(|f| whole.input(SourceEvent::Live(f)));
+        assert!(whole.sequencer.status().exact);
 
         let mut late = Listener::new(true);
-        late.input(Input::Connected);
+        late.input(SourceEvent::Connected);
         live(session)
             .into_iter()
             .skip(25)
-            .for_each(|f| late.input(Input::Live(f)));
-        assert!(!late.ingest.status().exact);
+            .for_each(|f| late.input(SourceEvent::Live(f)));
+        assert!(!late.sequencer.status().exact);
         assert_eq!(late.asked, [(1, 0)]);
         late.answer(replay(session, "replay_from_0_dealer"));
-        assert!(late.ingest.status().exact);
-        assert_eq!(late.ingest.status().held_bytes, 0);
+        assert!(late.sequencer.status().exact);
+        assert_eq!(late.sequencer.status().held_bytes, 0);
         assert_eq!(depths(&late, session), depths(&whole, session), "{session}");
         assert!(depths(&whole, session).iter().any(|d| *d > 3));
     }
@@ -282,14 +286,14 @@ fn a_late_subscriber_catches_up_from_the_recorded_replay() {
 fn what_was_sent_before_the_subscriber_joined_is_in_the_replay() {
     let session = "int-sha256-duplicates";
     let mut listener = Listener::new(true);
-    listener.input(Input::Connected);
+    listener.input(SourceEvent::Connected);
     let frames = live(session);
     assert_eq!(frames[0].sequence, 2);
     frames
         .into_iter()
-        .for_each(|f| listener.input(Input::Live(f)));
+        .for_each(|f| listener.input(SourceEvent::Live(f)));
     listener.answer(replay(session, "replay_from_0_dealer"));
-    let status = listener.ingest.status();
+    let status = listener.sequencer.status();
     assert!(status.exact);
     assert_eq!(
         (status.counts.batches, status.counts.orphans_parked),
@@ -303,12 +307,12 @@ fn a_gap_is_filled_from_the_recorded_replay() {
     let mut whole = Listener::new(false);
     live(session)
         .into_iter()
-        .for_each(|f| whole.input(Input::Live(f)));
+        .for_each(|f| whole.input(SourceEvent::Live(f)));
 
     let mut listener = Listener::new(true);
     for frame in live(session) {
         if frame.sequence <= 10 || frame.sequence >= 20 {
-            listener.input(Input::Live(frame));
+            listener.input(SourceEvent::Live(frame));
         }
     }
     // It asks from the last batch that it has, to see whether it is still the same engine.
@@ -323,7 +327,7 @@ fn a_gap_is_filled_from_the_recorded_replay() {
     listener.answer(replay(session, "replay_from_10_dealer"));
     let messages = 20;
     let recovered = Notice::Recovered {
-        cause: Cause::Gap,
+        cause: RecoveryCause::Gap,
         messages,
     };
     assert!(
@@ -331,12 +335,12 @@ fn a_gap_is_filled_from_the_recorded_replay() {
         "{:?}",
         listener.notices
     );
-    assert!(listener.ingest.status().exact);
+    assert!(listener.sequencer.status().exact);
     assert_eq!(depths(&listener, session), depths(&whole, session));
 
     // Asked for what does not exist yet, a real server answers with the end marker alone: the engine
     // counts from the start again.
-    listener.input(Input::Connected);
+    listener.input(SourceEvent::Connected);
     listener.answer(replay(session, "replay_from_future_dealer"));
     assert!(listener.notices.contains(&Notice::Restarted));
     assert_eq!(depths(&listener, session).iter().sum::<u64>(), 0);

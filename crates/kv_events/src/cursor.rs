@@ -1,19 +1,19 @@
-//! Where in a publisher's stream we stand, and how to know a message again.
+//! How far a publisher's stream was read, and how to tell a repeated message from a new one.
 
 use kvasir_wire::engine::peek_time;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Prints remembered: how far back a duplicate is known as one.
-const PRINTS: usize = 256;
+/// Digests kept: how far back a duplicate is known as one.
+const DIGESTS: usize = 256;
 
-/// The last batch applied. Its print tells one life of an engine from another: sequence numbers begin
+/// The last batch applied. Its digest tells one life of an engine from another: sequence numbers begin
 /// again with the process, and nothing else says so.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cursor {
     /// Its sequence number.
     pub sequence: u64,
     /// Hash of its payload.
-    pub print: u64,
+    pub digest: u64,
     /// When the engine made it, by the engine's clock.
     pub at: f64,
 }
@@ -22,7 +22,7 @@ impl Cursor {
     pub(crate) fn of(sequence: u64, payload: &[u8]) -> Self {
         Self {
             sequence,
-            print: xxh3_64(payload),
+            digest: xxh3_64(payload),
             at: peek_time(payload).unwrap_or(0.0),
         }
     }
@@ -39,23 +39,23 @@ pub(crate) enum Repeat {
     Stale,
 }
 
-/// The cursor and the prints of the last messages before it.
+/// The cursor and the digests of the last messages before it.
 #[derive(Clone, Debug)]
-pub(crate) struct Trail {
+pub(crate) struct History {
     last: Option<Cursor>,
-    prints: Box<[Option<(u64, u64)>; PRINTS]>,
+    digests: Box<[Option<(u64, u64)>; DIGESTS]>,
 }
 
-impl Trail {
+impl History {
     pub(crate) fn new(last: Option<Cursor>) -> Self {
-        let mut trail = Self {
+        let mut history = Self {
             last: None,
-            prints: Box::new([None; PRINTS]),
+            digests: Box::new([None; DIGESTS]),
         };
         if let Some(last) = last {
-            trail.advance(last);
+            history.advance(last);
         }
-        trail
+        history
     }
 
     pub(crate) const fn last(&self) -> Option<Cursor> {
@@ -63,19 +63,19 @@ impl Trail {
     }
 
     pub(crate) fn advance(&mut self, cursor: Cursor) {
-        self.prints[cursor.sequence as usize % PRINTS] = Some((cursor.sequence, cursor.print));
+        self.digests[cursor.sequence as usize % DIGESTS] = Some((cursor.sequence, cursor.digest));
         self.last = Some(cursor);
     }
 
     pub(crate) fn clear(&mut self) {
         self.last = None;
-        self.prints.fill(None);
+        self.digests.fill(None);
     }
 
     /// Judges a message whose sequence number is not after the cursor's.
     pub(crate) fn judge(&self, found: &Cursor) -> Repeat {
-        let known = self.prints[found.sequence as usize % PRINTS];
-        if known == Some((found.sequence, found.print)) {
+        let known = self.digests[found.sequence as usize % DIGESTS];
+        if known == Some((found.sequence, found.digest)) {
             return Repeat::Duplicate;
         }
         match self.last.is_some_and(|last| found.at > last.at) {

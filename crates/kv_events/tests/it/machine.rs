@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use kvasir_hash::{Scope, local_hashes};
 use kvasir_index::{Index, Matches};
-use kvasir_ingest::{Cause, Ingest, IngestOptions, Input, Notice, Resync};
-use kvasir_types::{DpRank, EngineHash, WorkerId};
+use kvasir_kv_events::{
+    Notice, RecoveryCause, Resync, Sequencer, SourceEvent, SourceFault, StreamOptions,
+};
+use kvasir_types::{EngineHash, WorkerRank};
 use kvasir_wire::engine::{Dialect, Event, Stored};
 use kvasir_wire::frame::Frame;
 use kvasir_wire::{DecodeError, Skip};
@@ -14,9 +16,9 @@ use crate::sim::{BLOCK, Engine, Worker};
 
 fn worker(buffer_steps: usize) -> (Index, Worker) {
     let engine = Engine::new(3, 1000, buffer_steps);
-    let mut worker = Worker::new(1, engine, IngestOptions::new(BLOCK));
+    let mut worker = Worker::new(1, engine, StreamOptions::new(BLOCK));
     let index = Index::new();
-    worker.input(&index, Input::Connected);
+    worker.input(&index, SourceEvent::Connected);
     worker.settle(&index);
     worker.notices.clear();
     (index, worker)
@@ -25,7 +27,7 @@ fn worker(buffer_steps: usize) -> (Index, Worker) {
 fn steps(worker: &mut Worker, index: &Index, count: usize) {
     for _ in 0..count {
         let frame = worker.engine.step();
-        worker.input(index, Input::Live(frame));
+        worker.input(index, SourceEvent::Live(frame));
     }
 }
 
@@ -35,7 +37,7 @@ fn a_good_stream_needs_nothing() {
     steps(&mut worker, &index, 50);
     worker.compare(&index, true, "good stream");
     assert_eq!(worker.notices, []);
-    let status = worker.ingest.status();
+    let status = worker.sequencer.status();
     assert!(status.exact && status.connected && status.recovering.is_none());
     assert_eq!(status.counts.batches, 50);
 }
@@ -54,13 +56,16 @@ fn a_lost_message_is_noticed_at_the_next_one_and_asked_for() {
             found: 7
         }]
     );
-    assert_eq!(worker.ingest.status().recovering, Some(Cause::Gap));
+    assert_eq!(
+        worker.sequencer.status().recovering,
+        Some(RecoveryCause::Gap)
+    );
     // Live messages go on during the recovery and are not lost.
     steps(&mut worker, &index, 3);
-    assert!(worker.ingest.status().held_bytes > 0);
+    assert!(worker.sequencer.status().held_bytes > 0);
     worker.settle(&index);
     worker.compare(&index, true, "after the gap");
-    let status = worker.ingest.status();
+    let status = worker.sequencer.status();
     assert!(status.exact);
     assert_eq!((status.counts.missed, status.held_bytes), (2, 0));
 }
@@ -70,11 +75,11 @@ fn a_repeated_message_changes_nothing() {
     let (index, mut worker) = worker(100);
     steps(&mut worker, &index, 5);
     let frame = worker.engine.step();
-    worker.input(&index, Input::Live(frame.clone()));
-    worker.input(&index, Input::Live(frame));
+    worker.input(&index, SourceEvent::Live(frame.clone()));
+    worker.input(&index, SourceEvent::Live(frame));
     let first = worker.engine.log[0].clone();
-    worker.input(&index, Input::Live(first));
-    assert_eq!(worker.ingest.status().counts.duplicates, 2);
+    worker.input(&index, SourceEvent::Live(first));
+    assert_eq!(worker.sequencer.status().counts.duplicates, 2);
     assert_eq!(worker.notices, []);
     worker.compare(&index, true, "after duplicates");
 }
@@ -84,11 +89,11 @@ fn messages_that_overtake_each_other_are_put_in_order() {
     let (index, mut worker) = worker(100);
     steps(&mut worker, &index, 5);
     let (early, late) = (worker.engine.step(), worker.engine.step());
-    worker.input(&index, Input::Live(late));
-    worker.input(&index, Input::Live(early));
+    worker.input(&index, SourceEvent::Live(late));
+    worker.input(&index, SourceEvent::Live(early));
     worker.settle(&index);
     worker.compare(&index, true, "after overtaking");
-    assert!(worker.ingest.status().exact);
+    assert!(worker.sequencer.status().exact);
 }
 
 /// The engine's process was replaced behind the same address. It had as many batches as the old one, so
@@ -101,14 +106,14 @@ fn a_restart_is_noticed_even_where_the_numbers_go_on() {
     for _ in 0..5 {
         worker.engine.step();
     }
-    worker.input(&index, Input::Disconnected);
-    worker.input(&index, Input::Connected);
+    worker.input(&index, SourceEvent::Disconnected(SourceFault::Silent));
+    worker.input(&index, SourceEvent::Connected);
     worker.settle(&index);
     assert_eq!(worker.notices.first(), Some(&Notice::Restarted));
     worker.compare(&index, true, "after the restart");
     steps(&mut worker, &index, 5);
     worker.compare(&index, true, "and on");
-    assert!(worker.ingest.status().exact);
+    assert!(worker.sequencer.status().exact);
 }
 
 #[test]
@@ -116,8 +121,8 @@ fn a_restart_into_an_empty_engine_empties_the_rank_at_once() {
     let (index, mut worker) = worker(100);
     steps(&mut worker, &index, 5);
     worker.engine.restart();
-    worker.input(&index, Input::Disconnected);
-    worker.input(&index, Input::Connected);
+    worker.input(&index, SourceEvent::Disconnected(SourceFault::Silent));
+    worker.input(&index, SourceEvent::Connected);
     worker.settle(&index);
     worker.compare(&index, true, "nothing was sent yet");
     assert!(worker.notices.contains(&Notice::Restarted));
@@ -131,7 +136,7 @@ fn a_sequence_that_begins_again_is_noticed_at_its_first_message() {
     steps(&mut worker, &index, 1);
     assert_eq!(worker.notices, [Notice::Restarted]);
     worker.compare(&index, true, "first message of the new life");
-    assert_eq!(worker.ingest.status().counts.restarts, 1);
+    assert_eq!(worker.sequencer.status().counts.restarts, 1);
 }
 
 #[test]
@@ -148,13 +153,13 @@ fn a_replay_that_no_longer_reaches_back_empties_the_rank() {
         first: 12,
     };
     assert!(worker.notices.contains(&short), "{:?}", worker.notices);
-    assert!(!worker.ingest.status().exact);
+    assert!(!worker.sequencer.status().exact);
     worker.compare(&index, false, "only what the buffer tells");
     // An announced clear makes the picture exact again.
     let frame = worker.engine.clear();
-    worker.input(&index, Input::Live(frame));
+    worker.input(&index, SourceEvent::Live(frame));
     steps(&mut worker, &index, 3);
-    assert!(worker.ingest.status().exact);
+    assert!(worker.sequencer.status().exact);
     worker.compare(&index, true, "after the clear");
 }
 
@@ -168,18 +173,20 @@ fn a_dead_replay_socket_is_given_up_and_asked_again_later() {
     worker.settle(&index);
     assert_eq!(
         worker.notices.last(),
-        Some(&Notice::RecoveryFailed { cause: Cause::Gap })
+        Some(&Notice::RecoveryFailed {
+            cause: RecoveryCause::Gap
+        })
     );
     worker.compare(&index, false, "emptied and relearned");
-    let status = worker.ingest.status();
+    let status = worker.sequencer.status();
     assert!(!status.exact && status.recovering.is_none());
 
     worker.replay_up = true;
-    worker.now = worker.ingest.next_deadline().unwrap();
-    worker.input(&index, Input::Tick);
+    worker.now = worker.sequencer.next_deadline().unwrap();
+    worker.tick(&index);
     worker.settle(&index);
     worker.compare(&index, true, "the engine was asked again");
-    assert!(worker.ingest.status().exact);
+    assert!(worker.sequencer.status().exact);
 }
 
 /// A lost *last* message shows in no later one; the routine comparison finds it.
@@ -190,12 +197,12 @@ fn a_lost_last_message_is_found_by_the_routine_comparison() {
     let prompt = vec![0, 1, 2, 0, 1, 2, 0];
     worker.engine.run(prompt.clone());
     assert!(worker.shown(&index, &prompt) < 7);
-    worker.now = worker.ingest.next_deadline().unwrap();
-    worker.input(&index, Input::Tick);
+    worker.now = worker.sequencer.next_deadline().unwrap();
+    worker.tick(&index);
     worker.settle(&index);
     assert_eq!(worker.shown(&index, &prompt), 7);
     let recovered = Notice::Recovered {
-        cause: Cause::Verify,
+        cause: RecoveryCause::Verify,
         messages: 1,
     };
     assert_eq!(worker.notices, [recovered]);
@@ -207,14 +214,14 @@ fn a_silent_clear_is_mended_by_forgetting() {
     let (index, mut worker) = worker(100);
     steps(&mut worker, &index, 5);
     worker.engine.clear_silently();
-    worker.input(&index, Input::Resync(Resync::Replay));
+    worker.resync(&index, Resync::Replay);
     worker.settle(&index);
     let prompt = worker.engine.prompts[0].clone();
     assert!(
         worker.shown(&index, &prompt) > 0,
         "the replay tells the same story"
     );
-    worker.input(&index, Input::Resync(Resync::Forget));
+    worker.resync(&index, Resync::Forget);
     worker.compare(&index, true, "forgotten");
 }
 
@@ -223,7 +230,7 @@ fn a_silent_clear_is_mended_by_forgetting() {
 fn a_resynchronisation_replaces_the_rank_at_its_end() {
     let (index, mut worker) = worker(100);
     steps(&mut worker, &index, 5);
-    worker.input(&index, Input::Resync(Resync::Replay));
+    worker.resync(&index, Resync::Replay);
     while worker.answers.len() > 1 {
         let answer = worker.answers.pop_front().unwrap();
         worker.input(&index, answer);
@@ -231,7 +238,7 @@ fn a_resynchronisation_replaces_the_rank_at_its_end() {
     }
     worker.settle(&index);
     worker.compare(&index, true, "the new picture");
-    assert!(worker.ingest.status().exact);
+    assert!(worker.sequencer.status().exact);
 }
 
 #[test]
@@ -241,17 +248,17 @@ fn another_block_size_is_named_once_and_nothing_is_learned() {
     steps(&mut worker, &index, 5);
     let skip = Skip::BlockSize { engine: 8 };
     assert_eq!(worker.notices, [Notice::Skipped(skip)]);
-    assert_eq!(worker.ingest.status().counts.block_size_differs, 5);
+    assert_eq!(worker.sequencer.status().counts.block_size_differs, 5);
     for prompt in &worker.engine.prompts {
         assert_eq!(worker.shown(&index, prompt), 0);
     }
-    assert!(!worker.ingest.status().exact);
+    assert!(!worker.sequencer.status().exact);
 
     // Mended: said once, and not by a single batch.
     worker.notices.clear();
     worker.engine.block_size = BLOCK;
     let frame = worker.engine.clear();
-    worker.input(&index, Input::Live(frame));
+    worker.input(&index, SourceEvent::Live(frame));
     steps(&mut worker, &index, 2);
     assert!(!worker.notices.contains(&Notice::BlockSizeFits));
     steps(&mut worker, &index, 20);
@@ -268,36 +275,36 @@ fn another_block_size_is_named_once_and_nothing_is_learned() {
 fn a_suspicion_is_settled_by_asking() {
     let (index, mut worker) = worker(100);
     steps(&mut worker, &index, 5);
-    worker.input(&index, Input::Resync(Resync::Verify));
+    worker.resync(&index, Resync::Verify);
     assert_eq!(worker.answers.len(), 2, "the last message and the end");
     worker.settle(&index);
     assert_eq!(worker.notices, []);
     worker.engine.step();
-    worker.input(&index, Input::Resync(Resync::Verify));
+    worker.resync(&index, Resync::Verify);
     worker.settle(&index);
     let recovered = Notice::Recovered {
-        cause: Cause::Verify,
+        cause: RecoveryCause::Verify,
         messages: 1,
     };
     assert_eq!(worker.notices, [recovered]);
     worker.compare(&index, true, "asked");
     // What comes live while the answer is on its way is in the answer, too, and was not missed.
     worker.notices.clear();
-    worker.input(&index, Input::Resync(Resync::Verify));
+    worker.resync(&index, Resync::Verify);
     let frame = worker.engine.step();
     let attempt = match worker.answers.pop_back() {
-        Some(Input::ReplayEnded { attempt }) => attempt,
+        Some(SourceEvent::ReplayEnded { attempt }) => attempt,
         other => panic!("{other:?}"),
     };
     let answers = [
-        Input::Replayed {
+        SourceEvent::Replayed {
             attempt,
             frame: frame.clone(),
         },
-        Input::ReplayEnded { attempt },
+        SourceEvent::ReplayEnded { attempt },
     ];
     worker.answers.extend(answers);
-    worker.input(&index, Input::Live(frame));
+    worker.input(&index, SourceEvent::Live(frame));
     worker.settle(&index);
     assert_eq!(worker.notices, []);
     worker.compare(&index, true, "asked and heard");
@@ -308,18 +315,18 @@ fn a_suspicion_is_settled_by_asking() {
 fn a_short_replay_does_not_replace_a_longer_memory() {
     let (index, mut worker) = worker(4);
     steps(&mut worker, &index, 20);
-    worker.input(&index, Input::Resync(Resync::Fill));
+    worker.resync(&index, Resync::Fill);
     steps(&mut worker, &index, 2);
     worker.settle(&index);
     steps(&mut worker, &index, 2);
     worker.compare(&index, true, "kept");
-    assert_eq!(worker.ingest.status().counts.replays_too_short, 1);
+    assert_eq!(worker.sequencer.status().counts.replays_too_short, 1);
 
     // Where it tells all, it replaces: here a block that was lost without a trace.
     let (index, mut worker) = self::worker(100);
     steps(&mut worker, &index, 20);
     index.remove_rank(worker.rank);
-    worker.input(&index, Input::Resync(Resync::Fill));
+    worker.resync(&index, Resync::Fill);
     worker.settle(&index);
     worker.compare(&index, true, "filled");
 }
@@ -330,14 +337,14 @@ fn a_message_damaged_on_its_way_is_asked_for_again() {
     steps(&mut worker, &index, 5);
     let mut frame = worker.engine.step();
     frame.payload.truncate(frame.payload.len() - 3);
-    worker.input(&index, Input::Live(frame));
+    worker.input(&index, SourceEvent::Live(frame));
     assert!(matches!(
         worker.notices[..],
         [Notice::Refused(DecodeError::Truncated { .. })]
     ));
     worker.settle(&index);
     worker.compare(&index, true, "after the damage");
-    assert!(worker.ingest.status().exact);
+    assert!(worker.sequencer.status().exact);
 }
 
 /// If the engine itself sends it, it is asked for once and not for every message.
@@ -349,10 +356,10 @@ fn an_engine_that_sends_garbage_is_not_asked_for_ever() {
         let mut frame = worker.engine.publish(&[Event::Cleared]);
         frame.payload = bytes::Bytes::from_static(b"\xc1");
         *worker.engine.log.back_mut().unwrap() = frame.clone();
-        worker.input(&index, Input::Live(frame));
+        worker.input(&index, SourceEvent::Live(frame));
         worker.settle(&index);
     }
-    let status = worker.ingest.status();
+    let status = worker.sequencer.status();
     assert!(!status.exact);
     assert_eq!(
         status.counts.recoveries, 2,
@@ -360,75 +367,75 @@ fn an_engine_that_sends_garbage_is_not_asked_for_ever() {
     );
     assert_eq!(status.counts.refused, 11);
     steps(&mut worker, &index, 2);
-    assert_eq!(worker.ingest.status().cursor.unwrap().sequence, 16);
+    assert_eq!(worker.sequencer.status().cursor.unwrap().sequence, 16);
 }
 
 /// Without a replay socket a late subscriber learns what it can; children of unknown blocks wait.
 #[test]
 fn without_replay_children_wait_for_their_parents() {
     let engine = Engine::new(5, 1000, 100);
-    let mut options = IngestOptions::new(BLOCK);
+    let mut options = StreamOptions::new(BLOCK);
     options.replay = false;
     let mut worker = Worker::new(1, engine, options);
     let index = Index::new();
     worker.engine.run(vec![0, 1]);
     let child = worker.engine.run(vec![0, 1, 2, 2]);
-    worker.input(&index, Input::Connected);
-    worker.input(&index, Input::Live(child));
-    let status = worker.ingest.status();
+    worker.input(&index, SourceEvent::Connected);
+    worker.input(&index, SourceEvent::Live(child));
+    let status = worker.sequencer.status();
     assert_eq!((status.exact, status.orphan_blocks), (false, 2));
     assert_eq!(worker.shown(&index, &[0, 1, 2, 2]), 0);
     // One child goes meanwhile.
     let gone = worker.engine.evict_leaf();
-    worker.input(&index, Input::Live(gone));
+    worker.input(&index, SourceEvent::Live(gone));
     // The engine refills the parents: their children are found again.
     let payload = worker.engine.log[0].payload.clone();
     let again = Frame {
         sequence: 3,
         payload,
     };
-    worker.input(&index, Input::Live(again));
+    worker.input(&index, SourceEvent::Live(again));
     assert_eq!(worker.shown(&index, &[0, 1, 2, 2]), 3);
-    assert_eq!(worker.ingest.status().counts.orphans_placed, 2);
-    assert_eq!(worker.ingest.status().orphan_blocks, 0);
+    assert_eq!(worker.sequencer.status().counts.orphans_placed, 2);
+    assert_eq!(worker.sequencer.status().orphan_blocks, 0);
 }
 
 #[test]
 fn without_replay_a_gap_empties_the_rank() {
     let engine = Engine::new(5, 1000, 100);
-    let mut options = IngestOptions::new(BLOCK);
+    let mut options = StreamOptions::new(BLOCK);
     options.replay = false;
     let mut worker = Worker::new(1, engine, options);
     let index = Index::new();
-    worker.input(&index, Input::Connected);
+    worker.input(&index, SourceEvent::Connected);
     steps(&mut worker, &index, 5);
     worker.engine.step();
     steps(&mut worker, &index, 1);
     assert!(worker.notices.contains(&Notice::GapWithoutReplay));
     worker.compare(&index, false, "no false hit");
-    assert!(!worker.ingest.status().exact);
+    assert!(!worker.sequencer.status().exact);
 }
 
 /// The bound on kept live messages holds, and what was dropped is asked for again.
 #[test]
 fn live_messages_kept_during_a_recovery_are_bounded() {
     let engine = Engine::new(5, 1000, 10_000);
-    let mut options = IngestOptions::new(BLOCK);
+    let mut options = StreamOptions::new(BLOCK);
     options.held_bytes_max = 1000;
     let mut worker = Worker::new(1, engine, options);
     let index = Index::new();
-    worker.input(&index, Input::Connected);
+    worker.input(&index, SourceEvent::Connected);
     let answers = std::mem::take(&mut worker.answers);
     for _ in 0..200 {
         let frame = worker.engine.step();
-        worker.input(&index, Input::Live(frame));
-        assert!(worker.ingest.status().held_bytes <= 1000);
+        worker.input(&index, SourceEvent::Live(frame));
+        assert!(worker.sequencer.status().held_bytes <= 1000);
     }
     assert!(worker.notices.contains(&Notice::HeldDropped));
     worker.answers = answers;
     worker.settle(&index);
     worker.compare(&index, true, "after the flood");
-    assert!(worker.ingest.status().exact);
+    assert!(worker.sequencer.status().exact);
 }
 
 /// A cursor that was kept over our own restart is compared with the engine's stream on connecting.
@@ -436,26 +443,26 @@ fn live_messages_kept_during_a_recovery_are_bounded() {
 fn a_kept_picture_is_taken_up_where_it_was_left() {
     let (index, mut worker) = worker(100);
     steps(&mut worker, &index, 5);
-    let cursor = worker.ingest.status().cursor;
+    let cursor = worker.sequencer.status().cursor;
     for _ in 0..3 {
         worker.engine.step();
     }
-    worker.ingest = Ingest::resume(WorkerId(1), DpRank(0), IngestOptions::new(BLOCK), cursor);
-    worker.input(&index, Input::Connected);
+    worker.sequencer = Sequencer::resume(WorkerRank::new(1, 0), StreamOptions::new(BLOCK), cursor);
+    worker.input(&index, SourceEvent::Connected);
     worker.settle(&index);
     worker.compare(&index, true, "what was missed was replayed");
     let messages = 3;
     let recovered = Notice::Recovered {
-        cause: Cause::Reconnect,
+        cause: RecoveryCause::Reconnect,
         messages,
     };
     assert_eq!(worker.notices, [recovered]);
 
     worker.engine.restart();
     worker.engine.step();
-    let cursor = worker.ingest.status().cursor;
-    worker.ingest = Ingest::resume(WorkerId(1), DpRank(0), IngestOptions::new(BLOCK), cursor);
-    worker.input(&index, Input::Connected);
+    let cursor = worker.sequencer.status().cursor;
+    worker.sequencer = Sequencer::resume(WorkerRank::new(1, 0), StreamOptions::new(BLOCK), cursor);
+    worker.input(&index, SourceEvent::Connected);
     worker.settle(&index);
     worker.compare(&index, true, "the engine began again meanwhile");
 }
@@ -486,17 +493,17 @@ fn what_was_learned_is_kept_with_the_picture() {
     let frame = worker
         .engine
         .publish(&[stored(&first, None, &block(7), Some("tenant"))]);
-    worker.input(&index, Input::Live(frame));
-    let kept = worker.ingest.keep().unwrap();
+    worker.input(&index, SourceEvent::Live(frame));
+    let kept = worker.sequencer.checkpoint().unwrap();
     assert_eq!(kept.ranks[0].1.salts.len(), 1);
-    worker.ingest = Ingest::resume_kept(WorkerId(1), DpRank(0), IngestOptions::new(BLOCK), &kept);
-    worker.input(&index, Input::Connected);
+    worker.sequencer = Sequencer::restore(WorkerRank::new(1, 0), StreamOptions::new(BLOCK), &kept);
+    worker.input(&index, SourceEvent::Connected);
     worker.settle(&index);
     let parent = Some(EngineHash(71));
     let frame = worker
         .engine
         .publish(&[stored(&second, parent, &block(8), None)]);
-    worker.input(&index, Input::Live(frame));
+    worker.input(&index, SourceEvent::Live(frame));
     let scope = Scope {
         salt: "tenant",
         ..Scope::default()
@@ -513,8 +520,8 @@ fn what_was_learned_is_kept_with_the_picture() {
         &block(1),
         None,
     )]);
-    worker.input(&index, Input::Live(frame));
-    assert_eq!(worker.ingest.keep(), None);
+    worker.input(&index, SourceEvent::Live(frame));
+    assert_eq!(worker.sequencer.checkpoint(), None);
 }
 
 #[test]
@@ -523,14 +530,14 @@ fn answers_of_an_abandoned_attempt_are_not_taken() {
     steps(&mut worker, &index, 5);
     worker.engine.step();
     steps(&mut worker, &index, 1);
-    let old: Vec<Input> = worker.answers.drain(..).collect();
+    let old: Vec<SourceEvent> = worker.answers.drain(..).collect();
     worker.now += Duration::from_secs(6);
-    worker.input(&index, Input::Tick);
-    let before = worker.ingest.status().counts.batches;
+    worker.tick(&index);
+    let before = worker.sequencer.status().counts.batches;
     for answer in old {
         worker.input(&index, answer);
     }
-    assert_eq!(worker.ingest.status().counts.batches, before);
+    assert_eq!(worker.sequencer.status().counts.batches, before);
     worker.settle(&index);
     worker.compare(&index, true, "second attempt");
 }

@@ -5,4 +5,5 @@
 mod captures;
 mod faults;
 mod machine;
+mod router_events;
 mod sim;

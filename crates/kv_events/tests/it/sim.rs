@@ -5,8 +5,8 @@ use std::collections::{HashMap, VecDeque};
 use bytes::Bytes;
 use kvasir_hash::{Scope, local_hashes};
 use kvasir_index::{Index, Matches};
-use kvasir_ingest::{Ingest, IngestOptions, Input, Output};
-use kvasir_types::{DpRank, EngineHash, LocalHash, Rng, Time, Token, WorkerId, WorkerRank};
+use kvasir_kv_events::{EventFormat, Output, Resync, Sequencer, SourceEvent, StreamOptions};
+use kvasir_types::{EngineHash, LocalHash, Rng, Time, Token, WorkerRank};
 use kvasir_wire::engine::{Dialect, Event, Removed, Stored, encode_batch};
 use kvasir_wire::frame::Frame;
 
@@ -250,17 +250,17 @@ pub(crate) fn locals(prompt: &[Token]) -> Vec<LocalHash> {
     local_hashes(&tokens, BLOCK as usize, &Scope::default())
 }
 
-/// One worker: its engine, the machine that listens to it, and answers on their way.
+/// One worker: its engine, the sequencer that reads its events, and answers on their way.
 pub(crate) struct Worker {
     pub(crate) rank: WorkerRank,
     pub(crate) engine: Engine,
-    pub(crate) ingest: Ingest,
-    pub(crate) options: IngestOptions,
+    pub(crate) sequencer: Sequencer,
+    pub(crate) options: StreamOptions,
     /// Messages on the live path.
     pub(crate) live: VecDeque<Frame<Bytes>>,
     /// Answers on the replay path.
-    pub(crate) answers: VecDeque<Input>,
-    pub(crate) notices: Vec<kvasir_ingest::Notice>,
+    pub(crate) answers: VecDeque<SourceEvent>,
+    pub(crate) notices: Vec<kvasir_kv_events::Notice>,
     pub(crate) now: Time,
     /// Whether the replay socket answers.
     pub(crate) replay_up: bool,
@@ -268,11 +268,13 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(id: u64, engine: Engine, options: IngestOptions) -> Self {
+    pub(crate) fn new(id: u64, engine: Engine, options: StreamOptions) -> Self {
+        let rank = WorkerRank::new(id, 0);
+        let format = EventFormat::EngineBatches { rank };
         Self {
-            rank: WorkerRank::new(id, 0),
+            rank,
             engine,
-            ingest: Ingest::new(WorkerId(id), DpRank(0), options.clone()),
+            sequencer: Sequencer::new(format, options.clone()),
             options,
             live: VecDeque::new(),
             answers: VecDeque::new(),
@@ -283,9 +285,25 @@ impl Worker {
         }
     }
 
-    pub(crate) fn input(&mut self, index: &Index, input: Input) {
+    pub(crate) fn input(&mut self, index: &Index, input: SourceEvent) {
         let mut out = std::mem::take(&mut self.out);
-        self.ingest.step(self.now, input, index, &mut out);
+        self.sequencer.step(self.now, input, index, &mut out);
+        self.obey(out);
+    }
+
+    pub(crate) fn resync(&mut self, index: &Index, resync: Resync) {
+        let mut out = std::mem::take(&mut self.out);
+        self.sequencer.resync(self.now, resync, index, &mut out);
+        self.obey(out);
+    }
+
+    pub(crate) fn tick(&mut self, index: &Index) {
+        let mut out = std::mem::take(&mut self.out);
+        self.sequencer.tick(self.now, index, &mut out);
+        self.obey(out);
+    }
+
+    fn obey(&mut self, mut out: Vec<Output>) {
         for output in out.drain(..) {
             match output {
                 Output::Notice(notice) => self.notices.push(notice),
@@ -296,9 +314,10 @@ impl Worker {
                         continue;
                     }
                     for frame in self.engine.replay(from) {
-                        self.answers.push_back(Input::Replayed { attempt, frame });
+                        self.answers
+                            .push_back(SourceEvent::Replayed { attempt, frame });
                     }
-                    self.answers.push_back(Input::ReplayEnded { attempt });
+                    self.answers.push_back(SourceEvent::ReplayEnded { attempt });
                 }
             }
         }
@@ -307,7 +326,7 @@ impl Worker {
 
     fn cancel(&mut self, cancelled: u64) {
         self.answers.retain(|answer| match answer {
-            Input::Replayed { attempt, .. } | Input::ReplayEnded { attempt } => {
+            SourceEvent::Replayed { attempt, .. } | SourceEvent::ReplayEnded { attempt } => {
                 *attempt != cancelled
             }
             _ => true,
@@ -322,12 +341,12 @@ impl Worker {
     pub(crate) fn settle(&mut self, index: &Index) {
         for _ in 0..100_000 {
             if let Some(frame) = self.live.pop_front() {
-                self.input(index, Input::Live(frame));
+                self.input(index, SourceEvent::Live(frame));
             } else if let Some(answer) = self.answers.pop_front() {
                 self.input(index, answer);
-            } else if self.ingest.status().recovering.is_some() {
-                self.now = self.ingest.next_deadline().unwrap();
-                self.input(index, Input::Tick);
+            } else if self.sequencer.status().recovering.is_some() {
+                self.now = self.sequencer.next_deadline().unwrap();
+                self.tick(index);
             } else {
                 return;
             }
@@ -335,7 +354,7 @@ impl Worker {
         let tail = self.notices.iter().rev().take(12).collect::<Vec<_>>();
         panic!(
             "a recovery never ends: {tail:?} {:?} {:?}",
-            self.ingest.status(),
+            self.sequencer.status(),
             self.engine.next
         );
     }
@@ -360,7 +379,7 @@ impl Worker {
             assert!(
                 fine,
                 "{context}: worker {rank}, prompt {prompt:?}: index {shown}, engine {truth}\n{notices:?}\n{:?}",
-                self.ingest.status()
+                self.sequencer.status()
             );
         }
     }

@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use kvasir_index::Index;
-use kvasir_ingest::{Ingest, IngestOptions, Input, Resync};
+use kvasir_kv_events::{EventFormat, Resync, Sequencer, SourceEvent, SourceFault, StreamOptions};
 use kvasir_types::Rng;
 use kvasir_wire::frame::Frame;
 
@@ -41,8 +41,8 @@ fn engine_acts(rng: &mut Rng, worker: &mut Worker, index: &Index) {
             worker.engine.restart();
             if rng.below(2) == 0 {
                 worker.live.clear();
-                worker.input(index, Input::Disconnected);
-                worker.input(index, Input::Connected);
+                worker.input(index, SourceEvent::Disconnected(SourceFault::Silent));
+                worker.input(index, SourceEvent::Connected);
             }
             return;
         }
@@ -51,41 +51,41 @@ fn engine_acts(rng: &mut Rng, worker: &mut Worker, index: &Index) {
         3 => worker.engine.clear(),
         4 => {
             worker.live.clear();
-            worker.input(index, Input::Disconnected);
-            return worker.input(index, Input::Connected);
+            worker.input(index, SourceEvent::Disconnected(SourceFault::Silent));
+            return worker.input(index, SourceEvent::Connected);
         }
         5 => {
             worker.replay_up = !worker.replay_up;
             return;
         }
-        6 => return worker.input(index, Input::Resync(Resync::Verify)),
-        7 => return worker.input(index, Input::Resync(Resync::Fill)),
+        6 => return worker.resync(index, Resync::Verify),
+        7 => return worker.resync(index, Resync::Fill),
         8 => return restart_router(worker, index),
         _ => worker.engine.step(),
     };
     deliver(rng, worker, frame);
 }
 
-/// The router ends and begins again, with what it kept or without.
+/// The router ends and begins again, from a checkpoint or without one.
 fn restart_router(worker: &mut Worker, index: &Index) {
     worker.live.clear();
     worker.answers.clear();
-    let (id, options) = (worker.rank.worker, worker.options.clone());
-    worker.ingest = match worker.ingest.keep() {
-        Some(kept) => Ingest::resume_kept(id, worker.rank.rank, options, &kept),
+    let (rank, options) = (worker.rank, worker.options.clone());
+    worker.sequencer = match worker.sequencer.checkpoint() {
+        Some(checkpoint) => Sequencer::restore(rank, options, &checkpoint),
         None => {
-            index.remove_rank(worker.rank);
-            Ingest::new(id, worker.rank.rank, options)
+            index.remove_rank(rank);
+            Sequencer::new(EventFormat::EngineBatches { rank }, options)
         }
     };
-    worker.input(index, Input::Connected);
+    worker.input(index, SourceEvent::Connected);
 }
 
 fn path_moves(rng: &mut Rng, worker: &mut Worker, index: &Index) {
     if rng.below(3) > 0
         && let Some(frame) = worker.live.pop_front()
     {
-        worker.input(index, Input::Live(frame));
+        worker.input(index, SourceEvent::Live(frame));
     }
     for _ in 0..rng.below(6) {
         match worker.answers.pop_front() {
@@ -96,10 +96,10 @@ fn path_moves(rng: &mut Rng, worker: &mut Worker, index: &Index) {
         }
     }
     if rng.below(4) == 0
-        && let Some(deadline) = worker.ingest.next_deadline()
+        && let Some(deadline) = worker.sequencer.next_deadline()
     {
         worker.now = worker.now.max(deadline);
-        worker.input(index, Input::Tick);
+        worker.tick(index);
     }
 }
 
@@ -108,13 +108,13 @@ fn path_moves(rng: &mut Rng, worker: &mut Worker, index: &Index) {
 fn calm(worker: &mut Worker, index: &Index, context: &str) -> u64 {
     worker.replay_up = true;
     worker.settle(index);
-    worker.input(index, Input::Disconnected);
-    worker.input(index, Input::Connected);
+    worker.input(index, SourceEvent::Disconnected(SourceFault::Silent));
+    worker.input(index, SourceEvent::Connected);
     worker.settle(index);
     let frame = worker.engine.step();
     worker.say(frame);
     worker.settle(index);
-    if worker.engine.honest && worker.ingest.status().exact {
+    if worker.engine.honest && worker.sequencer.status().exact {
         worker.compare(index, true, context);
         return 1;
     }
@@ -128,7 +128,7 @@ fn run(seed: u64) -> [u64; 3] {
         .map(|id| {
             let buffer = [5, 50, 10_000][rng.below(3) as usize];
             let engine = Engine::new(rng.next_u64(), 12, buffer);
-            let mut options = IngestOptions::new(BLOCK);
+            let mut options = StreamOptions::new(BLOCK);
             options.replay = rng.below(8) > 0;
             options.held_bytes_max = [500, 64 << 20][rng.below(2) as usize];
             options.replace_bytes_max = [500, 64 << 20][rng.below(2) as usize];
@@ -140,7 +140,7 @@ fn run(seed: u64) -> [u64; 3] {
         for _ in 0..rng.below(20) {
             worker.engine.step();
         }
-        worker.input(&index, Input::Connected);
+        worker.input(&index, SourceEvent::Connected);
     }
     for _ in 0..400 {
         let at = rng.below(3) as usize;
@@ -151,19 +151,19 @@ fn run(seed: u64) -> [u64; 3] {
     for worker in &mut workers {
         claimed += calm(worker, &index, &format!("seed {seed}, before asking"));
         // Every engine is asked again.
-        worker.input(&index, Input::Resync(Resync::Replay));
+        worker.resync(&index, Resync::Replay);
         worker.settle(&index);
         let frame = worker.engine.step();
         worker.say(frame);
         worker.settle(&index);
-        let whole = worker.engine.log_is_whole && worker.ingest.status().exact;
+        let whole = worker.engine.log_is_whole && worker.sequencer.status().exact;
         let context = format!("seed {seed}");
         if whole {
             worker.compare(&index, true, &context);
             equal += 1;
         }
         // What the engine itself never told (a silent clear) can only be mended by forgetting.
-        worker.input(&index, Input::Resync(Resync::Forget));
+        worker.resync(&index, Resync::Forget);
         let frame = worker.engine.step();
         worker.say(frame);
         worker.settle(&index);
@@ -177,16 +177,16 @@ fn run(seed: u64) -> [u64; 3] {
         }
         worker.settle(&index);
         worker.compare(&index, true, &context);
-        assert!(worker.ingest.status().exact);
+        assert!(worker.sequencer.status().exact);
         all += 1;
-        let status = worker.ingest.status();
+        let status = worker.sequencer.status();
         assert_eq!((status.held_bytes, status.recovering), (0, None));
         assert!(status.orphan_blocks <= 16);
     }
     for worker in &mut workers {
-        worker.ingest.leave(&index);
+        worker.sequencer.leave(&index);
         worker.compare(&index, false, "after leaving");
-        assert_eq!(worker.ingest.status().orphan_blocks, 0);
+        assert_eq!(worker.sequencer.status().orphan_blocks, 0);
     }
     [equal, claimed, all]
 }
@@ -212,7 +212,7 @@ fn the_index_ends_equal_to_the_engines_whatever_went_wrong() {
     run_all(150);
 }
 
-/// As above, for a longer look: `cargo test -p kvasir-ingest --release --test it -- --ignored thousands`.
+/// As above, for a longer look: `cargo test -p kvasir-kv-events --release --test it -- --ignored thousands`.
 #[test]
 #[ignore = "takes minutes"]
 fn thousands_of_histories() {

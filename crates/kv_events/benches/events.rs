@@ -25,11 +25,11 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use kvasir_hash::{Scope, local_hashes};
 use kvasir_index::{Index, Matches};
-use kvasir_ingest::{Ingest, IngestOptions, Input};
-use kvasir_types::{DpRank, Time, WorkerId};
+use kvasir_kv_events::{EventFormat, Sequencer, SourceEvent, StreamOptions};
+use kvasir_types::{Time, WorkerRank};
 use kvasir_wire::engine::{Batch, Event};
 use kvasir_wire::frame::Frame;
-use kvasir_wire::{TranslateOptions, Translated, Translator};
+use kvasir_wire::{TranslateOptions, Translation, Translator};
 
 const BLOCK: u32 = 32;
 const WORKERS: u64 = 64;
@@ -116,7 +116,7 @@ fn hash(payloads: &[Bytes], passes: u64) {
     for payload in (0..passes * WORKERS).flat_map(|_| payloads) {
         batch.decode(payload).unwrap();
         translator.translate(&batch, |event| {
-            if let Translated::Event(event) = event {
+            if let Translation::Event(event) = event {
                 black_box(event);
             }
         });
@@ -125,15 +125,18 @@ fn hash(payloads: &[Bytes], passes: u64) {
 
 struct Fleet {
     index: Index,
-    workers: Vec<Ingest>,
+    workers: Vec<Sequencer>,
     next: u64,
 }
 
 impl Fleet {
     fn new(workers: u64) -> Self {
-        let mut options = IngestOptions::new(BLOCK);
+        let mut options = StreamOptions::new(BLOCK);
         options.replay = false;
-        let worker = |id| Ingest::new(WorkerId(id), DpRank(0), options.clone());
+        let worker = |id| {
+            let rank = WorkerRank::new(id, 0);
+            Sequencer::new(EventFormat::EngineBatches { rank }, options.clone())
+        };
         Self {
             index: Index::new(),
             workers: (0..workers).map(worker).collect(),
@@ -149,7 +152,7 @@ impl Fleet {
                     sequence: self.next,
                     payload: payload.clone(),
                 };
-                worker.step(Time::ZERO, Input::Live(frame), &self.index, &mut out);
+                worker.step(Time::ZERO, SourceEvent::Live(frame), &self.index, &mut out);
             }
             self.next += 1;
             out.clear();

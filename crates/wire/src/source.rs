@@ -1,0 +1,65 @@
+//! What a source of events says, whatever carries it.
+//!
+//! Answers one question: what happened at the other end? The one vocabulary between whoever reads sockets
+//! (`kvasir-transport`) and whoever puts events in order (`kvasir-kv-events`).
+
+use bytes::Bytes;
+
+use crate::DecodeError;
+use crate::frame::Frame;
+use crate::native::RouterEvent;
+
+/// What happened at a source, in the order in which it happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SourceEvent {
+    /// The subscription stands (again).
+    Connected,
+    /// The subscription is gone, or could not be made; it is tried again.
+    Disconnected(SourceFault),
+    /// A live message.
+    Live(Frame<Bytes>),
+    /// Events of workers in this process, which need no bytes.
+    Events(Vec<RouterEvent>),
+    /// A live message that is no event message.
+    Refused(DecodeError),
+    /// A message of the replay with this number.
+    Replayed {
+        /// As the request was numbered.
+        attempt: u64,
+        /// The message.
+        frame: Frame<Bytes>,
+    },
+    /// The replay is complete.
+    ReplayEnded {
+        /// As the request was numbered.
+        attempt: u64,
+    },
+    /// The replay broke off.
+    ReplayFailed {
+        /// As the request was numbered.
+        attempt: u64,
+        /// Why.
+        fault: SourceFault,
+    },
+}
+
+/// Why a connection is not there. Tells an operator what to look at.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SourceFault {
+    /// Nobody listens there, the name is unknown, or the way is blocked.
+    #[error("cannot connect: {0}")]
+    Unreachable(String),
+    /// Somebody listens, but is no such socket.
+    #[error("the peer is not what was expected: {0}")]
+    Protocol(String),
+    /// It was there and went away.
+    #[error("the peer closed the connection: {0}")]
+    Closed(String),
+    /// It is silent and answers no heartbeat.
+    #[error("the peer does not answer")]
+    Silent,
+    /// This engine has no replay socket that we know of.
+    #[error("no replay socket is known")]
+    NoReplay,
+}
