@@ -54,7 +54,7 @@ fn carry(
     Ok(std::sync::Arc::new(move |request| {
         let (client, collector) = (client.clone(), collector.clone());
         Box::pin(async move {
-            let answer = client.ask(&collector, request).await;
+            let answer = client.fetch(&collector, request).await;
             answer.map_err(|error| error.to_string())
         })
     }))

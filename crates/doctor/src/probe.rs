@@ -201,8 +201,8 @@ async fn ask_facts(client: &Client, world: &mut World) {
     world.event_route = sources.map(|body| world.facts.read_event_sources(&body));
     world.facts.info = ask_info(client, &endpoint, world.facts.kind).await;
     let told_events = world.told.worker.events.publish().is_some();
-    world.facts.settle(told_events);
-    if world.facts.kind == EngineKind::Sglang && world.facts.info.asked {
+    world.facts.merge_info(told_events);
+    if world.facts.kind == EngineKind::Sglang && world.facts.info.is_read {
         // It has no page of its own for them: its settings say where its events are, or that there are none.
         world.event_route = Ok(());
     }
@@ -218,7 +218,7 @@ async fn ask_info(client: &Client, endpoint: &HttpEndpoint, kind: EngineKind) ->
     for page in pages {
         if let Ok(body) = client.get(endpoint, page).await {
             let mut info = ServerInfo::read(&body);
-            info.asked = true;
+            info.is_read = true;
             return info;
         }
     }

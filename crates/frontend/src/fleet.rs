@@ -280,7 +280,7 @@ impl Fleet {
 
     fn pool(&self, endpoint: HttpEndpoint) -> Pool {
         let via = self.context.via.clone();
-        Pool::signing(endpoint, self.tls.clone(), Some(via))
+        Pool::with_via(endpoint, self.tls.clone(), Some(via))
     }
 
     pub(super) fn snapshot(&self) -> &LoadedSnapshot {
@@ -365,8 +365,8 @@ impl Watcher {
                     _ = goals.changed() => false,
                 },
                 Goal::Cut => {
-                    self.pool.cut();
-                    self.retired.drain(..).for_each(|pool| pool.cut());
+                    self.pool.close();
+                    self.retired.drain(..).for_each(|pool| pool.close());
                     true
                 }
             };
@@ -383,16 +383,16 @@ impl Watcher {
 
     /// Takes over what is said about the worker now. One that was on its way out is back.
     fn serve_as(&mut self, record: &Arc<WorkerRecord>) {
-        self.pool.set_closing(false);
+        self.pool.set_draining(false);
         if let Some(endpoint) = record.transport.http()
-            && (self.pool.is_cut() || self.record != *record)
+            && (self.pool.is_closed() || self.record != *record)
         {
             let new = self.fleet.pool(endpoint.clone());
             // Until it has said what it is, it is taken for what it was.
             new.set_larger_first(self.pool.larger_first());
-            new.set_tells_token_ids(self.pool.tells_token_ids());
+            new.set_returns_token_ids(self.pool.returns_token_ids());
             let old = std::mem::replace(&mut self.pool, new);
-            self.retired.retain(|pool| pool.open() > 0);
+            self.retired.retain(|pool| pool.in_flight() > 0);
             self.retired.push(old);
             self.record = Arc::clone(record);
             self.known = Facts::default();
@@ -497,9 +497,10 @@ impl Watcher {
     /// Takes the worker out of every choice and waits until it has nothing left to do.
     async fn drain(&self) {
         tracing::info!(worker = %self.pool.endpoint(), "worker is draining");
-        self.pool.set_closing(true);
+        self.pool.set_draining(true);
         self.tell(|_| Input::Draining(self.id));
-        let running = || self.pool.open() + self.retired.iter().map(Pool::open).sum::<usize>();
+        let running =
+            || self.pool.in_flight() + self.retired.iter().map(Pool::in_flight).sum::<usize>();
         while self.booked() > 0 || running() > 0 {
             tokio::time::sleep(DRAIN_LOOK).await;
         }
@@ -508,7 +509,7 @@ impl Watcher {
     fn failed(&mut self, error: &UpstreamError) {
         self.failures = self.failures.saturating_add(1);
         // It may be another when it is back.
-        self.known.info.asked = false;
+        self.known.info.is_read = false;
         if self.failures == 1 && health::is_ourselves(error) {
             tracing::error!(worker = %self.pool.endpoint(),
                 "this worker is this frontend itself, or a router that leads back to it: it is not used");
@@ -540,14 +541,14 @@ mod tests {
         for is in [true, false] {
             let mut watcher = Watcher::new(&said("http://127.0.0.1:9"), &fleet).unwrap();
             watcher.pool.set_larger_first(is);
-            watcher.pool.set_tells_token_ids(is);
+            watcher.pool.set_returns_token_ids(is);
             watcher.serve_as(&said("http://127.0.0.1:9,block-size=32"));
             assert_eq!(
                 (watcher.record.block_size, watcher.retired.len()),
                 (Some(32), 1)
             );
             assert_eq!(watcher.pool.larger_first(), is);
-            assert_eq!(watcher.pool.tells_token_ids(), is);
+            assert_eq!(watcher.pool.returns_token_ids(), is);
         }
     }
 }

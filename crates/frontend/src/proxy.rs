@@ -27,7 +27,7 @@ use kvasir_openai::resume::{obstacle, tokens_wanted};
 use kvasir_openai::{
     ApiError, Endpoint, HeaderHints, Nvext, ResponseNvext, Scan, Timing, WorkerIds,
 };
-use kvasir_router::{Arrival, Sent};
+use kvasir_router::{Arrival, Attempts, Sent};
 use kvasir_types::{Time, WorkerRank};
 use kvasir_upstream::Upstreams;
 
@@ -35,20 +35,20 @@ use crate::App;
 use crate::http::reply::{Reply, ReplyBody};
 use crate::models::ServedModel;
 use crate::models::tokenize;
-use crate::observe::request_record::Watch;
+use crate::observe::request_record::RequestRecord;
 use crate::openai::generate::Asked;
 use crate::proxy::relay::{
-    Began, Begun, Books, Extras, Form, Hide, Relay, Source, Thread, Timeouts,
+    Accounting, AnswerStart, Extras, FirstBytes, Form, Hide, Relay, ResumeState, Source, Timeouts,
 };
 use crate::request::ask;
 use crate::request::query::Query;
-use crate::request::response_extras::{self, Wanted};
+use crate::request::response_extras::{self, ExtraFields};
 use crate::request::route_error;
 
 pub(crate) use ahead::NextTurn;
 pub(crate) use pass::pass;
-use resume::Terms;
-pub(crate) use resume::{Moved, Moving, Rest, Resume};
+use resume::ResumeTerms;
+pub(crate) use resume::{Continuation, Resume, ResumeFuture, ResumedAnswer};
 pub(crate) use stored::seek;
 
 /// A request on its way to an OpenAI worker.
@@ -77,26 +77,26 @@ enum Kind {
         stream: bool,
         /// The usage that the client did not ask for.
         hide: Hide,
-        wanted: Wanted,
-        /// What it says about going on elsewhere; none if that is not to be.
-        terms: Option<Terms>,
+        extra_fields: ExtraFields,
+        /// On which terms its answer may be resumed; none if it may not.
+        terms: Option<ResumeTerms>,
         /// The next turn is to be computed ahead.
         ahead: bool,
     },
     /// Nothing.
     Opaque {
-        /// Its answer is all that comes of it, so that it may be run twice.
-        pure: bool,
+        /// Running it twice does no harm.
+        idempotent: bool,
     },
 }
 
-/// An answer that has begun.
-struct Opened {
-    /// When the worker was asked.
+/// An answer of an engine that has begun.
+struct EngineAnswer {
+    /// When the request was sent to its worker.
     dispatched: Time,
     head: Head,
     source: Source,
-    begun: Begun,
+    first: FirstBytes,
 }
 
 /// A completion that is ready to be placed.
@@ -104,7 +104,7 @@ struct Ready {
     forward: Forward,
     arrival: Arrival,
     blocks: PromptBlocks,
-    watch: Watch,
+    record: RequestRecord,
     /// It only asks where it would go.
     query: Option<Box<Query>>,
 }
@@ -128,11 +128,11 @@ pub(crate) async fn handle(
             *query,
             ready.arrival,
             &ready.blocks,
-            ready.watch,
+            ready.record,
         )
         .await;
     }
-    let answer = ready.forward.run(ready.arrival, ready.blocks, ready.watch);
+    let answer = ready.forward.run(ready.arrival, ready.blocks, ready.record);
     match keep_alive {
         Some((every, peek)) => opening::wait(answer, every, peek).await,
         None => answer.await,
@@ -146,15 +146,15 @@ async fn ask_only(
     query: Query,
     mut arrival: Arrival,
     blocks: &PromptBlocks,
-    watch: Watch,
+    record: RequestRecord,
 ) -> Result<Reply, ApiError> {
     arrival.query_only = true;
     match model.book(arrival, blocks).await {
         Ok(booking) => {
-            watch.passed(StatusCode::OK.as_u16());
+            record.passed(StatusCode::OK.as_u16());
             Ok(query.answer(app.clock(), model, booking.target()))
         }
-        Err(error) => Err(watch.fail(route_error::answer(app, &error))),
+        Err(error) => Err(record.fail(route_error::answer(app, &error))),
     }
 }
 
@@ -167,7 +167,7 @@ async fn prepare(
     workers: &Upstreams,
 ) -> Result<Ready, ApiError> {
     let (stream, endpoint, began) = (scan.stream(), asked.endpoint, app.clock().now());
-    let watch = Watch::start(
+    let record = RequestRecord::start(
         app.observer(),
         &asked.arrived,
         &asked.parts.headers,
@@ -178,7 +178,7 @@ async fn prepare(
     let preprocess = model.placements.enter(Stage::Preprocess);
     let (nvext, hints) = match extension(app, scan, &asked.parts.headers) {
         Ok(extension) => extension,
-        Err(error) => return Err(watch.fail(error)),
+        Err(error) => return Err(record.fail(error)),
     };
     let reading = tokenize::read(app.clock(), model, endpoint, scan, &asked.body, &nvext).await;
     let tokens = &reading.tokens;
@@ -213,7 +213,7 @@ async fn prepare(
     };
     let shown = exact.filter(|_| stream).map(Vec::as_slice);
     let notes = response_extras::notes(&nvext, asked.arrived.shown, shown, formatted.as_deref());
-    let terms = migration_terms(app, scan, endpoint, &nvext);
+    let terms = resume_terms(app, scan, endpoint, &nvext);
     let follow = terms.is_some_and(|terms| terms.obstacle.is_none());
     let hide = match (stream, scan.include_usage()) {
         (true, false) => Hide::All,
@@ -223,7 +223,7 @@ async fn prepare(
     let mut headers = headers::to_engine(asked.parts.headers, app.via(), &asked.arrived.name);
     // What we look into must not be compressed.
     headers.remove(header::ACCEPT_ENCODING);
-    watch.trace_to(&mut headers);
+    record.trace_to(&mut headers);
     let forward = Forward {
         app: Arc::clone(app),
         model: Arc::clone(model),
@@ -236,11 +236,11 @@ async fn prepare(
         kind: Kind::Completion {
             stream,
             hide,
-            wanted: Wanted::of(model, &nvext, scan),
+            extra_fields: ExtraFields::of(model, &nvext, scan),
             terms,
             ahead: nvext.hints.speculative_prefill && endpoint == Endpoint::Chat && scan.n() == 1,
         },
-        received: watch.received(),
+        received: record.received(),
         notes,
     };
     let took = app.clock().now() - began;
@@ -250,7 +250,7 @@ async fn prepare(
         forward,
         arrival,
         blocks,
-        watch,
+        record,
         query: query.map(Box::new),
     })
 }
@@ -294,15 +294,20 @@ fn extension(
     Ok((nvext, hints))
 }
 
-/// What a request says about going on elsewhere; none where nothing goes on.
-fn migration_terms(app: &App, scan: &Scan<'_>, endpoint: Endpoint, nvext: &Nvext) -> Option<Terms> {
+/// On which terms an answer may be resumed at another worker; none where it may not.
+fn resume_terms(
+    app: &App,
+    scan: &Scan<'_>,
+    endpoint: Endpoint,
+    nvext: &Nvext,
+) -> Option<ResumeTerms> {
     if app.options().migration.limit == 0 || !scan.stream() {
         return None;
     }
     let pinned = nvext.pinned_worker().map(|_| "pinned");
-    Some(Terms {
+    Some(ResumeTerms {
         endpoint,
-        wanted: tokens_wanted(scan, endpoint),
+        max_tokens: tokens_wanted(scan, endpoint),
         obstacle: pinned.or_else(|| obstacle(scan, endpoint)),
     })
 }
@@ -313,11 +318,11 @@ impl Forward {
         matches!(self.kind, Kind::Completion { ahead: true, .. })
     }
 
-    /// What keeps the thread of an answer that may go on elsewhere.
-    fn thread(&self) -> Option<Box<Thread>> {
+    /// The state of an answer that may be resumed at another worker.
+    fn resume_state(&self) -> Option<Box<ResumeState>> {
         match self.kind {
             Kind::Completion {
-                terms: Some(Terms { obstacle: None, .. }),
+                terms: Some(ResumeTerms { obstacle: None, .. }),
                 ..
             } => Some(Box::default()),
             _ => None,
@@ -348,20 +353,20 @@ impl Forward {
         }
     }
 
-    /// Passes an answer on. Who gave it holds no booking any more if others were asked since.
-    fn answer(
+    /// The reply that passes an answer on. Its worker has no booking if other workers were tried since.
+    fn reply(
         self,
-        opened: Opened,
+        answer: EngineAnswer,
         (target, booking): (WorkerRank, Option<Booking>),
-        watch: Watch,
-        arrival: Arrival,
+        record: RequestRecord,
+        (arrival, attempts): (Arrival, Attempts),
     ) -> Reply {
-        let Opened {
+        let EngineAnswer {
             dispatched,
             head,
             source,
-            begun,
-        } = opened;
+            first,
+        } = answer;
         let completion = matches!(self.kind, Kind::Completion { .. });
         if let Some(booking) = booking
             .as_ref()
@@ -383,29 +388,29 @@ impl Forward {
         if source.is_edited() {
             headers.remove(header::CONTENT_LENGTH);
         }
-        let began = Began {
+        let start = AnswerStart {
             dispatched,
             status: head.status,
             block_size: completion.then_some(self.model.block_size),
             is_stream: completion && source.is_events(),
             target,
         };
-        let books = Books::open(booking, watch, self.app.clock(), &began);
+        let accounting = Accounting::begin(booking, record, self.app.clock(), &start);
         let forward = Arc::new(self);
         let next = forward.looks_ahead().then(|| NextTurn {
             forward: Arc::clone(&forward),
             target,
         });
-        let body = match begun {
-            Begun::Whole(bytes) => {
-                books.close(&source);
+        let body = match first {
+            FirstBytes::Whole(bytes) => {
+                accounting.close(&source);
                 let said = next.as_ref().and_then(|_| answer_text(&bytes));
                 if let (Some(next), Some(said)) = (next, said) {
                     next.prefill(&said);
                 }
                 ReplyBody::from(bytes)
             }
-            Begun::Partly(held) => {
+            FirstBytes::Partial(held) => {
                 let noted = !forward.notes.is_empty() && source.is_events();
                 let held = match noted {
                     true => Bytes::from([&forward.notes[..], &held].concat()),
@@ -416,8 +421,8 @@ impl Forward {
                     comment: limits.keep_alive,
                     silence: limits.stream_silence,
                 };
-                let resume = forward.resume(&source, arrival);
-                let mut relay = Relay::new(source, held, books, timeouts, resume);
+                let resume = forward.resume(&source, (arrival, attempts));
+                let mut relay = Relay::new(source, held, accounting, timeouts, resume);
                 relay.then(next);
                 ReplyBody::stream(Box::new(relay))
             }
@@ -428,40 +433,44 @@ impl Forward {
         reply
     }
 
-    fn resume(self: Arc<Self>, source: &Source, arrival: Arrival) -> Option<Box<Resume>> {
+    fn resume(
+        self: Arc<Self>,
+        source: &Source,
+        attempts: (Arrival, Attempts),
+    ) -> Option<Box<Resume>> {
         match self.kind {
             Kind::Completion {
                 terms: Some(terms), ..
-            } if source.is_events() => Some(Box::new(Resume::new(self, terms, arrival))),
+            } if source.is_events() => Some(Box::new(Resume::new(self, terms, attempts))),
             _ => None,
         }
     }
 
     /// What the client asked to be told.
-    fn wanted(&self) -> Wanted {
+    fn extra_fields(&self) -> ExtraFields {
         match self.kind {
-            Kind::Completion { wanted, .. } => wanted,
-            Kind::Opaque { .. } => Wanted::default(),
+            Kind::Completion { extra_fields, .. } => extra_fields,
+            Kind::Opaque { .. } => ExtraFields::default(),
         }
     }
 
     /// That, as far as it is known when a worker is asked; `tokens` is the length of the prompt.
     fn extras(&self, sent: &Sent, tokens: u32, dispatched: Time) -> Option<Extras> {
-        let wanted = self.wanted();
-        if wanted.is_nothing() {
+        let extra_fields = self.extra_fields();
+        if extra_fields.is_nothing() {
             return None;
         }
         let clock = self.app.clock();
         let ids = WorkerIds::aggregated(sent.target.worker.0, sent.target.rank.0);
         let each = ResponseNvext {
-            worker_id: wanted.extra.worker_id.then_some(ids),
+            worker_id: extra_fields.extra.worker_id.then_some(ids),
             ..Default::default()
         };
-        let timing = wanted.extra.timing.then(|| Timing {
+        let timing = extra_fields.extra.timing.then(|| Timing {
             request_received_ms: clock.unix_millis(self.received),
             prefill_wait_time_ms: Some((dispatched - self.received).as_secs_f64() * 1e3),
             kv_hit_rate: Some(hit_rate(sent, tokens as usize, self.model.block_size)),
-            router_queue_depth: Some(wanted.queue_depth.into()),
+            router_queue_depth: Some(extra_fields.queue_depth.into()),
             ..Timing::default()
         });
         Some(Extras {
@@ -470,7 +479,7 @@ impl Forward {
                 ..each.clone()
             },
             each,
-            wanted,
+            extra_fields,
             received: self.received,
             dispatched,
             first: None,

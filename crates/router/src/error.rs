@@ -1,26 +1,6 @@
 //! Why a request got no worker.
 
-use kvasir_types::{DpRank, WorkerId};
-
-/// Whose fault it is; decides the status code and which alert fires.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fault {
-    /// The request asks for something that cannot be.
-    Client,
-    /// The fleet is too small or too busy.
-    Router,
-    /// Workers failed.
-    Worker,
-}
-
-/// Whether another attempt makes sense.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Retry {
-    /// The same request will fail again.
-    Never,
-    /// After this many milliseconds it may pass.
-    After(u64),
-}
+use kvasir_types::{DpRank, Fault, Retry, WorkerId};
 
 /// Which bound of a queue was hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

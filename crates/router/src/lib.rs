@@ -23,6 +23,7 @@
 //! assert!(matches!(out.last(), Some(Output::Send(sent)) if sent.target.worker == WorkerId(7)));
 //! ```
 
+mod attempts;
 mod config;
 mod decision;
 mod error;
@@ -36,9 +37,10 @@ mod router;
 mod session;
 mod settle;
 
+pub use attempts::{AttemptLimits, Attempts, GiveUp, NextStep, Phase};
 pub use config::{Role, RouterConfig};
 pub use decision::{Decision, Excluded, Reason, Why};
-pub use error::{Fault, LimitKind, Retry, RouteError};
+pub use error::{LimitKind, RouteError};
 pub use health::{ERRORS_MAX, FIRST_SPAN, FORGIVEN_AFTER, OUTWEIGHED_MAX};
 pub use input::{
     Arrival, Input, LoadReport, Outcome, PeerChange, PeerEvent, Probe, SessionAction, SessionAsk,

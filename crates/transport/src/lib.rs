@@ -22,6 +22,6 @@ pub use events::{
 };
 pub use kvasir_wire::{SourceEvent, SourceFault};
 pub use memory::{Call, MemoryPlane, WorkerInbox};
-pub use plane::{Fault, PlaneError, RequestPlane, Retry, SendFuture};
+pub use plane::{PlaneError, RequestPlane, SendFuture};
 pub use stream::{TokenSink, TokenStream, token_stream};
 pub use tasks::Tasks;

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 
-use kvasir_types::{TokenRequest, WorkerId};
+use kvasir_types::{AttemptError, FailureCause, TokenRequest, WorkerId};
 
 use crate::TokenStream;
 
@@ -18,25 +18,7 @@ pub trait RequestPlane: Send + Sync + 'static {
     fn send(&self, worker: WorkerId, request: TokenRequest) -> SendFuture<'_>;
 }
 
-/// Who caused a failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// The client asked for something that cannot be.
-    Client,
-    /// The worker, or the way to it.
-    Worker,
-}
-
-/// Whether another attempt makes sense.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Retry {
-    /// On another worker.
-    Elsewhere,
-    /// Nowhere: it would fail alike.
-    Never,
-}
-
-/// Why a worker gave no answer, or not all of it.
+/// Why a worker's answer failed, before its first token or after.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaneError {
@@ -57,24 +39,14 @@ pub enum PlaneError {
     Engine(String),
 }
 
-impl PlaneError {
-    /// Who caused it.
-    #[must_use]
-    pub fn fault(&self) -> Fault {
+impl AttemptError for PlaneError {
+    fn failure_cause(&self) -> FailureCause {
         match self {
-            Self::Rejected(_) => Fault::Client,
-            Self::Gone(_) | Self::Overloaded(_) | Self::Disconnected(_) | Self::Engine(_) => {
-                Fault::Worker
-            }
-        }
-    }
-
-    /// Whether to try again. Says nothing of tokens that the client has already seen.
-    #[must_use]
-    pub fn retry(&self) -> Retry {
-        match self {
-            Self::Gone(_) | Self::Overloaded(_) | Self::Disconnected(_) => Retry::Elsewhere,
-            Self::Rejected(_) | Self::Engine(_) => Retry::Never,
+            Self::Gone(_) => FailureCause::Absent,
+            Self::Overloaded(_) => FailureCause::Overloaded,
+            Self::Disconnected(_) => FailureCause::WorkerLost,
+            Self::Rejected(_) => FailureCause::Rejected,
+            Self::Engine(_) => FailureCause::EngineFailed,
         }
     }
 }

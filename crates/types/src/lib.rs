@@ -1,9 +1,11 @@
 //! The nouns of the system.
 //!
 //! Answers one question: what do the other crates talk about? Identifiers, hashes, cache events, time,
-//! workers and the request as a worker receives it. No format, no algorithm, no I/O lives here.
+//! workers, the request as a worker receives it and the ways in which a worker fails it. No format, no algorithm,
+//! no I/O lives here.
 
 mod event;
+mod failure;
 mod id;
 mod request;
 mod rng;
@@ -11,6 +13,7 @@ mod time;
 mod worker;
 
 pub use event::{KvEvent, StoredBlock, Tier};
+pub use failure::{AttemptError, FailureCause, Fault, Retry};
 pub use id::{DpRank, EngineHash, LocalHash, RequestId, SequenceHash, Token, WorkerId, WorkerRank};
 pub use request::{FinishReason, Likelihood, Sampling, TokenItem, TokenRequest};
 pub use rng::Rng;

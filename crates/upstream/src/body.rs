@@ -9,34 +9,34 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::futures::OwnedNotified;
 
 use crate::UpstreamError;
-use crate::line::Line;
+use crate::connection::Connection;
 use crate::pool::Pool;
 
 /// The body of an engine's answer. Read to its end, its connection goes back to the pool; dropped before, the
 /// connection is closed and the engine stops working on it.
 pub struct UpstreamBody {
-    line: Option<Line>,
+    connection: Option<Connection>,
     pool: Pool,
-    /// When it was asked for, in the pool's count of its ends.
-    era: u32,
+    /// The generation of the pool when the request was sent.
+    generation: u32,
     place: Option<OwnedSemaphorePermit>,
-    /// Who is woken when the pool is cut; made when there is first something to wait for.
-    cut: Option<(Pin<Box<OwnedNotified>>, Waker)>,
+    /// Wakes the reader when requests are aborted. Made when the body is first pending.
+    aborted: Option<(Pin<Box<OwnedNotified>>, Waker)>,
 }
 
 impl UpstreamBody {
     pub(crate) fn new(
-        line: Line,
+        connection: Connection,
         pool: Pool,
-        era: u32,
+        generation: u32,
         place: Option<OwnedSemaphorePermit>,
     ) -> Self {
         Self {
-            line: Some(line),
+            connection: Some(connection),
             pool,
-            era,
+            generation,
             place,
-            cut: None,
+            aborted: None,
         }
     }
 
@@ -45,61 +45,61 @@ impl UpstreamBody {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, UpstreamError>>> {
-        let Some(line) = &mut self.line else {
+        let Some(connection) = &mut self.connection else {
             return Poll::Ready(None);
         };
-        match line.poll_data(cx) {
+        match connection.poll_data(cx) {
             Poll::Ready(Some(Ok(data))) => {
-                self.pool.heard();
-                // Whoever writes a body of known length does not ask once more for its end.
-                if line.is_at_end() {
+                self.pool.mark_received();
+                // Hyper does not poll again for the end of a body of known length.
+                if connection.is_at_end() {
                     self.give_back();
                 }
                 Poll::Ready(Some(Ok(data)))
             }
             Poll::Ready(Some(Err(error))) => {
-                self.line = None;
+                self.connection = None;
                 Poll::Ready(Some(Err(error)))
             }
             Poll::Ready(None) => {
                 self.give_back();
                 Poll::Ready(None)
             }
-            Poll::Pending if self.is_cut(cx) => {
-                self.line = None;
-                Poll::Ready(Some(Err(self.pool.why_cut())))
+            Poll::Pending if self.is_aborted(cx) => {
+                self.connection = None;
+                Poll::Ready(Some(Err(self.pool.abort_error())))
             }
             Poll::Pending => Poll::Pending,
         }
     }
 
-    /// Whether everything has come that will; known before the end is asked for if the length was.
+    /// Whether the body has ended. Known before its end is polled if its length is known.
     #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.line.is_none()
+    pub fn is_ended(&self) -> bool {
+        self.connection.is_none()
     }
 
     fn give_back(&mut self) {
-        if let Some(line) = self.line.take() {
-            self.pool.give_back(line, self.era);
+        if let Some(connection) = self.connection.take() {
+            self.pool.give_back(connection, self.generation);
         }
     }
 
-    /// Whether what runs on the pool was given up; if not, `cx` is woken when it is.
-    fn is_cut(&mut self, cx: &mut Context<'_>) -> bool {
-        // Whoever polls is nearly always the same task, which is registered already.
+    /// Whether requests in flight were aborted; if not, `cx` is woken when they are.
+    fn is_aborted(&mut self, cx: &mut Context<'_>) -> bool {
+        // The same task polls nearly always, and is registered already.
         let registered = |(_, waker): &(_, Waker)| waker.will_wake(cx.waker());
-        if !self.cut.as_ref().is_some_and(registered) {
-            let mut cut = Box::pin(self.pool.cutting());
-            let _ = cut.as_mut().poll(cx);
-            self.cut = Some((cut, cx.waker().clone()));
+        if !self.aborted.as_ref().is_some_and(registered) {
+            let mut aborted = Box::pin(self.pool.aborted());
+            let _ = aborted.as_mut().poll(cx);
+            self.aborted = Some((aborted, cx.waker().clone()));
         }
-        self.pool.era() != self.era
+        self.pool.generation() != self.generation
     }
 
     /// Closes the connection, as if it were dropped.
     pub fn close(&mut self) {
-        self.line = None;
+        self.connection = None;
         self.place = None;
     }
 

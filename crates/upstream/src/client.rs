@@ -1,7 +1,7 @@
-//! One question over HTTP, with a time limit and a bounded answer.
+//! One request over HTTP, with a time limit and a bounded answer.
 //!
-//! [`Pool::ask`] asks on a kept connection, [`Client`] on one of its own: the doctor, the commands that ask a running
-//! frontend and the exporter of spans ask too seldom to keep any.
+//! [`Pool::fetch`] uses a kept connection, [`Client`] opens a new one: the doctor, the operators' commands and the exporter of
+//! spans send too seldom to keep any.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode};
 use kvasir_types::HttpEndpoint;
 
-use crate::{Ask, Pool, UpstreamBody, UpstreamError, WorkerTls};
+use crate::{Pool, UpstreamBody, UpstreamError, UpstreamRequest, WorkerTls};
 
-/// How much of a refusal is shown.
+/// How much of an error body is shown.
 const SHOWN_CHARS_MAX: usize = 300;
 
-/// What an exchange may take.
+/// Limits of one request and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// From the first byte sent to the last one read; a new connection included.
@@ -24,7 +24,7 @@ pub struct Bounds {
     pub answer_bytes_max: usize,
 }
 
-/// Asks whoever is at an address, each time on a new connection.
+/// Sends requests to any address, each on a new connection.
 #[derive(Clone, Debug)]
 pub struct Client {
     tls: WorkerTls,
@@ -32,7 +32,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Believes whom `tls` believes.
+    /// Trusts the certificates that `tls` trusts.
     #[must_use]
     pub fn new(tls: WorkerTls, bounds: Bounds) -> Self {
         Self { tls, bounds }
@@ -44,21 +44,21 @@ impl Client {
         self.bounds.timeout
     }
 
-    /// As [`Pool::ask`] does.
-    pub async fn ask(
+    /// As [`Pool::fetch`] does.
+    pub async fn fetch(
         &self,
         at: &HttpEndpoint,
         request: Request<Bytes>,
     ) -> Result<Response<Bytes>, UpstreamError> {
         let pool = Pool::new(at.clone(), self.tls.clone());
-        pool.ask(request, self.bounds).await
+        pool.fetch(request, self.bounds).await
     }
 }
 
 impl Pool {
     /// Sends `request`, whose address is a path below the worker's, and waits for all of the answer, whatever its
     /// status. `host` is filled in, and the worker's key if it has one.
-    pub async fn ask(
+    pub async fn fetch(
         &self,
         request: Request<Bytes>,
         bounds: Bounds,
@@ -72,7 +72,7 @@ impl Pool {
     }
 
     /// The same where only the body counts: any status but 200 is an error, and what comes with it is not read.
-    pub async fn ask_ok(
+    pub async fn fetch_ok(
         &self,
         request: Request<Bytes>,
         bounds: Bounds,
@@ -92,7 +92,7 @@ impl Pool {
         request: &Request<Bytes>,
     ) -> Result<Response<UpstreamBody>, UpstreamError> {
         let path = request.uri().path_and_query();
-        let ask = Ask {
+        let request = UpstreamRequest {
             method: request.method(),
             path: path.map_or("/", PathAndQuery::as_str),
             headers: request.headers(),
@@ -100,7 +100,7 @@ impl Pool {
             body: request.body(),
             fresh: false,
         };
-        self.send(&ask).await
+        self.send(&request).await
     }
 }
 
@@ -113,9 +113,9 @@ async fn in_time<T>(
 }
 
 impl UpstreamError {
-    /// Whether somebody is at `at`, and is not believed or speaks no TLS.
+    /// Whether the server at `at` failed the TLS handshake: its certificate is not trusted, or it speaks no TLS.
     #[must_use]
-    pub fn is_distrust(&self, at: &HttpEndpoint) -> bool {
+    pub fn is_tls_failure(&self, at: &HttpEndpoint) -> bool {
         use std::io::ErrorKind::{InvalidData, Other, UnexpectedEof};
         let Self::Connect(error) = self else {
             return false;
@@ -124,9 +124,9 @@ impl UpstreamError {
     }
 }
 
-/// What the body of a refusal says, in one short line: its message where it has one, else how it begins.
+/// The message of an error body, in one short line: its `message` or `detail` where it has one, else its first characters.
 #[must_use]
-pub fn refusal(body: &[u8]) -> String {
+pub fn error_message(body: &[u8]) -> String {
     let read: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     let inner = read.get("error").unwrap_or(&read);
     let named = ["message", "detail"]

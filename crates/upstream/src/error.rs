@@ -1,62 +1,84 @@
-//! Why an engine gave no answer, or not all of it.
+//! Why a request to an engine failed.
 
 use std::time::Duration;
 
 use http::StatusCode;
+use kvasir_types::{AttemptError, FailureCause};
 
-use crate::line::CONNECT_TIMEOUT;
+use crate::connection::CONNECT_TIMEOUT;
 
-/// Why an engine gave no answer, or not all of it.
+/// Why a request to an engine failed, before its answer or in it.
 #[derive(Debug, thiserror::Error)]
 pub enum UpstreamError {
-    /// It was removed before it was asked.
-    #[error("the worker is not there any more")]
+    /// The worker was removed before the request was sent.
+    #[error("the worker is not registered")]
     Absent,
-    /// It was removed while asked.
-    #[error("the worker was taken away")]
-    Gone,
-    /// It was given up while asked: no question about its health is answered any more.
-    #[error("the worker gives no sign of life")]
-    Mute,
-    /// It does not accept connections in time.
+    /// The worker was removed while the request was in flight.
+    #[error("the worker was removed")]
+    Removed,
+    /// The worker was declared dead while the request was in flight: it answers no health probe and sends nothing.
+    #[error("the worker is dead: no health probe was answered")]
+    Dead,
+    /// The worker does not accept a connection in time.
     #[error("no connection within {} s", CONNECT_TIMEOUT.as_secs())]
     ConnectTimeout,
-    /// It cannot be connected to.
+    /// No connection can be made.
     #[error("cannot connect: {0}")]
     Connect(#[source] std::io::Error),
     /// The connection broke.
     #[error("the connection broke: {0}")]
     Broken(#[source] std::io::Error),
-    /// The answer has no end.
-    #[error("its stream ended before its answer did")]
+    /// The stream ended before the answer was complete.
+    #[error("the stream ended before the answer was complete")]
     Unfinished,
-    /// Nothing came in the time that it had.
+    /// No answer came in time.
     #[error("no answer in time")]
     AnswerTimeout,
-    /// A stream stood still for so long.
-    #[error("nothing came for {} s", .0.as_secs())]
-    Silent(Duration),
-    /// It refused.
+    /// A stream sent nothing for this long.
+    #[error("the stream sent nothing for {} s", .0.as_secs())]
+    StreamTimeout(Duration),
+    /// The worker answered with this status.
     #[error("it answered {0}")]
     Status(StatusCode),
-    /// It says that it failed.
-    #[error("its engine failed")]
-    Failed,
-    /// More came than is read.
+    /// The stream carried an error event.
+    #[error("its stream carried an error event")]
+    ErrorEvent,
+    /// The answer is longer than the limit.
     #[error("its answer is too long")]
     TooLong,
 }
 
 impl UpstreamError {
-    /// Whether nothing of a request can have reached an engine: it may be sent elsewhere, whatever it does.
-    #[must_use]
-    pub fn sent_nothing(&self) -> bool {
-        matches!(self, Self::Absent | Self::ConnectTimeout | Self::Connect(_))
-    }
-
-    /// Whether somebody answered, if only to refuse.
+    /// Whether a server answered, if only with an error.
     #[must_use]
     pub fn is_answer(&self) -> bool {
-        matches!(self, Self::Status(_) | Self::TooLong | Self::Failed)
+        matches!(self, Self::Status(_) | Self::TooLong | Self::ErrorEvent)
+    }
+}
+
+impl AttemptError for UpstreamError {
+    fn failure_cause(&self) -> FailureCause {
+        match self {
+            Self::Absent => FailureCause::Absent,
+            Self::ConnectTimeout | Self::Connect(_) => FailureCause::Connect,
+            Self::Removed | Self::Dead => FailureCause::WorkerLost,
+            Self::Broken(_) | Self::Unfinished => FailureCause::Disconnected,
+            Self::AnswerTimeout | Self::StreamTimeout(_) => FailureCause::Timeout,
+            Self::Status(status) => cause_of_status(*status),
+            Self::ErrorEvent => FailureCause::ErrorEvent,
+            Self::TooLong => FailureCause::EngineFailed,
+        }
+    }
+}
+
+/// What a status other than success means. 503 says that the engine did not run the request. 502 and 504 come from a gateway
+/// between us and the engine, which does not know whether it did.
+#[must_use]
+pub fn cause_of_status(status: StatusCode) -> FailureCause {
+    match status {
+        StatusCode::SERVICE_UNAVAILABLE => FailureCause::Overloaded,
+        StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT => FailureCause::BadGateway,
+        status if status.is_server_error() => FailureCause::EngineFailed,
+        _ => FailureCause::Rejected,
     }
 }

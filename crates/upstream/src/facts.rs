@@ -242,8 +242,8 @@ impl Facts {
         }
     }
 
-    /// Fills in from the page of settings what no other page said. `heard`: its user says where its events are.
-    pub fn settle(&mut self, heard: bool) {
+    /// Fills in from the page of settings what no other page said. `heard`: the operator gave an address for its events.
+    pub fn merge_info(&mut self, heard: bool) {
         let info = &self.info;
         let heard = heard || !info.events.is_empty();
         if info.sglang {
@@ -420,7 +420,7 @@ mod tests {
             info: ServerInfo::read(info.as_bytes()),
             ..Facts::default()
         };
-        facts.settle(heard);
+        facts.merge_info(heard);
         facts
     }
 
@@ -516,7 +516,7 @@ mod tests {
             (facts.kind, facts.block_size, facts.kv_blocks, batch)
         };
         let known = (EngineKind::TensorRt, Some(32), Some(100), Some(8192));
-        facts.settle(false);
+        facts.merge_info(false);
         assert_eq!(shape(&facts), known);
         assert!(!facts.larger_first());
         let mut later = Facts::default();
@@ -538,7 +538,7 @@ mod tests {
             facts.read_version(rubbish);
             facts.read_event_sources(rubbish);
             facts.info = ServerInfo::read(rubbish);
-            facts.settle(true);
+            facts.merge_info(true);
         }
         for page in [
             "",

@@ -6,14 +6,14 @@ use bytes::{Buf, Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, HeaderMap, TRANSFER_ENCODING};
 use http::{Method, StatusCode};
 
-use crate::head::bad;
+use crate::head::invalid;
 
 /// Longest line of a chunk: its size and its extensions.
 const LINE_BYTES_MAX: usize = 16 << 10;
 /// Bytes of the fields after the last chunk; they are read and left out.
 const TRAILER_BYTES_MAX: usize = 64 << 10;
 
-/// What is still to come of a body.
+/// What is left of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Framing {
     /// So many bytes.
@@ -22,7 +22,7 @@ pub(crate) enum Framing {
     Chunks(Chunk),
     /// Everything until the connection ends.
     UntilClose,
-    /// Nothing.
+    /// The body has ended.
     Ended,
 }
 
@@ -51,7 +51,7 @@ pub(crate) enum Step {
 }
 
 impl Framing {
-    /// How the body behind this head is framed. A length that is said twice is said once from here on.
+    /// How the body after this head is framed. Repeated equal lengths become one.
     pub(crate) fn of(
         method: &Method,
         status: StatusCode,
@@ -121,7 +121,7 @@ impl Chunk {
                     return Ok(Some(Step::More));
                 }
                 if !inbox.starts_with(b"\r\n") {
-                    return Err(bad("a chunk is longer than it says"));
+                    return Err(invalid("a chunk is longer than its size"));
                 }
                 inbox.advance(2);
                 *self = Self::Size;
@@ -163,13 +163,13 @@ fn take_line(inbox: &mut BytesMut, max: usize) -> io::Result<Option<BytesMut>> {
     let end = inbox.iter().take(max).position(|byte| *byte == b'\n');
     let Some(end) = end else {
         return match inbox.len() >= max {
-            true => Err(bad("a line between chunks is too long")),
+            true => Err(invalid("a chunk line is too long")),
             false => Ok(None),
         };
     };
     let mut line = inbox.split_to(end + 1);
     if !line.ends_with(b"\r\n") {
-        return Err(bad("a line between chunks has no proper end"));
+        return Err(invalid("a chunk line does not end with CRLF"));
     }
     line.truncate(line.len() - 2);
     Ok(Some(line))
@@ -183,12 +183,12 @@ fn chunk_size(line: &[u8]) -> io::Result<u64> {
     let fits = (1..=15).contains(&digits.len()) && (rest.is_empty() || rest.starts_with(b";"));
     let size = std::str::from_utf8(digits).ok().filter(|_| fits);
     let size = size.and_then(|digits| u64::from_str_radix(digits, 16).ok());
-    size.ok_or_else(|| bad("a chunk's size is none"))
+    size.ok_or_else(|| invalid("a chunk size is invalid"))
 }
 
-/// A body in a transfer coding: chunks, or all until the end. We ask for no other, and nobody behind us could undo it.
+/// A body with a transfer coding: chunks, or all until the connection closes. Others are refused, as clients could not undo them.
 ///
-/// A coding that changes nothing is taken out: who looks at the head must not think that the end can be told.
+/// `identity` is removed from the head: it does not mark the end of the body.
 fn by_coding(headers: &mut HeaderMap) -> io::Result<Framing> {
     let fields = headers.get_all(TRANSFER_ENCODING).iter();
     let mut codings = fields.flat_map(|field| field.as_bytes().split(|byte| *byte == b','));
@@ -200,13 +200,11 @@ fn by_coding(headers: &mut HeaderMap) -> io::Result<Framing> {
             headers.remove(TRANSFER_ENCODING);
             Ok(Framing::UntilClose)
         }
-        _ => Err(bad(
-            "its body is in a transfer coding that nobody asked for",
-        )),
+        _ => Err(invalid("its body has an unsupported transfer coding")),
     }
 }
 
-/// What the head says about the length; saying it twice is borne if it is the same.
+/// The body's length by the head. Repeated values are accepted if they are equal.
 fn content_length(headers: &mut HeaderMap) -> io::Result<Option<u64>> {
     let mut length = None;
     let mut times = 0;
@@ -217,9 +215,9 @@ fn content_length(headers: &mut HeaderMap) -> io::Result<Option<u64>> {
         let number = std::str::from_utf8(digits).ok().filter(|_| is_number);
         let number: Option<u64> = number.and_then(|digits| digits.parse().ok());
         match (number, length) {
-            (None, _) => return Err(bad("its content-length is no number")),
+            (None, _) => return Err(invalid("its content-length is not a number")),
             (Some(new), Some(old)) if new != old => {
-                return Err(bad("its content-length says two things"));
+                return Err(invalid("it has two different content-lengths"));
             }
             _ => length = number,
         }

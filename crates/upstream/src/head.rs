@@ -15,11 +15,11 @@ const HEAD_BYTES_MAX: usize = 256 << 10;
 /// Most fields of one.
 const FIELDS_MAX: usize = 128;
 /// Room for what a request's head holds beside its fields.
-const LINE_BYTES: usize = 256;
+const REQUEST_LINE_BYTES: usize = 256;
 
-/// What is asked of a worker.
+/// A request to a worker.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct UpstreamRequest<'a> {
     /// The method.
     pub method: &'a Method,
     /// Path and query below the worker's address.
@@ -30,14 +30,14 @@ pub struct Ask<'a> {
     pub also: Option<(&'a HeaderName, &'a HeaderValue)>,
     /// The body.
     pub body: &'a Bytes,
-    /// It goes out on a connection of its own. A kept one may be closed at any moment, and then nobody knows whether
-    /// the worker had begun with what was sent.
+    /// It is sent on a new connection. A kept one may be closed at any moment, and then it is unknown whether the worker
+    /// has begun to run the request.
     pub fresh: bool,
 }
 
-/// Whom it is asked.
-pub(crate) struct Whom<'a> {
-    /// What stands before every path.
+/// The worker that a request is sent to.
+pub(crate) struct Destination<'a> {
+    /// Prefix of every path.
     pub(crate) prefix: &'a str,
     /// What the `host` header says.
     pub(crate) authority: &'a HeaderValue,
@@ -45,26 +45,26 @@ pub(crate) struct Whom<'a> {
     pub(crate) key: Option<&'a HeaderValue>,
 }
 
-impl Ask<'_> {
-    /// Its head.
-    pub(crate) fn head(&self, whom: &Whom<'_>) -> BytesMut {
-        let mut out = BytesMut::with_capacity(LINE_BYTES + self.fields_len());
-        for part in [self.method.as_str(), " ", whom.prefix, self.path] {
+impl UpstreamRequest<'_> {
+    /// The bytes of its head.
+    pub(crate) fn head(&self, destination: &Destination<'_>) -> BytesMut {
+        let mut out = BytesMut::with_capacity(REQUEST_LINE_BYTES + self.fields_len());
+        for part in [self.method.as_str(), " ", destination.prefix, self.path] {
             out.put_slice(part.as_bytes());
         }
         out.put_slice(b" HTTP/1.1\r\n");
-        put_field(&mut out, &HOST, whom.authority);
+        put_field(&mut out, &HOST, destination.authority);
         for (name, value) in self.headers {
             let ours = *name == HOST
                 || *name == CONTENT_LENGTH
                 || *name == TRANSFER_ENCODING
-                || *name == AUTHORIZATION && whom.key.is_some()
+                || *name == AUTHORIZATION && destination.key.is_some()
                 || self.also.is_some_and(|(also, _)| also == name);
             if !ours {
                 put_field(&mut out, name, value);
             }
         }
-        if let Some(key) = whom.key {
+        if let Some(key) = destination.key {
             put_field(&mut out, &AUTHORIZATION, key);
         }
         if let Some((name, value)) = self.also {
@@ -96,8 +96,8 @@ fn put_field(out: &mut BytesMut, name: &HeaderName, value: &HeaderValue) {
 pub(crate) struct Head {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
-    /// The worker keeps the connection open after the body.
-    pub(crate) keeps: bool,
+    /// The connection stays open after the body.
+    pub(crate) keep_alive: bool,
 }
 
 impl Head {
@@ -107,15 +107,15 @@ impl Head {
         let mut parsed = httparse::Response::new(&mut []);
         let end = httparse::ParserConfig::default()
             .parse_response_with_uninit_headers(&mut parsed, inbox, &mut fields)
-            .map_err(|error| bad(&format!("not an HTTP response ({error})")))?;
+            .map_err(|error| invalid(&format!("not an HTTP response ({error})")))?;
         let httparse::Status::Complete(end) = end else {
             return match inbox.len() > HEAD_BYTES_MAX {
-                true => Err(bad("its head is too long")),
+                true => Err(invalid("its head is too long")),
                 false => Ok(None),
             };
         };
         let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
-        let status = status.ok_or_else(|| bad("its status is none"))?;
+        let status = status.ok_or_else(|| invalid("its status code is invalid"))?;
         let is_new = parsed.version == Some(1);
         // Values are slices of one copy of the head; the inbox is free for the body.
         let bytes = Bytes::copy_from_slice(inbox.get(..end).unwrap_or_default());
@@ -123,23 +123,23 @@ impl Head {
         let mut headers = HeaderMap::with_capacity(parsed.headers.len());
         for field in parsed.headers.iter() {
             let name = HeaderName::from_bytes(field.name.as_bytes())
-                .map_err(|_| bad("a field's name is none"))?;
+                .map_err(|_| invalid("a header name is invalid"))?;
             let at = field.value.as_ptr().addr().wrapping_sub(start);
             let value = match field.value {
                 [] => Bytes::new(),
                 value => bytes.slice(at..at + value.len()),
             };
             let value = HeaderValue::from_maybe_shared(value)
-                .map_err(|_| bad("a field's value is none"))?;
+                .map_err(|_| invalid("a header value is invalid"))?;
             headers.append(name, value);
         }
         inbox.advance(end);
         if headers.contains_key(TRANSFER_ENCODING) {
-            // RFC 9112, section 6.3: the chunks say how long the body is, and nobody may be told otherwise.
+            // RFC 9112, section 6.3: chunks give the length of the body; `content-length` must not be passed on.
             headers.remove(CONTENT_LENGTH);
         }
         Ok(Some(Self {
-            keeps: keeps(&headers, is_new),
+            keep_alive: is_keep_alive(&headers, is_new),
             status,
             headers,
         }))
@@ -147,7 +147,7 @@ impl Head {
 }
 
 /// Whether the connection stays open after a message with these fields.
-fn keeps(headers: &HeaderMap, is_new: bool) -> bool {
+fn is_keep_alive(headers: &HeaderMap, is_new: bool) -> bool {
     let mut words = headers
         .get_all(CONNECTION)
         .iter()
@@ -160,8 +160,8 @@ fn keeps(headers: &HeaderMap, is_new: bool) -> bool {
     }
 }
 
-/// What a worker sent is not what HTTP says.
-pub(crate) fn bad(what: &str) -> io::Error {
+/// The worker sent what is no valid HTTP.
+pub(crate) fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
@@ -169,9 +169,14 @@ pub(crate) fn bad(what: &str) -> io::Error {
 mod tests {
     use super::*;
 
-    fn ask(method: &Method, headers: &HeaderMap, key: Option<&HeaderValue>, body: &str) -> String {
+    fn head_of(
+        method: &Method,
+        headers: &HeaderMap,
+        key: Option<&HeaderValue>,
+        body: &str,
+    ) -> String {
         let body = Bytes::copy_from_slice(body.as_bytes());
-        let ask = Ask {
+        let request = UpstreamRequest {
             method,
             path: "/v1/x?y=1",
             headers,
@@ -179,12 +184,12 @@ mod tests {
             body: &body,
             fresh: false,
         };
-        let whom = Whom {
+        let destination = Destination {
             prefix: "/p",
             authority: &HeaderValue::from_static("e:1"),
             key,
         };
-        String::from_utf8(ask.head(&whom).to_vec()).unwrap()
+        String::from_utf8(request.head(&destination).to_vec()).unwrap()
     }
 
     #[test]
@@ -196,12 +201,12 @@ mod tests {
         headers.insert("x-a", HeaderValue::from_static("1"));
         let key = HeaderValue::from_static("Bearer ours");
         assert_eq!(
-            ask(&Method::POST, &headers, Some(&key), "abc"),
+            head_of(&Method::POST, &headers, Some(&key), "abc"),
             "POST /p/v1/x?y=1 HTTP/1.1\r\nhost: e:1\r\nx-a: 1\r\nauthorization: Bearer ours\r\n\
              content-length: 3\r\n\r\n"
         );
-        assert!(ask(&Method::POST, &headers, None, "").contains("content-length: 0\r\n"));
-        let got = ask(&Method::GET, &HeaderMap::new(), None, "");
+        assert!(head_of(&Method::POST, &headers, None, "").contains("content-length: 0\r\n"));
+        let got = head_of(&Method::GET, &HeaderMap::new(), None, "");
         assert_eq!(got, "GET /p/v1/x?y=1 HTTP/1.1\r\nhost: e:1\r\n\r\n");
     }
 
@@ -232,15 +237,15 @@ mod tests {
     }
 
     #[test]
-    fn who_closes_says_so() {
-        let keeps = |text: &str| {
+    fn connection_close_is_read() {
+        let keep_alive = |text: &str| {
             let text = format!("HTTP/1.{text}\r\n\r\n");
-            take(text.as_bytes()).unwrap().unwrap().0.keeps
+            take(text.as_bytes()).unwrap().unwrap().0.keep_alive
         };
-        assert!(keeps("1 200 OK"));
-        assert!(!keeps("1 200 OK\r\nconnection: x, Close"));
-        assert!(!keeps("0 200 OK"));
-        assert!(keeps("0 200 OK\r\nConnection: Keep-Alive"));
+        assert!(keep_alive("1 200 OK"));
+        assert!(!keep_alive("1 200 OK\r\nconnection: x, Close"));
+        assert!(!keep_alive("0 200 OK"));
+        assert!(keep_alive("0 200 OK\r\nConnection: Keep-Alive"));
     }
 
     #[test]

@@ -14,16 +14,16 @@ use tokio::time::Instant;
 use crate::UpstreamError;
 use crate::address::bearer;
 use crate::body::UpstreamBody;
-use crate::head::{Ask, Whom};
-use crate::home::{HOMES, home};
-use crate::line::Line;
+use crate::connection::Connection;
+use crate::head::{Destination, UpstreamRequest};
+use crate::thread_slot::{THREAD_SLOTS, thread_slot};
 use crate::tls::WorkerTls;
 
-/// Connections to one worker that are open at once; the next request waits for one of them.
+/// Connections to one worker that are open at once. Further requests wait for one.
 const OPEN_MAX: usize = 8192;
 /// Idle connections to one worker that are kept for one thread.
 const IDLE_MAX: usize = 256;
-/// A kept connection that ends within this time of a request had ended before it.
+/// A kept connection that ends within this time of a request was closed before it.
 const STALE_WITHIN: Duration = Duration::from_secs(1);
 /// Sweeps after which a connection that was not used is closed; the fleet sweeps every two seconds.
 const IDLE_SWEEPS: u32 = 30;
@@ -50,7 +50,7 @@ impl Upstreams {
         let open = || {
             by_id
                 .iter()
-                .filter(|(id, pool)| !pool.is_closing() && fit(**id))
+                .filter(|(id, pool)| !pool.is_draining() && fit(**id))
         };
         let at = turn.checked_rem(open().count())?;
         open().nth(at).map(|(id, pool)| (*id, pool.clone()))
@@ -80,7 +80,7 @@ impl Upstreams {
 }
 
 /// Kept connections, latest last, each with the sweep after which it was given back.
-type Idle = Vec<(Line, u32)>;
+type Idle = Vec<(Connection, u32)>;
 
 /// The connections of one worker. Clones are one pool.
 #[derive(Clone)]
@@ -95,36 +95,36 @@ struct Shared {
     authority: HeaderValue,
     /// What the `authorization` header says, where the worker wants a key.
     key: Option<HeaderValue>,
-    /// How questions of our own are signed.
+    /// The `via` field of probes and other requests of our own.
     via: Option<HeaderValue>,
     /// Kept connections of each thread.
-    idle: [Mutex<Idle>; HOMES],
+    idle: [Mutex<Idle>; THREAD_SLOTS],
     sweeps: AtomicU32,
     /// Whether the engine takes the larger priority first.
     larger_first: AtomicBool,
     places: Arc<Semaphore>,
-    /// The worker is on its way out: what is booked may still go there, nothing else.
-    closing: AtomicBool,
-    /// The engine tells the tokens of its answers to whoever asks (`return_token_ids`).
-    tells_token_ids: AtomicBool,
-    /// Nothing new begins.
-    cut: AtomicBool,
-    /// Times that everything that ran on these connections was given up.
-    era: AtomicU32,
-    /// Something came from the worker since that was last asked.
-    heard: AtomicBool,
-    /// Tells those who wait that it is.
-    cutting: Arc<Notify>,
+    /// The worker is draining: requests that are booked may still go there, no others.
+    draining: AtomicBool,
+    /// The engine returns the token ids of its answers on request (`return_token_ids`).
+    returns_token_ids: AtomicBool,
+    /// The worker was removed; no request is sent any more.
+    closed: AtomicBool,
+    /// Times that all requests in flight were aborted.
+    generation: AtomicU32,
+    /// Bytes came from the worker since the last [`Pool::take_received`].
+    received: AtomicBool,
+    /// Wakes requests in flight when they are aborted.
+    aborting: Arc<Notify>,
 }
 
 impl Pool {
     /// A pool without connections.
     pub fn new(endpoint: HttpEndpoint, tls: WorkerTls) -> Self {
-        Self::signing(endpoint, tls, None)
+        Self::with_via(endpoint, tls, None)
     }
 
-    /// The same, signing what is asked of its pages with `via`.
-    pub fn signing(endpoint: HttpEndpoint, tls: WorkerTls, via: Option<HeaderValue>) -> Self {
+    /// The same; requests of our own carry `via`.
+    pub fn with_via(endpoint: HttpEndpoint, tls: WorkerTls, via: Option<HeaderValue>) -> Self {
         let authority = HeaderValue::try_from(endpoint.authority());
         Self {
             shared: Arc::new(Shared {
@@ -133,36 +133,38 @@ impl Pool {
                 endpoint,
                 tls,
                 via,
-                idle: [const { Mutex::new(Vec::new()) }; HOMES],
+                idle: [const { Mutex::new(Vec::new()) }; THREAD_SLOTS],
                 sweeps: AtomicU32::new(0),
                 larger_first: AtomicBool::new(false),
                 places: Arc::new(Semaphore::new(OPEN_MAX)),
-                closing: AtomicBool::new(false),
-                tells_token_ids: AtomicBool::new(false),
-                cut: AtomicBool::new(false),
-                era: AtomicU32::new(0),
-                heard: AtomicBool::new(false),
-                cutting: Arc::default(),
+                draining: AtomicBool::new(false),
+                returns_token_ids: AtomicBool::new(false),
+                closed: AtomicBool::new(false),
+                generation: AtomicU32::new(0),
+                received: AtomicBool::new(false),
+                aborting: Arc::default(),
             }),
         }
     }
 
-    /// Whether the engine tells the tokens of its answers to whoever asks for them, as vLLM does.
-    pub fn tells_token_ids(&self) -> bool {
-        self.shared.tells_token_ids.load(Ordering::Relaxed)
+    /// Whether the engine returns the token ids of its answers on request, as vLLM does.
+    pub fn returns_token_ids(&self) -> bool {
+        self.shared.returns_token_ids.load(Ordering::Relaxed)
     }
 
-    /// It does, or does not.
-    pub fn set_tells_token_ids(&self, tells: bool) {
-        self.shared.tells_token_ids.store(tells, Ordering::Relaxed);
+    /// Sets whether it does.
+    pub fn set_returns_token_ids(&self, returns: bool) {
+        self.shared
+            .returns_token_ids
+            .store(returns, Ordering::Relaxed);
     }
 
-    /// How questions of our own are signed.
+    /// The `via` field of requests of our own.
     pub(crate) fn via(&self) -> Option<&HeaderValue> {
         self.shared.via.as_ref()
     }
 
-    /// Whose connections they are.
+    /// Where the worker is.
     pub fn endpoint(&self) -> &HttpEndpoint {
         &self.shared.endpoint
     }
@@ -172,48 +174,51 @@ impl Pool {
         self.shared.larger_first.load(Ordering::Relaxed)
     }
 
-    /// Says which priority the engine takes first.
+    /// Sets which priority the engine takes first.
     pub fn set_larger_first(&self, larger: bool) {
         self.shared.larger_first.store(larger, Ordering::Relaxed);
     }
 
     /// Sends a request and waits for the head of the answer; dropping the future closes the connection.
     ///
-    /// A kept connection that ends at once, before an answer begins, was most likely closed while it was idle. That
-    /// says nothing about the worker, so the request is sent again on a new connection, once.
-    pub async fn send(&self, ask: &Ask<'_>) -> Result<Response<UpstreamBody>, UpstreamError> {
-        let cut = self.shared.cutting.notified();
-        let era = self.era();
-        if self.is_cut() {
+    /// A kept connection that ends at once, before an answer begins, was most likely closed while it was idle. That is no failure
+    /// of the worker, so the request is sent again on a new connection, once.
+    pub async fn send(
+        &self,
+        request: &UpstreamRequest<'_>,
+    ) -> Result<Response<UpstreamBody>, UpstreamError> {
+        let aborted = self.shared.aborting.notified();
+        let generation = self.generation();
+        if self.is_closed() {
             return Err(UpstreamError::Absent);
         }
         tokio::select! {
             biased;
-            response = self.send_uncut(ask, era) => response,
-            () = cut => Err(self.why_cut()),
+            response = self.send_on_connection(request, generation) => response,
+            () = aborted => Err(self.abort_error()),
         }
     }
 
-    async fn send_uncut(
+    async fn send_on_connection(
         &self,
-        ask: &Ask<'_>,
-        era: u32,
+        request: &UpstreamRequest<'_>,
+        generation: u32,
     ) -> Result<Response<UpstreamBody>, UpstreamError> {
         let place = Arc::clone(&self.shared.places).acquire_owned().await.ok();
-        let whom = Whom {
+        let destination = Destination {
             prefix: &self.shared.endpoint.prefix,
             authority: &self.shared.authority,
             key: self.shared.key.as_ref(),
         };
-        let asked = Instant::now();
-        let idle = match ask.fresh {
+        let sent_at = Instant::now();
+        let idle = match request.fresh {
             true => None,
             false => self.take_idle(),
         };
         let kept = match idle {
-            Some(mut line) => match line.ask(ask, &whom).await {
-                Ok(head) => Some((line, head)),
-                Err(error) if line.was_stale(&error) && asked.elapsed() < STALE_WITHIN => {
+            Some(mut connection) => match connection.send(request, &destination).await {
+                Ok(head) => Some((connection, head)),
+                Err(error) if connection.was_stale(&error) && sent_at.elapsed() < STALE_WITHIN => {
                     tracing::debug!(worker = %self.endpoint(), %error, "kept connection was stale");
                     None
                 }
@@ -221,93 +226,101 @@ impl Pool {
             },
             None => None,
         };
-        let (line, head) = match kept {
+        let (connection, head) = match kept {
             Some(answered) => answered,
             None => {
-                let mut line = Line::open(&self.shared.endpoint, &self.shared.tls).await?;
-                let head = line.ask(ask, &whom).await?;
-                (line, head)
+                let mut connection =
+                    Connection::open(&self.shared.endpoint, &self.shared.tls).await?;
+                let head = connection.send(request, &destination).await?;
+                (connection, head)
             }
         };
-        self.heard();
-        let mut response = Response::new(UpstreamBody::new(line, self.clone(), era, place));
+        self.mark_received();
+        let mut response = Response::new(UpstreamBody::new(
+            connection,
+            self.clone(),
+            generation,
+            place,
+        ));
         *response.status_mut() = head.status;
         *response.headers_mut() = head.headers;
         Ok(response)
     }
 
-    /// How many requests are on their way or being answered.
-    pub fn open(&self) -> usize {
+    /// Requests in flight.
+    pub fn in_flight(&self) -> usize {
         OPEN_MAX - self.shared.places.available_permits()
     }
 
-    /// Gives up whatever runs on these connections, and lets nothing new begin.
-    pub fn cut(&self) {
-        self.shared.cut.store(true, Ordering::SeqCst);
-        self.sever();
+    /// The worker was removed: aborts all requests in flight and refuses new ones.
+    pub fn close(&self) {
+        self.shared.closed.store(true, Ordering::SeqCst);
+        self.abort_in_flight();
     }
 
-    /// Gives up whatever runs on these connections now: the worker gives no sign of life.
-    pub fn sever(&self) {
-        self.shared.era.fetch_add(1, Ordering::SeqCst);
-        self.shared.cutting.notify_waiters();
+    /// The worker is dead: aborts all requests in flight.
+    pub fn abort_in_flight(&self) {
+        self.shared.generation.fetch_add(1, Ordering::SeqCst);
+        self.shared.aborting.notify_waiters();
         self.each_idle(|idle| idle.clear());
     }
 
-    /// The worker is on its way out, or is not after all.
-    pub fn set_closing(&self, closing: bool) {
-        self.shared.closing.store(closing, Ordering::Relaxed);
+    /// Whether the worker is draining.
+    pub fn set_draining(&self, draining: bool) {
+        self.shared.draining.store(draining, Ordering::Relaxed);
     }
 
-    fn is_closing(&self) -> bool {
-        self.shared.closing.load(Ordering::Relaxed)
+    fn is_draining(&self) -> bool {
+        self.shared.draining.load(Ordering::Relaxed)
     }
 
-    /// Whether it was cut.
-    pub fn is_cut(&self) -> bool {
-        self.shared.cut.load(Ordering::Relaxed)
+    /// Whether the worker was removed.
+    pub fn is_closed(&self) -> bool {
+        self.shared.closed.load(Ordering::Relaxed)
     }
 
-    /// Times that everything was given up.
-    pub(crate) fn era(&self) -> u32 {
-        self.shared.era.load(Ordering::SeqCst)
+    /// Times that all requests in flight were aborted.
+    pub(crate) fn generation(&self) -> u32 {
+        self.shared.generation.load(Ordering::SeqCst)
     }
 
-    /// Why what ran was given up.
-    pub(crate) fn why_cut(&self) -> UpstreamError {
-        match self.is_cut() {
-            true => UpstreamError::Gone,
-            false => UpstreamError::Mute,
+    /// Why requests in flight were aborted.
+    pub(crate) fn abort_error(&self) -> UpstreamError {
+        match self.is_closed() {
+            true => UpstreamError::Removed,
+            false => UpstreamError::Dead,
         }
     }
 
-    /// Something came. Nearly always that is known: threads only read, and share the line.
-    pub(crate) fn heard(&self) {
-        if !self.shared.heard.load(Ordering::Relaxed) {
-            self.shared.heard.store(true, Ordering::Relaxed);
+    /// Bytes came from the worker. The flag is nearly always set already: threads only read it, and share the cache line.
+    pub(crate) fn mark_received(&self) {
+        if !self.shared.received.load(Ordering::Relaxed) {
+            self.shared.received.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether anything came from the worker, on any connection, since this was last asked.
-    pub fn take_heard(&self) -> bool {
-        self.shared.heard.swap(false, Ordering::Relaxed)
+    /// Whether bytes came from the worker, on any connection, since the last call.
+    pub fn take_received(&self) -> bool {
+        self.shared.received.swap(false, Ordering::Relaxed)
     }
 
-    /// Comes to an end when what runs is given up.
-    pub(crate) fn cutting(&self) -> OwnedNotified {
-        Arc::clone(&self.shared.cutting).notified_owned()
+    /// Resolves when requests in flight are aborted.
+    pub(crate) fn aborted(&self) -> OwnedNotified {
+        Arc::clone(&self.shared.aborting).notified_owned()
     }
 
     /// Drops idle connections that engines have closed, and those that nobody has used for long.
     pub fn sweep(&self) {
         let sweep = self.shared.sweeps.fetch_add(1, Ordering::Relaxed);
         let young = |since: u32| sweep.wrapping_sub(since) < IDLE_SWEEPS;
-        self.each_idle(|idle| idle.retain_mut(|(line, since)| young(*since) && line.is_ready()));
+        self.each_idle(|idle| {
+            idle.retain_mut(|(connection, since)| young(*since) && connection.is_ready())
+        });
     }
 
     /// The calling thread's kept connections.
     fn idle(&self) -> MutexGuard<'_, Idle> {
-        locked(&self.shared.idle[home()])
+        locked(&self.shared.idle[thread_slot()])
     }
 
     fn each_idle(&self, mut change: impl FnMut(&mut Idle)) {
@@ -316,22 +329,22 @@ impl Pool {
         }
     }
 
-    fn take_idle(&self) -> Option<Line> {
+    fn take_idle(&self) -> Option<Connection> {
         let mut idle = self.idle();
         let latest = std::iter::from_fn(|| idle.pop());
         latest
-            .map(|(line, _)| line)
-            .find_map(|mut line| line.is_ready().then_some(line))
+            .map(|(connection, _)| connection)
+            .find_map(|mut connection| connection.is_ready().then_some(connection))
     }
 
     /// Keeps a connection whose answer was read to its end.
-    pub(crate) fn give_back(&self, mut line: Line, era: u32) {
-        if line.is_ready() {
-            line.shrink();
+    pub(crate) fn give_back(&self, mut connection: Connection, generation: u32) {
+        if connection.is_ready() {
+            connection.shrink();
             let since = self.shared.sweeps.load(Ordering::Relaxed);
             let mut idle = self.idle();
-            if self.era() == era && idle.len() < IDLE_MAX {
-                idle.push((line, since));
+            if self.generation() == generation && idle.len() < IDLE_MAX {
+                idle.push((connection, since));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Asking an engine server everything that it tells about itself.
+//! Reads the pages on which an engine server describes itself.
 
 use std::borrow::Cow;
 
@@ -16,12 +16,11 @@ impl Pool {
         if let Some(via) = self.via() {
             request.headers_mut().insert(VIA, via.clone());
         }
-        self.ask_ok(request, bounds).await
+        self.fetch_ok(request, bounds).await
     }
 
-    /// Asks for every page. Only `/v1/models` must be answered. One that a busy engine does not send in time, or fails
-    /// to make, says what it said before, which is in `known`; one that it does not have says nothing. With `told_events` somebody else says where its
-    /// cache events are.
+    /// Reads every page. Only `/v1/models` is required. Where another page times out or fails, what it said before stays, as given in
+    /// `known`; a page that the engine does not have is left out. `told_events`: an operator gave the address of its cache events.
     pub async fn facts(
         &self,
         known: &Facts,
@@ -46,18 +45,18 @@ impl Pool {
             Err(_) => facts.events.clone_from(&known.events),
         }
         facts.info = self.server_info(&known.info, facts.kind, bounds).await;
-        facts.settle(told_events);
+        facts.merge_info(told_events);
         Ok(facts)
     }
 
-    /// Asks for the page of settings, once: they do not change while an engine runs.
+    /// Reads the page of settings once: they do not change while an engine runs.
     async fn server_info(
         &self,
         known: &ServerInfo,
         kind: EngineKind,
         bounds: Bounds,
     ) -> ServerInfo {
-        if known.asked {
+        if known.is_read {
             return known.clone();
         }
         let mut answer = self.get("/server_info?config_format=json", bounds).await;
@@ -66,11 +65,11 @@ impl Pool {
         }
         match answer {
             Ok(body) => ServerInfo {
-                asked: true,
+                is_read: true,
                 ..ServerInfo::read(&body)
             },
             Err(error) if is_absent(&error) => ServerInfo {
-                asked: true,
+                is_read: true,
                 ..ServerInfo::default()
             },
             Err(_) => known.clone(),
@@ -78,8 +77,8 @@ impl Pool {
     }
 }
 
-/// A page as text; what is none is replaced. A page that is right is checked in large steps: metrics of a hundred
-/// workers are five megabytes every two seconds.
+/// A page as text; invalid UTF-8 is replaced. Valid pages are borrowed: metrics of a hundred workers are five megabytes every
+/// two seconds.
 #[must_use]
 pub fn page_text(page: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(page) {
@@ -88,7 +87,7 @@ pub fn page_text(page: &[u8]) -> Cow<'_, str> {
     }
 }
 
-/// Whether a server says that it has no such page, or none for us.
+/// Whether the server does not have the page, or does not let us read it.
 fn is_absent(error: &UpstreamError) -> bool {
     matches!(error, UpstreamError::Status(status) if status.is_client_error() || *status == StatusCode::NOT_IMPLEMENTED)
 }
@@ -111,7 +110,7 @@ mod tests {
 
     const INFO: &str = "/server_info?config_format=json";
 
-    /// What becomes of the question for one page; all others are answered.
+    /// How the server treats one page; all others are answered.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Turn {
         Answer,
@@ -166,11 +165,11 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let turn = Arc::new(Mutex::new(Turn::Answer));
-        let told = Arc::clone(&turn);
+        let shared = Arc::clone(&turn);
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let told = Arc::clone(&told);
-                std::thread::spawn(move || serve(stream, &told));
+                let turn = Arc::clone(&shared);
+                std::thread::spawn(move || serve(stream, &turn));
             }
         });
         let address = parse_url(&url).unwrap();
@@ -184,7 +183,7 @@ mod tests {
             "/version" => facts.version = None,
             "/metrics" => {
                 facts.keep_metrics(&Facts::default());
-                facts.settle(false);
+                facts.merge_info(false);
             }
             INFO => {
                 facts.max_batched_tokens = None;
@@ -196,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_page_that_does_not_come_says_what_it_said_and_one_that_is_refused_says_nothing() {
+    async fn a_failed_page_keeps_its_last_facts_and_a_refused_page_gives_none() {
         let (pool, turn) = engine();
         let known = pool.facts(&Facts::default(), false, BOUNDS).await.unwrap();
         assert_eq!((known.block_size, known.events.len()), (Some(32), 1));
@@ -220,7 +219,7 @@ mod tests {
             let refused = pool.facts(&known, false, BOUNDS).await.unwrap();
             assert_eq!(refused, without(&known, path), "{path}");
         }
-        for (turned, asked) in [(Turn::Fail(INFO), false), (Turn::Refuse(INFO), true)] {
+        for (turned, is_read) in [(Turn::Fail(INFO), false), (Turn::Refuse(INFO), true)] {
             *turn.lock().unwrap() = turned;
             assert_eq!(
                 pool.facts(&known, false, BOUNDS).await.unwrap(),
@@ -228,7 +227,7 @@ mod tests {
                 "once is enough"
             );
             let mut expected = without(&known, INFO);
-            expected.info.asked = asked;
+            expected.info.is_read = is_read;
             let fresh = pool.facts(&Facts::default(), false, BOUNDS).await.unwrap();
             assert_eq!(fresh, expected, "{turned:?}");
         }

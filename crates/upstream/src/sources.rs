@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn the_user_says_more_than_the_engine_and_ranks_follow_by_port() {
+    fn an_operators_endpoint_overrides_the_engines_and_ranks_follow_by_port() {
         let mut facts = Facts::default();
         let engine = source("tcp://*:5557", Some("tcp://0.0.0.0:5558"));
         facts.events.insert(0, engine);
@@ -80,15 +80,15 @@ mod tests {
             BTreeMap::from([(0, found)])
         );
 
-        let told = "http://gpu-1:8000,events=tcp://other:7000,replay=tcp://other:7100";
-        let mut told = parse_worker(told).unwrap();
+        let given = "http://gpu-1:8000,events=tcp://other:7000,replay=tcp://other:7100";
+        let mut given = parse_worker(given).unwrap();
         let expected = [
             (0, source("tcp://other:7000", Some("tcp://other:7100"))),
             (1, source("tcp://other:7001", Some("tcp://other:7101"))),
         ];
-        assert_eq!(event_sources(&told, &facts, 2), BTreeMap::from(expected));
-        told.events = EventFeed::Delivered;
-        assert!(event_sources(&told, &facts, 2).is_empty());
+        assert_eq!(event_sources(&given, &facts, 2), BTreeMap::from(expected));
+        given.events = EventFeed::Delivered;
+        assert!(event_sources(&given, &facts, 2).is_empty());
         assert!(event_sources(&plain, &Facts::default(), 1).is_empty());
     }
 }

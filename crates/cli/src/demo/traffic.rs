@@ -13,7 +13,7 @@ use http::{HeaderMap, HeaderValue, Method};
 use kvasir_frontend::App;
 use kvasir_openai::EventParser;
 use kvasir_types::Rng;
-use kvasir_upstream::{Ask, Pool};
+use kvasir_upstream::{Pool, UpstreamRequest};
 use serde_json::{Value, json};
 
 use super::summary::{Summary, Turn};
@@ -128,7 +128,7 @@ impl Traffic {
             "nvext": { "extra_fields": ["worker_id"] },
         });
         let json = HeaderValue::from_static("application/json");
-        let ask = Ask {
+        let request = UpstreamRequest {
             method: &Method::POST,
             path: "/v1/chat/completions",
             headers: &HeaderMap::new(),
@@ -137,7 +137,7 @@ impl Traffic {
             fresh: false,
         };
         let start = self.app.clock().now();
-        let response = self.server.send(&ask).await?;
+        let response = self.server.send(&request).await?;
         let status = response.status();
         if !status.is_success() {
             return Err(format!("the server answered {status}").into());

@@ -12,7 +12,7 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use kvasir_config::{Settings, keys};
 use kvasir_types::HttpEndpoint;
-use kvasir_upstream::{Bounds, UpstreamError, WorkerTls, parse_url, refusal};
+use kvasir_upstream::{Bounds, UpstreamError, WorkerTls, error_message, parse_url};
 use serde_json::Value;
 
 use crate::wiring::{BadConfig, Failure};
@@ -167,14 +167,14 @@ impl Client {
         body: Option<&Value>,
     ) -> Result<Bytes, AskError> {
         let request = self.request(method, path, body);
-        let answer = self.inner.ask(&self.address, request).await;
+        let answer = self.inner.fetch(&self.address, request).await;
         let answer = answer.map_err(|error| self.unanswered(error))?;
         self.judge(method, path, answer.status(), answer.into_body())
     }
 
     fn unanswered(&self, error: UpstreamError) -> AskError {
         let url = self.url.clone();
-        let distrusted = error.is_distrust(&self.address);
+        let distrusted = error.is_tls_failure(&self.address);
         match error {
             UpstreamError::Connect(cause) if distrusted => AskError::Broken {
                 url,
@@ -240,7 +240,7 @@ impl Client {
         Err(AskError::Status {
             asked: format!("{method} {}{path}", self.url),
             status,
-            message: refusal(&body),
+            message: error_message(&body),
         })
     }
 }

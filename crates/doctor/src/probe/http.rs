@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{Method, Request, StatusCode};
 use kvasir_types::HttpEndpoint;
-use kvasir_upstream::{Bounds, UpstreamError, WorkerTls, refusal};
+use kvasir_upstream::{Bounds, UpstreamError, WorkerTls, error_message};
 
 use crate::world::{Asked, Silence};
 
@@ -65,17 +65,20 @@ impl Client {
         let request = request
             .body(Bytes::from(body))
             .map_err(|error| Silence::Unreadable(error.to_string()))?;
-        let answer = self.inner.ask(at, request).await;
+        let answer = self.inner.fetch(at, request).await;
         let answer = answer.map_err(|error| self.silence(at, &error))?;
         match answer.status() {
             StatusCode::OK => Ok(answer.into_body()),
-            status => Err(Silence::Status(status.as_u16(), refusal(answer.body()))),
+            status => Err(Silence::Status(
+                status.as_u16(),
+                error_message(answer.body()),
+            )),
         }
     }
 
     fn silence(&self, at: &HttpEndpoint, error: &UpstreamError) -> Silence {
         match error {
-            UpstreamError::Connect(cause) if error.is_distrust(at) => {
+            UpstreamError::Connect(cause) if error.is_tls_failure(at) => {
                 Silence::Insecure(cause.to_string())
             }
             UpstreamError::Connect(cause) => Silence::Unreachable(cause.to_string()),

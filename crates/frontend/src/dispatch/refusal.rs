@@ -17,7 +17,7 @@ use crate::http::reply::{self, Reply};
 use crate::http::routes::{MESSAGES, Route};
 use crate::observe::meter::Asking;
 use crate::observe::outcomes::RequestIdentity;
-use crate::observe::request_record::{Watch, error_type};
+use crate::observe::request_record::{RequestRecord, error_type};
 
 /// What a field of HTTP/2 counts beside its name and value (RFC 9113, section 6.5.2).
 const FIELD_OVERHEAD: usize = 32;
@@ -87,7 +87,8 @@ impl Refusal {
         let arrived = RequestIdentity::refused(app.observer(), &head.headers);
         let error = match (self.is_overload, self.asking) {
             (true, Some(asking)) => {
-                Watch::begin(app.observer(), &arrived, &head.headers, None, asking).fail(self.error)
+                RequestRecord::begin(app.observer(), &arrived, &head.headers, None, asking)
+                    .fail(self.error)
             }
             (_, asking) => {
                 count(app.http(), asking, &self.error);

@@ -75,17 +75,17 @@ impl Watcher {
         if self.quiet < QUIET_MAX {
             return;
         }
-        let lost: usize = self.pools().map(Pool::open).sum();
+        let lost: usize = self.pools().map(Pool::in_flight).sum();
         if lost > 0 {
             tracing::warn!(worker = %self.pool.endpoint(), requests = lost,
                 "worker gives no sign of life: what it has goes elsewhere");
         }
-        self.pools().for_each(Pool::sever);
+        self.pools().for_each(Pool::abort_in_flight);
     }
 
     /// Whether anything came from the worker since this was last asked.
     fn was_heard(&self) -> bool {
-        let heard = self.pools().map(Pool::take_heard);
+        let heard = self.pools().map(Pool::take_received);
         heard.fold(false, |any, heard| any | heard)
     }
 

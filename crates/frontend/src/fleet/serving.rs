@@ -43,7 +43,7 @@ impl Watcher {
         let facts = std::mem::take(&mut self.known);
         self.pool.set_larger_first(facts.larger_first());
         self.pool
-            .set_tells_token_ids(facts.kind == EngineKind::Vllm);
+            .set_returns_token_ids(facts.kind == EngineKind::Vllm);
         let served = self.claim(&facts);
         let mut by_router: Vec<Vec<Arc<ServedModel>>> = Vec::new();
         for model in served.values() {

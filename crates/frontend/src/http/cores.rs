@@ -59,7 +59,7 @@ impl Core {
         std::thread::Builder::new()
             .name(format!("{purpose}-{number}"))
             .spawn(move || {
-                kvasir_upstream::settle(number);
+                kvasir_upstream::set_thread_slot(number);
                 let _ = runtime.block_on(stopped);
             })?;
         Ok(Self {

@@ -6,9 +6,8 @@ use std::borrow::Cow;
 
 use http::Method;
 
-/// Routes that only engines know; their bodies pass unread. The answer is all that comes of a request there, so that
-/// it may be run twice.
-const PURE_PATHS: &[&str] = &[
+/// Routes that only engines know; their bodies pass unread. Running a request there twice does no harm.
+const IDEMPOTENT_PATHS: &[&str] = &[
     "/classify",
     "/detokenize",
     "/generate",
@@ -34,18 +33,18 @@ const PURE_PATHS: &[&str] = &[
     "/v2/rerank",
 ];
 
-/// The same where an engine may keep something: such a request is not run twice.
-const KEEPING_PATHS: &[&str] = &[
+/// The same where an engine may store something: such a request is not run twice.
+const STATEFUL_PATHS: &[&str] = &[
     "/v1/batches",
     "/v1/files",
     "/v1/videos",
     "/v1/videos/stream",
 ];
 
-/// Whether the answer is all that comes of a request to an engine's path.
-pub(crate) fn is_pure(path: &str) -> bool {
+/// Whether running a request to this path of an engine twice does no harm.
+pub(crate) fn is_idempotent(path: &str) -> bool {
     let moved = [EMBEDDINGS, RESPONSE_TOKENS, MESSAGES, MESSAGE_TOKENS];
-    PURE_PATHS.contains(&path) || moved.contains(&path)
+    IDEMPOTENT_PATHS.contains(&path) || moved.contains(&path)
 }
 
 /// Where engines have the routes that may be elsewhere here.
@@ -399,9 +398,13 @@ pub(crate) const ROWS: &[Row] = &[
             &[get("Why a request went where it went", "Decision")],
         )
     },
-    posted(Place::Each(PURE_PATHS), |_| Route::Engine(None), &[PASSED]),
     posted(
-        Place::Each(KEEPING_PATHS),
+        Place::Each(IDEMPOTENT_PATHS),
+        |_| Route::Engine(None),
+        &[PASSED],
+    ),
+    posted(
+        Place::Each(STATEFUL_PATHS),
         |_| Route::Engine(None),
         &[PASSED],
     ),

@@ -22,7 +22,7 @@ const CLIENT_LEFT: u16 = 499;
 
 /// Watches one HTTP request.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct RequestRecord {
     meters: Arc<ModelMeters>,
     clock: Clock,
     outcomes: Outcomes,
@@ -64,7 +64,7 @@ pub(crate) struct Totals {
     pub target: WorkerRank,
 }
 
-impl Watch {
+impl RequestRecord {
     /// A request came for `model`, if that is served.
     pub(crate) fn start(
         observer: &Observer,
@@ -286,7 +286,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for RequestRecord {
     fn drop(&mut self) {
         if !self.ended {
             let metrics = self.meters.metrics();

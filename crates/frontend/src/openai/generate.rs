@@ -21,7 +21,7 @@ use crate::models::prompt;
 use crate::models::prompt::Prompts;
 use crate::models::{Backend, ServedModel};
 use crate::observe::outcomes::RequestIdentity;
-use crate::observe::request_record::{Totals, Watch};
+use crate::observe::request_record::{RequestRecord, Totals};
 use crate::proxy;
 use crate::request::ask;
 use crate::request::query::Query;
@@ -97,7 +97,7 @@ fn unparsed(
     endpoint: Endpoint,
     error: ApiError,
 ) -> ApiError {
-    Watch::start(
+    RequestRecord::start(
         app.observer(),
         arrived,
         &parts.headers,
@@ -174,7 +174,7 @@ async fn run(
     model: Option<Arc<ServedModel>>,
 ) -> Result<Reply, ApiError> {
     let (stream, began) = (parsed.options().stream, app.clock().now());
-    let watch = Watch::start(
+    let record = RequestRecord::start(
         app.observer(),
         &asked.arrived,
         &asked.parts.headers,
@@ -186,7 +186,7 @@ async fn run(
     let inside = meters.as_ref().map(|m| m.enter(Stage::Preprocess));
     let job = match prepare(app, asked, parsed, model).await {
         Ok(job) => job,
-        Err(error) => return Err(watch.fail(error)),
+        Err(error) => return Err(record.fail(error)),
     };
     drop(inside);
     let took = app.clock().now() - began;
@@ -194,20 +194,20 @@ async fn run(
     if job.nvext.query_only() {
         return match query(app, &job).await {
             Ok(reply) => {
-                watch.succeed(&Totals {
+                record.succeed(&Totals {
                     status: reply.status().as_u16(),
                     ..Totals::default()
                 });
                 Ok(reply)
             }
-            Err(error) => Err(watch.fail(error)),
+            Err(error) => Err(record.fail(error)),
         };
     }
     let lanes = match start_lanes(app, &job).await {
         Ok(lanes) => lanes,
-        Err(error) => return Err(watch.fail(error)),
+        Err(error) => return Err(record.fail(error)),
     };
-    let answer = Answer::new(Arc::clone(app), job, lanes, watch);
+    let answer = Answer::new(Arc::clone(app), job, lanes, record);
     if stream {
         return Ok(reply::events(Box::new(StreamedAnswer::new(answer))));
     }

@@ -82,8 +82,8 @@ async fn run(forward: Arc<Forward>, target: WorkerRank, body: Bytes) -> End {
         return End::Dropped;
     };
     let answer = async {
-        let asked = forward.ask_as(target, &headers, &body, Some(i32::MIN));
-        let response = asked.await.ok()?;
+        let sent = forward.send_as(target, &headers, &body, Some(i32::MIN));
+        let response = sent.await.ok()?;
         let well = response.status().is_success();
         response.into_body().collect(ANSWER_BYTES_MAX).await.ok()?;
         well.then_some(())

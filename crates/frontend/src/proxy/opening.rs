@@ -15,7 +15,7 @@ use tokio::time::Sleep;
 
 use super::headers::is_event_stream;
 use crate::http::reply::{self, ByteSource, Cut, Reply, ReplyBody};
-use crate::proxy::relay::{last_words, sign_of_life};
+use crate::proxy::relay::{error_tail, keep_alive};
 
 /// Longest error of an engine that is passed on in a stream.
 const ERROR_BYTES_MAX: usize = 64 << 10;
@@ -65,13 +65,13 @@ impl ByteSource for Opening {
                     Poll::Ready(Ok(reply)) => self.state = State::of(reply),
                     Poll::Ready(Err(error)) => {
                         self.state = State::Ended;
-                        return Poll::Ready(Some(Ok(last_words(&error))));
+                        return Poll::Ready(Some(Ok(error_tail(&error))));
                     }
                     Poll::Pending => {
                         std::task::ready!(self.timer.as_mut().poll(cx));
                         let next = tokio::time::Instant::now() + self.every;
                         self.timer.as_mut().reset(next);
-                        return Poll::Ready(Some(Ok(sign_of_life())));
+                        return Poll::Ready(Some(Ok(keep_alive())));
                     }
                 },
                 State::Streaming(body) => {
@@ -90,7 +90,7 @@ impl ByteSource for Opening {
                             let whole = !words.is_empty() && !matches!(end, Some(Ok(_)));
                             let last = match whole {
                                 true => refusal(words),
-                                false => last_words(&ApiError::unavailable()),
+                                false => error_tail(&ApiError::unavailable()),
                             };
                             self.state = State::Ended;
                             return Poll::Ready(Some(Ok(last)));

@@ -18,11 +18,11 @@ use super::{Forward, Kind, headers, moved_to, path_of};
 use crate::App;
 use crate::http::body;
 use crate::http::reply::{self, Reply};
-use crate::http::routes::{MESSAGES, RESPONSES, is_pure};
+use crate::http::routes::{MESSAGES, RESPONSES, is_idempotent};
 use crate::models::tokenize::BYTES_PER_TOKEN;
 use crate::models::{Backend, ServedModel};
 use crate::observe::outcomes::RequestIdentity;
-use crate::observe::request_record::Watch;
+use crate::observe::request_record::RequestRecord;
 use crate::request::ask;
 
 /// Passes a request for a route that only engines know to one of them, by load.
@@ -67,7 +67,7 @@ pub(super) fn unplaced(
     path: &PathAndQuery,
     error: ApiError,
 ) -> ApiError {
-    let watch = Watch::start_at(
+    let record = RequestRecord::start_at(
         app.observer(),
         arrived,
         &parts.headers,
@@ -75,11 +75,11 @@ pub(super) fn unplaced(
         path.path(),
         false,
     );
-    watch.fail(error)
+    record.fail(error)
 }
 
-/// What a body says that matters here.
-struct Said<'b> {
+/// What matters here of a request.
+struct PassedRequest<'b> {
     scan: Option<Scan<'b>>,
     /// It is a form with files.
     is_form: bool,
@@ -87,7 +87,7 @@ struct Said<'b> {
     model: Arc<ServedModel>,
 }
 
-impl<'b> Said<'b> {
+impl<'b> PassedRequest<'b> {
     fn read(app: &App, parts: &Parts, body: &'b Bytes) -> Result<Self, ApiError> {
         let scan = match Scan::parse(body) {
             Ok(scan) => Some(scan),
@@ -114,10 +114,10 @@ impl<'b> Said<'b> {
         })
     }
 
-    /// Whether its answer is all that comes of it. An answer of `/v1/responses` is kept unless that is not wanted.
-    fn is_pure(&self, path: &str) -> bool {
+    /// Whether running it twice does no harm. An answer of `/v1/responses` is stored unless the client says otherwise.
+    fn is_idempotent(&self, path: &str) -> bool {
         let store = || self.scan.as_ref().and_then(|scan| scan.raw("store"));
-        is_pure(path) || path == RESPONSES && store().is_some_and(|store| store == "false")
+        is_idempotent(path) || path == RESPONSES && store().is_some_and(|store| store == "false")
     }
 }
 
@@ -128,13 +128,13 @@ async fn pass_on(
     path: &PathAndQuery,
     body: &Bytes,
 ) -> Result<Reply, ApiError> {
-    let said = match Said::read(app, parts, body) {
+    let said = match PassedRequest::read(app, parts, body) {
         Ok(said) => said,
         Err(error) => return Err(unplaced(app, arrived, parts, path, error)),
     };
     let model = &said.model;
     let headers = &parts.headers;
-    let watch = Watch::start_at(
+    let record = RequestRecord::start_at(
         app.observer(),
         arrived,
         headers,
@@ -144,7 +144,7 @@ async fn pass_on(
     );
     let Backend::OpenAi { workers, .. } = &model.backend else {
         let (method, path) = (parts.method.as_str(), parts.uri.path());
-        return Err(watch.fail(ApiError::route_not_found(method, path)));
+        return Err(record.fail(ApiError::route_not_found(method, path)));
     };
     // Files are no prompts: their bytes say nothing of the work that they are.
     let text = if said.is_form { 0 } else { body.len() };
@@ -152,7 +152,7 @@ async fn pass_on(
     let (nvext, hints) = (Nvext::default(), HeaderHints::default());
     let arrival = ask::arrival(arrived.id, tokens, &nvext, &hints);
     let mut headers = headers::to_engine(headers.clone(), app.via(), &arrived.name);
-    watch.trace_to(&mut headers);
+    record.trace_to(&mut headers);
     let forward = Forward {
         app: Arc::clone(app),
         workers: workers.clone(),
@@ -162,13 +162,13 @@ async fn pass_on(
         body: without_extension(said.scan.as_ref(), body),
         urgency: None,
         kind: Kind::Opaque {
-            pure: said.is_pure(path.path()),
+            idempotent: said.is_idempotent(path.path()),
         },
-        received: watch.received(),
+        received: record.received(),
         model: Arc::clone(model),
         notes: Bytes::new(),
     };
-    forward.run(arrival, PromptBlocks::none(), watch).await
+    forward.run(arrival, PromptBlocks::none(), record).await
 }
 
 /// Whether an engine might read a body as an object, though we cannot: then nobody could take our extension out. Engines

@@ -1,6 +1,6 @@
-//! Engines that say in the first event of a stream that they cannot answer: that becomes the status of the answer.
+//! Engines that answer 200 and then an error as the first event of the stream: the error becomes the status of the answer.
 //!
-//! The head has not gone out by then, so a client that looks at the status alone learns of it, and so does a retry.
+//! The head has not been sent to the client by then. A client that reads only the status learns of the error, and so does a retry.
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
@@ -8,12 +8,12 @@ use kvasir_openai::Event;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Opened;
-use crate::proxy::relay::Begun;
+use super::EngineAnswer;
+use crate::proxy::relay::FirstBytes;
 
-/// What engines say in an event that is no part of an answer.
+/// The fields of an error event.
 #[derive(Deserialize)]
-struct Said {
+struct ErrorBody {
     #[serde(default)]
     error: Value,
     /// SGLang's older form has all at the top.
@@ -23,45 +23,45 @@ struct Said {
     code: Value,
 }
 
-/// The same answer, unless its first event is an error: then that is all of it, with its status.
-pub(super) fn error_as_status(mut opened: Opened) -> Opened {
-    let Begun::Partly(begun) = &opened.begun else {
-        return opened;
+/// The same answer, unless its first event is an error: then that event is the whole answer, with its status.
+pub(super) fn error_as_status(mut answer: EngineAnswer) -> EngineAnswer {
+    let FirstBytes::Partial(first) = &answer.first else {
+        return answer;
     };
-    if !opened.source.is_events() {
-        return opened;
+    if !answer.source.is_events() {
+        return answer;
     }
-    let Some((status, words)) = error_in(begun) else {
-        return opened;
+    let Some((status, body)) = error_in(first) else {
+        return answer;
     };
-    let headers = &mut opened.head.headers;
+    let headers = &mut answer.head.headers;
     headers.remove(header::CONTENT_LENGTH);
     headers.insert(
         header::CONTENT_TYPE,
         HeaderValue::from_static("application/json"),
     );
-    opened.head.status = status;
-    opened.source.take_form();
-    opened.source.let_go();
-    opened.begun = Begun::Whole(words);
-    opened
+    answer.head.status = status;
+    answer.source.take_form();
+    answer.source.close();
+    answer.first = FirstBytes::Whole(body);
+    answer
 }
 
-/// The status and the words of an error that bytes of a stream begin with.
-fn error_in(begun: &Bytes) -> Option<(StatusCode, Bytes)> {
-    let end = memchr::memmem::find(begun, b"\n\n").map_or(begun.len(), |at| at + 2);
+/// The status and the body of the error that a stream begins with.
+fn error_in(first: &Bytes) -> Option<(StatusCode, Bytes)> {
+    let end = memchr::memmem::find(first, b"\n\n").map_or(first.len(), |at| at + 2);
     let event = Event {
-        raw: begun.slice(..end),
+        raw: first.slice(..end),
     };
     let data = event.data()?;
-    let said: Said = serde_json::from_slice(&data).ok()?;
-    let code = match said.error {
-        Value::Null if said.object == "error" => said.code,
+    let body: ErrorBody = serde_json::from_slice(&data).ok()?;
+    let code = match body.error {
+        Value::Null if body.object == "error" => body.code,
         Value::Null => return None,
-        // Words alone have no code, nor has an object without one.
+        // A string has no code, nor has an object without one.
         error => error.get("code").cloned().unwrap_or_default(),
     };
-    // Some engines write a word or a number in quotes there.
+    // Some engines write a string there.
     let code = code.as_u64().or_else(|| code.as_str()?.parse().ok());
     let code = code.filter(|code| (400..600).contains(code)).unwrap_or(500);
     let status = u16::try_from(code)

@@ -1,8 +1,8 @@
-//! An engine's answer on its way to the client, with its booking and its count.
+//! Passes an engine's answer on to the client, and accounts for it.
 //!
-//! What always holds: a stream that breaks off goes on elsewhere where it may, and else ends with an error
-//! frame and `[DONE]`; any other answer that breaks off is cut, so that nobody takes it for whole; the booking
-//! ends with the answer, whichever way.
+//! What always holds: a stream that breaks off is resumed at another worker where that is possible, else it ends with an error
+//! frame and `[DONE]`; any other answer that breaks off is cut, so that the client does not take it for complete; the booking ends
+//! with the answer, whichever way.
 
 mod source;
 
@@ -14,17 +14,17 @@ use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 use kvasir_host::{Booking, UsageReport};
 use kvasir_openai::{ApiError, write_comment, write_done};
-use kvasir_router::Outcome;
+use kvasir_router::{Outcome, Phase};
 use kvasir_telemetry::Clock;
-use kvasir_types::{Time, WorkerRank};
+use kvasir_types::{AttemptError as _, Time, WorkerId, WorkerRank};
 use kvasir_upstream::UpstreamError;
 use tokio::time::{Instant, Sleep};
 
 use crate::http::reply::{ByteSource, Cut};
-use crate::observe::request_record::{Totals, Watch};
-use crate::proxy::{Moved, Moving, NextTurn, Rest, Resume};
+use crate::observe::request_record::{RequestRecord, Totals};
+use crate::proxy::{Continuation, NextTurn, Resume, ResumeFuture, ResumedAnswer};
 
-pub(crate) use source::{Begun, Extras, Form, Hide, Source, Thread};
+pub(crate) use source::{Extras, FirstBytes, Form, Hide, ResumeState, Source};
 
 /// The text of a comment that keeps a silent stream alive.
 const KEEP_ALIVE: &str = "keep-alive";
@@ -32,89 +32,88 @@ const KEEP_ALIVE: &str = "keep-alive";
 /// What happens while an engine is silent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Timeouts {
-    /// A comment goes to the client so often (`--http-sse-keep-alive-interval-ms`).
+    /// The client gets a comment this often (`--http-sse-keep-alive-interval-ms`).
     pub(crate) comment: Option<Duration>,
-    /// Then its stream is given up (`--http-backend-stream-timeout-secs`).
+    /// The stream fails after this long (`--http-backend-stream-timeout-secs`).
     pub(crate) silence: Option<Duration>,
 }
 
-/// One answer on its way through.
+/// One answer that is passed on.
 pub(crate) struct Relay {
     source: Source,
-    /// What came before the client's head was sent.
+    /// Bytes that came before the head was sent to the client.
     held: Option<Bytes>,
-    books: Option<Books>,
-    silence: Option<Box<Silence>>,
-    /// What it takes to ask another worker for the rest.
+    accounting: Option<Accounting>,
+    idle: Option<Box<IdleTimer>>,
+    /// What is needed to ask another worker for the rest.
     resume: Option<Box<Resume>>,
-    /// Another worker is asked for the rest.
-    moving: Option<Moving>,
+    /// Another worker is being asked for the rest.
+    resuming: Option<ResumeFuture>,
     /// What follows the answer.
     next: Option<NextTurn>,
 }
 
-/// What ends with the answer.
-pub(crate) struct Books {
-    /// None while another worker is asked to go on.
+/// What is booked, counted and logged for one answer.
+pub(crate) struct Accounting {
+    /// None while another worker is asked to resume it.
     booking: Option<Booking>,
-    /// Who serves it, or did last.
+    /// The worker that serves it, or did last.
     target: WorkerRank,
-    watch: Watch,
+    record: RequestRecord,
     clock: Clock,
-    /// When it was handed over, and when it began.
+    /// When the request was sent, and when the answer start.
     dispatched: Time,
     first: Time,
     status: StatusCode,
-    /// Tokens after which the router is told how far the answer is: those of a block. None for what is no
-    /// completion.
+    /// The router is told the length of the answer every so many tokens, those of a block. None if it is no completion.
     every: Option<u32>,
-    /// Tokens that were counted, and when.
+    /// Tokens that were counted last, and when.
     counted: (u32, Time),
 }
 
-/// How an answer began.
-pub(crate) struct Began {
-    /// When it was handed over.
+/// How and where an answer start.
+pub(crate) struct AnswerStart {
+    /// When the request was sent.
     pub(crate) dispatched: Time,
-    /// With this status.
+    /// Its status.
     pub(crate) status: StatusCode,
     /// Tokens in a block, if it is a completion.
     pub(crate) block_size: Option<u32>,
-    /// The client sees the first token when it comes, and not at the end.
+    /// The client gets tokens as they come.
     pub(crate) is_stream: bool,
-    /// Who answers.
+    /// The worker that answers.
     pub(crate) target: WorkerRank,
 }
 
-impl Books {
-    /// The answer has begun now. No booking: its worker was left for others, who did no better.
-    pub(crate) fn open(
+impl Accounting {
+    /// The answer begins now. It has no booking if other workers were tried since and failed.
+    pub(crate) fn begin(
         booking: Option<Booking>,
-        mut watch: Watch,
+        mut record: RequestRecord,
         clock: Clock,
-        began: &Began,
+        start: &AnswerStart,
     ) -> Self {
         let first = clock.now();
-        if let Some(booking) = booking.as_ref().filter(|_| began.status.is_success()) {
+        if let Some(booking) = booking.as_ref().filter(|_| start.status.is_success()) {
             booking.first_token();
-            if began.is_stream {
-                watch.first_token(first);
+            if start.is_stream {
+                record.first_token(first);
             }
         }
         Self {
-            target: began.target,
+            target: start.target,
             booking,
-            watch,
+            record,
             clock,
-            dispatched: began.dispatched,
+            dispatched: start.dispatched,
             first,
-            status: began.status,
-            every: began.block_size,
+            status: start.status,
+            every: start.block_size,
             counted: (0, first),
         }
     }
 
-    /// More has come: at every block the router is told, and the time between tokens is measured.
+    /// Bytes came: once per block the router is told, and the time between tokens is measured.
     fn count(&mut self, source: &Source) {
         let tokens = source.tokens();
         let (counted, since) = self.counted;
@@ -123,7 +122,8 @@ impl Books {
             return;
         }
         let now = self.clock.now();
-        self.watch.tokens(new as usize, (now - since).as_secs_f64());
+        self.record
+            .tokens(new as usize, (now - since).as_secs_f64());
         self.counted = (tokens, now);
         if let Some(booking) = &self.booking {
             booking.tokens(tokens);
@@ -140,13 +140,13 @@ impl Books {
                     false => Outcome::Failed,
                 });
             }
-            return self.watch.refused(self.status.as_u16());
+            return self.record.refused(self.status.as_u16());
         }
         if self.every.is_none() {
             if let Some(booking) = self.booking {
                 booking.finish(Outcome::Completed { output_tokens: 0 });
             }
-            return self.watch.passed(self.status.as_u16());
+            return self.record.passed(self.status.as_u16());
         }
         let totals = Totals {
             status: self.status.as_u16(),
@@ -176,36 +176,32 @@ impl Books {
         } else {
             (now - since).as_secs_f64()
         };
-        self.watch.tokens(left as usize, waited);
+        self.record.tokens(left as usize, waited);
         let gaps = f64::from(totals.output_tokens.saturating_sub(1).max(1));
         let first = (self.first - self.dispatched).as_secs_f64();
         let between = (now - self.first).as_secs_f64() / gaps;
         let latencies = source.is_events().then_some((first, between));
         // What several workers did is no figure of one of them, which may have left.
         match source.is_grafted() {
-            true => self.watch.meters().placements().ended_elsewhere(),
-            false => self.watch.meters().ended(&totals, latencies),
+            true => self.record.meters().placements().ended_elsewhere(),
+            false => self.record.meters().ended(&totals, latencies),
         }
-        self.watch.succeed(&totals);
+        self.record.succeed(&totals);
     }
 
-    /// The engine broke off: its booking ends. Gives the worker and what is thought of it.
-    fn lose(&mut self, error: &UpstreamError, events: u32) -> Option<(WorkerRank, Outcome)> {
+    /// The worker failed: its booking ends. Returns the worker.
+    fn fail_worker(&mut self, error: &UpstreamError, events: u32) -> Option<WorkerId> {
         let booking = self.booking.take()?;
         let worker = booking.target();
         tracing::warn!(%worker, %error, events, "answer broke off");
-        let outcome = match error {
-            UpstreamError::Failed => Outcome::Failed,
-            _ => Outcome::Unreachable,
-        };
-        booking.finish(outcome);
-        Some((worker, outcome))
+        booking.finish(Outcome::of_failure(error.failure_cause(), Phase::Streaming));
+        Some(worker.worker)
     }
 
-    /// Another worker goes on.
-    fn go_on(&mut self, booking: Booking) {
+    /// Another worker resumes the answer.
+    fn resume(&mut self, booking: Booking) {
         booking.first_token();
-        self.watch.moved(&booking);
+        self.record.moved(&booking);
         self.target = booking.target();
         self.booking = Some(booking);
     }
@@ -215,131 +211,134 @@ impl Books {
 type Next = Option<Result<Bytes, Cut>>;
 
 impl Relay {
-    /// Relays an answer of which `held` has come.
+    /// Passes on an answer that begins with `held`.
     pub(crate) fn new(
         source: Source,
         held: Bytes,
-        books: Books,
+        accounting: Accounting,
         timeouts: Timeouts,
         resume: Option<Box<Resume>>,
     ) -> Self {
-        let silence = source.is_events().then(|| Silence::new(timeouts)).flatten();
+        let idle = source
+            .is_events()
+            .then(|| IdleTimer::new(timeouts))
+            .flatten();
         Self {
             source,
             held: Some(held),
-            books: Some(books),
-            silence: silence.map(Box::new),
+            accounting: Some(accounting),
+            idle: idle.map(Box::new),
             resume,
-            moving: None,
+            resuming: None,
             next: None,
         }
     }
 
-    /// What is to follow the answer, once it is complete.
+    /// Sets what follows the answer once it is complete.
     pub(crate) fn then(&mut self, next: Option<NextTurn>) {
         self.next = next;
     }
 
-    /// The engine broke off: another one is asked for the rest, or this is the last that the client gets.
+    /// The engine failed: another is asked for the rest (`None`), or these are the last bytes.
     fn break_off(&mut self, error: &UpstreamError) -> Option<Next> {
-        let lost = self.books.as_mut()?.lose(error, self.source.events);
+        let events = self.source.events;
+        let worker = self.accounting.as_mut()?.fail_worker(error, events);
         let is_events = self.source.is_events();
-        if let (Some(resume), Some((worker, outcome))) = (&mut self.resume, lost) {
-            match resume.rest(&mut self.source, worker, outcome) {
-                Rest::Ask(moving) => {
-                    self.source.let_go();
-                    self.moving = Some(moving);
+        if let (Some(resume), Some(worker)) = (&mut self.resume, worker) {
+            match resume.after_failure(&mut self.source, worker, error.failure_cause()) {
+                Continuation::Resume(resuming) => {
+                    self.source.close();
+                    self.resuming = Some(resuming);
                     return None;
                 }
-                Rest::Words(words) => {
+                Continuation::FinalChunks(chunks) => {
                     self.close();
-                    return Some(Some(Ok(words)));
+                    return Some(Some(Ok(chunks)));
                 }
-                Rest::None => {}
+                Continuation::None => {}
             }
         }
         Some(self.give_up(ApiError::unavailable(), is_events))
     }
 
     fn give_up(&mut self, failure: ApiError, is_events: bool) -> Next {
-        let failure = self.books.take()?.watch.fail(failure);
+        let failure = self.accounting.take()?.record.fail(failure);
         if !is_events {
             return Some(Err(Cut));
         }
-        let Some(words) = self.source.last_words.take() else {
-            return Some(Ok(last_words(&failure)));
+        let Some(event) = self.source.error_event.take() else {
+            return Some(Ok(error_tail(&failure)));
         };
-        let mut out = BytesMut::from(&words[..]);
+        let mut out = BytesMut::from(&event[..]);
         write_done(&mut out);
         Some(Ok(out.freeze()))
     }
 
-    /// Something came. The end of a body of known length is here: the connection asks for no more.
-    fn came(&mut self) {
-        if let Some(books) = &mut self.books {
-            books.count(&self.source);
+    /// Bytes came. A body of known length ends here: hyper does not poll again for its end.
+    fn received(&mut self) {
+        if let Some(accounting) = &mut self.accounting {
+            accounting.count(&self.source);
         }
-        if self.source.is_over() {
+        if self.source.is_ended() {
             self.close();
         }
     }
 
     fn close(&mut self) {
-        if let Some(books) = self.books.take() {
-            books.close(&self.source);
+        if let Some(accounting) = self.accounting.take() {
+            accounting.close(&self.source);
         }
-        if let (Some(next), Some(said)) = (self.next.take(), self.source.gathered()) {
-            next.prefill(said);
+        if let (Some(next), Some(text)) = (self.next.take(), self.source.kept_text()) {
+            next.prefill(text);
         }
     }
 
-    /// Waits for another worker to go on.
-    fn poll_move(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
-        let Some(moving) = &mut self.moving else {
+    /// Waits for another worker to resume the answer.
+    fn poll_resume(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
+        let Some(resuming) = &mut self.resuming else {
             return Poll::Ready(None);
         };
-        let Poll::Ready(moved) = moving.as_mut().poll(cx) else {
-            let silence = self.silence.as_mut();
-            return match silence.map_or(Poll::Pending, |silence| silence.poll_comment(cx)) {
+        let Poll::Ready(resumed) = resuming.as_mut().poll(cx) else {
+            let idle = self.idle.as_mut();
+            return match idle.map_or(Poll::Pending, |idle| idle.poll_comment(cx)) {
                 Poll::Pending => Poll::Pending,
-                Poll::Ready(()) => Poll::Ready(Some(Ok(sign_of_life()))),
+                Poll::Ready(()) => Poll::Ready(Some(Ok(keep_alive()))),
             };
         };
-        self.moving = None;
-        let moved = match moved {
-            Ok(moved) => moved,
+        self.resuming = None;
+        let ResumedAnswer {
+            source,
+            first,
+            booking,
+            attempts,
+        } = match resumed {
+            Ok(answer) => answer,
             Err(error) => return Poll::Ready(self.give_up(error, true)),
         };
         if let Some(resume) = &mut self.resume {
-            resume.moved(&moved);
+            resume.resumed(attempts);
         }
-        let Moved {
-            source,
-            begun,
-            booking,
-            ..
-        } = moved;
         self.source = source;
-        if let Some(books) = &mut self.books {
-            books.go_on(booking);
+        if let Some(accounting) = &mut self.accounting {
+            accounting.resume(booking);
         }
-        if let Some(silence) = &mut self.silence {
-            silence.heard();
+        if let Some(idle) = &mut self.idle {
+            idle.reset();
         }
-        Poll::Ready(Some(Ok(begun)))
+        Poll::Ready(Some(Ok(first)))
     }
 }
 
 /// The frames that end a stream that cannot be completed.
-pub(crate) fn last_words(failure: &ApiError) -> Bytes {
+pub(crate) fn error_tail(failure: &ApiError) -> Bytes {
     let mut frame = BytesMut::new();
     failure.write_frame(&mut frame);
     write_done(&mut frame);
     frame.freeze()
 }
 
-/// A comment that says that the stream lives.
-pub(crate) fn sign_of_life() -> Bytes {
+/// A comment that keeps the stream alive.
+pub(crate) fn keep_alive() -> Bytes {
     let mut out = BytesMut::new();
     write_comment(&mut out, KEEP_ALIVE);
     out.freeze()
@@ -348,45 +347,45 @@ pub(crate) fn sign_of_life() -> Bytes {
 impl ByteSource for Relay {
     fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
         if let Some(held) = self.held.take().filter(|held| !held.is_empty()) {
-            self.came();
+            self.received();
             return Poll::Ready(Some(Ok(held)));
         }
         loop {
-            if self.books.is_none() {
+            if self.accounting.is_none() {
                 return Poll::Ready(None);
             }
-            if self.moving.is_some() {
-                return self.poll_move(cx);
+            if self.resuming.is_some() {
+                return self.poll_resume(cx);
             }
             let error = match self.source.poll_bytes(cx) {
                 Poll::Ready(Some(Ok(bytes))) => {
-                    if let Some(silence) = &mut self.silence {
-                        silence.heard();
+                    if let Some(idle) = &mut self.idle {
+                        idle.reset();
                     }
-                    self.came();
+                    self.received();
                     if let Some(resume) = &mut self.resume {
-                        resume.watch_length(&mut self.source.thread);
+                        resume.check_length(&mut self.source.resume);
                     }
                     return Poll::Ready(Some(Ok(bytes)));
                 }
                 Poll::Ready(Some(Err(error))) if !self.source.is_done() => error,
-                // All was said, however the connection then ended.
+                // The answer is complete, however its connection ended.
                 Poll::Ready(Some(Err(_)) | None) => {
                     self.close();
                     return Poll::Ready(None);
                 }
                 Poll::Pending => {
-                    let silence = self.silence.as_mut();
-                    match silence.map_or(Poll::Pending, |silence| silence.poll(cx)) {
+                    let idle = self.idle.as_mut();
+                    match idle.map_or(Poll::Pending, |idle| idle.poll(cx)) {
                         Poll::Pending => return Poll::Pending,
-                        Poll::Ready(Quiet::Comment) => {
-                            return Poll::Ready(Some(Ok(sign_of_life())));
+                        Poll::Ready(Due::Comment) => {
+                            return Poll::Ready(Some(Ok(keep_alive())));
                         }
-                        Poll::Ready(Quiet::TooLong(_)) if self.source.is_done() => {
+                        Poll::Ready(Due::Timeout(_)) if self.source.is_done() => {
                             self.close();
                             return Poll::Ready(None);
                         }
-                        Poll::Ready(Quiet::TooLong(limit)) => UpstreamError::Silent(limit),
+                        Poll::Ready(Due::Timeout(limit)) => UpstreamError::StreamTimeout(limit),
                     }
                 }
             };
@@ -397,75 +396,74 @@ impl ByteSource for Relay {
     }
 }
 
-/// How long an engine has been silent. Its timer is set when it is first needed and then runs on, so that an
-/// event costs a look at the time and no more.
-struct Silence {
+/// How long an engine has been silent. Its timer is not reset by events, so that an event costs a look at the time and no more.
+struct IdleTimer {
     timeouts: Timeouts,
-    /// The engine was last heard then.
-    heard: Instant,
-    /// The client last heard something then.
-    told: Instant,
+    /// When bytes last came from the engine.
+    received: Instant,
+    /// When bytes last went to the client.
+    sent: Instant,
     timer: Pin<Box<Sleep>>,
 }
 
-/// What to do about a silence.
-enum Quiet {
+/// What is due.
+enum Due {
     Comment,
-    TooLong(Duration),
+    Timeout(Duration),
 }
 
-impl Silence {
+impl IdleTimer {
     fn new(timeouts: Timeouts) -> Option<Self> {
         let first = [timeouts.comment, timeouts.silence].into_iter().flatten();
         let timer = tokio::time::sleep(first.min()?);
         let now = Instant::now();
         Some(Self {
             timeouts,
-            heard: now,
-            told: now,
+            received: now,
+            sent: now,
             timer: Box::pin(timer),
         })
     }
 
-    fn heard(&mut self) {
-        self.heard = Instant::now();
-        self.told = self.heard;
+    fn reset(&mut self) {
+        self.received = Instant::now();
+        self.sent = self.received;
     }
 
-    /// Ready when the client is to be told that its stream lives; no silence is too long.
+    /// Ready when a comment is due; there is no timeout.
     fn poll_comment(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             match std::task::ready!(self.poll(cx)) {
-                Quiet::Comment => return Poll::Ready(()),
-                Quiet::TooLong(_) => self.heard = Instant::now(),
+                Due::Comment => return Poll::Ready(()),
+                Due::Timeout(_) => self.received = Instant::now(),
             }
         }
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Quiet> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Due> {
         loop {
             std::task::ready!(self.timer.as_mut().poll(cx));
             let now = Instant::now();
             if let Some(limit) = self.timeouts.silence
-                && now >= self.heard + limit
+                && now >= self.received + limit
             {
-                return Poll::Ready(Quiet::TooLong(limit));
+                return Poll::Ready(Due::Timeout(limit));
             }
-            let told = self
+            let comment_due = self
                 .timeouts
                 .comment
-                .is_some_and(|every| now >= self.told + every);
-            if told {
-                self.told = now;
+                .is_some_and(|every| now >= self.sent + every);
+            if comment_due {
+                self.sent = now;
             }
-            let ends = self.timeouts.silence.map(|limit| self.heard + limit);
-            let comment = self.timeouts.comment.map(|every| self.told + every);
+            let ends = self.timeouts.silence.map(|limit| self.received + limit);
+            let comment = self.timeouts.comment.map(|every| self.sent + every);
             let Some(next) = ends.into_iter().chain(comment).min() else {
                 return Poll::Pending;
             };
             self.timer.as_mut().reset(next);
-            if told {
-                return Poll::Ready(Quiet::Comment);
+            if comment_due {
+                return Poll::Ready(Due::Comment);
             }
         }
     }

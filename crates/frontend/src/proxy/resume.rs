@@ -1,7 +1,7 @@
-//! Answers of OpenAI workers that break off: another engine is asked for the rest.
+//! Answers of engines behind HTTP that break off: another engine is asked for the rest.
 //!
-//! What always holds: the client gets no text twice and misses none; what the rest was asked with holds every
-//! word that the client has; a worker that failed the request is not asked again.
+//! What always holds: the client gets no text twice and misses none; the request for the rest holds all text that the client has;
+//! a worker that failed the request is not asked again.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,85 +10,88 @@ use bytes::{Bytes, BytesMut};
 use kvasir_host::{Booking, PromptBlocks};
 use kvasir_openai::resume::{Graft, continued};
 use kvasir_openai::{ApiError, Endpoint, Nvext, Scan, write_done};
-use kvasir_router::{Arrival, Outcome};
-use kvasir_types::{WorkerId, WorkerRank};
+use kvasir_router::{Arrival, Attempts, NextStep};
+use kvasir_types::{FailureCause, WorkerId, WorkerRank};
 use kvasir_upstream::UpstreamError;
 
-use super::attempt::{outcome, try_elsewhere};
 use super::{Forward, headers};
 use crate::models::tokenize;
-use crate::proxy::relay::{Begun, Form, Source, Thread};
-use crate::request::migrate::{self, Move, Stage, Stay};
-use crate::request::route_error;
+use crate::proxy::relay::{FirstBytes, Form, ResumeState, Source};
+use crate::request::attempts::{self, OpenAttempt, Placing};
+use crate::request::migrate::{self, Migration, ResumeObstacle};
 
-/// What is needed to ask for the rest of an answer.
+/// What is needed to ask another worker for the rest of an answer.
 pub(crate) struct Resume {
     forward: Arc<Forward>,
     endpoint: Endpoint,
     arrival: Arrival,
+    attempts: Attempts,
     /// Most tokens that the client wants.
-    wanted: Option<u32>,
-    /// Why the request cannot go on, whatever comes of it.
+    max_tokens: Option<u32>,
+    /// Why the request cannot be resumed, whatever its answer is.
     obstacle: Option<&'static str>,
-    moves: u32,
     too_long: bool,
 }
 
-/// What a request says about going on elsewhere, read from its body.
+/// What a request's body says about resuming its answer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
+pub(super) struct ResumeTerms {
     pub(super) endpoint: Endpoint,
-    pub(super) wanted: Option<u32>,
+    pub(super) max_tokens: Option<u32>,
     pub(super) obstacle: Option<&'static str>,
 }
 
 /// The rest of an answer, from another worker.
-pub(crate) struct Moved {
+pub(crate) struct ResumedAnswer {
     pub(crate) source: Source,
-    pub(crate) begun: Bytes,
+    pub(crate) first: Bytes,
     pub(crate) booking: Booking,
-    tried: u32,
-    failed: Vec<WorkerId>,
+    pub(crate) attempts: Attempts,
 }
 
-/// A worker that is asked for the rest of an answer.
-pub(crate) type Moving = Pin<Box<dyn Future<Output = Result<Moved, ApiError>> + Send>>;
+/// Another worker is asked for the rest of an answer.
+pub(crate) type ResumeFuture =
+    Pin<Box<dyn Future<Output = Result<ResumedAnswer, ApiError>> + Send>>;
 
-/// How the rest is read, from whichever worker it comes.
-struct Kit {
+/// How the rest is read, whichever worker it comes from.
+struct ReaderState {
     form: Form,
-    thread: Box<Thread>,
+    resume: Box<ResumeState>,
 }
 
-/// What is done about an answer that broke off.
-pub(crate) enum Rest {
-    /// Another worker is asked.
-    Ask(Moving),
-    /// Everything has come but these last words.
-    Words(Bytes),
-    /// Nothing.
+/// What follows when the worker of an answer fails.
+pub(crate) enum Continuation {
+    /// Another worker is asked for the rest.
+    Resume(ResumeFuture),
+    /// All text has come; only these last chunks are missing.
+    FinalChunks(Bytes),
+    /// Nothing: the answer fails.
     None,
 }
 
 impl Resume {
-    pub(super) fn new(forward: Arc<Forward>, terms: Terms, arrival: Arrival) -> Self {
+    pub(super) fn new(
+        forward: Arc<Forward>,
+        terms: ResumeTerms,
+        (arrival, attempts): (Arrival, Attempts),
+    ) -> Self {
         Self {
             forward,
             endpoint: terms.endpoint,
             arrival,
-            wanted: terms.wanted,
+            attempts,
+            max_tokens: terms.max_tokens,
             obstacle: terms.obstacle,
-            moves: 0,
             too_long: false,
         }
     }
 
-    /// Looks whether the answer has grown past what may go on; then its thread is cut.
-    pub(crate) fn watch_length(&mut self, thread: &mut Option<Box<Thread>>) {
-        let Some(kept) = thread else {
+    /// Drops the state of an answer that has grown too long to be resumed.
+    pub(crate) fn check_length(&mut self, resume: &mut Option<Box<ResumeState>>) {
+        let Some(state) = resume else {
             return;
         };
-        let progress = &kept.progress;
+        let progress = &state.progress;
         let prompt = progress.usage().map(|usage| usage.prompt_tokens);
         let prompt = prompt.and_then(|tokens| u32::try_from(tokens).ok());
         let prompt = prompt.unwrap_or(self.arrival.isl_tokens);
@@ -100,42 +103,46 @@ impl Resume {
         if too_long && !std::mem::replace(&mut self.too_long, true) {
             migrate::count_too_long(app.observer(), &self.forward.model.name);
         }
-        // Chunks that go on from another engine's are grafted to their end.
-        if too_long && !kept.is_grafted() {
-            *thread = None;
+        // Chunks of a resumed answer are grafted to its end.
+        if too_long && !state.is_grafted() {
+            *resume = None;
         }
     }
 
-    /// The worker failed: the rest of its answer.
-    pub(crate) fn rest(&mut self, source: &mut Source, worker: WorkerRank, how: Outcome) -> Rest {
-        self.watch_length(&mut source.thread);
-        let thread = source.thread.take();
-        if let Some(graft) = thread.as_ref().and_then(|t| Graft::new(&t.progress)) {
-            let progress = thread.as_ref().map(|t| &t.progress);
+    /// The worker failed while it was answering: how the answer continues.
+    pub(crate) fn after_failure(
+        &mut self,
+        source: &mut Source,
+        worker: WorkerId,
+        cause: FailureCause,
+    ) -> Continuation {
+        self.check_length(&mut source.resume);
+        let resume = source.resume.take();
+        if let Some(graft) = resume.as_ref().and_then(|r| Graft::new(&r.progress)) {
+            let progress = resume.as_ref().map(|r| &r.progress);
             let finished = progress.is_some_and(|p| p.is_finished());
-            let full = progress.is_some_and(|p| self.wanted.is_some_and(|n| p.tokens() >= n));
+            let full = progress.is_some_and(|p| self.max_tokens.is_some_and(|n| p.tokens() >= n));
             if finished || full {
-                return Rest::Words(self.last_words(&graft, finished, source));
+                return Continuation::FinalChunks(self.final_chunks(&graft, finished, source));
             }
         }
-        match self.move_on(thread, source, worker, how) {
-            Ok(rest) => rest,
-            Err(stay) => {
+        match self.resume(resume, source, worker, cause) {
+            Ok(future) => Continuation::Resume(future),
+            Err(obstacle) => {
                 let app = &self.forward.app;
                 let limit = app.options().migration.limit;
-                migrate::count_stay(app.observer(), limit, &self.forward.model.name, stay);
-                Rest::None
+                migrate::count_obstacle(app.observer(), limit, &self.forward.model.name, obstacle);
+                Continuation::None
             }
         }
     }
 
-    /// The answer went on.
-    pub(crate) fn moved(&mut self, moved: &Moved) {
-        self.moves = self.moves.saturating_add(moved.tried);
-        self.arrival.failed.clone_from(&moved.failed);
+    /// Another worker has taken over.
+    pub(crate) fn resumed(&mut self, attempts: Attempts) {
+        self.attempts = attempts;
     }
 
-    fn last_words(&self, graft: &Graft, finished: bool, source: &Source) -> Bytes {
+    fn final_chunks(&self, graft: &Graft, finished: bool, source: &Source) -> Bytes {
         let mut out = BytesMut::new();
         if !finished {
             out.extend_from_slice(&graft.length_event(self.endpoint));
@@ -147,46 +154,44 @@ impl Resume {
         out.freeze()
     }
 
-    fn move_on(
+    fn resume(
         &mut self,
-        thread: Option<Box<Thread>>,
+        resume: Option<Box<ResumeState>>,
         source: &mut Source,
-        worker: WorkerRank,
-        how: Outcome,
-    ) -> Result<Rest, Stay> {
-        let seen = thread.as_ref().and_then(|t| t.progress.obstacle());
+        worker: WorkerId,
+        cause: FailureCause,
+    ) -> Result<ResumeFuture, ResumeObstacle> {
+        let seen = resume.as_ref().and_then(|r| r.progress.obstacle());
         if let Some(why) = self.obstacle.or(seen) {
-            return Err(Stay::NotLegal(why));
+            return Err(ResumeObstacle::NotLegal(why));
         }
         if self.too_long {
-            return Err(Stay::TooLong);
+            return Err(ResumeObstacle::TooLong);
         }
-        let limit = self.forward.app.options().migration.limit;
-        let tries = limit.saturating_sub(self.moves);
-        if tries == 0 {
-            return Err(Stay::Limit);
+        if self.attempts.fail(worker, cause).1 != NextStep::TryNext {
+            return Err(ResumeObstacle::Limit);
         }
-        let thread = thread.ok_or(Stay::NotLegal("nothing_said"))?;
-        let body = self.body(&thread).ok_or(Stay::NotLegal("prompt"))?;
-        let thread = thread.go_on().ok_or(Stay::NotLegal("nothing_said"))?;
-        self.arrival.failed.push(worker.worker);
-        self.arrival.last_failure = Some(how);
-        self.arrival.resumed = true;
-        let errand = Errand {
+        let resume = resume.ok_or(ResumeObstacle::NotLegal("nothing_said"))?;
+        let body = self
+            .body(&resume)
+            .ok_or(ResumeObstacle::NotLegal("prompt"))?;
+        let resume = resume
+            .grafted()
+            .ok_or(ResumeObstacle::NotLegal("nothing_said"))?;
+        let attempt = ResumeAttempt {
             forward: Arc::clone(&self.forward),
             endpoint: self.endpoint,
-            arrival: self.arrival.clone(),
             body,
-            tries,
+            reader: Some(ReaderState {
+                form: source.take_form(),
+                resume: Box::new(resume),
+            }),
         };
-        let kit = Kit {
-            form: source.take_form(),
-            thread: Box::new(thread),
-        };
-        Ok(Rest::Ask(Box::pin(errand.run(kit))))
+        let (arrival, attempts) = (self.arrival.clone(), self.attempts.clone());
+        Ok(Box::pin(attempt.run(arrival, attempts)))
     }
 
-    fn body(&self, thread: &Thread) -> Option<Bytes> {
+    fn body(&self, resume: &ResumeState) -> Option<Bytes> {
         let forward = &self.forward;
         let scan = Scan::parse(&forward.body).ok()?;
         let text = forward.model.text().cloned();
@@ -195,83 +200,59 @@ impl Resume {
             &scan,
             &forward.body,
             self.endpoint,
-            &thread.progress,
+            &resume.progress,
             encode,
         )
     }
 }
 
-/// The rest of an answer on its way to another worker.
-struct Errand {
+/// A request for the rest of an answer.
+struct ResumeAttempt {
     forward: Arc<Forward>,
     endpoint: Endpoint,
-    arrival: Arrival,
     body: Bytes,
-    /// Workers that may be tried.
-    tries: u32,
+    /// None while an attempt is made.
+    reader: Option<ReaderState>,
 }
 
-impl Errand {
-    async fn run(mut self, kit: Kit) -> Result<Moved, ApiError> {
-        let forward = Arc::clone(&self.forward);
-        let moving = Move::begin(forward.app.observer(), &forward.model.name, Stage::Ongoing);
-        let found = self.find(kit, &moving).await;
-        moving.settle(found.is_ok());
-        found
-    }
-
-    async fn find(&mut self, mut kit: Kit, moving: &Move) -> Result<Moved, ApiError> {
+impl ResumeAttempt {
+    async fn run(
+        mut self,
+        mut arrival: Arrival,
+        mut attempts: Attempts,
+    ) -> Result<ResumedAnswer, ApiError> {
         let forward = Arc::clone(&self.forward);
         let (app, model) = (&forward.app, &forward.model);
-        let blocks = self.name_blocks().await;
-        for tried in 1..=self.tries {
-            moving.attempt();
-            let booking = model
-                .book(self.arrival.clone(), &blocks)
-                .await
-                .map_err(|error| route_error::answer_after(app, &error, ApiError::unavailable()))?;
-            let target = booking.target();
-            let error = match self.open(target, kit).await {
-                Ok((source, begun)) => {
-                    return Ok(Moved {
-                        source,
-                        begun,
-                        booking,
-                        tried,
-                        failed: std::mem::take(&mut self.arrival.failed),
-                    });
-                }
-                Err((error, back)) => {
-                    kit = back;
-                    error
-                }
-            };
-            tracing::warn!(worker = %target, %error, tried, "the answer does not go on here");
-            if matches!(error, UpstreamError::Status(status) if !try_elsewhere(status)) {
-                // What this engine refuses the others refuse too.
-                booking.finish(Outcome::Failed);
-                break;
-            }
-            let outcome = outcome(&error);
-            booking.finish(outcome);
-            self.arrival.failed.push(target.worker);
-            self.arrival.last_failure = Some(outcome);
-        }
-        Err(ApiError::unavailable())
+        let migration = Migration::begin(app.observer(), &model.name, attempts.phase());
+        let blocks = self.name_blocks(&mut arrival).await;
+        let placing = Placing {
+            app,
+            model,
+            arrival: &arrival,
+            blocks: &blocks,
+            migration: Some(migration),
+        };
+        let (booking, (source, first)) = attempts::run(placing, &mut attempts, &mut self).await?;
+        Ok(ResumedAnswer {
+            source,
+            first,
+            booking,
+            attempts,
+        })
     }
 
-    /// The names of the blocks of the prompt and what has been answered of it.
-    async fn name_blocks(&mut self) -> PromptBlocks {
+    /// The names of the blocks of the prompt and the answer so far.
+    async fn name_blocks(&self, arrival: &mut Arrival) -> PromptBlocks {
         let forward = &self.forward;
-        let body = self.body.clone();
-        let Ok(scan) = Scan::parse(&body) else {
+        let Ok(scan) = Scan::parse(&self.body) else {
             return PromptBlocks::none();
         };
         let (app, model) = (&forward.app, &forward.model);
         let nvext = Nvext::default();
-        let reading = tokenize::read(app.clock(), model, self.endpoint, &scan, &body, &nvext).await;
+        let reading =
+            tokenize::read(app.clock(), model, self.endpoint, &scan, &self.body, &nvext).await;
         let tokens = &reading.tokens;
-        self.arrival.isl_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX).max(1);
+        arrival.isl_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX).max(1);
         let salt = scan.cache_salt();
         let salt = salt.as_deref().unwrap_or_default();
         let mut blocks = model.name_blocks(tokens, salt);
@@ -279,36 +260,60 @@ impl Errand {
         blocks
     }
 
-    /// Waits for the first of the rest.
-    async fn open(
+    /// Sends the request and reads the first bytes; the reader comes back with an error.
+    async fn try_open(
         &self,
         target: WorkerRank,
-        kit: Kit,
-    ) -> Result<(Source, Bytes), (UpstreamError, Kit)> {
+        reader: ReaderState,
+    ) -> Result<(Source, Bytes), (UpstreamError, ReaderState)> {
         let forward = &self.forward;
         let timeout = forward.first_byte_timeout();
-        let asked = tokio::time::timeout(timeout, forward.ask(target, &self.body)).await;
-        let (head, body) = match asked.unwrap_or(Err(UpstreamError::AnswerTimeout)) {
+        let answer = tokio::time::timeout(timeout, forward.send(target, &self.body)).await;
+        let (head, body) = match answer.unwrap_or(Err(UpstreamError::AnswerTimeout)) {
             Ok(response) => response.into_parts(),
-            Err(error) => return Err((error, kit)),
+            Err(error) => return Err((error, reader)),
         };
         if !head.status.is_success() || !headers::is_event_stream(&head.headers) {
-            return Err((UpstreamError::Status(head.status), kit));
+            return Err((UpstreamError::Status(head.status), reader));
         }
-        let mut form = kit.form;
+        let mut form = reader.form;
         form.set_until_close(headers::is_until_close(&head.headers));
         form.served_by(target);
-        let mut source = Source::new(body, form, Some(kit.thread));
-        let begun = tokio::time::timeout(timeout, source.begin()).await;
-        let error = match begun.unwrap_or(Err(UpstreamError::AnswerTimeout)) {
-            Ok(Begun::Partly(bytes)) => return Ok((source, bytes)),
-            Ok(Begun::Whole(_)) => UpstreamError::Unfinished,
+        let mut source = Source::new(body, form, Some(reader.resume));
+        let first = tokio::time::timeout(timeout, source.first_bytes()).await;
+        let error = match first.unwrap_or(Err(UpstreamError::AnswerTimeout)) {
+            Ok(FirstBytes::Partial(bytes)) => return Ok((source, bytes)),
+            Ok(FirstBytes::Whole(_)) => UpstreamError::Unfinished,
             Err(error) => error,
         };
-        let kit = Kit {
+        let reader = ReaderState {
             form: source.take_form(),
-            thread: source.thread.take().unwrap_or_default(),
+            resume: source.resume.take().unwrap_or_default(),
         };
-        Err((error, kit))
+        Err((error, reader))
+    }
+}
+
+impl OpenAttempt for ResumeAttempt {
+    type Answer = (Source, Bytes);
+    type Error = UpstreamError;
+
+    async fn open(
+        &mut self,
+        booking: &Booking,
+        _: &Attempts,
+    ) -> Result<(Source, Bytes), UpstreamError> {
+        let reader = self.reader.take().ok_or(UpstreamError::Unfinished)?;
+        match self.try_open(booking.target(), reader).await {
+            Ok(opened) => Ok(opened),
+            Err((error, reader)) => {
+                self.reader = Some(reader);
+                Err(error)
+            }
+        }
+    }
+
+    fn client_error(&self, _: &UpstreamError, _: NextStep) -> ApiError {
+        ApiError::unavailable()
     }
 }

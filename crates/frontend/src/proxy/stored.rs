@@ -16,17 +16,17 @@ use http::uri::PathAndQuery;
 use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use kvasir_openai::ApiError;
-use kvasir_router::Arrival;
+use kvasir_router::{Arrival, Attempts};
 use kvasir_types::{DpRank, WorkerRank};
 use kvasir_upstream::UpstreamError;
 
 use super::pass::{read, unplaced};
-use super::{Forward, Kind, Opened, headers};
+use super::{EngineAnswer, Forward, Kind, headers};
 use crate::App;
 use crate::http::reply::{self, Reply};
 use crate::models::{Backend, ServedModel};
 use crate::observe::outcomes::RequestIdentity;
-use crate::observe::request_record::Watch;
+use crate::observe::request_record::RequestRecord;
 use crate::proxy::relay::{Form, Source};
 
 /// Most workers that are asked for one thing.
@@ -97,10 +97,10 @@ async fn seek_all(
                 rank: DpRank(0),
             };
             match tokio::time::timeout(TIMEOUT, forward.open_stored(target)).await {
-                Ok(Ok(opened)) if has_it(opened.head.status) => {
+                Ok(Ok(answer)) if has_it(answer.head.status) => {
                     let path = path.path();
                     let headers = &parts.headers;
-                    let watch = Watch::start_at(
+                    let record = RequestRecord::start_at(
                         app.observer(),
                         arrived,
                         headers,
@@ -108,8 +108,8 @@ async fn seek_all(
                         path,
                         false,
                     );
-                    let arrival = Arrival::new(arrived.id, 1);
-                    return Ok(forward.answer(opened, (target, None), watch, arrival));
+                    let attempts = (Arrival::new(arrived.id, 1), Attempts::default());
+                    return Ok(forward.reply(answer, (target, None), record, attempts));
                 }
                 Ok(Ok(_)) => {}
                 Ok(Err(_)) | Err(_) => all = false,
@@ -151,7 +151,7 @@ fn forward(
         headers: headers::to_engine(parts.headers.clone(), app.via(), &arrived.name),
         body: body.clone(),
         urgency: None,
-        kind: Kind::Opaque { pure: true },
+        kind: Kind::Opaque { idempotent: true },
         received: arrived.at,
         model: Arc::clone(model),
         notes: Bytes::new(),
@@ -160,13 +160,13 @@ fn forward(
 
 impl Forward {
     /// Asks one worker, and waits for the beginning of its answer.
-    async fn open_stored(&self, target: WorkerRank) -> Result<Opened, UpstreamError> {
+    async fn open_stored(&self, target: WorkerRank) -> Result<EngineAnswer, UpstreamError> {
         let dispatched = self.app.clock().now();
-        let (head, body) = self.ask(target, &self.body).await?.into_parts();
+        let (head, body) = self.send(target, &self.body).await?.into_parts();
         let mut source = Source::new(body, Form::Opaque, None);
-        Ok(Opened {
+        Ok(EngineAnswer {
             dispatched,
-            begun: source.begin().await?,
+            first: source.first_bytes().await?,
             head,
             source,
         })

@@ -1,21 +1,21 @@
-//! Requests that move to another worker: when that is allowed, and how it is counted.
+//! Requests that migrate to another worker: when that is allowed, and how it is counted.
 //!
-//! What always holds: a move that began is counted once as a success, a failure, or a client that left
-//! meanwhile.
+//! What always holds: a migration that began is counted once, as a success, as a failure, or as cancelled by the client.
 
 use std::sync::Arc;
 
+use kvasir_router::Phase;
 use kvasir_telemetry::{Clock, Metrics};
 use kvasir_types::Time;
 
 use crate::observe::observer::Observer;
 
-/// How far answers that have begun are continued elsewhere.
+/// Limits on resuming answers at another worker.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MigrationOptions {
-    /// Times that one answer may go on at another worker (`--migration-limit`); 0 is never.
+    /// Times that one answer may be resumed at another worker (`--migration-limit`); 0 is never.
     pub limit: u32,
-    /// Tokens of prompt and answer past which an answer is not continued (`--migration-max-seq-len`).
+    /// Tokens of prompt and answer past which an answer is not resumed (`--migration-max-seq-len`).
     pub max_seq_len: Option<u32>,
 }
 
@@ -27,43 +27,29 @@ impl MigrationOptions {
     }
 }
 
-/// Whether the client has seen something of the answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// It has not.
-    New,
-    /// It has.
-    Ongoing,
-}
-
-impl Stage {
-    const fn label(self) -> &'static str {
-        match self {
-            Self::New => "new_request",
-            Self::Ongoing => "ongoing_request",
-        }
-    }
-}
-
-/// A request on its way from a worker that failed it to another. Dropped, its client has left.
+/// A request that migrates from a worker that failed it. Dropped before it is settled, its client has left.
 #[derive(Debug)]
-pub(crate) struct Move {
+pub(crate) struct Migration {
     metrics: Metrics,
     clock: Clock,
     model: Arc<str>,
-    stage: Stage,
+    /// The label of its kind.
+    kind: &'static str,
     since: Time,
     ended: bool,
 }
 
-impl Move {
-    /// A worker failed a request of `model`.
-    pub(crate) fn begin(observer: &Observer, model: &Arc<str>, stage: Stage) -> Self {
+impl Migration {
+    /// A worker failed a request of `model`, whose answer has come as far as `phase`.
+    pub(crate) fn begin(observer: &Observer, model: &Arc<str>, phase: Phase) -> Self {
         Self {
             metrics: observer.metrics().clone(),
             clock: observer.clock(),
             model: Arc::clone(model),
-            stage,
+            kind: match phase {
+                Phase::Opening => "new_request",
+                Phase::Streaming | Phase::Resuming => "ongoing_request",
+            },
             since: observer.clock().now(),
             ended: false,
         }
@@ -71,14 +57,14 @@ impl Move {
 
     /// Another worker is tried.
     pub(crate) fn attempt(&self) {
-        let labels = [&*self.model, self.stage.label()];
+        let labels = [&*self.model, self.kind];
         self.metrics
             .model_migration_total
             .with_label_values(&labels)
             .inc();
     }
 
-    /// The other worker answers, or none does.
+    /// Another worker answers, or none does.
     pub(crate) fn settle(mut self, answers: bool) {
         self.end(if answers { "success" } else { "failure" });
     }
@@ -87,7 +73,7 @@ impl Move {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
-        let labels = [&*self.model, self.stage.label(), outcome];
+        let labels = [&*self.model, self.kind, outcome];
         let took = (self.clock.now() - self.since).as_secs_f64();
         self.metrics
             .model_migration_duration_seconds
@@ -96,24 +82,24 @@ impl Move {
     }
 }
 
-impl Drop for Move {
+impl Drop for Migration {
     fn drop(&mut self) {
         self.end("cancelled");
     }
 }
 
-/// Why an answer that broke off was not continued.
+/// Why an answer whose worker failed is not resumed at another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stay {
-    /// What the client asked for cannot be continued.
+pub(crate) enum ResumeObstacle {
+    /// What the client asked for cannot be resumed.
     NotLegal(&'static str),
     /// It is too long.
     TooLong,
-    /// It has moved often enough.
+    /// The limit of `--migration-limit` is reached.
     Limit,
 }
 
-impl Stay {
+impl ResumeObstacle {
     pub(crate) const fn label(self) -> &'static str {
         match self {
             Self::NotLegal(why) => why,
@@ -123,8 +109,8 @@ impl Stay {
     }
 }
 
-/// Counts an answer that breaks off for its client, where continuing was asked for: `limit` is not 0.
-pub(crate) fn count_stay(observer: &Observer, limit: u32, model: &str, why: Stay) {
+/// Counts an answer that is not resumed, where migration is enabled: `limit` is not 0.
+pub(crate) fn count_obstacle(observer: &Observer, limit: u32, model: &str, why: ResumeObstacle) {
     if limit == 0 {
         return;
     }
@@ -134,14 +120,10 @@ pub(crate) fn count_stay(observer: &Observer, limit: u32, model: &str, why: Stay
         .migration_refused_total
         .with_label_values(&labels)
         .inc();
-    tracing::warn!(
-        model,
-        reason = why.label(),
-        "an answer that broke off is not continued"
-    );
+    tracing::warn!(model, reason = why.label(), "answer is not resumed");
 }
 
-/// Counts an answer that has grown past what may be continued.
+/// Counts an answer that has grown too long to be resumed.
 pub(crate) fn count_too_long(observer: &Observer, model: &str) {
     observer
         .metrics()

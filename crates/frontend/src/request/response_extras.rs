@@ -20,7 +20,7 @@ const FORMATTED_PROMPT: &str = "formatted_prompt";
 
 /// What a client of an OpenAI worker wants to be told in its answer.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Wanted {
+pub(crate) struct ExtraFields {
     /// Parts of the answer's `nvext`.
     pub(crate) extra: Extra,
     /// What the answer amounted to, before its `[DONE]`.
@@ -31,7 +31,7 @@ pub(crate) struct Wanted {
     pub(crate) queue_depth: u32,
 }
 
-impl Wanted {
+impl ExtraFields {
     /// Reads it.
     pub(crate) fn of(model: &ServedModel, nvext: &Nvext, scan: &Scan<'_>) -> Self {
         Self {

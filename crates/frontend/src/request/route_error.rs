@@ -1,7 +1,8 @@
 //! What a client is told when the router has no worker for its request.
 
 use kvasir_openai::ApiError;
-use kvasir_router::{Fault, RouteError};
+use kvasir_router::RouteError;
+use kvasir_types::Fault;
 
 use crate::App;
 

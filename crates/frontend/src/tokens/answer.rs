@@ -6,7 +6,7 @@
 
 mod likely;
 mod next_turn;
-mod thread;
+mod resume_state;
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -19,17 +19,17 @@ use kvasir_openai::{
     AnswerHead, ApiError, Choice, ResponseNvext, StreamWriter, Timing, TokenLogprob, Usage,
     WorkerIds, write_done, write_llm_metrics, write_unary,
 };
-use kvasir_router::Outcome;
+use kvasir_router::{Outcome, Phase};
 use kvasir_text::Detokenizer;
-use kvasir_transport::{PlaneError, Retry, TokenStream};
-use kvasir_types::{FinishReason, Time, Token, TokenItem, WorkerRank};
+use kvasir_transport::{PlaneError, TokenStream};
+use kvasir_types::{AttemptError as _, FinishReason, Retry, Time, Token, TokenItem, WorkerRank};
 
-use thread::{Silence, Thread};
+use resume_state::{ChoiceResumeState, SilenceTimer};
 
 use crate::App;
 use crate::http::reply::{ByteSource, Cut};
 use crate::models::prompt;
-use crate::observe::request_record::{Totals, Watch};
+use crate::observe::request_record::{RequestRecord, Totals};
 use crate::request::migrate;
 use crate::request::response_extras;
 use crate::tokens::job::Job;
@@ -40,7 +40,7 @@ pub(crate) struct Answer {
     app: Arc<App>,
     job: Arc<Job>,
     lanes: Vec<Running>,
-    watch: Option<Watch>,
+    record: Option<RequestRecord>,
     created: u64,
 }
 
@@ -49,14 +49,14 @@ struct Running {
     index: u32,
     /// `None` once the choice has ended.
     work: Option<(Booking, TokenStream)>,
-    /// Another worker is asked to go on with it.
-    moving: Option<Moving>,
-    /// What it takes to go on elsewhere.
-    thread: Thread,
+    /// Another worker is being asked to resume it.
+    resuming: Option<ResumeFuture>,
+    /// What is needed to resume it.
+    resume: ChoiceResumeState,
     /// What came before anybody polled.
     first: Option<TokenItem>,
     /// Until when its worker must say something.
-    silence: Option<Silence>,
+    silence: Option<SilenceTimer>,
     /// Text to begin with, until it has been told.
     echo: String,
     text: Detokenizer,
@@ -75,8 +75,8 @@ struct Running {
     last_token: Time,
 }
 
-/// Another worker that is asked to go on.
-type Moving = Pin<Box<dyn Future<Output = Result<Lane, ApiError>> + Send>>;
+/// Another worker is asked to resume a choice.
+type ResumeFuture = Pin<Box<dyn Future<Output = Result<Lane, ApiError>> + Send>>;
 
 /// Why a choice has no next item.
 enum Failure {
@@ -108,13 +108,18 @@ struct News {
 
 impl Answer {
     /// An answer from lanes whose first tokens are here.
-    pub(crate) fn new(app: Arc<App>, job: Job, lanes: Vec<Lane>, mut watch: Watch) -> Self {
+    pub(crate) fn new(
+        app: Arc<App>,
+        job: Job,
+        lanes: Vec<Lane>,
+        mut record: RequestRecord,
+    ) -> Self {
         let now = app.clock().now();
-        watch.first_token(now);
+        record.first_token(now);
         if let Some(lane) = lanes.first() {
-            watch.placed(&lane.booking);
+            record.placed(&lane.booking);
         }
-        let created = app.clock().unix_secs(watch.received());
+        let created = app.clock().unix_secs(record.received());
         let running = (0..)
             .zip(lanes)
             .map(|(index, lane)| Running::new(index, lane, &app, &job));
@@ -122,7 +127,7 @@ impl Answer {
             lanes: running.collect(),
             app,
             job: Arc::new(job),
-            watch: Some(watch),
+            record: Some(record),
             created,
         }
     }
@@ -161,8 +166,8 @@ impl Answer {
                 Poll::Pending => running = true,
                 Poll::Ready(None) => {}
                 Poll::Ready(Some(Ok(item))) => {
-                    lane.tell_move(self.watch.as_mut());
-                    let news = lane.take(item, &self.app, &self.job, self.watch.as_ref());
+                    lane.tell_move(self.record.as_mut());
+                    let news = lane.take(item, &self.app, &self.job, self.record.as_ref());
                     return Poll::Ready(Some(Ok(news)));
                 }
                 Poll::Ready(Some(Err(failure))) => return Poll::Ready(Some(Err(failure))),
@@ -226,7 +231,10 @@ impl Answer {
 
     fn timing(&self, lane: &Running) -> Timing {
         let clock = self.app.clock();
-        let received = self.watch.as_ref().map_or(Time::ZERO, Watch::received);
+        let received = self
+            .record
+            .as_ref()
+            .map_or(Time::ZERO, RequestRecord::received);
         let ms = |from: Time, to: Time| Some((to - from).as_secs_f64() * 1e3);
         Timing {
             request_received_ms: clock.unix_millis(received),
@@ -265,10 +273,10 @@ impl Answer {
             output_tokens: count(usage.completion_tokens),
             target: self.lanes.first().map(|l| l.target).unwrap_or_default(),
         };
-        if let Some(watch) = self.watch.take() {
+        if let Some(record) = self.record.take() {
             let latencies = self.lanes.first().map(Running::latencies);
-            watch.meters().ended(&totals, latencies);
-            watch.succeed(&totals);
+            record.meters().ended(&totals, latencies);
+            record.succeed(&totals);
             let said = self.lanes.first_mut().and_then(|lane| lane.said.take());
             if let Some(said) = said {
                 next_turn::prefill(&self.app, &self.job, totals.target, said);
@@ -281,8 +289,8 @@ impl Answer {
         for lane in &mut self.lanes {
             lane.end(Outcome::Cancelled);
         }
-        match self.watch.take() {
-            Some(watch) => watch.fail(error),
+        match self.record.take() {
+            Some(record) => record.fail(error),
             None => error,
         }
     }
@@ -293,9 +301,9 @@ impl Running {
         let limits = &app.options().limits;
         Self {
             index,
-            moving: None,
-            thread: Thread::new(index, &lane, app, job),
-            silence: limits.stream_silence.map(Silence::new),
+            resuming: None,
+            resume: ChoiceResumeState::new(index, &lane, app, job),
+            silence: limits.stream_silence.map(SilenceTimer::new),
             echo: job.echo_of(index).to_owned(),
             text: prompt::detokenizer(&job.text, &job.options),
             said: job.chat.is_some().then(String::new),
@@ -314,10 +322,10 @@ impl Running {
     }
 
     fn poll_item(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<TokenItem, Failure>>> {
-        if let Some(moving) = &mut self.moving {
-            let moved = std::task::ready!(moving.as_mut().poll(cx));
-            self.moving = None;
-            match moved {
+        if let Some(resuming) = &mut self.resuming {
+            let resumed = std::task::ready!(resuming.as_mut().poll(cx));
+            self.resuming = None;
+            match resumed {
                 Ok(lane) => self.adopt(lane),
                 Err(error) => return Poll::Ready(Some(Err(Failure::Move(error)))),
             }
@@ -337,7 +345,7 @@ impl Running {
             return Poll::Ready(Some(Err(Failure::Worker(silent))));
         };
         if let Some(silence) = &mut self.silence {
-            silence.heard();
+            silence.reset();
         }
         let item = item.unwrap_or(Err(PlaneError::Disconnected(worker)));
         Poll::Ready(Some(item.map_err(Failure::Worker)))
@@ -345,26 +353,26 @@ impl Running {
 
     /// Another worker goes on.
     fn adopt(&mut self, lane: Lane) {
-        self.thread.moved(lane.tried, lane.failed);
+        self.resume.resumed(lane.attempts);
         (self.target, self.untold) = (lane.booking.target(), true);
         self.work = Some((lane.booking, lane.stream));
         self.first = Some(lane.first);
         if let Some(silence) = &mut self.silence {
-            silence.heard();
+            silence.reset();
         }
     }
 
     /// Another worker went on: that is told once. Of several choices the first counts.
-    fn tell_move(&mut self, watch: Option<&mut Watch>) {
+    fn tell_move(&mut self, record: Option<&mut RequestRecord>) {
         let moved = std::mem::take(&mut self.untold) && self.index == 0;
-        if let (true, Some(watch), Some((booking, _))) = (moved, watch, &self.work) {
-            watch.moved(booking);
+        if let (true, Some(record), Some((booking, _))) = (moved, record, &self.work) {
+            record.moved(booking);
         }
     }
 
     /// Its worker failed: another one goes on, or that was the end.
     fn break_off(&mut self, app: &Arc<App>, job: &Arc<Job>, error: &PlaneError) -> Next {
-        let outcome = lane::outcome(error);
+        let outcome = Outcome::of_failure(error.failure_cause(), Phase::Streaming);
         let id = self.work.as_ref().map(|(booking, _)| booking.sent().id);
         let worker = self
             .work
@@ -373,10 +381,10 @@ impl Running {
         self.end(outcome);
         tracing::warn!(request = %job.id, worker = ?worker, %error, "answer broke off");
         let (Some(id), Some(worker)) = (id, worker) else {
-            return Next::End(lane::failure(app, error));
+            return Next::End(lane::client_error(app, error));
         };
         if error.retry() == Retry::Never {
-            return Next::End(lane::failure(app, error));
+            return Next::End(lane::client_error(app, error));
         }
         if self.generated >= job.sampling(self.prompt_tokens as usize).max_tokens {
             // Everything has come but the word that it is the end.
@@ -385,23 +393,29 @@ impl Running {
                 ..TokenItem::default()
             });
         }
-        match self.thread.go_on(id, worker, outcome) {
+        match self.resume.after_failure(id, worker, error.failure_cause()) {
             Ok(broken) => {
                 let (app, job) = (Arc::clone(app), Arc::clone(job));
-                let moving = async move { lane::go_on(&app, &job, broken).await };
-                self.moving = Some(Box::pin(moving));
+                let resuming = async move { lane::resume(&app, &job, broken).await };
+                self.resuming = Some(Box::pin(resuming));
                 Next::Elsewhere
             }
-            Err(stay) => {
+            Err(obstacle) => {
                 let limit = app.options().migration.limit;
-                migrate::count_stay(app.observer(), limit, &job.model.name, stay);
-                Next::End(lane::failure(app, error))
+                migrate::count_obstacle(app.observer(), limit, &job.model.name, obstacle);
+                Next::End(lane::client_error(app, error))
             }
         }
     }
 
     /// Turns an item into text, and ends the choice where it stops.
-    fn take(&mut self, item: TokenItem, app: &App, job: &Job, watch: Option<&Watch>) -> News {
+    fn take(
+        &mut self,
+        item: TokenItem,
+        app: &App,
+        job: &Job,
+        record: Option<&RequestRecord>,
+    ) -> News {
         let now = app.clock().now();
         self.cached_tokens = self.cached_tokens.or(item.cached_tokens);
         let mut tokens = item.tokens;
@@ -419,8 +433,8 @@ impl Running {
         if let Some(said) = &mut self.said {
             said.push_str(&text);
         }
-        if let Some(watch) = watch {
-            watch.tokens(tokens.len(), (now - self.last_token).as_secs_f64());
+        if let Some(record) = record {
+            record.tokens(tokens.len(), (now - self.last_token).as_secs_f64());
         }
         self.last_token = now;
         if finish.is_some() {
@@ -429,7 +443,7 @@ impl Running {
             });
         } else if let Some((booking, _)) = &self.work {
             booking.tokens(self.generated);
-            self.thread.add(&tokens, app, &job.model.name);
+            self.resume.add(&tokens, app, &job.model.name);
         }
         News {
             index: self.index,

@@ -1,29 +1,28 @@
 //! One prompt on its way to one answer: look up, choose a worker, hand over, wait for the first token.
 //!
-//! A worker that fails before its first token is replaced by another, up to a limit; the client sees
-//! nothing of it. An answer that breaks off later goes on from its last token, likewise.
+//! A worker that fails before its first token is replaced by another, up to a limit; the client does not notice. An answer that
+//! breaks off later is resumed after its last token, likewise.
 
 use std::sync::Arc;
 
 use kvasir_host::Booking;
 use kvasir_openai::ApiError;
-use kvasir_router::Outcome;
-use kvasir_transport::{PlaneError, Retry, TokenStream};
-use kvasir_types::{
-    RequestId, Sampling, Time, Token, TokenItem, TokenRequest, WorkerId, WorkerRank,
-};
+use kvasir_router::{Attempts, NextStep};
+use kvasir_transport::{PlaneError, TokenStream};
+use kvasir_types::{RequestId, Sampling, Time, Token, TokenItem, TokenRequest, WorkerRank};
 
 use crate::App;
 use crate::models::ServedModel;
 use crate::request::ask;
-use crate::request::migrate::{Move, Stage};
+use crate::request::attempts::{self, OpenAttempt, Placing};
+use crate::request::migrate::Migration;
 use crate::request::route_error;
 use crate::tokens::job::Job;
 
-/// One answer under way: its first tokens are here.
+/// One answer whose first tokens have come.
 #[derive(Debug)]
 pub(crate) struct Lane {
-    /// Its place on the worker.
+    /// Its booking at the worker.
     pub(crate) booking: Booking,
     /// What the worker sends.
     pub(crate) stream: TokenStream,
@@ -31,30 +30,26 @@ pub(crate) struct Lane {
     pub(crate) first: TokenItem,
     /// Tokens of its prompt.
     pub(crate) prompt_tokens: u32,
-    /// Share of the prompt's blocks that the worker was thought to hold.
+    /// Share of the prompt's blocks that the worker was expected to hold.
     pub(crate) hit_rate: f64,
     /// When it was handed over.
     pub(crate) dispatched: Time,
     /// When the first tokens came.
     pub(crate) first_token: Time,
-    /// Workers that were tried, this one included.
-    pub(crate) tried: u32,
-    /// Workers that failed it.
-    pub(crate) failed: Vec<WorkerId>,
+    /// The attempts that led here.
+    pub(crate) attempts: Attempts,
 }
 
-/// What is asked of workers, one after the other, until one begins to answer.
-struct Errand {
-    id: RequestId,
-    /// The prompt, and what has been answered of it.
-    tokens: Arc<[Token]>,
-    sampling: Sampling,
-    stage: Stage,
-    /// Workers that may be tried.
-    tries: u32,
-    /// Workers that failed it, and how the last one did.
-    failed: Vec<WorkerId>,
-    last_failure: Option<Outcome>,
+/// An answer that broke off.
+pub(crate) struct BrokenAnswer {
+    /// The request.
+    pub(crate) id: RequestId,
+    /// The prompt and every token that came.
+    pub(crate) tokens: Arc<[Token]>,
+    /// How many of them came.
+    pub(crate) generated: u32,
+    /// The attempts so far.
+    pub(crate) attempts: Attempts,
 }
 
 /// Starts one answer to `prompt` under `id`.
@@ -64,37 +59,19 @@ pub(crate) async fn start(
     id: RequestId,
     prompt: &Arc<[Token]>,
 ) -> Result<Lane, ApiError> {
-    let errand = Errand {
-        id,
+    let attempt = TokenAttempt {
+        app,
+        job,
         tokens: Arc::clone(prompt),
         sampling: job.sampling(prompt.len()),
-        stage: Stage::New,
-        tries: app.options().retry_limit.saturating_add(1),
-        failed: Vec::new(),
-        last_failure: None,
     };
-    errand.run(app, job, None).await
+    let attempts = Attempts::new(attempts::limits(app), true);
+    attempt.run(id, attempts, None).await
 }
 
-/// An answer that broke off, as it goes on elsewhere.
-pub(crate) struct Broken {
-    /// The request.
-    pub(crate) id: RequestId,
-    /// The prompt and every token that came.
-    pub(crate) tokens: Arc<[Token]>,
-    /// How many of them came.
-    pub(crate) generated: u32,
-    /// Workers that failed it.
-    pub(crate) failed: Vec<WorkerId>,
-    /// How the last of them did.
-    pub(crate) outcome: Outcome,
-    /// Workers that may be tried.
-    pub(crate) tries: u32,
-}
-
-/// Goes on with an answer that broke off; what comes is what has not come yet.
-pub(crate) async fn go_on(app: &App, job: &Job, broken: Broken) -> Result<Lane, ApiError> {
-    let moving = Move::begin(app.observer(), &job.model.name, Stage::Ongoing);
+/// Resumes an answer that broke off; what comes is what has not come yet.
+pub(crate) async fn resume(app: &App, job: &Job, broken: BrokenAnswer) -> Result<Lane, ApiError> {
+    let migration = Migration::begin(app.observer(), &job.model.name, broken.attempts.phase());
     let prompt = broken
         .tokens
         .len()
@@ -102,70 +79,87 @@ pub(crate) async fn go_on(app: &App, job: &Job, broken: Broken) -> Result<Lane, 
     let mut sampling = job.sampling(prompt);
     sampling.max_tokens = sampling.max_tokens.saturating_sub(broken.generated);
     sampling.min_tokens = sampling.min_tokens.saturating_sub(broken.generated);
-    let errand = Errand {
-        id: broken.id,
+    let attempt = TokenAttempt {
+        app,
+        job,
         tokens: broken.tokens,
         sampling,
-        stage: Stage::Ongoing,
-        tries: broken.tries,
-        failed: broken.failed,
-        last_failure: Some(broken.outcome),
     };
-    errand.run(app, job, Some(moving)).await
+    attempt
+        .run(broken.id, broken.attempts, Some(migration))
+        .await
 }
 
-impl Errand {
-    async fn run(mut self, app: &App, job: &Job, moving: Option<Move>) -> Result<Lane, ApiError> {
-        let mut moving = moving;
-        let found = self.find(app, job, &mut moving).await;
-        if let Some(moving) = moving {
-            moving.settle(found.is_ok());
+/// An attempt at a token worker.
+struct TokenAttempt<'a> {
+    app: &'a App,
+    job: &'a Job,
+    /// The prompt, and what has been answered of it.
+    tokens: Arc<[Token]>,
+    sampling: Sampling,
+}
+
+impl TokenAttempt<'_> {
+    async fn run(
+        mut self,
+        id: RequestId,
+        mut attempts: Attempts,
+        migration: Option<Migration>,
+    ) -> Result<Lane, ApiError> {
+        let (app, job) = (self.app, self.job);
+        let salt = job.salt().unwrap_or_default();
+        let blocks = job.model.name_blocks(&self.tokens, salt);
+        let arrival = ask::arrival(id, self.tokens.len(), &job.nvext, &job.headers);
+        let placing = Placing {
+            app,
+            model: &job.model,
+            arrival: &arrival,
+            blocks: &blocks,
+            migration,
+        };
+        let (booking, answer) = attempts::run(placing, &mut attempts, &mut self).await?;
+        let tokens = self.tokens.len();
+        Ok(lane(app, &job.model, booking, answer, tokens, attempts))
+    }
+}
+
+/// A worker's stream, its first item, and when the request was handed over.
+type TokenAnswer = (TokenStream, TokenItem, Time);
+
+impl OpenAttempt for TokenAttempt<'_> {
+    type Answer = TokenAnswer;
+    type Error = PlaneError;
+
+    async fn open(&mut self, booking: &Booking, _: &Attempts) -> Result<TokenAnswer, PlaneError> {
+        let (app, job) = (self.app, self.job);
+        let target = booking.target();
+        let request = TokenRequest {
+            id: booking.sent().id,
+            model: Arc::clone(&job.model.name),
+            tokens: Arc::clone(&self.tokens),
+            sampling: self.sampling.clone(),
+            rank: target.rank,
+            priority: job
+                .nvext
+                .hints
+                .priority
+                .or(job.options.priority)
+                .unwrap_or(0),
+            lora: job.model.lora.clone(),
+            salt: job.salt().map(Into::into),
+        };
+        let dispatched = app.clock().now();
+        job.model.placements.dispatched();
+        let _inside = job.model.placements.enter(kvasir_host::Stage::Dispatch);
+        let mut stream = job.plane.send(target.worker, request).await?;
+        match stream.next().await {
+            Some(first) => Ok((stream, first?, dispatched)),
+            None => Err(PlaneError::Disconnected(target.worker)),
         }
-        found
     }
 
-    async fn find(
-        &mut self,
-        app: &App,
-        job: &Job,
-        moving: &mut Option<Move>,
-    ) -> Result<Lane, ApiError> {
-        let model = &job.model;
-        let salt = job.salt().unwrap_or_default();
-        let blocks = model.name_blocks(&self.tokens, salt);
-        let mut arrival = ask::arrival(self.id, self.tokens.len(), &job.nvext, &job.headers);
-        for tried in 1..=self.tries {
-            arrival.failed.clone_from(&self.failed);
-            arrival.resumed = self.stage == Stage::Ongoing;
-            arrival.last_failure = self.last_failure;
-            if let Some(moving) = moving {
-                moving.attempt();
-            }
-            let booking = model
-                .book(arrival.clone(), &blocks)
-                .await
-                .map_err(|error| route_error::answer(app, &error))?;
-            let worker = booking.target().worker;
-            let error = match dispatch(app, job, &booking, &self.tokens, &self.sampling).await {
-                Ok(begun) => {
-                    let mut lane = lane(app, model, booking, begun, self.tokens.len());
-                    lane.tried = tried;
-                    lane.failed = std::mem::take(&mut self.failed);
-                    return Ok(lane);
-                }
-                Err(error) => error,
-            };
-            let outcome = outcome(&error);
-            tracing::warn!(request = %self.id, %worker, %error, tried, "no first token");
-            booking.finish(outcome);
-            if error.retry() == Retry::Never || tried == self.tries {
-                return Err(failure(app, &error));
-            }
-            moving.get_or_insert_with(|| Move::begin(app.observer(), &model.name, self.stage));
-            self.failed.push(worker);
-            self.last_failure = Some(outcome);
-        }
-        Err(ApiError::unavailable())
+    fn client_error(&self, error: &PlaneError, _: NextStep) -> ApiError {
+        client_error(self.app, error)
     }
 }
 
@@ -188,44 +182,14 @@ pub(crate) async fn query(
     Ok(booking.target())
 }
 
-/// A worker's stream whose first item is here, and when it was asked for.
-type Begun = (TokenStream, TokenItem, Time);
-
-async fn dispatch(
+fn lane(
     app: &App,
-    job: &Job,
-    booking: &Booking,
-    prompt: &Arc<[Token]>,
-    sampling: &Sampling,
-) -> Result<Begun, PlaneError> {
-    let target = booking.target();
-    let request = TokenRequest {
-        id: booking.sent().id,
-        model: Arc::clone(&job.model.name),
-        tokens: Arc::clone(prompt),
-        sampling: sampling.clone(),
-        rank: target.rank,
-        priority: job
-            .nvext
-            .hints
-            .priority
-            .or(job.options.priority)
-            .unwrap_or(0),
-        lora: job.model.lora.clone(),
-        salt: job.salt().map(Into::into),
-    };
-    let dispatched = app.clock().now();
-    job.model.placements.dispatched();
-    let _inside = job.model.placements.enter(kvasir_host::Stage::Dispatch);
-    let mut stream = job.plane.send(target.worker, request).await?;
-    match stream.next().await {
-        Some(first) => Ok((stream, first?, dispatched)),
-        None => Err(PlaneError::Disconnected(target.worker)),
-    }
-}
-
-fn lane(app: &App, model: &ServedModel, booking: Booking, begun: Begun, tokens: usize) -> Lane {
-    let (stream, first, dispatched) = begun;
+    model: &ServedModel,
+    booking: Booking,
+    (stream, first, dispatched): TokenAnswer,
+    tokens: usize,
+    attempts: Attempts,
+) -> Lane {
     booking.first_token();
     let first_token = app.clock().now();
     let waited = first_token - dispatched;
@@ -239,23 +203,12 @@ fn lane(app: &App, model: &ServedModel, booking: Booking, begun: Begun, tokens: 
         hit_rate,
         dispatched,
         first_token,
-        tried: 1,
-        failed: Vec::new(),
+        attempts,
     }
 }
 
-/// How the router is to take a worker's failure.
-pub(crate) fn outcome(error: &PlaneError) -> Outcome {
-    match error {
-        PlaneError::Gone(_) | PlaneError::Disconnected(_) => Outcome::Unreachable,
-        PlaneError::Overloaded(_) => Outcome::Overloaded,
-        PlaneError::Engine(_) => Outcome::Broken,
-        _ => Outcome::Failed,
-    }
-}
-
-/// What the client is told when no worker gave it a first token.
-pub(crate) fn failure(app: &App, error: &PlaneError) -> ApiError {
+/// What the client is told when a worker failed and no other is asked.
+pub(crate) fn client_error(app: &App, error: &PlaneError) -> ApiError {
     match error {
         PlaneError::Overloaded(_) => ApiError::overloaded(app.options().overload_status),
         PlaneError::Rejected(message) => ApiError::bad_request(message.clone()),

@@ -1,8 +1,8 @@
 //! Who may serve a request, and the error for each way to end with nobody.
 
 use super::*;
-use kvasir_router::{Excluded, Fault, LoadReport, Pin, Retry, Why};
-use kvasir_types::{DpRank, TransportKind};
+use kvasir_router::{Excluded, LoadReport, Pin, Why};
+use kvasir_types::{DpRank, Fault, Retry, TransportKind};
 
 fn arrival() -> Arrival {
     Arrival::new(RequestId(1), 16)

@@ -1,7 +1,8 @@
 //! The queue: who waits, in which order they go, what bounds it. Batches of 100 tokens, threshold 2.
 
 use super::*;
-use kvasir_router::{Fault, Gate, LimitKind, PolicyClass, PolicyConfig, QueuePolicy};
+use kvasir_router::{Gate, LimitKind, PolicyClass, PolicyConfig, QueuePolicy};
+use kvasir_types::Fault;
 
 /// `workers` workers that are closed above 200 waiting prompt tokens.
 fn host(workers: u64, change: impl FnOnce(&mut RouterConfig)) -> Host {

@@ -38,7 +38,7 @@ fn answer(status: &str, body: &str) -> String {
 async fn ask(at: &HttpEndpoint, bounds: Bounds) -> Result<Response<Bytes>, UpstreamError> {
     let request = Request::get("/page?x=1").body(Bytes::new()).unwrap();
     let client = Client::new(WorkerTls::default(), bounds);
-    client.ask(at, request).await
+    client.fetch(at, request).await
 }
 
 #[tokio::test]
@@ -63,7 +63,7 @@ async fn where_only_the_body_counts_a_refusal_is_an_error() {
     for (status, expected) in [("200 OK", Ok("ok")), ("404 Not Found", Err(404))] {
         let (at, _) = server(answer(status, "ok"));
         let pool = Pool::new(at, WorkerTls::default());
-        let body = pool.ask_ok(Request::new(Bytes::new()), BOUNDS).await;
+        let body = pool.fetch_ok(Request::new(Bytes::new()), BOUNDS).await;
         let seen = body.map_err(|error| match error {
             UpstreamError::Status(status) => status.as_u16(),
             other => panic!("{other}"),
@@ -103,11 +103,11 @@ async fn an_answer_that_is_too_long_or_does_not_come_is_an_error() {
 #[test]
 fn a_refusal_is_shown_in_its_own_words() {
     let vllm = br#"{"error":{"message":"The model `x` does not exist.","code":404}}"#;
-    assert_eq!(refusal(vllm), "The model `x` does not exist.");
+    assert_eq!(error_message(vllm), "The model `x` does not exist.");
     let flat = br#"{"message":"no such\nworker","type":"Not Found","code":404}"#;
-    assert_eq!(refusal(flat), "no such worker");
-    assert_eq!(refusal(br#"{"error":"worse"}"#), "worse");
-    assert_eq!(refusal(br#"{"detail":"Not Found"}"#), "Not Found");
-    assert_eq!(refusal(b"<html>\n\xff"), "<html> \u{fffd}");
-    assert_eq!(refusal(&vec![b'x'; 5000]).len(), SHOWN_CHARS_MAX);
+    assert_eq!(error_message(flat), "no such worker");
+    assert_eq!(error_message(br#"{"error":"worse"}"#), "worse");
+    assert_eq!(error_message(br#"{"detail":"Not Found"}"#), "Not Found");
+    assert_eq!(error_message(b"<html>\n\xff"), "<html> \u{fffd}");
+    assert_eq!(error_message(&vec![b'x'; 5000]).len(), SHOWN_CHARS_MAX);
 }

@@ -15,8 +15,8 @@ const EVENTS: &str = "tcp://*:5557";
 /// What the page says.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServerInfo {
-    /// Whether it need not be asked again: it was answered, or the engine has no such page.
-    pub asked: bool,
+    /// Whether it need not be read again: it was read, or the engine has no such page.
+    pub is_read: bool,
     /// It is SGLang's.
     pub(crate) sglang: bool,
     pub(crate) version: Option<String>,

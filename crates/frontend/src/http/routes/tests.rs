@@ -63,14 +63,14 @@ fn what_engines_keep_is_found_below_what_made_it() {
     assert_eq!(found, stored("/v1/responses/a"));
 }
 
-/// Every route of engines is either pure or not; only those that are known to be are.
+/// Every route of engines is either idempotent or not; only those that are known to be are.
 #[test]
 fn what_may_be_run_twice_is_known() {
-    for path in PURE_PATHS.iter().chain([&EMBEDDINGS, &MESSAGES]) {
-        assert!(is_pure(path), "{path}");
+    for path in IDEMPOTENT_PATHS.iter().chain([&EMBEDDINGS, &MESSAGES]) {
+        assert!(is_idempotent(path), "{path}");
     }
-    for path in KEEPING_PATHS.iter().chain([&RESPONSES, &"/v1/new"]) {
-        assert!(!is_pure(path), "{path}");
+    for path in STATEFUL_PATHS.iter().chain([&RESPONSES, &"/v1/new"]) {
+        assert!(!is_idempotent(path), "{path}");
     }
 }
 

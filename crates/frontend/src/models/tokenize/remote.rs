@@ -303,7 +303,7 @@ async fn ask(pool: &Pool, question: &Bytes) -> Result<Vec<Token>, UpstreamError>
     *request.uri_mut() = Uri::from_static("/tokenize");
     let json = HeaderValue::from_static("application/json");
     request.headers_mut().insert(CONTENT_TYPE, json);
-    let body = pool.ask_ok(request, QUESTION).await?;
+    let body = pool.fetch_ok(request, QUESTION).await?;
     let answer: Result<Tokenized, _> = serde_json::from_slice(&body);
     match answer {
         Ok(answer) if !answer.tokens.is_empty() => Ok(answer.tokens),

@@ -1,9 +1,9 @@
-//! The bytes of an engine's answer, as the client gets them.
+//! Reads an engine's answer and makes the bytes for the client.
 //!
 //! What always holds: the client gets the engine's bytes in the engine's order. Only three things change them:
 //! usage and tokens that we asked for and the client did not are left out, `nvext` and annotations are added where the
-//! client asked for them, and what goes on from another engine's answer takes over that one's name. However the engine cuts its
-//! bytes, the client gets whole events.
+//! client asked for them, and the chunks of a resumed answer take over the id of its first part. However the engine's bytes are split
+//! into reads, the client gets whole events.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
@@ -18,25 +18,25 @@ use kvasir_telemetry::Clock;
 use kvasir_types::{Time, WorkerRank};
 use kvasir_upstream::{UpstreamBody, UpstreamError};
 
-use crate::request::response_extras::Wanted;
+use crate::request::response_extras::ExtraFields;
 
 /// Largest event that is looked into; a larger one passes unseen.
 const EVENT_BYTES_MAX: usize = 4 << 20;
 /// Longest answer that is kept back until it is complete; a longer one passes as it comes.
 const HELD_BYTES_MAX: usize = 4 << 20;
 
-/// What the client is told about its request, beside the engine's answer.
+/// Fields that are added to the engine's answer.
 #[derive(Debug)]
 pub(crate) struct Extras {
     /// On every chunk, and in `last` too.
     pub(crate) each: ResponseNvext,
     /// On the last chunk; its times are filled in when that comes.
     pub(crate) last: ResponseNvext,
-    /// What only the engine's answer tells, and whether it stays there.
-    pub(crate) wanted: Wanted,
-    /// When the request came.
+    /// Which fields the client asked for.
+    pub(crate) extra_fields: ExtraFields,
+    /// When the request was received.
     pub(crate) received: Time,
-    /// When it was handed to the worker.
+    /// When it was sent to the worker.
     pub(crate) dispatched: Time,
     /// When the first event came.
     pub(crate) first: Option<Time>,
@@ -52,10 +52,10 @@ impl Extras {
         };
         let chunk = if has_finish(&data) {
             self.closing();
-            put(&self.last, self.wanted, &data)
+            put(&self.last, self.extra_fields, &data)
         } else {
             self.first.get_or_insert_with(|| self.clock.now());
-            put(&self.each, self.wanted, &data)
+            put(&self.each, self.extra_fields, &data)
         };
         let mut out = BytesMut::with_capacity(chunk.len() + 8);
         out.extend_from_slice(b"data: ");
@@ -67,13 +67,13 @@ impl Extras {
     /// A whole answer with what the client asked for in it.
     fn put_into_whole(&mut self, answer: &Bytes) -> Bytes {
         self.closing();
-        put(&self.last, self.wanted, answer).freeze()
+        put(&self.last, self.extra_fields, answer).freeze()
     }
 
-    /// The end of the stream, with what the answer amounted to before it where that is wanted.
+    /// The end of the stream, after the `llm_metrics` annotation where the client asked for it.
     fn end(&self, done: Bytes, usage: Usage) -> Bytes {
-        // An engine that does not count tells nothing.
-        if !self.wanted.metrics || usage == Usage::default() {
+        // An engine without counts gives none.
+        if !self.extra_fields.metrics || usage == Usage::default() {
             return done;
         }
         let mut out = BytesMut::new();
@@ -82,7 +82,7 @@ impl Extras {
         out.freeze()
     }
 
-    /// What is said at the end.
+    /// Fills in the times that are known at the end.
     fn closing(&mut self) {
         let (now, received) = (self.clock.now(), self.received);
         let since = |at: Time| Some((at - received).as_secs_f64() * 1e3);
@@ -95,14 +95,14 @@ impl Extras {
     }
 }
 
-/// An answer or a chunk with `nvext` in it, and in that what is wanted of the engine's own words.
-fn put(nvext: &ResponseNvext, wanted: Wanted, json: &[u8]) -> BytesMut {
-    if !wanted.extra.is_of_engine() {
+/// An answer or a chunk with `nvext` added, with the fields that only the engine knows moved into it.
+fn put(nvext: &ResponseNvext, fields: ExtraFields, json: &[u8]) -> BytesMut {
+    if !fields.extra.is_of_engine() {
         return nvext.put_into(json);
     }
     let json = Bytes::copy_from_slice(json);
     let mut nvext = nvext.clone();
-    let shown = nvext.lift(&json, wanted.extra, wanted.asks_ids());
+    let shown = nvext.lift(&json, fields.extra, fields.asks_ids());
     nvext.put_into(shown.as_ref().unwrap_or(&json))
 }
 
@@ -116,10 +116,10 @@ fn has_finish(data: &[u8]) -> bool {
     })
 }
 
-/// Which usage was our wish and not the client's.
+/// Which usage the client did not ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hide {
-    /// None: the client gets what comes.
+    /// None: the client gets all.
     Nothing,
     /// That of each chunk; the last one's is the client's.
     Chunks,
@@ -127,23 +127,23 @@ pub(crate) enum Hide {
     All,
 }
 
-/// An answer that can go on at another engine, should this one break off.
+/// What is needed to resume an answer at another engine.
 #[derive(Debug, Default)]
-pub(crate) struct Thread {
-    /// What the client has.
+pub(crate) struct ResumeState {
+    /// What the client has received.
     pub(crate) progress: Progress,
-    /// Chunks of this engine go on from another's.
+    /// Fits chunks of this engine to those of the engine that failed.
     graft: Option<Graft>,
 }
 
-impl Thread {
-    /// Whether chunks go on from another engine's.
+impl ResumeState {
+    /// Whether the answer was resumed.
     pub(crate) fn is_grafted(&self) -> bool {
         self.graft.is_some()
     }
 
-    /// The same, going on at another engine; none if nothing has come that could go on.
-    pub(crate) fn go_on(self) -> Option<Self> {
+    /// The state for another engine; none if nothing has come that could be resumed.
+    pub(crate) fn grafted(self) -> Option<Self> {
         Some(Self {
             graft: Some(Graft::new(&self.progress)?),
             progress: self.progress,
@@ -170,15 +170,15 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// Another worker goes on: the client is told who.
+    /// Another worker resumes the answer: the client is told which.
     pub(crate) fn served_by(&mut self, target: WorkerRank) {
         let (Self::Events { extras, .. } | Self::Whole(extras)) = self else {
             return;
         };
         if let Some(extras) = extras {
             let ids = WorkerIds::aggregated(target.worker.0, target.rank.0);
-            for told in [&mut extras.each, &mut extras.last] {
-                told.worker_id = told.worker_id.is_some().then_some(ids);
+            for nvext in [&mut extras.each, &mut extras.last] {
+                nvext.worker_id = nvext.worker_id.is_some().then_some(ids);
             }
         }
     }
@@ -191,21 +191,21 @@ impl Form {
     }
 }
 
-/// What can be said to the client for certain.
+/// The first bytes for the client.
 #[derive(Debug)]
-pub(crate) enum Begun {
+pub(crate) enum FirstBytes {
     /// The whole answer.
     Whole(Bytes),
-    /// The answer has begun; the rest comes from [`Source::poll_bytes`].
-    Partly(Bytes),
+    /// Its beginning; the rest comes from [`Source::poll_bytes`].
+    Partial(Bytes),
 }
 
 /// Events of a stream that may carry no token: the role, the end, the usage.
 const EVENTS_WITHOUT_TOKEN: u32 = 3;
 
-/// Whether the client got an event as it came.
+/// Whether the client got an event unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Passed(bool);
+struct Unchanged(bool);
 
 /// Reads an engine's answer.
 pub(crate) struct Source {
@@ -219,25 +219,25 @@ pub(crate) struct Source {
     /// `[DONE]` came.
     done: bool,
     /// The last event ended with CR: an LF that comes now is its end, too. It is passed on if the CR was.
-    half_end: Option<Passed>,
-    /// The event with the whole answer's usage was passed on.
-    told_usage: bool,
-    /// What it takes to go on elsewhere; none if it cannot.
-    pub(crate) thread: Option<Box<Thread>>,
-    /// What was said, where somebody wants to know afterwards.
-    said: Option<Box<Progress>>,
-    /// The engine's own words that it failed, kept back as long as another one may go on.
-    pub(crate) last_words: Option<Bytes>,
+    half_end: Option<Unchanged>,
+    /// The event with the usage of the whole answer was passed on.
+    sent_usage: bool,
+    /// What is needed to resume it elsewhere; none if it cannot be.
+    pub(crate) resume: Option<Box<ResumeState>>,
+    /// The text so far, where the next turn is to be prefilled.
+    text: Option<Box<Progress>>,
+    /// The error event of the engine, held back while another engine may resume the answer.
+    pub(crate) error_event: Option<Bytes>,
 }
 
 impl Source {
-    /// Reads `body` as `form` says; `thread` keeps what is needed to go on elsewhere.
-    pub(crate) fn new(body: UpstreamBody, form: Form, thread: Option<Box<Thread>>) -> Self {
+    /// Reads `body` as `form` says; `resume` keeps what is needed to resume it elsewhere.
+    pub(crate) fn new(body: UpstreamBody, form: Form, resume: Option<Box<ResumeState>>) -> Self {
         Self {
-            thread,
-            told_usage: false,
-            said: None,
-            last_words: None,
+            resume,
+            sent_usage: false,
+            text: None,
+            error_event: None,
             body,
             form,
             parser: EventParser::new(EVENT_BYTES_MAX),
@@ -248,16 +248,16 @@ impl Source {
         }
     }
 
-    /// Keeps what is said, if `wanted`. Call it before anything has come.
-    pub(crate) fn gather(&mut self, wanted: bool) {
-        self.said = (wanted && self.is_events()).then(Box::default);
+    /// Keeps the text of the answer, if `keep`. Call it before the first bytes.
+    pub(crate) fn keep_text(&mut self, keep: bool) {
+        self.text = (keep && self.is_events()).then(Box::default);
     }
 
-    /// All that was said, if it was kept, is complete and is text alone.
-    pub(crate) fn gathered(&self) -> Option<&str> {
-        let said = self.said.as_ref()?;
-        let whole = said.is_finished() && said.obstacle().is_none();
-        whole.then(|| said.text())
+    /// The text of the answer, if it was kept, is complete and is text alone.
+    pub(crate) fn kept_text(&self) -> Option<&str> {
+        let text = self.text.as_ref()?;
+        let whole = text.is_finished() && text.obstacle().is_none();
+        whole.then(|| text.text())
     }
 
     /// How the answer is read; what comes from now on is not looked into.
@@ -273,9 +273,9 @@ impl Source {
         }
     }
 
-    /// Whether it goes on from another engine's answer: its counts are then those of the whole.
+    /// Whether it was resumed: its counts are then those of the whole answer.
     pub(crate) fn is_grafted(&self) -> bool {
-        self.thread.as_ref().is_some_and(|t| t.is_grafted())
+        self.resume.as_ref().is_some_and(|t| t.is_grafted())
     }
 
     /// Whether the client waits for a usage event that has not come.
@@ -283,22 +283,22 @@ impl Source {
         let Form::Events { hide, .. } = &self.form else {
             return false;
         };
-        *hide != Hide::All && !self.told_usage
+        *hide != Hide::All && !self.sent_usage
     }
 
-    /// Whether the engine has said that all is said.
+    /// Whether `[DONE]` came.
     pub(crate) fn is_done(&self) -> bool {
         self.done
     }
 
-    /// Leaves the engine: it stops working on this answer.
-    pub(crate) fn let_go(&mut self) {
+    /// Closes the connection: the engine stops working on this answer.
+    pub(crate) fn close(&mut self) {
         self.body.close();
     }
 
-    /// Whether the client has got everything, though nobody has asked for the end.
-    pub(crate) fn is_over(&self) -> bool {
-        !self.is_events() && self.body.is_over()
+    /// Whether the client has received all bytes of a body of known length.
+    pub(crate) fn is_ended(&self) -> bool {
+        !self.is_events() && self.body.is_ended()
     }
 
     /// Whether an error can be told in the client's stream.
@@ -315,21 +315,21 @@ impl Source {
         }
     }
 
-    /// Waits until there is something that will not have to be taken back: a first event, or all of a short
-    /// answer. Until then another worker can answer in this one's place.
-    pub(crate) async fn begin(&mut self) -> Result<Begun, UpstreamError> {
+    /// Waits for the first bytes that the client can get: a first event, or all of a short answer. Until then another worker can
+    /// answer instead.
+    pub(crate) async fn first_bytes(&mut self) -> Result<FirstBytes, UpstreamError> {
         if let Form::Whole(_) = self.form {
             return self.hold().await;
         }
         match poll_fn(|cx| self.poll_bytes(cx)).await {
-            Some(Ok(bytes)) => Ok(Begun::Partly(bytes)),
+            Some(Ok(bytes)) => Ok(FirstBytes::Partial(bytes)),
             Some(Err(error)) => Err(error),
             None if self.is_events() => Err(UpstreamError::Unfinished),
-            None => Ok(Begun::Whole(Bytes::new())),
+            None => Ok(FirstBytes::Whole(Bytes::new())),
         }
     }
 
-    async fn hold(&mut self) -> Result<Begun, UpstreamError> {
+    async fn hold(&mut self) -> Result<FirstBytes, UpstreamError> {
         let mut held = Bytes::new();
         let mut joined = BytesMut::new();
         while let Some(data) = poll_fn(|cx| self.body.poll_data(cx)).await {
@@ -341,12 +341,12 @@ impl Source {
                 joined.extend_from_slice(&data);
             }
             if held.len() + joined.len() > HELD_BYTES_MAX {
-                let begun = if held.is_empty() {
+                let first = if held.is_empty() {
                     joined.freeze()
                 } else {
                     held
                 };
-                return Ok(Begun::Partly(begun));
+                return Ok(FirstBytes::Partial(first));
             }
         }
         let held = if held.is_empty() {
@@ -355,7 +355,7 @@ impl Source {
             held
         };
         self.usage = find_usage(&held).map(|c| c.usage).unwrap_or_default();
-        Ok(Begun::Whole(match &mut self.form {
+        Ok(FirstBytes::Whole(match &mut self.form {
             Form::Whole(Some(extras)) => extras.put_into_whole(&held),
             _ => held,
         }))
@@ -367,8 +367,8 @@ impl Source {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, UpstreamError>>> {
         loop {
-            if self.last_words.is_some() {
-                return Poll::Ready(Some(Err(UpstreamError::Failed)));
+            if self.error_event.is_some() {
+                return Poll::Ready(Some(Err(UpstreamError::ErrorEvent)));
             }
             match std::task::ready!(self.body.poll_data(cx)) {
                 Some(Ok(data)) => {
@@ -401,8 +401,8 @@ impl Source {
         if until_close && !self.done {
             return Some(Err(UpstreamError::Unfinished));
         }
-        if self.thread.is_some() && !self.done {
-            // A stream that can be completed elsewhere is not ended without its last word.
+        if self.resume.is_some() && !self.done {
+            // A stream that can be resumed is not complete without `[DONE]`.
             return Some(Err(UpstreamError::Unfinished));
         }
         let rest = self.take_rest();
@@ -449,10 +449,10 @@ impl Source {
         let out = self.look(Event { raw });
         if half {
             let as_it_came = out.as_ref().is_some_and(|out| out.ends_with(b"\r"));
-            self.half_end = Some(Passed(as_it_came));
+            self.half_end = Some(Unchanged(as_it_came));
         }
         match end {
-            Some(Passed(true)) => Some([b"\n", &*out.unwrap_or_default()].concat().into()),
+            Some(Unchanged(true)) => Some([b"\n", &*out.unwrap_or_default()].concat().into()),
             _ => out,
         }
     }
@@ -460,7 +460,7 @@ impl Source {
     /// What is no whole event.
     fn take_rest(&mut self) -> Bytes {
         let mut rest = self.parser.take_rest();
-        if self.half_end.take() == Some(Passed(false)) && rest.starts_with(b"\n") {
+        if self.half_end.take() == Some(Unchanged(false)) && rest.starts_with(b"\n") {
             rest.advance(1);
         }
         rest
@@ -468,8 +468,8 @@ impl Source {
 
     /// One event as the client gets it; none if it is not for the client.
     fn look(&mut self, event: Event) -> Option<Bytes> {
-        if !self.is_events() || self.last_words.is_some() {
-            return (self.last_words.is_none()).then_some(event.raw);
+        if !self.is_events() || self.error_event.is_some() {
+            return (self.error_event.is_none()).then_some(event.raw);
         }
         if event.is_done() {
             self.done = true;
@@ -477,8 +477,8 @@ impl Source {
         }
         self.events = self.events.saturating_add(1);
         let event = self.follow(event)?;
-        if let (Some(said), Some(data)) = (&mut self.said, event.data()) {
-            said.see(&data);
+        if let (Some(text), Some(data)) = (&mut self.text, event.data()) {
+            text.see(&data);
         }
         let Form::Events { hide, extras, .. } = &mut self.form else {
             return Some(event.raw);
@@ -487,7 +487,7 @@ impl Source {
         let mut shown = None;
         if let Some(chunk) = found {
             self.usage = chunk.usage;
-            self.told_usage |= chunk.only_usage;
+            self.sent_usage |= chunk.only_usage;
             match (*hide, chunk.only_usage) {
                 (Hide::All, true) => return None,
                 (Hide::All | Hide::Chunks, false) => shown = without_usage(&event),
@@ -513,18 +513,18 @@ impl Source {
         extras.end(done, self.usage)
     }
 
-    /// Keeps the thread, where there is one; none if the event is not for the client.
+    /// Updates the state for resuming, where there is one; none if the event is not for the client.
     fn follow(&mut self, event: Event) -> Option<Event> {
-        let Some(thread) = &mut self.thread else {
+        let Some(resume) = &mut self.resume else {
             return Some(event);
         };
-        let event = match &thread.graft {
+        let event = match &resume.graft {
             Some(graft) => graft.event(event)?,
             None => event,
         };
-        let seen = event.data().map(|data| thread.progress.see(&data));
+        let seen = event.data().map(|data| resume.progress.see(&data));
         if seen == Some(Seen::Failure) {
-            self.last_words = Some(event.raw);
+            self.error_event = Some(event.raw);
             return None;
         }
         Some(event)

@@ -1,4 +1,4 @@
-//! The bytes between us and a worker: plain, or under TLS.
+//! The socket to a worker: plain, or with TLS.
 
 use std::io;
 use std::pin::Pin;
@@ -15,45 +15,47 @@ use tokio_rustls::rustls::{Error, InvalidMessage};
 
 use crate::tls::WorkerTls;
 
-/// A connection on which nothing has come for so long is asked whether it lives.
+/// Idle time before the first keep-alive probe.
 const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(10);
-/// Between two such questions.
+/// Time between probes.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
-/// Questions without an answer after which it is dead.
+/// Unanswered probes after which the connection is dead.
 const KEEP_ALIVE_MAX: u32 = 4;
-/// What was sent and is not acknowledged for so long is lost, and the connection with it.
+/// Unacknowledged data this old closes the connection.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
 
-/// A connection's bytes.
+/// A socket to a worker.
 #[derive(Debug)]
-pub enum Wire {
-    /// As they are.
+pub enum Socket {
+    /// Plain TCP.
     Plain(TcpStream),
-    /// Under TLS.
+    /// TLS over TCP.
     Secure(Box<TlsStream<TcpStream>>),
 }
 
-impl Wire {
+impl Socket {
     /// Connects to `endpoint`.
     pub async fn open(endpoint: &HttpEndpoint, tls: &WorkerTls) -> io::Result<Self> {
         let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await?;
         let _ = stream.set_nodelay(true);
-        if let Err(error) = notice_death(&stream) {
-            tracing::debug!(worker = %endpoint, %error, "no keep-alive");
+        if let Err(error) = set_keep_alive(&stream) {
+            tracing::debug!(worker = %endpoint, %error, "TCP keep-alive cannot be set");
         }
         if !endpoint.tls {
             return Ok(Self::Plain(stream));
         }
         let name = ServerName::try_from(endpoint.host.clone()).map_err(io::Error::other)?;
         let connector = tls.connector().map_err(io::Error::other)?;
-        let secure = connector.connect(name, stream).await.map_err(plain)?;
+        let secure = connector
+            .connect(name, stream)
+            .await
+            .map_err(explain_plain_http)?;
         Ok(Self::Secure(Box::new(secure)))
     }
 }
 
-/// Lets the kernel notice a host that vanishes without a word. A host that is there answers for itself, however
-/// busy its engine is.
-fn notice_death(stream: &TcpStream) -> io::Result<()> {
+/// Lets the kernel notice a host that vanishes. The kernel of a live host answers, however busy its engine is.
+fn set_keep_alive(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, KEEP_ALIVE_AFTER)?;
     sockopt::set_tcp_keepintvl(stream, KEEP_ALIVE_EVERY)?;
@@ -63,8 +65,8 @@ fn notice_death(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// An answer that is no TLS at all comes from a port without it.
-fn plain(error: io::Error) -> io::Error {
+/// A reply that is no TLS record comes from a port that speaks plain HTTP.
+fn explain_plain_http(error: io::Error) -> io::Error {
     let cause = error.get_ref().and_then(|e| e.downcast_ref::<Error>());
     match cause {
         Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)) => io::Error::new(
@@ -75,7 +77,7 @@ fn plain(error: io::Error) -> io::Error {
     }
 }
 
-impl AsyncRead for Wire {
+impl AsyncRead for Socket {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -88,7 +90,7 @@ impl AsyncRead for Wire {
     }
 }
 
-impl AsyncWrite for Wire {
+impl AsyncWrite for Socket {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -142,8 +144,8 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let address = crate::parse_url(&url).unwrap();
-        let wire = Wire::open(&address, &WorkerTls::default()).await.unwrap();
-        let Wire::Plain(stream) = wire else {
+        let socket = Socket::open(&address, &WorkerTls::default()).await.unwrap();
+        let Socket::Plain(stream) = socket else {
             panic!("not asked for TLS");
         };
         assert!(sockopt::socket_keepalive(&stream).unwrap());

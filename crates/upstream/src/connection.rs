@@ -1,10 +1,10 @@
-//! One connection to a worker: a request out, its answer in, and again.
+//! One HTTP/1.1 connection to a worker: it sends a request, reads the answer, and is reused.
 //!
-//! A line has no task of its own: whoever waits for its answer drives it. So a slow client slows its engine, an
-//! answer that nobody waits for closes its connection at once, and no byte crosses from task to task.
+//! A connection has no task of its own: the task that waits for the answer drives it. So a slow client slows its engine, an
+//! answer that is dropped closes its connection at once, and no byte crosses from task to task.
 //!
-//! What always holds: a line is kept only if its request went out whole, its answer was read to its end, nothing
-//! came behind it, and neither side said that it closes.
+//! What always holds: a connection is reused only if its request was sent whole, its answer was read to its end, no byte
+//! followed it, and neither side announced that it closes.
 
 use std::future::poll_fn;
 use std::io;
@@ -21,9 +21,9 @@ use tokio_util::io::poll_read_buf;
 
 use crate::UpstreamError;
 use crate::framing::{Framing, Step};
-use crate::head::{Ask, Head, Whom, bad};
+use crate::head::{Destination, Head, UpstreamRequest, invalid};
+use crate::socket::Socket;
 use crate::tls::WorkerTls;
-use crate::wire::Wire;
 
 /// A worker has this long to accept a connection (Dynamo's `DYN_TCP_CONNECT_TIMEOUT`).
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -36,38 +36,38 @@ const READ_BYTES_MIN: usize = 1 << 10;
 /// Bodies up to this size are written in one piece with their heads.
 const JOINED_BYTES_MAX: usize = 4 << 10;
 
-/// A connection that is idle, or on which one answer is under way.
+/// A connection that is idle or has one request in flight.
 #[derive(Debug)]
-pub(crate) struct Line {
-    wire: Wire,
-    /// What has come and is not taken yet.
+pub(crate) struct Connection {
+    socket: Socket,
+    /// Bytes that were read and not parsed yet.
     inbox: BytesMut,
     /// How much is read at once.
     read_bytes: usize,
-    /// What has still to go out: the head, with a short body; a long one.
+    /// What is not sent yet: the head, with a short body; a long body.
     head: BytesMut,
     body: Bytes,
-    /// Written, but perhaps not sent by what lies between.
+    /// Written, but not flushed.
     unflushed: bool,
     method: Method,
     framing: Framing,
-    /// The worker keeps it open after this answer.
-    keeps: bool,
+    /// The connection stays open after this answer.
+    keep_alive: bool,
 }
 
-impl Line {
+impl Connection {
     /// A new connection.
     pub(crate) async fn open(
         endpoint: &HttpEndpoint,
         tls: &WorkerTls,
     ) -> Result<Self, UpstreamError> {
-        let connect = Wire::open(endpoint, tls);
-        let wire = match tokio::time::timeout(CONNECT_TIMEOUT, connect).await {
+        let connect = Socket::open(endpoint, tls);
+        let socket = match tokio::time::timeout(CONNECT_TIMEOUT, connect).await {
             Err(_) => return Err(UpstreamError::ConnectTimeout),
-            Ok(wire) => wire.map_err(UpstreamError::Connect)?,
+            Ok(socket) => socket.map_err(UpstreamError::Connect)?,
         };
         Ok(Self {
-            wire,
+            socket,
             inbox: BytesMut::new(),
             read_bytes: READ_BYTES,
             head: BytesMut::new(),
@@ -75,32 +75,32 @@ impl Line {
             unflushed: false,
             method: Method::GET,
             framing: Framing::Ended,
-            keeps: true,
+            keep_alive: true,
         })
     }
 
     /// Whether another request can go out on it. Notices a worker that closed it meanwhile.
     pub(crate) fn is_ready(&mut self) -> bool {
-        let idle = self.keeps && self.framing == Framing::Ended && self.is_sent();
+        let idle = self.keep_alive && self.framing == Framing::Ended && self.is_sent();
         idle && self.inbox.is_empty() && self.is_silent()
     }
 
     /// Whether nothing came, not even the end.
     fn is_silent(&mut self) -> bool {
-        match &self.wire {
-            // Not by polling: a task that has had its share of turns would be told that nothing is there.
-            Wire::Plain(stream) => {
+        match &self.socket {
+            // Not by polling: tokio tells a task that has used up its budget that nothing is there.
+            Socket::Plain(stream) => {
                 let read = stream.try_read(&mut [0]);
                 matches!(read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
             }
-            Wire::Secure(_) => {
+            Socket::Secure(_) => {
                 let mut cx = Context::from_waker(Waker::noop());
                 self.poll_read(&mut cx).is_pending()
             }
         }
     }
 
-    /// Whether it failed as a connection does that was closed while it was idle: nothing of an answer came.
+    /// Whether the error is that of a connection that was closed while it was idle: no byte of an answer came.
     pub(crate) fn was_stale(&self, error: &UpstreamError) -> bool {
         use io::ErrorKind::{
             BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof, WriteZero,
@@ -115,7 +115,7 @@ impl Line {
         closed && self.inbox.is_empty()
     }
 
-    /// Lets go of what a long answer needed.
+    /// Frees the buffers of a long answer.
     pub(crate) fn shrink(&mut self) {
         if self.inbox.capacity() > READ_BYTES {
             self.inbox = BytesMut::new();
@@ -123,19 +123,19 @@ impl Line {
         self.read_bytes = READ_BYTES;
     }
 
-    /// Sends a request and waits for the head of the answer; dropping the line cancels it.
-    pub(crate) async fn ask(
+    /// Sends a request and waits for the head of the answer; dropping the connection cancels it.
+    pub(crate) async fn send(
         &mut self,
-        ask: &Ask<'_>,
-        whom: &Whom<'_>,
+        request: &UpstreamRequest<'_>,
+        destination: &Destination<'_>,
     ) -> Result<Head, UpstreamError> {
-        self.head = ask.head(whom);
-        if ask.body.len() <= JOINED_BYTES_MAX {
-            self.head.extend_from_slice(ask.body);
+        self.head = request.head(destination);
+        if request.body.len() <= JOINED_BYTES_MAX {
+            self.head.extend_from_slice(request.body);
         } else {
-            self.body = ask.body.clone();
+            self.body = request.body.clone();
         }
-        self.method.clone_from(ask.method);
+        self.method.clone_from(request.method);
         let head = poll_fn(|cx| self.poll_head(cx)).await;
         head.map_err(UpstreamError::Broken)
     }
@@ -149,7 +149,7 @@ impl Line {
         Poll::Ready(piece.map_err(UpstreamError::Broken).transpose())
     }
 
-    /// Whether all of the answer was given out.
+    /// Whether the answer was read to its end.
     pub(crate) fn is_at_end(&self) -> bool {
         self.framing == Framing::Ended
     }
@@ -161,16 +161,16 @@ impl Line {
                 && let Some(mut head) = Head::take(&mut self.inbox)?
             {
                 if head.status == StatusCode::SWITCHING_PROTOCOLS {
-                    return Poll::Ready(Err(bad("it changed the protocol")));
+                    return Poll::Ready(Err(invalid("it switches protocols")));
                 }
                 if !head.status.is_informational() {
                     self.framing = Framing::of(&self.method, head.status, &mut head.headers)?;
-                    self.keeps &= head.keeps && self.framing != Framing::UntilClose;
+                    self.keep_alive &= head.keep_alive && self.framing != Framing::UntilClose;
                     return Poll::Ready(Ok(head));
                 }
                 continue;
             }
-            // What came before the sending failed is heard; nothing more is waited for.
+            // An answer that came before sending failed is read; no more is waited for.
             match (self.poll_read(cx), unsent) {
                 (Poll::Ready(Ok(1..)), _) => {}
                 (_, Err(error)) | (Poll::Ready(Err(error)), Ok(())) => {
@@ -186,7 +186,7 @@ impl Line {
 
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         if !self.is_sent() {
-            // An answer may begin before its question was sent; if the rest fails, the answer will tell.
+            // An answer may begin before the request was sent whole. If sending the rest fails, the answer says so.
             let _ = self.poll_send(cx);
         }
         loop {
@@ -196,7 +196,7 @@ impl Line {
                 Step::More => {}
             }
             if ready!(self.poll_read(cx))? == 0 {
-                self.keeps = false;
+                self.keep_alive = false;
                 if !self.framing.ends_with_connection() {
                     return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
                 }
@@ -205,11 +205,11 @@ impl Line {
         }
     }
 
-    /// Sends what can be sent now. What fails is not sent any more, but an answer may have come before.
+    /// Sends what can be sent now. After an error nothing more is sent, but an answer may have come before.
     fn poll_send(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         match self.poll_write_all(cx) {
             Poll::Ready(Err(error)) => {
-                self.keeps = false;
+                self.keep_alive = false;
                 self.head.clear();
                 self.body.clear();
                 self.unflushed = false;
@@ -221,12 +221,12 @@ impl Line {
 
     fn poll_write_all(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.head.is_empty() || !self.body.is_empty() {
-            let wire = Pin::new(&mut self.wire);
+            let socket = Pin::new(&mut self.socket);
             let written = ready!(if self.body.is_empty() {
-                wire.poll_write(cx, &self.head)
+                socket.poll_write(cx, &self.head)
             } else {
                 let parts = [IoSlice::new(&self.head), IoSlice::new(&self.body)];
-                wire.poll_write_vectored(cx, &parts)
+                socket.poll_write_vectored(cx, &parts)
             })?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
@@ -237,7 +237,7 @@ impl Line {
             self.unflushed = true;
         }
         if self.unflushed {
-            ready!(Pin::new(&mut self.wire).poll_flush(cx))?;
+            ready!(Pin::new(&mut self.socket).poll_flush(cx))?;
             self.unflushed = false;
         }
         Poll::Ready(Ok(()))
@@ -252,7 +252,11 @@ impl Line {
             self.inbox.reserve(self.read_bytes);
         }
         let room = self.inbox.capacity() - self.inbox.len();
-        let count = ready!(poll_read_buf(Pin::new(&mut self.wire), cx, &mut self.inbox))?;
+        let count = ready!(poll_read_buf(
+            Pin::new(&mut self.socket),
+            cx,
+            &mut self.inbox
+        ))?;
         if count == room {
             self.read_bytes = (self.read_bytes * 2).min(READ_BYTES_MAX);
         }

@@ -1,4 +1,4 @@
-//! A line before a peer that says exactly what a test wants, over a real socket.
+//! A connection to a peer that sends exactly what a test wants, over a real socket.
 
 use http::{HeaderMap, HeaderValue};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -6,18 +6,18 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 
-/// A line and the peer's end of it.
-async fn pair() -> (Line, TcpStream) {
+/// A connection and the peer's end of it.
+async fn pair() -> (Connection, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     let address = crate::parse_url(&address).unwrap();
     let tls = WorkerTls::default();
-    let (line, peer) = tokio::join!(Line::open(&address, &tls), listener.accept());
-    (line.unwrap(), peer.unwrap().0)
+    let (connection, peer) = tokio::join!(Connection::open(&address, &tls), listener.accept());
+    (connection.unwrap(), peer.unwrap().0)
 }
 
-async fn ask(line: &mut Line, body: &'static [u8]) -> Result<Head, UpstreamError> {
-    let ask = Ask {
+async fn send(connection: &mut Connection, body: &'static [u8]) -> Result<Head, UpstreamError> {
+    let request = UpstreamRequest {
         method: &Method::POST,
         path: "/x",
         headers: &HeaderMap::new(),
@@ -25,17 +25,17 @@ async fn ask(line: &mut Line, body: &'static [u8]) -> Result<Head, UpstreamError
         body: &Bytes::from_static(body),
         fresh: false,
     };
-    let whom = Whom {
+    let destination = Destination {
         prefix: "",
         authority: &HeaderValue::from_static("e"),
         key: None,
     };
-    line.ask(&ask, &whom).await
+    connection.send(&request, &destination).await
 }
 
-async fn rest(line: &mut Line) -> Result<Vec<u8>, UpstreamError> {
+async fn rest(connection: &mut Connection) -> Result<Vec<u8>, UpstreamError> {
     let mut out = Vec::new();
-    while let Some(data) = poll_fn(|cx| line.poll_data(cx)).await {
+    while let Some(data) = poll_fn(|cx| connection.poll_data(cx)).await {
         out.extend_from_slice(&data?);
     }
     Ok(out)
@@ -54,30 +54,31 @@ async fn answer(peer: &mut TcpStream, end: &[u8], says: &[u8]) -> Vec<u8> {
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
 #[tokio::test]
-async fn a_line_serves_again_and_again() {
-    let (mut line, mut peer) = pair().await;
-    assert!(line.is_ready());
+async fn a_connection_serves_again_and_again() {
+    let (mut connection, mut peer) = pair().await;
+    assert!(connection.is_ready());
     for _ in 0..3 {
-        let (head, heard) = tokio::join!(ask(&mut line, b"hey"), answer(&mut peer, b"hey", OK));
+        let (head, heard) =
+            tokio::join!(send(&mut connection, b"hey"), answer(&mut peer, b"hey", OK));
         assert_eq!(head.unwrap().status, StatusCode::OK);
         assert_eq!(
             heard,
             b"POST /x HTTP/1.1\r\nhost: e\r\ncontent-length: 3\r\n\r\nhey"
         );
-        assert!(!line.is_ready(), "its answer was not read");
-        assert_eq!(rest(&mut line).await.unwrap(), b"ok");
-        assert!(line.is_ready());
+        assert!(!connection.is_ready(), "its answer was not read");
+        assert_eq!(rest(&mut connection).await.unwrap(), b"ok");
+        assert!(connection.is_ready());
     }
     drop(peer);
-    line.wire_readable().await;
-    assert!(!line.is_ready(), "the worker has closed it");
+    connection.socket_readable().await;
+    assert!(!connection.is_ready(), "the worker has closed it");
 }
 
 #[tokio::test]
 async fn an_answer_is_the_same_wherever_it_is_cut() {
     let text = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Fine\r\na: b\r\ntransfer-encoding: chunked\r\n\r\n\
         3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
-    let (mut line, mut peer) = pair().await;
+    let (mut connection, mut peer) = pair().await;
     for cut in 0..text.len() {
         let (first, second) = text.split_at(cut);
         let peer = async {
@@ -86,20 +87,24 @@ async fn an_answer_is_the_same_wherever_it_is_cut() {
             peer.write_all(second).await.unwrap();
         };
         let asked = async {
-            let head = ask(&mut line, b"q").await.unwrap();
-            (head, rest(&mut line).await.unwrap())
+            let head = send(&mut connection, b"q").await.unwrap();
+            (head, rest(&mut connection).await.unwrap())
         };
         let ((head, body), ()) = tokio::join!(asked, peer);
         assert_eq!(
             (head.status.as_u16(), &head.headers["a"]),
             (201, &"b".parse().unwrap())
         );
-        assert_eq!((&body[..], line.is_ready()), (&b"abcde"[..], true), "{cut}");
+        assert_eq!(
+            (&body[..], connection.is_ready()),
+            (&b"abcde"[..], true),
+            "{cut}"
+        );
     }
 }
 
 #[tokio::test]
-async fn a_line_that_may_be_out_of_step_is_not_kept() {
+async fn a_connection_that_may_be_out_of_step_is_not_kept() {
     let cases: [(&[u8], &[u8]); 4] = [
         (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok?", b"ok"),
         (
@@ -110,12 +115,12 @@ async fn a_line_that_may_be_out_of_step_is_not_kept() {
         (b"HTTP/1.1 200 OK\r\n\r\nuntil the end", b"until the end"),
     ];
     for (says, body) in cases {
-        let (mut line, mut peer) = pair().await;
-        let (head, _) = tokio::join!(ask(&mut line, b"q"), answer(&mut peer, b"q", says));
+        let (mut connection, mut peer) = pair().await;
+        let (head, _) = tokio::join!(send(&mut connection, b"q"), answer(&mut peer, b"q", says));
         head.unwrap();
         drop(peer);
-        assert_eq!(rest(&mut line).await.unwrap(), body);
-        assert!(!line.is_ready());
+        assert_eq!(rest(&mut connection).await.unwrap(), body);
+        assert!(!connection.is_ready());
     }
 }
 
@@ -132,20 +137,20 @@ async fn what_breaks_off_is_no_answer() {
         ),
     ];
     for (says, begins) in cases {
-        let (mut line, mut peer) = pair().await;
+        let (mut connection, mut peer) = pair().await;
         let peer = async {
             answer(&mut peer, b"q", says).await;
             drop(peer);
         };
-        let (head, ()) = tokio::join!(ask(&mut line, b"q"), peer);
+        let (head, ()) = tokio::join!(send(&mut connection, b"q"), peer);
         assert_eq!(head.is_ok(), begins, "{says:?}");
         if begins {
             assert!(matches!(
-                rest(&mut line).await,
+                rest(&mut connection).await,
                 Err(UpstreamError::Broken(_))
             ));
         }
-        assert!(!line.is_ready());
+        assert!(!connection.is_ready());
     }
 }
 
@@ -157,13 +162,13 @@ async fn only_a_line_that_ended_in_silence_was_stale() {
         (b"SSH-2.0-x\r\n", false),
     ];
     for (says, stale) in cases {
-        let (mut line, mut peer) = pair().await;
+        let (mut connection, mut peer) = pair().await;
         let peer = async {
             answer(&mut peer, b"q", says).await;
             drop(peer);
         };
-        let (head, ()) = tokio::join!(ask(&mut line, b"q"), peer);
-        assert_eq!(line.was_stale(&head.unwrap_err()), stale, "{says:?}");
+        let (head, ()) = tokio::join!(send(&mut connection, b"q"), peer);
+        assert_eq!(connection.was_stale(&head.unwrap_err()), stale, "{says:?}");
     }
 }
 
@@ -171,16 +176,16 @@ async fn only_a_line_that_ended_in_silence_was_stale() {
 async fn a_refusal_that_comes_before_the_question_was_sent_is_heard() {
     const HUGE: &[u8] = &[b'x'; 32 << 20];
     let says = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno";
-    let (mut line, mut peer) = pair().await;
-    let (head, _) = tokio::join!(ask(&mut line, HUGE), answer(&mut peer, b"xxx", says));
+    let (mut connection, mut peer) = pair().await;
+    let (head, _) = tokio::join!(send(&mut connection, HUGE), answer(&mut peer, b"xxx", says));
     assert_eq!(head.unwrap().status, StatusCode::PAYLOAD_TOO_LARGE);
-    assert_eq!(rest(&mut line).await.unwrap(), b"no");
-    assert!(!line.is_ready(), "the question was not sent whole");
+    assert_eq!(rest(&mut connection).await.unwrap(), b"no");
+    assert!(!connection.is_ready(), "the request was not sent whole");
 }
 
 #[tokio::test]
 async fn a_long_answer_is_read_in_larger_and_larger_pieces() {
-    let (mut line, mut peer) = pair().await;
+    let (mut connection, mut peer) = pair().await;
     let body = vec![b'y'; 3 << 20];
     let says = [
         format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len()).as_bytes(),
@@ -188,19 +193,19 @@ async fn a_long_answer_is_read_in_larger_and_larger_pieces() {
     ]
     .concat();
     let asked = async {
-        ask(&mut line, b"q").await.unwrap();
-        rest(&mut line).await.unwrap()
+        send(&mut connection, b"q").await.unwrap();
+        rest(&mut connection).await.unwrap()
     };
     let (came, _) = tokio::join!(asked, answer(&mut peer, b"q", &says));
-    assert!(came == body && line.read_bytes > READ_BYTES && line.is_ready());
+    assert!(came == body && connection.read_bytes > READ_BYTES && connection.is_ready());
 }
 
-impl Line {
+impl Connection {
     /// Waits until something is there to be read, be it the end.
-    async fn wire_readable(&self) {
-        match &self.wire {
-            Wire::Plain(stream) => stream.readable().await.unwrap(),
-            Wire::Secure(_) => {}
+    async fn socket_readable(&self) {
+        match &self.socket {
+            Socket::Plain(stream) => stream.readable().await.unwrap(),
+            Socket::Secure(_) => {}
         }
     }
 }

@@ -1,0 +1,194 @@
+//! The attempts at one request: what follows when a worker fails it.
+//!
+//! Answers one question: may another worker be asked, and what is it told? [`Attempts`] is a value without I/O and without a
+//! clock; the table in its tests lists every cause, phase and kind of request.
+//!
+//! What always holds: a request that may have been run and is not idempotent is not sent again; a worker that failed it is not
+//! chosen again while others are left; a request is sent at most `1 + retries + resumes` times.
+
+use kvasir_types::{FailureCause, Retry, WorkerId};
+
+use crate::input::{Arrival, Outcome};
+
+/// How far an answer has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// No worker has begun to answer; the client has received nothing.
+    #[default]
+    Opening,
+    /// A worker is answering.
+    Streaming,
+    /// A worker failed while it was answering, and another is asked for the rest.
+    Resuming,
+}
+
+/// How often a request may be sent again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttemptLimits {
+    /// Times before an answer has begun (`--retry-limit`).
+    pub retries: u32,
+    /// Times after it has begun (`--migration-limit`).
+    pub resumes: u32,
+}
+
+/// What follows when a worker fails a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NextStep {
+    /// Another worker is asked. In [`Phase::Resuming`] it is asked for the rest of the answer.
+    TryNext,
+    /// No other worker is asked.
+    GiveUp(GiveUp),
+}
+
+/// Why no other worker is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GiveUp {
+    /// Every worker would fail alike.
+    Rejected,
+    /// The request may have been run, and must not be run twice.
+    MayHaveRun,
+    /// The limit is reached.
+    Limit,
+}
+
+/// The attempts at one request, from its first one to the end of its answer.
+///
+/// ```
+/// use kvasir_router::{AttemptLimits, Attempts, GiveUp, NextStep, Outcome};
+/// use kvasir_types::{FailureCause, WorkerId};
+///
+/// let limits = AttemptLimits { retries: 1, resumes: 0 };
+/// let mut attempts = Attempts::new(limits, true);
+/// let (outcome, next) = attempts.fail(WorkerId(1), FailureCause::Connect);
+/// assert_eq!((outcome, next), (Outcome::Unreachable, NextStep::TryNext));
+/// let (_, next) = attempts.fail(WorkerId(2), FailureCause::Connect);
+/// assert_eq!(next, NextStep::GiveUp(GiveUp::Limit));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attempts {
+    /// What is left of the limits.
+    left: AttemptLimits,
+    /// A second run does no harm.
+    idempotent: bool,
+    phase: Phase,
+    /// Workers that failed it, oldest first.
+    failed: Vec<WorkerId>,
+    last_failure: Option<Outcome>,
+    again: bool,
+}
+
+impl Attempts {
+    /// No attempt was made yet. `idempotent`: running the request twice does no harm.
+    #[must_use]
+    pub const fn new(limits: AttemptLimits, idempotent: bool) -> Self {
+        Self {
+            left: limits,
+            idempotent,
+            phase: Phase::Opening,
+            failed: Vec::new(),
+            last_failure: None,
+            again: false,
+        }
+    }
+
+    /// How far the answer has come.
+    #[must_use]
+    pub const fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// A worker has begun to answer.
+    pub const fn first_byte(&mut self) {
+        self.phase = Phase::Streaming;
+    }
+
+    /// Times that a worker has failed the request.
+    #[must_use]
+    pub fn failures(&self) -> usize {
+        self.failed.len()
+    }
+
+    /// Tells the router what it must know to choose the next worker.
+    pub fn describe(&self, arrival: &mut Arrival) {
+        arrival.failed.clone_from(&self.failed);
+        arrival.last_failure = self.last_failure;
+        arrival.again = self.again;
+        arrival.resumed = self.phase == Phase::Resuming;
+    }
+
+    /// What would follow a failure. Nothing changes.
+    #[must_use]
+    pub const fn next_step(&self, cause: FailureCause) -> NextStep {
+        let give_up = match cause.retry() {
+            Retry::Never | Retry::After(_) => Some(GiveUp::Rejected),
+            Retry::Elsewhere | Retry::IfIdempotent if self.idempotent => None,
+            Retry::Elsewhere if !matches!(self.phase, Phase::Streaming) => None,
+            Retry::Elsewhere | Retry::IfIdempotent => Some(GiveUp::MayHaveRun),
+        };
+        let left = match self.phase {
+            Phase::Opening => self.left.retries,
+            Phase::Streaming | Phase::Resuming => self.left.resumes,
+        };
+        match (give_up, left) {
+            (Some(why), _) => NextStep::GiveUp(why),
+            (None, 0) => NextStep::GiveUp(GiveUp::Limit),
+            (None, _) => NextStep::TryNext,
+        }
+    }
+
+    /// `worker` failed the request: how its attempt ended for the router, and what follows. [`NextStep::TryNext`] uses up one of
+    /// the attempts that are left.
+    pub fn fail(&mut self, worker: WorkerId, cause: FailureCause) -> (Outcome, NextStep) {
+        let outcome = Outcome::of_failure(cause, self.phase);
+        let next = self.next_step(cause);
+        self.failed.push(worker);
+        self.last_failure = Some(outcome);
+        self.again = self.phase == Phase::Opening && may_recover(cause);
+        let left = match self.phase {
+            Phase::Opening => &mut self.left.retries,
+            Phase::Streaming | Phase::Resuming => {
+                self.phase = Phase::Resuming;
+                &mut self.left.resumes
+            }
+        };
+        if next == NextStep::TryNext {
+            *left = left.saturating_sub(1);
+        }
+        (outcome, next)
+    }
+}
+
+impl Outcome {
+    /// How an attempt ended that failed in `phase`.
+    #[must_use]
+    pub const fn of_failure(cause: FailureCause, phase: Phase) -> Self {
+        match (cause, phase) {
+            (FailureCause::ErrorEvent, Phase::Streaming) | (FailureCause::Rejected, _) => {
+                Self::Failed
+            }
+            (FailureCause::EngineFailed, _) => Self::Broken,
+            (FailureCause::Overloaded | FailureCause::BadGateway, _) => Self::Overloaded,
+            (
+                FailureCause::Absent
+                | FailureCause::Connect
+                | FailureCause::Disconnected
+                | FailureCause::WorkerLost
+                | FailureCause::Timeout
+                | FailureCause::ErrorEvent,
+                _,
+            ) => Self::Unreachable,
+        }
+    }
+}
+
+/// Whether the worker may take the request after all, if nobody else is left. A worker that is gone does not, and one that was
+/// silent has had its time.
+const fn may_recover(cause: FailureCause) -> bool {
+    matches!(
+        cause,
+        FailureCause::Connect | FailureCause::Disconnected | FailureCause::ErrorEvent
+    )
+}
+
+#[cfg(test)]
+mod tests;
