@@ -9,7 +9,7 @@
 //! options. A negative number is a value, a word with two dashes never is.
 
 use crate::command::Scope;
-use crate::error::{Problem, Scoped, quoted};
+use crate::error::{NameScope, Problem, quoted};
 use crate::nearest::nearest;
 use crate::settings::{Assignment, Origin};
 use crate::spec::Spec;
@@ -17,7 +17,7 @@ use crate::table;
 
 /// What a command line asks for.
 #[derive(Debug, Default)]
-pub(crate) struct Scanned {
+pub(crate) struct ParsedArgs {
     pub(crate) assignments: Vec<Assignment>,
     pub(crate) operands: Vec<String>,
     pub(crate) help: Option<HelpLength>,
@@ -33,13 +33,13 @@ pub(crate) enum HelpLength {
 }
 
 /// Splits the words after the command. `scope` are the commands whose options are allowed.
-pub(crate) fn scan(words: &[String], scope: Scope, command: &str) -> Scanned {
-    let mut scanner = Scanner {
+pub(crate) fn scan(words: &[String], scope: Scope, command: &str) -> ParsedArgs {
+    let mut scanner = ArgParser {
         words,
         at: 0,
         scope,
         command,
-        out: Scanned::default(),
+        out: ParsedArgs::default(),
     };
     while let Some(word) = scanner.next_word() {
         scanner.take(&word);
@@ -47,15 +47,15 @@ pub(crate) fn scan(words: &[String], scope: Scope, command: &str) -> Scanned {
     scanner.out
 }
 
-struct Scanner<'a> {
+struct ArgParser<'a> {
     words: &'a [String],
     at: usize,
     scope: Scope,
     command: &'a str,
-    out: Scanned,
+    out: ParsedArgs,
 }
 
-impl Scanner<'_> {
+impl ArgParser<'_> {
     fn next_word(&mut self) -> Option<String> {
         let word = self.words.get(self.at).cloned();
         self.at += 1;
@@ -127,7 +127,7 @@ impl Scanner<'_> {
         if !has_inline {
             self.next_value();
         }
-        let scoped = Scoped(Some(self.scope));
+        let scoped = NameScope(Some(self.scope));
         self.out
             .problems
             .push(Problem::unknown_name(written, "--", "flag", scoped));

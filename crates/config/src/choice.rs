@@ -7,7 +7,7 @@
 use kvasir_options::choices;
 pub use kvasir_options::{EngineFamily, PreemptionMode, PrefillLoadModel, QueuePolicy, RouterMode};
 
-use crate::value::{Kind, Typed, Value};
+use crate::value::{Kind, SettingType, Value};
 
 choices! {
     /// Kind of the cache shared by workers. Option `shared-cache-type`.
@@ -24,7 +24,7 @@ choices! {
 
     /// What to do with a request whose prefill worker fails. Option `router-prefill-failure`.
     PrefillFailure {
-        Fallback = "fallback": "decode worker does the prefill too",
+        Fallback = "fallback": "the decode worker computes the prefill too",
         Fail = "fail": "the request fails",
     }
 
@@ -34,29 +34,29 @@ choices! {
         None = "none": "removed",
     }
 
-    /// Where workers are found. Option `discovery-backend`.
+    /// How workers are discovered. Option `discovery-backend`.
     DiscoveryBackend {
-        Kubernetes = "kubernetes": "resources of the cluster",
+        Kubernetes = "kubernetes": "Kubernetes resources",
         Etcd = "etcd": "leased keys in etcd",
         File = "file": "files in a shared directory",
-        Mem = "mem": "this process only",
+        Mem = "mem": "in this process only",
         Static = "static": "the workers named by --worker",
     }
 
-    /// How requests reach token workers. Option `request-plane`.
+    /// Transport of requests to token workers. Option `request-plane`.
     RequestPlane {
         Tcp = "tcp": "direct connections",
         Nats = "nats": "through a NATS server",
         Http = "http": "HTTP/2 posts",
     }
 
-    /// How KV events and load reports arrive. Option `event-plane`.
+    /// Transport of KV events and load reports. Option `event-plane`.
     EventPlane {
         Nats = "nats": "through a NATS server",
         Zmq = "zmq": "directly from each worker",
     }
 
-    /// Byte format of a plane. Options `event-plane-codec`, `request-plane-codec`.
+    /// Encoding on a plane. Options `event-plane-codec`, `request-plane-codec`.
     PlaneCodec {
         Json = "json": "text",
         Msgpack = "msgpack": "binary",
@@ -68,7 +68,7 @@ choices! {
         Reasoning = "reasoning": "as newer clients expect it",
     }
 
-    /// Who turns chats into tokens. Option `dyn-chat-processor`.
+    /// Which preprocessor turns chats into tokens. Option `dyn-chat-processor`.
     ChatProcessor {
         Dynamo = "dynamo": "Kvasir itself",
         Vllm = "vllm": "vLLM's own",
@@ -87,10 +87,10 @@ choices! {
         Preferred = "preferred": "other domains cost more",
     }
 
-    /// Shape of log lines. Option `log-format`.
+    /// Format of log lines. Option `log-format`.
     LogFormat {
-        Text = "text": "for people",
-        Json = "json": "one object a line",
+        Text = "text": "human-readable",
+        Json = "json": "one JSON object per line",
     }
 
     /// Model and device of an engine. Option `engine`.
@@ -100,7 +100,7 @@ choices! {
         Polynomial = "polynomial": "the formula of Dynamo's mock engine, 16384 blocks",
     }
 
-    /// Shape of published cache events. Option `event-wire`.
+    /// Format of published KV events. Option `event-wire`.
     EventWire {
         Vllm = "vllm": "vLLM 0.24 and later: maps",
         VllmBytes = "vllm-bytes": "the same with block names of 32 bytes",
@@ -110,14 +110,14 @@ choices! {
         SglangArrays = "sglang-0.5.18": "SGLang up to 0.5.18: arrays",
     }
 
-    /// How a trace is written. Option `trace-format`.
+    /// Format of a trace. Option `trace-format`.
     TraceFormat {
-        Auto = "auto": "as its first line looks",
+        Auto = "auto": "detected from the first line",
         Mooncake = "mooncake": "block ids, as published with Mooncake",
         Plain = "plain": "tokens, text or hashes",
     }
 
-    /// Command whose options `kvasir config` looks at. Option `for`.
+    /// Command whose options `kvasir config` shows. Option `for`.
     ForCommand {
         Frontend = "frontend": "kvasir frontend",
         Demo = "demo": "kvasir demo",
@@ -134,7 +134,7 @@ choices! {
 /// Lets settings be read as these types.
 macro_rules! typed_choices {
     ($($ty:ident),+ $(,)?) => {$(
-        impl Typed for $ty {
+        impl SettingType for $ty {
             const KIND: Kind = Kind::Choice($ty::CHOICES);
             fn read(value: &Value) -> Option<Self> {
                 let Value::Choice(name) = value else { return None };

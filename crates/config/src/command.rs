@@ -20,11 +20,11 @@ pub enum Command {
     Replay,
     /// Why requests went where they went.
     Why,
-    /// Who serves what; adding and removing workers.
+    /// Which worker serves what; adding and removing workers.
     Workers,
     /// A running frontend at a glance.
     Top,
-    /// What is wrong with a worker, and the flag that mends it.
+    /// What is wrong with a worker, and the flag that fixes it.
     Doctor,
 }
 
@@ -63,14 +63,12 @@ impl Command {
             Self::Frontend => "Serve the OpenAI API and route each request to the best worker",
             Self::Demo => "Try it: frontend, mock workers and sample traffic in one process",
             Self::Router => "Route for other services, without an HTTP API of its own",
-            Self::Mocker => "A mock engine that behaves as an inference server does",
+            Self::Mocker => "Run a mock engine that behaves like an inference server",
             Self::Replay => "Simulate a trace under several policies, in virtual time",
             Self::Why => "Show why a request went where it went, or the latest decisions",
             Self::Workers => "List the workers of a running frontend, add one, remove one",
             Self::Top => "Watch a running frontend: workers, load, cache, requests",
-            Self::Doctor => {
-                "Say what keeps a worker's cache from being known, and which flag mends it"
-            }
+            Self::Doctor => "Check why a worker's cache is not known, and which flag fixes it",
         }
     }
 

@@ -78,7 +78,7 @@ pub enum Problem {
         nearest: Option<String>,
     },
     /// No option has that name.
-    #[error("no option is called {written} ({origin}){}", suggest(nearest))]
+    #[error("unknown option {written} ({origin}){}", suggest(nearest))]
     UnknownName {
         /// The name as it stood, between backticks.
         written: String,
@@ -161,7 +161,12 @@ impl Problem {
     }
 
     /// A flag, key or policy part that names no option. `dashes` says how to write the right one.
-    pub(crate) fn unknown_name(written: &str, dashes: &str, origin: &str, scope: Scoped) -> Self {
+    pub(crate) fn unknown_name(
+        written: &str,
+        dashes: &str,
+        origin: &str,
+        scope: NameScope,
+    ) -> Self {
         let bare = written.trim_start_matches('-');
         let negated = bare.strip_prefix("no-").filter(|_| !dashes.is_empty());
         let names = || {
@@ -199,7 +204,7 @@ impl Problem {
 
 /// Options among which a nearest name is looked for: those of a scope, or all.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Scoped(pub(crate) Option<crate::command::Scope>);
+pub(crate) struct NameScope(pub(crate) Option<crate::command::Scope>);
 
 /// A text between backticks, cut where it gets long, with control characters made visible and passwords not.
 pub(crate) fn quoted(text: &str) -> String {

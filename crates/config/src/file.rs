@@ -9,7 +9,7 @@
 use toml::de::{DeTable, DeValue};
 
 use crate::command::{Command, Scope};
-use crate::error::{Problem, Scoped, quoted};
+use crate::error::{NameScope, Problem, quoted};
 use crate::notice::{Notice, NoticeKind};
 use crate::settings::{self, Assignment, Origin};
 use crate::spec::Spec;
@@ -30,7 +30,7 @@ pub(crate) struct FileContent {
 pub(crate) fn read(path: &str, text: &str, command: Command) -> FileContent {
     let mut out = FileContent::default();
     if text.len() > FILE_BYTES_MAX {
-        let message = format!("{path}: larger than {FILE_BYTES_MAX} bytes; is it a configuration?");
+        let message = format!("{path}: larger than {FILE_BYTES_MAX} bytes");
         out.problems.push(Problem::File { message });
         return out;
     }
@@ -63,7 +63,7 @@ fn entry(out: &mut FileContent, key: &str, value: &DeValue<'_>, origin: Origin, 
         return;
     };
     if !spec.sources.file {
-        let message = format!("{origin}: {} cannot stand in a file", quoted(key));
+        let message = format!("{origin}: {} is not allowed in a file", quoted(key));
         out.problems.push(Problem::Misplaced {
             option: spec.name,
             message,
@@ -130,7 +130,7 @@ fn unknown_key(key: &str, value: &DeValue<'_>, origin: &Origin) -> Problem {
             message,
         };
     }
-    Problem::unknown_name(key, "", &origin.to_string(), Scoped(None))
+    Problem::unknown_name(key, "", &origin.to_string(), NameScope(None))
 }
 
 /// The texts one would type for a TOML value; `None` where the shape is wrong.

@@ -110,7 +110,7 @@ fn no_such_command(word: &str) -> String {
     }
     if word.starts_with('-') {
         let word = quoted(word);
-        return format!("{word} stands before the command; write kvasir <command> first");
+        return format!("{word} comes before the command; write kvasir <command> first");
     }
     let available = Command::ALL.iter().filter(|command| command.available());
     let pages = help::PAGES
@@ -119,7 +119,7 @@ fn no_such_command(word: &str) -> String {
     let names = available.map(|command| command.name()).chain(pages);
     let suggestion = nearest(word, names).map(|name| format!(". Did you mean `{name}`?"));
     format!(
-        "no command is called {}{}",
+        "unknown command {}{}",
         quoted(word),
         suggestion.unwrap_or_default()
     )
@@ -131,19 +131,19 @@ fn run(
     env: &Environment,
     read_file: ReadFile<'_>,
 ) -> Result<Invocation, ConfigError> {
-    let scanned = args::scan(words, command.scope(), command.name());
-    if let Some(length) = scanned.help {
+    let parsed = args::scan(words, command.scope(), command.name());
+    if let Some(length) = parsed.help {
         return Ok(Invocation::Print(help::command(command, length)));
     }
-    if scanned.version {
+    if parsed.version {
         return Ok(Invocation::Print(version()));
     }
-    let mut problems = scanned.problems;
-    let beyond = scanned.operands.get(command.operands_max());
+    let mut problems = parsed.problems;
+    let beyond = parsed.operands.get(command.operands_max());
     problems.extend(beyond.map(|word| stray(word, command.name())));
-    match load(command, &scanned.assignments, env, read_file, problems) {
+    match load(command, &parsed.assignments, env, read_file, problems) {
         Ok(loaded) => Ok(Invocation::Run(Box::new(Run {
-            operands: scanned.operands,
+            operands: parsed.operands,
             ..loaded
         }))),
         Err(problems) => Err(ConfigError::new(
@@ -205,19 +205,19 @@ fn config(
 ) -> Result<Invocation, ConfigError> {
     let target = target_of(words);
     let scope = target.scope().and(Scope::CONFIG);
-    let scanned = args::scan(words, scope, "config");
-    if let Some(length) = scanned.help {
+    let parsed = args::scan(words, scope, "config");
+    if let Some(length) = parsed.help {
         return Ok(Invocation::Print(help::config(length)));
     }
-    let mut problems = scanned.problems;
-    let verb = scanned.operands.first().map(String::as_str);
+    let mut problems = parsed.problems;
+    let verb = parsed.operands.first().map(String::as_str);
     let verbs = ["show", "check", "schema"];
-    if scanned.operands.len() != 1 || !verb.is_some_and(|verb| verbs.contains(&verb)) {
-        let given = scanned.operands.join(" ");
+    if parsed.operands.len() != 1 || !verb.is_some_and(|verb| verbs.contains(&verb)) {
+        let given = parsed.operands.join(" ");
         problems.push(Problem::usage(match verb {
-            None => "kvasir config needs to know what to do: show, check or schema".into(),
+            None => "kvasir config needs a subcommand: show, check or schema".into(),
             Some(_) => format!(
-                "kvasir config knows show, check and schema, not {}",
+                "unknown subcommand {} of kvasir config; use show, check or schema",
                 quoted(&given)
             ),
         }));
@@ -225,7 +225,7 @@ fn config(
     if verb == Some("schema") && problems.is_empty() {
         return Ok(Invocation::Print(schema::page()));
     }
-    let loaded = load(target, &scanned.assignments, env, read_file, problems)
+    let loaded = load(target, &parsed.assignments, env, read_file, problems)
         .map_err(|problems| ConfigError::new("kvasir config", problems))?;
     let Run {
         settings, notices, ..
@@ -240,8 +240,8 @@ fn config(
 
 /// The command that `--for` names. A bad name is reported when the options are checked.
 fn target_of(words: &[String]) -> Command {
-    let scanned = args::scan(words, Scope::CONFIG, "config");
-    let named = scanned
+    let parsed = args::scan(words, Scope::CONFIG, "config");
+    let named = parsed
         .assignments
         .iter()
         .rev()

@@ -50,7 +50,7 @@ pub use reference::reference_page;
 pub use settings::{Origin, Setting, Settings};
 pub use spec::{Effect, EnvVar, Group, Key, Sources, Spec};
 pub use table::{ENGINE_VARIABLES, all as options, named as option_named};
-pub use value::{Bytes, Choice, Kind, TextRule, Typed, Value, parse as parse_value};
+pub use value::{Bytes, Choice, Kind, SettingType, TextRule, Value, parse as parse_value};
 
 /// The typed name of every option.
 pub mod keys {

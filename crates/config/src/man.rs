@@ -119,9 +119,9 @@ fn option(out: &mut String, spec: &Spec, with_commands: bool) {
 fn tail(out: &mut String) {
     out.push_str(".SH EXIT STATUS\n");
     for (code, meaning) in [
-        ("0", "It did what it was asked to."),
-        ("1", "It could not, or what was asked did not answer."),
-        ("2", "An option, a variable or the file is wrong."),
+        ("0", "Success."),
+        ("1", "Failure, or no response from the frontend or worker."),
+        ("2", "An option, a variable or the file is invalid."),
     ] {
         let _ = writeln!(out, ".TP\n.B {code}");
         text(out, meaning);
@@ -133,9 +133,12 @@ fn tail(out: &mut String) {
             "Two vLLM servers:",
             "kvasir frontend --worker http://10.0.0.7:8000 --worker http://10.0.0.8:8000",
         ),
-        ("Why did this one go there?", "kvasir why chatcmpl-2f1c…"),
         (
-            "What would run, and why?",
+            "Why a request went where it went:",
+            "kvasir why chatcmpl-2f1c…",
+        ),
+        (
+            "Options in effect and their origin:",
             "kvasir config show --changed --config kvasir.toml",
         ),
     ];

@@ -5,12 +5,12 @@
 //! of the command line.
 
 use crate::choice::RouterMode;
-use crate::error::{ConfigError, Problem, Scoped};
+use crate::error::{ConfigError, NameScope, Problem};
 use crate::keys;
 use crate::rules;
 use crate::settings::{Assignment, Origin, Settings};
 use crate::table;
-use crate::value::{self, Typed};
+use crate::value::{self, SettingType};
 
 /// Lays a policy string over settings and applies the rules between options again.
 ///
@@ -84,6 +84,6 @@ fn assignment(part: &str, policy: &str, base: &Settings) -> Result<Assignment, P
         name,
         "",
         &origin.to_string(),
-        Scoped(Some(scope)),
+        NameScope(Some(scope)),
     ))
 }

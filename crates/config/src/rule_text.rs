@@ -30,7 +30,7 @@ pub(crate) const WORKER: TextRule = TextRule {
 
 /// Addresses of etcd.
 pub(crate) const ETCD: TextRule = TextRule {
-    expects: "an address such as http://localhost:2379, several joined by commas",
+    expects: "an address such as http://localhost:2379, several separated by commas",
     ..NATS
 };
 
@@ -92,7 +92,7 @@ pub(crate) const CONDITIONAL_DISAGG: TextRule = TextRule {
 
 /// Shares of accepted speculative tokens.
 pub(crate) const ACCEPT_RATES: TextRule = TextRule {
-    expects: "up to 5 numbers from 0 to 1, joined by commas",
+    expects: "up to 5 numbers from 0 to 1, separated by commas",
     metavar: "X,X,…",
     accepts: |text| {
         let rates: Vec<_> = text
@@ -108,7 +108,7 @@ pub(crate) const ACCEPT_RATES: TextRule = TextRule {
 
 /// Several numbers above 0.
 pub(crate) const NUMBERS: TextRule = TextRule {
-    expects: "numbers above 0, joined by commas",
+    expects: "numbers above 0, separated by commas",
     metavar: "X,X,…",
     accepts: |text| {
         let positive = |part: &str| part.trim().parse::<f64>().is_ok_and(|n| n > 0.0 && n < 1e9);

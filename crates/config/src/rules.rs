@@ -317,7 +317,7 @@ fn cache_picture(settings: &Settings, problems: &mut Vec<Problem>) {
     let serve = keys::SERVE_INDEXER.name();
     if settings.get(keys::USE_REMOTE_INDEXER) {
         let message = "--serve-indexer and --use-remote-indexer exclude each other: \
-                       serve the index here, or ask another router for it";
+                       serve the index here, or query that of another router";
         problems.push(Problem::conflict(
             &[serve, keys::USE_REMOTE_INDEXER.name()],
             message,
@@ -369,7 +369,7 @@ fn conditional_disagg(settings: &Settings, problems: &mut Vec<Problem>) {
         .and_then(|text| ConditionalDisagg::from_json(&text))
         .unwrap_or_default();
     if config.is_load_aware() && config.prefill_busy_threshold.is_none() {
-        let message = "the policy in --router-conditional-disagg-config looks at load: give it \
+        let message = "the policy in --router-conditional-disagg-config uses load: give it \
                        prefill_busy_threshold, or set --router-queue-threshold";
         let options = [
             keys::ROUTER_CONDITIONAL_DISAGG_CONFIG.name(),

@@ -16,7 +16,7 @@ use crate::command::Command;
 use crate::error::Problem;
 use crate::spec::{Key, Spec};
 use crate::table;
-use crate::value::{self, Typed, Value};
+use crate::value::{self, SettingType, Value};
 
 /// Who set a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,7 +144,7 @@ impl Settings {
         clippy::expect_used,
         reason = "key, row and parser agree by construction; a test reads every row"
     )]
-    pub fn get<T: Typed>(&self, key: Key<T>) -> T {
+    pub fn get<T: SettingType>(&self, key: Key<T>) -> T {
         let setting = self.by_name.get(key.name());
         setting
             .and_then(|setting| T::read(&setting.value))

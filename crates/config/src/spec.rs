@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 use kvasir_options::{Range, Row};
 
 use crate::command::Scope;
-use crate::value::{Kind, Typed};
+use crate::value::{Kind, SettingType};
 
 /// The typed name of an option: what consumers hold to read a setting.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl<T> Key<T> {
 pub enum Group {
     /// What is read first and shown by `kvasir config`.
     General,
-    /// Where a running frontend is, and what to ask of it.
+    /// Address of a running frontend, and queries to it.
     Operate,
     /// The demo's own switches.
     Demo,
@@ -69,11 +69,11 @@ pub enum Group {
     Selection,
     /// Terms of the cost formula.
     Cost,
-    /// What is booked for requests under way.
+    /// Tracked load of active requests.
     Tracking,
     /// The admission queue.
     Queue,
-    /// The cache picture: events, tree, prediction, indexers.
+    /// The KV cache index: events, prediction, snapshots, remote indexers.
     Cache,
     /// Prefill-time model of the AI configurator.
     Aic,
@@ -130,18 +130,18 @@ impl Group {
     pub const fn title(self) -> &'static str {
         match self {
             Self::General => "General",
-            Self::Operate => "Asking a running frontend",
+            Self::Operate => "Running frontend",
             Self::Demo => "Demo",
             Self::Replay => "Replay",
             Self::Mocker => "Mock server",
             Self::Engine => "Engine model",
             Self::Workers => "Workers",
             Self::Http => "HTTP",
-            Self::Selection => "Choosing a worker",
+            Self::Selection => "Worker selection",
             Self::Cost => "Cost",
             Self::Tracking => "Load tracking",
             Self::Queue => "Queue",
-            Self::Cache => "Cache picture",
+            Self::Cache => "KV cache index",
             Self::Aic => "Prefill-time model (AIC)",
             Self::Disagg => "Disaggregated prefill",
             Self::Model => "Models and text",
@@ -230,7 +230,7 @@ pub struct Spec {
 }
 
 impl Spec {
-    pub(crate) const fn new<T: Typed>(
+    pub(crate) const fn new<T: SettingType>(
         name: &'static str,
         group: Group,
         scope: Scope,

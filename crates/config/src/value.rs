@@ -237,7 +237,7 @@ impl Value {
 }
 
 /// Types in which a setting can be read.
-pub trait Typed: Sized {
+pub trait SettingType: Sized {
     /// Kind of the option, before a row narrows its range.
     const KIND: Kind;
     /// Whether the option can be unset.
@@ -248,7 +248,7 @@ pub trait Typed: Sized {
     fn read(value: &Value) -> Option<Self>;
 }
 
-impl Typed for bool {
+impl SettingType for bool {
     const KIND: Kind = Kind::Bool;
     fn read(value: &Value) -> Option<Self> {
         if let Value::Bool(yes) = value {
@@ -261,7 +261,7 @@ impl Typed for bool {
 
 macro_rules! typed_int {
     ($($int:ty),+) => {$(
-        impl Typed for $int {
+        impl SettingType for $int {
             const KIND: Kind = Kind::Int { min: 0, max: <$int>::MAX as u64 };
             fn read(value: &Value) -> Option<Self> {
                 if let Value::Int(number) = value { Self::try_from(*number).ok() } else { None }
@@ -271,7 +271,7 @@ macro_rules! typed_int {
 }
 typed_int!(u16, u32, u64, usize);
 
-impl Typed for f64 {
+impl SettingType for f64 {
     const KIND: Kind = Kind::Float {
         min: 0.0,
         max: f64::INFINITY,
@@ -287,7 +287,7 @@ impl Typed for f64 {
 }
 
 /// A span in seconds, fractions allowed.
-impl Typed for Duration {
+impl SettingType for Duration {
     const KIND: Kind = Kind::Float {
         min: 0.0,
         max: SECONDS_MAX,
@@ -305,7 +305,7 @@ impl Typed for Duration {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
-impl Typed for Bytes {
+impl SettingType for Bytes {
     const KIND: Kind = Kind::Bytes;
     fn read(value: &Value) -> Option<Self> {
         if let Value::Int(bytes) = value {
@@ -323,7 +323,7 @@ pub(crate) const ANY_TEXT: TextRule = TextRule {
     accepts: |_| true,
 };
 
-impl Typed for String {
+impl SettingType for String {
     const KIND: Kind = Kind::Text(&ANY_TEXT);
     fn read(value: &Value) -> Option<Self> {
         if let Value::Text(text) = value {
@@ -334,7 +334,7 @@ impl Typed for String {
     }
 }
 
-impl Typed for PathBuf {
+impl SettingType for PathBuf {
     const KIND: Kind = Kind::Path;
     fn read(value: &Value) -> Option<Self> {
         if let Value::Text(text) = value {
@@ -345,7 +345,7 @@ impl Typed for PathBuf {
     }
 }
 
-impl Typed for Vec<String> {
+impl SettingType for Vec<String> {
     const KIND: Kind = Kind::Text(&ANY_TEXT);
     const REPEATED: bool = true;
     fn read(value: &Value) -> Option<Self> {
@@ -357,7 +357,7 @@ impl Typed for Vec<String> {
     }
 }
 
-impl<T: Typed> Typed for Option<T> {
+impl<T: SettingType> SettingType for Option<T> {
     const KIND: Kind = T::KIND;
     const NULLABLE: bool = true;
     fn read(value: &Value) -> Option<Self> {

@@ -53,27 +53,27 @@ choices! {
     )]
     RouterMode {
         RoundRobin = "round-robin": "each worker in turn",
-        Random = "random": "any worker, evenly",
-        Kv = "kv": "least uncached prompt work and decode load",
-        Direct = "direct": "the worker the request names",
+        Random = "random": "a random worker",
+        Kv = "kv": "lowest uncached prefill work plus decode load",
+        Direct = "direct": "the worker that the request names",
         PowerOfTwo = "power-of-two": "the less loaded of two drawn at random",
-        LeastLoaded = "least-loaded": "fewest requests under way",
-        DeviceAwareWeighted = "device-aware-weighted": "by kind of device, CPU encoders less often",
+        LeastLoaded = "least-loaded": "fewest active requests",
+        DeviceAwareWeighted = "device-aware-weighted": "weighted by device, CPU encoders less often",
     }
 
     /// Order of the admission queue. Option `router-queue-policy`.
     QueuePolicy {
-        Fcfs = "fcfs": "first come, first served: best tail",
-        Lcfs = "lcfs": "last come, first served: for experiments",
-        Wspt = "wspt": "short prompts first: best average",
-        WsptUncached = "wspt-uncached": "the same by what the best worker has not cached",
+        Fcfs = "fcfs": "first come, first served; best tail latency",
+        Lcfs = "lcfs": "last come, first served; for experiments",
+        Wspt = "wspt": "short prompts first; best mean latency",
+        WsptUncached = "wspt-uncached": "fewest uncached prompt tokens first",
     }
 
-    /// How booked prefill work shrinks before the first token. Option `router-prefill-load-model`.
+    /// How tracked prefill work decays before the first token. Option `router-prefill-load-model`.
     PrefillLoadModel {
-        None = "none": "booked in full until the first token",
+        None = "none": "no decay until the first token",
         Aic = "aic": "decays by the AI configurator's estimate",
-        Learned = "learned": "decays by what this worker showed so far",
+        Learned = "learned": "decays by the prefill times of the worker so far",
     }
 
     /// Whose caching behaviour an engine has. Option `engine-type`.

@@ -83,7 +83,7 @@ pub const ROUTER_QUEUE_MAX_WAIT_SECS: Row<f64> = row!(600 as f64).seconds();
 /// Wait after which caches are looked up again; 0 never.
 pub const ROUTER_OVERLAP_REFRESH_AFTER_SECS: Row<f64> = row!(10 as f64).seconds();
 
-// Cache picture.
+// KV cache index.
 
 /// Whether engines announce their blocks.
 pub const ROUTER_KV_EVENTS: Row<bool> = row!(true);

@@ -1,4 +1,4 @@
-//! Rows: the cache picture.
+//! Rows: the KV cache index.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,79 +10,78 @@ use crate::value::Bytes;
 
 options! { CACHE_ROWS, Group::Cache, Scope::ROUTING;
 
-    /// Learn caches from the events of engines; off predicts them from requests.
+    /// Use KV events of the engines; off predicts caches from routed requests.
     ROUTER_KV_EVENTS: bool = "router-kv-events" of router =>
         env(&[var("DYN_ROUTER_USE_KV_EVENTS"), var("DYN_USE_KV_EVENTS")]).aliases(&["kv-events"])
         .common().effective();
 
-    /// Read events from JetStream; set it on workers too.
+    /// Read KV events from JetStream; must also be set on workers.
     ROUTER_DURABLE_KV_EVENTS: bool = "router-durable-kv-events" =>
         env(&[var("DYN_ROUTER_DURABLE_KV_EVENTS"), var("DYN_DURABLE_KV_EVENTS")]).default("false")
         .deprecated("leave it out, since workers keep their own events for replay");
 
-    /// Forget the stored stream and snapshot at start; JetStream only.
+    /// Delete the stored stream and snapshot at start; JetStream only.
     ROUTER_RESET_STATES: bool = "router-reset-states" =>
         env(&[var("DYN_ROUTER_RESET_STATES")]).default("false");
 
-    /// Take a snapshot when the stream holds more messages than this; JetStream only.
+    /// Take a snapshot when the stream has more messages than this; JetStream only.
     ROUTER_SNAPSHOT_THRESHOLD: u32 = "router-snapshot-threshold" =>
         env(&[var("DYN_ROUTER_SNAPSHOT_THRESHOLD")]).default("1000000").ints(1, u32::MAX as u64);
 
-    /// How long a predicted block is believed; only without events.
+    /// How long a predicted block counts as cached; only without KV events.
     ROUTER_TTL_SECS: Duration = "router-ttl-secs" of router =>
         env(&[var("DYN_ROUTER_TTL_SECS")]).metavar("SECONDS").effective();
 
-    /// Predicted blocks to keep before pruning; only without events.
+    /// Number of predicted blocks that starts pruning; only without KV events.
     ROUTER_MAX_TREE_SIZE: u64 = "router-max-tree-size" of router =>
         env(&[var("DYN_ROUTER_MAX_TREE_SIZE")]).effective();
 
-    /// Share of that size to prune down to; only without events.
+    /// Share of that size to prune down to; only without KV events.
     ROUTER_PRUNE_TARGET_RATIO: f64 = "router-prune-target-ratio" of router =>
         env(&[var("DYN_ROUTER_PRUNE_TARGET_RATIO")]).effective();
 
-    /// Threads that read cache events and apply them to the index; each rank stays on one of them.
+    /// Threads that read KV events and apply them to the index; each rank stays on one thread.
     ROUTER_EVENT_THREADS: u32 = "router-event-threads" =>
         env(&[var("DYN_ROUTER_EVENT_THREADS")]).default("4").ints(1, 1024).effective();
 
-    /// Believe for so long that a request's prompt will be cached where it was sent.
+    /// Count a routed prompt as cached on its worker for this time, before events confirm it.
     ///
-    /// Helps bursts of requests with one prefix, which arrive before the first event. Needs events.
+    /// Helps bursts of requests with a common prefix, which arrive before the first event. Needs KV events.
     ROUTER_PREDICTED_TTL_SECS: Option<Duration> = "router-predicted-ttl-secs" of router =>
         env(&[var("DYN_ROUTER_PREDICTED_TTL_SECS")]).metavar("SECONDS").effective();
 
-    /// Memory the index may use; beyond it the blocks longest unused are forgotten.
+    /// Memory limit of the index; beyond it the least recently used blocks are dropped.
     INDEX_MAX_BYTES: Bytes = "index-max-bytes" =>
         env(&[var("KVASIR_INDEX_MAX_BYTES")]).default("4GiB").effective();
 
-    /// Ask a router that serves its index instead of keeping one here.
+    /// Query the index of another router instead of keeping one.
     USE_REMOTE_INDEXER: bool = "use-remote-indexer" =>
         env(&[var("DYN_USE_REMOTE_INDEXER")]).default("false");
 
-    /// Serve this router's index to others.
+    /// Serve this router's index to other routers.
     SERVE_INDEXER: bool = "serve-indexer" => env(&[var("DYN_SERVE_INDEXER")]).default("false");
 
-    /// Cache that several workers share.
+    /// Kind of cache that workers share.
     SHARED_CACHE_TYPE: SharedCacheType = "shared-cache-type" =>
         env(&[var("DYN_SHARED_CACHE_TYPE")]).default("none").metavar("TYPE");
 
-    /// Worth of a block in the shared cache, against one on the device.
+    /// Value of a block in the shared cache, relative to one in device memory.
     SHARED_CACHE_MULTIPLIER: f64 = "shared-cache-multiplier" of router =>
         env(&[var("DYN_SHARED_CACHE_MULTIPLIER")]);
 }
 
-options! { KEPT_ROWS, Group::Cache, Scope::FRONTEND;
+options! { SNAPSHOT_ROWS, Group::Cache, Scope::FRONTEND;
 
-    /// File to keep the index in from one start to the next.
+    /// File for snapshots of the index, so that a restart keeps it.
     ///
-    /// Written when draining and now and then, read at start: events that were missed meanwhile are
-    /// replayed, and what an engine lost by a restart of its own is dropped. Leave it out to learn
-    /// everything from replay.
+    /// Written periodically and at shutdown, read at start. Events missed meanwhile are replayed, and
+    /// blocks of an engine that was restarted are dropped. Unset rebuilds the index from replay.
     INDEX_SNAPSHOT: Option<PathBuf> = "index-snapshot" =>
         env(&[var("KVASIR_INDEX_SNAPSHOT")]).metavar("FILE").effective();
 
-    /// Seconds between two writes of the index while it changes, so that a crash loses no more.
+    /// Seconds between two snapshots of the index while it changes.
     ///
-    /// A large index is written less often: at most a twentieth of the time is spent on it.
+    /// A large index is written less often: at most 5 % of the time is spent on it.
     INDEX_SNAPSHOT_INTERVAL_SECS: Duration = "index-snapshot-interval-secs" =>
         env(&[var("KVASIR_INDEX_SNAPSHOT_INTERVAL_SECS")]).default("60").positive()
         .metavar("SECONDS").effective();

@@ -10,86 +10,86 @@ use crate::spec::{Group, options, var};
 
 options! { COST_ROWS, Group::Cost, Scope::ROUTING;
 
-    /// Share of a cached block that counts as saved; 0 ignores caches and runs no indexer.
+    /// Credit for each cached block, from 0 to 1; 0 ignores caches and runs no indexer.
     ROUTER_KV_OVERLAP_SCORE_CREDIT: f64 = "router-kv-overlap-score-credit" of router =>
         env(&[var("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT")]).common().effective();
 
-    /// How fast the credit falls as a worker's load grows; 0 keeps it.
+    /// How fast the credit decays as a worker's load grows; 0 does not decay.
     ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY: f64 = "router-kv-overlap-score-credit-decay" of router =>
         env(&[var("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY")]).effective();
 
-    /// Weight of prompt work against decode load.
+    /// Weight of prefill work relative to decode load.
     ///
     /// Raise it for lower time to first token, lower it for steadier decoding.
     ROUTER_PREFILL_LOAD_SCALE: f64 = "router-prefill-load-scale" of router =>
         env(&[var("DYN_ROUTER_PREFILL_LOAD_SCALE")]).common().effective();
 
-    /// Old weight of cache overlap.
+    /// Former weight of cache overlap.
     ///
     /// Sets `--router-prefill-load-scale`; 0 also sets `--router-kv-overlap-score-credit` to 0.
-    /// Wins over those two.
+    /// Takes precedence over both.
     ROUTER_KV_OVERLAP_SCORE_WEIGHT: Option<f64> = "router-kv-overlap-score-weight" of router =>
         env(&[var("DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT"), var("DYN_OVERLAP_SCORE_WEIGHT")])
         .aliases(&["kv-overlap-score-weight"]).effective()
         .deprecated("use --router-prefill-load-scale and --router-kv-overlap-score-credit");
 
-    /// Cost of each request that decodes on a worker, beside its blocks.
+    /// Cost of each active request on a worker, in blocks, in addition to its blocks.
     ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT: f64 = "router-decode-active-request-weight" of router =>
         env(&[var("DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT")]).effective();
 
-    /// Worth of a block in host memory, against one on the device.
+    /// Value of a block cached in host memory, relative to one in device memory.
     ROUTER_HOST_CACHE_HIT_WEIGHT: f64 = "router-host-cache-hit-weight" of router =>
         env(&[var("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT")]).effective();
 
-    /// Worth of a block on disk, against one on the device.
+    /// Value of a block cached on disk, relative to one in device memory.
     ROUTER_DISK_CACHE_HIT_WEIGHT: f64 = "router-disk-cache-hit-weight" of router =>
         env(&[var("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT")]).effective();
 
-    /// Spread over near-equal workers: 0 always takes the cheapest, larger is flatter.
+    /// Softmax temperature of the choice: 0 takes the lowest cost, higher spreads more.
     ROUTER_TEMPERATURE: f64 = "router-temperature" of router =>
         env(&[var("DYN_ROUTER_TEMPERATURE")]).common().effective();
 }
 
 options! { TRACKING_ROWS, Group::Tracking, Scope::ROUTING;
 
-    /// Count the blocks of requests under way; off for a router of prefill workers.
+    /// Track the blocks of active requests; turn off for a router of prefill workers.
     ROUTER_TRACK_ACTIVE_BLOCKS: bool = "router-track-active-blocks" of router =>
         env(&[var("DYN_ROUTER_TRACK_ACTIVE_BLOCKS")]).aliases(&["track-active-blocks"]).effective();
 
-    /// Count blocks of generated tokens too; needs active blocks.
+    /// Track blocks of generated tokens too; needs tracking of active blocks.
     ROUTER_TRACK_OUTPUT_BLOCKS: bool = "router-track-output-blocks" of router =>
         env(&[var("DYN_ROUTER_TRACK_OUTPUT_BLOCKS")]).aliases(&["track-output-blocks"]).effective();
 
-    /// Count a block once when several requests of a worker share it.
+    /// Count a block once when several active requests of a worker share it.
     ROUTER_ASSUME_KV_REUSE: bool = "router-assume-kv-reuse" of router =>
         env(&[var("DYN_ROUTER_ASSUME_KV_REUSE")]).aliases(&["assume-kv-reuse"]).effective();
 
-    /// Count prompt tokens that wait or are in prefill; off for a router of decode workers.
+    /// Track prompt tokens that are not computed yet; turn off for a router of decode workers.
     ROUTER_TRACK_PREFILL_TOKENS: bool = "router-track-prefill-tokens" of router =>
         env(&[var("DYN_ROUTER_TRACK_PREFILL_TOKENS")]).effective();
 
-    /// How a booked prefill shrinks while it runs.
+    /// How tracked prefill work decays while the prefill runs.
     ROUTER_PREFILL_LOAD_MODEL: PrefillLoadModel = "router-prefill-load-model" of router =>
         env(&[var("DYN_ROUTER_PREFILL_LOAD_MODEL")]).metavar("MODEL")
         .partly("`aic` acts as `none`, until its estimates can be read");
 
-    /// Free what a request has booked when nothing was heard of it for so long.
+    /// Free the tracked load of a request after this time without activity.
     ROUTER_ACTIVE_REQUEST_EXPIRY_SECS: Duration = "router-active-request-expiry-secs" of router =>
         env(&[var("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS")]).metavar("SECONDS").effective();
 
-    /// Share the load view with other router replicas.
+    /// Synchronise tracked load with other router replicas.
     ROUTER_REPLICA_SYNC: bool = "router-replica-sync" =>
         env(&[var("DYN_ROUTER_REPLICA_SYNC")]).default("false");
 
-    /// Hash by which replicas compare active sequences.
+    /// Hash with which replicas compare active sequences.
     ROUTER_TRACKING_HASH: TrackingHash = "router-tracking-hash" =>
         env(&[var("DYN_ROUTER_TRACKING_HASH")]).default("public-xxh3-v1");
 
-    /// File with the 32 bytes of the key of `keyed-xxh3-v1`.
+    /// File with the 32-byte key of `keyed-xxh3-v1`.
     ROUTER_TRACKING_KEY_FILE: Option<PathBuf> = "router-tracking-key-file" =>
         env(&[var("DYN_ROUTER_TRACKING_KEY_FILE")]).metavar("FILE");
 
-    /// Name of that key, the same on all replicas.
+    /// Id of that key; the same on all replicas.
     ROUTER_TRACKING_KEY_ID: Option<String> = "router-tracking-key-id" =>
         env(&[var("DYN_ROUTER_TRACKING_KEY_ID")]).metavar("NAME");
 }
@@ -126,7 +126,7 @@ options! { AIC_ROWS, Group::Aic, Scope::ROUTING.and(Scope::MOCKER);
     AIC_ATTENTION_DP_SIZE: Option<u32> = "aic-attention-dp-size" =>
         env(&[var("DYN_AIC_ATTENTION_DP_SIZE")]).ints(1, 65_536);
 
-    /// Speculative tokens a step.
+    /// Speculative tokens per step.
     AIC_NEXTN: Option<u32> = "aic-nextn" => env(&[var("DYN_AIC_NEXTN")]).ints(0, 5);
 
     /// Share of speculative tokens accepted, by position.

@@ -16,7 +16,7 @@ options! { DISAGG_ROWS, Group::Disagg, Scope::SERVE;
         scope(Scope::SERVE.and(Scope::ROUTER)).env(&[var("DYN_ROUTER_CONDITIONAL_DISAGG")])
         .default("false");
 
-    /// When it may, as JSON.
+    /// Conditions for that, as JSON.
     ///
     /// Fields: `policy` (`isl_bounding`, `prefill_load` or `isl_or_load`), `eff_isl_threshold`
     /// (2048), `eff_isl_ratio_threshold` (0.7), `prefill_busy_threshold`, `decode_busy_threshold`.
@@ -24,7 +24,7 @@ options! { DISAGG_ROWS, Group::Disagg, Scope::SERVE;
         scope(Scope::SERVE.and(Scope::ROUTER)).env(&[var("DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG")])
         .rule(&CONDITIONAL_DISAGG);
 
-    /// What becomes of a request whose prefill worker fails before anything was streamed.
+    /// What to do with a request whose prefill worker fails before anything was streamed.
     ROUTER_PREFILL_FAILURE: PrefillFailure = "router-prefill-failure" =>
         env(&[var("KVASIR_ROUTER_PREFILL_FAILURE")]).default("fallback");
 
@@ -41,7 +41,7 @@ options! { DISAGG_ROWS, Group::Disagg, Scope::SERVE;
     TOPOLOGY_ENABLED: bool = "topology-enabled" =>
         scope(Scope::MOCKER).env(&[var("DYN_TOPOLOGY_ENABLED")]).default("false");
 
-    /// Directory with one file for each domain, its value inside.
+    /// Directory with one file per domain that contains its value.
     TOPOLOGY_MOUNT_PATH: PathBuf = "topology-mount-path" =>
         scope(Scope::MOCKER).env(&[var("DYN_TOPOLOGY_MOUNT_PATH")]).default("/etc/dynamo/topology")
         .metavar("DIR");

@@ -9,11 +9,11 @@ use crate::spec::{Group, options, var};
 
 options! { ENGINE_ROWS, Group::Engine, Scope::REPLAY.and(Scope::MOCKER);
 
-    /// Model and device whose measured step times and cache size the engine has.
+    /// Model and device whose step times and cache size are simulated.
     ENGINE: EnginePreset = "engine" =>
         env(&[var("KVASIR_ENGINE")]).default("h200-llama-8b").common().effective();
 
-    /// Whose caching habits the engine has.
+    /// Engine whose caching behaviour is simulated.
     ENGINE_TYPE: EngineFamily = "engine-type" of engine =>
         env(&[var("KVASIR_ENGINE_TYPE")]).effective();
 
@@ -23,15 +23,15 @@ options! { ENGINE_ROWS, Group::Engine, Scope::REPLAY.and(Scope::MOCKER);
         .ints(2, u32::MAX as u64).default_note("what fits beside the model's weights")
         .common().effective();
 
-    /// Requests in one batch.
+    /// Maximum number of requests in a batch.
     MAX_NUM_SEQS: u32 = "max-num-seqs" of engine =>
         env(&[var("KVASIR_MAX_NUM_SEQS")]).effective();
 
-    /// Tokens computed in one step.
+    /// Maximum number of tokens computed in a step.
     MAX_NUM_BATCHED_TOKENS: u32 = "max-num-batched-tokens" of engine =>
         env(&[var("KVASIR_MAX_NUM_BATCHED_TOKENS")]).effective();
 
-    /// Longest request, prompt and answer together, in tokens.
+    /// Maximum length of a request, prompt and output together, in tokens.
     MAX_MODEL_LEN: Option<u32> = "max-model-len" of engine =>
         env(&[var("KVASIR_MAX_MODEL_LEN")])
         .default_note("131072, or what the cache holds").effective();
@@ -40,20 +40,20 @@ options! { ENGINE_ROWS, Group::Engine, Scope::REPLAY.and(Scope::MOCKER);
     ENABLE_PREFIX_CACHING: bool = "enable-prefix-caching" of engine =>
         env(&[var("KVASIR_ENABLE_PREFIX_CACHING")]).effective();
 
-    /// Compute long prompts in pieces.
+    /// Compute long prompts in chunks.
     ENABLE_CHUNKED_PREFILL: bool = "enable-chunked-prefill" of engine =>
         env(&[var("KVASIR_ENABLE_CHUNKED_PREFILL")]).effective();
 
-    /// Most prompt tokens of one request in one step.
+    /// Maximum number of prompt tokens of one request in a step.
     LONG_PREFILL_TOKEN_THRESHOLD: Option<u32> = "long-prefill-token-threshold" of engine =>
         env(&[var("KVASIR_LONG_PREFILL_TOKEN_THRESHOLD")])
         .default_note("no limit").effective();
 
-    /// Which request makes room when the cache is full.
+    /// Which request is preempted when the cache is full.
     PREEMPTION_MODE: PreemptionMode = "preemption-mode" of engine =>
         env(&[var("KVASIR_PREEMPTION_MODE")]).effective();
 
-    /// Steps take this many times less than measured.
+    /// Run steps this many times faster than measured.
     SPEEDUP: f64 = "speedup" of engine =>
         env(&[var("KVASIR_SPEEDUP")]).aliases(&["speedup-ratio"]).common()
         .effective();
@@ -65,34 +65,34 @@ options! { ENGINE_ROWS, Group::Engine, Scope::REPLAY.and(Scope::MOCKER);
 
 options! { REPLAY_ROWS, Group::Replay, Scope::REPLAY;
 
-    /// File of requests to replay, one JSON object a line; this or --workload.
+    /// Trace to replay, one JSON object per line; this or --workload.
     TRACE: Option<PathBuf> = "trace" =>
         env(&[var("KVASIR_TRACE")]).metavar("FILE").common().effective();
 
-    /// How the trace is written.
+    /// Format of the trace.
     TRACE_FORMAT: TraceFormat = "trace-format" =>
         env(&[var("KVASIR_TRACE_FORMAT")]).default("auto").effective();
 
-    /// Tokens that a block id of a Mooncake trace stands for.
+    /// Tokens per block id in a Mooncake trace.
     TRACE_BLOCK_SIZE: u32 = "trace-block-size" =>
         env(&[var("KVASIR_TRACE_BLOCK_SIZE")]).default("512").ints(1, 1 << 20).effective();
 
-    /// Traffic without a trace: `tenants`, `chat`, `agents` or `documents`, with settings.
+    /// Synthetic traffic: `tenants`, `chat`, `agents` or `documents`, with settings.
     ///
     /// For example `chat,sessions=200,turns=6,rate=3`.
     WORKLOAD: Option<String> = "workload" =>
         env(&[var("KVASIR_WORKLOAD")]).metavar("KIND[,SETTING=N]").common().effective();
 
-    /// Spread requests of equal time until the next time of the trace.
+    /// Spread requests with equal timestamps over the time until the next timestamp.
     ///
-    /// Published traces round their clocks; played as they are, they are bursts nobody sent.
+    /// Published traces have rounded timestamps; replayed as they are, they make artificial bursts.
     SPREAD: bool = "spread" => env(&[var("KVASIR_SPREAD")]).default("true").effective();
 
-    /// Replay only so many requests, from the start.
+    /// Number of requests to replay, from the start of the trace.
     REQUESTS: Option<u64> = "requests" =>
         env(&[var("KVASIR_REQUESTS")]).ints(1, u64::MAX).default_note("all").effective();
 
-    /// A policy to try: a router mode, then options of the router. May be given several times.
+    /// A policy to compare: a router mode, then router options. May be given several times.
     ///
     /// For example `kv,router-prefill-load-scale=16`. Without any: round-robin, random,
     /// least-loaded and kv.
@@ -100,122 +100,122 @@ options! { REPLAY_ROWS, Group::Replay, Scope::REPLAY;
         env(&[var("KVASIR_POLICY")]).space_separated().metavar("MODE[,OPTION=VALUE]").common()
         .effective();
 
-    /// Play the trace so many times faster; several between commas.
+    /// Replay speed relative to the trace; several are separated by commas.
     SPEED: String = "speed" =>
         env(&[var("KVASIR_SPEED")]).default("1.0").rule(&NUMBERS).common().effective();
 
-    /// Ignore the times: so many clients that wait for their answers; several between commas.
+    /// Ignore timestamps and use this many closed-loop clients; several are separated by commas.
     CLOSED_LOOP: Option<String> = "closed-loop" =>
         env(&[var("KVASIR_CLOSED_LOOP")]).rule(&NUMBERS).effective();
 
-    /// Time between an answer and a client's next request in a closed loop, in milliseconds.
+    /// Time between a response and the client's next request in a closed loop, in milliseconds.
     THINK_MS: f64 = "think-ms" =>
         env(&[var("KVASIR_THINK_MS")]).default("0").floats(0.0, 86_400_000.0).metavar("MS")
         .effective();
 
-    /// Runs of each policy, each with another seed.
+    /// Runs of each policy, each with a different seed.
     SEEDS: u32 = "seeds" => env(&[var("KVASIR_SEEDS")]).default("1").ints(1, 1000).effective();
 
-    /// Write all numbers to a file.
+    /// Write all results to a JSON file.
     REPORT_JSON: Option<PathBuf> = "report-json" =>
         env(&[var("KVASIR_REPORT_JSON")]).aliases(&["json"]).metavar("FILE").common().effective();
 
-    /// Write a report with plots to a file that needs no network.
+    /// Write a self-contained HTML report with plots to a file.
     REPORT_HTML: Option<PathBuf> = "report-html" =>
         env(&[var("KVASIR_REPORT_HTML")]).aliases(&["html"]).metavar("FILE").common().effective();
 
-    /// Policy to compare the others with.
+    /// Policy that the others are compared with.
     BASELINE: Option<String> = "baseline" =>
         env(&[var("KVASIR_BASELINE")]).metavar("POLICY").default_note("the first").effective();
 
-    /// A good answer's first token comes within so many milliseconds.
+    /// Goodput target: time to first token, in milliseconds.
     SLO_TTFT_MS: f64 = "slo-ttft-ms" =>
         env(&[var("KVASIR_SLO_TTFT_MS")]).default("2000").positive().metavar("MS").effective();
 
-    /// A good answer's tokens follow each other within so many milliseconds, on average.
+    /// Goodput target: mean inter-token latency, in milliseconds.
     SLO_ITL_MS: f64 = "slo-itl-ms" =>
         env(&[var("KVASIR_SLO_ITL_MS")]).default("25").positive().metavar("MS").effective();
 
-    /// Router replicas, each with its own picture.
+    /// Router replicas, each with its own index and load.
     REPLICAS: u32 = "replicas" =>
         env(&[var("KVASIR_REPLICAS")]).default("1").ints(1, 256).effective();
 
-    /// Replicas tell each other what they booked.
+    /// Replicas synchronise their tracked load.
     REPLICA_SYNC: bool = "replica-sync" =>
         env(&[var("KVASIR_REPLICA_SYNC")]).default("false").effective();
 
-    /// Time until a router knows of a change of a cache, in milliseconds.
+    /// Delay of KV events on their way to a router, in milliseconds.
     EVENT_LATENCY_MS: f64 = "event-latency-ms" =>
         env(&[var("KVASIR_EVENT_LATENCY_MS")]).default("1").floats(0.0, 86_400_000.0).metavar("MS")
         .effective();
 
-    /// Share of cache events that a router never gets.
+    /// Share of KV events that are lost on their way to a router.
     EVENT_LOSS: f64 = "event-loss" =>
         env(&[var("KVASIR_EVENT_LOSS")]).default("0").floats(0.0, 1.0).effective();
 
-    /// A worker's process dies: `1@60` is worker 1 after 60 seconds. May be given several times.
+    /// Stop a worker: `1@60` is worker 1 after 60 seconds. May be given several times.
     WORKER_LEAVES: Vec<String> = "worker-leaves" =>
         env(&[var("KVASIR_WORKER_LEAVES")]).rule(&WORKER_AT).effective();
 
-    /// A worker comes, or comes back, with an empty cache. May be given several times.
+    /// Start or restart a worker with an empty cache. May be given several times.
     WORKER_JOINS: Vec<String> = "worker-joins" =>
         env(&[var("KVASIR_WORKER_JOINS")]).rule(&WORKER_AT).effective();
 
-    /// Runs at a time.
+    /// Number of parallel runs.
     JOBS: Option<u32> = "jobs" =>
-        env(&[var("KVASIR_JOBS")]).ints(1, 1024).default_note("one for each processor").effective();
+        env(&[var("KVASIR_JOBS")]).ints(1, 1024).default_note("one per core").effective();
 }
 
 options! { MOCKER_ROWS, Group::Mocker, Scope::MOCKER;
 
-    /// Publish cache events at this address over ZeroMQ, as an engine does.
+    /// Publish KV events at this address over ZeroMQ, as an engine does.
     ///
-    /// Each further rank, then each further worker, has the next port; port 0 takes free ones.
+    /// Each further rank, then each further worker, uses the next port; port 0 takes free ones.
     EVENTS: Option<String> = "events" =>
         env(&[var("KVASIR_EVENTS")]).default_note("no events").rule(&TCP).effective().common();
 
-    /// Answer those who missed events at this address; needs --events.
+    /// Serve replays of missed KV events at this address; needs --events.
     REPLAY: Option<String> = "replay" =>
         env(&[var("KVASIR_REPLAY")]).default_note("no replay").rule(&TCP).effective().common();
 
-    /// The same as vLLM takes it, as a JSON object.
+    /// The same as a JSON object, as vLLM takes it.
     ///
-    /// Read are enable_kv_cache_events, publisher, endpoint, replay_endpoint, topic, buffer_steps.
+    /// Fields that are used: enable_kv_cache_events, publisher, endpoint, replay_endpoint, topic, buffer_steps.
     KV_EVENTS_CONFIG: Option<String> = "kv-events-config" =>
         env(&[var("KVASIR_KV_EVENTS_CONFIG")]).default_note("no events").rule(&JSON_OBJECT)
         .effective();
 
-    /// Publish cache events from this port on, as vLLM does over ZeroMQ; 0 takes free ports.
+    /// First port for KV events over ZeroMQ, as in vLLM; 0 takes free ports.
     ///
-    /// Each worker has a port for each rank's events, then one for each rank's replays.
+    /// Each worker uses one port per rank for events, then one per rank for replays.
     KV_EVENTS_PORT: Option<u16> = "kv-events-port" =>
         env(&[var("KVASIR_KV_EVENTS_PORT")]).default_note("no events").metavar("PORT").effective()
         .common();
 
-    /// Serve these LoRA adapters of the model, too, each under its name; a path is only shown.
+    /// LoRA adapters to serve, each under its name; a path is only shown.
     LORA_MODULES: Vec<String> = "lora-modules" =>
         env(&[var("KVASIR_LORA_MODULES")]).metavar("NAME[=PATH]").effective();
 
-    /// Engine and release whose wire the events have.
+    /// Engine and release whose event format is used.
     EVENT_WIRE: Option<EventWire> = "event-wire" =>
         env(&[var("KVASIR_EVENT_WIRE")]).default_note("vllm, or sglang with --engine-type sglang")
         .effective();
 
-    /// An event fault to begin with, as its control route takes it; may be given several times.
+    /// A fault of KV events to start with, as the control route takes it; may be given several times.
     ///
     /// `drop=COUNT`, `duplicate`, `reorder`, `delay=MS`, `mute`, `unmute`, `restart-sequence`,
     /// `restart-empty`, `silent-clear`, `forget-replay=KEEP` or `block-size=TOKENS`.
     EVENT_FAULT_AT_START: Vec<String> = "event-fault-at-start" =>
         env(&[var("KVASIR_EVENT_FAULT_AT_START")]).rule(&EVENT_FAULT).effective();
 
-    /// Say in `usage` how many prompt tokens came from the cache.
+    /// Report in `usage` how many prompt tokens were cached.
     ENABLE_PROMPT_TOKENS_DETAILS: bool = "enable-prompt-tokens-details" =>
         env(&[var("KVASIR_ENABLE_PROMPT_TOKENS_DETAILS")]).default("true").effective();
 
-    /// A fault to begin with, as the control route takes it; may be given several times.
+    /// A fault to start with, as the control route takes it; may be given several times.
     ///
     /// `refuse`, `stall`, `slow=MS`, `die=TOKENS`, `cut=TOKENS` or `status=CODE`, each with
-    /// `:share=0.1` to strike only some requests and `:count=3` to strike so many.
+    /// `:share=0.1` to affect a share of the requests and `:count=3` to affect that many.
     FAULT_AT_START: Vec<String> = "fault-at-start" =>
         env(&[var("KVASIR_FAULT_AT_START")]).aliases(&["fault"]).rule(&FAULT).effective();
 }

@@ -13,11 +13,11 @@ options! { GENERAL_ROWS, Group::General, Scope::ALL.and(Scope::CONFIG).and(Scope
     /// Read options from this TOML file.
     ///
     /// Keys are the names of flags without the dashes, at the top level: `router-mode = "kv"`.
-    /// A key that is no option is refused. Variables and flags win over the file.
+    /// Unknown keys are refused. Variables and flags take precedence over the file.
     CONFIG: Option<PathBuf> = "config" =>
         env(&[var("KVASIR_CONFIG")]).metavar("FILE").not_in_file().effective().common();
 
-    /// Command whose options to look at.
+    /// Command whose options to show or check.
     FOR: ForCommand = "for" =>
         scope(Scope::CONFIG).default("frontend").metavar("COMMAND").flag_only().effective()
         .common();
@@ -27,14 +27,14 @@ options! { GENERAL_ROWS, Group::General, Scope::ALL.and(Scope::CONFIG).and(Scope
         scope(Scope::CONFIG.and(Scope::OPERATE).and(Scope::DOCTOR)).default("false").flag_only()
         .effective().common();
 
-    /// Show only what differs from the defaults.
+    /// Show only values that differ from their defaults.
     CHANGED: bool = "changed" =>
         scope(Scope::CONFIG).default("false").flag_only().effective().common();
 
     /// Seed of all random choices: ties, temperature, mock engines, traffic.
     ///
-    /// Unset draws one at start and logs it, so that replicas differ; `kvasir replay` takes 0. The same seed and the
-    /// same inputs give the same decisions.
+    /// If unset, a seed is drawn and logged at start, so that replicas differ; `kvasir replay` uses 0. The same seed
+    /// and the same inputs give the same decisions.
     SEED: Option<u64> = "seed" => scope(Scope::ALL).env(&[var("KVASIR_SEED")]).effective();
 
     /// Write the values in use and their origin to this file at start, as JSON.
@@ -45,18 +45,18 @@ options! { GENERAL_ROWS, Group::General, Scope::ALL.and(Scope::CONFIG).and(Scope
 
 options! { OBSERVABILITY_ROWS, Group::Observability, Scope::ALL;
 
-    /// What to log: a level, or levels by module.
+    /// Log level, or log levels by module.
     ///
-    /// For example `info,kvasir_router=debug` adds what each candidate of a decision would have cost.
+    /// For example `info,kvasir_router=debug` adds the cost of every candidate of a decision.
     LOG_LEVEL: String = "log-level" =>
         env(&[var("KVASIR_LOG"), var("DYN_LOG")]).default("info").default_note("info; warn with --traffic").rule(&LOG_FILTER).common()
         .effective();
 
-    /// How to write log lines.
+    /// Format of log lines.
     LOG_FORMAT: LogFormat = "log-format" =>
         env(&[var("KVASIR_LOG_FORMAT")]).default("text").common().effective();
 
-    /// Decisions to remember, so that one can ask why a request went where it went.
+    /// Number of routing decisions kept for `kvasir why`.
     ROUTER_DECISION_LOG: u32 = "router-decision-log" of router =>
         scope(Scope::ROUTING).env(&[var("KVASIR_ROUTER_DECISION_LOG")]).effective();
 
@@ -67,27 +67,27 @@ options! { OBSERVABILITY_ROWS, Group::Observability, Scope::ALL;
 
     /// Send spans of requests to an OpenTelemetry collector.
     ///
-    /// Only in a build with the feature `otel`; others say so at start. A caller's `traceparent` is
-    /// continued, and the engine's work becomes a child of ours.
+    /// Needs a build with the feature `otel`; other builds log a warning at start. An incoming
+    /// `traceparent` is continued, and the engine gets a child span.
     OTEL_EXPORT_ENABLED: bool = "otel-export-enabled" =>
         scope(Scope::SERVE).env(&[var("OTEL_EXPORT_ENABLED")]).default("false").effective();
 
-    /// Where the collector takes traces: OTLP over HTTP, protobuf.
+    /// URL of the collector for traces: OTLP over HTTP, protobuf.
     OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: String = "otel-exporter-otlp-traces-endpoint" =>
         scope(Scope::SERVE).env(&[var("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")])
         .default("http://localhost:4318/v1/traces").rule(&URL).effective();
 
-    /// How this process is called in traces.
+    /// Service name in traces.
     OTEL_SERVICE_NAME: String = "otel-service-name" =>
         scope(Scope::SERVE).env(&[var("OTEL_SERVICE_NAME")]).default("kvasir").metavar("NAME")
         .effective();
 
-    /// Share of requests to trace that come without a trace of their own; others follow their caller.
+    /// Share of requests without a `traceparent` that are sampled; others follow their caller.
     OTEL_TRACES_SAMPLER_ARG: f64 = "otel-traces-sampler-arg" =>
         scope(Scope::SERVE).env(&[var("OTEL_TRACES_SAMPLER_ARG")]).default("1").floats(0.0, 1.0)
         .effective();
 
-    /// Port of the status server with its own `/metrics` and `/health`; unset opens none.
+    /// Port of a status server with `/metrics` and `/health`; unset starts none.
     SYSTEM_PORT: Option<u16> = "system-port" =>
         env(&[var("DYN_SYSTEM_PORT")]).ints(0, 65_535).metavar("PORT");
 }

@@ -19,34 +19,34 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
         scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_HTTP_HOST")]).default("0.0.0.0")
         .default_note("0.0.0.0; 127.0.0.1 in the demo").rule(&HOST).common().effective();
 
-    /// Certificate for HTTPS, in PEM; needs the key too. A renewed one is taken over.
+    /// TLS certificate, in PEM; needs the key too. Reloaded when the file changes.
     TLS_CERT_PATH: Option<PathBuf> = "tls-cert-path" =>
         env(&[var("DYN_TLS_CERT_PATH")]).metavar("FILE").effective();
 
-    /// Key for HTTPS, in PEM; needs the certificate too.
+    /// TLS private key, in PEM; needs the certificate too.
     TLS_KEY_PATH: Option<PathBuf> = "tls-key-path" =>
         env(&[var("DYN_TLS_KEY_PATH")]).metavar("FILE").effective();
 
-    /// Port of operators' routes; unset leaves them at the clients' port.
+    /// Separate port for the admin API; unset serves it on the HTTP port.
     ///
-    /// Workers, thresholds and decisions are then only there. Health, liveness and metrics are at
-    /// both. 0 takes any free port.
+    /// Workers, thresholds and decisions are then served there only; health, liveness and metrics
+    /// on both. 0 takes any free port.
     ADMIN_PORT: Option<u16> = "admin-port" =>
         env(&[var("KVASIR_ADMIN_PORT")]).ints(0, 65_535).metavar("PORT").effective();
 
-    /// Address of operators' routes.
+    /// Address that the admin port listens on.
     ADMIN_HOST: String = "admin-host" =>
         env(&[var("KVASIR_ADMIN_HOST")]).default("127.0.0.1").rule(&HOST).effective();
 
-    /// Ask operators for a token: a file with one a line. Operators' commands send the first.
+    /// Require a token for the admin API: a file with one token per line.
     ///
-    /// They send `authorization: Bearer TOKEN`. Keys of clients do not open operators' routes once
-    /// there is a token.
+    /// Callers send `authorization: Bearer TOKEN`; `kvasir` commands send the first token. With a
+    /// token set, API keys of clients do not give access to the admin API.
     ADMIN_TOKEN_FILE: Option<PathBuf> = "admin-token-file" =>
         scope(Scope::SERVE.and(Scope::OPERATE).and(Scope::DOCTOR))
         .env(&[var("KVASIR_ADMIN_TOKEN_FILE")]).metavar("FILE").effective();
 
-    /// The token itself; wins over the file.
+    /// The admin token itself; takes precedence over the file.
     ADMIN_TOKEN: Option<String> = "admin-token" =>
         scope(Scope::SERVE.and(Scope::OPERATE).and(Scope::DOCTOR))
         .env(&[var("KVASIR_ADMIN_TOKEN")]).secret().effective();
@@ -55,61 +55,59 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     HTTP_BODY_LIMIT_MB: u64 = "http-body-limit-mb" =>
         env(&[var("DYN_HTTP_BODY_LIMIT_MB")]).default("45").ints(1, 1 << 20).effective();
 
-    /// Status code of a refusal for overload.
+    /// Status code of responses that refuse a request because of overload.
     HTTP_OVERLOAD_STATUS_CODE: u16 = "http-overload-status-code" =>
         env(&[var("DYN_HTTP_OVERLOAD_STATUS_CODE")]).default("503").ints(200, 999).effective();
 
-    /// Send a comment on a silent stream so often, in milliseconds.
+    /// Interval of keep-alive comments on idle SSE streams, in milliseconds.
     HTTP_SSE_KEEP_ALIVE_INTERVAL_MS: Option<u64> = "http-sse-keep-alive-interval-ms" =>
         env(&[var("DYN_HTTP_SSE_KEEP_ALIVE_INTERVAL_MS")]).ints(1, 86_400_000).metavar("MS").effective();
 
-    /// End a stream that the worker has left silent for so many seconds.
+    /// End a stream after this many seconds without data from the worker.
     HTTP_BACKEND_STREAM_TIMEOUT_SECS: Option<u64> = "http-backend-stream-timeout-secs" =>
         env(&[var("DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS")]).ints(1, 31_536_000).metavar("SECONDS").effective();
 
-    /// Try another worker when one has not begun its answer after so long.
+    /// Time to wait for the first byte of a response before another worker is tried.
     ///
-    /// An answer that is not streamed begins when it is complete.
+    /// A response that is not streamed begins when it is complete.
     HTTP_FIRST_BYTE_TIMEOUT_SECS: Duration = "http-first-byte-timeout-secs" =>
         env(&[var("KVASIR_HTTP_FIRST_BYTE_TIMEOUT_SECS")]).default("3600").metavar("SECONDS").effective();
 
-    /// Leave a client that neither sends nor takes anything for so long.
+    /// Close the connection of a client that neither sends nor reads anything for this time.
     ///
-    /// Its connection is closed; of several HTTP/2 streams, the one that it does not take is reset. A client that reads
-    /// slowly has all the time it needs.
+    /// Of several HTTP/2 streams only the one that is not read is reset. A client that reads slowly is not affected.
     HTTP_CLIENT_TIMEOUT_SECS: Duration = "http-client-timeout-secs" =>
         env(&[var("KVASIR_HTTP_CLIENT_TIMEOUT_SECS")]).default("30").metavar("SECONDS").effective();
 
-    /// Threads that serve clients; 0 is one for each core.
+    /// Threads that serve clients; 0 is one per core.
     ///
-    /// A connection stays on its thread. Cache events and what looks after workers have threads of
-    /// their own.
+    /// A connection stays on its thread. KV events and worker health checks run on other threads.
     HTTP_THREADS: u32 = "http-threads" =>
         env(&[var("KVASIR_HTTP_THREADS")]).default("0").ints(0, 1024).effective();
 
-    /// Connections of clients that are open at once; further ones wait.
+    /// Maximum number of open client connections; more wait to be accepted.
     HTTP_CONNECTIONS_MAX: u32 = "http-connections-max" =>
         env(&[var("KVASIR_HTTP_CONNECTIONS_MAX")]).default("32768").ints(1, 1 << 24).effective();
 
-    /// Clients' requests that are under way at once; further ones are refused as overload.
+    /// Maximum number of concurrent requests; more are refused as overload.
     HTTP_REQUESTS_MAX: u32 = "http-requests-max" =>
         env(&[var("KVASIR_HTTP_REQUESTS_MAX")]).default("65536").ints(1, 1 << 24).effective();
 
-    /// Ask clients for a key: a file with one key a line.
+    /// Require an API key from clients: a file with one key per line.
     ///
     /// Clients send `authorization: Bearer KEY`. Health, liveness and metrics need none.
     HTTP_API_KEY_FILE: Option<PathBuf> = "http-api-key-file" =>
         env(&[var("KVASIR_HTTP_API_KEY_FILE")]).metavar("FILE").effective();
 
-    /// Largest head of a request, in KiB; it has 100 fields at most.
+    /// Maximum size of request headers, in KiB; at most 100 fields.
     HTTP_HEADER_LIMIT_KB: u32 = "http-header-limit-kb" =>
         env(&[var("KVASIR_HTTP_HEADER_LIMIT_KB")]).default("64").ints(8, 1 << 14).effective();
 
-    /// Hold response headers back so long that an early engine error can still set the status.
+    /// Delay response headers by this time, so that an early engine error can set the status.
     HTTP_PRE_COMMIT_ERROR_PEEK_MS: Option<u64> = "http-pre-commit-error-peek-ms" =>
         env(&[var("DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS")]).ints(1, 3_600_000).metavar("MS").effective();
 
-    /// Leave out the routes that change settings, such as `/busy_threshold`.
+    /// Do not serve the routes that change settings, such as `/busy_threshold`.
     DISABLE_FRONTEND_ADMIN_API: bool = "disable-frontend-admin-api" =>
         env(&[var("DYN_DISABLE_FRONTEND_ADMIN_API")]).default("false").effective();
 
@@ -118,9 +116,9 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
         env(&[var("DYN_DISABLE_FRONTEND_NVEXT"), negated_var("DYN_ENABLE_FRONTEND_NVEXT")])
         .default("false").effective();
 
-    /// Drop top-level fields of a body that nobody knows, instead of answering 400.
+    /// Ignore unknown top-level fields of a body instead of answering 400.
     ///
-    /// For token workers, as in the demo: engine servers get every field and judge it themselves.
+    /// Applies to token workers, as in the demo. Engine servers get every field and validate it themselves.
     IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS: bool = "ignore-openai-fe-unsupported-fields" =>
         env(&[var("DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS")]).default("false").effective();
 
@@ -173,11 +171,11 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     KSERVE_GRPC_SERVER: bool = "kserve-grpc-server" =>
         env(&[var("DYN_KSERVE_GRPC_SERVER")]).default("false");
 
-    /// Port of the metrics page beside gRPC.
+    /// Port of the metrics page of the gRPC server.
     GRPC_METRICS_PORT: u16 = "grpc-metrics-port" =>
         env(&[var("DYN_GRPC_METRICS_PORT")]).default("8788").metavar("PORT");
 
-    /// A module that adds routes; give it once for each.
+    /// A module that adds routes; may be given several times.
     FRONTEND_ROUTE_EXTENSION: Vec<String> = "frontend-route-extension" =>
         env(&[var("DYN_FRONTEND_ROUTE_EXTENSIONS")]).metavar("NAME");
 }

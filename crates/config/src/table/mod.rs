@@ -39,7 +39,7 @@ const TABLES: &[&[Spec]] = &[
     cost::TRACKING_ROWS,
     queue::QUEUE_ROWS,
     cache::CACHE_ROWS,
-    cache::KEPT_ROWS,
+    cache::SNAPSHOT_ROWS,
     cost::AIC_ROWS,
     disagg::DISAGG_ROWS,
     model::MODEL_ROWS,

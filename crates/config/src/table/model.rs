@@ -24,22 +24,22 @@ options! { MODEL_ROWS, Group::Model, Scope::SERVE;
     TOKENIZER_FALLBACK: bool = "tokenizer-fallback" =>
         env(&[var("DYN_TOKENIZER_FALLBACK")]).default("true");
 
-    /// Let a model bring its own code.
+    /// Run code that a model repository contains.
     TRUST_REMOTE_CODE: bool = "trust-remote-code" =>
         env(&[var("DYN_TRUST_REMOTE_CODE")]).default("false");
 
-    /// Who turns chats into tokens.
+    /// Which preprocessor turns chats into tokens.
     DYN_CHAT_PROCESSOR: ChatProcessor = "dyn-chat-processor" =>
         env(&[var("DYN_CHAT_PROCESSOR")]).default("dynamo");
 
-    /// Processes that prepare requests; 0 prepares them in this one.
+    /// Preprocessing processes; 0 preprocesses in this process.
     DYN_PREPROCESS_WORKERS: u32 = "dyn-preprocess-workers" =>
         env(&[var("DYN_PREPROCESS_WORKERS")]).default("0");
 
-    /// Log where the time of each request goes.
+    /// Log a time breakdown of each request.
     DYN_DEBUG_PERF: bool = "dyn-debug-perf" => env(&[var("DYN_DEBUG_PERF")]).default("false");
 
-    /// Field of a response that carries reasoning.
+    /// Response field that carries reasoning text.
     REASONING_FIELD_NAME: ReasoningField = "reasoning-field-name" =>
         env(&[var("DYN_REASONING_FIELD_NAME")]).default("reasoning_content");
 
@@ -51,7 +51,7 @@ options! { MODEL_ROWS, Group::Model, Scope::SERVE;
     ENABLE_ANTHROPIC_API: bool = "enable-anthropic-api" =>
         env(&[var("DYN_ENABLE_ANTHROPIC_API")]).default("false").effective();
 
-    /// Take the client's preamble out of Anthropic requests.
+    /// Remove the client's preamble from Anthropic requests.
     STRIP_ANTHROPIC_PREAMBLE: bool = "strip-anthropic-preamble" =>
         env(&[var("DYN_STRIP_ANTHROPIC_PREAMBLE")]).default("false");
 

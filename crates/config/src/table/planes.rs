@@ -12,7 +12,7 @@ const PLANES_SCOPE: Scope = Scope::FRONTEND.and(Scope::ROUTER).and(Scope::MOCKER
 
 options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
 
-    /// Where workers are found.
+    /// How workers are discovered.
     DISCOVERY_BACKEND: DiscoveryBackend = "discovery-backend" =>
         env(&[var("DYN_DISCOVERY_BACKEND")]).default("etcd")
         .default_note("etcd; static with --worker").common();
@@ -22,27 +22,27 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
         env(&[var("DYN_FILE_KV")]).default_note("dynamo_store_kv in the temporary directory")
         .metavar("DIR");
 
-    /// How requests reach token workers.
+    /// Transport of requests to token workers.
     REQUEST_PLANE: RequestPlane = "request-plane" =>
         env(&[var("DYN_REQUEST_PLANE")]).default("tcp");
 
-    /// How KV events and load reports arrive.
+    /// Transport of KV events and load reports.
     EVENT_PLANE: EventPlane = "event-plane" =>
         env(&[var("DYN_EVENT_PLANE")]).default("nats")
         .default_note("nats with etcd or kubernetes discovery, else zmq");
 
-    /// Namespace in which to look for workers.
+    /// Namespace to discover workers in.
     NAMESPACE: Option<String> = "namespace" =>
         env(&[var("DYN_NAMESPACE")])
         .default_note("all; the endpoint's own in the standalone router").metavar("NAME")
 
         .partly("it labels metrics, and does not choose workers yet");
 
-    /// Look in all namespaces that begin so; wins over `--namespace`.
+    /// Discover workers in all namespaces with this prefix; takes precedence over `--namespace`.
     NAMESPACE_PREFIX: Option<String> = "namespace-prefix" =>
         scope(Scope::FRONTEND).env(&[var("DYN_NAMESPACE_PREFIX")]).metavar("NAME");
 
-    /// Address of the NATS server; several joined by commas.
+    /// Address of the NATS server; several are separated by commas.
     NATS_SERVER: String = "nats-server" =>
         env(&[var("NATS_SERVER")]).default("nats://localhost:4222").rule(&NATS);
 
@@ -50,15 +50,15 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
     NATS_TLS_CA_CERT_PATH: Option<PathBuf> = "nats-tls-ca-cert-path" =>
         env(&[var("NATS_TLS_CA_CERT_PATH")]).metavar("FILE");
 
-    /// Do not check the NATS server's certificate.
+    /// Do not verify the certificate of the NATS server.
     NATS_TLS_INSECURE: bool = "nats-tls-insecure" =>
         env(&[var("NATS_TLS_INSECURE")]).default("false");
 
-    /// Seconds that JetStream keeps messages.
+    /// Retention time of the JetStream stream.
     NATS_STREAM_MAX_AGE: Duration = "nats-stream-max-age" =>
         env(&[var("DYN_NATS_STREAM_MAX_AGE")]).default("3600").metavar("SECONDS");
 
-    /// Addresses of etcd; several joined by commas.
+    /// Addresses of etcd, separated by commas.
     ETCD_ENDPOINTS: String = "etcd-endpoints" =>
         env(&[var("ETCD_ENDPOINTS")]).default("http://localhost:2379").rule(&ETCD);
 
@@ -81,19 +81,19 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
     ETCD_AUTH_CLIENT_KEY: Option<PathBuf> = "etcd-auth-client-key" =>
         env(&[var("ETCD_AUTH_CLIENT_KEY")]).metavar("FILE");
 
-    /// Byte format of events.
+    /// Encoding of events.
     EVENT_PLANE_CODEC: Option<PlaneCodec> = "event-plane-codec" =>
         env(&[var("DYN_EVENT_PLANE_CODEC")]).default_note("json on NATS, msgpack on ZMQ");
 
-    /// Byte format of requests, announced by each endpoint.
+    /// Encoding of requests, announced by each endpoint.
     REQUEST_PLANE_CODEC: PlaneCodec = "request-plane-codec" =>
         env(&[var("DYN_REQUEST_PLANE_CODEC")]).default("msgpack");
 
-    /// Address on which answers of workers arrive.
+    /// Address on which responses of workers arrive.
     TCP_RPC_HOST: Option<String> = "tcp-rpc-host" =>
         env(&[var("DYN_TCP_RPC_HOST")]).default_note("found by itself").rule(&HOST);
 
-    /// Port on which answers of workers arrive; 0 takes any free one.
+    /// Port on which responses of workers arrive; 0 takes any free one.
     TCP_RPC_PORT: u16 = "tcp-rpc-port" =>
         env(&[var("DYN_TCP_RPC_PORT")]).default("0").metavar("PORT");
 
@@ -101,19 +101,19 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
     TCP_MAX_MESSAGE_SIZE: u64 = "tcp-max-message-size" =>
         env(&[var("DYN_TCP_MAX_MESSAGE_SIZE")]).default("33554432").ints(1024, 1 << 40);
 
-    /// Wait so long for a worker to take a request.
+    /// Time to wait for a worker to accept a request.
     TCP_REQUEST_TIMEOUT: Duration = "tcp-request-timeout" =>
         env(&[var("DYN_TCP_REQUEST_TIMEOUT")]).default("10").metavar("SECONDS");
 
-    /// Wait so long for a connection to a worker.
+    /// Time to wait for a connection to a worker.
     TCP_CONNECT_TIMEOUT: Duration = "tcp-connect-timeout" =>
         env(&[var("DYN_TCP_CONNECT_TIMEOUT")]).default("3").metavar("SECONDS");
 
-    /// Connections to keep for each worker.
+    /// Connections kept open to each worker.
     TCP_POOL_SIZE: u32 = "tcp-pool-size" =>
         env(&[var("DYN_TCP_POOL_SIZE")]).default("50").ints(1, 65_536);
 
-    /// Messages to hold for each connection.
+    /// Messages buffered for each connection.
     TCP_CHANNEL_BUFFER: u32 = "tcp-channel-buffer" =>
         env(&[var("DYN_TCP_CHANNEL_BUFFER")]).default("100").ints(1, 1 << 20);
 

@@ -9,21 +9,21 @@ use crate::spec::{Group, options, var};
 
 options! { QUEUE_ROWS, Group::Queue, Scope::ROUTING;
 
-    /// Hold requests back while every worker has more than so many batches of prompt tokens.
+    /// Queue requests while every worker has more waiting prompt tokens than this many batches.
     ///
-    /// A multiple of the worker's `max_num_batched_tokens`. `none` never holds back.
+    /// A multiple of the worker's `max_num_batched_tokens`. `none` never queues.
     ROUTER_QUEUE_THRESHOLD: Option<f64> = "router-queue-threshold" of router =>
         env(&[var("DYN_ROUTER_QUEUE_THRESHOLD")]).common().effective();
 
-    /// Who leaves the queue first.
+    /// Order of the queue.
     ROUTER_QUEUE_POLICY: QueuePolicy = "router-queue-policy" of router =>
         env(&[var("DYN_ROUTER_QUEUE_POLICY")]).metavar("POLICY").effective();
 
-    /// Requests the queue may hold; more are refused as overload.
+    /// Maximum number of queued requests; more are refused as overload.
     ROUTER_QUEUE_MAX_REQUESTS: u32 = "router-queue-max-requests" of router =>
         env(&[var("KVASIR_ROUTER_QUEUE_MAX_REQUESTS")]).effective();
 
-    /// Refuse a request as overload when it has waited so long.
+    /// Longest time in the queue; then a request is refused as overload.
     ROUTER_QUEUE_MAX_WAIT_SECS: Duration = "router-queue-max-wait-secs" of router =>
         env(&[var("KVASIR_ROUTER_QUEUE_MAX_WAIT_SECS")]).metavar("SECONDS").effective();
 
@@ -31,7 +31,7 @@ options! { QUEUE_ROWS, Group::Queue, Scope::ROUTING;
     ROUTER_POLICY_CONFIG: Option<PathBuf> = "router-policy-config" =>
         env(&[var("DYN_ROUTER_POLICY_CONFIG")]).metavar("FILE").effective();
 
-    /// Look caches up again for a request that waited so long; 0 never.
+    /// Repeat the cache lookup of a request that has been queued for this time; 0 never.
     ROUTER_OVERLAP_REFRESH_AFTER_SECS: Duration = "router-overlap-refresh-after-secs" of router =>
         env(&[var("DYN_ROUTER_OVERLAP_REFRESH_AFTER_SECS")]).metavar("SECONDS").effective();
 }

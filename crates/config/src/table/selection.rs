@@ -10,12 +10,12 @@ use crate::spec::{Group, options, var};
 
 options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
 
-    /// An engine server to route to; give it once for each.
+    /// URL of an engine server to route to; may be given several times.
     ///
-    /// The server is used as it is: the body of a request reaches it unchanged. With at least one,
-    /// discovery is `static` and `--router-mode` is `kv` unless said otherwise.
+    /// The server needs no changes; request bodies are forwarded unchanged. With at least one,
+    /// discovery is `static` and `--router-mode` is `kv` unless set otherwise.
     ///
-    /// What the server does not tell can follow its URL: `block-size`, `kv-blocks`,
+    /// What the server does not report can follow its URL: `block-size`, `kv-blocks`,
     /// `max-num-batched-tokens`, `data-parallel-size`, `events`, `replay`, `taint`, `api-key-file`,
     /// each as `name=value` after a comma.
     WORKER: Vec<String> = "worker" =>
@@ -23,27 +23,27 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
         .space_separated().rule(&rule_text::WORKER)
         .metavar("URL[,NAME=VALUE]").common().effective();
 
-    /// Take workers from this file, one a line as `--worker` takes them, and follow its changes.
+    /// Read workers from this file, one per line as for `--worker`, and watch it for changes.
     ///
-    /// Blank lines and lines that begin with `#` are left out. A file that cannot be read or
-    /// understood stops the start; later it leaves the workers as they were and says so.
+    /// Blank lines and lines that begin with `#` are ignored. An invalid file is an error at start;
+    /// later it is logged and the workers stay as they were.
     WORKERS_FILE: Option<PathBuf> = "workers-file" =>
         env(&[var("KVASIR_WORKERS_FILE")]).metavar("FILE").common().effective();
 
-    /// Key that engine servers want, where a worker has none of its own.
+    /// API key for engine servers that have no key of their own.
     ///
-    /// Not a flag: other users of a machine can read command lines. A worker's own is given with
+    /// Not a flag: other users of a machine can read command lines. The key of one worker is given with
     /// `api-key-file=FILE` after its URL.
     WORKER_API_KEY: Option<String> = "worker-api-key" =>
         scope(Scope::FRONTEND.and(Scope::ROUTER).and(Scope::DOCTOR))
         .env(&[var("KVASIR_WORKER_API_KEY")]).secret().effective();
 
-    /// Certificate authority of workers reached by https, instead of the system's.
+    /// Certificate authority for https workers, instead of the system's.
     WORKER_TLS_CA_PATH: Option<PathBuf> = "worker-tls-ca-path" =>
         scope(Scope::FRONTEND.and(Scope::ROUTER).and(Scope::DOCTOR))
         .env(&[var("KVASIR_WORKER_TLS_CA_PATH")]).metavar("FILE").effective();
 
-    /// Wait at start until so many workers are there; 0 does not wait.
+    /// Number of workers to wait for at start; 0 does not wait.
     ROUTER_MIN_INITIAL_WORKERS: u32 = "router-min-initial-workers" =>
         env(&[var("DYN_ROUTER_MIN_INITIAL_WORKERS")]).default("0");
 }
@@ -52,7 +52,7 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
 
     /// How to choose a worker.
     ///
-    /// Engine servers are routed by `kv` unless a mode is given, whoever names them: `--worker`, the workers file or
+    /// Engine servers use `kv` unless a mode is given, however they were added: `--worker`, the workers file or
     /// `kvasir workers add`.
     ROUTER_MODE: RouterMode = "router-mode" of router =>
         env(&[var("DYN_ROUTER_MODE")])
@@ -62,46 +62,46 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
     /// Route by load alone and ignore caches.
     ///
     /// Sets `kv` mode, credit 0, no KV events, no reuse, no indexer, no shared cache, no
-    /// prediction; tracks active blocks and prefill tokens. Wins over contrary options.
+    /// prediction; tracks active blocks and prefill tokens. Overrides contrary options.
     LOAD_AWARE: bool = "load-aware" =>
         env(&[var("DYN_ROUTER_LOAD_AWARE")]).default("false").effective();
 
-    /// Tokens in a KV block; must be what the engines use.
+    /// Tokens in a KV block; must match the engines.
     KV_CACHE_BLOCK_SIZE: Option<u32> = "kv-cache-block-size" of router =>
         scope(Scope::ROUTING.and(Scope::DOCTOR)).env(&[var("DYN_KV_CACHE_BLOCK_SIZE")])
         .default_note("what the model's workers announce").common().effective();
 
-    /// A worker is busy above this share of its KV blocks in use.
+    /// A worker is busy when more than this share of its KV blocks is in use.
     ACTIVE_DECODE_BLOCKS_THRESHOLD: Option<f64> = "active-decode-blocks-threshold" of router =>
         scope(Scope::SERVE.and(Scope::REPLAY)).env(&[var("DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD")])
         .aliases(&["busy-threshold"]).effective();
 
-    /// A worker is busy above so many prompt tokens waiting or in prefill.
+    /// A worker is busy above this many prompt tokens that are not computed yet.
     ACTIVE_PREFILL_TOKENS_THRESHOLD: Option<u64> = "active-prefill-tokens-threshold" of router =>
         scope(Scope::SERVE.and(Scope::REPLAY)).env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD")])
         .effective();
 
-    /// The same as a multiple of the worker's batch limit; either one makes it busy.
+    /// The same as a multiple of `max_num_batched_tokens`; either threshold makes a worker busy.
     ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC: Option<f64> = "active-prefill-tokens-threshold-frac" of router =>
         scope(Scope::SERVE.and(Scope::REPLAY))
         .env(&[var("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC")]).effective();
 
-    /// Keep a session on its worker until it has been silent for so many seconds.
+    /// Keep a session on its worker until it was idle for this many seconds.
     ROUTER_SESSION_AFFINITY_TTL_SECS: Option<u64> = "router-session-affinity-ttl-secs" of router =>
         scope(Scope::SERVE).env(&[var("DYN_ROUTER_SESSION_AFFINITY_TTL_SECS")])
         .metavar("SECONDS").effective();
 
-    /// Sessions to remember; beyond it the one unused for longest is forgotten.
+    /// Maximum number of sessions; beyond it the least recently used is dropped.
     ROUTER_MAX_SESSIONS: u32 = "router-max-sessions" of router =>
         env(&[var("KVASIR_ROUTER_MAX_SESSIONS")]).effective();
 
-    /// Weight of GPU encoders against CPU ones in `device-aware-weighted` mode.
+    /// Weight of GPU encoders relative to CPU encoders in `device-aware-weighted` mode.
     ENCODER_CUDA_TO_CPU_RATIO: u32 = "encoder-cuda-to-cpu-ratio" of router =>
         scope(Scope::SERVE).env(&[var("DYN_ENCODER_CUDA_TO_CPU_RATIO")]).effective();
 
-    /// Longest time that a worker is left out for failing requests; 0 never leaves one out.
+    /// Longest time that a worker is ejected after failed requests; 0 never ejects.
     ///
-    /// It is a quarter of a second the first time and twice as long each time until the worker serves one again.
+    /// The first ejection takes 0.25 s and each further one twice as long, until the worker serves a request again.
     RUNTIME_INHIBITED_DURATION_SECS: Duration = "runtime-inhibited-duration-secs" of router =>
         env(&[var("DYN_RUNTIME_INHIBITED_DURATION_SECS")]).metavar("SECONDS").effective();
 

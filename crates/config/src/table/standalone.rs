@@ -11,7 +11,7 @@ options! { STANDALONE_ROWS, Group::Standalone, Scope::ROUTER;
         env(&[var("DYN_ROUTER_ENDPOINT")]).default_note("required").rule(&rule_text::ENDPOINT)
         .common();
 
-    /// Tokens in a KV block; not taken from the model here.
+    /// Tokens in a KV block; not taken from the model card.
     BLOCK_SIZE: u32 = "block-size" =>
         scope(Scope::ROUTER.and(Scope::REPLAY).and(Scope::MOCKER))
         .env(&[var("DYN_ROUTER_BLOCK_SIZE")]).aliases(&["router-block-size"]).default("128")

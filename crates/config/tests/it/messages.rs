@@ -37,10 +37,10 @@ fn unknown_names_suggest_the_nearest() {
         &[],
         None,
         expect![[r#"
-            error: no option is called `--router-temprature` (flag). Did you mean `--router-temperature`?
-            error: no option is called `--no-router-kv-event` (flag). Did you mean `--no-router-kv-events`?
-            error: no option is called `--temperature` (flag). Did you mean `--router-temperature`?
-            error: no option is called `--xyzzy` (flag)
+            error: unknown option `--router-temprature` (flag). Did you mean `--router-temperature`?
+            error: unknown option `--no-router-kv-event` (flag). Did you mean `--no-router-kv-events`?
+            error: unknown option `--temperature` (flag). Did you mean `--router-temperature`?
+            error: unknown option `--xyzzy` (flag)
             More: kvasir frontend --help"#]],
     );
     let file = "router_mode = \"kv\"\nbanana = 1\nno-router-kv-events = true\n[router]\nmode = 1\n";
@@ -49,8 +49,8 @@ fn unknown_names_suggest_the_nearest() {
         &[],
         Some(file),
         expect![[r#"
-            error: no option is called `router_mode` (k.toml:1). Did you mean `router-mode`?
-            error: no option is called `banana` (k.toml:2)
+            error: unknown option `router_mode` (k.toml:1). Did you mean `router-mode`?
+            error: unknown option `banana` (k.toml:2)
             error: k.toml:3: `no-router-kv-events` is a flag only; write router-kv-events = false
             error: k.toml:4: [router] is a section, and the file has none; write all options at the top level, such as router-mode = "kv"
             More: kvasir frontend --help"#]],
@@ -73,7 +73,7 @@ fn misplaced_options_say_where_they_belong() {
         &[],
         Some("config = \"x\"\n"),
         expect![[r#"
-            error: k.toml:1: `config` cannot stand in a file
+            error: k.toml:1: `config` is not allowed in a file
             More: kvasir frontend --help"#]],
     );
 }
@@ -93,7 +93,7 @@ fn words_out_of_place() {
         &[],
         None,
         expect![[r#"
-            error: no command is called `forntend`. Did you mean `frontend`?
+            error: unknown command `forntend`. Did you mean `frontend`?
             More: kvasir --help"#]],
     );
     check(
@@ -101,7 +101,7 @@ fn words_out_of_place() {
         &[],
         None,
         expect![[r#"
-            error: `--http-port` stands before the command; write kvasir <command> first
+            error: `--http-port` comes before the command; write kvasir <command> first
             More: kvasir --help"#]],
     );
     check(
@@ -142,7 +142,7 @@ fn words_out_of_place() {
         &[],
         None,
         expect![[r#"
-            error: kvasir config needs to know what to do: show, check or schema
+            error: kvasir config needs a subcommand: show, check or schema
             More: kvasir config --help"#]],
     );
     check(
@@ -150,7 +150,7 @@ fn words_out_of_place() {
         &[],
         None,
         expect![[r#"
-            error: kvasir config knows show, check and schema, not `sow`
+            error: unknown subcommand `sow` of kvasir config; use show, check or schema
             More: kvasir config --help"#]],
     );
 }
@@ -195,7 +195,7 @@ fn files_that_cannot_be_read() {
         &[],
         Some(&huge),
         expect![[r#"
-            error: k.toml: larger than 1048576 bytes; is it a configuration?
+            error: k.toml: larger than 1048576 bytes
             More: kvasir frontend --help"#]],
     );
 }

@@ -32,12 +32,12 @@ fn overview() {
             Commands:
               frontend     Serve the OpenAI API and route each request to the best worker
               demo         Try it: frontend, mock workers and sample traffic in one process
-              mocker       A mock engine that behaves as an inference server does
+              mocker       Run a mock engine that behaves like an inference server
               replay       Simulate a trace under several policies, in virtual time
               why          Show why a request went where it went, or the latest decisions
               workers      List the workers of a running frontend, add one, remove one
               top          Watch a running frontend: workers, load, cache, requests
-              doctor       Say what keeps a worker's cache from being known, and which flag mends it
+              doctor       Check why a worker's cache is not known, and which flag fixes it
               config       Show every option with its origin, check them, or print the file's schema
               completions  Print a completion script for a shell
               man          Print the manual page, of all or of a command
@@ -77,11 +77,11 @@ fn help_of_commands() {
               --config FILE
                       Read options from this TOML file. [KVASIR_CONFIG, default: unset]
               --for COMMAND
-                      Command whose options to look at. [default: frontend]
+                      Command whose options to show or check. [default: frontend]
               --json
                       Print JSON instead of text. [default: false]
               --changed
-                      Show only what differs from the defaults. [default: false]
+                      Show only values that differ from their defaults. [default: false]
 
               -h, --help  Short or full help
 
@@ -144,7 +144,7 @@ fn config_show() {
         # HTTP
         http-port                       9000                         variable DYN_HTTP_PORT
 
-        # Choosing a worker
+        # Worker selection
         router-mode                     kv                           because of --worker
 
         # Cost

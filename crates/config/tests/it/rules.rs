@@ -369,8 +369,8 @@ fn policy_strings_use_the_same_table_rules_and_messages() {
             "`-1` (policy kv,router-temperature=-1) is not allowed",
         ),
         ("kv,temperature=1", "Did you mean `router-temperature`?"),
-        ("vk", "no option is called `vk`"),
-        ("kv,http-port=1", "no option is called `http-port`"),
+        ("vk", "unknown option `vk`"),
+        ("kv,http-port=1", "unknown option `http-port`"),
         (
             "router-track-output-blocks,no-router-track-active-blocks",
             "needs --router-track",

@@ -254,7 +254,7 @@ fn what_cannot_be_replayed_is_said() {
     refuse(
         &["--workload", "chat", "--policy", "kv,router-temprature=1"],
         &expect![[r#"
-            error: no option is called `router-temprature` (policy kv,router-temprature=1). Did you mean `router-temperature`?
+            error: unknown option `router-temprature` (policy kv,router-temprature=1). Did you mean `router-temperature`?
             More: kvasir replay --help"#]],
     );
     refuse(
