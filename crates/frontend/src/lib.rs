@@ -9,6 +9,7 @@
 
 mod admin;
 mod app;
+mod attempts;
 mod dispatch;
 mod fleet;
 mod http;

@@ -36,11 +36,11 @@ use crate::http::reply::{Reply, ReplyBody};
 use crate::models::ServedModel;
 use crate::models::tokenize;
 use crate::observe::request_record::RequestRecord;
-use crate::openai::generate::Asked;
 use crate::proxy::relay::{
     Accounting, AnswerStart, Extras, FirstBytes, Form, Hide, Relay, ResumeState, Source, Timeouts,
 };
 use crate::request::ask;
+use crate::request::client_request::ClientRequest;
 use crate::request::query::Query;
 use crate::request::response_extras::{self, ExtraFields};
 use crate::request::route_error;
@@ -112,7 +112,7 @@ struct Ready {
 /// Answers a completion by one of the model's OpenAI workers.
 pub(crate) async fn handle(
     app: &Arc<App>,
-    asked: Asked,
+    asked: ClientRequest,
     scan: &Scan<'_>,
     model: &Arc<ServedModel>,
     workers: &Upstreams,
@@ -154,14 +154,14 @@ async fn ask_only(
             record.passed(StatusCode::OK.as_u16());
             Ok(query.answer(app.clock(), model, booking.target()))
         }
-        Err(error) => Err(record.fail(route_error::answer(app, &error))),
+        Err(error) => Err(record.fail(route_error::answer(app.options().overload_status, &error))),
     }
 }
 
 /// Reads what routing needs to know, and writes what the engine will get.
 async fn prepare(
     app: &Arc<App>,
-    asked: Asked,
+    asked: ClientRequest,
     scan: &Scan<'_>,
     model: &Arc<ServedModel>,
     workers: &Upstreams,

@@ -5,7 +5,7 @@
 
 pub(crate) mod ahead;
 pub(crate) mod ask;
-pub(crate) mod attempts;
+pub(crate) mod client_request;
 pub(crate) mod migrate;
 pub(crate) mod query;
 pub(crate) mod response_extras;

@@ -24,6 +24,7 @@ use crate::observe::outcomes::RequestIdentity;
 use crate::observe::request_record::{RequestRecord, Totals};
 use crate::proxy;
 use crate::request::ask;
+use crate::request::client_request::ClientRequest;
 use crate::request::query::Query;
 use crate::request::response_extras;
 use crate::tokens::answer::{Answer, StreamedAnswer};
@@ -42,18 +43,6 @@ enum Parsed {
     Completion(Box<CompletionRequest>),
 }
 
-/// A request whose body has been read.
-pub(crate) struct Asked {
-    /// What it is called, and when it came.
-    pub(crate) arrived: RequestIdentity,
-    /// Where it came in.
-    pub(crate) endpoint: Endpoint,
-    /// Its head.
-    pub(crate) parts: Parts,
-    /// Its body.
-    pub(crate) body: Bytes,
-}
-
 /// Answers a request to `endpoint`.
 pub(crate) async fn handle(
     app: &Arc<App>,
@@ -65,7 +54,7 @@ pub(crate) async fn handle(
     let arrived = RequestIdentity::now(app.observer(), &mut parts.headers);
     let outcome = match read(app, &parts, incoming).await {
         Ok(body) => {
-            let asked = Asked {
+            let asked = ClientRequest {
                 arrived: arrived.clone(),
                 endpoint,
                 parts,
@@ -109,7 +98,7 @@ fn unparsed(
 }
 
 /// An engine behind HTTP judges the body itself; for a token worker we do.
-async fn by_worker_kind(app: &Arc<App>, asked: Asked) -> Result<Reply, ApiError> {
+async fn by_worker_kind(app: &Arc<App>, asked: ClientRequest) -> Result<Reply, ApiError> {
     let body = &asked.body.clone();
     let scanned = Scan::parse(body).ok();
     let model = match scanned.as_ref().map_or(Ok(None), |scan| served(app, scan)) {
@@ -169,7 +158,7 @@ fn served(app: &App, scan: &Scan<'_>) -> Result<Option<Arc<ServedModel>>, ApiErr
 
 async fn run(
     app: &Arc<App>,
-    asked: &Asked,
+    asked: &ClientRequest,
     parsed: Parsed,
     model: Option<Arc<ServedModel>>,
 ) -> Result<Reply, ApiError> {
@@ -216,7 +205,7 @@ async fn run(
 
 async fn prepare(
     app: &App,
-    asked: &Asked,
+    asked: &ClientRequest,
     parsed: Parsed,
     model: Option<Arc<ServedModel>>,
 ) -> Result<Job, ApiError> {

@@ -13,10 +13,10 @@ use kvasir_types::{AttemptError as _, FailureCause, WorkerRank};
 use kvasir_upstream::{UpstreamBody, UpstreamError, UpstreamRequest, cause_of_status};
 
 use super::{EngineAnswer, Forward, Kind, headers, outgoing, peek};
+use crate::attempts::{self, OpenAttempt, Placing};
 use crate::http::reply::Reply;
 use crate::observe::request_record::RequestRecord;
 use crate::proxy::relay::{Form, Source};
-use crate::request::attempts::{self, OpenAttempt, Placing};
 
 /// The client's error when a request may have been run and must not be run twice.
 const NOT_SENT_AGAIN: &str = "The worker failed before it answered. It may have run the request, so it was not sent to another worker";

@@ -15,9 +15,9 @@ use kvasir_types::{FailureCause, WorkerId, WorkerRank};
 use kvasir_upstream::UpstreamError;
 
 use super::{Forward, headers};
+use crate::attempts::{self, OpenAttempt, Placing};
 use crate::models::tokenize;
 use crate::proxy::relay::{FirstBytes, Form, ResumeState, Source};
-use crate::request::attempts::{self, OpenAttempt, Placing};
 use crate::request::migrate::{self, Migration, ResumeObstacle};
 
 /// What is needed to ask another worker for the rest of an answer.

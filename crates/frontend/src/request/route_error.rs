@@ -4,11 +4,8 @@ use kvasir_openai::ApiError;
 use kvasir_router::RouteError;
 use kvasir_types::Fault;
 
-use crate::App;
-
-/// What the client is told.
-pub(crate) fn answer(app: &App, error: &RouteError) -> ApiError {
-    let overload = app.options().overload_status;
+/// What the client is told; `overload` is the status of an overload.
+pub(crate) fn answer(overload: u16, error: &RouteError) -> ApiError {
     tracing::debug!(%error, "refused");
     match error {
         RouteError::QueueLimit {
@@ -27,11 +24,11 @@ pub(crate) fn answer(app: &App, error: &RouteError) -> ApiError {
 }
 
 /// The same after workers failed the request: `why` holds if there is nobody else to ask.
-pub(crate) fn answer_after(app: &App, error: &RouteError, why: ApiError) -> ApiError {
+pub(crate) fn answer_after(overload: u16, error: &RouteError, why: ApiError) -> ApiError {
     match error {
         RouteError::FailedWorkersOverloaded
         | RouteError::FailedWorkersUnavailable
         | RouteError::NoEndpoints { .. } => why,
-        error => answer(app, error),
+        error => answer(overload, error),
     }
 }

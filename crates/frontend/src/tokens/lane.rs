@@ -12,9 +12,9 @@ use kvasir_transport::{PlaneError, TokenStream};
 use kvasir_types::{RequestId, Sampling, Time, Token, TokenItem, TokenRequest, WorkerRank};
 
 use crate::App;
+use crate::attempts::{self, OpenAttempt, Placing};
 use crate::models::ServedModel;
 use crate::request::ask;
-use crate::request::attempts::{self, OpenAttempt, Placing};
 use crate::request::migrate::Migration;
 use crate::request::route_error;
 use crate::tokens::job::Job;
@@ -178,7 +178,7 @@ pub(crate) async fn query(
         .model
         .book(arrival, &blocks)
         .await
-        .map_err(|error| route_error::answer(app, &error))?;
+        .map_err(|error| route_error::answer(app.options().overload_status, &error))?;
     Ok(booking.target())
 }
 

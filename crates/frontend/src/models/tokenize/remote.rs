@@ -27,8 +27,8 @@ const ASKING_MAX: usize = 32;
 const TRIES_MAX: usize = 2;
 /// Failures in a row after which an engine is not asked for [`PAUSE`].
 const FAILURES_MAX: u32 = 3;
-/// Engines whose manners are remembered before those that are gone are forgotten: twice as many as may serve.
-const MANNERS_MAX: usize = 2 * crate::fleet::members::Members::MAX;
+/// Engines whose manners are remembered before those that are gone are forgotten.
+const MANNERS_MAX: usize = 8_192;
 /// How long engines that do not answer are left alone.
 const PAUSE: Duration = Duration::from_secs(5);
 /// How long an engine that says that it has no such route is left alone.

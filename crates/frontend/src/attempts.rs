@@ -73,7 +73,13 @@ pub(crate) async fn run<O: OpenAttempt>(
         attempts.describe(&mut attempt);
         let booking = match model.book(attempt, blocks).await {
             Ok(booking) => booking,
-            Err(error) => break Err(route_error::answer_after(app, &error, client_error)),
+            Err(error) => {
+                break Err(route_error::answer_after(
+                    app.options().overload_status,
+                    &error,
+                    client_error,
+                ));
+            }
         };
         let error = match opener.open(&booking, attempts).await {
             Ok(answer) => break Ok((booking, answer)),
