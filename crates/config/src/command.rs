@@ -77,7 +77,7 @@ impl Command {
         !matches!(self, Self::Router)
     }
 
-    /// What stands after the command beside options, as in usage; empty when nothing may.
+    /// Arguments of the command beside options, as in usage; empty when it takes none.
     pub const fn operands(self) -> &'static str {
         match self {
             Self::Why => "[REQUEST-ID]",
@@ -86,7 +86,7 @@ impl Command {
         }
     }
 
-    /// Most words that may stand there.
+    /// Maximum number of arguments.
     pub(crate) const fn operands_max(self) -> usize {
         match self {
             Self::Why => 1,

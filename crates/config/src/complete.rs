@@ -135,7 +135,7 @@ fn summary(spec: &Spec) -> String {
     text.trim_end_matches('.').replace('`', "")
 }
 
-/// Every character stands for itself between single quotes.
+/// Quotes a text for a shell, in single quotes.
 fn quoted(text: &str) -> String {
     let mut out = String::from("'");
     let _ = write!(out, "{}", text.replace('\'', "'\\''"));

@@ -98,7 +98,7 @@ pub(crate) fn assignments(env: &Environment, scope: Scope) -> (Vec<Assignment>, 
     (found, problems)
 }
 
-/// Several values in one variable: spaces or new lines stand between them, and mostly commas too. Where commas
+/// Several values in one variable: separated by spaces or new lines, and mostly commas too. Where commas
 /// belong to values, one before a space still belongs to none.
 fn split_list(text: &str, commas: bool) -> Vec<String> {
     let separator = |c: char| (commas && c == ',') || c.is_whitespace();

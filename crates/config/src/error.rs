@@ -1,7 +1,7 @@
 //! Why a start is refused.
 //!
 //! Answers: what is wrong, where does it stand, what would be right? All problems of an
-//! invocation are reported together, one line each, so that nobody mends them one start at a time.
+//! invocation are reported together, one line each, so that they need not be fixed one start at a time.
 //!
 //! Invariants: the same mistake reads the same from flag, variable, file and policy, but for its
 //! place; a secret's value and the password in an address are never printed.

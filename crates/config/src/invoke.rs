@@ -263,7 +263,7 @@ fn load(
     let mut notices = Vec::new();
     let (variables, bad_variables) = environment::assignments(env, command.scope());
     let file = config_file(flags, &variables, command, read_file);
-    // Lowest precedence first, so that later ones replace earlier ones; problems are told the
+    // Lowest precedence first, so that later ones replace earlier ones; problems are reported the
     // other way round, nearest to the user first.
     let mut told = Vec::new();
     for assignment in file.assignments.iter().chain(&variables).chain(flags) {

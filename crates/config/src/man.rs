@@ -160,7 +160,7 @@ fn more(out: &mut String, words: &str) {
     text(out, words);
 }
 
-/// A text whose every character stands for itself.
+/// Escapes a text for roff.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 8);
     if text.starts_with(['.', '\'']) {

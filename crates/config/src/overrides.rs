@@ -14,7 +14,7 @@ use crate::value::{self, SettingType};
 
 /// Lays a policy string over settings and applies the rules between options again.
 ///
-/// Parts stand between commas. A part is `name=value`, a switch or its `no-` form, or the name of
+/// Parts are separated by commas. A part is `name=value`, a switch or its `no-` form, or the name of
 /// a router mode. Later parts win.
 ///
 /// ```

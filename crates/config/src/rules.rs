@@ -79,7 +79,7 @@ fn engine_defaults(settings: &mut Settings) {
     settings.prefer(keys::BLOCK_SIZE, Value::Int(16), cause);
 }
 
-/// The common selector stands in where the one for a role was not given.
+/// The common selector applies where the one for a role is not set.
 fn selection_policy(settings: &mut Settings) {
     if !settings.is_set(keys::ROUTER_WORKER_SELECTION_POLICY) {
         return;
@@ -109,7 +109,7 @@ fn old_weight(settings: &mut Settings, notices: &mut Vec<Notice>) {
     }
 }
 
-/// Routing by load alone: nothing of the cache picture is kept.
+/// Routing by load alone: no index is kept.
 fn load_aware(settings: &mut Settings, notices: &mut Vec<Notice>) {
     if !settings.get(keys::LOAD_AWARE) {
         return;

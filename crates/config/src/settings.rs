@@ -204,7 +204,7 @@ impl Settings {
         );
     }
 
-    /// Sets a value by rule where nobody set one.
+    /// Sets a value by rule if the user set none.
     pub(crate) fn prefer<T>(&mut self, key: Key<T>, value: Value, cause: &'static str) {
         if !self.is_set(key) {
             self.force(key, value, cause);

@@ -197,7 +197,7 @@ fn parse_bool(text: &str) -> Option<bool> {
     }
 }
 
-/// Units of sizes; the longer spelling of a suffix stands before the shorter.
+/// Units of sizes; a longer suffix comes before a shorter one.
 const UNITS: &[(&str, u64)] = &[
     ("KiB", 1 << 10),
     ("MiB", 1 << 20),

@@ -64,7 +64,7 @@ pub const ROUTER_TRACK_OUTPUT_BLOCKS: Row<bool> = row!(false);
 pub const ROUTER_ASSUME_KV_REUSE: Row<bool> = row!(true);
 /// Count prompt tokens that are not computed yet.
 pub const ROUTER_TRACK_PREFILL_TOKENS: Row<bool> = row!(true);
-/// How booked prefill work shrinks.
+/// How tracked prefill work decays.
 pub const ROUTER_PREFILL_LOAD_MODEL: Row<PrefillLoadModel> = row!(PrefillLoadModel::None);
 /// A booking without news for this long is freed.
 pub const ROUTER_ACTIVE_REQUEST_EXPIRY_SECS: Row<f64> =

@@ -53,7 +53,7 @@ impl Range {
 /// A setting: its default and its range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Row<T> {
-    /// The value when nobody gives one.
+    /// The default.
     pub default: T,
     /// The default as one would type it; `None` is unset.
     pub text: Option<&'static str>,

@@ -155,7 +155,7 @@ impl PolicyConfig {
             .filter_map(|c| c.serves.as_ref().map(|(family, _)| family))
     }
 
-    /// The class of a request that names `requested` and has so many uncached tokens; 0 if none fits.
+    /// The class of a request that names `requested` and has this many uncached tokens; 0 if none fits.
     #[must_use]
     pub fn class_of(&self, requested: Option<&str>, uncached_tokens: u64) -> usize {
         let named = requested.and_then(|name| self.classes.iter().position(|c| c.name == name));

@@ -127,7 +127,7 @@ pub(crate) struct RankTotals {
     /// Before any decay.
     pub(crate) prefill_tokens: f64,
     pub(crate) requests: f64,
-    /// Whether the prompt tokens shrink with time, so that [`Ledger::prefill_tokens`] must be called.
+    /// Whether the prompt tokens decay with time, so that [`Ledger::prefill_tokens`] must be called.
     pub(crate) decays: bool,
 }
 
@@ -249,7 +249,7 @@ impl Ledger {
         &self.totals
     }
 
-    /// Whether any rank's prompt tokens shrink with time.
+    /// Whether any rank's prompt tokens decay with time.
     pub(crate) fn decays(&self) -> bool {
         self.modelled > 0
     }

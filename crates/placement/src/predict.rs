@@ -1,8 +1,8 @@
 //! How long a prompt will take before its first token.
 //!
-//! Answers one question: for so many tokens to compute on top of so many cached ones on this worker, after
+//! Answers one question: for this many new and cached tokens on this worker, after
 //! how long is the charge taken as gone? `None` is always a possible answer and means that it does not
-//! shrink before the first token.
+//! decay before the first token.
 
 mod learned;
 
@@ -51,7 +51,7 @@ impl PrefillModel {
         }
     }
 
-    /// Whether charges shrink with time, so that a queue must be looked at while nothing happens.
+    /// Whether charges decay with time, so that a queue must be checked while nothing happens.
     #[must_use]
     pub fn decays(&self) -> bool {
         !matches!(self, Self::None)

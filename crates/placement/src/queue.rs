@@ -206,7 +206,7 @@ impl<T> Queue<T> {
         self.classes.get(class).is_some_and(|c| !c.is_empty())
     }
 
-    /// The bound that keeps another request out of a class, with so many workers. Tested before adding:
+    /// The bound that keeps another request out of a class, with this many workers. Tested before adding:
     /// the request that crosses a bound is let in, the next is not.
     #[must_use]
     pub fn full(&self, class: usize, workers: u32) -> Option<QueueFull> {

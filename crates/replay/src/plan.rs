@@ -22,7 +22,7 @@ const USUAL_POLICIES: [RouterMode; 4] = [
     RouterMode::Kv,
 ];
 
-/// How settings become a router's and its index's, for blocks of so many tokens; the server's own way. An
+/// Makes the settings of a router and its index, for blocks of this many tokens, as the server does. An
 /// error names the option that cannot be followed.
 pub type RouterWiring<'a> =
     dyn Fn(&Settings, u32) -> Result<(RouterConfig, IndexOptions), String> + 'a;

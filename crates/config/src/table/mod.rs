@@ -1,6 +1,6 @@
 //! Every option there is, one row each.
 //!
-//! Answers: what is the option of this name, flag, variable? Rows stand in the modules below, by
+//! Answers: what is the option of this name, flag, variable? Rows are in the modules below, by
 //! group; [`all`] is their concatenation and nothing else holds a list.
 //!
 //! Invariants (kept by the tests of this crate): names are unique, and so are aliases and letters

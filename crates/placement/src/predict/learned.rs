@@ -178,7 +178,7 @@ mod tests {
         }
     }
 
-    /// A worker that slows down to a third is believed within a few hundred prompts.
+    /// A worker that slows down to a third is followed within a few hundred prompts.
     #[test]
     fn old_samples_fade() {
         let mut learned = taught(200);
