@@ -27,7 +27,7 @@ use kvasir_openai::resume::{obstacle, tokens_wanted};
 use kvasir_openai::{
     ApiError, Endpoint, HeaderHints, Nvext, ResponseNvext, Scan, Timing, WorkerIds,
 };
-use kvasir_router::{Arrival, Attempts, Sent};
+use kvasir_router::{Arrival, Attempts, Placement};
 use kvasir_types::{Time, WorkerRank};
 use kvasir_upstream::Upstreams;
 
@@ -377,12 +377,12 @@ impl Forward {
             if source.is_events() {
                 let uncached = arrival
                     .isl_tokens
-                    .saturating_sub(booking.sent().cached_tokens);
+                    .saturating_sub(booking.placement().cached_tokens);
                 let times = self.model.host.prefill_times();
                 times.learn(target, uncached, waited.0);
             }
             let meters = &self.model.placements;
-            meters.begun(booking.sent(), tokens, block, waited);
+            meters.begun(booking.placement(), tokens, block, waited);
         }
         let mut headers = headers::to_client(head.headers);
         if source.is_edited() {
@@ -455,7 +455,7 @@ impl Forward {
     }
 
     /// That, as far as it is known when a worker is asked; `tokens` is the length of the prompt.
-    fn extras(&self, sent: &Sent, tokens: u32, dispatched: Time) -> Option<Extras> {
+    fn extras(&self, sent: &Placement, tokens: u32, dispatched: Time) -> Option<Extras> {
         let extra_fields = self.extra_fields();
         if extra_fields.is_nothing() {
             return None;

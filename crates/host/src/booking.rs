@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use kvasir_router::{Input, Outcome, Sent};
+use kvasir_router::{Input, Outcome, Placement};
 use kvasir_types::WorkerRank;
 
 use crate::router_host::RouterHost;
@@ -14,7 +14,7 @@ use crate::view::{PendingPrediction, UsageReport};
 #[derive(Debug)]
 pub struct Booking {
     host: Arc<RouterHost>,
-    sent: Sent,
+    placement: Placement,
     /// Most tokens of the prompt that an engine can find cached.
     cacheable: u32,
     /// What was predicted of it, to be compared with what comes.
@@ -23,10 +23,10 @@ pub struct Booking {
 }
 
 impl Booking {
-    pub(crate) fn new(host: &Arc<RouterHost>, sent: Sent, cacheable: u32) -> Self {
+    pub(crate) fn new(host: &Arc<RouterHost>, placement: Placement, cacheable: u32) -> Self {
         Self {
             host: Arc::clone(host),
-            sent,
+            placement,
             cacheable,
             prediction: None,
             finished: false,
@@ -36,19 +36,19 @@ impl Booking {
     /// Where the request goes.
     #[must_use]
     pub fn target(&self) -> WorkerRank {
-        self.sent.target
+        self.placement.target
     }
 
     /// What the router decided.
     #[must_use]
-    pub fn sent(&self) -> &Sent {
-        &self.sent
+    pub fn placement(&self) -> &Placement {
+        &self.placement
     }
 
     /// Tokens of the prompt that are expected in the worker's cache, as its engine would report them.
     #[must_use]
     pub fn predicted_tokens(&self) -> u32 {
-        self.sent.cached_tokens.min(self.cacheable)
+        self.placement.cached_tokens.min(self.cacheable)
     }
 
     /// The first tokens came.
@@ -56,12 +56,16 @@ impl Booking {
         if let Some(prediction) = &self.prediction {
             prediction.begun(self.host.context().clock.now());
         }
-        self.host.tell(Input::FirstToken { id: self.sent.id });
+        self.host.tell(Input::FirstToken {
+            id: self.placement.id,
+        });
     }
 
     /// Its prompt is likely computed, though nothing has come.
     pub fn likely_begun(&self) {
-        self.host.tell(Input::Prefilled { id: self.sent.id });
+        self.host.tell(Input::Prefilled {
+            id: self.placement.id,
+        });
     }
 
     /// Keeps what was predicted until [`Self::reported`] compares it.
@@ -79,7 +83,7 @@ impl Booking {
     /// `generated` tokens came until now.
     pub fn tokens(&self, generated: u32) {
         self.host.tell(Input::Tokens {
-            id: self.sent.id,
+            id: self.placement.id,
             generated,
         });
     }
@@ -91,7 +95,7 @@ impl Booking {
 
     fn end(&mut self, outcome: Outcome) {
         if !std::mem::replace(&mut self.finished, true) {
-            let (id, on) = (self.sent.id, Some(self.sent.target));
+            let (id, on) = (self.placement.id, Some(self.placement.target));
             self.host.tell(Input::Finished { id, on, outcome });
         }
     }

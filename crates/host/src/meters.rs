@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use kvasir_router::{LimitKind, RouteError, RouterMode, Sent};
+use kvasir_router::{LimitKind, Placement, RouteError, RouterMode};
 use kvasir_telemetry::{Histogram, IntCounter, Metrics};
 use kvasir_types::WorkerRank;
 
@@ -158,9 +158,9 @@ impl RouterMeters {
 
 /// The share of a prompt's blocks that the chosen worker was expected to hold.
 #[must_use]
-pub fn hit_rate(sent: &Sent, prompt_tokens: usize, block_size: u32) -> f64 {
+pub fn hit_rate(placement: &Placement, prompt_tokens: usize, block_size: u32) -> f64 {
     let blocks = prompt_tokens.div_ceil(block_size.max(1) as usize);
-    (f64::from(sent.overlap_blocks) / blocks.max(1) as f64).min(1.0)
+    (f64::from(placement.overlap_blocks) / blocks.max(1) as f64).min(1.0)
 }
 
 /// The series of one model's placements.
@@ -221,14 +221,14 @@ impl PlacementMeters {
         self.stages.took(stage, took);
     }
 
-    /// The router chose; `sent` is its choice.
-    pub(crate) fn chosen(&self, sent: &Sent) {
-        if !self.by_cache() || !sent.booked {
+    /// The router chose.
+    pub(crate) fn chosen(&self, placement: &Placement) {
+        if !self.by_cache() || !placement.booked {
             return;
         }
-        self.best_tokens.inc_by(sent.best_cached_tokens.into());
-        self.overlap_lost.observe(sent.overlap_lost);
-        if sent.overlap_lost > 0.0 {
+        self.best_tokens.inc_by(placement.best_cached_tokens.into());
+        self.overlap_lost.observe(placement.overlap_lost);
+        if placement.overlap_lost > 0.0 {
             self.not_the_best.inc();
         }
     }
@@ -244,12 +244,12 @@ impl PlacementMeters {
     /// whole. Gives the share of the prompt's blocks that the worker was expected to hold.
     pub fn begun(
         &self,
-        sent: &Sent,
+        placement: &Placement,
         prompt_tokens: usize,
         block_size: u32,
         (waited, first): (Duration, bool),
     ) -> f64 {
-        let hit_rate = hit_rate(sent, prompt_tokens, block_size);
+        let hit_rate = hit_rate(placement, prompt_tokens, block_size);
         self.stages.took(Stage::Dispatch, waited);
         if self.by_cache() {
             let metrics = &self.router.metrics;
@@ -258,7 +258,7 @@ impl PlacementMeters {
                 let first = &metrics.router_time_to_first_token_seconds;
                 first.observe(waited.as_secs_f64());
             }
-            self.selected_tokens.inc_by(sent.cached_tokens.into());
+            self.selected_tokens.inc_by(placement.cached_tokens.into());
         }
         hit_rate
     }

@@ -101,10 +101,10 @@ impl Model {
         };
         let routed = host.route(arrival, lookup).await;
         let mut booking = routed.inspect_err(|error| host.meters().refused(error))?;
-        meters.chosen(booking.sent());
+        meters.chosen(booking.placement());
         let end = clock.now();
-        host.record(end, booking.sent(), lookup);
-        if !booking.sent().queued.is_zero() {
+        host.record(end, booking.placement(), lookup);
+        if !booking.placement().queued.is_zero() {
             // What was found has aged.
             host.index().find(&lookup.locals, &mut matches);
         }

@@ -4,17 +4,19 @@
 //! sent is represented by one [`Booking`], whose end, whichever way it comes, frees it exactly once; a
 //! caller that stops waiting is taken out of the queue.
 
-use std::collections::HashMap;
+mod brain;
+mod options;
+
+pub use options::{HostOptions, Needs};
+
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use kvasir_index::{Index, IndexOptions, Matches};
+use kvasir_index::{Index, Matches};
 use kvasir_router::{
-    Arrival, Input, Lookup, Observation, Outcome, Output, Overlap, PotentialLoad, RouteError,
-    Router, RouterConfig, RouterMode, Sent, SessionStep,
+    Arrival, Input, Lookup, Outcome, Overlap, Placement, PotentialLoad, RouteError, Router,
 };
-use kvasir_telemetry::Clock;
 use kvasir_trust::{Cause, TrustRecord};
 use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
 use tokio::sync::{Notify, oneshot};
@@ -25,55 +27,13 @@ use crate::events::EventPool;
 use crate::meters::RouterMeters;
 use crate::prefill_times::PrefillTimes;
 use crate::view::{CacheView, CacheViews, cacheable_tokens};
-
-/// Where the cost of each candidate is logged: `--log-level info,kvasir_router=debug` shows it.
-const FORMULAS: &str = "kvasir_router::formula";
-
-/// The timer wakes at least this often; what routing decisions taught the index for less time than this may be
-/// believed for so long.
-const TICK_EVERY: Duration = Duration::from_secs(1);
-
-/// What a router is made from.
-#[derive(Clone, Debug)]
-pub struct HostOptions {
-    /// The router's settings.
-    pub config: RouterConfig,
-    /// What its index remembers.
-    pub index: IndexOptions,
-    /// Whether decisions are recorded for ranks whose cache events are trusted, too
-    /// (`--router-predicted-ttl-secs`); for the others they always are.
-    pub predict_all: bool,
-}
-
-impl HostOptions {
-    /// A router whose decisions are recorded for every rank, as far as its settings record any.
-    #[must_use]
-    pub fn new(config: RouterConfig, index: IndexOptions) -> Self {
-        Self {
-            config,
-            index,
-            predict_all: true,
-        }
-    }
-
-    /// The same, predicting a rank that publishes no events for as long as an approximate index would: what is sent
-    /// there is remembered for `ttl`.
-    #[must_use]
-    pub fn predicting_silent_ranks(mut self, ttl: Duration) -> Self {
-        self.predict_all = self.config.records_decisions();
-        if !self.predict_all && self.config.needs_index() {
-            self.index.predicted_ttl = Some(ttl);
-            self.config.router_predicted_ttl_secs = Some(ttl.as_secs_f64());
-        }
-        self
-    }
-}
+use brain::{Brain, Step, Verdict};
 
 /// The router of some workers, its index, and who waits for it. Models that the same workers serve share it.
 #[derive(Debug)]
 pub struct RouterHost {
     name: Arc<str>,
-    inner: Mutex<Inner>,
+    brain: Mutex<Brain>,
     index: Arc<Index>,
     views: CacheViews,
     prefill_times: PrefillTimes,
@@ -89,62 +49,6 @@ pub struct RouterHost {
     sooner: Arc<Notify>,
 }
 
-/// Which names of a prompt's blocks the router asks for; follows from its settings and never changes.
-#[derive(Clone, Copy, Debug)]
-pub struct Needs {
-    /// For the index.
-    pub index: bool,
-    /// For the ledger, or for the index to remember decisions by.
-    pub sequence: bool,
-}
-
-impl Needs {
-    /// Whether it asks for any.
-    #[must_use]
-    pub fn any(self) -> bool {
-        self.index || self.sequence
-    }
-
-    fn of(config: &RouterConfig) -> Self {
-        let index = config.needs_index();
-        let ledger = config.router_mode == RouterMode::Kv && config.router_track_active_blocks;
-        Self {
-            index,
-            sequence: index || ledger,
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Inner {
-    router: Router,
-    waiting: HashMap<RequestId, Waiter>,
-    /// Who is to look at a worker that is ejected.
-    watchers: HashMap<WorkerId, Arc<Notify>>,
-    /// Reused by every step.
-    outputs: Vec<Output>,
-    /// When the timer ticks at the latest.
-    ticks_at: Time,
-}
-
-#[derive(Debug)]
-struct Waiter {
-    verdict: oneshot::Sender<Verdict>,
-    lookup: Lookup,
-}
-
-/// What the router says to a request.
-type Verdict = Result<Sent, RouteError>;
-
-/// A request that takes a step: most have their verdict when it ends, and need nobody to wait for it.
-#[derive(Debug)]
-struct Step<'l> {
-    id: RequestId,
-    /// For looking it up again.
-    lookup: &'l Lookup,
-    verdict: Option<Verdict>,
-}
-
 impl RouterHost {
     /// A router with its timer running. `name` is the model under whose name its series are: the first that its
     /// workers serve.
@@ -157,16 +61,9 @@ impl RouterHost {
         } = options;
         let (needs, block_size) = (Needs::of(&config), config.kv_cache_block_size);
         let meters = RouterMeters::new(&context.metrics, name, config.router_mode);
-        let inner = Inner {
-            router: Router::new(config),
-            waiting: HashMap::new(),
-            watchers: HashMap::new(),
-            outputs: Vec::new(),
-            ticks_at: Time::ZERO,
-        };
         let host = Arc::new(Self {
             name: Arc::clone(name),
-            inner: Mutex::new(inner),
+            brain: Mutex::new(Brain::new(config)),
             index: Arc::new(Index::with_options(&index)),
             views: CacheViews::default(),
             prefill_times: PrefillTimes::default(),
@@ -279,7 +176,7 @@ impl RouterHost {
     }
 
     /// Remembers where a request went, if the index is to learn from it.
-    pub(crate) fn record(&self, now: Time, sent: &Sent, lookup: &Lookup) {
+    pub(crate) fn record(&self, now: Time, sent: &Placement, lookup: &Lookup) {
         if sent.record {
             lookup.record(now, sent, &self.index, &self.views.trust());
         }
@@ -308,7 +205,7 @@ impl RouterHost {
     }
 
     async fn await_verdict(&self, id: RequestId, later: oneshot::Receiver<Verdict>) -> Verdict {
-        let mut guard = Waiting {
+        let mut guard = QueueGuard {
             host: self,
             id,
             done: false,
@@ -345,8 +242,8 @@ impl RouterHost {
             .potential_loads(now, 0, &Overlap::none(), &[], out);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Brain> {
+        self.brain.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One step. `request` is the one that takes it; if the step leaves it without a verdict, the verdict
@@ -356,15 +253,15 @@ impl RouterHost {
         input: Input,
         mut request: Option<&mut Step<'_>>,
     ) -> Option<oneshot::Receiver<Verdict>> {
-        let mut inner = self.lock();
+        let mut brain = self.lock();
         let mut refresh = Vec::new();
         let clock = &self.context.clock;
-        inner.step(clock, input, request.as_deref_mut(), &mut refresh);
-        let later = request.and_then(|request| inner.await_later(request));
+        brain.step(clock, input, request.as_deref_mut(), &mut refresh);
+        let later = request.and_then(|request| brain.await_later(request));
         // Only then: the timer is a task elsewhere, and waking it costs more than a step.
-        let deadline = inner.router.next_deadline();
-        let sooner = deadline.is_some_and(|deadline| deadline < inner.ticks_at);
-        drop(inner);
+        let deadline = brain.router.next_deadline();
+        let sooner = deadline.is_some_and(|deadline| deadline < brain.ticks_at);
+        drop(brain);
         if sooner {
             self.sooner.notify_one();
         }
@@ -407,131 +304,14 @@ async fn keep_time(host: Weak<RouterHost>, sooner: Arc<Notify>) {
     }
 }
 
-impl Inner {
-    /// How long the timer may sleep at `now` if the index has something to forget at `expiry`; whoever needs it
-    /// sooner wakes it.
-    fn wait(&mut self, now: Time, expiry: Option<Time>) -> Duration {
-        let deadlines = [self.router.next_deadline(), expiry, Some(now + TICK_EVERY)];
-        self.ticks_at = deadlines.into_iter().flatten().min().unwrap_or(now);
-        self.ticks_at - now
-    }
-
-    /// One step, and those that follow from it: a verdict that nobody takes is a request that ended.
-    fn step(
-        &mut self,
-        clock: &Clock,
-        input: Input,
-        mut request: Option<&mut Step<'_>>,
-        refresh: &mut Vec<(RequestId, Lookup)>,
-    ) {
-        let (mut next, mut more) = (Some(input), Vec::new());
-        while let Some(input) = next {
-            let mut outputs = std::mem::take(&mut self.outputs);
-            self.router.step(clock.now(), input, &mut outputs);
-            for output in outputs.drain(..) {
-                match output {
-                    Output::Send(sent) => more.extend(self.deliver(sent, request.as_deref_mut())),
-                    Output::Refuse { id, error } => {
-                        self.answer(id, Err(error), request.as_deref_mut());
-                    }
-                    Output::Refresh { id } => {
-                        let own = request.as_deref().filter(|request| request.id == id);
-                        let waiter = self.waiting.get(&id).map(|waiter| &waiter.lookup);
-                        let lookup = own.map(|request| request.lookup).or(waiter);
-                        refresh.extend(lookup.map(|lookup| (id, lookup.clone())));
-                    }
-                    Output::Queued { id, depth } => tracing::debug!(%id, depth, "request waits"),
-                    Output::CloseSession { .. } => {}
-                    Output::Observe(observation) => {
-                        observe(&observation);
-                        self.wake(&observation);
-                    }
-                }
-            }
-            self.outputs = outputs;
-            next = more.pop();
-        }
-    }
-
-    /// Gives a verdict to whoever asked for it. Says whether somebody took it.
-    fn answer(&mut self, id: RequestId, verdict: Verdict, own: Option<&mut Step<'_>>) -> bool {
-        match own.filter(|own| own.id == id && own.verdict.is_none()) {
-            Some(own) => {
-                own.verdict = Some(verdict);
-                true
-            }
-            None => {
-                let waiter = self.waiting.remove(&id);
-                waiter.is_some_and(|waiter| waiter.verdict.send(verdict).is_ok())
-            }
-        }
-    }
-
-    /// Lets a request wait for the verdict that its step did not bring.
-    fn await_later(&mut self, request: &Step<'_>) -> Option<oneshot::Receiver<Verdict>> {
-        if request.verdict.is_some() {
-            return None;
-        }
-        let (verdict, later) = oneshot::channel();
-        let lookup = request.lookup.clone();
-        self.waiting.insert(request.id, Waiter { verdict, lookup });
-        Some(later)
-    }
-
-    /// Whoever watches a worker that is ejected looks at it now.
-    fn wake(&self, observation: &Observation) {
-        if let Observation::Down { worker, down: true } = observation
-            && let Some(watcher) = self.watchers.get(worker)
-        {
-            watcher.notify_one();
-        }
-    }
-
-    /// Gives a booking to the one who waits for it; if nobody does, it is to be freed.
-    fn deliver(&mut self, sent: Sent, request: Option<&mut Step<'_>>) -> Option<Input> {
-        if tracing::enabled!(target: FORMULAS, tracing::Level::DEBUG)
-            && let Some(decision) = self.router.explain(sent.id)
-        {
-            for formula in decision.formulas() {
-                tracing::debug!(target: FORMULAS, request = %sent.id, "{formula}");
-            }
-        }
-        if sent.session != SessionStep::None {
-            tracing::warn!(request = %sent.id, session = ?sent.session,
-                "no worker serves session_control: opening and closing are ignored, bind works");
-        }
-        let (id, target) = (sent.id, sent.target);
-        let taken = self.answer(id, Ok(sent), request);
-        let ended = Input::Finished {
-            id,
-            on: Some(target),
-            outcome: Outcome::Cancelled,
-        };
-        (!taken).then_some(ended)
-    }
-}
-
-fn observe(observation: &Observation) {
-    match observation {
-        Observation::Busy { worker, busy: true } => tracing::info!(%worker, "worker is busy"),
-        Observation::Busy { worker, .. } => tracing::info!(%worker, "worker is free again"),
-        Observation::Down { worker, down: true } => tracing::warn!(%worker, "worker ejected"),
-        Observation::Down { worker, .. } => tracing::info!(%worker, "worker readmitted"),
-        Observation::Expired { id, target } => {
-            tracing::warn!(%id, %target, "booking expired: nothing was heard of it for too long");
-        }
-        other => tracing::debug!(?other, "router"),
-    }
-}
-
-/// A request that waits for its worker.
-struct Waiting<'h> {
+/// A request that waits for its worker: dropped before the verdict, it leaves the queue.
+struct QueueGuard<'h> {
     host: &'h RouterHost,
     id: RequestId,
     done: bool,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for QueueGuard<'_> {
     fn drop(&mut self) {
         if !self.done {
             let outcome = Outcome::Cancelled;

@@ -44,7 +44,7 @@ pub struct Decision {
     /// The cheapest of them, cheapest first; in modes without a cost, only the winner.
     pub candidates: Vec<Candidate>,
     /// How many ranks were left out, and the first of them with the reason.
-    pub excluded: Excluded,
+    pub excluded: Exclusion,
     /// Who won and why; `None` if nobody did.
     pub winner: Option<(WorkerRank, Reason)>,
     /// Why nobody did.
@@ -89,7 +89,7 @@ pub enum Reason {
     derive(serde::Serialize),
     serde(rename_all = "snake_case")
 )]
-pub enum Why {
+pub enum ExclusionReason {
     /// Serves other models.
     Model,
     /// Is not reached the way that the request must go.
@@ -115,14 +115,14 @@ pub enum Why {
 /// How many ranks were left out, by reason, and the first few of them.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-pub struct Excluded {
+pub struct Exclusion {
     /// How many in all.
     pub count: u32,
-    /// The first [`Excluded::NAMED_MAX`] of them.
-    pub named: Vec<(WorkerRank, Why)>,
+    /// The first [`Exclusion::NAMED_MAX`] of them.
+    pub named: Vec<(WorkerRank, ExclusionReason)>,
 }
 
-impl Excluded {
+impl Exclusion {
     /// How many are named.
     pub const NAMED_MAX: usize = 8;
 }

@@ -8,11 +8,11 @@ use kvasir_placement::{Fleet, Member, SlotSet};
 use kvasir_types::{WorkerId, WorkerRank};
 
 use crate::health::Health;
-use crate::{Arrival, Excluded, Outcome, RouteError, Why};
+use crate::{Arrival, Exclusion, ExclusionReason, Outcome, RouteError};
 
 /// The ranks that a request may go to.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Eligible {
+pub(crate) struct EligibleRanks {
     /// Before the busy set is taken away; the queue asks these.
     pub(crate) routable: SlotSet,
     /// After it; the choice is among these.
@@ -22,7 +22,7 @@ pub(crate) struct Eligible {
     last_resort: bool,
 }
 
-impl Eligible {
+impl EligibleRanks {
     /// Works out both sets. On an error of the first stages both are empty.
     pub(crate) fn fill(
         &mut self,
@@ -117,14 +117,14 @@ impl Eligible {
     }
 
     /// Fills the record of who was left out and why.
-    pub(crate) fn excluded(&self, fleet: &Fleet, arrival: &Arrival, to: &mut Excluded) {
+    pub(crate) fn excluded(&self, fleet: &Fleet, arrival: &Arrival, to: &mut Exclusion) {
         to.named.clear();
         to.count = fleet.live().count() - self.candidates.count();
         if to.count == 0 || self.pinned.is_some() {
             return;
         }
         let out = fleet.live().iter().filter(|s| !self.candidates.has(*s));
-        for slot in out.take(Excluded::NAMED_MAX) {
+        for slot in out.take(Exclusion::NAMED_MAX) {
             if let Some(rank) = fleet.rank(slot) {
                 to.named.push((rank, why(fleet, arrival, slot)));
             }
@@ -247,28 +247,28 @@ fn workers_of(fleet: &Fleet, slots: &SlotSet) -> u32 {
 }
 
 /// The first filter that leaves a slot out, in their order.
-fn why(fleet: &Fleet, arrival: &Arrival, slot: u32) -> Why {
+fn why(fleet: &Fleet, arrival: &Arrival, slot: u32) -> ExclusionReason {
     let rank = fleet.rank(slot).unwrap_or_default();
     let busy = fleet.busy().has(slot);
     if !has_model(fleet, arrival, slot) {
-        Why::Model
+        ExclusionReason::Model
     } else if !reaches(fleet, arrival, slot) {
-        Why::Transport
+        ExclusionReason::Transport
     } else if !allowed(arrival, rank) {
-        Why::NotAllowed
+        ExclusionReason::NotAllowed
     } else if fleet.member_of(slot).is_some_and(|m| m.is_draining()) {
-        Why::Draining
+        ExclusionReason::Draining
     } else if !fleet.up().has(slot) {
-        Why::Down
+        ExclusionReason::Down
     } else if !tainted(fleet, arrival, slot) {
-        Why::Taint
+        ExclusionReason::Taint
     } else if arrival.pin.rank.is_some_and(|asked| asked != rank.rank) {
-        Why::Rank
+        ExclusionReason::Rank
     } else if failed(fleet, arrival, slot) {
-        Why::Failed
+        ExclusionReason::Failed
     } else if busy {
-        Why::Busy
+        ExclusionReason::Busy
     } else {
-        Why::Lora
+        ExclusionReason::Lora
     }
 }

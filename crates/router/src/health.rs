@@ -31,14 +31,14 @@ const DOUBLINGS_MAX: u32 = 20;
 /// How bad a worker that is ejected is; the least is tried when nobody else is left: first those that only
 /// requests speak against, the one whose span ends first; then the one that failed longest ago.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Badness {
+pub(crate) struct EjectionRank {
     sick: bool,
     since_or_until: Time,
 }
 
 /// What is held against one worker.
 #[derive(Clone, Copy, Debug, Default)]
-struct Standing {
+struct WorkerHealth {
     /// Times that it was ejected, with no success between.
     failures: u32,
     /// When it failed last.
@@ -55,7 +55,7 @@ struct Standing {
 /// What is held against each worker; those against whom nothing is are not here.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Health {
-    held: BTreeMap<WorkerId, Standing>,
+    held: BTreeMap<WorkerId, WorkerHealth>,
     /// When the next span ends.
     due: Option<Time>,
     /// The latest success, and the latest of another worker than that.
@@ -181,13 +181,13 @@ impl Health {
     }
 
     /// How bad a worker is that is ejected.
-    pub(crate) fn badness(&self, worker: WorkerId) -> Badness {
+    pub(crate) fn badness(&self, worker: WorkerId) -> EjectionRank {
         let held = self.held.get(&worker).copied().unwrap_or_default();
         let since_or_until = match held.sick {
             true => held.failed_at,
             false => held.until.unwrap_or_default(),
         };
-        Badness {
+        EjectionRank {
             sick: held.sick,
             since_or_until,
         }
@@ -201,7 +201,7 @@ impl Health {
     /// One whose span has ended. Its failures stay in mind.
     pub(crate) fn ended(&mut self, now: Time) -> Option<WorkerId> {
         self.due.filter(|due| *due <= now)?;
-        let over = |held: &Standing| held.until.is_some_and(|until| until <= now);
+        let over = |held: &WorkerHealth| held.until.is_some_and(|until| until <= now);
         let (&worker, held) = self.held.iter_mut().find(|(_, held)| over(held))?;
         held.until = None;
         self.reckon();
@@ -213,7 +213,7 @@ impl Health {
     }
 }
 
-impl Standing {
+impl WorkerHealth {
     fn ejected_until(&self) -> Option<Time> {
         if self.sick {
             Some(Time::MAX)

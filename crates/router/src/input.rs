@@ -89,7 +89,7 @@ pub struct Arrival {
     /// Settings of its own.
     pub overrides: Overrides,
     /// The session it belongs to.
-    pub session: Option<SessionAsk>,
+    pub session: Option<SessionRequest>,
     /// The policy family or class it names (`x-dynamo-meta-policy-class`).
     pub policy_class: Option<Arc<str>>,
     /// Workers that failed it already, oldest first; not chosen again.
@@ -188,7 +188,7 @@ pub struct ThresholdUpdate {
 
 /// What a request wants of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SessionAsk {
+pub struct SessionRequest {
     /// The session's name.
     pub id: Arc<str>,
     /// What to do with it.

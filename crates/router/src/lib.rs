@@ -32,19 +32,19 @@ mod health;
 mod input;
 mod lookup;
 mod output;
+mod request_settings;
 mod ring;
 mod router;
 mod session;
-mod settle;
 
 pub use attempts::{AttemptLimits, Attempts, GiveUp, NextStep, Phase};
 pub use config::{Role, RouterConfig};
-pub use decision::{Decision, Excluded, Reason, Why};
+pub use decision::{Decision, Exclusion, ExclusionReason, Reason};
 pub use error::{LimitKind, RouteError};
 pub use health::{ERRORS_MAX, FIRST_SPAN, FORGIVEN_AFTER, OUTWEIGHED_MAX};
 pub use input::{
-    Arrival, Input, LoadReport, Outcome, PeerChange, PeerEvent, Probe, SessionAction, SessionAsk,
-    SessionEvent, ThresholdUpdate,
+    Arrival, Input, LoadReport, Outcome, PeerChange, PeerEvent, Probe, SessionAction, SessionEvent,
+    SessionRequest, ThresholdUpdate,
 };
 pub use kvasir_options::{PrefillLoadModel, RouterMode};
 pub use kvasir_placement::{
@@ -53,5 +53,5 @@ pub use kvasir_placement::{
     Thresholds, WorkerSpec,
 };
 pub use lookup::Lookup;
-pub use output::{Observation, Output, Sent, SessionStep};
+pub use output::{Observation, Output, Placement, SessionCommand};
 pub use router::{PotentialLoad, Router};

@@ -15,7 +15,7 @@ use kvasir_placement::{Overlap, RankOverlap};
 use kvasir_trust::{CacheState, TrustLevels};
 use kvasir_types::{LocalHash, SequenceHash, Time};
 
-use crate::{Arrival, Sent};
+use crate::{Arrival, Placement};
 
 /// One prompt as it is looked up.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ impl Lookup {
     }
 
     /// Records where the request went, if the index is to learn from it.
-    pub fn record(&self, now: Time, sent: &Sent, index: &Index, trust: &TrustLevels) {
+    pub fn record(&self, now: Time, sent: &Placement, index: &Index, trust: &TrustLevels) {
         if sent.record && (self.predict_all || trust.is_doubted(sent.target)) {
             index.record_routing(now, sent.target, &self.locals, &self.sequence);
         }
@@ -98,7 +98,7 @@ mod tests {
     use kvasir_types::{RequestId, WorkerRank};
 
     use super::*;
-    use crate::SessionStep;
+    use crate::SessionCommand;
 
     fn found(device: u32, host: u32, disk: u32, routed: u32) -> Sourced {
         let rank = WorkerRank::new(1, 0);
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn only_a_doubted_rank_is_recorded_unless_all_are() {
-        let sent = |target, record| Sent {
+        let sent = |target, record| Placement {
             id: RequestId(1),
             target,
             booked: true,
@@ -194,7 +194,7 @@ mod tests {
             best_cached_tokens: 0,
             overlap_lost: 0.0,
             queued: Duration::ZERO,
-            session: SessionStep::None,
+            session: SessionCommand::None,
         };
         let recorded = |predict_all, record| {
             let index = index();

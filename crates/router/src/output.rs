@@ -12,7 +12,7 @@ use crate::RouteError;
 pub enum Output {
     /// A request has its worker. Not always the request of the input: capacity that one frees may let
     /// another go.
-    Send(Sent),
+    Send(Placement),
     /// A request waits. A `Send` or `Refuse` will follow.
     Queued {
         /// The request.
@@ -24,7 +24,7 @@ pub enum Output {
     Refuse {
         /// The request.
         id: RequestId,
-        /// Why.
+        /// ExclusionReason.
         error: RouteError,
     },
     /// A waiting request's overlap is old: look it up again and answer with
@@ -46,7 +46,7 @@ pub enum Output {
 
 /// A request has its worker.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sent {
+pub struct Placement {
     /// The request.
     pub id: RequestId,
     /// Where it goes.
@@ -66,12 +66,12 @@ pub struct Sent {
     /// How long it waited in the queue.
     pub queued: Duration,
     /// What to do about its session.
-    pub session: SessionStep,
+    pub session: SessionCommand,
 }
 
 /// What the host owes the engine about a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum SessionStep {
+pub enum SessionCommand {
     /// Nothing.
     #[default]
     None,

@@ -22,8 +22,9 @@ use kvasir_placement::{
 use kvasir_profile::StepTimes;
 use kvasir_types::{RequestId, Rng, SequenceHash, Time, WorkerRank};
 
-use crate::filter::Eligible;
+use crate::filter::EligibleRanks;
 use crate::health::Health;
+use crate::request_settings::RequestSettings;
 use crate::ring::Ring;
 use crate::session::Sessions;
 use crate::{Arrival, Decision, Input, Output, PrefillLoadModel, RouterConfig, RouterMode};
@@ -43,16 +44,16 @@ pub struct PotentialLoad {
 
 /// A worker that a request must go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Pinned {
+struct PinnedRank {
     rank: WorkerRank,
     by_session: bool,
 }
 
 /// A request in the queue.
 #[derive(Clone, Debug)]
-struct Waiting {
+struct QueuedRequest {
     arrival: Box<Arrival>,
-    pin: Option<Pinned>,
+    pin: Option<PinnedRank>,
     /// When its overlap was looked up.
     looked_up: Time,
     /// When a new lookup was asked for and has not been answered.
@@ -69,7 +70,7 @@ pub struct Router {
     fleet: Fleet,
     ledger: Ledger,
     model: PrefillModel,
-    queue: Queue<Waiting>,
+    queue: Queue<QueuedRequest>,
     sessions: Sessions,
     ring: Ring,
     thresholds: Thresholds,
@@ -80,7 +81,7 @@ pub struct Router {
     busy_slots: SlotSet,
     /// Who is ejected, and for what.
     health: Health,
-    eligible: Eligible,
+    eligible: EligibleRanks,
     scorer: Scorer,
     /// Requests that asked for a worker, by class.
     received: Vec<u64>,
@@ -89,8 +90,8 @@ pub struct Router {
     asks: VecDeque<Time>,
     /// What is booked where blocks are not tracked.
     nothing: Arc<[SequenceHash]>,
-    /// Whether something happened that may let a held request go.
-    stirred: Stirred,
+    /// Capacity that may let a held request go.
+    freed: FreedCapacity,
     queue_checked: Time,
     /// When the next tick is due, as of the last step.
     due: Option<Time>,
@@ -100,9 +101,9 @@ pub struct Router {
     wait_max: Duration,
 }
 
-/// What may have opened since the queue was last looked at.
+/// Where capacity was freed since the queue was last looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stirred {
+enum FreedCapacity {
     Nothing,
     Slot(u32),
     Anything,
@@ -158,13 +159,13 @@ impl Router {
             busy: Vec::new(),
             busy_slots: SlotSet::default(),
             health: Health::default(),
-            eligible: Eligible::default(),
+            eligible: EligibleRanks::default(),
             scorer: Scorer::default(),
             received: Vec::new(),
             asks: VecDeque::new(),
             nothing: Arc::from([]),
             kept: Vec::new(),
-            stirred: Stirred::Nothing,
+            freed: FreedCapacity::Nothing,
             queue_checked: Time::ZERO,
             due: None,
             expiry: upkeep::expiry_of(&config),
@@ -295,19 +296,19 @@ impl Router {
     ) {
         self.now = self.now.max(now);
         out.clear();
-        let settled = crate::settle::settle(&self.config, &Default::default());
+        let settings = RequestSettings::of(&self.config, &Default::default());
         let prompt = Prompt {
             isl_tokens,
             overlap,
             sequence: if self.tracks_blocks() { sequence } else { &[] },
-            shares: settled.shares,
+            shares: settings.shares,
             preferred_taints: &[],
         };
         let (fleet, ledger, now) = (&self.fleet, &mut self.ledger, self.now);
         let mut rows = Vec::new();
         let context = ScoringContext {
             now,
-            weights: &settled.weights,
+            weights: &settings.weights,
             prompt: &prompt,
             fleet,
         };
@@ -331,11 +332,11 @@ impl Router {
         self.config.router_track_active_blocks && self.config.router_role != crate::Role::Prefill
     }
 
-    fn stir(&mut self, slot: u32) {
-        self.stirred = match self.stirred {
-            Stirred::Nothing => Stirred::Slot(slot),
-            Stirred::Slot(same) if same == slot => Stirred::Slot(slot),
-            _ => Stirred::Anything,
+    fn note_freed(&mut self, slot: u32) {
+        self.freed = match self.freed {
+            FreedCapacity::Nothing => FreedCapacity::Slot(slot),
+            FreedCapacity::Slot(same) if same == slot => FreedCapacity::Slot(slot),
+            _ => FreedCapacity::Anything,
         };
     }
 }

@@ -16,7 +16,7 @@ use kvasir_types::{RequestId, Time, WorkerRank};
 
 /// How a session came to be, and so what its end means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum BindingKind {
     /// The router alone knows it.
     Router,
     /// The engine holds a session too and must be told when it ends.
@@ -28,7 +28,7 @@ pub(crate) enum Kind {
 #[derive(Clone, Debug)]
 struct Binding {
     target: WorkerRank,
-    kind: Kind,
+    kind: BindingKind,
     idle: Duration,
     /// Place in the order of expiry; `None` while requests hold it.
     due: Option<(Time, u64)>,
@@ -59,7 +59,7 @@ pub(crate) struct Sessions {
 
 /// A session that is no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Ended {
+pub(crate) struct ClosedSession {
     pub(crate) id: Arc<str>,
     pub(crate) target: WorkerRank,
     /// Whether the engine must be told.
@@ -88,7 +88,7 @@ impl Sessions {
     pub(crate) fn is_in_engine(&self, id: &str) -> bool {
         self.bindings
             .get(id)
-            .is_some_and(|b| b.kind == Kind::Engine)
+            .is_some_and(|b| b.kind == BindingKind::Engine)
     }
 
     /// A use of a session: its idle time starts again.
@@ -122,9 +122,9 @@ impl Sessions {
         now: Time,
         id: &Arc<str>,
         target: WorkerRank,
-        kind: Kind,
+        kind: BindingKind,
         idle: Duration,
-    ) -> Option<Ended> {
+    ) -> Option<ClosedSession> {
         if self.limit == 0 {
             return None;
         }
@@ -150,18 +150,18 @@ impl Sessions {
     }
 
     /// Forgets a session.
-    pub(crate) fn unbind(&mut self, id: &Arc<str>) -> Option<Ended> {
+    pub(crate) fn unbind(&mut self, id: &Arc<str>) -> Option<ClosedSession> {
         self.schedule(id, None);
         let binding = self.bindings.remove(id)?;
-        Some(Ended {
+        Some(ClosedSession {
             id: Arc::clone(id),
             target: binding.target,
-            in_engine: binding.kind == Kind::Engine,
+            in_engine: binding.kind == BindingKind::Engine,
         })
     }
 
     /// The first session that has expired, taken out.
-    pub(crate) fn expire(&mut self, now: Time) -> Option<Ended> {
+    pub(crate) fn expire(&mut self, now: Time) -> Option<ClosedSession> {
         let (due, _, id) = self.by_due.first()?;
         if *due > now {
             return None;
@@ -204,13 +204,13 @@ impl Sessions {
         now: Time,
         request: RequestId,
         idle: Duration,
-    ) -> (Option<Arc<str>>, Option<Ended>) {
+    ) -> (Option<Arc<str>>, Option<ClosedSession>) {
         let Some(mut lease) = self.leases.remove(&request) else {
             return (None, None);
         };
         let (mut bound, mut evicted) = (None, None);
         if !self.bindings.contains_key(&lease.session) {
-            evicted = self.bind(now, &lease.session, lease.target, Kind::Header, idle);
+            evicted = self.bind(now, &lease.session, lease.target, BindingKind::Header, idle);
             bound = self
                 .bindings
                 .contains_key(&lease.session)

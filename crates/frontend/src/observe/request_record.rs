@@ -153,7 +153,7 @@ impl RequestRecord {
         self.placed = Some(Placed {
             target: booking.target(),
             tokens: booking.predicted_tokens(),
-            blocks: booking.sent().overlap_blocks,
+            blocks: booking.placement().overlap_blocks,
         });
         if self.traced.is_some() && self.sent.is_none() {
             self.sent = Some(self.clock.now());

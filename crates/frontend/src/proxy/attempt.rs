@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Response};
 use kvasir_host::{Booking, PromptBlocks};
 use kvasir_openai::{ApiError, ask_token_ids};
-use kvasir_router::{Arrival, Attempts, GiveUp, NextStep, Sent};
+use kvasir_router::{Arrival, Attempts, GiveUp, NextStep, Placement};
 use kvasir_types::{AttemptError as _, FailureCause, WorkerRank};
 use kvasir_upstream::{UpstreamBody, UpstreamError, UpstreamRequest, cause_of_status};
 
@@ -98,9 +98,9 @@ impl Forward {
     /// Sends the request to the booked worker and waits for the first bytes of its answer, whatever its status.
     async fn open(&self, booking: &Booking, tokens: u32) -> Result<EngineAnswer, UpstreamError> {
         let timeout = self.first_byte_timeout();
-        let attempt = self.try_worker(booking.sent(), tokens);
+        let attempt = self.try_worker(booking.placement(), tokens);
         let timed_out = Err(UpstreamError::AnswerTimeout);
-        let Some(prefill) = self.prefill_span(booking.sent(), tokens) else {
+        let Some(prefill) = self.prefill_span(booking.placement(), tokens) else {
             let answer = tokio::time::timeout(timeout, attempt).await;
             return answer.unwrap_or(timed_out);
         };
@@ -115,7 +115,7 @@ impl Forward {
     }
 
     /// How long the prefill of a unary request likely takes; none for streams, which show it, and where it is unknown.
-    fn prefill_span(&self, sent: &Sent, tokens: u32) -> Option<Duration> {
+    fn prefill_span(&self, sent: &Placement, tokens: u32) -> Option<Duration> {
         let Kind::Completion { stream: false, .. } = self.kind else {
             return None;
         };
@@ -165,7 +165,11 @@ impl Forward {
         pool.send(&request).await
     }
 
-    async fn try_worker(&self, sent: &Sent, tokens: u32) -> Result<EngineAnswer, UpstreamError> {
+    async fn try_worker(
+        &self,
+        sent: &Placement,
+        tokens: u32,
+    ) -> Result<EngineAnswer, UpstreamError> {
         let dispatched = self.app.clock().now();
         self.model.placements.dispatched();
         let _inside = self.model.placements.enter(kvasir_host::Stage::Dispatch);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::HeaderMap;
 use kvasir_openai::{HeaderHints, Nvext, SessionControl};
-use kvasir_router::{Arrival, Constraints, Hints, Overrides, Pin, SessionAction, SessionAsk};
+use kvasir_router::{Arrival, Constraints, Hints, Overrides, Pin, SessionAction, SessionRequest};
 use kvasir_types::{DpRank, RequestId, WorkerId};
 
 /// Header names and values as [`HeaderHints::read`] takes them.
@@ -53,10 +53,10 @@ pub(crate) fn arrival(id: RequestId, isl: usize, nvext: &Nvext, headers: &Header
 }
 
 /// `session_control` beats the session header.
-fn session(control: Option<&SessionControl>, headers: &HeaderHints) -> Option<SessionAsk> {
+fn session(control: Option<&SessionControl>, headers: &HeaderHints) -> Option<SessionRequest> {
     let Some(control) = control else {
         let id = headers.session.id.as_deref()?;
-        return Some(SessionAsk {
+        return Some(SessionRequest {
             id: id.into(),
             action: SessionAction::Header,
         });
@@ -68,7 +68,7 @@ fn session(control: Option<&SessionControl>, headers: &HeaderHints) -> Option<Se
         Some(kvasir_openai::SessionAction::Open) => SessionAction::Open { timeout },
         Some(kvasir_openai::SessionAction::Close) => SessionAction::Close,
     };
-    Some(SessionAsk {
+    Some(SessionRequest {
         id: control.session_id.as_str().into(),
         action,
     })

@@ -373,7 +373,10 @@ impl Running {
     /// Its worker failed: another one goes on, or that was the end.
     fn break_off(&mut self, app: &Arc<App>, job: &Arc<Job>, error: &PlaneError) -> Next {
         let outcome = Outcome::of_failure(error.failure_cause(), Phase::Streaming);
-        let id = self.work.as_ref().map(|(booking, _)| booking.sent().id);
+        let id = self
+            .work
+            .as_ref()
+            .map(|(booking, _)| booking.placement().id);
         let worker = self
             .work
             .as_ref()

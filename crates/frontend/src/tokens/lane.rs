@@ -134,7 +134,7 @@ impl OpenAttempt for TokenAttempt<'_> {
         let (app, job) = (self.app, self.job);
         let target = booking.target();
         let request = TokenRequest {
-            id: booking.sent().id,
+            id: booking.placement().id,
             model: Arc::clone(&job.model.name),
             tokens: Arc::clone(&self.tokens),
             sampling: self.sampling.clone(),
@@ -194,7 +194,12 @@ fn lane(
     let first_token = app.clock().now();
     let waited = first_token - dispatched;
     let meters = &model.placements;
-    let hit_rate = meters.begun(booking.sent(), tokens, model.block_size, (waited, true));
+    let hit_rate = meters.begun(
+        booking.placement(),
+        tokens,
+        model.block_size,
+        (waited, true),
+    );
     Lane {
         booking,
         stream,

@@ -3,7 +3,8 @@
 use kvasir_placement::{Gate, QueueEntry, QueueLimit, WaitingRequest};
 use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
 
-use super::{Pinned, Router, Stirred, Waiting, cached_tokens};
+use super::{FreedCapacity, PinnedRank, QueuedRequest, Router, cached_tokens};
+use crate::request_settings::RequestSettings;
 use crate::{Arrival, LimitKind, Output, RouteError, RouterMode};
 
 impl Router {
@@ -32,7 +33,7 @@ impl Router {
             return self.refuse(&arrival, error, out);
         }
         self.hold(arrival, pin, class, cached);
-        self.stirred = Stirred::Anything;
+        self.freed = FreedCapacity::Anything;
         self.release(out);
         if self.queue.contains(id) {
             let depth = self.queue.len() as u32;
@@ -69,7 +70,7 @@ impl Router {
     }
 
     /// The rank that the request or its session names.
-    fn resolve_pin(&mut self, arrival: &Arrival) -> Result<Option<Pinned>, RouteError> {
+    fn resolve_pin(&mut self, arrival: &Arrival) -> Result<Option<PinnedRank>, RouteError> {
         let Some(worker) = arrival.pin.worker else {
             if self.config.router_mode == RouterMode::Direct {
                 return Err(RouteError::WorkerIdMissing);
@@ -78,7 +79,7 @@ impl Router {
                 return Ok(None);
             }
             let bound = self.follow_session(arrival);
-            return Ok(bound.map(|rank| Pinned {
+            return Ok(bound.map(|rank| PinnedRank {
                 rank,
                 by_session: true,
             }));
@@ -87,7 +88,7 @@ impl Router {
             Some(rank) => WorkerRank { worker, rank },
             None => self.fill_rank(arrival, worker)?,
         };
-        Ok(Some(Pinned {
+        Ok(Some(PinnedRank {
             rank,
             by_session: false,
         }))
@@ -162,14 +163,19 @@ impl Router {
     pub(super) fn fill(
         &mut self,
         arrival: &Arrival,
-        pin: Option<Pinned>,
+        pin: Option<PinnedRank>,
     ) -> Result<(), RouteError> {
         let rank = pin.map(|p| p.rank);
         self.eligible.fill(&self.fleet, &self.health, arrival, rank)
     }
 
     /// Whether a waiting request may go now.
-    pub(super) fn may_go(&mut self, arrival: &Arrival, pin: Option<Pinned>, gate: Gate) -> bool {
+    pub(super) fn may_go(
+        &mut self,
+        arrival: &Arrival,
+        pin: Option<PinnedRank>,
+        gate: Gate,
+    ) -> bool {
         // An error is the choice's to report: whoever is routable counts.
         let _ = self.fill(arrival, self.still_bound(arrival, pin));
         self.is_open(arrival, gate)
@@ -181,8 +187,8 @@ impl Router {
         if self.eligible.routable.is_empty() {
             return true;
         }
-        let settled = crate::settle::settle(&self.config, &arrival.overrides);
-        let request = super::place::placement_request(arrival, &[], &settled, gate);
+        let settings = RequestSettings::of(&self.config, &arrival.overrides);
+        let request = super::place::placement_request(arrival, &[], &settings, gate);
         let view = kvasir_placement::FleetView {
             now: self.now,
             fleet: &self.fleet,
@@ -218,7 +224,7 @@ impl Router {
         })
     }
 
-    fn hold(&mut self, arrival: Box<Arrival>, pin: Option<Pinned>, class: usize, cached: u32) {
+    fn hold(&mut self, arrival: Box<Arrival>, pin: Option<PinnedRank>, class: usize, cached: u32) {
         let hold = WaitingRequest {
             arrived: self.now,
             priority_jump: arrival.hints.priority_jump(),
@@ -238,7 +244,7 @@ impl Router {
             urgency,
             isl_tokens: arrival.isl_tokens,
             cached_tokens: cached,
-            payload: Waiting {
+            payload: QueuedRequest {
                 arrival,
                 pin,
                 looked_up: self.now,
@@ -272,7 +278,7 @@ impl Router {
         };
         self.record_refusal(&entry.payload.arrival, &error, Some(entered), false);
         out.push(Output::Refuse { id, error });
-        self.stirred = Stirred::Anything;
+        self.freed = FreedCapacity::Anything;
     }
 }
 

@@ -5,11 +5,11 @@ use std::time::Duration;
 use kvasir_placement::{Booking, Feedback};
 use kvasir_types::{RequestId, WorkerRank};
 
-use super::{Router, Stirred};
-use crate::session::Kind;
+use super::{FreedCapacity, Router};
+use crate::session::BindingKind;
 use crate::{
-    Arrival, Observation, Outcome, Output, PeerChange, PeerEvent, SessionAction, SessionEvent,
-    SessionStep,
+    Arrival, Observation, Outcome, Output, PeerChange, PeerEvent, SessionAction, SessionCommand,
+    SessionEvent,
 };
 
 impl Router {
@@ -26,7 +26,7 @@ impl Router {
             }
             self.policy.observe(&Feedback::FirstToken(done));
             self.load_changed(done.slot, out);
-            self.stir(done.slot);
+            self.note_freed(done.slot);
         }
     }
 
@@ -34,7 +34,7 @@ impl Router {
     pub(super) fn prefilled(&mut self, id: RequestId, out: &mut Vec<Output>) {
         if let Some(done) = self.ledger.first_token(self.now, id) {
             self.load_changed(done.slot, out);
-            self.stir(done.slot);
+            self.note_freed(done.slot);
         }
     }
 
@@ -54,7 +54,7 @@ impl Router {
         out: &mut Vec<Output>,
     ) {
         if on.is_none() && self.queue.remove(id).is_some() {
-            self.stirred = Stirred::Anything;
+            self.freed = FreedCapacity::Anything;
             return;
         }
         let booked = self.ledger.slot_of(id);
@@ -98,7 +98,7 @@ impl Router {
     pub(super) fn free(&mut self, id: RequestId, out: &mut Vec<Output>) {
         if let Some(freed) = self.ledger.free(self.now, id) {
             self.load_changed(freed.slot, out);
-            self.stir(freed.slot);
+            self.note_freed(freed.slot);
         }
     }
 
@@ -167,19 +167,19 @@ impl Router {
         arrival: &Arrival,
         target: WorkerRank,
         out: &mut Vec<Output>,
-    ) -> SessionStep {
+    ) -> SessionCommand {
         let Some(session) = arrival.session.as_ref().filter(|s| self.serves(s.action)) else {
-            return SessionStep::None;
+            return SessionCommand::None;
         };
         let id = &session.id;
         match session.action {
             SessionAction::Use => {}
             SessionAction::Bind { timeout } => {
-                self.bind(id, target, Kind::Router, timeout, out);
+                self.bind(id, target, BindingKind::Router, timeout, out);
             }
             SessionAction::Open { timeout } => {
                 if !(self.sessions.is_in_engine(id) && self.sessions.find(id) == Some(target)) {
-                    return SessionStep::Open {
+                    return SessionCommand::Open {
                         id: id.clone(),
                         timeout,
                     };
@@ -187,18 +187,18 @@ impl Router {
             }
             SessionAction::Close => {
                 self.sessions.unbind(id);
-                return SessionStep::Close { id: id.clone() };
+                return SessionCommand::Close { id: id.clone() };
             }
             SessionAction::Header => self.sessions.lease(arrival.id, id, target),
         }
-        SessionStep::None
+        SessionCommand::None
     }
 
     fn bind(
         &mut self,
         id: &std::sync::Arc<str>,
         target: WorkerRank,
-        kind: Kind,
+        kind: BindingKind,
         idle: Duration,
         out: &mut Vec<Output>,
     ) {
@@ -210,7 +210,7 @@ impl Router {
         }));
     }
 
-    fn say_evicted(&self, evicted: Option<crate::session::Ended>, out: &mut Vec<Output>) {
+    fn say_evicted(&self, evicted: Option<crate::session::ClosedSession>, out: &mut Vec<Output>) {
         let Some(ended) = evicted else {
             return;
         };
@@ -249,7 +249,7 @@ impl Router {
                 timeout,
             } => {
                 if self.fleet.slot(target).is_some() {
-                    self.bind(&id, target, Kind::Engine, timeout, out);
+                    self.bind(&id, target, BindingKind::Engine, timeout, out);
                 }
             }
             SessionEvent::PeerBound { id, target } => {
@@ -262,9 +262,9 @@ impl Router {
                     .is_some_and(|b| self.fleet.slot(b).is_some());
                 if !live && self.fleet.slot(target).is_some() {
                     let idle = Duration::from_secs(ttl);
-                    let evicted = self
-                        .sessions
-                        .bind(self.now, &id, target, Kind::Header, idle);
+                    let evicted =
+                        self.sessions
+                            .bind(self.now, &id, target, BindingKind::Header, idle);
                     self.say_evicted(evicted, out);
                 }
             }

@@ -8,16 +8,16 @@ use kvasir_placement::{
 };
 use kvasir_types::{SequenceHash, Time, WorkerRank};
 
-use super::{Pinned, Router, cached_tokens};
+use super::{PinnedRank, Router, cached_tokens};
 use crate::filter;
-use crate::settle::{Settled, settle};
-use crate::{Arrival, Decision, Output, Reason, RouteError, Sent, SessionStep};
+use crate::request_settings::RequestSettings;
+use crate::{Arrival, Decision, Output, Placement, Reason, RouteError, SessionCommand};
 
 /// A request as the policy sees it.
 pub(super) fn placement_request<'a>(
     arrival: &'a Arrival,
     sequence: &'a [SequenceHash],
-    settled: &Settled,
+    settings: &RequestSettings,
     gate: Gate,
 ) -> PlacementRequest<'a> {
     PlacementRequest {
@@ -25,11 +25,11 @@ pub(super) fn placement_request<'a>(
             isl_tokens: arrival.isl_tokens,
             overlap: &arrival.overlap,
             sequence,
-            shares: settled.shares,
+            shares: settings.shares,
             preferred_taints: &arrival.constraints.preferred_taints,
         },
-        weights: settled.weights,
-        temperature: settled.temperature,
+        weights: settings.weights,
+        temperature: settings.temperature,
         gate,
     }
 }
@@ -39,7 +39,7 @@ impl Router {
     pub(super) fn place(
         &mut self,
         arrival: &Arrival,
-        pin: Option<Pinned>,
+        pin: Option<PinnedRank>,
         entered: Option<Time>,
         out: &mut Vec<Output>,
     ) {
@@ -49,7 +49,11 @@ impl Router {
     }
 
     /// A session's worker may leave while a request waits for it: then the request is as free as any.
-    pub(super) fn still_bound(&self, arrival: &Arrival, pin: Option<Pinned>) -> Option<Pinned> {
+    pub(super) fn still_bound(
+        &self,
+        arrival: &Arrival,
+        pin: Option<PinnedRank>,
+    ) -> Option<PinnedRank> {
         let follows = |rank| self.takes_new(rank) && self.serves_model(arrival, rank);
         pin.filter(|pin| !pin.by_session || follows(pin.rank))
     }
@@ -70,15 +74,15 @@ impl Router {
     pub(super) fn place_filled(
         &mut self,
         arrival: &Arrival,
-        pin: Option<Pinned>,
+        pin: Option<PinnedRank>,
         filled: Result<(), RouteError>,
         entered: Option<Time>,
         out: &mut Vec<Output>,
     ) {
-        let settled = settle(&self.config, &arrival.overrides);
-        let chosen = filled.and_then(|()| self.choose(arrival, pin, &settled));
+        let settings = RequestSettings::of(&self.config, &arrival.overrides);
+        let chosen = filled.and_then(|()| self.choose(arrival, pin, &settings));
         match chosen {
-            Ok((slot, reason)) => self.send(arrival, slot, reason, &settled, entered, out),
+            Ok((slot, reason)) => self.send(arrival, slot, reason, &settings, entered, out),
             Err(error) => {
                 self.record_refusal(arrival, &error, entered, true);
                 let id = arrival.id;
@@ -90,12 +94,12 @@ impl Router {
     fn choose(
         &mut self,
         arrival: &Arrival,
-        pin: Option<Pinned>,
-        settled: &Settled,
+        pin: Option<PinnedRank>,
+        settings: &RequestSettings,
     ) -> Result<(u32, Reason), RouteError> {
         let tracked = self.tracks_blocks();
         let sequence: &[SequenceHash] = if tracked { &arrival.sequence } else { &[] };
-        let request = placement_request(arrival, sequence, settled, Gate::default());
+        let request = placement_request(arrival, sequence, settings, Gate::default());
         let mut view = FleetView {
             now: self.now,
             fleet: &self.fleet,
@@ -145,7 +149,7 @@ impl Router {
         arrival: &Arrival,
         slot: u32,
         reason: Reason,
-        settled: &Settled,
+        settings: &RequestSettings,
         entered: Option<Time>,
         out: &mut Vec<Output>,
     ) {
@@ -158,8 +162,8 @@ impl Router {
             }
             _ => terms.cached_blocks,
         };
-        self.record(arrival, settled, target, reason, entered);
-        let mut sent = Sent {
+        self.record(arrival, settings, target, reason, entered);
+        let mut sent = Placement {
             id: arrival.id,
             target,
             booked: false,
@@ -169,12 +173,12 @@ impl Router {
             best_cached_tokens: cached_tokens(most, arrival.isl_tokens, &self.config),
             overlap_lost: most - terms.cached_blocks,
             queued: entered.map_or(Duration::ZERO, |at| self.now - at),
-            session: SessionStep::None,
+            session: SessionCommand::None,
         };
         if !arrival.query_only {
             sent.booked = true;
             sent.record = self.config.records_decisions();
-            self.book(arrival, slot, cached, settled);
+            self.book(arrival, slot, cached, settings);
             sent.session = self.bind_session(arrival, target, out);
             self.load_changed(slot, out);
         }
@@ -186,9 +190,9 @@ impl Router {
         found.map_or_else(CostTerms::default, |found| found.terms)
     }
 
-    fn book(&mut self, arrival: &Arrival, slot: u32, cached: u32, settled: &Settled) {
+    fn book(&mut self, arrival: &Arrival, slot: u32, cached: u32, settings: &RequestSettings) {
         let weighs = self.policy.weighs_load();
-        let prefill = match weighs && settled.weights.track_prefill_tokens {
+        let prefill = match weighs && settings.weights.track_prefill_tokens {
             true => arrival.isl_tokens - cached,
             false => 0,
         };
@@ -201,7 +205,7 @@ impl Router {
                 true => arrival.sequence.clone(),
                 false => self.nothing.clone(),
             },
-            shares: settled.shares,
+            shares: settings.shares,
             isl_tokens: arrival.isl_tokens,
             prefill_tokens: prefill,
             prefill_duration: predicted,
@@ -214,7 +218,7 @@ impl Router {
     fn record(
         &mut self,
         arrival: &Arrival,
-        settled: &Settled,
+        settings: &RequestSettings,
         target: WorkerRank,
         reason: Reason,
         entered: Option<Time>,
@@ -223,8 +227,8 @@ impl Router {
             return;
         };
         begin(decision, arrival, entered, self.now, &self.config);
-        decision.prefill_load_scale = settled.weights.prefill_load_scale;
-        decision.temperature = settled.temperature;
+        decision.prefill_load_scale = settings.weights.prefill_load_scale;
+        decision.temperature = settings.temperature;
         decision.eligible = self.eligible.candidates.count();
         decision.winner = Some((target, reason));
         std::mem::swap(&mut decision.candidates, &mut self.kept);

@@ -5,14 +5,14 @@ use std::time::Duration;
 use kvasir_placement::Overlap;
 use kvasir_types::{RequestId, Time};
 
-use super::{Router, Stirred};
+use super::{FreedCapacity, Router};
 use crate::Output;
 
 impl Router {
     /// Sends whoever may go, best first, until nobody may.
     pub(super) fn release(&mut self, out: &mut Vec<Output>) {
-        let stirred = std::mem::replace(&mut self.stirred, Stirred::Nothing);
-        if self.queue.is_empty() || !self.worth_looking(stirred) {
+        let freed = std::mem::replace(&mut self.freed, FreedCapacity::Nothing);
+        if self.queue.is_empty() || !self.worth_looking(freed) {
             return;
         }
         self.queue_checked = self.now;
@@ -26,16 +26,16 @@ impl Router {
             let waiting = entry.payload;
             self.place(&waiting.arrival, waiting.pin, Some(entered), out);
         }
-        self.stirred = Stirred::Nothing;
+        self.freed = FreedCapacity::Nothing;
     }
 
     /// Whether anybody could have become able to go. Every head was found blocked before: if all that
     /// changed is one rank, and it is still closed to every class, they still are.
-    fn worth_looking(&self, stirred: Stirred) -> bool {
-        match stirred {
-            Stirred::Nothing => false,
-            Stirred::Anything => true,
-            Stirred::Slot(slot) => {
+    fn worth_looking(&self, freed: FreedCapacity) -> bool {
+        match freed {
+            FreedCapacity::Nothing => false,
+            FreedCapacity::Anything => true,
+            FreedCapacity::Slot(slot) => {
                 let waiting = self.ledger.prefill_tokens(slot, self.now);
                 let batch = self.fleet.max_batched(slot);
                 let mut classes = (0..).map_while(|at| self.queue.class(at));
@@ -93,6 +93,6 @@ impl Router {
         }
         waiting.looked_up = now;
         waiting.asked = None;
-        self.stirred = Stirred::Anything;
+        self.freed = FreedCapacity::Anything;
     }
 }

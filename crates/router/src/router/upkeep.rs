@@ -5,7 +5,7 @@ use std::time::Duration;
 use kvasir_placement::{RankBusy, ReportedLoad, WorkerSpec};
 use kvasir_types::{Time, WorkerId};
 
-use super::{Router, Stirred};
+use super::{FreedCapacity, Router};
 use crate::{LoadReport, Observation, Output, Probe, RouterConfig, ThresholdUpdate};
 
 impl Router {
@@ -25,13 +25,13 @@ impl Router {
             self.mark(worker, out);
         }
         self.check_all(out);
-        self.stirred = Stirred::Anything;
+        self.freed = FreedCapacity::Anything;
     }
 
     /// Sends a worker nothing more; what it has goes on. Those that wait for it alone are refused.
     pub(super) fn drain(&mut self, worker: WorkerId) {
         if self.fleet.set_draining(worker, true) {
-            self.stirred = Stirred::Anything;
+            self.freed = FreedCapacity::Anything;
         }
     }
 
@@ -42,7 +42,7 @@ impl Router {
         self.model.forget(worker);
         self.health.leave(worker);
         self.check_all(out);
-        self.stirred = Stirred::Anything;
+        self.freed = FreedCapacity::Anything;
     }
 
     fn forget_slots(&mut self, slots: &[u32]) {
@@ -112,7 +112,7 @@ impl Router {
             let down = until.is_some();
             out.push(Output::Observe(Observation::Down { worker, down }));
         }
-        self.stirred = Stirred::Anything;
+        self.freed = FreedCapacity::Anything;
     }
 
     pub(super) fn load_report(&mut self, report: &LoadReport, out: &mut Vec<Output>) {
@@ -127,7 +127,7 @@ impl Router {
             });
         }
         self.load_changed(slot, out);
-        self.stir(slot);
+        self.note_freed(slot);
     }
 
     /// New thresholds are kept and come into force with the next load.
@@ -196,7 +196,7 @@ impl Router {
         let busy = member.slots().iter().all(|s| self.busy_slots.has(*s));
         if busy != member.is_busy() && self.fleet.set_busy(worker, busy) {
             out.push(Output::Observe(Observation::Busy { worker, busy }));
-            self.stirred = Stirred::Anything;
+            self.freed = FreedCapacity::Anything;
         }
     }
 
@@ -233,7 +233,7 @@ impl Router {
         while let Some(freed) = self.ledger.expire(self.now, self.expiry) {
             self.sessions.release(self.now, freed.id, false);
             self.load_changed(freed.slot, out);
-            self.stirred = Stirred::Anything;
+            self.freed = FreedCapacity::Anything;
             let target = self.fleet.rank(freed.slot).unwrap_or_default();
             let id = freed.id;
             out.push(Output::Observe(Observation::Expired { id, target }));
@@ -260,10 +260,10 @@ impl Router {
             .is_some_and(|at| *at + Self::REFRESH_WAIT <= now)
         {
             self.asks.pop_front();
-            self.stirred = Stirred::Anything;
+            self.freed = FreedCapacity::Anything;
         }
         if self.queue_checked + self.recheck() <= now {
-            self.stirred = Stirred::Anything;
+            self.freed = FreedCapacity::Anything;
         }
     }
 }

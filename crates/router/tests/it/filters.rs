@@ -1,7 +1,7 @@
 //! Who may serve a request, and the error for each way to end with nobody.
 
 use super::*;
-use kvasir_router::{Excluded, LoadReport, Pin, Why};
+use kvasir_router::{Exclusion, ExclusionReason, LoadReport, Pin};
 use kvasir_types::{DpRank, Fault, Retry, TransportKind};
 
 fn arrival() -> Arrival {
@@ -82,7 +82,7 @@ fn a_request_that_can_be_sent_only_one_way_goes_to_workers_that_are_reached_so()
         assert_eq!(host.worker(over(transport)), expected);
         host.finish(1);
         let excluded = host.router.explain(RequestId(1)).unwrap().excluded.clone();
-        assert_eq!(excluded.named[0].1, Why::Transport);
+        assert_eq!(excluded.named[0].1, ExclusionReason::Transport);
         let mut other = pinned(3 - expected, None);
         other.constraints.transport = Some(transport);
         let unknown = RouteError::PinnedWorkerUnknown(WorkerId(3 - expected));
@@ -242,10 +242,10 @@ fn busy_workers_are_left_out_and_all_busy_is_overload() {
         assert_eq!(host.worker(Arrival::new(RequestId(id), 16)), 1);
     }
     let excluded = &host.router.explain(RequestId(9)).unwrap().excluded;
-    let busy = (WorkerRank::new(2, 0), Why::Busy);
+    let busy = (WorkerRank::new(2, 0), ExclusionReason::Busy);
     assert_eq!(
         *excluded,
-        Excluded {
+        Exclusion {
             count: 1,
             named: vec![busy]
         }
@@ -347,7 +347,7 @@ fn a_worker_on_its_way_out_ends_what_it_has_and_gets_nothing_new() {
     }
     assert_eq!(host.router.load(first).unwrap().requests, 1);
     let excluded = host.router.explain(RequestId(7)).unwrap().excluded.clone();
-    assert_eq!(excluded.named, [(first, Why::Draining)]);
+    assert_eq!(excluded.named, [(first, ExclusionReason::Draining)]);
     let mut pinned = pinned(first.worker.0, Some(0));
     pinned.id = RequestId(8);
     let error = host.refused(pinned);

@@ -21,8 +21,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvasir_router::{
-    Arrival, Input, Outcome, Output, Overlap, RankOverlap, RouteError, Router, RouterConfig,
-    RouterMode, Sent, WorkerSpec,
+    Arrival, Input, Outcome, Output, Overlap, Placement, RankOverlap, RouteError, Router,
+    RouterConfig, RouterMode, WorkerSpec,
 };
 use kvasir_types::{RequestId, SequenceHash, Time, WorkerId, WorkerRank};
 
@@ -82,7 +82,7 @@ impl Host {
     }
 
     /// Where a request is sent at once.
-    fn sent(&mut self, arrival: Arrival) -> Sent {
+    fn sent(&mut self, arrival: Arrival) -> Placement {
         let id = arrival.id;
         let out = self.arrive(arrival);
         out.iter()

@@ -1,7 +1,7 @@
 //! Workers of one router that serve different models: who may go where, and whose load counts.
 
 use super::*;
-use kvasir_router::{Excluded, Pin, SessionAction, SessionAsk, Why};
+use kvasir_router::{Exclusion, ExclusionReason, Pin, SessionAction, SessionRequest};
 
 fn names(names: &[&str]) -> Vec<Arc<str>> {
     names.iter().map(|name| Arc::from(*name)).collect()
@@ -36,9 +36,9 @@ fn a_request_goes_to_those_who_serve_its_model() {
     }
     let decision = host.router.explain(RequestId(1)).unwrap();
     assert_eq!(decision.model.as_deref(), Some("sql"));
-    let excluded = Excluded {
+    let excluded = Exclusion {
         count: 1,
-        named: vec![(WorkerRank::new(1, 0), Why::Model)],
+        named: vec![(WorkerRank::new(1, 0), ExclusionReason::Model)],
     };
     assert_eq!(decision.excluded, excluded);
 }
@@ -110,7 +110,7 @@ fn a_model_that_must_wait_holds_up_no_other() {
 fn a_session_is_followed_only_where_the_model_is_served() {
     let mut host = host(|_| {});
     let bound = |id, model| Arrival {
-        session: Some(SessionAsk {
+        session: Some(SessionRequest {
             id: "s".into(),
             action: SessionAction::Bind {
                 timeout: std::time::Duration::from_secs(60),

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use super::*;
-use kvasir_router::{Observation, SessionAction, SessionAsk, SessionEvent, SessionStep};
+use kvasir_router::{Observation, SessionAction, SessionCommand, SessionEvent, SessionRequest};
 
 const TIMEOUT: Duration = Duration::from_secs(300);
 
 fn ask(id: u128, session: &str, action: SessionAction) -> Arrival {
     let mut arrival = Arrival::new(RequestId(id), 160);
-    arrival.session = Some(SessionAsk {
+    arrival.session = Some(SessionRequest {
         id: Arc::from(session),
         action,
     });
@@ -128,7 +128,7 @@ fn open_binds_when_the_engine_has_opened_it_and_close_unbinds_at_once() {
     let mut host = Host::kv(|_| {}).workers(2);
     let open = |id| ask(id, "s", SessionAction::Open { timeout: TIMEOUT });
     let sent = host.sent(open(1));
-    let step = SessionStep::Open {
+    let step = SessionCommand::Open {
         id: Arc::from("s"),
         timeout: TIMEOUT,
     };
@@ -143,14 +143,17 @@ fn open_binds_when_the_engine_has_opened_it_and_close_unbinds_at_once() {
     let again = host.sent(open(2));
     assert_eq!(
         (again.target, again.session),
-        (sent.target, SessionStep::None)
+        (sent.target, SessionCommand::None)
     );
     let closing = host.sent(ask(3, "s", SessionAction::Close));
     assert_eq!(
         closing.target, sent.target,
         "the last turn still goes there"
     );
-    assert_eq!(closing.session, SessionStep::Close { id: Arc::from("s") });
+    assert_eq!(
+        closing.session,
+        SessionCommand::Close { id: Arc::from("s") }
+    );
     assert_eq!(host.router.sessions(), 0);
 }
 

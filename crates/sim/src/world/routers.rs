@@ -5,8 +5,8 @@ use std::sync::Arc;
 use kvasir_engine::{AdmitError, CacheEvent, EngineRequest, OutputTokens, Prompt};
 use kvasir_index::{Index, Matches};
 use kvasir_router::{
-    Arrival, Input, LoadReport, Lookup, Outcome, Output, Overlap, PeerChange, PeerEvent, Router,
-    Sent, WorkerSpec,
+    Arrival, Input, LoadReport, Lookup, Outcome, Output, Overlap, PeerChange, PeerEvent, Placement,
+    Router, WorkerSpec,
 };
 use kvasir_trust::TrustLevels;
 use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
@@ -126,7 +126,7 @@ impl World<'_> {
         }
     }
 
-    fn send(&mut self, replica: usize, sent: &Sent) {
+    fn send(&mut self, replica: usize, sent: &Placement) {
         let request = request_of(sent.id);
         let trace = &self.trace.requests[request as usize];
         let slot = &mut self.requests[request as usize];
@@ -214,7 +214,7 @@ impl World<'_> {
     fn tell_peers(
         &mut self,
         replica: usize,
-        sent: &Sent,
+        sent: &Placement,
         sequence: &Arc<[kvasir_types::SequenceHash]>,
         len: u32,
     ) {

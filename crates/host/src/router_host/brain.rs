@@ -1,0 +1,180 @@
+//! The brain under its lock: one step, and who is told what came of it.
+//!
+//! What always holds: a verdict that nobody takes is a request that ended, and its booking is freed in the same step.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvasir_router::{
+    Input, Lookup, Observation, Outcome, Output, Placement, RouteError, Router, RouterConfig,
+    SessionCommand,
+};
+use kvasir_telemetry::Clock;
+use kvasir_types::{RequestId, Time, WorkerId};
+use tokio::sync::{Notify, oneshot};
+
+/// Where the cost of each candidate is logged: `--log-level info,kvasir_router=debug` shows it.
+const FORMULAS: &str = "kvasir_router::formula";
+
+/// The timer wakes at least this often; what routing decisions taught the index for less time than this may be
+/// believed for so long.
+const TICK_EVERY: Duration = Duration::from_secs(1);
+
+/// The router, and who waits for it.
+#[derive(Debug)]
+pub(super) struct Brain {
+    pub(super) router: Router,
+    pub(super) waiting: HashMap<RequestId, Waiter>,
+    /// Who is to look at a worker that is ejected.
+    pub(super) watchers: HashMap<WorkerId, Arc<Notify>>,
+    /// Reused by every step.
+    outputs: Vec<Output>,
+    /// When the timer ticks at the latest.
+    pub(super) ticks_at: Time,
+}
+
+#[derive(Debug)]
+pub(super) struct Waiter {
+    verdict: oneshot::Sender<Verdict>,
+    lookup: Lookup,
+}
+
+/// What the router says to a request.
+pub(super) type Verdict = Result<Placement, RouteError>;
+
+/// A request that takes a step: most have their verdict when it ends, and need nobody to wait for it.
+#[derive(Debug)]
+pub(super) struct Step<'l> {
+    pub(super) id: RequestId,
+    /// For looking it up again.
+    pub(super) lookup: &'l Lookup,
+    pub(super) verdict: Option<Verdict>,
+}
+
+impl Brain {
+    pub(super) fn new(config: RouterConfig) -> Self {
+        Self {
+            router: Router::new(config),
+            waiting: HashMap::new(),
+            watchers: HashMap::new(),
+            outputs: Vec::new(),
+            ticks_at: Time::ZERO,
+        }
+    }
+
+    /// How long the timer may sleep at `now` if the index has something to forget at `expiry`; whoever needs it
+    /// sooner wakes it.
+    pub(super) fn wait(&mut self, now: Time, expiry: Option<Time>) -> Duration {
+        let deadlines = [self.router.next_deadline(), expiry, Some(now + TICK_EVERY)];
+        self.ticks_at = deadlines.into_iter().flatten().min().unwrap_or(now);
+        self.ticks_at - now
+    }
+
+    /// One step, and those that follow from it: a verdict that nobody takes is a request that ended.
+    pub(super) fn step(
+        &mut self,
+        clock: &Clock,
+        input: Input,
+        mut request: Option<&mut Step<'_>>,
+        refresh: &mut Vec<(RequestId, Lookup)>,
+    ) {
+        let (mut next, mut more) = (Some(input), Vec::new());
+        while let Some(input) = next {
+            let mut outputs = std::mem::take(&mut self.outputs);
+            self.router.step(clock.now(), input, &mut outputs);
+            for output in outputs.drain(..) {
+                match output {
+                    Output::Send(sent) => more.extend(self.deliver(sent, request.as_deref_mut())),
+                    Output::Refuse { id, error } => {
+                        self.answer(id, Err(error), request.as_deref_mut());
+                    }
+                    Output::Refresh { id } => {
+                        let own = request.as_deref().filter(|request| request.id == id);
+                        let waiter = self.waiting.get(&id).map(|waiter| &waiter.lookup);
+                        let lookup = own.map(|request| request.lookup).or(waiter);
+                        refresh.extend(lookup.map(|lookup| (id, lookup.clone())));
+                    }
+                    Output::Queued { id, depth } => tracing::debug!(%id, depth, "request waits"),
+                    Output::CloseSession { .. } => {}
+                    Output::Observe(observation) => {
+                        observe(&observation);
+                        self.wake(&observation);
+                    }
+                }
+            }
+            self.outputs = outputs;
+            next = more.pop();
+        }
+    }
+
+    /// Gives a verdict to whoever asked for it. Says whether somebody took it.
+    fn answer(&mut self, id: RequestId, verdict: Verdict, own: Option<&mut Step<'_>>) -> bool {
+        match own.filter(|own| own.id == id && own.verdict.is_none()) {
+            Some(own) => {
+                own.verdict = Some(verdict);
+                true
+            }
+            None => {
+                let waiter = self.waiting.remove(&id);
+                waiter.is_some_and(|waiter| waiter.verdict.send(verdict).is_ok())
+            }
+        }
+    }
+
+    /// Lets a request wait for the verdict that its step did not bring.
+    pub(super) fn await_later(&mut self, request: &Step<'_>) -> Option<oneshot::Receiver<Verdict>> {
+        if request.verdict.is_some() {
+            return None;
+        }
+        let (verdict, later) = oneshot::channel();
+        let lookup = request.lookup.clone();
+        self.waiting.insert(request.id, Waiter { verdict, lookup });
+        Some(later)
+    }
+
+    /// Whoever watches a worker that is ejected looks at it now.
+    fn wake(&self, observation: &Observation) {
+        if let Observation::Down { worker, down: true } = observation
+            && let Some(watcher) = self.watchers.get(worker)
+        {
+            watcher.notify_one();
+        }
+    }
+
+    /// Gives a booking to the one who waits for it; if nobody does, it is to be freed.
+    fn deliver(&mut self, sent: Placement, request: Option<&mut Step<'_>>) -> Option<Input> {
+        if tracing::enabled!(target: FORMULAS, tracing::Level::DEBUG)
+            && let Some(decision) = self.router.explain(sent.id)
+        {
+            for formula in decision.formulas() {
+                tracing::debug!(target: FORMULAS, request = %sent.id, "{formula}");
+            }
+        }
+        if sent.session != SessionCommand::None {
+            tracing::warn!(request = %sent.id, session = ?sent.session,
+                "no worker serves session_control: opening and closing are ignored, bind works");
+        }
+        let (id, target) = (sent.id, sent.target);
+        let taken = self.answer(id, Ok(sent), request);
+        let ended = Input::Finished {
+            id,
+            on: Some(target),
+            outcome: Outcome::Cancelled,
+        };
+        (!taken).then_some(ended)
+    }
+}
+
+fn observe(observation: &Observation) {
+    match observation {
+        Observation::Busy { worker, busy: true } => tracing::info!(%worker, "worker is busy"),
+        Observation::Busy { worker, .. } => tracing::info!(%worker, "worker is free again"),
+        Observation::Down { worker, down: true } => tracing::warn!(%worker, "worker ejected"),
+        Observation::Down { worker, .. } => tracing::info!(%worker, "worker readmitted"),
+        Observation::Expired { id, target } => {
+            tracing::warn!(%id, %target, "booking expired: nothing was heard of it for too long");
+        }
+        other => tracing::debug!(?other, "router"),
+    }
+}
