@@ -6,6 +6,7 @@
 pub(crate) mod body;
 pub(crate) mod context;
 pub(crate) mod cores;
+pub(crate) mod debounce;
 pub(crate) mod event_loop_lag;
 pub(crate) mod framing;
 pub(crate) mod heads;
@@ -16,6 +17,5 @@ pub(crate) mod limits;
 pub(crate) mod reply;
 pub(crate) mod routes;
 pub(crate) mod server;
-pub(crate) mod settling;
 pub(crate) mod tls;
 pub(crate) mod via;

@@ -12,7 +12,7 @@ use prometheus::{
 };
 
 use crate::metrics::Series;
-use crate::{Buckets, Group, Kind, MetricOptions, Spec, Tuned};
+use crate::{Buckets, Group, Kind, MetricOptions, Spec, TunableHistogram};
 
 /// A row without labels is its series; one with labels is a family of series.
 macro_rules! series_type {
@@ -185,17 +185,17 @@ metrics! {
         /// Time spent in each stage.
         histogram stage_duration_seconds = "stage_duration_seconds" ["stage"] in STAGE;
         /// From the arrival of the head to the end of the answer; sending the body is part of it.
-        histogram request_duration_seconds = "request_duration_seconds" ["model"] in Buckets::Tuned(Tuned::RequestDuration);
+        histogram request_duration_seconds = "request_duration_seconds" ["model"] in Buckets::TunableHistogram(TunableHistogram::RequestDuration);
         /// From the arrival of the head to the first token; sending the body is part of it.
-        histogram time_to_first_token_seconds = "time_to_first_token_seconds" ["model"] in Buckets::Tuned(Tuned::Ttft);
+        histogram time_to_first_token_seconds = "time_to_first_token_seconds" ["model"] in Buckets::TunableHistogram(TunableHistogram::Ttft);
         /// Between tokens.
-        histogram inter_token_latency_seconds = "inter_token_latency_seconds" ["model"] in Buckets::Tuned(Tuned::Itl);
+        histogram inter_token_latency_seconds = "inter_token_latency_seconds" ["model"] in Buckets::TunableHistogram(TunableHistogram::Itl);
         /// Prompt tokens per request.
-        histogram input_sequence_tokens = "input_sequence_tokens" ["model"] in Buckets::Tuned(Tuned::InputSequence);
+        histogram input_sequence_tokens = "input_sequence_tokens" ["model"] in Buckets::TunableHistogram(TunableHistogram::InputSequence);
         /// Answer tokens per request.
-        histogram output_sequence_tokens = "output_sequence_tokens" ["model"] in Buckets::Tuned(Tuned::OutputSequence);
+        histogram output_sequence_tokens = "output_sequence_tokens" ["model"] in Buckets::TunableHistogram(TunableHistogram::OutputSequence);
         /// Prompt tokens that the engine found in its cache, per request.
-        histogram cached_tokens = "cached_tokens" ["model"] in Buckets::Tuned(Tuned::InputSequence);
+        histogram cached_tokens = "cached_tokens" ["model"] in Buckets::TunableHistogram(TunableHistogram::InputSequence);
         /// From the arrival of a request for embeddings to the end of its answer.
         histogram embedding_latency_seconds = "embedding_latency_seconds" ["model"] in LATENCY_TTFT;
         /// Requests that failed, by class of the error and reason.

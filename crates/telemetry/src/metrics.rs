@@ -11,7 +11,7 @@ use prometheus::{
     Registry, proto::Metric,
 };
 
-use crate::{ABSENT, Absent, Identity, MetricOptions, Tuned, TunedBounds};
+use crate::{ABSENT, Absent, Identity, MetricOptions, TunableHistogram, TunedBounds};
 
 /// Which family of names a series belongs to; decides its prefix and constant labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub enum Buckets {
         count: u32,
     },
     /// As the operator says.
-    Tuned(Tuned),
+    TunableHistogram(TunableHistogram),
     /// `start * factor^k` for `k` in `0..count`.
     Power {
         /// The first bound.
@@ -154,7 +154,7 @@ impl Buckets {
             Self::None => Vec::new(),
             Self::List(list) => list.to_vec(),
             Self::Log { min, max, count } => log_spaced(min, max, count),
-            Self::Tuned(which) => tuned.of(which).list(),
+            Self::TunableHistogram(which) => tuned.of(which).list(),
             Self::Power {
                 start,
                 factor,

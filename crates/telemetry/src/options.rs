@@ -47,7 +47,7 @@ impl Default for MetricOptions {
 
 /// Histograms whose bounds an operator can set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tuned {
+pub enum TunableHistogram {
     /// `DYN_METRICS_REQUEST_DURATION_*`.
     RequestDuration,
     /// `DYN_METRICS_TTFT_*`.
@@ -80,15 +80,15 @@ impl LogBounds {
 /// The bounds that an operator can set, by what they are of.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TunedBounds {
-    /// Of [`Tuned::RequestDuration`], in seconds.
+    /// Of [`TunableHistogram::RequestDuration`], in seconds.
     pub request_duration: LogBounds,
-    /// Of [`Tuned::Ttft`], in seconds.
+    /// Of [`TunableHistogram::Ttft`], in seconds.
     pub ttft: LogBounds,
-    /// Of [`Tuned::Itl`], in seconds.
+    /// Of [`TunableHistogram::Itl`], in seconds.
     pub itl: LogBounds,
-    /// Of [`Tuned::InputSequence`], in tokens.
+    /// Of [`TunableHistogram::InputSequence`], in tokens.
     pub input_sequence: LogBounds,
-    /// Of [`Tuned::OutputSequence`], in tokens.
+    /// Of [`TunableHistogram::OutputSequence`], in tokens.
     pub output_sequence: LogBounds,
 }
 
@@ -107,13 +107,13 @@ impl Default for TunedBounds {
 }
 
 impl TunedBounds {
-    pub(crate) fn of(&self, which: Tuned) -> LogBounds {
+    pub(crate) fn of(&self, which: TunableHistogram) -> LogBounds {
         match which {
-            Tuned::RequestDuration => self.request_duration,
-            Tuned::Ttft => self.ttft,
-            Tuned::Itl => self.itl,
-            Tuned::InputSequence => self.input_sequence,
-            Tuned::OutputSequence => self.output_sequence,
+            TunableHistogram::RequestDuration => self.request_duration,
+            TunableHistogram::Ttft => self.ttft,
+            TunableHistogram::Itl => self.itl,
+            TunableHistogram::InputSequence => self.input_sequence,
+            TunableHistogram::OutputSequence => self.output_sequence,
         }
     }
 }

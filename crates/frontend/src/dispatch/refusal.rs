@@ -15,7 +15,7 @@ use crate::http::context::HttpContext;
 use crate::http::limits::HEADER_FIELDS_MAX;
 use crate::http::reply::{self, Reply};
 use crate::http::routes::{MESSAGES, Route};
-use crate::observe::meter::Asking;
+use crate::observe::meter::RequestKind;
 use crate::observe::outcomes::RequestIdentity;
 use crate::observe::request_record::{RequestRecord, error_type};
 
@@ -33,7 +33,7 @@ const UNKNOWN: &str = "unknown";
 pub(crate) struct Refusal {
     pub(crate) error: ApiError,
     /// What was asked for, if that is something to count by.
-    pub(crate) asking: Option<Asking>,
+    pub(crate) asking: Option<RequestKind>,
     /// Too many requests are under way: it is an overload as any other.
     pub(crate) is_overload: bool,
     /// Methods that the path is there for.
@@ -67,10 +67,10 @@ impl Refusal {
     /// The same, of a request that asked for this.
     pub(crate) fn of(self, route: &Route, path: &str) -> Self {
         let asking = match route {
-            Route::Chat => Some(Asking::completion(Endpoint::Chat, false)),
-            Route::Completions => Some(Asking::completion(Endpoint::Completions, false)),
-            Route::Engine(theirs) => Some(Asking::route(theirs.unwrap_or(path), false)),
-            Route::Stored(path) => Some(Asking::route(path, false)),
+            Route::Chat => Some(RequestKind::completion(Endpoint::Chat, false)),
+            Route::Completions => Some(RequestKind::completion(Endpoint::Completions, false)),
+            Route::Engine(theirs) => Some(RequestKind::route(theirs.unwrap_or(path), false)),
+            Route::Stored(path) => Some(RequestKind::route(path, false)),
             _ => None,
         };
         let is_anthropic =
@@ -116,7 +116,7 @@ impl Refusal {
     }
 }
 
-fn count(http: &HttpContext, asking: Option<Asking>, error: &ApiError) {
+fn count(http: &HttpContext, asking: Option<RequestKind>, error: &ApiError) {
     let (endpoint, kind) = asking.map_or((UNKNOWN, "unary"), |a| (a.endpoint, a.request_type));
     let metrics = &http.metrics;
     let error_type = error_type(error.status, &error.kind);

@@ -15,7 +15,7 @@ use kvasir_types::{ApiKey, WorkerId, WorkerRecord};
 use kvasir_upstream::{AddressError, default_api_key, parse_worker};
 
 use crate::fleet::members::{Members, MembersError, SourceName, WorkerSource};
-use crate::http::settling::Settling;
+use crate::http::debounce::Debounce;
 
 /// Between two looks at the file. Looking is reading: dates lie on network file systems, and a mounted
 /// configuration changes by a link.
@@ -92,7 +92,7 @@ pub struct WorkersFile {
     /// What is taken over.
     workers: Workers,
     /// What it holds.
-    content: Settling<Result<Vec<u8>, WorkersFileError>>,
+    content: Debounce<Result<Vec<u8>, WorkersFileError>>,
     /// The key of workers for which the file names none.
     key: Option<ApiKey>,
     retry: Retry,
@@ -117,7 +117,7 @@ impl WorkersFile {
         Ok(Self {
             path,
             workers,
-            content: Settling::on(Ok(bytes)),
+            content: Debounce::on(Ok(bytes)),
             key,
             retry: Retry::default(),
         })
@@ -297,7 +297,7 @@ mod tests {
         WorkersFile {
             path: "workers".into(),
             workers: parse(text.as_bytes(), None).unwrap(),
-            content: Settling::on(Ok(text.into())),
+            content: Debounce::on(Ok(text.into())),
             key: None,
             retry: Retry::default(),
         }

@@ -102,18 +102,18 @@ fn names_no_length<B>(bytes: &[u8], request: &Request<B>) -> Option<bool> {
 }
 
 /// A connection whose heads are kept.
-pub(crate) struct Tapped<S> {
+pub(crate) struct TappedIo<S> {
     stream: S,
     heads: Arc<Heads>,
 }
 
-impl<S> Tapped<S> {
+impl<S> TappedIo<S> {
     pub(crate) fn new(stream: S, heads: Arc<Heads>) -> Self {
         Self { stream, heads }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Tapped<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for TappedIo<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -126,7 +126,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Tapped<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Tapped<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for TappedIo<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -26,11 +26,11 @@ use crate::http::context::HttpContext;
 use crate::http::cores::{Cores, Seat};
 use crate::http::event_loop_lag;
 use crate::http::framing;
-use crate::http::heads::{Heads, Tapped};
+use crate::http::heads::{Heads, TappedIo};
 use crate::http::limits::{HTTP2_HEADER_MARGIN, Limits};
 use crate::http::reply::Reply;
 use crate::http::tls::ServerTls;
-use activity::{Activity, Counted, Metered, OnTasks, UnderWay};
+use activity::{Activity, CountedBody, MeteredIo, RequestGuard, TaskExecutor};
 
 /// Pause after `accept` failed for want of descriptors or memory.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
@@ -271,7 +271,7 @@ async fn serve_connection<S: Service>(
     let answer = service_fn(move |mut request: Request<Incoming>| {
         framing::note_doubt(&mut request, &counted.heads);
         let is_http1 = request.version() <= Version::HTTP_11;
-        let guard = UnderWay::enter(&counted, &request);
+        let guard = RequestGuard::enter(&counted, &request);
         let service = Arc::clone(&served);
         async move {
             // In a box of its own: the library keeps the room of this future for as long as the connection is
@@ -280,15 +280,15 @@ async fn serve_connection<S: Service>(
             if is_http1 && service.http().is_leaving() {
                 framing::close_after(&mut reply);
             }
-            Ok::<_, Infallible>(reply.map(|body| Counted { body, guard }))
+            Ok::<_, Infallible>(reply.map(|body| CountedBody { body, guard }))
         }
     });
-    let on_tasks = OnTasks {
+    let on_tasks = TaskExecutor {
         tasks: tasks.clone(),
         activity: Arc::clone(&activity),
     };
     let builder = http_builder(on_tasks, &limits);
-    let stream = Metered::new(Tapped::new(stream, heads), Arc::clone(&activity));
+    let stream = MeteredIo::new(TappedIo::new(stream, heads), Arc::clone(&activity));
     let connection = builder.serve_connection(TokioIo::new(stream), answer);
     tokio::pin!(connection);
     let on_reset = || http.client_stalled("its stream is reset");
@@ -319,7 +319,7 @@ async fn serve_connection<S: Service>(
     }
 }
 
-fn http_builder(on_tasks: OnTasks, limits: &Limits) -> auto::Builder<OnTasks> {
+fn http_builder(on_tasks: TaskExecutor, limits: &Limits) -> auto::Builder<TaskExecutor> {
     let mut builder = auto::Builder::new(on_tasks);
     builder
         .http1()

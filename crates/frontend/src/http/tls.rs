@@ -19,7 +19,7 @@ use tokio_rustls::rustls::{Error, ServerConfig};
 
 use kvasir_upstream::{TlsError, TlsFile, certificates, provider};
 
-use crate::http::settling::Settling;
+use crate::http::debounce::Debounce;
 
 /// Between two looks at the files of our certificate.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 #[derive(Clone)]
 pub struct ServerTls {
     acceptor: TlsAcceptor,
-    shown: Arc<Shown>,
+    shown: Arc<CurrentCertificate>,
     files: Files,
     /// What the files held when they were first read.
     first: Arc<(Vec<u8>, Vec<u8>)>,
@@ -50,9 +50,9 @@ struct Files {
 
 /// The certificate that is shown now.
 #[derive(Debug)]
-struct Shown(RwLock<Arc<CertifiedKey>>);
+struct CurrentCertificate(RwLock<Arc<CertifiedKey>>);
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(Arc::clone(
             &self.0.read().unwrap_or_else(PoisonError::into_inner),
@@ -71,13 +71,13 @@ impl ServerTls {
             key: key.to_owned(),
         };
         let (chain, key) = files.read()?;
-        let shown = Arc::new(Shown(RwLock::new(files.check(&chain, &key)?)));
+        let shown = Arc::new(CurrentCertificate(RwLock::new(files.check(&chain, &key)?)));
         let unusable = |error: Error| TlsError::new(TlsFile::Certificate, certificate, error);
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .map_err(unusable)?
             .with_no_client_auth()
-            .with_cert_resolver(Arc::<Shown>::clone(&shown));
+            .with_cert_resolver(Arc::<CurrentCertificate>::clone(&shown));
         config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).to_vec();
         Ok(Self {
             acceptor: TlsAcceptor::from(Arc::new(config)),
@@ -95,7 +95,7 @@ impl ServerTls {
     pub(crate) fn follow(&self, tasks: &Tasks) {
         let (tls, ending) = (self.clone(), tasks.clone());
         tasks.spawn(async move {
-            let mut content: Settling<Content> = Settling::on(Ok((*tls.first).clone()));
+            let mut content: Debounce<Content> = Debounce::on(Ok((*tls.first).clone()));
             loop {
                 let files = tls.files.clone();
                 let Ok(now) = tokio::task::spawn_blocking(move || files.read()).await else {

@@ -26,14 +26,14 @@ const EMBEDDINGS: &str = "embeddings";
 
 /// What is asked, as labels say it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asking {
+pub(crate) struct RequestKind {
     pub(crate) endpoint: &'static str,
     pub(crate) request_type: &'static str,
     /// Which of [`ModelMeters::completions`] counts it; none for what is no completion.
     kind: Option<usize>,
 }
 
-impl Asking {
+impl RequestKind {
     /// A completion.
     pub(crate) fn completion(endpoint: Endpoint, stream: bool) -> Self {
         let (at, endpoint) = match endpoint {
@@ -191,7 +191,7 @@ impl ModelMeters {
         &self.placements
     }
 
-    fn completions(&self, asking: &Asking) -> Option<&Completions> {
+    fn completions(&self, asking: &RequestKind) -> Option<&Completions> {
         // Of a model that nobody serves none ever succeeds.
         let kind = self.completions.get(asking.kind.filter(|_| self.served)?)?;
         Some(kind.get_or_init(|| {
@@ -208,12 +208,12 @@ impl ModelMeters {
     }
 
     /// The labels of one who asks: model, endpoint, type.
-    pub(crate) fn labels(&self, asking: &Asking) -> [&str; 3] {
+    pub(crate) fn labels(&self, asking: &RequestKind) -> [&str; 3] {
         [&*self.model, asking.endpoint, asking.request_type]
     }
 
     /// A request came.
-    pub(crate) fn started(&self, asking: &Asking) {
+    pub(crate) fn started(&self, asking: &RequestKind) {
         match self.completions(asking) {
             Some(kind) => kind.started.inc(),
             None => {
@@ -263,7 +263,12 @@ impl ModelMeters {
     }
 
     /// It ended so long after its arrival: well, or by a kind of error.
-    pub(crate) fn over(&self, asking: &Asking, error_type: Option<&'static str>, took: Duration) {
+    pub(crate) fn over(
+        &self,
+        asking: &RequestKind,
+        error_type: Option<&'static str>,
+        took: Duration,
+    ) {
         match (error_type, self.completions(asking)) {
             (None, Some(kind)) => kind.succeeded.inc(),
             (error_type, _) => {

@@ -12,10 +12,10 @@ use kvasir_openai::{ApiError, Endpoint};
 use kvasir_telemetry::Clock;
 use kvasir_types::{RequestId, Time, WorkerRank};
 
-use crate::observe::meter::{Asking, ModelMeters};
+use crate::observe::meter::{ModelMeters, RequestKind};
 use crate::observe::observer::Observer;
 use crate::observe::outcomes::{Outcomes, RequestIdentity, RequestOutcome};
-use crate::observe::spans::{Times, Traced};
+use crate::observe::spans::{RequestTrace, Times};
 
 /// The status under which a request is remembered whose client left.
 const CLIENT_LEFT: u16 = 499;
@@ -30,20 +30,20 @@ pub(crate) struct RequestRecord {
     /// The client's own name of it.
     given: Option<HeaderValue>,
     received: Time,
-    placed: Option<Placed>,
+    placed: Option<RoutedTo>,
     /// Times that another worker went on with the answer.
     moves: u32,
-    asking: Asking,
+    asking: RequestKind,
     first_token: Option<Time>,
     /// It was first sent to a worker then.
     sent: Option<Time>,
-    traced: Option<Box<Traced>>,
+    traced: Option<Box<RequestTrace>>,
     ended: bool,
 }
 
 /// Where a request was sent, and how much of its prompt was expected to be cached there.
 #[derive(Clone, Copy, Debug)]
-struct Placed {
+struct RoutedTo {
     target: WorkerRank,
     tokens: u32,
     blocks: u32,
@@ -79,7 +79,7 @@ impl RequestRecord {
             arrived,
             headers,
             meters,
-            Asking::completion(endpoint, stream),
+            RequestKind::completion(endpoint, stream),
         )
     }
 
@@ -97,7 +97,7 @@ impl RequestRecord {
             arrived,
             headers,
             meters,
-            Asking::route(path, stream),
+            RequestKind::route(path, stream),
         )
     }
 
@@ -106,7 +106,7 @@ impl RequestRecord {
         arrived: &RequestIdentity,
         headers: &HeaderMap,
         meters: Option<&Arc<ModelMeters>>,
-        asking: Asking,
+        asking: RequestKind,
     ) -> Self {
         let clock = observer.clock();
         let meters = meters.unwrap_or_else(|| observer.meters_of_unknown());
@@ -123,7 +123,7 @@ impl RequestRecord {
             asking,
             first_token: None,
             sent: None,
-            traced: Traced::begin(observer.tracer(), headers),
+            traced: RequestTrace::begin(observer.tracer(), headers),
             ended: false,
         }
     }
@@ -150,7 +150,7 @@ impl RequestRecord {
         if self.placed.is_none() {
             self.meters.metrics().tasks_started_total.inc();
         }
-        self.placed = Some(Placed {
+        self.placed = Some(RoutedTo {
             target: booking.target(),
             tokens: booking.predicted_tokens(),
             blocks: booking.placement().overlap_blocks,

@@ -10,7 +10,7 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// A request that is traced.
 #[derive(Debug)]
-pub(crate) struct Traced {
+pub(crate) struct RequestTrace {
     tracer: Tracer,
     spans: RequestSpans,
 }
@@ -24,7 +24,7 @@ pub(crate) struct Times {
     pub(crate) ended: Time,
 }
 
-impl Traced {
+impl RequestTrace {
     /// A request came with these headers.
     pub(crate) fn begin(tracer: Option<&Tracer>, headers: &HeaderMap) -> Option<Box<Self>> {
         let tracer = tracer?.clone();

@@ -38,7 +38,7 @@ const INLINE_TEXT_BYTES: usize = 32 * 1024;
 const WHICH_MODEL: &str = "`model` is missing and several models are served: name one of them";
 
 /// A body that was read and checked.
-enum Parsed {
+enum CheckedBody {
     Chat(Box<ChatRequest>),
     Completion(Box<CompletionRequest>),
 }
@@ -120,9 +120,9 @@ async fn by_worker_kind(app: &Arc<App>, asked: ClientRequest) -> Result<Reply, A
     }
     let unknown = app.options().unknown_fields;
     let parsed = match asked.endpoint {
-        Endpoint::Chat => ChatRequest::parse(body, unknown).map(|r| Parsed::Chat(r.into())),
+        Endpoint::Chat => ChatRequest::parse(body, unknown).map(|r| CheckedBody::Chat(r.into())),
         Endpoint::Completions => {
-            CompletionRequest::parse(body, unknown).map(|r| Parsed::Completion(r.into()))
+            CompletionRequest::parse(body, unknown).map(|r| CheckedBody::Completion(r.into()))
         }
     };
     match parsed {
@@ -159,7 +159,7 @@ fn served(app: &App, scan: &Scan<'_>) -> Result<Option<Arc<ServedModel>>, ApiErr
 async fn run(
     app: &Arc<App>,
     asked: &ClientRequest,
-    parsed: Parsed,
+    parsed: CheckedBody,
     model: Option<Arc<ServedModel>>,
 ) -> Result<Reply, ApiError> {
     let (stream, began) = (parsed.options().stream, app.clock().now());
@@ -206,7 +206,7 @@ async fn run(
 async fn prepare(
     app: &App,
     asked: &ClientRequest,
-    parsed: Parsed,
+    parsed: CheckedBody,
     model: Option<Arc<ServedModel>>,
 ) -> Result<Job, ApiError> {
     let model = model.ok_or_else(|| app.unknown_model())?;
@@ -222,7 +222,7 @@ async fn prepare(
     let (mut nvext, options) = parsed.extension(app.options().nvext_enabled);
     headers.apply(&mut nvext);
     let chat = match &parsed {
-        Parsed::Chat(chat) if nvext.hints.speculative_prefill && options.n == 1 => {
+        CheckedBody::Chat(chat) if nvext.hints.speculative_prefill && options.n == 1 => {
             Some(chat.clone())
         }
         _ => None,
@@ -274,7 +274,7 @@ async fn start_lanes(app: &App, job: &Job) -> Result<Vec<lane::Lane>, ApiError> 
 async fn tokenize(
     app: &App,
     text: &Arc<TextModel>,
-    parsed: Parsed,
+    parsed: CheckedBody,
     nvext: &mut Nvext,
 ) -> Result<(Prompts, Option<Time>), ApiError> {
     if let Some(tokens) = nvext.token_data.take() {
@@ -291,7 +291,7 @@ async fn tokenize(
         .unwrap_or_else(|_| Err(ApiError::internal()))
 }
 
-impl Parsed {
+impl CheckedBody {
     /// How to draw, stop and deliver.
     fn options(&self) -> &Options {
         match self {

@@ -34,7 +34,7 @@ pub(super) fn write(out: &mut String, ansi: bool, unix: Duration, event: &Event<
         out.push_str(name(level));
     }
     let mut fields = Fields {
-        out: Escaped {
+        out: EscapingWriter {
             out,
             left: LINE_BYTES_MAX,
         },
@@ -70,7 +70,7 @@ fn colour(level: Level) -> &'static str {
 
 /// Writes the fields of an event, the message without its name.
 struct Fields<'a> {
-    out: Escaped<'a>,
+    out: EscapingWriter<'a>,
     ansi: bool,
 }
 
@@ -128,12 +128,12 @@ impl Visit for Fields<'_> {
 }
 
 /// Passes text on, control characters as escapes, until nothing is left of the line.
-struct Escaped<'a> {
+struct EscapingWriter<'a> {
     out: &'a mut String,
     left: usize,
 }
 
-impl Write for Escaped<'_> {
+impl Write for EscapingWriter<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         if self.has_room(text.len()) && is_plain(text) {
             self.take_plain(text);
@@ -161,7 +161,7 @@ impl Write for Escaped<'_> {
     }
 }
 
-impl Escaped<'_> {
+impl EscapingWriter<'_> {
     /// Whether so many bytes are taken whole.
     fn has_room(&self, bytes: usize) -> bool {
         bytes < self.left

@@ -1,7 +1,7 @@
 //! Whether a client takes what it is sent: of a connection, and of each of its HTTP/2 streams.
 //!
 //! Progress is what the client takes, not what is handed to the HTTP library, which holds a whole answer if it gets
-//! one. On a connection the socket says it ([`Metered`]); on a stream of HTTP/2 it is the library that asks for the
+//! one. On a connection the socket says it ([`MeteredIo`]); on a stream of HTTP/2 it is the library that asks for the
 //! next piece, so pieces are small there.
 //!
 //! What always holds: a stall is seen by looking twice, so that requests set no timers. A stream whose client does not
@@ -80,7 +80,7 @@ impl Pace {
 
 /// How far a connection is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Seen {
+struct ConnectionState {
     begun: u64,
     ended: u64,
     turns: u64,
@@ -102,10 +102,10 @@ impl Activity {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn seen(&self) -> Seen {
+    fn seen(&self) -> ConnectionState {
         // Ends first: no request is seen to end that was not seen to begin.
         let ended = self.ended.load(Ordering::Acquire);
-        Seen {
+        ConnectionState {
             begun: self.begun.load(Ordering::Relaxed),
             ended,
             turns: self.turns.load(Ordering::Relaxed),
@@ -159,7 +159,7 @@ impl Activity {
 }
 
 /// One request from its head to the end of its answer.
-pub(super) struct UnderWay {
+pub(super) struct RequestGuard {
     activity: Arc<Activity>,
     /// None on HTTP/1, where the socket says it all.
     stream: Option<Box<OneStream>>,
@@ -173,7 +173,7 @@ struct OneStream {
     rest: Bytes,
 }
 
-impl UnderWay {
+impl RequestGuard {
     /// Called by the connection's own task.
     pub(super) fn enter<B>(activity: &Arc<Activity>, request: &Request<B>) -> Self {
         let key = activity.begun.load(Ordering::Relaxed);
@@ -200,7 +200,7 @@ impl UnderWay {
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         match &self.stream {
             // Its end is the beginning of the next one.
@@ -214,9 +214,9 @@ impl Drop for UnderWay {
 }
 
 /// An answer's body that notes when pieces of it are taken.
-pub(super) struct Counted {
+pub(super) struct CountedBody {
     pub(super) body: ReplyBody,
-    pub(super) guard: UnderWay,
+    pub(super) guard: RequestGuard,
 }
 
 impl OneStream {
@@ -244,7 +244,7 @@ impl OneStream {
     }
 }
 
-impl Body for Counted {
+impl Body for CountedBody {
     type Data = Bytes;
     type Error = Cut;
 
@@ -272,12 +272,12 @@ impl Body for Counted {
 
 /// Runs what the library spawns among our tasks: the streams of HTTP/2, each right after its request came.
 #[derive(Clone)]
-pub(super) struct OnTasks {
+pub(super) struct TaskExecutor {
     pub(super) tasks: Tasks,
     pub(super) activity: Arc<Activity>,
 }
 
-impl<F> Executor<F> for OnTasks
+impl<F> Executor<F> for TaskExecutor
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
@@ -295,13 +295,13 @@ where
 }
 
 /// A connection that notes when its socket is full and when it takes more.
-pub(super) struct Metered<S> {
+pub(super) struct MeteredIo<S> {
     stream: S,
     activity: Arc<Activity>,
     is_full: bool,
 }
 
-impl<S> Metered<S> {
+impl<S> MeteredIo<S> {
     pub(super) fn new(stream: S, activity: Arc<Activity>) -> Self {
         Self {
             stream,
@@ -319,7 +319,7 @@ impl<S> Metered<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for MeteredIo<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -329,7 +329,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredIo<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

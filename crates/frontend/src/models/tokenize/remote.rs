@@ -84,7 +84,7 @@ struct Cache {
 }
 
 #[derive(Deserialize)]
-struct Tokenized {
+struct TokenizeAnswer {
     tokens: Vec<Token>,
 }
 
@@ -304,7 +304,7 @@ async fn ask(pool: &Pool, question: &Bytes) -> Result<Vec<Token>, UpstreamError>
     let json = HeaderValue::from_static("application/json");
     request.headers_mut().insert(CONTENT_TYPE, json);
     let body = pool.fetch_ok(request, QUESTION).await?;
-    let answer: Result<Tokenized, _> = serde_json::from_slice(&body);
+    let answer: Result<TokenizeAnswer, _> = serde_json::from_slice(&body);
     match answer {
         Ok(answer) if !answer.tokens.is_empty() => Ok(answer.tokens),
         _ => Err(UpstreamError::Status(StatusCode::NOT_IMPLEMENTED)),

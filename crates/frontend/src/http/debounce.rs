@@ -3,12 +3,12 @@
 /// What was seen last, and whether it counts. A change counts once it has been seen twice in a row: a file that
 /// is being written, or one of two that belong together, is not taken for what it will be.
 #[derive(Debug)]
-pub(crate) struct Settling<T> {
+pub(crate) struct Debounce<T> {
     seen: T,
     settled: bool,
 }
 
-impl<T: PartialEq> Settling<T> {
+impl<T: PartialEq> Debounce<T> {
     /// Rests on this.
     pub(crate) fn on(seen: T) -> Self {
         Self {
@@ -34,7 +34,7 @@ mod tests {
 
     #[test]
     fn only_what_is_seen_twice_counts_and_only_once() {
-        let mut settling = Settling::on(1);
+        let mut settling = Debounce::on(1);
         let seen = [1, 2, 3, 3, 3, 1, 1].map(|now| settling.look(now).copied());
         assert_eq!(seen, [None, None, None, Some(3), None, None, Some(1)]);
     }
