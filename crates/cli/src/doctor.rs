@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
-use kvasir_doctor::{Examined, Listed, Probe, Report, Told, examine};
+use kvasir_doctor::{ListedWorker, Probe, Report, Target, WorkerReport, examine};
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
 use kvasir_transport::Tasks;
@@ -33,8 +33,8 @@ pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, Failure> {
         text: model_path.as_ref().map(load),
         seed: clock.unix_millis(clock.now()) ^ u64::from(std::process::id()) << 48,
     };
-    let told = |listed: Listed| {
-        Some(Told {
+    let target = |listed: ListedWorker| {
+        Some(Target {
             endpoint: listed.worker.transport.http()?.clone(),
             worker: listed.worker,
             index_block_size: listed.block_size,
@@ -44,12 +44,12 @@ pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, Failure> {
         })
     };
     let workers = workers(settings).await?;
-    let worlds = probe
-        .look(&tasks, workers.into_iter().filter_map(told).collect())
+    let observations = probe
+        .look(&tasks, workers.into_iter().filter_map(target).collect())
         .await;
-    let examined = worlds.iter().map(|world| Examined {
-        worker: world.told.endpoint.to_string(),
-        checks: examine(world),
+    let examined = observations.iter().map(|observed| WorkerReport {
+        worker: observed.target.endpoint.to_string(),
+        checks: examine(observed),
     });
     let report = Report {
         workers: examined.collect(),
@@ -67,10 +67,10 @@ pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, Failure> {
 }
 
 /// Those that are named, and those of the frontend at `--url`, which is asked unless workers are named alone.
-async fn workers(settings: &Settings) -> Result<Vec<Listed>, Failure> {
+async fn workers(settings: &Settings) -> Result<Vec<ListedWorker>, Failure> {
     let named = wiring::workers(settings)?.into_iter();
-    let mut workers: Vec<Listed> = named
-        .map(|worker| Listed {
+    let mut workers: Vec<ListedWorker> = named
+        .map(|worker| ListedWorker {
             worker,
             block_size: None,
         })

@@ -15,7 +15,7 @@ mod workers;
 use std::io::Write;
 
 use kvasir_config::{Command, Run, Settings, keys};
-use kvasir_doctor::{Listed, read_workers};
+use kvasir_doctor::{ListedWorker, read_workers};
 use serde_json::Value;
 
 use crate::wiring::Failure;
@@ -32,7 +32,7 @@ pub(crate) async fn run(run: &Run) -> Result<(), Failure> {
 }
 
 /// The engine servers of the frontend at `--url`.
-pub(crate) async fn engines(settings: &Settings) -> Result<Vec<Listed>, Failure> {
+pub(crate) async fn engines(settings: &Settings) -> Result<Vec<ListedWorker>, Failure> {
     let client = Client::new(settings)?;
     let answer = workers::list(&client).await?;
     let url = client.url();

@@ -10,11 +10,11 @@ mod events;
 mod tests;
 
 use crate::finding::{Check, Finding, Verdict};
-use crate::world::World;
+use crate::observations::Observations;
 
-type Judge = fn(&World) -> Verdict;
+type CheckFn = fn(&Observations) -> Verdict;
 
-const fn judge(check: Check) -> Judge {
+const fn judge(check: Check) -> CheckFn {
     match check {
         Check::Reachable => engine::reachable,
         Check::Model => engine::model,
@@ -31,10 +31,10 @@ const fn judge(check: Check) -> Judge {
 
 /// Judges one worker. If it does not answer, there is nothing more to say than that.
 #[must_use]
-pub fn examine(world: &World) -> Vec<Finding> {
+pub fn examine(observed: &Observations) -> Vec<Finding> {
     let finding = |check: Check| {
-        let verdict = match (check, &world.models) {
-            (Check::Reachable, _) | (_, Ok(_)) => judge(check)(world),
+        let verdict = match (check, &observed.models) {
+            (Check::Reachable, _) | (_, Ok(_)) => judge(check)(observed),
             (_, Err(_)) => Verdict::skip("the worker does not answer"),
         };
         Finding {

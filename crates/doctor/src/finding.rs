@@ -24,7 +24,7 @@ pub enum Check {
     Replay,
     /// Our tokens are its tokens.
     Tokens,
-    /// What is foretold is what it reports.
+    /// What is predicted is what it reports.
     CachedTokens,
 }
 
@@ -73,10 +73,10 @@ pub enum Outcome {
     Skip,
 }
 
-/// Whose command line to change.
+/// AdviceTarget command line to change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Whose {
+pub enum AdviceTarget {
     /// The engine's. Flags are those of its kind; vLLM's where that is not known.
     Engine,
     /// That of `kvasir frontend`, and of `kvasir doctor` when it is run again.
@@ -88,7 +88,7 @@ pub enum Whose {
 pub struct Advice {
     /// Where.
     #[serde(rename = "where")]
-    pub whose: Whose,
+    pub whose: AdviceTarget,
     /// The words to add or replace on that command line; empty if no flag mends it.
     pub args: Vec<String>,
     /// In a sentence.

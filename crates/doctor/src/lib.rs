@@ -1,10 +1,10 @@
 //! What keeps a router from knowing an engine's cache, and the flag that mends it.
 //!
-//! Answers one question: would `kvasir frontend`, told what it is told about this worker, predict what the
-//! worker's cache holds? [`probe`] asks the worker and writes down what it saw as a [`World`]; each check is a
+//! Answers one question: would `kvasir frontend`, configured as it is for this worker, predict what the
+//! worker's cache holds? [`probe`] asks the worker and writes down what it saw as a [`Observations`]; each check is a
 //! function from that to a verdict; [`Report`] shows the verdicts to people and programs.
 //!
-//! Invariants: every question has a time limit, and their number is bounded; a check reads the [`World`] and
+//! Invariants: every question has a time limit, and their number is bounded; a check reads the [`Observations`] and
 //! nothing else; what a failed check advises is complete, flag and value.
 //!
 //! Elsewhere: how the frontend itself asks engines (`kvasir-frontend`), options and exit codes (`cli`).
@@ -12,17 +12,17 @@
 mod advice;
 mod checks;
 mod finding;
-mod listed;
+mod observations;
 mod probe;
 mod report;
-mod world;
+mod worker_list;
 
 pub use checks::examine;
-pub use finding::{Advice, Check, Finding, Outcome, Whose};
-pub use listed::{Listed, read_workers};
-pub use probe::Probe;
-pub use report::{Examined, Report};
-pub use world::{
-    Asked, Comparison, Difference, EventsSeen, RankSeen, ReplaySeen, Silence, TextSeen, Told,
-    Twice, World,
+pub use finding::{Advice, AdviceTarget, Check, Finding, Outcome};
+pub use observations::{
+    Comparison, Difference, EventCounts, Observations, ProbeError, ProbeResult, RankProbe,
+    RepeatedPrompt, ReplayProbe, Target, TokenizerProbe,
 };
+pub use probe::Probe;
+pub use report::{Report, WorkerReport};
+pub use worker_list::{ListedWorker, read_workers};

@@ -3,9 +3,9 @@
 //! At most a dozen small requests to each worker, two or four of which make it compute one token; each has a time
 //! limit. Whatever does not answer is written down as silent, and the rest goes on.
 
-mod ear;
+mod event_probe;
 mod http;
-mod talk;
+mod test_requests;
 mod tokens;
 
 use std::collections::BTreeMap;
@@ -18,12 +18,13 @@ use kvasir_transport::{SourceFault, Tasks};
 use kvasir_types::{HttpEndpoint, Rng};
 use kvasir_upstream::{EngineKind, EventSource, Facts, ServerInfo, WorkerTls, event_sources};
 
-use crate::world::{
-    Asked, EventsSeen, RankSeen, ReplaySeen, Silence, TextSeen, Told, Twice, World,
+use crate::observations::{
+    EventCounts, Observations, ProbeError, ProbeResult, RankProbe, RepeatedPrompt, ReplayProbe,
+    Target, TokenizerProbe,
 };
-use ear::Ear;
+use event_probe::EventProbe;
 use http::Client;
-use talk::Talk;
+use test_requests::TestRequests;
 
 /// Ranks of one worker that are looked at; the rest is taken to be like them.
 const RANKS_MAX: u32 = 8;
@@ -53,101 +54,109 @@ pub struct Probe {
 
 impl Probe {
     /// Looks at all of them, several at a time, in the order given.
-    pub async fn look(&self, tasks: &Tasks, targets: Vec<Told>) -> Vec<World> {
+    pub async fn look(&self, tasks: &Tasks, targets: Vec<Target>) -> Vec<Observations> {
         let ports = event_ports(&targets);
-        let mut worlds = Vec::new();
+        let mut observations = Vec::new();
         let mut waiting = targets.into_iter().zip(ports).enumerate();
         loop {
             let some: Vec<_> = waiting.by_ref().take(WORKERS_AT_ONCE).collect();
             if some.is_empty() {
                 break;
             }
-            let looks = some.into_iter().map(|(at, (told, port))| {
-                let (probe, own, unseen) = (self.clone(), tasks.clone(), unseen(told, port));
+            let looks = some.into_iter().map(|(at, (target, port))| {
+                let (probe, own, unseen) = (self.clone(), tasks.clone(), unseen(target, port));
                 let fallback = unseen.clone();
                 let look = async move { probe.look_at(&own, unseen, at as u64).await };
                 (tasks.spawn(look), fallback)
             });
             for (look, fallback) in looks.collect::<Vec<_>>() {
-                worlds.push(look.await.ok().flatten().unwrap_or(fallback));
+                observations.push(look.await.ok().flatten().unwrap_or(fallback));
             }
         }
-        note_peers(&mut worlds);
-        worlds
+        note_peers(&mut observations);
+        observations
     }
 
-    async fn look_at(&self, tasks: &Tasks, mut world: World, at: u64) -> World {
+    async fn look_at(&self, tasks: &Tasks, mut observed: Observations, at: u64) -> Observations {
         let tls = self.worker_tls.clone();
         let client = Client::new(self.timeout, tls);
-        ask_facts(&client, &mut world).await;
-        if world.models.is_err() {
-            return world;
+        ask_facts(&client, &mut observed).await;
+        if observed.models.is_err() {
+            return observed;
         }
-        let told = world.told.worker.clone();
-        let ranks = told.ranks.or(world.facts.ranks).unwrap_or(1);
-        let sources = event_sources(&told, &world.facts, ranks);
-        let size = world
-            .told_block_size()
-            .or(world.facts.block_size)
+        let target = observed.target.worker.clone();
+        let ranks = target.ranks.or(observed.facts.ranks).unwrap_or(1);
+        let sources = event_sources(&target, &observed.facts, ranks);
+        let size = observed
+            .configured_block_size()
+            .or(observed.facts.block_size)
             .unwrap_or(BLOCK_SIZE);
         let rng = Rng::new(self.seed ^ at.rotate_left(40));
-        let mut talk = Talk::new(&client, &world, size, ranks, rng);
+        let mut requests = TestRequests::new(&client, &observed, size, ranks, rng);
         for rank in 0..ranks.min(RANKS_MAX) {
             let source = sources.get(&rank).cloned();
-            let seen = self.look_at_rank(tasks, &mut talk, rank, source).await;
-            world.ranks.push(seen);
+            let seen = self.look_at_rank(tasks, &mut requests, rank, source).await;
+            observed.ranks.push(seen);
         }
-        world.text = tokens::compare(&client, &world, self.text.as_ref()).await;
-        world
+        observed.text = tokens::compare(&client, &observed, self.text.as_ref()).await;
+        observed
     }
 
     async fn look_at_rank(
         &self,
         tasks: &Tasks,
-        talk: &mut Talk<'_>,
+        requests: &mut TestRequests<'_>,
         rank: u32,
         source: Option<EventSource>,
-    ) -> RankSeen {
-        let (mut ear, link) = match &source {
+    ) -> RankProbe {
+        let (mut events, link) = match &source {
             None => (None, Err(SourceFault::Silent)),
             Some(source) => {
-                match Ear::open(tasks, talk.worker(), rank, talk.block_size(), source) {
+                match EventProbe::open(
+                    tasks,
+                    requests.worker(),
+                    rank,
+                    requests.block_size(),
+                    source,
+                ) {
                     Err(error) => (None, Err(SourceFault::Unreachable(error))),
-                    Ok(mut ear) => {
-                        let link = ear.linked(self.timeout).await;
-                        (link.is_ok().then_some(ear), link)
+                    Ok(mut events) => {
+                        let link = events.linked(self.timeout).await;
+                        (link.is_ok().then_some(events), link)
                     }
                 }
             }
         };
         let wait = self.timeout.min(EVENT_TIMEOUT_MAX);
-        let mut twice = Err(Silence::NotAsked);
+        let mut twice = Err(ProbeError::Skipped);
         for _ in 0..ATTEMPTS {
-            twice = talk.twice(rank, ear.as_mut(), wait).await;
+            twice = requests.send_twice(rank, events.as_mut(), wait).await;
             if twice.as_ref().is_ok_and(settled) {
                 break;
             }
         }
-        let replay = match (&source, &ear) {
-            (Some(source), Some(ear)) if source.replay.is_some() => {
-                ear.ask_replay(tasks, source, self.timeout).await
+        let replay = match (&source, &events) {
+            (Some(source), Some(events)) if source.replay.is_some() => {
+                events.ask_replay(tasks, source, self.timeout).await
             }
-            (Some(_), Some(_)) => ReplaySeen::Unknown,
-            _ => ReplaySeen::NotAsked,
+            (Some(_), Some(_)) => ReplayProbe::Unknown,
+            _ => ReplayProbe::Skipped,
         };
-        RankSeen {
+        RankProbe {
             rank,
             source,
             link,
-            events: ear.as_ref().map_or_else(EventsSeen::default, Ear::seen),
+            events: events
+                .as_ref()
+                .map_or_else(EventCounts::default, EventProbe::seen),
             replay,
-            twice,
+            repeated_prompt: twice,
         }
     }
 }
 
-/// Whether asking again would tell nothing new.
-fn settled(twice: &Twice) -> bool {
+/// Whether a further attempt would show nothing new.
+fn settled(twice: &RepeatedPrompt) -> bool {
     match (twice.predicted, twice.reported) {
         (Some(predicted), Some(reported)) => predicted == reported && predicted > 0,
         (None, _) => true,
@@ -156,55 +165,55 @@ fn settled(twice: &Twice) -> bool {
 }
 
 /// A worker of which nothing is known yet.
-fn unseen(told: Told, free_event_port: u16) -> World {
-    World {
-        told,
-        models: Err(Silence::NotAsked),
-        version: Err(Silence::NotAsked),
-        metrics: Err(Silence::NotAsked),
-        event_route: Err(Silence::NotAsked),
+fn unseen(target: Target, free_event_port: u16) -> Observations {
+    Observations {
+        target,
+        models: Err(ProbeError::Skipped),
+        version: Err(ProbeError::Skipped),
+        metrics: Err(ProbeError::Skipped),
+        event_route: Err(ProbeError::Skipped),
         facts: Facts::default(),
         ranks: Vec::new(),
-        text: TextSeen::NotAsked,
+        text: TokenizerProbe::Skipped,
         peers_block_size: None,
         free_event_port,
     }
 }
 
 /// What the engine says about itself.
-async fn ask_facts(client: &Client, world: &mut World) {
+async fn ask_facts(client: &Client, observed: &mut Observations) {
     let clock = Clock::new();
-    let endpoint = world.told.endpoint.clone();
+    let endpoint = observed.target.endpoint.clone();
     let began = clock.now();
-    world.models = match client.get(&endpoint, "/v1/models").await {
+    observed.models = match client.get(&endpoint, "/v1/models").await {
         Err(silence) => Err(silence),
         Ok(body) => {
-            world.facts.read_models(&body);
+            observed.facts.read_models(&body);
             match is_model_list(&body) {
                 true => Ok(clock.now() - began),
-                false => Err(Silence::Unreadable("no list of models".to_owned())),
+                false => Err(ProbeError::Unreadable("no list of models".to_owned())),
             }
         }
     };
-    if world.models.is_err() {
+    if observed.models.is_err() {
         return;
     }
     let version = client.get(&endpoint, "/version").await;
-    world.version = version.map(|body| world.facts.read_version(&body));
+    observed.version = version.map(|body| observed.facts.read_version(&body));
     let metrics = client.get(&endpoint, "/metrics").await;
     let before = Facts::default();
-    world.metrics = metrics.and_then(|page| {
-        world.facts.read_metrics(text_of(&page)?, &before);
+    observed.metrics = metrics.and_then(|page| {
+        observed.facts.read_metrics(text_of(&page)?, &before);
         Ok(())
     });
     let sources = client.get(&endpoint, "/kv_event_sources").await;
-    world.event_route = sources.map(|body| world.facts.read_event_sources(&body));
-    world.facts.info = ask_info(client, &endpoint, world.facts.kind).await;
-    let told_events = world.told.worker.events.publish().is_some();
-    world.facts.merge_info(told_events);
-    if world.facts.kind == EngineKind::Sglang && world.facts.info.is_read {
+    observed.event_route = sources.map(|body| observed.facts.read_event_sources(&body));
+    observed.facts.info = ask_info(client, &endpoint, observed.facts.kind).await;
+    let told_events = observed.target.worker.events.publish().is_some();
+    observed.facts.merge_info(told_events);
+    if observed.facts.kind == EngineKind::Sglang && observed.facts.info.is_read {
         // It has no page of its own for them: its settings say where its events are, or that there are none.
-        world.event_route = Ok(());
+        observed.event_route = Ok(());
     }
 }
 
@@ -226,8 +235,8 @@ async fn ask_info(client: &Client, endpoint: &HttpEndpoint, kind: EngineKind) ->
 }
 
 /// A page as the text that it must be.
-fn text_of(page: &[u8]) -> Asked<&str> {
-    std::str::from_utf8(page).map_err(|error| Silence::Unreadable(error.to_string()))
+fn text_of(page: &[u8]) -> ProbeResult<&str> {
+    std::str::from_utf8(page).map_err(|error| ProbeError::Unreadable(error.to_string()))
 }
 
 fn is_model_list(body: &[u8]) -> bool {
@@ -236,14 +245,14 @@ fn is_model_list(body: &[u8]) -> bool {
 }
 
 /// For each worker a port for its events; neighbours on one host get ports of their own.
-fn event_ports(targets: &[Told]) -> Vec<u16> {
+fn event_ports(targets: &[Target]) -> Vec<u16> {
     let mut next: BTreeMap<&str, u16> = BTreeMap::new();
     let mut ports = Vec::new();
-    for told in targets {
+    for target in targets {
         let next = next
-            .entry(told.endpoint.host.as_str())
+            .entry(target.endpoint.host.as_str())
             .or_insert(EVENT_PORT);
-        let ranks = told.worker.ranks.unwrap_or(1).clamp(1, 64) as u16;
+        let ranks = target.worker.ranks.unwrap_or(1).clamp(1, 64) as u16;
         ports.push(*next);
         *next = next.saturating_add(2 * ranks);
     }
@@ -252,14 +261,14 @@ fn event_ports(targets: &[Told]) -> Vec<u16> {
 
 /// Tells each worker the block size that most of those that serve its model have, and who else has it. Of sizes
 /// that as many have, that of the worker named first counts.
-fn note_peers(worlds: &mut [World]) {
-    let model = |world: &World| world.facts.models.first().map(|m| m.name.clone());
-    let rows: Vec<(Option<String>, Option<u32>, String)> = worlds
+fn note_peers(observations: &mut [Observations]) {
+    let model = |observed: &Observations| observed.facts.models.first().map(|m| m.name.clone());
+    let rows: Vec<(Option<String>, Option<u32>, String)> = observations
         .iter()
-        .map(|w| (model(w), w.true_block_size(), w.told.endpoint.to_string()))
+        .map(|w| (model(w), w.true_block_size(), w.target.endpoint.to_string()))
         .collect();
-    for (at, world) in worlds.iter_mut().enumerate() {
-        let name = model(world);
+    for (at, observed) in observations.iter_mut().enumerate() {
+        let name = model(observed);
         let same = rows.iter().filter(|(served, ..)| *served == name);
         let sizes: Vec<u32> = same.filter_map(|(_, size, _)| *size).collect();
         let most = most_frequent(&sizes);
@@ -267,7 +276,7 @@ fn note_peers(worlds: &mut [World]) {
         let one = others.find(|(other, (served, size, _))| {
             *other != at && *served == name && size.is_some() && *size == most
         });
-        world.peers_block_size = most.zip(one.map(|(_, (.., url))| url.clone()));
+        observed.peers_block_size = most.zip(one.map(|(_, (.., url))| url.clone()));
     }
 }
 
@@ -282,9 +291,9 @@ fn most_frequent(sizes: &[u32]) -> Option<u32> {
 mod tests {
     use super::*;
 
-    fn told(url: &str) -> Told {
+    fn target(url: &str) -> Target {
         let worker = kvasir_upstream::parse_worker(url).unwrap();
-        Told {
+        Target {
             endpoint: worker.transport.http().unwrap().clone(),
             worker,
             model: None,
@@ -305,17 +314,17 @@ mod tests {
     #[test]
     fn neighbours_get_ports_of_their_own() {
         let targets = [
-            told("http://a:8000"),
-            told("http://a:8001,data-parallel-size=2"),
-            told("http://b:8000"),
-            told("http://a:8002"),
+            target("http://a:8000"),
+            target("http://a:8001,data-parallel-size=2"),
+            target("http://b:8000"),
+            target("http://a:8002"),
         ];
         assert_eq!(event_ports(&targets), [5557, 5559, 5557, 5563]);
     }
 
     #[test]
     fn a_prediction_is_asked_for_again_only_where_that_may_help() {
-        let twice = |predicted, reported| Twice {
+        let twice = |predicted, reported| RepeatedPrompt {
             prompt: 72,
             predicted,
             reported,

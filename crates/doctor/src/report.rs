@@ -5,11 +5,11 @@ use std::fmt::{self, Write as _};
 use serde::Serialize;
 
 use crate::advice::quoted;
-use crate::finding::{Advice, Finding, Outcome, Whose};
+use crate::finding::{Advice, AdviceTarget, Finding, Outcome};
 
 /// What was found at one worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Examined {
+pub struct WorkerReport {
     /// Its address.
     pub worker: String,
     /// One for each check, in order.
@@ -20,7 +20,7 @@ pub struct Examined {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// One for each worker, in the order asked.
-    pub workers: Vec<Examined>,
+    pub workers: Vec<WorkerReport>,
 }
 
 impl Report {
@@ -39,14 +39,14 @@ impl Report {
     #[must_use]
     pub fn to_json(&self) -> String {
         #[derive(Serialize)]
-        struct Whole<'r> {
+        struct JsonReport<'r> {
             ok: bool,
             passed: usize,
             failed: usize,
             skipped: usize,
-            workers: &'r [Examined],
+            workers: &'r [WorkerReport],
         }
-        let whole = Whole {
+        let whole = JsonReport {
             ok: self.is_well(),
             passed: self.count(Outcome::Pass),
             failed: self.count(Outcome::Fail),
@@ -93,8 +93,8 @@ fn row(f: &mut fmt::Formatter<'_>, finding: &Finding) -> fmt::Result {
 
 fn advised(advice: &Advice) -> String {
     let whose = match advice.whose {
-        Whose::Engine => "engine",
-        Whose::Kvasir => "kvasir",
+        AdviceTarget::Engine => "engine",
+        AdviceTarget::Kvasir => "kvasir",
     };
     let words: Vec<String> = advice.args.iter().map(|word| quoted(word)).collect();
     match words.is_empty() {

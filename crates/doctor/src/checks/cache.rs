@@ -2,33 +2,33 @@
 
 use crate::advice::{engine, kvasir, report_hits};
 use crate::finding::{Outcome, Verdict};
-use crate::world::{Comparison, Difference, TextSeen, Twice, World};
+use crate::observations::{Comparison, Difference, Observations, RepeatedPrompt, TokenizerProbe};
 
-pub(super) fn tokens(world: &World) -> Verdict {
-    match &world.text {
-        TextSeen::NotAsked => Verdict::skip("not asked"),
-        TextSeen::NoModelPath(folder) => {
+pub(super) fn tokens(observed: &Observations) -> Verdict {
+    match &observed.text {
+        TokenizerProbe::Skipped => Verdict::skip("not asked"),
+        TokenizerProbe::NoModelPath(folder) => {
             let folder = folder.as_deref().unwrap_or("DIR");
             let text = "the folder with the model's tokenizer and template; without it only prompts of \
                         token ids are routed by cache";
             let advice = vec![kvasir(&["--model-path", folder], text)];
             Verdict::of(Outcome::Skip, "--model-path is not given", advice)
         }
-        TextSeen::Unusable(error) => Verdict::fail(
+        TokenizerProbe::Unusable(error) => Verdict::fail(
             error.clone(),
             vec![kvasir(
                 &["--model-path", "DIR"],
                 "a folder with tokenizer.json",
             )],
         ),
-        TextSeen::Untold(silence) => {
+        TokenizerProbe::NoEngineTokens(silence) => {
             Verdict::skip(format!("the engine tells no tokens ({silence})"))
         }
-        TextSeen::Compared(found) => compared(world, found),
+        TokenizerProbe::Compared(found) => compared(observed, found),
     }
 }
 
-fn compared(world: &World, found: &Comparison) -> Verdict {
+fn compared(observed: &Observations, found: &Comparison) -> Verdict {
     let (what, difference) = match (&found.plain, &found.chat) {
         (None, None) => {
             let how = match found.counts_only {
@@ -42,7 +42,7 @@ fn compared(world: &World, found: &Comparison) -> Verdict {
         (None, Some(chat)) => ("the chat template differs", chat),
     };
     let why = format!("{what}: {}", shown(difference, found.counts_only));
-    let ours = world.told.model_path.as_deref().unwrap_or("DIR");
+    let ours = observed.target.model_path.as_deref().unwrap_or("DIR");
     let template = found.plain.is_none();
     let advice = match &found.engine_folder {
         Some(folder) => kvasir(&["--model-path", folder], "the engine's own folder"),
@@ -74,12 +74,12 @@ fn shown(difference: &Difference, counts_only: bool) -> String {
     }
 }
 
-pub(super) fn cached_tokens(world: &World) -> Verdict {
+pub(super) fn cached_tokens(observed: &Observations) -> Verdict {
     let mut passed = None;
-    for rank in &world.ranks {
-        let verdict = match &rank.twice {
+    for rank in &observed.ranks {
+        let verdict = match &rank.repeated_prompt {
             Err(silence) => Verdict::skip(format!("the test request failed: {silence}")),
-            Ok(twice) => compared_hits(world, twice),
+            Ok(twice) => compared_hits(observed, twice),
         };
         if verdict.outcome != Outcome::Pass {
             return verdict;
@@ -89,8 +89,8 @@ pub(super) fn cached_tokens(world: &World) -> Verdict {
     passed.unwrap_or_else(|| Verdict::skip("no rank was looked at"))
 }
 
-fn compared_hits(world: &World, twice: &Twice) -> Verdict {
-    if world.facts.prefix_caching == Some(false) {
+fn compared_hits(observed: &Observations, twice: &RepeatedPrompt) -> Verdict {
+    if observed.facts.prefix_caching == Some(false) {
         return Verdict::skip("prefix caching is off");
     }
     let Some(reported) = twice.reported else {
@@ -102,21 +102,21 @@ fn compared_hits(world: &World, twice: &Twice) -> Verdict {
             }
             _ => "usage does not say them".to_owned(),
         };
-        return Verdict::fail(why, vec![report_hits(world)]);
+        return Verdict::fail(why, vec![report_hits(observed)]);
     };
-    if !world.block_size_fits() {
+    if !observed.block_size_fits() {
         return Verdict::skip("the block size differs");
     }
     match twice.predicted {
         // What kept them away is what `events-arrive` says.
-        None | Some(0) => Verdict::skip("without events nothing is foretold"),
+        None | Some(0) => Verdict::skip("no prediction without events"),
         Some(predicted) if predicted == reported => Verdict::pass(format!(
-            "{predicted} of {} foretold and reported",
+            "{predicted} of {} predicted and reported",
             twice.prompt
         )),
         Some(predicted) => {
             let why = format!(
-                "{predicted} of {} foretold, {reported} reported",
+                "{predicted} of {} predicted, {reported} reported",
                 twice.prompt
             );
             let text = match predicted > reported {

@@ -5,12 +5,12 @@ use kvasir_upstream::{EngineKind, EventSource};
 
 use crate::advice::{engine, publish, publish_elsewhere, with_free_sockets, with_sockets};
 use crate::finding::{Advice, Outcome, Verdict};
-use crate::world::{RankSeen, ReplaySeen, Silence, World};
+use crate::observations::{Observations, ProbeError, RankProbe, ReplayProbe};
 
 /// The verdict of the first rank that is not well, else of the first; ranks are named where there are several.
-fn over_ranks(world: &World, judge: impl Fn(&RankSeen) -> Verdict) -> Verdict {
-    let several = world.ranks.len() > 1;
-    let mut verdicts: Vec<(u32, Verdict)> = world
+fn over_ranks(observed: &Observations, judge: impl Fn(&RankProbe) -> Verdict) -> Verdict {
+    let several = observed.ranks.len() > 1;
+    let mut verdicts: Vec<(u32, Verdict)> = observed
         .ranks
         .iter()
         .map(|rank| (rank.rank, judge(rank)))
@@ -24,32 +24,35 @@ fn over_ranks(world: &World, judge: impl Fn(&RankSeen) -> Verdict) -> Verdict {
     let (rank, mut verdict) = verdicts.swap_remove(at.unwrap_or(0));
     if several {
         verdict.why = match verdict.outcome {
-            Outcome::Pass => format!("{} ranks; rank 0: {}", world.ranks.len(), verdict.why),
+            Outcome::Pass => format!("{} ranks; rank 0: {}", observed.ranks.len(), verdict.why),
             Outcome::Fail | Outcome::Skip => format!("rank {rank}: {}", verdict.why),
         };
     }
     verdict
 }
 
-pub(super) fn socket(world: &World) -> Verdict {
-    over_ranks(world, |rank| match (&rank.source, &rank.link) {
-        (None, _) => unpublished(world),
+pub(super) fn socket(observed: &Observations) -> Verdict {
+    over_ranks(observed, |rank| match (&rank.source, &rank.link) {
+        (None, _) => unpublished(observed),
         (Some(source), Ok(())) => Verdict::pass(source.events.clone()),
-        (Some(source), Err(fault)) => unlinked(world, rank.rank, source, fault),
+        (Some(source), Err(fault)) => unlinked(observed, rank.rank, source, fault),
     })
 }
 
 /// Nobody knows of a socket.
-fn unpublished(world: &World) -> Verdict {
-    if world.facts.kind == EngineKind::TensorRt {
+fn unpublished(observed: &Observations) -> Verdict {
+    if observed.facts.kind == EngineKind::TensorRt {
         return Verdict::skip(
             "it has no event socket: its cache is predicted from what it is sent",
         );
     }
-    match &world.event_route {
+    match &observed.event_route {
         Ok(()) => {
             let text = "let it publish; it then says itself where";
-            Verdict::fail("the engine publishes no events", vec![publish(world, text)])
+            Verdict::fail(
+                "the engine publishes no events",
+                vec![publish(observed, text)],
+            )
         }
         Err(silence) => {
             let why = format!("the engine does not say where its events are ({silence})");
@@ -57,17 +60,22 @@ fn unpublished(world: &World) -> Verdict {
             Verdict::fail(
                 why,
                 vec![
-                    publish(world, "let it publish, if it does not yet"),
-                    with_free_sockets(world, there),
+                    publish(observed, "let it publish, if it does not yet"),
+                    with_free_sockets(observed, there),
                 ],
             )
         }
     }
 }
 
-fn unlinked(world: &World, rank: u32, source: &EventSource, fault: &SourceFault) -> Verdict {
+fn unlinked(
+    observed: &Observations,
+    rank: u32,
+    source: &EventSource,
+    fault: &SourceFault,
+) -> Verdict {
     let why = format!("{}: {fault}", source.events);
-    if let Some(advice) = other_sockets(world, rank, source) {
+    if let Some(advice) = other_sockets(observed, rank, source) {
         return Verdict::fail(why, vec![advice]);
     }
     let swapped = matches!(fault, SourceFault::Protocol(_));
@@ -78,13 +86,13 @@ fn unlinked(world: &World, rank: u32, source: &EventSource, fault: &SourceFault)
             topic: String::new(),
         };
         let text = "that is no socket that publishes: events and replay may be swapped";
-        return Verdict::fail(why, vec![with_sockets(world, &other, text)]);
+        return Verdict::fail(why, vec![with_sockets(observed, &other, text)]);
     }
     let text = "let it publish on all interfaces, and open the port on the way from here";
-    let mut advice = publish(world, text);
+    let mut advice = publish(observed, text);
     for arg in &mut advice.args {
         *arg = arg.replace("tcp://localhost:", "tcp://*:");
-        if !["localhost", "127.0.0.1"].contains(&world.told.endpoint.host.as_str()) {
+        if !["localhost", "127.0.0.1"].contains(&observed.target.endpoint.host.as_str()) {
             *arg = arg.replace("tcp://127.0.0.1:", "tcp://*:");
         }
     }
@@ -92,23 +100,23 @@ fn unlinked(world: &World, rank: u32, source: &EventSource, fault: &SourceFault)
 }
 
 /// The engine's own sockets, if the operator named others.
-fn other_sockets(world: &World, rank: u32, source: &EventSource) -> Option<Advice> {
-    world.told.worker.events.publish()?;
-    let own = world.own_source(rank)?;
+fn other_sockets(observed: &Observations, rank: u32, source: &EventSource) -> Option<Advice> {
+    observed.target.worker.events.publish()?;
+    let own = observed.own_source(rank)?;
     if own.events == source.events && (own.replay.is_none() || own.replay == source.replay) {
         return None;
     }
-    let first = world.own_source(0).unwrap_or(own);
+    let first = observed.own_source(0).unwrap_or(own);
     let text = "these are the engine's own; what it is told are somebody else's";
-    Some(with_sockets(world, &first, text))
+    Some(with_sockets(observed, &first, text))
 }
 
-pub(super) fn arrive(world: &World) -> Verdict {
-    over_ranks(world, |rank| {
+pub(super) fn arrive(observed: &Observations) -> Verdict {
+    over_ranks(observed, |rank| {
         if rank.source.is_none() || rank.link.is_err() {
             return Verdict::skip("no event socket");
         }
-        if let Err(silence) = &rank.twice {
+        if let Err(silence) = &rank.repeated_prompt {
             return refused(silence);
         }
         let events = &rank.events;
@@ -120,22 +128,22 @@ pub(super) fn arrive(world: &World) -> Verdict {
             );
         }
         if events.batches == 0 {
-            return silent(world, rank);
+            return silent(observed, rank);
         }
-        let foretold = rank
-            .twice
+        let predicted = rank
+            .repeated_prompt
             .as_ref()
             .ok()
             .and_then(|t| t.predicted)
             .unwrap_or(0);
-        if foretold == 0 && world.block_size_fits() {
+        if predicted == 0 && observed.block_size_fits() {
             let why = "events come, and none is about the prompt that was sent";
             let other = rank.source.as_ref();
-            let other = other.and_then(|source| other_sockets(world, rank.rank, source));
+            let other = other.and_then(|source| other_sockets(observed, rank.rank, source));
             let text = "its sockets are another engine's: give each engine on a host its own ports";
             return Verdict::fail(
                 why,
-                vec![other.unwrap_or_else(|| publish_elsewhere(world, text))],
+                vec![other.unwrap_or_else(|| publish_elsewhere(observed, text))],
             );
         }
         let after = events.after.unwrap_or_default().as_millis();
@@ -147,7 +155,7 @@ pub(super) fn arrive(world: &World) -> Verdict {
     })
 }
 
-fn refused(silence: &Silence) -> Verdict {
+fn refused(silence: &ProbeError) -> Verdict {
     Verdict::fail(
         format!("the test request failed: {silence}"),
         vec![engine(
@@ -158,18 +166,18 @@ fn refused(silence: &Silence) -> Verdict {
 }
 
 /// Connected, asked, answered, and no event.
-fn silent(world: &World, rank: &RankSeen) -> Verdict {
-    if world.facts.prefix_caching == Some(false) {
+fn silent(observed: &Observations, rank: &RankProbe) -> Verdict {
+    if observed.facts.prefix_caching == Some(false) {
         return Verdict::skip("prefix caching is off, so there is nothing to tell");
     }
     let why = "the socket is there, a request was answered, and no event came";
     if let Some(source) = &rank.source
-        && let Some(advice) = other_sockets(world, rank.rank, source)
+        && let Some(advice) = other_sockets(observed, rank.rank, source)
     {
         return Verdict::fail(why, vec![advice]);
     }
     match rank.replay {
-        ReplaySeen::Answered { batches, .. } if batches > 0 => {
+        ReplayProbe::Answered { batches, .. } if batches > 0 => {
             let text = "look for a proxy between here and the engine that holds live messages back";
             Verdict::fail(
                 format!("{why}, though the replay has {batches}"),
@@ -183,8 +191,8 @@ fn silent(world: &World, rank: &RankSeen) -> Verdict {
     }
 }
 
-pub(super) fn replay(world: &World) -> Verdict {
-    over_ranks(world, |rank| {
+pub(super) fn replay(observed: &Observations) -> Verdict {
+    over_ranks(observed, |rank| {
         let Some(source) = &rank.source else {
             return Verdict::skip("no event socket");
         };
@@ -193,38 +201,40 @@ pub(super) fn replay(world: &World) -> Verdict {
         }
         let shown = source.replay.as_deref().unwrap_or("");
         match &rank.replay {
-            ReplaySeen::NotAsked => Verdict::skip("not asked"),
-            ReplaySeen::Unknown => unreplayed(
-                world,
+            ReplayProbe::Skipped => Verdict::skip("not asked"),
+            ReplayProbe::Unknown => unreplayed(
+                observed,
                 rank.rank,
                 "there is none: a lost event costs the whole picture",
             ),
-            ReplaySeen::Failed(fault) => unreplayed(world, rank.rank, &format!("{shown}: {fault}")),
-            ReplaySeen::TimedOut(timeout) => {
-                let why = format!("{shown}: no answer within {} s", timeout.as_secs_f64());
-                unreplayed(world, rank.rank, &why)
+            ReplayProbe::Failed(fault) => {
+                unreplayed(observed, rank.rank, &format!("{shown}: {fault}"))
             }
-            ReplaySeen::Answered {
+            ReplayProbe::TimedOut(timeout) => {
+                let why = format!("{shown}: no answer within {} s", timeout.as_secs_f64());
+                unreplayed(observed, rank.rank, &why)
+            }
+            ReplayProbe::Answered {
                 has_last: Some(false),
                 ..
             } => {
                 let why = format!("{shown} answers without the batch that came last");
-                unreplayed(world, rank.rank, &why)
+                unreplayed(observed, rank.rank, &why)
             }
-            ReplaySeen::Answered { .. } => Verdict::pass(shown.to_owned()),
+            ReplayProbe::Answered { .. } => Verdict::pass(shown.to_owned()),
         }
     })
 }
 
-fn unreplayed(world: &World, rank: u32, why: &str) -> Verdict {
-    let told = world.told.worker.events.publish().is_some();
-    if let Some(own) = world
+fn unreplayed(observed: &Observations, rank: u32, why: &str) -> Verdict {
+    let told = observed.target.worker.events.publish().is_some();
+    if let Some(own) = observed
         .own_source(rank)
         .filter(|own| told && own.replay.is_some())
     {
-        let first = world.own_source(0).unwrap_or(own);
+        let first = observed.own_source(0).unwrap_or(own);
         let text = "this is the engine's own replay socket";
-        return Verdict::fail(why, vec![with_sockets(world, &first, text)]);
+        return Verdict::fail(why, vec![with_sockets(observed, &first, text)]);
     }
-    Verdict::fail(why, vec![publish(world, "give it a replay socket")])
+    Verdict::fail(why, vec![publish(observed, "give it a replay socket")])
 }

@@ -13,10 +13,11 @@ use kvasir_upstream::{EngineKind, EventSource, Facts, parse_url, parse_worker};
 
 use super::examine;
 use crate::finding::Outcome;
-use crate::report::{Examined, Report};
-use crate::world::{
-    Comparison, Difference, EventsSeen, RankSeen, ReplaySeen, Silence, TextSeen, Told, Twice, World,
+use crate::observations::{
+    Comparison, Difference, EventCounts, Observations, ProbeError, RankProbe, RepeatedPrompt,
+    ReplayProbe, Target, TokenizerProbe,
 };
+use crate::report::{Report, WorkerReport};
 
 const URL: &str = "http://gpu-1:8000";
 
@@ -29,7 +30,7 @@ fn source(events: &str, replay: Option<&str>) -> EventSource {
 }
 
 /// A worker with which nothing is wrong.
-fn good() -> World {
+fn good() -> Observations {
     let mut facts = Facts {
         version: Some("0.32.0".to_owned()),
         models: vec![ModelCard {
@@ -46,8 +47,8 @@ fn good() -> World {
     facts
         .events
         .insert(0, source("tcp://*:5557", Some("tcp://*:5558")));
-    World {
-        told: Told {
+    Observations {
+        target: Target {
             worker: parse_worker(URL).unwrap(),
             endpoint: parse_url(URL).unwrap(),
             model: Some("tiny".to_owned()),
@@ -60,28 +61,28 @@ fn good() -> World {
         metrics: Ok(()),
         event_route: Ok(()),
         facts,
-        ranks: vec![RankSeen {
+        ranks: vec![RankProbe {
             rank: 0,
             source: Some(source("tcp://gpu-1:5557", Some("tcp://gpu-1:5558"))),
             link: Ok(()),
-            events: EventsSeen {
+            events: EventCounts {
                 batches: 2,
                 blocks: 4,
                 after: Some(Duration::from_millis(5)),
-                ..EventsSeen::default()
+                ..EventCounts::default()
             },
-            replay: ReplaySeen::Answered {
+            replay: ReplayProbe::Answered {
                 batches: 1,
                 has_last: Some(true),
             },
-            twice: Ok(Twice {
+            repeated_prompt: Ok(RepeatedPrompt {
                 prompt: 72,
                 predicted: Some(64),
                 reported: Some(64),
                 hits: Some(64),
             }),
         }],
-        text: TextSeen::Compared(Comparison {
+        text: TokenizerProbe::Compared(Comparison {
             chat_tokens: 71,
             ..Comparison::default()
         }),
@@ -91,18 +92,18 @@ fn good() -> World {
 }
 
 /// The rows that did not pass, after `change`.
-fn check(change: impl FnOnce(&mut World), expected: &Expect) {
-    let mut world = good();
-    change(&mut world);
-    let mut checks = examine(&world);
+fn check(change: impl FnOnce(&mut Observations), expected: &Expect) {
+    let mut observed = good();
+    change(&mut observed);
+    let mut checks = examine(&observed);
     checks.retain(|finding| finding.outcome != Outcome::Pass);
-    let worker = world.told.endpoint.to_string();
-    let workers = vec![Examined { worker, checks }];
+    let worker = observed.target.endpoint.to_string();
+    let workers = vec![WorkerReport { worker, checks }];
     let report = Report { workers };
     expected.assert_eq(&report.to_string());
 }
 
-fn tell(world: &mut World, address: &str) {
-    world.told.worker = parse_worker(address).unwrap();
-    world.told.endpoint = world.told.worker.transport.http().unwrap().clone();
+fn tell(observed: &mut Observations, address: &str) {
+    observed.target.worker = parse_worker(address).unwrap();
+    observed.target.endpoint = observed.target.worker.transport.http().unwrap().clone();
 }

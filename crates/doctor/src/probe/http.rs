@@ -8,7 +8,7 @@ use http::{Method, Request, StatusCode};
 use kvasir_types::HttpEndpoint;
 use kvasir_upstream::{Bounds, UpstreamError, WorkerTls, error_message};
 
-use crate::world::{Asked, Silence};
+use crate::observations::{ProbeError, ProbeResult};
 
 /// Longest answer that is read: a busy engine's page of metrics has some hundred kilobytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
@@ -31,7 +31,7 @@ impl Client {
     }
 
     /// The body of what is there.
-    pub(crate) async fn get(&self, at: &HttpEndpoint, path: &str) -> Asked<Bytes> {
+    pub(crate) async fn get(&self, at: &HttpEndpoint, path: &str) -> ProbeResult<Bytes> {
         self.ask(Method::GET, at, path, String::new(), None).await
     }
 
@@ -42,7 +42,7 @@ impl Client {
         path: &str,
         body: &serde_json::Value,
         rank: Option<u32>,
-    ) -> Asked<Bytes> {
+    ) -> ProbeResult<Bytes> {
         self.ask(Method::POST, at, path, body.to_string(), rank)
             .await
     }
@@ -54,7 +54,7 @@ impl Client {
         path: &str,
         body: String,
         rank: Option<u32>,
-    ) -> Asked<Bytes> {
+    ) -> ProbeResult<Bytes> {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
@@ -64,27 +64,27 @@ impl Client {
         }
         let request = request
             .body(Bytes::from(body))
-            .map_err(|error| Silence::Unreadable(error.to_string()))?;
+            .map_err(|error| ProbeError::Unreadable(error.to_string()))?;
         let answer = self.inner.fetch(at, request).await;
         let answer = answer.map_err(|error| self.silence(at, &error))?;
         match answer.status() {
             StatusCode::OK => Ok(answer.into_body()),
-            status => Err(Silence::Status(
+            status => Err(ProbeError::Status(
                 status.as_u16(),
                 error_message(answer.body()),
             )),
         }
     }
 
-    fn silence(&self, at: &HttpEndpoint, error: &UpstreamError) -> Silence {
+    fn silence(&self, at: &HttpEndpoint, error: &UpstreamError) -> ProbeError {
         match error {
             UpstreamError::Connect(cause) if error.is_tls_failure(at) => {
-                Silence::Insecure(cause.to_string())
+                ProbeError::Insecure(cause.to_string())
             }
-            UpstreamError::Connect(cause) => Silence::Unreachable(cause.to_string()),
-            UpstreamError::ConnectTimeout => Silence::Unreachable(error.to_string()),
-            UpstreamError::AnswerTimeout => Silence::TimedOut(self.inner.timeout()),
-            error => Silence::Unreadable(error.to_string()),
+            UpstreamError::Connect(cause) => ProbeError::Unreachable(cause.to_string()),
+            UpstreamError::ConnectTimeout => ProbeError::Unreachable(error.to_string()),
+            UpstreamError::AnswerTimeout => ProbeError::TimedOut(self.inner.timeout()),
+            error => ProbeError::Unreadable(error.to_string()),
         }
     }
 }

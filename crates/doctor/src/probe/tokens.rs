@@ -9,8 +9,10 @@ use kvasir_types::Token;
 use serde_json::{Value, json};
 
 use super::http::Client;
-use super::talk::read_tokens;
-use crate::world::{Asked, Comparison, Difference, Silence, TextSeen, World};
+use super::test_requests::read_tokens;
+use crate::observations::{
+    Comparison, Difference, Observations, ProbeError, ProbeResult, TokenizerProbe,
+};
 
 /// A text with what tokenizers disagree about: letters of several scripts, numbers, blanks, code.
 const PLAIN: &str =
@@ -29,32 +31,32 @@ fn conversation() -> Value {
 /// Compares, if there is a tokenizer here.
 pub(crate) async fn compare(
     client: &Client,
-    world: &World,
+    observed: &Observations,
     text: Option<&Result<Arc<TextModel>, String>>,
-) -> TextSeen {
-    let model = world.facts.models.first();
+) -> TokenizerProbe {
+    let model = observed.facts.models.first();
     let root = model.and_then(|m| m.root.clone());
     let folder = root.filter(|r| Path::new(r).join("tokenizer.json").is_file());
     let text = match text {
-        None => return TextSeen::NoModelPath(folder),
-        Some(Err(error)) => return TextSeen::Unusable(error.clone()),
+        None => return TokenizerProbe::NoModelPath(folder),
+        Some(Err(error)) => return TokenizerProbe::Unusable(error.clone()),
         Some(Ok(text)) => text,
     };
     let name = model.map_or("", |m| m.name.as_str());
     let (plain, chat) = match ours(text) {
         Ok(ours) => ours,
-        Err(error) => return TextSeen::Unusable(error.to_string()),
+        Err(error) => return TokenizerProbe::Unusable(error.to_string()),
     };
     let told = async {
         let plain = json!({"model": name, "prompt": PLAIN, "add_special_tokens": true});
         let chat = json!({"model": name, "messages": conversation()});
-        let plain = tokenize(client, world, &plain).await?;
-        Ok::<_, Silence>((plain, tokenize(client, world, &chat).await?))
+        let plain = tokenize(client, observed, &plain).await?;
+        Ok::<_, ProbeError>((plain, tokenize(client, observed, &chat).await?))
     };
     let show = |tokens: &[Token]| text.tokenizer().decode(tokens, false).unwrap_or_default();
     let mut found = Comparison {
         chat_tokens: chat.len(),
-        engine_folder: folder.filter(|f| world.told.model_path.as_ref() != Some(f)),
+        engine_folder: folder.filter(|f| observed.target.model_path.as_ref() != Some(f)),
         ..Comparison::default()
     };
     match told.await {
@@ -62,9 +64,11 @@ pub(crate) async fn compare(
             found.plain = Difference::between(&plain, &their_plain, show);
             found.chat = Difference::between(&chat, &their_chat, show);
         }
-        Err(silence) => match told_by_answer(client, world, name).await {
-            Some(Told::Tokens(theirs)) => found.chat = Difference::between(&chat, &theirs, show),
-            Some(Told::Count(count)) => {
+        Err(silence) => match told_by_answer(client, observed, name).await {
+            Some(EngineTokens::Tokens(theirs)) => {
+                found.chat = Difference::between(&chat, &theirs, show)
+            }
+            Some(EngineTokens::Count(count)) => {
                 found.counts_only = true;
                 found.chat = (count != chat.len()).then(|| Difference {
                     at: 0,
@@ -74,10 +78,10 @@ pub(crate) async fn compare(
                     their_text: String::new(),
                 });
             }
-            None => return TextSeen::Untold(silence),
+            None => return TokenizerProbe::NoEngineTokens(silence),
         },
     }
-    TextSeen::Compared(found)
+    TokenizerProbe::Compared(found)
 }
 
 /// The plain text and the conversation, as the frontend makes tokens of them.
@@ -94,20 +98,28 @@ fn ours(text: &TextModel) -> Result<(Vec<Token>, Vec<Token>), TextError> {
     Ok((text.encode_prompt(PLAIN)?, text.encode_chat(&rendered)?))
 }
 
-async fn tokenize(client: &Client, world: &World, body: &Value) -> Asked<Vec<Token>> {
+async fn tokenize(
+    client: &Client,
+    observed: &Observations,
+    body: &Value,
+) -> ProbeResult<Vec<Token>> {
     let answer = client
-        .post(&world.told.endpoint, "/tokenize", body, None)
+        .post(&observed.target.endpoint, "/tokenize", body, None)
         .await?;
-    read_tokens(&answer).ok_or_else(|| Silence::Unreadable("it lists no tokens".to_owned()))
+    read_tokens(&answer).ok_or_else(|| ProbeError::Unreadable("it lists no tokens".to_owned()))
 }
 
 /// What an engine without `/tokenize` tells about its prompt.
-enum Told {
+enum EngineTokens {
     Tokens(Vec<Token>),
     Count(usize),
 }
 
-async fn told_by_answer(client: &Client, world: &World, model: &str) -> Option<Told> {
+async fn told_by_answer(
+    client: &Client,
+    observed: &Observations,
+    model: &str,
+) -> Option<EngineTokens> {
     let body = json!({
         "model": model,
         "messages": conversation(),
@@ -116,7 +128,7 @@ async fn told_by_answer(client: &Client, world: &World, model: &str) -> Option<T
     });
     let path = "/v1/chat/completions";
     let answer = client
-        .post(&world.told.endpoint, path, &body, None)
+        .post(&observed.target.endpoint, path, &body, None)
         .await
         .ok()?;
     let answer: Value = serde_json::from_slice(&answer).ok()?;
@@ -126,8 +138,8 @@ async fn told_by_answer(client: &Client, world: &World, model: &str) -> Option<T
             .iter()
             .map(token)
             .collect::<Option<_>>()
-            .map(Told::Tokens);
+            .map(EngineTokens::Tokens);
     }
     let count = answer.pointer("/usage/prompt_tokens")?.as_u64()?;
-    Some(Told::Count(count as usize))
+    Some(EngineTokens::Count(count as usize))
 }

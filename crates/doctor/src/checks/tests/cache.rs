@@ -1,12 +1,12 @@
-//! What is foretold is not what is so.
+//! What is predicted is not what is so.
 
 use super::*;
 
 #[test]
 fn usage_without_details() {
     let quiet = |hits| {
-        move |world: &mut World| {
-            world.ranks[0].twice = Ok(Twice {
+        move |observed: &mut Observations| {
+            observed.ranks[0].repeated_prompt = Ok(RepeatedPrompt {
                 prompt: 72,
                 predicted: Some(64),
                 reported: None,
@@ -39,8 +39,8 @@ fn usage_without_details() {
 #[test]
 fn a_wrong_prediction() {
     let said = |predicted, reported| {
-        move |world: &mut World| {
-            world.ranks[0].twice = Ok(Twice {
+        move |observed: &mut Observations| {
+            observed.ranks[0].repeated_prompt = Ok(RepeatedPrompt {
                 prompt: 72,
                 predicted: Some(predicted),
                 reported: Some(reported),
@@ -52,7 +52,7 @@ fn a_wrong_prediction() {
         said(64, 32),
         &expect![[r#"
         http://gpu-1:8000
-          FAIL  cached-tokens   64 of 72 foretold, 32 reported
+          FAIL  cached-tokens   64 of 72 predicted, 32 reported
                                 engine: it evicts without saying so, or is busy with much else: ask again when it is idle
 
         0 passed, 1 failed
@@ -62,7 +62,7 @@ fn a_wrong_prediction() {
         said(16, 64),
         &expect![[r#"
         http://gpu-1:8000
-          FAIL  cached-tokens   16 of 72 foretold, 64 reported
+          FAIL  cached-tokens   16 of 72 predicted, 64 reported
                                 engine: it keeps more than it tells: look at its offloading and at the event topic
 
         0 passed, 1 failed
@@ -84,8 +84,8 @@ fn differs() -> Option<Difference> {
 fn other_tokens() {
     let compared = |plain, chat, engine_folder: Option<&str>, counts_only| {
         let engine_folder = engine_folder.map(str::to_owned);
-        move |world: &mut World| {
-            world.text = TextSeen::Compared(Comparison {
+        move |observed: &mut Observations| {
+            observed.text = TokenizerProbe::Compared(Comparison {
                 plain,
                 chat,
                 chat_tokens: 71,
@@ -140,7 +140,7 @@ fn other_tokens() {
 #[test]
 fn no_tokenizer() {
     check(
-        |world| world.text = TextSeen::NoModelPath(Some("/models/tiny".to_owned())),
+        |observed| observed.text = TokenizerProbe::NoModelPath(Some("/models/tiny".to_owned())),
         &expect![[r#"
             http://gpu-1:8000
               skip  tokens          --model-path is not given
@@ -150,7 +150,7 @@ fn no_tokenizer() {
         "#]],
     );
     check(
-        |world| world.text = TextSeen::Unusable("no tokenizer.json".to_owned()),
+        |observed| observed.text = TokenizerProbe::Unusable("no tokenizer.json".to_owned()),
         &expect![[r#"
             http://gpu-1:8000
               FAIL  tokens          no tokenizer.json
@@ -160,7 +160,10 @@ fn no_tokenizer() {
         "#]],
     );
     check(
-        |world| world.text = TextSeen::Untold(Silence::Status(404, "Not Found".to_owned())),
+        |observed| {
+            observed.text =
+                TokenizerProbe::NoEngineTokens(ProbeError::Status(404, "Not Found".to_owned()))
+        },
         &expect![[r#"
             http://gpu-1:8000
               skip  tokens          the engine tells no tokens (it answers 404: Not Found)

@@ -15,9 +15,9 @@ fn a_good_worker_passes_everything() {
 #[test]
 fn not_there() {
     check(
-        |world| {
+        |observed| {
             let error = "Connection refused".to_owned();
-            world.models = Err(Silence::Unreachable(error));
+            observed.models = Err(ProbeError::Unreachable(error));
         },
         &expect![[r#"
             http://gpu-1:8000
@@ -42,9 +42,9 @@ fn not_there() {
 #[test]
 fn another_answer_than_models() {
     check(
-        |world| {
-            tell(world, "http://gpu-1:8000/base");
-            world.models = Err(Silence::Status(404, "Not Found".to_owned()));
+        |observed| {
+            tell(observed, "http://gpu-1:8000/base");
+            observed.models = Err(ProbeError::Status(404, "Not Found".to_owned()));
         },
         &expect![[r#"
             http://gpu-1:8000/base
@@ -64,7 +64,7 @@ fn another_answer_than_models() {
         "#]],
     );
     check(
-        |world| world.models = Err(Silence::Status(401, "Unauthorized".to_owned())),
+        |observed| observed.models = Err(ProbeError::Status(401, "Unauthorized".to_owned())),
         &expect![[r#"
             http://gpu-1:8000
               FAIL  reachable       it answers 401: it asks for a key, or for another one
@@ -87,10 +87,10 @@ fn another_answer_than_models() {
 #[test]
 fn an_engine_whose_certificate_is_not_believed() {
     check(
-        |world| {
-            tell(world, "https://gpu-1:8000");
+        |observed| {
+            tell(observed, "https://gpu-1:8000");
             let error = "invalid peer certificate: UnknownIssuer".to_owned();
-            world.models = Err(Silence::Insecure(error));
+            observed.models = Err(ProbeError::Insecure(error));
         },
         &expect![[r#"
             https://gpu-1:8000
@@ -114,7 +114,7 @@ fn an_engine_whose_certificate_is_not_believed() {
 #[test]
 fn another_model() {
     check(
-        |world| world.told.model = Some("big".to_owned()),
+        |observed| observed.target.model = Some("big".to_owned()),
         &expect![[r#"
             http://gpu-1:8000
               FAIL  model           it serves tiny, not big
@@ -129,7 +129,7 @@ fn another_model() {
 #[test]
 fn an_old_version_and_one_from_source() {
     check(
-        |world| world.facts.version = Some("0.8.5".to_owned()),
+        |observed| observed.facts.version = Some("0.8.5".to_owned()),
         &expect![[r#"
             http://gpu-1:8000
               FAIL  version         0.8.5 is older than 0.9, whose events are the first that are known
@@ -139,7 +139,7 @@ fn an_old_version_and_one_from_source() {
         "#]],
     );
     check(
-        |world| world.facts.version = Some("0.1.dev7+g12".to_owned()),
+        |observed| observed.facts.version = Some("0.1.dev7+g12".to_owned()),
         &expect![[r#"
             http://gpu-1:8000
 
@@ -147,13 +147,13 @@ fn an_old_version_and_one_from_source() {
         "#]],
     );
     check(
-        |world| {
-            world.facts.version = None;
-            world.version = Err(Silence::Status(404, "Not Found".to_owned()));
+        |observed| {
+            observed.facts.version = None;
+            observed.version = Err(ProbeError::Status(404, "Not Found".to_owned()));
         },
         &expect![[r#"
             http://gpu-1:8000
-              skip  version         not told (it answers 404: Not Found)
+              skip  version         not reported (it answers 404: Not Found)
 
             0 passed, 1 skipped
         "#]],
@@ -162,11 +162,11 @@ fn an_old_version_and_one_from_source() {
 
 #[test]
 fn another_block_size_than_told() {
-    let differs = |world: &mut World| {
-        let rank = &mut world.ranks[0];
+    let differs = |observed: &mut Observations| {
+        let rank = &mut observed.ranks[0];
         rank.events.other_block_size = Some(16);
         rank.events.blocks = 0;
-        rank.twice = Ok(Twice {
+        rank.repeated_prompt = Ok(RepeatedPrompt {
             prompt: 144,
             predicted: Some(0),
             reported: Some(128),
@@ -174,13 +174,13 @@ fn another_block_size_than_told() {
         });
     };
     check(
-        |world| {
-            world.told.block_size = Some(32);
-            differs(world);
+        |observed| {
+            observed.target.block_size = Some(32);
+            differs(observed);
         },
         &expect![[r#"
             http://gpu-1:8000
-              FAIL  block-size      the engine has 16, the frontend is told 32
+              FAIL  block-size      the engine has 16, the frontend is configured with 32
                                     kvasir: --kv-cache-block-size 16   (tell the frontend the truth)
               skip  cached-tokens   the block size differs
 
@@ -188,13 +188,13 @@ fn another_block_size_than_told() {
         "#]],
     );
     check(
-        |world| {
-            tell(world, "http://gpu-1:8000,block-size=32");
-            differs(world);
+        |observed| {
+            tell(observed, "http://gpu-1:8000,block-size=32");
+            differs(observed);
         },
         &expect![[r#"
             http://gpu-1:8000
-              FAIL  block-size      the engine has 16, the frontend is told 32
+              FAIL  block-size      the engine has 16, the frontend is configured with 32
                                     kvasir: --worker http://gpu-1:8000,block-size=16   (tell the frontend the truth)
               skip  cached-tokens   the block size differs
 
@@ -206,7 +206,7 @@ fn another_block_size_than_told() {
 #[test]
 fn another_block_size_than_its_peers_or_than_it_says() {
     check(
-        |world| world.peers_block_size = Some((32, "http://gpu-2:8000".to_owned())),
+        |observed| observed.peers_block_size = Some((32, "http://gpu-2:8000".to_owned())),
         &expect![[r#"
             http://gpu-1:8000
               FAIL  block-size      16, while http://gpu-2:8000 has 32: one model has one index, of one block size
@@ -216,9 +216,9 @@ fn another_block_size_than_its_peers_or_than_it_says() {
         "#]],
     );
     check(
-        |world| {
-            world.ranks[0].events.other_block_size = Some(64);
-            world.ranks[0].events.blocks = 0;
+        |observed| {
+            observed.ranks[0].events.other_block_size = Some(64);
+            observed.ranks[0].events.blocks = 0;
         },
         &expect![[r#"
             http://gpu-1:8000
@@ -230,9 +230,9 @@ fn another_block_size_than_its_peers_or_than_it_says() {
         "#]],
     );
     check(
-        |world| {
-            world.facts.block_size = None;
-            world.peers_block_size = None;
+        |observed| {
+            observed.facts.block_size = None;
+            observed.peers_block_size = None;
         },
         &expect![[r#"
             http://gpu-1:8000
@@ -247,7 +247,7 @@ fn another_block_size_than_its_peers_or_than_it_says() {
 #[test]
 fn another_block_size_than_the_index_of_a_frontend() {
     check(
-        |world| world.told.index_block_size = Some(64),
+        |observed| observed.target.index_block_size = Some(64),
         &expect![[r#"
             http://gpu-1:8000
               FAIL  block-size      16, while the frontend's index of this model has 64
@@ -257,9 +257,9 @@ fn another_block_size_than_the_index_of_a_frontend() {
         "#]],
     );
     check(
-        |world| {
-            world.told.index_block_size = Some(16);
-            world.peers_block_size = Some((32, "http://gpu-2:8000".to_owned()));
+        |observed| {
+            observed.target.index_block_size = Some(16);
+            observed.peers_block_size = Some((32, "http://gpu-2:8000".to_owned()));
         },
         &expect![[r#"
             http://gpu-1:8000
@@ -272,14 +272,14 @@ fn another_block_size_than_the_index_of_a_frontend() {
 #[test]
 fn no_prefix_caching() {
     check(
-        |world| {
-            world.facts.prefix_caching = Some(false);
-            world.ranks[0].events = EventsSeen::default();
-            world.ranks[0].replay = ReplaySeen::Answered {
+        |observed| {
+            observed.facts.prefix_caching = Some(false);
+            observed.ranks[0].events = EventCounts::default();
+            observed.ranks[0].replay = ReplayProbe::Answered {
                 batches: 0,
                 has_last: None,
             };
-            world.ranks[0].twice = Ok(Twice {
+            observed.ranks[0].repeated_prompt = Ok(RepeatedPrompt {
                 prompt: 72,
                 predicted: Some(0),
                 reported: Some(0),
@@ -302,23 +302,23 @@ fn no_prefix_caching() {
 #[test]
 fn sglang_has_flags_of_its_own() {
     check(
-        |world| {
-            world.facts.kind = EngineKind::Sglang;
-            world.facts.version = Some("0.5.9".to_owned());
-            world.facts.events.clear();
-            world.facts.block_size = Some(64);
-            world.ranks[0] = RankSeen {
+        |observed| {
+            observed.facts.kind = EngineKind::Sglang;
+            observed.facts.version = Some("0.5.9".to_owned());
+            observed.facts.events.clear();
+            observed.facts.block_size = Some(64);
+            observed.ranks[0] = RankProbe {
                 source: None,
                 link: Err(SourceFault::Silent),
-                events: EventsSeen::default(),
-                replay: ReplaySeen::NotAsked,
-                twice: Ok(Twice {
+                events: EventCounts::default(),
+                replay: ReplayProbe::Skipped,
+                repeated_prompt: Ok(RepeatedPrompt {
                     prompt: 72,
                     predicted: None,
                     reported: None,
                     hits: Some(64),
                 }),
-                ..world.ranks[0].clone()
+                ..observed.ranks[0].clone()
             };
         },
         &expect![[r#"
@@ -336,9 +336,9 @@ fn sglang_has_flags_of_its_own() {
         "#]],
     );
     check(
-        |world| {
-            world.facts.kind = EngineKind::Sglang;
-            world.facts.prefix_caching = Some(false);
+        |observed| {
+            observed.facts.kind = EngineKind::Sglang;
+            observed.facts.prefix_caching = Some(false);
         },
         &expect![[r#"
             http://gpu-1:8000
@@ -355,18 +355,18 @@ fn sglang_has_flags_of_its_own() {
 #[test]
 fn tensorrt_llm_has_settings_in_a_file() {
     check(
-        |world| {
-            world.facts.kind = EngineKind::TensorRt;
-            world.facts.version = Some("0.21.0".to_owned());
-            world.facts.events.clear();
-            world.facts.block_size = Some(32);
-            world.facts.prefix_caching = Some(false);
-            world.ranks[0] = RankSeen {
+        |observed| {
+            observed.facts.kind = EngineKind::TensorRt;
+            observed.facts.version = Some("0.21.0".to_owned());
+            observed.facts.events.clear();
+            observed.facts.block_size = Some(32);
+            observed.facts.prefix_caching = Some(false);
+            observed.ranks[0] = RankProbe {
                 source: None,
                 link: Err(SourceFault::Silent),
-                events: EventsSeen::default(),
-                replay: ReplaySeen::NotAsked,
-                ..world.ranks[0].clone()
+                events: EventCounts::default(),
+                replay: ReplayProbe::Skipped,
+                ..observed.ranks[0].clone()
             };
         },
         &expect![[r#"

@@ -2,19 +2,19 @@
 
 use super::*;
 
-fn unheard(world: &mut World) {
-    let rank = &mut world.ranks[0];
+fn unheard(observed: &mut Observations) {
+    let rank = &mut observed.ranks[0];
     rank.source = None;
     rank.link = Err(SourceFault::Silent);
-    rank.events = EventsSeen::default();
-    rank.replay = ReplaySeen::NotAsked;
-    rank.twice = Ok(Twice {
+    rank.events = EventCounts::default();
+    rank.replay = ReplayProbe::Skipped;
+    rank.repeated_prompt = Ok(RepeatedPrompt {
         prompt: 72,
         predicted: None,
         reported: Some(64),
         hits: Some(64),
     });
-    world.facts.events.clear();
+    observed.facts.events.clear();
 }
 
 #[test]
@@ -27,17 +27,17 @@ fn events_off() {
                                 engine: --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558"}'   (let it publish; it then says itself where)
           skip  events-arrive   no event socket
           skip  replay          no event socket
-          skip  cached-tokens   without events nothing is foretold
+          skip  cached-tokens   no prediction without events
 
         0 passed, 1 failed, 3 skipped
     "#]],
     );
     check(
-        |world| {
-            unheard(world);
-            world.event_route = Err(Silence::Status(404, "Not Found".to_owned()));
-            world.free_event_port = 5561;
-            world.facts.ranks = Some(2);
+        |observed| {
+            unheard(observed);
+            observed.event_route = Err(ProbeError::Status(404, "Not Found".to_owned()));
+            observed.free_event_port = 5561;
+            observed.facts.ranks = Some(2);
         },
         &expect![[r#"
             http://gpu-1:8000
@@ -46,7 +46,7 @@ fn events_off() {
                                     kvasir: --worker http://gpu-1:8000,events=tcp://gpu-1:5561,replay=tcp://gpu-1:5563   (name the sockets, as this engine does not)
               skip  events-arrive   no event socket
               skip  replay          no event socket
-              skip  cached-tokens   without events nothing is foretold
+              skip  cached-tokens   no prediction without events
 
             0 passed, 1 failed, 3 skipped
         "#]],
@@ -57,7 +57,7 @@ fn events_off() {
 fn an_event_socket_that_cannot_be_reached() {
     let closed = || Err(SourceFault::Unreachable("Connection refused".to_owned()));
     check(
-        |world| world.ranks[0].link = closed(),
+        |observed| observed.ranks[0].link = closed(),
         &expect![[r#"
         http://gpu-1:8000
           FAIL  event-socket    tcp://gpu-1:5557: cannot connect: Connection refused
@@ -69,13 +69,13 @@ fn an_event_socket_that_cannot_be_reached() {
     "#]],
     );
     check(
-        |world| {
-            world
+        |observed| {
+            observed
                 .facts
                 .events
                 .insert(0, source("tcp://127.0.0.1:5557", None));
-            world.ranks[0].source = Some(source("tcp://127.0.0.1:5557", None));
-            world.ranks[0].link = closed();
+            observed.ranks[0].source = Some(source("tcp://127.0.0.1:5557", None));
+            observed.ranks[0].link = closed();
         },
         &expect![[r#"
             http://gpu-1:8000
@@ -88,10 +88,10 @@ fn an_event_socket_that_cannot_be_reached() {
         "#]],
     );
     check(
-        |world| {
-            tell(world, "http://gpu-1:8000,events=tcp://gpu-1:9999");
-            world.ranks[0].source = Some(source("tcp://gpu-1:9999", None));
-            world.ranks[0].link = closed();
+        |observed| {
+            tell(observed, "http://gpu-1:8000,events=tcp://gpu-1:9999");
+            observed.ranks[0].source = Some(source("tcp://gpu-1:9999", None));
+            observed.ranks[0].link = closed();
         },
         &expect![[r#"
             http://gpu-1:8000
@@ -108,13 +108,13 @@ fn an_event_socket_that_cannot_be_reached() {
 #[test]
 fn swapped_sockets() {
     check(
-        |world| {
+        |observed| {
             let told = "http://gpu-1:8000,events=tcp://gpu-1:5558,replay=tcp://gpu-1:5557";
-            tell(world, told);
-            world.facts.events.clear();
-            world.event_route = Err(Silence::Status(404, "Not Found".to_owned()));
-            world.ranks[0].source = Some(source("tcp://gpu-1:5558", Some("tcp://gpu-1:5557")));
-            world.ranks[0].link = Err(SourceFault::Protocol("a ROUTER".to_owned()));
+            tell(observed, told);
+            observed.facts.events.clear();
+            observed.event_route = Err(ProbeError::Status(404, "Not Found".to_owned()));
+            observed.ranks[0].source = Some(source("tcp://gpu-1:5558", Some("tcp://gpu-1:5557")));
+            observed.ranks[0].link = Err(SourceFault::Protocol("a ROUTER".to_owned()));
         },
         &expect![[r#"
             http://gpu-1:8000
@@ -128,13 +128,13 @@ fn swapped_sockets() {
     );
 }
 
-fn silent(world: &mut World) {
-    world.ranks[0].events = EventsSeen::default();
-    world.ranks[0].replay = ReplaySeen::Answered {
+fn silent(observed: &mut Observations) {
+    observed.ranks[0].events = EventCounts::default();
+    observed.ranks[0].replay = ReplayProbe::Answered {
         batches: 0,
         has_last: None,
     };
-    world.ranks[0].twice = Ok(Twice {
+    observed.ranks[0].repeated_prompt = Ok(RepeatedPrompt {
         prompt: 72,
         predicted: Some(0),
         reported: Some(64),
@@ -150,31 +150,31 @@ fn silent_events() {
             http://gpu-1:8000
               FAIL  events-arrive   the socket is there, a request was answered, and no event came
                                     engine: its publisher is stuck: restart the engine
-              skip  cached-tokens   without events nothing is foretold
+              skip  cached-tokens   no prediction without events
 
             0 passed, 1 failed, 1 skipped
         "#]],
     );
     check(
-        |world| {
-            silent(world);
+        |observed| {
+            silent(observed);
             let told = "http://gpu-1:8000,events=tcp://gpu-2:5557,replay=tcp://gpu-2:5558";
-            tell(world, told);
-            world.ranks[0].source = Some(source("tcp://gpu-2:5557", Some("tcp://gpu-2:5558")));
+            tell(observed, told);
+            observed.ranks[0].source = Some(source("tcp://gpu-2:5557", Some("tcp://gpu-2:5558")));
         },
         &expect![[r#"
             http://gpu-1:8000
               FAIL  events-arrive   the socket is there, a request was answered, and no event came
                                     kvasir: --worker http://gpu-1:8000,events=tcp://gpu-1:5557,replay=tcp://gpu-1:5558   (these are the engine's own; what it is told are somebody else's)
-              skip  cached-tokens   without events nothing is foretold
+              skip  cached-tokens   no prediction without events
 
             0 passed, 1 failed, 1 skipped
         "#]],
     );
     check(
-        |world| {
-            silent(world);
-            world.ranks[0].replay = ReplaySeen::Answered {
+        |observed| {
+            silent(observed);
+            observed.ranks[0].replay = ReplayProbe::Answered {
                 batches: 9,
                 has_last: None,
             };
@@ -183,7 +183,7 @@ fn silent_events() {
             http://gpu-1:8000
               FAIL  events-arrive   the socket is there, a request was answered, and no event came, though the replay has 9
                                     engine: look for a proxy between here and the engine that holds live messages back
-              skip  cached-tokens   without events nothing is foretold
+              skip  cached-tokens   no prediction without events
 
             0 passed, 1 failed, 1 skipped
         "#]],
@@ -193,8 +193,8 @@ fn silent_events() {
 #[test]
 fn events_of_somebody_else_or_of_another_world() {
     check(
-        |world| {
-            world.ranks[0].twice = Ok(Twice {
+        |observed| {
+            observed.ranks[0].repeated_prompt = Ok(RepeatedPrompt {
                 prompt: 72,
                 predicted: Some(0),
                 reported: Some(64),
@@ -205,15 +205,15 @@ fn events_of_somebody_else_or_of_another_world() {
             http://gpu-1:8000
               FAIL  events-arrive   events come, and none is about the prompt that was sent
                                     engine: --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5657","replay_endpoint":"tcp://*:5658","topic":"kv"}'   (its sockets are another engine's: give each engine on a host its own ports)
-              skip  cached-tokens   without events nothing is foretold
+              skip  cached-tokens   no prediction without events
 
             0 passed, 1 failed, 1 skipped
         "#]],
     );
     check(
-        |world| {
-            world.ranks[0].events.blocks = 0;
-            world.ranks[0].events.refused = Some("no msgpack".to_owned());
+        |observed| {
+            observed.ranks[0].events.blocks = 0;
+            observed.ranks[0].events.refused = Some("no msgpack".to_owned());
         },
         &expect![[r#"
             http://gpu-1:8000
@@ -228,10 +228,13 @@ fn events_of_somebody_else_or_of_another_world() {
 #[test]
 fn no_replay() {
     check(
-        |world| {
-            world.facts.events.insert(0, source("tcp://*:5557", None));
-            world.ranks[0].source = Some(source("tcp://gpu-1:5557", None));
-            world.ranks[0].replay = ReplaySeen::Unknown;
+        |observed| {
+            observed
+                .facts
+                .events
+                .insert(0, source("tcp://*:5557", None));
+            observed.ranks[0].source = Some(source("tcp://gpu-1:5557", None));
+            observed.ranks[0].replay = ReplayProbe::Unknown;
         },
         &expect![[r#"
             http://gpu-1:8000
@@ -242,10 +245,10 @@ fn no_replay() {
         "#]],
     );
     check(
-        |world| {
-            tell(world, "http://gpu-1:8000,events=tcp://gpu-1:5557");
-            world.ranks[0].source = Some(source("tcp://gpu-1:5557", None));
-            world.ranks[0].replay = ReplaySeen::Unknown;
+        |observed| {
+            tell(observed, "http://gpu-1:8000,events=tcp://gpu-1:5557");
+            observed.ranks[0].source = Some(source("tcp://gpu-1:5557", None));
+            observed.ranks[0].replay = ReplayProbe::Unknown;
         },
         &expect![[r#"
             http://gpu-1:8000
@@ -256,7 +259,7 @@ fn no_replay() {
         "#]],
     );
     check(
-        |world| world.ranks[0].replay = ReplaySeen::TimedOut(Duration::from_secs(5)),
+        |observed| observed.ranks[0].replay = ReplayProbe::TimedOut(Duration::from_secs(5)),
         &expect![[r#"
             http://gpu-1:8000
               FAIL  replay          tcp://gpu-1:5558: no answer within 5 s
@@ -270,9 +273,10 @@ fn no_replay() {
 #[test]
 fn a_request_that_fails() {
     check(
-        |world| {
-            world.ranks[0].twice = Err(Silence::Status(500, "out of memory".to_owned()));
-            world.ranks[0].events = EventsSeen::default();
+        |observed| {
+            observed.ranks[0].repeated_prompt =
+                Err(ProbeError::Status(500, "out of memory".to_owned()));
+            observed.ranks[0].events = EventCounts::default();
         },
         &expect![[r#"
             http://gpu-1:8000
@@ -288,13 +292,13 @@ fn a_request_that_fails() {
 #[test]
 fn ranks_are_named_and_the_sick_one_is_shown() {
     check(
-        |world| {
-            world.facts.ranks = Some(2);
-            let mut second = world.ranks[0].clone();
+        |observed| {
+            observed.facts.ranks = Some(2);
+            let mut second = observed.ranks[0].clone();
             second.rank = 1;
             second.link = Err(SourceFault::Unreachable("Connection refused".to_owned()));
-            second.events = EventsSeen::default();
-            world.ranks.push(second);
+            second.events = EventCounts::default();
+            observed.ranks.push(second);
         },
         &expect![[r#"
             http://gpu-1:8000

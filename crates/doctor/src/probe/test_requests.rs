@@ -6,11 +6,11 @@ use kvasir_hash::{Scope, local_hashes};
 use kvasir_types::{HttpEndpoint, Rng, Token, WorkerId};
 use serde_json::{Value, json};
 
-use super::ear::Ear;
+use super::event_probe::EventProbe;
 use super::http::Client;
-use crate::world::{Asked, Silence, Twice, World};
+use crate::observations::{Observations, ProbeError, ProbeResult, RepeatedPrompt};
 
-/// Whole blocks of the test prompt, if the model takes so many.
+/// JsonReport blocks of the test prompt, if the model takes so many.
 const BLOCKS: u32 = 4;
 /// Its least tokens: of fewer random words some would have been asked before.
 const TOKENS_MIN: u32 = 64;
@@ -25,7 +25,7 @@ const WORDS: [&str; 16] = [
 ];
 
 /// Test requests to one worker.
-pub(crate) struct Talk<'c> {
+pub(crate) struct TestRequests<'c> {
     client: &'c Client,
     worker: WorkerId,
     endpoint: HttpEndpoint,
@@ -37,16 +37,16 @@ pub(crate) struct Talk<'c> {
     rng: Rng,
 }
 
-impl<'c> Talk<'c> {
+impl<'c> TestRequests<'c> {
     pub(crate) fn new(
         client: &'c Client,
-        world: &World,
+        observed: &Observations,
         block_size: u32,
         ranks: u32,
         rng: Rng,
     ) -> Self {
-        let models = &world.facts.models;
-        let wanted = world.told.model.as_ref();
+        let models = &observed.facts.models;
+        let wanted = observed.target.model.as_ref();
         let served = wanted.and_then(|name| models.iter().find(|m| m.name == *name));
         let served = served.or(models.first());
         let longest = served.and_then(|m| m.max_model_len).unwrap_or(u32::MAX);
@@ -55,8 +55,8 @@ impl<'c> Talk<'c> {
         let len = whole.saturating_add((block_size / 2).max(1));
         Self {
             client,
-            worker: world.told.worker.id,
-            endpoint: world.told.endpoint.clone(),
+            worker: observed.target.worker.id,
+            endpoint: observed.target.endpoint.clone(),
             model: served.map_or_else(String::new, |m| m.name.clone()),
             block_size,
             prompt_len: len.min(longest.saturating_sub(SPARE_TOKENS)).max(1),
@@ -74,25 +74,25 @@ impl<'c> Talk<'c> {
     }
 
     /// Sends a new prompt twice, listening meanwhile.
-    pub(crate) async fn twice(
+    pub(crate) async fn send_twice(
         &mut self,
         rank: u32,
-        ear: Option<&mut Ear>,
+        events: Option<&mut EventProbe>,
         wait: Duration,
-    ) -> Asked<Twice> {
+    ) -> ProbeResult<RepeatedPrompt> {
         let prompt = self.prompt().await;
         self.ask(&prompt, rank).await?;
         let mut locals = local_hashes(&prompt, self.block_size as usize, &Scope::default());
         // An engine computes at least the last token, so a prompt of whole blocks is never found as a whole.
         locals.truncate(prompt.len().saturating_sub(1) / self.block_size.max(1) as usize);
-        let predicted = match ear {
+        let predicted = match events {
             None => None,
-            Some(ear) => Some(ear.predicted(&locals, wait).await * self.block_size),
+            Some(events) => Some(events.predicted(&locals, wait).await * self.block_size),
         };
         let before = self.hits().await;
         let reported = self.ask(&prompt, rank).await?;
         let after = self.hits().await;
-        Ok(Twice {
+        Ok(RepeatedPrompt {
             prompt: prompt.len() as u32,
             predicted,
             reported,
@@ -101,7 +101,7 @@ impl<'c> Talk<'c> {
     }
 
     /// One token of an answer; the cached tokens that `usage` tells.
-    async fn ask(&self, prompt: &[Token], rank: u32) -> Asked<Option<u32>> {
+    async fn ask(&self, prompt: &[Token], rank: u32) -> ProbeResult<Option<u32>> {
         let body = json!({
             "model": self.model,
             "prompt": prompt,
@@ -154,9 +154,9 @@ impl<'c> Talk<'c> {
 }
 
 /// The cached tokens that an answer's `usage` tells, if it tells them.
-fn read_cached(body: &[u8]) -> Asked<Option<u32>> {
+fn read_cached(body: &[u8]) -> ProbeResult<Option<u32>> {
     let answer: Value =
-        serde_json::from_slice(body).map_err(|error| Silence::Unreadable(error.to_string()))?;
+        serde_json::from_slice(body).map_err(|error| ProbeError::Unreadable(error.to_string()))?;
     let cached = answer.pointer("/usage/prompt_tokens_details/cached_tokens");
     Ok(cached
         .and_then(Value::as_u64)

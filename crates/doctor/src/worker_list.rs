@@ -6,7 +6,7 @@ use serde_json::Value;
 
 /// One of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedWorker {
     /// Where it is, with what the frontend was told about it.
     pub worker: WorkerRecord,
     /// Tokens in a block of the frontend's index of its model.
@@ -16,13 +16,13 @@ pub struct Listed {
 /// The engine servers in an answer of `GET /workers`, each once, whether they serve or do not answer; `None` if it
 /// is no such answer.
 #[must_use]
-pub fn read_workers(answer: &Value) -> Option<Vec<Listed>> {
+pub fn read_workers(answer: &Value) -> Option<Vec<ListedWorker>> {
     let serving = answer.get("workers")?.as_array()?;
     let absent = answer.get("absent").and_then(Value::as_array);
     let leaves = |row: &Value| row.get("draining").and_then(Value::as_bool) == Some(true);
     let absent = absent.into_iter().flatten().filter(|row| !leaves(row));
     let rows = serving.iter().chain(absent);
-    let mut found: Vec<Listed> = Vec::new();
+    let mut found: Vec<ListedWorker> = Vec::new();
     for listed in rows.filter_map(read_row) {
         let id = listed.worker.id;
         if !found.iter().any(|known| known.worker.id == id) {
@@ -32,7 +32,7 @@ pub fn read_workers(answer: &Value) -> Option<Vec<Listed>> {
     Some(found)
 }
 
-fn read_row(row: &Value) -> Option<Listed> {
+fn read_row(row: &Value) -> Option<ListedWorker> {
     let mut worker = worker_at(parse_url(row.get("url")?.as_str()?).ok()?);
     let told = row.get("told");
     let text = |name| told?.get(name)?.as_str().map(str::to_owned);
@@ -43,7 +43,7 @@ fn read_row(row: &Value) -> Option<Listed> {
     };
     worker.block_size = count_in(told, "block_size");
     worker.ranks = count_in(told, "data_parallel_size");
-    Some(Listed {
+    Some(ListedWorker {
         worker,
         block_size: count_in(Some(row), "block_size"),
     })
@@ -64,12 +64,12 @@ mod tests {
         let silent = json!({"url": "http://b:8000", "draining": false});
         let leaving = json!({"url": "http://c:8000", "draining": true});
         let answer = json!({"workers": [row, other, no_server], "absent": [silent, leaving]});
-        let expected = Listed {
+        let expected = ListedWorker {
             worker: kvasir_upstream::parse_worker("http://a:8000,block-size=32,events=tcp://a:1")
                 .unwrap(),
             block_size: Some(16),
         };
-        let silent = Listed {
+        let silent = ListedWorker {
             worker: kvasir_upstream::parse_worker("http://b:8000").unwrap(),
             block_size: None,
         };

@@ -1,4 +1,4 @@
-//! What was seen of one worker, as values. Nothing here asks, and nothing judges.
+//! What the probes found at one worker, as values. Nothing here sends requests, and nothing judges.
 
 use std::time::Duration;
 
@@ -6,35 +6,35 @@ use kvasir_transport::SourceFault;
 use kvasir_types::{EventFeed, HttpEndpoint, Token, WorkerRecord};
 use kvasir_upstream::{EventSource, Facts};
 
-/// What a question brought.
-pub type Asked<T> = Result<T, Silence>;
+/// The result of one probe.
+pub type ProbeResult<T> = Result<T, ProbeError>;
 
-/// Why a question brought nothing.
+/// Why a probe failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Silence {
-    /// Nobody listens there, the name is unknown, or the way is blocked.
+pub enum ProbeError {
+    /// Nothing listens there, the name is unknown, or a firewall blocks it.
     #[error("cannot connect: {0}")]
     Unreachable(String),
-    /// Somebody is there, and no secure connection comes about.
+    /// The TLS handshake fails.
     #[error("no secure connection: {0}")]
     Insecure(String),
     /// No answer came in time.
     #[error("no answer within {} s", .0.as_secs_f64())]
     TimedOut(Duration),
-    /// A refusal: its status, and how its body begins.
+    /// An error: its status, and its message.
     #[error("it answers {0}: {1}")]
     Status(u16, String),
-    /// An answer that means nothing here.
+    /// An answer that cannot be parsed.
     #[error("its answer cannot be read: {0}")]
     Unreadable(String),
-    /// An earlier question already failed.
+    /// Not probed, since an earlier probe failed.
     #[error("not asked")]
-    NotAsked,
+    Skipped,
 }
 
-/// What the operator says, as `kvasir frontend` would be told.
+/// The worker and its settings, as `kvasir frontend` would be given them.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Told {
+pub struct Target {
     /// `--worker`.
     pub worker: WorkerRecord,
     /// Its URL.
@@ -49,25 +49,25 @@ pub struct Told {
     pub index_block_size: Option<u32>,
 }
 
-/// One worker.
+/// What was found at one worker.
 #[derive(Clone, Debug)]
-pub struct World {
-    /// What the operator says.
-    pub told: Told,
+pub struct Observations {
+    /// The worker and its settings.
+    pub target: Target,
     /// Whether it lists its models, and after how long.
-    pub models: Asked<Duration>,
+    pub models: ProbeResult<Duration>,
     /// Whether it says its version.
-    pub version: Asked<()>,
+    pub version: ProbeResult<()>,
     /// Whether it has metrics.
-    pub metrics: Asked<()>,
+    pub metrics: ProbeResult<()>,
     /// Whether it says where its events are.
-    pub event_route: Asked<()>,
+    pub event_route: ProbeResult<()>,
     /// What it says.
     pub facts: Facts,
     /// What was seen at each rank that was looked at; empty if the worker did not answer.
-    pub ranks: Vec<RankSeen>,
+    pub ranks: Vec<RankProbe>,
     /// Whether our tokens are its tokens.
-    pub text: TextSeen,
+    pub text: TokenizerProbe,
     /// The block size of most other workers that serve the model, and one of them.
     pub peers_block_size: Option<(u32, String)>,
     /// Where its events could be published without meeting a neighbour on its host.
@@ -76,24 +76,24 @@ pub struct World {
 
 /// One rank of a worker.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RankSeen {
+pub struct RankProbe {
     /// Which.
     pub rank: u32,
     /// Where the frontend would listen, if it knew of a place.
     pub source: Option<EventSource>,
-    /// Whether somebody is there; without a source nobody is.
+    /// Whether the socket is connected; without a source it is not.
     pub link: Result<(), SourceFault>,
     /// What came.
-    pub events: EventsSeen,
-    /// What the replay socket said.
-    pub replay: ReplaySeen,
+    pub events: EventCounts,
+    /// What the replay socket answered.
+    pub replay: ReplayProbe,
     /// One prompt, sent twice.
-    pub twice: Asked<Twice>,
+    pub repeated_prompt: ProbeResult<RepeatedPrompt>,
 }
 
 /// What came over an event socket while the test requests ran.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EventsSeen {
+pub struct EventCounts {
     /// Batches.
     pub batches: u64,
     /// Blocks that the index took.
@@ -106,12 +106,12 @@ pub struct EventsSeen {
     pub after: Option<Duration>,
 }
 
-/// What the replay socket said.
+/// What the replay socket answered.
 #[derive(Clone, Debug, PartialEq)]
-pub enum ReplaySeen {
-    /// There was nothing to ask.
-    NotAsked,
-    /// Nobody said where it is.
+pub enum ReplayProbe {
+    /// Not probed.
+    Skipped,
+    /// Its address is not known.
     Unknown,
     /// It answered to the end.
     Answered {
@@ -120,18 +120,18 @@ pub enum ReplaySeen {
         /// Whether the batch that came live last was among them; unknown if none came.
         has_last: Option<bool>,
     },
-    /// It did not.
+    /// It failed.
     Failed(SourceFault),
-    /// It was silent for so long.
+    /// It did not answer for this long.
     TimedOut(Duration),
 }
 
 /// One prompt, sent twice, as tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Twice {
+pub struct RepeatedPrompt {
     /// Tokens of the prompt.
     pub prompt: u32,
-    /// Cached tokens that the index foretold before the second time; none if no events came.
+    /// Cached tokens that the index predicted before the second time; none if no events came.
     pub predicted: Option<u32>,
     /// What `usage` said the second time.
     pub reported: Option<u32>,
@@ -141,17 +141,17 @@ pub struct Twice {
 
 /// Whether our tokens are the engine's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TextSeen {
-    /// Not looked at, since the engine does not answer.
-    NotAsked,
+pub enum TokenizerProbe {
+    /// Not probed, since the engine does not answer.
+    Skipped,
     /// `--model-path` is not given. The engine's own folder, if it is on this machine too.
     NoModelPath(Option<String>),
-    /// The folder is of no use.
+    /// The folder cannot be used.
     Unusable(String),
-    /// Both are here.
+    /// Both have tokens.
     Compared(Comparison),
-    /// The engine tells no tokens.
-    Untold(Silence),
+    /// The engine does not return tokens.
+    NoEngineTokens(ProbeError),
 }
 
 /// Our tokens beside the engine's.
@@ -163,7 +163,7 @@ pub struct Comparison {
     pub chat: Option<Difference>,
     /// Tokens of the conversation, as we count them.
     pub chat_tokens: usize,
-    /// The engine told only how many there are.
+    /// The engine returned only their number.
     pub counts_only: bool,
     /// The engine's own folder, if it is on this machine too and is another one than ours.
     pub engine_folder: Option<String>,
@@ -211,11 +211,11 @@ impl Difference {
     }
 }
 
-impl World {
-    /// Tokens in a block as the frontend would be told.
+impl Observations {
+    /// Tokens in a block as the frontend is configured.
     #[must_use]
-    pub fn told_block_size(&self) -> Option<u32> {
-        self.told.block_size.or(self.told.worker.block_size)
+    pub fn configured_block_size(&self) -> Option<u32> {
+        self.target.block_size.or(self.target.worker.block_size)
     }
 
     /// Tokens in a block as the engine's events say it, else as the engine says it.
@@ -232,8 +232,9 @@ impl World {
             .ranks
             .iter()
             .any(|r| r.events.other_block_size.is_some());
-        let told = self.told_block_size();
-        !differs && told.is_none_or(|told| self.facts.block_size.is_none_or(|b| b == told))
+        let configured = self.configured_block_size();
+        let fits = |size| self.facts.block_size.is_none_or(|b| b == size);
+        !differs && configured.is_none_or(fits)
     }
 
     /// Where the engine itself says that a rank's events are, seen from here.
@@ -241,7 +242,7 @@ impl World {
     pub fn own_source(&self, rank: u32) -> Option<EventSource> {
         let plain = WorkerRecord {
             events: EventFeed::default(),
-            ..self.told.worker.clone()
+            ..self.target.worker.clone()
         };
         kvasir_upstream::event_sources(&plain, &self.facts, 1).remove(&rank)
     }

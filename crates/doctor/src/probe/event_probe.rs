@@ -1,4 +1,4 @@
-//! Listening to one rank as the frontend does: the same stream, an index of its own.
+//! Subscribes to the events of one rank as the frontend does: the same stream, an index of its own.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,27 +13,27 @@ use kvasir_types::{DpRank, LocalHash, WorkerId, WorkerRank};
 use kvasir_upstream::EventSource;
 use kvasir_wire::Skip;
 
-use crate::world::{EventsSeen, ReplaySeen};
+use crate::observations::{EventCounts, ReplayProbe};
 
-/// A connection that failed once may be on its way up again.
+/// A connection that failed once may be reconnecting.
 const SECOND_CHANCE: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
-struct Notes {
+struct Anomalies {
     other_block_size: Option<u32>,
     refused: Option<String>,
 }
 
 #[derive(Default)]
-struct Book(Mutex<Notes>);
+struct Recorder(Mutex<Anomalies>);
 
-impl Book {
-    fn notes(&self) -> MutexGuard<'_, Notes> {
+impl Recorder {
+    fn notes(&self) -> MutexGuard<'_, Anomalies> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl StreamObserver for Book {
+impl StreamObserver for Recorder {
     fn notice(&self, notice: &Notice) {
         match notice {
             Notice::Skipped(Skip::BlockSize { engine }) => {
@@ -48,16 +48,16 @@ impl StreamObserver for Book {
 }
 
 /// One rank's events, going into an index.
-pub(crate) struct Ear {
+pub(crate) struct EventProbe {
     stream: EventStream,
     index: Arc<Index>,
-    book: Arc<Book>,
+    book: Arc<Recorder>,
     rank: WorkerRank,
     clock: Clock,
     after: Option<Duration>,
 }
 
-impl Ear {
+impl EventProbe {
     /// Begins to listen; an error says what is wrong with the address.
     pub(crate) fn open(
         tasks: &Tasks,
@@ -74,7 +74,7 @@ impl Ear {
         // The past is not needed, and asking for it would keep a busy publisher from its work.
         options.replay = false;
         options.verify_every = None;
-        let (index, book) = (Arc::new(Index::new()), Arc::new(Book::default()));
+        let (index, book) = (Arc::new(Index::new()), Arc::new(Recorder::default()));
         let rank = WorkerRank {
             worker,
             rank: DpRank(rank),
@@ -147,9 +147,9 @@ impl Ear {
     }
 
     /// What came so far.
-    pub(crate) fn seen(&self) -> EventsSeen {
+    pub(crate) fn seen(&self) -> EventCounts {
         let (status, notes) = (self.stream.snapshot().status, self.book.notes());
-        EventsSeen {
+        EventCounts {
             batches: status.counts.batches,
             blocks: status.counts.blocks_stored,
             other_block_size: notes.other_block_size,
@@ -164,14 +164,14 @@ impl Ear {
         tasks: &Tasks,
         source: &EventSource,
         timeout: Duration,
-    ) -> ReplaySeen {
+    ) -> ReplayProbe {
         let last = self.stream.snapshot().status.cursor.map(|c| c.sequence);
         let parse = |text: &str| text.parse::<Endpoint>();
         let replay = parse(source.replay.as_deref().unwrap_or_default());
         let (events, replay) = match (parse(&source.events), replay) {
             (Ok(events), Ok(replay)) => (events, replay),
             (Err(error), _) | (_, Err(error)) => {
-                return ReplaySeen::Failed(SourceFault::Unreachable(error.to_string()));
+                return ReplayProbe::Failed(SourceFault::Unreachable(error.to_string()));
             }
         };
         let mut source = ZmqSource::start(tasks, ZmqSourceOptions::new(events, Some(replay)));
@@ -181,7 +181,7 @@ impl Ear {
         loop {
             let left: Duration = deadline - self.clock.now();
             let Ok(event) = tokio::time::timeout(left, next_event(&mut source)).await else {
-                return ReplaySeen::TimedOut(timeout);
+                return ReplayProbe::TimedOut(timeout);
             };
             match event {
                 SourceEvent::Replayed { frame, .. } => {
@@ -189,9 +189,9 @@ impl Ear {
                     has_last = has_last.map(|has| has || Some(frame.sequence) == last);
                 }
                 SourceEvent::ReplayEnded { .. } => {
-                    return ReplaySeen::Answered { batches, has_last };
+                    return ReplayProbe::Answered { batches, has_last };
                 }
-                SourceEvent::ReplayFailed { fault, .. } => return ReplaySeen::Failed(fault),
+                SourceEvent::ReplayFailed { fault, .. } => return ReplayProbe::Failed(fault),
                 _ => {}
             }
         }
