@@ -329,6 +329,15 @@ impl Relay {
     }
 }
 
+impl Drop for Relay {
+    /// A client may leave when it has read `[DONE]`, before the body has ended: it has its answer, and did not cancel.
+    fn drop(&mut self) {
+        if self.held.is_none() && self.source.is_done() {
+            self.close();
+        }
+    }
+}
+
 /// The frames that end a stream that cannot be completed.
 pub(crate) fn error_tail(failure: &ApiError) -> Bytes {
     let mut frame = BytesMut::new();

@@ -156,6 +156,37 @@ async fn a_stream_that_only_its_connection_ends_is_known_complete_by_done() {
     rig.at_rest().await;
 }
 
+/// Clients of OpenAI's library close their connection when they have read `[DONE]`, before the body has ended.
+#[tokio::test]
+async fn a_client_that_leaves_after_done_has_its_answer() {
+    let rig = Rig::of(1).await;
+    let mut whole = STREAM_HEAD.as_bytes().to_vec();
+    whole.extend(chunk([FIRST, LAST, DONE].concat().as_bytes()));
+    rig.stage.play(vec![Step::Write(whole), Step::Hang]);
+    let mut client = rig.client().await;
+    client.post(CHAT, "", ASK_STREAM).await;
+    assert!(client.read_until(DONE).await);
+    drop(client);
+    in_time("the engine is left", rig.stage.hung_up.acquire())
+        .await
+        .unwrap()
+        .forget();
+    rig.at_rest().await;
+    let page = rig.page().await;
+    let done = page
+        .lines()
+        .find(|line| line.starts_with("dynamo_frontend_requests_total{"))
+        .unwrap();
+    assert!(
+        done.contains("status=\"success\"") && done.ends_with(" 1"),
+        "{done}"
+    );
+    assert_eq!(
+        rig.metric("dynamo_frontend_model_cancellation_total").await,
+        0.0
+    );
+}
+
 #[tokio::test]
 async fn a_slow_client_slows_its_engine() {
     let rig = Rig::of(1).await;
