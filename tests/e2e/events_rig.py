@@ -87,7 +87,7 @@ class Rig:
         return self.http.get("/workers").json()["workers"]
 
     def cache(self, engine):
-        """What `/workers` says about an engine's cache picture."""
+        """What `/workers` says about an engine's cache view."""
         row = next(row for row in self.workers() if row["worker_id"] == engine.id)
         return row["ranks"][0]["cache"]
 
@@ -161,7 +161,7 @@ class Rig:
         raise AssertionError(f"never believed:\n{self.log()}")
 
     def cache_state(self, engine, state, cause):
-        """Waits until metrics say this of an engine's cache picture."""
+        """Waits until metrics say this of an engine's cache view."""
         named = lambda: self.metric("worker_cache_state", engine, state=state, cause=cause) == 1  # noqa: E731
         self.until(named, f"metrics say {state}, {cause}")
 

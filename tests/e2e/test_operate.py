@@ -105,7 +105,7 @@ def test_workers_are_added_and_removed():
         assert told.returncode == 0 and f"at {two} is watched" in told.stdout, told.stderr
         until(lambda: states() == {one: "serving", two: "serving"})
         listed = lambda: kvasir("workers", "--url", frontend.url).stdout
-        assert "CACHE PICTURE" in listed()
+        assert "CACHE VIEW" in listed()
         until(lambda: listed().count("listening") + listed().count("complete") == 2)
         worker = json.loads(kvasir("workers", "--json", "--url", frontend.url).stdout)["workers"]
         ids = {row["url"]: str(row["worker_id"]) for row in worker}

@@ -104,7 +104,7 @@ def test_a_frontend_that_is_killed_goes_on_where_it_was(kept):
 
 
 def test_what_was_kept_of_a_worker_that_is_away_is_kept_on(kept):
-    """It does not answer while another frontend comes and is killed; to the third its picture is what it was."""
+    """It does not answer while another frontend comes and is killed; to the third its cache view is what it was."""
     often = ["--index-snapshot", str(kept), "--index-snapshot-interval-secs", "0.2"]
     rig = Rig(2, *often)
     here, away = both = rig.engines

@@ -32,7 +32,7 @@ pub use booking::Booking;
 pub use context::HostContext;
 pub use counted::CountedIndex;
 pub use events::EventPool;
-pub use meters::{ENDPOINT, InStage, PlacementMeters, RouterMeters, Stage, hit_rate};
+pub use meters::{ENDPOINT, PlacementMeters, RouterMeters, Stage, StageGuard, hit_rate};
 pub use model::{Model, ModelSpec};
 pub use models::{ModelEntry, Models, Routers};
 pub use place::PromptBlocks;

@@ -22,7 +22,7 @@ use kvasir_types::WorkerRank;
 
 use rank::Ranks;
 use stage::Stages;
-pub use stage::{InStage, Stage};
+pub use stage::{Stage, StageGuard};
 
 /// What aggregated workers do, as a label.
 const PHASE: &str = "aggregated";
@@ -212,7 +212,7 @@ impl PlacementMeters {
     }
 
     /// A request is in this stage until the value is dropped.
-    pub fn enter(&self, stage: Stage) -> InStage<'_> {
+    pub fn enter(&self, stage: Stage) -> StageGuard<'_> {
         self.stages.enter(stage)
     }
 

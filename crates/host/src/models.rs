@@ -64,12 +64,12 @@ impl<M: ModelEntry> Routers for Models<M> {
 pub struct Models<M> {
     by_name: RwLock<BTreeMap<Arc<str>, Arc<M>>>,
     /// Held while series are made for a model, or taken out after it: not while its index is filled.
-    aside: Mutex<Aside<M>>,
+    unserved: Mutex<Unserved<M>>,
 }
 
 /// Models that have series and are not served.
 #[derive(Debug)]
-struct Aside<M> {
+struct Unserved<M> {
     /// Served soon: those of the same name that go meanwhile leave their series to them.
     coming: Vec<Arc<M>>,
     /// Served no more, until the last of their requests has ended.
@@ -78,13 +78,13 @@ struct Aside<M> {
 
 impl<M> Default for Models<M> {
     fn default() -> Self {
-        let aside = Aside {
+        let unserved = Unserved {
             coming: Vec::new(),
             retired: Vec::new(),
         };
         Self {
             by_name: RwLock::default(),
-            aside: Mutex::new(aside),
+            unserved: Mutex::new(unserved),
         }
     }
 }
@@ -113,9 +113,11 @@ impl<M: ModelEntry> Models<M> {
             sources.with_label_values(&[state]).set(count as f64);
         }
         // Whoever holds it sweeps, or a later page does: a thread that serves does not wait for that.
-        match self.aside.try_lock() {
-            Ok(mut aside) => self.sweep(&mut aside, metrics),
-            Err(TryLockError::Poisoned(aside)) => self.sweep(&mut aside.into_inner(), metrics),
+        match self.unserved.try_lock() {
+            Ok(mut unserved) => self.sweep(&mut unserved, metrics),
+            Err(TryLockError::Poisoned(unserved)) => {
+                self.sweep(&mut unserved.into_inner(), metrics)
+            }
             Err(TryLockError::WouldBlock) => {}
         }
     }
@@ -127,14 +129,14 @@ impl<M: ModelEntry> Models<M> {
 
     /// Makes one, fills it, which may take long, and serves it: until then nobody asks anything of it.
     pub fn make(&self, make: impl FnOnce() -> Arc<M>, fill: impl FnOnce(&M)) -> Arc<M> {
-        let mut aside = self.aside();
+        let mut unserved = self.unserved();
         let made = make();
-        aside.coming.push(Arc::clone(&made));
-        drop(aside);
+        unserved.coming.push(Arc::clone(&made));
+        drop(unserved);
         fill(&made);
         self.insert(Arc::clone(&made));
-        let mut aside = self.aside();
-        aside.coming.retain(|coming| !Arc::ptr_eq(coming, &made));
+        let mut unserved = self.unserved();
+        unserved.coming.retain(|coming| !Arc::ptr_eq(coming, &made));
         made
     }
 
@@ -145,23 +147,26 @@ impl<M: ModelEntry> Models<M> {
 
     /// These were taken out: their series go with the last of their requests.
     pub fn retire(&self, taken: Vec<Arc<M>>, metrics: &Metrics) {
-        let mut aside = self.aside();
-        aside.retired.extend(taken);
-        self.sweep(&mut aside, metrics);
+        let mut unserved = self.unserved();
+        unserved.retired.extend(taken);
+        self.sweep(&mut unserved, metrics);
     }
 
     /// Lets go of models that nobody uses any more, and of the series under names that are no longer in use.
-    fn sweep(&self, aside: &mut Aside<M>, metrics: &Metrics) {
+    fn sweep(&self, unserved: &mut Unserved<M>, metrics: &Metrics) {
         let unused = |entry: &mut Arc<M>| Arc::strong_count(entry) == 1 && !entry.is_in_use();
         let mut gone: BTreeSet<Arc<str>> = BTreeSet::new();
-        for entry in aside.retired.extract_if(.., unused) {
+        for entry in unserved.retired.extract_if(.., unused) {
             gone.extend(names(entry.model()).map(Arc::clone));
         }
         if gone.is_empty() {
             return;
         }
         let here = self.read();
-        let with_series = here.values().chain(&aside.coming).chain(&aside.retired);
+        let with_series = here
+            .values()
+            .chain(&unserved.coming)
+            .chain(&unserved.retired);
         for name in with_series.flat_map(|entry| names(entry.model())) {
             gone.remove(name);
         }
@@ -230,8 +235,8 @@ impl<M: ModelEntry> Models<M> {
         self.by_name.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn aside(&self) -> MutexGuard<'_, Aside<M>> {
-        self.aside.lock().unwrap_or_else(PoisonError::into_inner)
+    fn unserved(&self) -> MutexGuard<'_, Unserved<M>> {
+        self.unserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

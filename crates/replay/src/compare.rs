@@ -1,6 +1,6 @@
 //! Policies side by side: one row for each, one table for each level of load, the best marked.
 
-use kvasir_sim::{Pace, RunReport};
+use kvasir_sim::{ArrivalMode, RunReport};
 
 use crate::{Plan, RunResult};
 
@@ -195,10 +195,10 @@ fn row(finished: &[RunResult], pace: usize, policy: usize) -> Row {
 }
 
 /// A level of load in words.
-pub(crate) fn title(pace: Pace) -> String {
+pub(crate) fn title(pace: ArrivalMode) -> String {
     match pace {
-        Pace::Open { speed } => format!("speed {speed}"),
-        Pace::Closed { clients, think } => {
+        ArrivalMode::Open { speed } => format!("speed {speed}"),
+        ArrivalMode::Closed { clients, think } => {
             format!("{clients} clients, thinking {} ms", think.as_millis())
         }
     }

@@ -1,6 +1,6 @@
 //! All numbers of all runs, for machines.
 
-use kvasir_sim::{Pace, RunReport, Summary};
+use kvasir_sim::{ArrivalMode, RunReport, Summary};
 use serde_json::{Map, Value, json};
 
 use crate::{Plan, RunResult};
@@ -38,9 +38,9 @@ fn run(plan: &Plan, finished: &RunResult) -> Value {
     let mut fields = Map::new();
     let mut put = |name: &str, value: Value| drop(fields.insert(name.to_owned(), value));
     put("policy", r.policy.clone().into());
-    match r.pace {
-        Pace::Open { speed } => put("speed", speed.into()),
-        Pace::Closed { clients, think } => {
+    match r.arrivals {
+        ArrivalMode::Open { speed } => put("speed", speed.into()),
+        ArrivalMode::Closed { clients, think } => {
             put("speed", Value::Null);
             put("clients", clients.into());
             put("think_ms", (think.as_secs_f64() * 1e3).into());

@@ -9,8 +9,8 @@ use kvasir_index::IndexOptions;
 use kvasir_profile::Preset;
 use kvasir_router::{RouterConfig, RouterMode};
 use kvasir_sim::{
-    Change, Fleet, Pace, Policy, SimError, Slo, Trace, TraceError, TraceOptions, Workload,
-    WorkloadError, ideal_hit_share,
+    ArrivalMode, Fleet, FleetChange, Policy, SimError, Slo, Trace, TraceError, TraceOptions,
+    Workload, WorkloadError, ideal_hit_share,
 };
 use kvasir_types::Time;
 
@@ -35,7 +35,7 @@ pub struct Plan {
     /// The seeds.
     pub seeds: Vec<u64>,
     /// How requests come, one level of load each.
-    pub paces: Vec<Pace>,
+    pub paces: Vec<ArrivalMode>,
     /// What is compared.
     pub policies: Vec<Policy>,
     /// Which of them the others are compared with.
@@ -282,19 +282,21 @@ fn numbers(text: &str) -> impl Iterator<Item = f64> {
     text.split(',').filter_map(|part| part.trim().parse().ok())
 }
 
-fn paces(settings: &Settings) -> Vec<Pace> {
+fn paces(settings: &Settings) -> Vec<ArrivalMode> {
     let millis = settings.get(keys::THINK_MS);
     let think = Duration::from_nanos((millis * 1e6) as u64);
     match settings.get(keys::CLOSED_LOOP) {
         Some(clients) => numbers(&clients)
-            .map(|clients| Pace::Closed {
+            .map(|clients| ArrivalMode::Closed {
                 clients: clients as u32,
                 think,
             })
             .collect(),
         None => {
             let speeds = settings.get(keys::SPEED);
-            numbers(&speeds).map(|speed| Pace::Open { speed }).collect()
+            numbers(&speeds)
+                .map(|speed| ArrivalMode::Open { speed })
+                .collect()
         }
     }
 }
@@ -311,11 +313,11 @@ fn fleet(settings: &Settings, engine: EngineConfig) -> Result<Fleet, ReplayError
                 "--worker-leaves {text}: there is no worker {worker}; workers are 0 to {last}"
             )));
         }
-        changes.push(Change::Leaves { at, worker });
+        changes.push(FleetChange::Leaves { at, worker });
     }
     for text in settings.get(keys::WORKER_JOINS) {
         let (worker, at) = worker_at(&text);
-        changes.push(Change::Joins { at, worker });
+        changes.push(FleetChange::Joins { at, worker });
     }
     Ok(Fleet {
         ranks: settings.get(keys::DATA_PARALLEL_SIZE),

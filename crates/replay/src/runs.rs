@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use kvasir_sim::{Fleet, Pace, RunReport, SimError, simulate};
+use kvasir_sim::{ArrivalMode, Fleet, RunReport, SimError, simulate};
 use kvasir_telemetry::Clock;
 
 use crate::progress::ProgressBar;
@@ -104,11 +104,11 @@ fn take(next: &AtomicUsize, tasks: &[Task]) -> Option<(usize, Task)> {
 fn one(plan: &Plan, task: Task, clock: &Clock, done: &AtomicU32) -> Result<RunResult, SimError> {
     let Task { pace, policy, seed } = task;
     let fleet = Fleet {
-        pace: plan
+        arrivals: plan
             .paces
             .get(pace)
             .copied()
-            .unwrap_or(Pace::Open { speed: 1.0 }),
+            .unwrap_or(ArrivalMode::Open { speed: 1.0 }),
         seed: plan.seeds.get(seed).copied().unwrap_or(0),
         ..plan.fleet.clone()
     };

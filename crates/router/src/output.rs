@@ -24,7 +24,7 @@ pub enum Output {
     Refuse {
         /// The request.
         id: RequestId,
-        /// ExclusionReason.
+        /// Why.
         error: RouteError,
     },
     /// A waiting request's overlap is old: look it up again and answer with

@@ -7,7 +7,7 @@ use kvasir_types::Time;
 
 /// How requests come.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Pace {
+pub enum ArrivalMode {
     /// At their times, played this many times faster.
     Open {
         /// 1 is as recorded.
@@ -24,7 +24,7 @@ pub enum Pace {
 
 /// What befalls a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum FleetChange {
     /// Its process dies: requests go elsewhere, its cache is gone.
     Leaves {
         /// When.
@@ -41,7 +41,7 @@ pub enum Change {
     },
 }
 
-impl Change {
+impl FleetChange {
     /// When.
     #[must_use]
     pub const fn at(&self) -> Time {
@@ -95,9 +95,9 @@ pub struct Fleet {
     /// Attempts at another worker after a failed one.
     pub retries: u32,
     /// What befalls workers.
-    pub changes: Vec<Change>,
+    pub changes: Vec<FleetChange>,
     /// How requests come.
-    pub pace: Pace,
+    pub arrivals: ArrivalMode,
     /// What a good answer is.
     pub slo: Slo,
     /// What every draw follows from.
@@ -118,7 +118,7 @@ impl Fleet {
             event_loss: 0.0,
             retries: 2,
             changes: Vec::new(),
-            pace: Pace::Open { speed: 1.0 },
+            arrivals: ArrivalMode::Open { speed: 1.0 },
             slo: Slo::default(),
             seed: 0,
         }

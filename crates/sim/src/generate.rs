@@ -15,7 +15,7 @@ const REQUESTS_MAX: u64 = 5_000_000;
 /// What kind of traffic, and how much. Made from text such as `chat,sessions=200,turns=6`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
-    kind: Kind,
+    kind: WorkloadKind,
     /// Conversations, tasks, documents' questions or requests.
     count: u64,
     /// Arrivals a second of whatever is counted.
@@ -35,7 +35,7 @@ pub struct Workload {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum WorkloadKind {
     Tenants,
     Chat,
     Agents,
@@ -72,8 +72,8 @@ pub enum WorkloadError {
     TooMany(u64),
 }
 
-impl Kind {
-    const NAMES: [(&str, Kind); 4] = [
+impl WorkloadKind {
+    const NAMES: [(&str, WorkloadKind); 4] = [
         ("tenants", Self::Tenants),
         ("chat", Self::Chat),
         ("agents", Self::Agents),
@@ -140,7 +140,9 @@ impl Workload {
     pub fn parse(text: &str) -> Result<Self, WorkloadError> {
         let mut parts = text.split(',').map(str::trim);
         let name = parts.next().unwrap_or_default();
-        let kind = Kind::NAMES.into_iter().find(|(known, _)| *known == name);
+        let kind = WorkloadKind::NAMES
+            .into_iter()
+            .find(|(known, _)| *known == name);
         let Some((_, kind)) = kind else {
             return Err(WorkloadError::Kind(name.to_owned()));
         };
@@ -195,7 +197,7 @@ impl Workload {
     /// The workload as a trace.
     #[must_use]
     pub fn trace(&self, seed: u64) -> Trace {
-        let mut maker = Maker {
+        let mut builder = TraceBuilder {
             workload: self,
             rng: Rng::new(seed),
             made: Vec::new(),
@@ -203,22 +205,24 @@ impl Workload {
             popularity: popularity(self.groups),
         };
         for _ in 0..self.count {
-            maker.now -= ln(1.0 - maker.rng.unit()) / self.rate;
+            builder.now -= ln(1.0 - builder.rng.unit()) / self.rate;
             match self.kind {
-                Kind::Tenants | Kind::Documents => maker.single(),
-                Kind::Chat => maker.conversation(),
-                Kind::Agents => maker.siblings(),
+                WorkloadKind::Tenants | WorkloadKind::Documents => builder.single(),
+                WorkloadKind::Chat => builder.conversation(),
+                WorkloadKind::Agents => builder.siblings(),
             }
         }
-        let name = Kind::NAMES.into_iter().find(|(_, kind)| *kind == self.kind);
+        let name = WorkloadKind::NAMES
+            .into_iter()
+            .find(|(_, kind)| *kind == self.kind);
         Trace {
             name: name.map_or_else(String::new, |(name, _)| name.to_owned()),
-            requests: maker.made,
+            requests: builder.made,
         }
     }
 }
 
-struct Maker<'w> {
+struct TraceBuilder<'w> {
     workload: &'w Workload,
     rng: Rng,
     made: Vec<TraceRequest>,
@@ -254,7 +258,7 @@ fn ln(x: f64) -> f64 {
     2.0 * sum - halvings * std::f64::consts::LN_2
 }
 
-impl Maker<'_> {
+impl TraceBuilder<'_> {
     /// A length around `mean`.
     fn around(&mut self, mean: u32) -> u32 {
         mean / 2 + self.rng.below(u64::from(mean) + 1) as u32 + u32::from(mean < 2)
@@ -351,8 +355,8 @@ mod tests {
             let PromptSource::Pieces(pieces) = request.prompt else {
                 continue;
             };
-            let maker = |group| {
-                Maker {
+            let builder = |group| {
+                TraceBuilder {
                     workload: &workload,
                     rng: Rng::new(0),
                     made: Vec::new(),
@@ -361,7 +365,7 @@ mod tests {
                 }
                 .shared(group)
             };
-            let group = (0..10).find(|g| maker(*g) == pieces[0]).unwrap();
+            let group = (0..10).find(|g| builder(*g) == pieces[0]).unwrap();
             seen[group as usize] += 1;
         }
         assert!(

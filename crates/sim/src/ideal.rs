@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::prompt::Hashery;
+use crate::prompt::PromptHasher;
 use crate::{Piece, Trace};
 
 /// The share of prompt tokens of `trace` that one engine with an endless cache would find, requests
@@ -10,7 +10,7 @@ use crate::{Piece, Trace};
 /// token of a prompt is always computed.
 #[must_use]
 pub fn ideal_hit_share(trace: &Trace, block_size: u32) -> f64 {
-    let mut hashery = Hashery::new(block_size);
+    let mut hasher = PromptHasher::new(block_size);
     let mut seen = HashSet::new();
     let (mut found, mut asked) = (0u64, 0u64);
     for request in &trace.requests {
@@ -22,7 +22,7 @@ pub fn ideal_hit_share(trace: &Trace, block_size: u32) -> f64 {
             seed: request.answer_seed,
             len: answer,
         };
-        let hashed = hashery.hash(&request.prompt, Some(more));
+        let hashed = hasher.hash(&request.prompt, Some(more));
         let most = (len.saturating_sub(1) / block_size.max(1)) as usize;
         let known = hashed
             .sequence

@@ -22,7 +22,7 @@ mod stats;
 mod trace;
 mod world;
 
-pub use fleet::{Change, Fleet, Pace, Slo};
+pub use fleet::{ArrivalMode, Fleet, FleetChange, Slo};
 pub use generate::{Workload, WorkloadError};
 pub use ideal::ideal_hit_share;
 pub use policy::Policy;

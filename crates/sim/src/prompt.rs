@@ -77,7 +77,7 @@ impl PromptSource {
 
 /// A prompt that arrived: hashed once, for router and engine.
 #[derive(Clone, Debug)]
-pub(crate) struct Hashed {
+pub(crate) struct PromptHashes {
     pub(crate) len: u32,
     pub(crate) locals: Arc<[LocalHash]>,
     pub(crate) sequence: Arc<[SequenceHash]>,
@@ -86,14 +86,14 @@ pub(crate) struct Hashed {
 
 /// Turns prompts into hashes; keeps its buffers.
 #[derive(Debug)]
-pub(crate) struct Hashery {
+pub(crate) struct PromptHasher {
     pub(crate) hasher: BlockHasher,
     pub(crate) block_size: u32,
     tokens: Vec<Token>,
     locals: Vec<LocalHash>,
 }
 
-impl Hashery {
+impl PromptHasher {
     pub(crate) fn new(block_size: u32) -> Self {
         Self {
             hasher: BlockHasher::new(block_size as usize, &kvasir_hash::Scope::default()),
@@ -104,7 +104,7 @@ impl Hashery {
     }
 
     /// Hashes `source` followed by `more`.
-    pub(crate) fn hash(&mut self, source: &PromptSource, more: Option<Piece>) -> Hashed {
+    pub(crate) fn hash(&mut self, source: &PromptSource, more: Option<Piece>) -> PromptHashes {
         self.tokens.clear();
         match source {
             PromptSource::Pieces(pieces) => pieces.iter().for_each(|p| p.extend(&mut self.tokens)),
@@ -117,7 +117,7 @@ impl Hashery {
         self.locals.clear();
         self.hasher.extend(&self.tokens, &mut self.locals);
         let complete = self.locals.len() * self.block_size as usize;
-        Hashed {
+        PromptHashes {
             len: u32::try_from(self.tokens.len()).unwrap_or(u32::MAX),
             locals: Arc::from(self.locals.as_slice()),
             sequence: sequence_hashes(&self.locals).into(),
@@ -126,7 +126,7 @@ impl Hashery {
     }
 
     /// A prompt of which only hashes are known: its tail is made up.
-    fn known(&self, len: u32, locals: &Arc<[LocalHash]>) -> Hashed {
+    fn known(&self, len: u32, locals: &Arc<[LocalHash]>) -> PromptHashes {
         let complete = locals.len() as u32 * self.block_size;
         let mut tail = Vec::new();
         let seed = locals.last().map_or(u64::from(len), |hash| hash.0);
@@ -135,7 +135,7 @@ impl Hashery {
             len: len.saturating_sub(complete),
         }
         .extend(&mut tail);
-        Hashed {
+        PromptHashes {
             len,
             locals: Arc::clone(locals),
             sequence: sequence_hashes(locals).into(),

@@ -12,7 +12,7 @@ use kvasir_types::Time;
 
 use crate::stats::{Histogram, quantile};
 use crate::world::{Request, State};
-use crate::{Fleet, Pace, Policy, Series, Summary, Trace};
+use crate::{ArrivalMode, Fleet, Policy, Series, Summary, Trace};
 
 /// Points of a distribution that reports keep.
 const CDF_POINTS: usize = 200;
@@ -40,7 +40,7 @@ pub struct RunReport {
     /// The policy's name.
     pub policy: String,
     /// How requests came.
-    pub pace: Pace,
+    pub arrivals: ArrivalMode,
     /// Workers at the start.
     pub workers: u32,
     /// The seed.
@@ -129,7 +129,7 @@ impl Tally {
         let good = completed.iter().filter(|r| is_good(r, fleet)).count();
         RunReport {
             policy: policy.name.clone(),
-            pace: fleet.pace,
+            arrivals: fleet.arrivals,
             workers: fleet.workers,
             seed: fleet.seed,
             requests: requests.len() as u32,

@@ -354,7 +354,7 @@ metrics! {
         counter kv_events_dropped_total = "kv_events_dropped_total" ["model"];
         /// What a block foretold by a rank's events counts: 1 believed, 0.5 unproven or doubted, 0 not at all.
         gauge worker_cache_credit = "worker_cache_credit" ["model", "worker_id", "dp_rank"];
-        /// 1 for the state that a rank's cache picture is in, with the cause of any doubt.
+        /// 1 for the state that a rank's cache view is in, with the cause of any doubt.
         gauge worker_cache_state = "worker_cache_state" ["model", "worker_id", "dp_rank", "state", "cause"];
         /// Share of lately foretold tokens that were wrong, by likely cause; the sum is the whole error.
         gauge worker_prediction_error = "worker_prediction_error" ["model", "worker_id", "dp_rank", "cause"];

@@ -125,7 +125,7 @@ pub(super) fn table(answer: &Value) -> Table {
         tokens.map_or_else(|| UNKNOWN.to_owned(), count)
     });
     if rows.iter().any(|row| row.cache().is_some()) {
-        add("CACHE PICTURE", Align::Left, 4, &|row| picture(row.cache()));
+        add("CACHE VIEW", Align::Left, 4, &|row| cache_view(row.cache()));
         add("EVENTS", Align::Left, 6, &|row| events(row.cache()));
     }
     add("MODEL", Align::Left, 8, &|row| {
@@ -174,7 +174,7 @@ fn state(worker: &Value) -> String {
 }
 
 /// How far the router believes what it knows of a rank's cache, and why not more.
-fn picture(cache: Option<&Value>) -> String {
+fn cache_view(cache: Option<&Value>) -> String {
     let field = |name: &str| {
         cache
             .and_then(|cache| cache.get(name))
@@ -243,7 +243,7 @@ mod tests {
                         "state": "unreachable", "down": true, "ranks": []}],
         });
         expect![[r#"
-            WORKER                RANK  STATE        REQUESTS  DECODE BLOCKS  PREFILL TOKENS  CACHE PICTURE            EVENTS    MODEL  URL
+            WORKER                RANK  STATE        REQUESTS  DECODE BLOCKS  PREFILL TOKENS  CACHE VIEW               EVENTS    MODEL  URL
             7                        0  serving             3    1,024 (25%)          12,345  exact                    complete  tiny   http://a:8000
             7                        1  serving             0         0 (0%)               0  approximate (no events)  none      tiny   http://a:8000
             8                        -  down                -              -               -  -                        -         tiny   -

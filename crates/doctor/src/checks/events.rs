@@ -205,7 +205,7 @@ pub(super) fn replay(observed: &Observations) -> Verdict {
             ReplayProbe::Unknown => unreplayed(
                 observed,
                 rank.rank,
-                "there is none: a lost event costs the whole picture",
+                "there is none: a lost event costs the whole cache view",
             ),
             ReplayProbe::Failed(fault) => {
                 unreplayed(observed, rank.rank, &format!("{shown}: {fault}"))

@@ -14,12 +14,12 @@ use super::WORKER_TYPE;
 #[derive(Debug)]
 pub(super) struct Ranks {
     metrics: Metrics,
-    members: RwLock<HashMap<WorkerRank, Last>>,
+    members: RwLock<HashMap<WorkerRank, RankGauges>>,
 }
 
 /// Made when there is something to show.
 #[derive(Debug, Default)]
-struct Last {
+struct RankGauges {
     input_tokens: OnceLock<Gauge>,
     latencies: OnceLock<[Gauge; 2]>,
 }

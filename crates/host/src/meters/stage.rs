@@ -59,10 +59,10 @@ impl Stages {
         }
     }
 
-    pub(super) fn enter(&self, stage: Stage) -> InStage<'_> {
+    pub(super) fn enter(&self, stage: Stage) -> StageGuard<'_> {
         let inside = &self.of(stage).0;
         inside.inc();
-        InStage(inside)
+        StageGuard(inside)
     }
 
     pub(super) fn took(&self, stage: Stage, took: Duration) {
@@ -72,9 +72,9 @@ impl Stages {
 
 /// A request is in a stage; dropped, it is out of it, whichever way.
 #[derive(Debug)]
-pub struct InStage<'a>(&'a Gauge);
+pub struct StageGuard<'a>(&'a Gauge);
 
-impl Drop for InStage<'_> {
+impl Drop for StageGuard<'_> {
     fn drop(&mut self) {
         self.0.dec();
     }

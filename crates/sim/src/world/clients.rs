@@ -7,7 +7,7 @@ use kvasir_types::Time;
 
 use super::queue::Event;
 use super::{State, World};
-use crate::{Pace, Trace};
+use crate::{ArrivalMode, Trace};
 
 /// The senders' side.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(super) struct Clients {
 }
 
 impl Clients {
-    pub(super) fn new(trace: &Trace, pace: Pace) -> Self {
+    pub(super) fn new(trace: &Trace, arrivals: ArrivalMode) -> Self {
         let mut followers = vec![Vec::new(); trace.requests.len()];
         let mut untaken = VecDeque::new();
         for (at, request) in (0u32..).zip(&trace.requests) {
@@ -33,7 +33,7 @@ impl Clients {
                 None => untaken.push_back(at),
             }
         }
-        if let Pace::Open { .. } = pace {
+        if let ArrivalMode::Open { .. } = arrivals {
             untaken.clear();
         }
         Self {
@@ -46,8 +46,8 @@ impl Clients {
 
 impl World<'_> {
     pub(super) fn begin_clients(&mut self) {
-        match self.fleet.pace {
-            Pace::Open { speed } => {
+        match self.fleet.arrivals {
+            ArrivalMode::Open { speed } => {
                 let start = self
                     .trace
                     .requests
@@ -63,7 +63,7 @@ impl World<'_> {
                     }
                 }
             }
-            Pace::Closed { clients, .. } => {
+            ArrivalMode::Closed { clients, .. } => {
                 for _ in 0..clients {
                     self.take_next(Time::ZERO);
                 }
@@ -93,7 +93,7 @@ impl World<'_> {
                 self.end(follower, State::Dropped);
             }
         }
-        if let Pace::Closed { think, .. } = self.fleet.pace
+        if let ArrivalMode::Closed { think, .. } = self.fleet.arrivals
             && !goes_on
             && state != State::Dropped
         {
@@ -104,9 +104,9 @@ impl World<'_> {
     fn pause(&self, request: u32) -> Duration {
         let trace = &self.trace.requests[request as usize];
         let delay = trace.follows.map_or(Duration::ZERO, |(_, delay)| delay);
-        match self.fleet.pace {
-            Pace::Open { .. } => delay,
-            Pace::Closed { think, .. } => delay.max(think),
+        match self.fleet.arrivals {
+            ArrivalMode::Open { .. } => delay,
+            ArrivalMode::Closed { think, .. } => delay.max(think),
         }
     }
 }

@@ -9,11 +9,11 @@ use kvasir_types::{DpRank, Time, WorkerId, WorkerRank};
 use super::queue::Event;
 use super::routers::request_of;
 use super::{State, World};
-use crate::Change;
+use crate::FleetChange;
 
 /// One rank of one worker.
 #[derive(Debug)]
-pub(super) struct Host {
+pub(super) struct SimulatedEngine {
     pub(super) rank: WorkerRank,
     /// `None` while the worker is dead.
     engine: Option<Engine>,
@@ -28,7 +28,7 @@ pub(super) struct Host {
     settled: Time,
 }
 
-impl Host {
+impl SimulatedEngine {
     pub(super) fn is_alive(&self) -> bool {
         self.engine.is_some()
     }
@@ -60,7 +60,7 @@ impl World<'_> {
         let ranks = self.fleet.ranks as usize;
         while self.hosts.len() < (worker as usize + 1) * ranks {
             let at = self.hosts.len();
-            self.hosts.push(Host {
+            self.hosts.push(SimulatedEngine {
                 rank: WorkerRank {
                     worker: WorkerId((at / ranks) as u64),
                     rank: DpRank((at % ranks) as u32),
@@ -111,8 +111,8 @@ impl World<'_> {
             return;
         };
         match change {
-            Change::Leaves { .. } => self.leave(change.worker()),
-            Change::Joins { .. } => {
+            FleetChange::Leaves { .. } => self.leave(change.worker()),
+            FleetChange::Joins { .. } => {
                 let joined = self.join(change.worker());
                 debug_assert!(joined.is_ok(), "the engine was checked at the start");
             }

@@ -16,12 +16,12 @@ use kvasir_engine::ConfigError;
 use kvasir_router::{Input, Output};
 use kvasir_types::{Rng, Time};
 
-use crate::prompt::Hashery;
+use crate::prompt::PromptHasher;
 use crate::report::Tally;
 use crate::{Fleet, Policy, RunReport, Trace};
 
 use clients::Clients;
-use engines::Host;
+use engines::SimulatedEngine;
 use queue::{Event, Queue};
 pub(crate) use request::{Request, State};
 use routers::Replica;
@@ -91,9 +91,9 @@ fn check(trace: &Trace, fleet: &Fleet) -> Result<(), SimError> {
     if let Some((name, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
         return Err(SimError::Zero(name));
     }
-    match fleet.pace {
-        crate::Pace::Closed { clients: 0, .. } => return Err(SimError::Zero("clients")),
-        crate::Pace::Open { speed } if !speed.is_finite() || speed <= 0.0 => {
+    match fleet.arrivals {
+        crate::ArrivalMode::Closed { clients: 0, .. } => return Err(SimError::Zero("clients")),
+        crate::ArrivalMode::Open { speed } if !speed.is_finite() || speed <= 0.0 => {
             return Err(SimError::Speed(speed));
         }
         _ => {}
@@ -121,11 +121,11 @@ struct World<'a> {
     queue: Queue,
     requests: Vec<Request>,
     clients: Clients,
-    hosts: Vec<Host>,
+    hosts: Vec<SimulatedEngine>,
     replicas: Vec<Replica>,
     inputs: VecDeque<(usize, Input)>,
     outputs: Vec<Output>,
-    hashery: Hashery,
+    prompt_hasher: PromptHasher,
     losses: Rng,
     tally: Tally,
 }
@@ -139,12 +139,12 @@ impl<'a> World<'a> {
             now: Time::ZERO,
             queue: Queue::default(),
             requests: vec![Request::default(); trace.requests.len()],
-            clients: Clients::new(trace, fleet.pace),
+            clients: Clients::new(trace, fleet.arrivals),
             hosts: Vec::new(),
             replicas: Vec::new(),
             inputs: VecDeque::new(),
             outputs: Vec::new(),
-            hashery: Hashery::new(fleet.engine.block_size),
+            prompt_hasher: PromptHasher::new(fleet.engine.block_size),
             losses: Rng::new(fleet.seed ^ 0x105E),
             tally: Tally::default(),
         };
@@ -234,7 +234,7 @@ impl<'a> World<'a> {
         for host in &mut self.hosts {
             host.settle(self.now);
         }
-        let preempted = |host: &Host| host.counters().preemptions;
+        let preempted = |host: &SimulatedEngine| host.counters().preemptions;
         self.tally.preemptions += self.hosts.iter().map(preempted).sum::<u64>();
         let areas: Vec<f64> = self.hosts.iter().map(|host| host.area).collect();
         self.tally

@@ -36,27 +36,27 @@ pub(super) enum Event {
 }
 
 #[derive(Debug)]
-struct Planned {
+struct ScheduledEvent {
     at: Time,
     order: u64,
     event: Event,
 }
 
-impl PartialEq for Planned {
+impl PartialEq for ScheduledEvent {
     fn eq(&self, other: &Self) -> bool {
         (self.at, self.order) == (other.at, other.order)
     }
 }
 
-impl Eq for Planned {}
+impl Eq for ScheduledEvent {}
 
-impl PartialOrd for Planned {
+impl PartialOrd for ScheduledEvent {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Planned {
+impl Ord for ScheduledEvent {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at, self.order).cmp(&(other.at, other.order))
     }
@@ -65,7 +65,7 @@ impl Ord for Planned {
 /// Events by time, then by the order in which they were planned.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    heap: BinaryHeap<Reverse<Planned>>,
+    heap: BinaryHeap<Reverse<ScheduledEvent>>,
     planned: u64,
 }
 
@@ -73,7 +73,7 @@ impl Queue {
     pub(super) fn push(&mut self, at: Time, event: Event) {
         let order = self.planned;
         self.planned += 1;
-        self.heap.push(Reverse(Planned { at, order, event }));
+        self.heap.push(Reverse(ScheduledEvent { at, order, event }));
     }
 
     pub(super) fn pop(&mut self) -> Option<(Time, Event)> {

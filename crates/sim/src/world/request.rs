@@ -2,7 +2,7 @@
 
 use kvasir_types::{Time, WorkerId};
 
-use crate::prompt::Hashed;
+use crate::prompt::PromptHashes;
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,5 +46,5 @@ pub(crate) struct Request {
     pub(crate) attempts: u32,
     pub(crate) failed: Vec<WorkerId>,
     /// Hashed when it arrives, handed to the engine.
-    pub(crate) prompt: Option<Box<Hashed>>,
+    pub(crate) prompt: Option<Box<PromptHashes>>,
 }

@@ -1,4 +1,4 @@
-//! Router replicas, each with its own picture: what reaches them, and what they want done.
+//! Router replicas, each with its own index: what reaches them, and what they want done.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
 use super::queue::Event;
 use super::{State, World};
 use crate::Piece;
-use crate::prompt::{Hashed, VOCABULARY};
+use crate::prompt::{PromptHashes, VOCABULARY};
 
 /// A router with its own index.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl World<'_> {
             seed: trace.answer_seed,
             len: carried,
         });
-        let hashed = self.hashery.hash(&trace.prompt, more);
+        let hashed = self.prompt_hasher.hash(&trace.prompt, more);
         let replica = request as usize % self.replicas.len();
         let lookup = self.lookup_of(&hashed);
         let overlap = self.find(replica, &lookup);
@@ -87,7 +87,7 @@ impl World<'_> {
     }
 
     /// How a prompt is looked up: where the index is of no use, it is not asked.
-    fn lookup_of(&self, hashed: &Hashed) -> Lookup {
+    fn lookup_of(&self, hashed: &PromptHashes) -> Lookup {
         let locals = match self.policy.uses_index() {
             true => Arc::clone(&hashed.locals),
             false => Arc::default(),
@@ -141,8 +141,8 @@ impl World<'_> {
         let admission = EngineRequest {
             id: sent.id,
             prompt: Prompt::from_parts(
-                self.hashery.hasher,
-                self.hashery.block_size,
+                self.prompt_hasher.hasher,
+                self.prompt_hasher.block_size,
                 hashed.len,
                 hashed.locals,
                 hashed.tail,

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use expect_test::expect;
 use kvasir_sim::{
-    Change, Counts, Fleet, Pace, Progress, RunReport, SimError, Trace, Workload, ideal_hit_share,
-    simulate,
+    ArrivalMode, Counts, Fleet, FleetChange, Progress, RunReport, SimError, Trace, Workload,
+    ideal_hit_share, simulate,
 };
 use kvasir_types::Time;
 use proptest::prelude::*;
@@ -106,7 +106,7 @@ fn a_closed_loop_never_has_more_than_its_clients() {
     let trace = workload("tenants,requests=120,rate=1000,system=200,output=30");
     let think = Duration::from_millis(20);
     let closed = Fleet {
-        pace: Pace::Closed { clients: 3, think },
+        arrivals: ArrivalMode::Closed { clients: 3, think },
         ..fleet(2)
     };
     let report = play(&trace, &closed, "least-loaded");
@@ -126,15 +126,15 @@ fn a_closed_loop_never_has_more_than_its_clients() {
 fn requests_of_a_dead_worker_end_elsewhere() {
     let trace = workload("tenants,requests=200,rate=40,system=600,output=80,tenants=8");
     let changes = vec![
-        Change::Leaves {
+        FleetChange::Leaves {
             at: Time::from_millis(1500),
             worker: 1,
         },
-        Change::Joins {
+        FleetChange::Joins {
             at: Time::from_millis(3000),
             worker: 1,
         },
-        Change::Joins {
+        FleetChange::Joins {
             at: Time::from_millis(3500),
             worker: 3,
         },
@@ -165,7 +165,7 @@ fn requests_of_a_dead_worker_end_elsewhere() {
 #[test]
 fn without_workers_requests_are_refused_and_their_turns_dropped() {
     let trace = workload("chat,sessions=10,turns=3,rate=2,output=20");
-    let changes = vec![Change::Leaves {
+    let changes = vec![FleetChange::Leaves {
         at: Time::from_millis(1000),
         worker: 0,
     }];
@@ -246,10 +246,10 @@ fn senseless_fleets_are_refused() {
         }),
         SimError::Zero("replicas")
     );
-    let still = Pace::Open { speed: 0.0 };
+    let still = ArrivalMode::Open { speed: 0.0 };
     assert_eq!(
         refuse(Fleet {
-            pace: still,
+            arrivals: still,
             ..fleet(1)
         }),
         SimError::Speed(0.0)
@@ -330,7 +330,7 @@ proptest! {
         let mut base = fleet(workers);
         base.engine.max_waiting = waiting;
         let changes = death.map(|(ms, worker)| {
-            Change::Leaves { at: Time::from_millis(ms), worker: worker % workers }
+            FleetChange::Leaves { at: Time::from_millis(ms), worker: worker % workers }
         });
         let fleet = Fleet {
             ranks,

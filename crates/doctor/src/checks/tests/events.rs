@@ -238,7 +238,7 @@ fn no_replay() {
         },
         &expect![[r#"
             http://gpu-1:8000
-              FAIL  replay          there is none: a lost event costs the whole picture
+              FAIL  replay          there is none: a lost event costs the whole cache view
                                     engine: --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558","topic":"kv"}'   (give it a replay socket)
 
             0 passed, 1 failed
@@ -252,7 +252,7 @@ fn no_replay() {
         },
         &expect![[r#"
             http://gpu-1:8000
-              FAIL  replay          there is none: a lost event costs the whole picture
+              FAIL  replay          there is none: a lost event costs the whole cache view
                                     kvasir: --worker http://gpu-1:8000,events=tcp://gpu-1:5557,replay=tcp://gpu-1:5558   (this is the engine's own replay socket)
 
             0 passed, 1 failed
