@@ -14,14 +14,14 @@ use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
 use kvasir_engine::{CacheEvent, EngineConfig, Load};
-use kvasir_frontend::{App, Backend, ServedModel};
+use kvasir_frontend::{App, ServedModel, WorkerLink};
 use kvasir_host::ModelSpec;
 use kvasir_mocker::{Observer, TokenWorker, WorkerOptions};
 use kvasir_router::{Input, LoadReport, WorkerSpec};
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
 use kvasir_transport::MemoryPlane;
-use kvasir_types::{WorkerId, WorkerRank};
+use kvasir_types::{TransportKind, WorkerId, WorkerRank};
 use kvasir_upstream::{Pool, WorkerTls, parse_url};
 
 use crate::wiring::{self, Failure};
@@ -90,16 +90,13 @@ fn start_model(app: &Arc<App>, settings: &Settings) -> Result<Arc<ServedModel>, 
         parent: None,
     };
     let plane = MemoryPlane::new();
-    let backend = Backend::Tokens {
-        plane: Arc::new(plane.clone()),
-        text: Arc::clone(&text),
-    };
     let model = wiring::router_setup(settings)?.make(&spec, None, app.context());
     if model.host.needs().index {
         let threads = settings.get(keys::ROUTER_EVENT_THREADS) as usize;
         model.host.start_events(threads)?;
     }
-    let model = ServedModel::new(model, backend);
+    let tokens = Some(Arc::clone(&text)).into();
+    let model = ServedModel::new(model, tokens, TransportKind::Plane);
     app.models().insert(Arc::clone(&model));
     let options = WorkerOptions {
         engine: EngineConfig {
@@ -135,7 +132,8 @@ fn start_worker(
     });
     TokenWorker::spawn(app.tasks(), plane, id, options, &observer)
         .map_err(|error| format!("a mock worker cannot start: {error}"))?;
-    model.join(spec);
+    let link = WorkerLink::plane("memory", &model.name, Arc::new(plane.clone()));
+    model.join(spec, link);
     Ok(())
 }
 

@@ -33,9 +33,10 @@ pub use fleet::members::{
     Change, Changes, JoinOutcome, Member, MemberState, Members, MembersError, SnapshotRefused,
     SourceName, WorkerSource,
 };
-pub use fleet::{Fleet, FleetContext, WorkersFile, WorkersFileError};
+pub use fleet::{ConnectPlane, Fleet, FleetContext, WorkersFile, WorkersFileError};
+pub use models::links::WorkerLink;
 pub use models::tokenize::TokenSources;
-pub use models::{Backend, Models, ServedModel};
+pub use models::{Models, ServedModel};
 pub use observe::meter::ModelMeters;
 pub use request::migrate::MigrationOptions;
 

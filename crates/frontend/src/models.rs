@@ -1,5 +1,6 @@
 //! A model as clients see it: how its workers are reached, and how a prompt of it becomes tokens.
 
+pub(crate) mod links;
 pub(crate) mod prompt;
 pub(crate) mod text_counts;
 pub(crate) mod tokenize;
@@ -11,41 +12,24 @@ use kvasir_host::{Booking, ENDPOINT, Model, ModelEntry, PromptBlocks};
 use kvasir_openai::Health;
 use kvasir_router::{Arrival, RouteError, WorkerSpec};
 use kvasir_text::TextModel;
-use kvasir_transport::RequestPlane;
-use kvasir_types::WorkerId;
-use kvasir_upstream::Upstreams;
+use kvasir_types::{TransportKind, WorkerId};
+use serde_json::json;
 use serde_json::value::RawValue;
 
 use crate::observe::meter::ModelMeters;
-use crate::observe::token_source::TokenSource;
+use links::{Links, Transports, WorkerLink};
 use tokenize::TokenSources;
 
 /// The served models by name.
 pub type Models = kvasir_host::Models<ServedModel>;
 
-/// How a model's workers are reached, and what that needs to know of its text.
-pub enum Backend {
-    /// Tokens in, tokens out.
-    Tokens {
-        /// The way to them.
-        plane: Arc<dyn RequestPlane>,
-        /// Template and tokenizer.
-        text: Arc<TextModel>,
-    },
-    /// Unmodified engines behind HTTP.
-    OpenAi {
-        /// The way to them.
-        workers: Upstreams,
-        /// How prompts become tokens, to know what is cached.
-        tokens: TokenSources,
-    },
-}
-
 /// One served model: a model as it is routed, with what its clients need beside.
 pub struct ServedModel {
     model: Model,
-    /// How its workers are reached.
-    pub backend: Backend,
+    /// How its prompts become tokens.
+    tokens: TokenSources,
+    /// How each of its workers is reached.
+    links: Links,
     /// What is counted of its clients' requests.
     pub meters: Arc<ModelMeters>,
 }
@@ -70,16 +54,58 @@ impl ModelEntry for ServedModel {
 }
 
 impl ServedModel {
-    /// Serves `model` by workers that are reached through `backend`.
+    /// Serves `model`, whose prompts become tokens by `tokens`, and whose first worker is expected to be reached over
+    /// `transport`.
     #[must_use]
-    pub fn new(model: Model, backend: Backend) -> Arc<Self> {
+    pub fn new(model: Model, tokens: TokenSources, transport: TransportKind) -> Arc<Self> {
         let metrics = &model.host.context().metrics;
         let meters = ModelMeters::new(metrics, &model.name, &model.placements);
         Arc::new(Self {
             model,
-            backend,
+            tokens,
+            links: Links::new(transport),
             meters,
         })
+    }
+
+    /// A worker is there that serves this model alone, or its facts changed.
+    pub fn join(&self, mut spec: WorkerSpec, link: WorkerLink) {
+        spec.transport = link.kind();
+        let known = self.admit(&spec, link);
+        self.model.enter_router(spec, known.as_ref());
+    }
+
+    /// A worker serves it, or its facts changed; what was known of it before. The router is told apart.
+    pub(crate) fn admit(&self, spec: &WorkerSpec, link: WorkerLink) -> Option<WorkerSpec> {
+        self.links.insert(spec.id, link);
+        self.model.admit(spec)
+    }
+
+    /// A worker that serves this model alone is gone.
+    pub fn leave(&self, worker: WorkerId) {
+        self.model.leave(worker);
+        self.links.remove(worker);
+    }
+
+    /// A worker serves it no more. The router is told apart.
+    pub(crate) fn dismiss(&self, worker: WorkerId) {
+        self.model.dismiss(worker);
+        self.links.remove(worker);
+    }
+
+    /// How its workers are reached.
+    pub(crate) fn links(&self) -> &Links {
+        &self.links
+    }
+
+    /// Which transports its workers have.
+    pub(crate) fn transports(&self) -> Transports {
+        self.links.transports()
+    }
+
+    /// How its prompts become tokens.
+    pub(crate) fn tokens(&self) -> &TokenSources {
+        &self.tokens
     }
 
     /// Chooses a worker and books it; waits while the router holds the request back.
@@ -88,41 +114,24 @@ impl ServedModel {
         mut arrival: Arrival,
         blocks: &PromptBlocks,
     ) -> Result<Booking, RouteError> {
-        arrival.model = self.asked_for();
+        arrival.model = Some(Arc::clone(&self.name));
         self.model.book(arrival, blocks).await
-    }
-
-    /// What the router has to know of a request's model: engines behind HTTP may serve others beside it.
-    fn asked_for(&self) -> Option<Arc<str>> {
-        match &self.backend {
-            Backend::Tokens { .. } => None,
-            Backend::OpenAi { .. } => Some(Arc::clone(&self.name)),
-        }
     }
 
     /// Where a worker is, if it is reached over HTTP.
     pub(crate) fn url_of(&self, worker: WorkerId) -> Option<String> {
-        match &self.backend {
-            Backend::Tokens { .. } => None,
-            Backend::OpenAi { workers, .. } => Some(workers.get(worker)?.endpoint().to_string()),
-        }
+        Some(self.links.http(worker)?.endpoint().to_string())
     }
 
     /// Its template and tokenizer, where they are known.
     #[must_use]
     pub fn text(&self) -> Option<&Arc<TextModel>> {
-        match &self.backend {
-            Backend::Tokens { text, .. } => Some(text),
-            Backend::OpenAi { tokens, .. } => tokens.text(),
-        }
+        self.tokens.text()
     }
 
     /// What its prompts become tokens by, as a word.
     pub(crate) fn tokens_from(&self) -> &'static str {
-        match &self.backend {
-            Backend::Tokens { .. } => TokenSource::Folder.name(),
-            Backend::OpenAi { tokens, .. } => tokens.best().name(),
-        }
+        self.tokens.best().name()
     }
 
     /// Adds its workers to the health page.
@@ -134,11 +143,15 @@ impl ServedModel {
             health.endpoints.push(name);
         }
         for WorkerSpec { id, .. } in workers {
-            let transport = match self.url_of(id) {
-                Some(url) => serde_json::json!({ "http": url }),
-                None => serde_json::json!({ "memory": &*self.name }),
+            let transport = match self.links.get(id) {
+                Some(WorkerLink::Http(pool)) => json!({ "http": pool.endpoint().to_string() }),
+                Some(WorkerLink::Plane { endpoint, .. }) => {
+                    json!({ &*endpoint.plane: &*endpoint.address })
+                }
+                // It went in the meantime.
+                None => continue,
             };
-            let instance = serde_json::json!({
+            let instance = json!({
                 "component": component,
                 "endpoint": endpoint,
                 "namespace": namespace,

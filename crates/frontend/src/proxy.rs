@@ -28,8 +28,7 @@ use kvasir_openai::{
     ApiError, Endpoint, HeaderHints, Nvext, ResponseNvext, Scan, Timing, WorkerIds,
 };
 use kvasir_router::{Arrival, Attempts, Placement};
-use kvasir_types::{Time, WorkerRank};
-use kvasir_upstream::Upstreams;
+use kvasir_types::{Time, TransportKind, WorkerRank};
 
 use crate::App;
 use crate::http::reply::{Reply, ReplyBody};
@@ -55,7 +54,6 @@ pub(crate) use stored::seek;
 struct Forward {
     app: Arc<App>,
     model: Arc<ServedModel>,
-    workers: Upstreams,
     method: Method,
     path: PathAndQuery,
     /// What the engine gets, but for what differs between workers.
@@ -115,12 +113,11 @@ pub(crate) async fn handle(
     asked: ClientRequest,
     scan: &Scan<'_>,
     model: &Arc<ServedModel>,
-    workers: &Upstreams,
 ) -> Result<Reply, ApiError> {
     let keep_alive = app.options().limits.keep_alive.filter(|_| scan.stream());
     let keep_alive = keep_alive.map(|every| (every, app.options().error_peek));
     // Apart, so that what it takes to get ready is not carried along while the engine works.
-    let ready = prepare(app, asked, scan, model, workers).await?;
+    let ready = prepare(app, asked, scan, model).await?;
     if let Some(query) = ready.query {
         return ask_only(
             app,
@@ -164,7 +161,6 @@ async fn prepare(
     asked: ClientRequest,
     scan: &Scan<'_>,
     model: &Arc<ServedModel>,
-    workers: &Upstreams,
 ) -> Result<Ready, ApiError> {
     let (stream, endpoint, began) = (scan.stream(), asked.endpoint, app.clock().now());
     let record = RequestRecord::start(
@@ -189,7 +185,8 @@ async fn prepare(
     let mut blocks = model.name_blocks(tokens, salt.as_deref().unwrap_or_default());
     blocks.set_guessed(reading.guessed());
     blocks.certain_tokens = u32::try_from(tokens.len()).ok().filter(|_| reading.certain);
-    let arrival = ask::arrival(asked.arrived.id, tokens.len().max(1), &nvext, &hints);
+    let mut arrival = ask::arrival(asked.arrived.id, tokens.len().max(1), &nvext, &hints);
+    arrival.constraints.transport = Some(TransportKind::Http);
     let exact = (!reading.guessed()).then_some(tokens);
     let query = nvext.query_only().then(|| Query {
         id: asked.arrived.shown,
@@ -227,7 +224,6 @@ async fn prepare(
     let forward = Forward {
         app: Arc::clone(app),
         model: Arc::clone(model),
-        workers: workers.clone(),
         method: asked.parts.method,
         path: engine_path(endpoint, &asked.parts.uri),
         headers,

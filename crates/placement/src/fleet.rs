@@ -91,6 +91,8 @@ pub struct Fleet {
     serving: BTreeMap<Arc<str>, SlotSet>,
     /// Slots of the workers that serve all models.
     serving_all: SlotSet,
+    /// Slots of the workers that are reached by a request plane.
+    on_plane: SlotSet,
 }
 
 impl Fleet {
@@ -196,10 +198,18 @@ impl Fleet {
         info.is_some_and(|p| p.cpu)
     }
 
-    /// How the worker of a slot is reached.
+    /// Leaves those slots in `set` whose workers are reached this way.
+    pub fn keep_reached_by(&self, set: &mut SlotSet, transport: TransportKind) {
+        match transport {
+            TransportKind::Http => set.subtract(&self.on_plane),
+            TransportKind::Plane => set.intersect(&self.on_plane),
+        }
+    }
+
+    /// Whether the worker of a slot is reached this way.
     #[must_use]
-    pub fn transport(&self, slot: u32) -> Option<TransportKind> {
-        self.member_of(slot).map(|member| member.spec.transport)
+    pub fn is_reached_by(&self, slot: u32, transport: TransportKind) -> bool {
+        self.on_plane.has(slot) == (transport == TransportKind::Plane)
     }
 
     /// Whether the worker of a slot carries a taint.
@@ -253,6 +263,10 @@ impl Fleet {
         };
         self.by_id.insert(spec.id, entry);
         self.serve(&spec.serves, &slots);
+        for &slot in &slots {
+            let on_plane = spec.transport == TransportKind::Plane;
+            self.on_plane.set(slot, on_plane);
+        }
         self.members[at as usize] = Some(Member {
             spec,
             slots,
@@ -301,6 +315,7 @@ impl Fleet {
             &mut self.busy,
             &mut self.up,
             &mut self.open,
+            &mut self.on_plane,
         ] {
             set.set(slot, false);
         }

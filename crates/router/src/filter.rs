@@ -138,8 +138,8 @@ fn fit(set: &mut SlotSet, fleet: &Fleet, arrival: &Arrival) {
         fleet.keep_serving(set, model);
     }
     let constraints = &arrival.constraints;
-    if constraints.transport.is_some() {
-        set.retain(|slot| reaches(fleet, arrival, slot));
+    if let Some(transport) = constraints.transport {
+        fleet.keep_reached_by(set, transport);
     }
     if constraints.allowed.is_some() {
         set.retain(|slot| fleet.rank(slot).is_some_and(|rank| allowed(arrival, rank)));
@@ -216,7 +216,7 @@ fn has_model(fleet: &Fleet, arrival: &Arrival, slot: u32) -> bool {
 
 fn reaches(fleet: &Fleet, arrival: &Arrival, slot: u32) -> bool {
     let transport = arrival.constraints.transport;
-    transport.is_none() || transport == fleet.transport(slot)
+    transport.is_none_or(|transport| fleet.is_reached_by(slot, transport))
 }
 
 fn allowed(arrival: &Arrival, rank: WorkerRank) -> bool {

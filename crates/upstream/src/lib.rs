@@ -28,7 +28,7 @@ pub use client::{Bounds, Client, error_message};
 pub use error::{UpstreamError, cause_of_status};
 pub use facts::{EngineKind, EventSource, Facts, RankLoad, ServerInfo, read_load, read_loads};
 pub use head::UpstreamRequest;
-pub use pool::{Pool, Upstreams};
+pub use pool::Pool;
 pub use probe::page_text;
 pub use socket::Socket;
 pub use sources::event_sources;

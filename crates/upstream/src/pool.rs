@@ -1,12 +1,11 @@
 //! Kept connections to one worker.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::{HeaderValue, Response};
-use kvasir_types::{HttpEndpoint, WorkerId};
+use kvasir_types::HttpEndpoint;
 use tokio::sync::futures::OwnedNotified;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
@@ -27,57 +26,6 @@ const IDLE_MAX: usize = 256;
 const STALE_WITHIN: Duration = Duration::from_secs(1);
 /// Sweeps after which a connection that was not used is closed; the fleet sweeps every two seconds.
 const IDLE_SWEEPS: u32 = 30;
-
-/// The workers of one model by id. Clones are one set.
-#[derive(Clone, Default)]
-pub struct Upstreams {
-    by_id: Arc<RwLock<HashMap<WorkerId, Pool>>>,
-}
-
-impl Upstreams {
-    /// The connections to a worker.
-    pub fn get(&self, worker: WorkerId) -> Option<Pool> {
-        self.by_id
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&worker)
-            .cloned()
-    }
-
-    /// The connections to some worker that takes new work and is `fit`, to each in turn.
-    pub fn any(&self, turn: usize, fit: impl Fn(WorkerId) -> bool) -> Option<(WorkerId, Pool)> {
-        let by_id = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
-        let open = || {
-            by_id
-                .iter()
-                .filter(|(id, pool)| !pool.is_draining() && fit(**id))
-        };
-        let at = turn.checked_rem(open().count())?;
-        open().nth(at).map(|(id, pool)| (*id, pool.clone()))
-    }
-
-    /// Every worker.
-    pub fn ids(&self) -> Vec<WorkerId> {
-        let by_id = self.by_id.read().unwrap_or_else(PoisonError::into_inner);
-        by_id.keys().copied().collect()
-    }
-
-    /// Adds a worker, or replaces its connections.
-    pub fn insert(&self, worker: WorkerId, pool: Pool) {
-        self.by_id
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(worker, pool);
-    }
-
-    /// Forgets a worker.
-    pub fn remove(&self, worker: WorkerId) {
-        self.by_id
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&worker);
-    }
-}
 
 /// Kept connections, latest last, each with the sweep after which it was given back.
 type Idle = Vec<(Connection, u32)>;
@@ -270,7 +218,8 @@ impl Pool {
         self.shared.draining.store(draining, Ordering::Relaxed);
     }
 
-    fn is_draining(&self) -> bool {
+    /// Whether it takes nothing new.
+    pub fn is_draining(&self) -> bool {
         self.shared.draining.load(Ordering::Relaxed)
     }
 

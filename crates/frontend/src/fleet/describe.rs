@@ -4,10 +4,10 @@ use kvasir_router::WorkerSpec;
 use kvasir_types::WorkerRecord;
 use kvasir_upstream::Facts;
 
-use super::Watcher;
+use super::registration::Registration;
 use crate::models::ServedModel;
 
-impl Watcher {
+impl Registration {
     /// Says what is known about the worker, if that is new, and that its blocks are not those of `served`'s index.
     pub(super) fn describe(
         &mut self,

@@ -16,7 +16,7 @@ use kvasir_types::Time;
 use kvasir_upstream::{Pool, UpstreamError};
 use tokio::time::Instant;
 
-use super::Watcher;
+use super::http_watcher::HttpWatcher;
 
 /// Times in a row that a worker may be unwell before it is ejected.
 const UNWELL_MAX: u32 = 2;
@@ -34,10 +34,10 @@ pub(super) struct Check {
     pub(super) mute: Option<UpstreamError>,
 }
 
-impl Watcher {
+impl HttpWatcher {
     /// Asks whether the worker is well.
     pub(super) async fn check(&mut self) -> Check {
-        let asked = self.fleet.context.host.clock.now();
+        let asked = self.registration.fleet.context.host.clock.now();
         if self.quiet == 0 {
             self.was_heard();
         }
@@ -116,11 +116,11 @@ impl Watcher {
             return;
         }
         let probe = Probe {
-            worker: self.id,
+            worker: self.registration.id,
             asked: check.asked,
             healthy: check.well,
         };
-        self.tell(|_| Input::Probed(probe));
+        self.registration.tell(|_| Input::Probed(probe));
     }
 
     /// Waits so long. If a router ejects the worker meanwhile, it is asked at once. Says whether it is well.
@@ -129,7 +129,7 @@ impl Watcher {
         loop {
             tokio::select! {
                 () = tokio::time::sleep_until(end) => return true,
-                () = self.faulted.notified() => {}
+                () = self.registration.faulted.notified() => {}
             }
             // It failed a request: one no more is enough.
             self.unwell = self.unwell.max(UNWELL_MAX - 1);
@@ -142,7 +142,7 @@ impl Watcher {
 
     /// Any answer but a server's error will do: a server that has no such route is well if it lists its models.
     async fn ask_health(&self) -> Result<(), UpstreamError> {
-        let question = self.fleet.question;
+        let question = self.registration.fleet.question;
         match self.pool.get("/health", question).await {
             Err(UpstreamError::Status(
                 StatusCode::NOT_FOUND

@@ -11,11 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use kvasir_host::{ModelEntry, ModelSpec, Routers};
-use kvasir_types::WorkerId;
-use kvasir_upstream::Upstreams;
+use kvasir_types::{TransportKind, WorkerId};
 
 use super::Fleet;
-use crate::models::{Backend, Models, ServedModel};
+use crate::models::{Models, ServedModel};
 
 /// Who claims which model.
 pub(super) type Claims = BTreeMap<Arc<str>, BTreeSet<WorkerId>>;
@@ -26,16 +25,15 @@ impl Fleet {
     pub(super) fn claim(
         &self,
         worker: WorkerId,
+        transport: TransportKind,
         family: &[ModelSpec],
     ) -> Vec<Option<Arc<ServedModel>>> {
         let mut claims = self.claims();
         let mut beside = self.there_already(family);
         let mut claimed = Vec::with_capacity(family.len());
         for new in family {
-            let served = match self.context.models.get(&new.name) {
-                Some(known) => Some(known).filter(|m| matches!(m.backend, Backend::OpenAi { .. })),
-                None => self.make(new, beside.as_ref()),
-            };
+            let known = self.context.models.get(&new.name);
+            let served = known.or_else(|| self.make(new, beside.as_ref(), transport));
             if let Some(model) = &served {
                 beside.get_or_insert_with(|| Arc::clone(model));
                 let claims = claims.entry(Arc::clone(&new.name)).or_default();
@@ -84,7 +82,12 @@ impl Fleet {
         })
     }
 
-    fn make(&self, new: &ModelSpec, beside: Option<&Arc<ServedModel>>) -> Option<Arc<ServedModel>> {
+    fn make(
+        &self,
+        new: &ModelSpec,
+        beside: Option<&Arc<ServedModel>>,
+        transport: TransportKind,
+    ) -> Option<Arc<ServedModel>> {
         let models = &self.context.models;
         if models.len() >= Models::MAX {
             tracing::debug!(model = %new.name, max = Models::MAX, "too many models");
@@ -99,11 +102,8 @@ impl Fleet {
         let make = || {
             let beside = beside.map(|other| other.model());
             let model = self.setup.make(new, beside, &self.context.host);
-            let backend = Backend::OpenAi {
-                workers: Upstreams::default(),
-                tokens: self.folders.of(&new.name, new.parent.as_deref()).into(),
-            };
-            ServedModel::new(model, backend)
+            let tokens = self.folders.of(&new.name, new.parent.as_deref()).into();
+            ServedModel::new(model, tokens, transport)
         };
         Some(models.make(make, fill))
     }

@@ -22,7 +22,7 @@ use kvasir_text::TextModel;
 use kvasir_transport::Tasks;
 use kvasir_types::{Token, WorkerId};
 
-use crate::models::{Backend, ServedModel, prompt};
+use crate::models::{ServedModel, prompt};
 use crate::observe::token_source::TokenSource;
 use remote::Remote;
 
@@ -79,9 +79,7 @@ impl TokenSources {
 /// An engine says that its model comes from `root`: a folder, or a name that only it can resolve. A folder
 /// with a tokenizer in it is loaded, once, on a thread of its own.
 pub(crate) fn announce(tasks: &Tasks, model: &Arc<ServedModel>, root: &str) {
-    let Backend::OpenAi { tokens, .. } = &model.backend else {
-        return;
-    };
+    let tokens = model.tokens();
     let folder = PathBuf::from(root);
     if !folder.is_absolute() || tokens.text.get().is_some() {
         return;
@@ -99,9 +97,7 @@ pub(crate) fn announce(tasks: &Tasks, model: &Arc<ServedModel>, root: &str) {
 }
 
 fn load_announced(model: &ServedModel, folder: &Path) {
-    let Backend::OpenAi { tokens, .. } = &model.backend else {
-        return;
-    };
+    let tokens = model.tokens();
     if !folder.join("tokenizer.json").is_file() {
         return;
     }
@@ -172,9 +168,7 @@ async fn find(
     if let Some((tokens, alone)) = by_ids(scan, chat) {
         return reading(tokens, TokenSource::Client, alone);
     }
-    let Backend::OpenAi { workers, tokens } = &model.backend else {
-        return bytes(scan, endpoint);
-    };
+    let tokens = model.tokens();
     if let Some((text, source)) = tokens.text.get() {
         let found = by_text(clock, model, text, scan, spans.as_deref(), body, chat).await;
         if let Some((tokens, alone)) = found {
@@ -183,7 +177,7 @@ async fn find(
     } else if model.host.needs().any()
         // In a box: prompts that are read here do not carry its room.
         && let Some((tokens, alone)) =
-            Box::pin(tokens.remote.tokens(workers, scan, endpoint, up(model))).await
+            Box::pin(tokens.remote.tokens(model.links(), scan, endpoint, up(model))).await
     {
         return reading(tokens, TokenSource::Engine, alone);
     }
@@ -270,9 +264,7 @@ fn bytes(scan: &Scan<'_>, endpoint: Endpoint) -> Reading {
 
 /// Says aloud what prompts are read by, when that changes.
 fn say(model: &ServedModel, source: TokenSource) {
-    let Backend::OpenAi { tokens, .. } = &model.backend else {
-        return;
-    };
+    let tokens = model.tokens();
     if source == TokenSource::Client {
         return;
     }

@@ -17,9 +17,9 @@ use kvasir_types::Time;
 use crate::App;
 use crate::http::body;
 use crate::http::reply::{self, Reply};
+use crate::models::ServedModel;
 use crate::models::prompt;
 use crate::models::prompt::Prompts;
-use crate::models::{Backend, ServedModel};
 use crate::observe::outcomes::RequestIdentity;
 use crate::observe::request_record::{RequestRecord, Totals};
 use crate::proxy;
@@ -114,9 +114,9 @@ async fn by_worker_kind(app: &Arc<App>, asked: ClientRequest) -> Result<Reply, A
         }
     };
     if let (Some(scan), Some(model)) = (&scanned, &model)
-        && let Backend::OpenAi { workers, .. } = &model.backend
+        && model.transports().has_http()
     {
-        return proxy::handle(app, asked, scan, model, workers).await;
+        return proxy::handle(app, asked, scan, model).await;
     }
     let unknown = app.options().unknown_fields;
     let parsed = match asked.endpoint {
@@ -151,7 +151,7 @@ fn served(app: &App, scan: &Scan<'_>) -> Result<Option<Arc<ServedModel>>, ApiErr
         None if models.has_several() => Err(ApiError::validation(WHICH_MODEL)),
         None => {
             let only = models.only();
-            Ok(only.filter(|model| matches!(model.backend, Backend::OpenAi { .. })))
+            Ok(only.filter(|model| model.transports().has_http()))
         }
     }
 }
@@ -210,10 +210,7 @@ async fn prepare(
     model: Option<Arc<ServedModel>>,
 ) -> Result<Job, ApiError> {
     let model = model.ok_or_else(|| app.unknown_model())?;
-    let Backend::Tokens { plane, text } = &model.backend else {
-        return Err(ApiError::internal());
-    };
-    let (plane, text) = (Arc::clone(plane), Arc::clone(text));
+    let text = model.text().cloned().ok_or_else(ApiError::internal)?;
     let headers = if app.options().nvext_enabled {
         HeaderHints::read(ask::header_pairs(&asked.parts.headers))
     } else {
@@ -241,7 +238,6 @@ async fn prepare(
         id: asked.arrived.id,
         endpoint: asked.endpoint,
         model,
-        plane,
         text,
         options,
         nvext,

@@ -144,7 +144,7 @@ impl Forward {
         body: &Bytes,
         urgency: Option<i32>,
     ) -> Result<Response<UpstreamBody>, UpstreamError> {
-        let pool = self.workers.get(target.worker);
+        let pool = self.model.links().http(target.worker);
         let pool = pool.ok_or(UpstreamError::Absent)?;
         let has_ranks = self.model.has_ranks(target.worker);
         let rank = has_ranks.then(|| headers::rank_field(target.rank));

@@ -13,14 +13,15 @@ use http::uri::PathAndQuery;
 use hyper::body::Incoming;
 use kvasir_host::PromptBlocks;
 use kvasir_openai::{ApiError, Form, HeaderHints, Nvext, Scan};
+use kvasir_types::TransportKind;
 
 use super::{Forward, Kind, headers, moved_to, path_of};
 use crate::App;
 use crate::http::body;
 use crate::http::reply::{self, Reply};
 use crate::http::routes::{MESSAGES, RESPONSES, is_idempotent};
+use crate::models::ServedModel;
 use crate::models::tokenize::BYTES_PER_TOKEN;
-use crate::models::{Backend, ServedModel};
 use crate::observe::outcomes::RequestIdentity;
 use crate::observe::request_record::RequestRecord;
 use crate::request::ask;
@@ -142,20 +143,20 @@ async fn pass_on(
         path.path(),
         said.stream,
     );
-    let Backend::OpenAi { workers, .. } = &model.backend else {
+    if !model.transports().has_http() {
         let (method, path) = (parts.method.as_str(), parts.uri.path());
         return Err(record.fail(ApiError::route_not_found(method, path)));
-    };
+    }
     // Files are no prompts: their bytes say nothing of the work that they are.
     let text = if said.is_form { 0 } else { body.len() };
     let tokens = (text / BYTES_PER_TOKEN).max(1);
     let (nvext, hints) = (Nvext::default(), HeaderHints::default());
-    let arrival = ask::arrival(arrived.id, tokens, &nvext, &hints);
+    let mut arrival = ask::arrival(arrived.id, tokens, &nvext, &hints);
+    arrival.constraints.transport = Some(TransportKind::Http);
     let mut headers = headers::to_engine(headers.clone(), app.via(), &arrived.name);
     record.trace_to(&mut headers);
     let forward = Forward {
         app: Arc::clone(app),
-        workers: workers.clone(),
         method: parts.method.clone(),
         path: path.clone(),
         headers,

@@ -24,7 +24,7 @@ use super::pass::{read, unplaced};
 use super::{EngineAnswer, Forward, Kind, headers};
 use crate::App;
 use crate::http::reply::{self, Reply};
-use crate::models::{Backend, ServedModel};
+use crate::models::ServedModel;
 use crate::observe::outcomes::RequestIdentity;
 use crate::observe::request_record::RequestRecord;
 use crate::proxy::relay::{Form, Source};
@@ -82,11 +82,8 @@ async fn seek_all(
     let mut asked = BTreeSet::new();
     let mut all = true;
     for model in app.models().all() {
-        let Backend::OpenAi { workers, .. } = &model.backend else {
-            continue;
-        };
-        let forward = forward(app, arrived, parts, path, body, &model, workers.clone());
-        for worker in workers.ids() {
+        let forward = forward(app, arrived, parts, path, body, &model);
+        for worker in model.links().http_workers() {
             // Adapters of one engine are models of their own.
             if asked.len() >= SOUGHT_MAX || !asked.insert(worker) {
                 all &= asked.contains(&worker);
@@ -141,11 +138,9 @@ fn forward(
     path: &PathAndQuery,
     body: &Bytes,
     model: &Arc<ServedModel>,
-    workers: kvasir_upstream::Upstreams,
 ) -> Forward {
     Forward {
         app: Arc::clone(app),
-        workers,
         method: parts.method.clone(),
         path: path.clone(),
         headers: headers::to_engine(parts.headers.clone(), app.via(), &arrived.name),

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use kvasir_openai::{ApiError, ChatRequest, Endpoint, HeaderHints, Nvext, Options};
 use kvasir_text::TextModel;
-use kvasir_transport::RequestPlane;
 use kvasir_types::{RequestId, Sampling, Token};
 
 use crate::models::ServedModel;
@@ -18,8 +17,6 @@ pub(crate) struct Job {
     pub(crate) shown: RequestId,
     /// The model it named.
     pub(crate) model: Arc<ServedModel>,
-    /// How the model's workers are reached.
-    pub(crate) plane: Arc<dyn RequestPlane>,
     /// The model's template and tokenizer.
     pub(crate) text: Arc<TextModel>,
     /// Where it came in.

@@ -9,7 +9,9 @@ use kvasir_host::Booking;
 use kvasir_openai::ApiError;
 use kvasir_router::{Attempts, NextStep};
 use kvasir_transport::{PlaneError, TokenStream};
-use kvasir_types::{RequestId, Sampling, Time, Token, TokenItem, TokenRequest, WorkerRank};
+use kvasir_types::{
+    RequestId, Sampling, Time, Token, TokenItem, TokenRequest, TransportKind, WorkerRank,
+};
 
 use crate::App;
 use crate::attempts::{self, OpenAttempt, Placing};
@@ -109,7 +111,8 @@ impl TokenAttempt<'_> {
         let (app, job) = (self.app, self.job);
         let salt = job.salt().unwrap_or_default();
         let blocks = job.model.name_blocks(&self.tokens, salt);
-        let arrival = ask::arrival(id, self.tokens.len(), &job.nvext, &job.headers);
+        let mut arrival = ask::arrival(id, self.tokens.len(), &job.nvext, &job.headers);
+        arrival.constraints.transport = Some(TransportKind::Plane);
         let placing = Placing {
             app,
             model: &job.model,
@@ -151,7 +154,9 @@ impl OpenAttempt for TokenAttempt<'_> {
         let dispatched = app.clock().now();
         job.model.placements.dispatched();
         let _inside = job.model.placements.enter(kvasir_host::Stage::Dispatch);
-        let mut stream = job.plane.send(target.worker, request).await?;
+        let plane = job.model.links().plane(target.worker);
+        let plane = plane.ok_or(PlaneError::Gone(target.worker))?;
+        let mut stream = plane.send(target.worker, request).await?;
         match stream.next().await {
             Some(first) => Ok((stream, first?, dispatched)),
             None => Err(PlaneError::Disconnected(target.worker)),
@@ -173,6 +178,7 @@ pub(crate) async fn query(
         .model
         .name_blocks(prompt, job.salt().unwrap_or_default());
     let mut arrival = ask::arrival(job.id, prompt.len(), &job.nvext, &job.headers);
+    arrival.constraints.transport = Some(TransportKind::Plane);
     arrival.query_only = true;
     let booking = job
         .model

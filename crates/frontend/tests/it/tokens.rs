@@ -5,14 +5,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvasir_frontend::{App, AppOptions, Backend, ServedModel, Server};
+use kvasir_frontend::{App, AppOptions, ServedModel, Server, WorkerLink};
 use kvasir_host::{ModelSpec, RouterSetup};
 use kvasir_index::IndexOptions;
 use kvasir_router::{RouterConfig, RouterMode, WorkerSpec};
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
 use kvasir_text::TextModel;
 use kvasir_transport::{Call, MemoryPlane, PlaneError, Tasks};
-use kvasir_types::{FinishReason, Likelihood, Token, TokenItem, TokenRequest, WorkerId};
+use kvasir_types::{
+    FinishReason, Likelihood, Token, TokenItem, TokenRequest, TransportKind, WorkerId,
+};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -87,11 +89,7 @@ impl Fixture {
         let setup = RouterSetup::new(config, IndexOptions::default());
         let model = setup.make(&spec, None, app.context());
         model.host.start_events(1).unwrap();
-        let backend = Backend::Tokens {
-            plane: Arc::new(plane.clone()),
-            text,
-        };
-        let model = ServedModel::new(model, backend);
+        let model = ServedModel::new(model, Some(text).into(), TransportKind::Plane);
         app.models().insert(Arc::clone(&model));
         let fixture = Self {
             server: Server::start(Arc::clone(&app), ([127, 0, 0, 1], 0).into())
@@ -129,7 +127,8 @@ impl Fixture {
                 play(act, call, said as u32, &words, &cancelled).await;
             }
         });
-        self.model.join(WorkerSpec::new(WorkerId(id)));
+        let link = WorkerLink::plane("memory", "m", Arc::new(plane.clone()));
+        self.model.join(WorkerSpec::new(WorkerId(id)), link);
     }
 
     pub(crate) fn asked(&self) -> Vec<usize> {

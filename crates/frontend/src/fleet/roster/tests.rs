@@ -8,7 +8,7 @@ use kvasir_index::{Index, IndexOptions};
 use kvasir_router::{RouterConfig, RouterMode};
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
 use kvasir_transport::Tasks;
-use kvasir_types::WorkerRank;
+use kvasir_types::{TransportKind, WorkerRank};
 
 use super::*;
 use crate::{App, AppOptions};
@@ -41,11 +41,8 @@ fn setup() -> RouterSetup {
 }
 
 fn model(app: &App, new: &ModelSpec) -> Arc<ServedModel> {
-    let backend = Backend::OpenAi {
-        workers: Upstreams::default(),
-        tokens: Default::default(),
-    };
-    ServedModel::new(setup().make(new, None, app.context()), backend)
+    let model = setup().make(new, None, app.context());
+    ServedModel::new(model, Default::default(), TransportKind::Http)
 }
 
 fn fleet(app: &Arc<App>) -> Fleet {
@@ -100,7 +97,7 @@ async fn a_model_that_goes_leaves_its_series_to_one_of_its_name_that_is_filled()
 async fn names_are_forgotten_together_and_the_router_of_one_in_use_keeps_its_series() {
     let (app, names) = (app(), ["m", "sql", "chat"]);
     let fleet = fleet(&app);
-    let mut claimed = fleet.claim(A, &names.map(new));
+    let mut claimed = fleet.claim(A, TransportKind::Http, &names.map(new));
     let busy = claimed.swap_remove(1);
     drop(claimed);
     fleet.disclaim(A, names.map(Arc::from));
@@ -118,14 +115,14 @@ async fn a_kept_cursor_ends_with_the_index_that_it_was_kept_beside() {
     let index = Index::with_options(&IndexOptions::default());
     let kept = LoadedSnapshot::of("m", 16, index.snapshot().unwrap(), &ranks);
     let fleet = fleet(&app).with_snapshot(kept);
-    fleet.claim(A, &[new("m"), new("sql")]);
+    fleet.claim(A, TransportKind::Http, &[new("m"), new("sql")]);
     fleet.disclaim(A, ["m".into()]);
     assert!(
         fleet.snapshot.trust("m", ranks[1]).is_some(),
         "`sql` has it"
     );
     fleet.disclaim(A, ["sql".into()]);
-    assert!(fleet.claim(B, &[new("m")])[0].is_some());
+    assert!(fleet.claim(B, TransportKind::Http, &[new("m")])[0].is_some());
     assert!(fleet.snapshot.trust("m", ranks[1]).is_none());
     assert!(fleet.snapshot.resume("m", ranks[1]).is_none());
 }

@@ -14,7 +14,9 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use kvasir_openai::{Endpoint, Prompt, Scan, write_json_str};
 use kvasir_types::{Token, WorkerId};
-use kvasir_upstream::{Bounds, Pool, UpstreamError, Upstreams};
+use kvasir_upstream::{Bounds, Pool, UpstreamError};
+
+use crate::models::links::Links;
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -112,7 +114,7 @@ impl Remote {
     /// whether an engine may be asked.
     pub(super) async fn tokens(
         &self,
-        workers: &Upstreams,
+        workers: &Links,
         scan: &Scan<'_>,
         endpoint: Endpoint,
         is_up: impl Fn(WorkerId) -> bool,
@@ -150,7 +152,7 @@ impl Remote {
     /// The next to be asked: in turn among those that did not fail last time, else among those that did.
     fn next(
         &self,
-        workers: &Upstreams,
+        workers: &Links,
         manners: &Mutex<Manners>,
         fit: impl Fn(WorkerId) -> bool,
     ) -> Option<(WorkerId, Pool)> {
@@ -159,13 +161,15 @@ impl Remote {
         let manner = |worker: &WorkerId| manners.get(worker);
         let may = |worker| fit(worker) && manner(&worker).is_none_or(|m| m.may_be_asked(now));
         let well = |worker| may(worker) && manner(&worker).is_none_or(|m| m.failures == 0);
-        workers.any(turn, well).or_else(|| workers.any(turn, may))
+        workers
+            .any_http(turn, well)
+            .or_else(|| workers.any_http(turn, may))
     }
 
     fn learn(
         &self,
         manners: &Mutex<Manners>,
-        workers: &Upstreams,
+        workers: &Links,
         worker: WorkerId,
         error: Option<&UpstreamError>,
     ) {

@@ -58,7 +58,6 @@ fn next_job(app: &App, job: &Job, target: WorkerRank, said: &str) -> Option<Job>
         queue_depth: 0,
         id: app.observer().new_request_id(),
         model: Arc::clone(&job.model),
-        plane: Arc::clone(&job.plane),
         text: Arc::clone(&job.text),
         endpoint: job.endpoint,
         nvext: Nvext {

@@ -6,21 +6,25 @@
 //! What always holds: a request finds the way to a worker before a router may choose it, and a router stops choosing it
 //! before the way is gone.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kvasir_host::{ModelSpec, RouterHost};
 use kvasir_router::{Input, LoadReport, WorkerSpec};
 use kvasir_trust::Cause;
-use kvasir_types::{DpRank, ModelCard, WorkerRank};
-use kvasir_upstream::{EngineKind, EventSource, Facts, RankLoad, event_sources};
+use kvasir_types::{DpRank, EventFeed, ModelCard, WorkerId, WorkerRank, WorkerRecord};
+use kvasir_upstream::{EventSource, Facts, RankLoad, event_sources};
+use tokio::sync::Notify;
 
-use super::{BLOCK_SIZE, CONTEXT_LENGTH, Watcher};
+use super::listen::Ears;
+use super::{BLOCK_SIZE, CONTEXT_LENGTH, Fleet};
+use crate::models::links::WorkerLink;
 use crate::models::tokenize;
-use crate::models::{Backend, Models, ServedModel};
+use crate::models::{Models, ServedModel};
 
 /// A router that a worker is a member of.
-pub(super) struct Membership {
+struct Membership {
     /// One of the models that it serves there.
     model: Arc<ServedModel>,
     /// As what; with the names of all of them.
@@ -28,22 +32,91 @@ pub(super) struct Membership {
 }
 
 impl Membership {
-    pub(super) fn host(&self) -> &Arc<RouterHost> {
+    fn host(&self) -> &Arc<RouterHost> {
         &self.model.host
-    }
-
-    pub(super) fn spec(&self) -> &WorkerSpec {
-        &self.spec
     }
 }
 
-impl Watcher {
-    /// Takes over what the worker said of itself last.
-    pub(super) fn join(&mut self) {
-        let facts = std::mem::take(&mut self.known);
-        self.pool.set_larger_first(facts.larger_first());
-        self.pool
-            .set_returns_token_ids(facts.kind == EngineKind::Vllm);
+/// One worker, as its routers and models know it.
+pub(super) struct Registration {
+    pub(super) id: WorkerId,
+    /// What counts about it.
+    pub(super) record: Arc<WorkerRecord>,
+    /// How it is reached.
+    link: WorkerLink,
+    pub(super) fleet: Fleet,
+    /// The routers that it is a member of.
+    routers: Vec<Membership>,
+    /// The models that it serves there, by name.
+    serves: BTreeMap<Arc<str>, Arc<ServedModel>>,
+    /// The models that it said last it serves.
+    claimed: BTreeSet<Arc<str>>,
+    /// How many that it listed are not served.
+    refused: usize,
+    /// Who listens to its cache events.
+    ears: Ears,
+    /// A router has ejected it.
+    pub(super) faulted: Arc<Notify>,
+    /// What was last said about it.
+    pub(super) described: String,
+}
+
+impl Registration {
+    /// A worker that serves nothing yet.
+    pub(super) fn new(record: &Arc<WorkerRecord>, link: WorkerLink, fleet: &Fleet) -> Self {
+        Self {
+            id: record.id,
+            record: Arc::clone(record),
+            link,
+            fleet: fleet.clone(),
+            routers: Vec::new(),
+            serves: BTreeMap::new(),
+            claimed: BTreeSet::new(),
+            refused: 0,
+            ears: Ears::default(),
+            faulted: Arc::default(),
+            described: String::new(),
+        }
+    }
+
+    /// Whether it serves any model.
+    pub(super) fn is_serving(&self) -> bool {
+        !self.serves.is_empty()
+    }
+
+    /// Another record counts, or another way leads to the worker.
+    pub(super) fn update(&mut self, record: &Arc<WorkerRecord>, link: WorkerLink) {
+        self.record = Arc::clone(record);
+        for model in self.serves.values() {
+            model.links().insert(self.id, link.clone());
+        }
+        self.link = link;
+    }
+
+    /// A worker that was on its way out is back.
+    pub(super) fn rejoin(&self) {
+        for membership in &self.routers {
+            let draining = |router: &kvasir_router::Router| {
+                let member = router.fleet().member(self.id);
+                member.is_some_and(|member| member.is_draining())
+            };
+            if membership.host().ask(draining) {
+                tracing::info!(worker = %self.record.transport, "worker is a member again");
+                let spec = membership.spec.clone();
+                membership.host().tell(Input::Joined(spec));
+            }
+        }
+    }
+
+    /// Takes over what is known of the worker: what its record says, else what it says of itself.
+    pub(super) fn join(&mut self, facts: &Facts) {
+        let facts = match self.record.models.is_empty() {
+            true => Cow::Borrowed(facts),
+            false => Cow::Owned(Facts {
+                models: self.record.models.clone(),
+                ..facts.clone()
+            }),
+        };
         let served = self.claim(&facts);
         let mut by_router: Vec<Vec<Arc<ServedModel>>> = Vec::new();
         for model in served.values() {
@@ -66,17 +139,28 @@ impl Watcher {
         self.leave_routers(|host| !keeps(host));
         self.leave_models(|name| !served.contains_key(name));
         self.disclaim(|name| !served.contains_key(name));
-        self.known = facts;
     }
 
-    /// The worker is gone, or out of reach: it serves nothing. What it claims stays claimed.
+    /// The worker is out of reach: it serves nothing. What it claims stays claimed.
     pub(super) fn leave(&mut self) {
         self.leave_routers(|_| true);
         self.leave_models(|_| true);
     }
 
+    /// The worker is gone.
+    pub(super) async fn end(&mut self) {
+        self.leave();
+        self.disclaim(|_| true);
+        self.settle_events().await;
+    }
+
+    /// Waits until event streams that were closed have ended.
+    pub(super) async fn settle_events(&mut self) {
+        self.ears.settle().await;
+    }
+
     /// The worker serves these models no more.
-    pub(super) fn disclaim(&mut self, gone: impl Fn(&Arc<str>) -> bool) {
+    fn disclaim(&mut self, gone: impl Fn(&Arc<str>) -> bool) {
         let names = self.claimed.extract_if(.., |name| gone(name));
         self.fleet.disclaim(self.id, names);
     }
@@ -87,7 +171,7 @@ impl Watcher {
         let mut refused = 0;
         for family in families(facts) {
             let new: Vec<ModelSpec> = family.iter().map(|m| self.new_model(m, facts)).collect();
-            let claimed = self.fleet.claim(self.id, &new);
+            let claimed = self.fleet.claim(self.id, self.link.kind(), &new);
             for ((model, new), claimed) in family.iter().zip(new).zip(claimed) {
                 let Some(ours) = claimed else {
                     refused += 1;
@@ -101,7 +185,7 @@ impl Watcher {
             }
         }
         if refused > self.refused {
-            tracing::error!(worker = %self.pool.endpoint(), refused, max = Models::MAX,
+            tracing::error!(worker = %self.record.transport, refused, max = Models::MAX,
                 "models of this worker are not served: there are too many, or they cannot be");
         }
         self.refused = refused;
@@ -133,6 +217,7 @@ impl Watcher {
             max_num_batched_tokens: told.max_num_batched_tokens.or(facts.max_batched_tokens),
             max_num_seqs: told.max_num_seqs,
             device: record.device,
+            transport: self.link.kind(),
             taints: record.taints.clone(),
             serves: models.iter().map(|m| Arc::clone(&m.name)).collect(),
             ..WorkerSpec::new(self.id)
@@ -145,14 +230,9 @@ impl Watcher {
             return;
         };
         let spec = self.spec(models, facts);
-        let sources = match self.listens_for(first) {
-            true => event_sources(&self.record, facts, spec.rank_count()),
-            false => BTreeMap::new(),
-        };
-        let block_size = self.block_size(facts);
-        self.judge(first, &spec, block_size, &sources);
-        self.ears.attend(&self.fleet, first, self.id, &sources);
-        self.describe(facts, block_size, first, &spec, sources.len());
+        if self.record.events != EventFeed::Delivered {
+            self.listen(first, &spec, facts);
+        }
         let here = |m: &&mut Membership| Arc::ptr_eq(m.host(), &first.host);
         let known = self.routers.iter_mut().find(here);
         let before = known.map(|membership| {
@@ -163,10 +243,7 @@ impl Watcher {
             return;
         }
         for model in models {
-            if let Backend::OpenAi { workers, .. } = &model.backend {
-                workers.insert(self.id, self.pool.clone());
-            }
-            model.admit(&spec);
+            model.admit(&spec, self.link.clone());
             self.serves
                 .insert(Arc::clone(&model.name), Arc::clone(model));
         }
@@ -176,6 +253,18 @@ impl Watcher {
             let model = Arc::clone(first);
             self.routers.push(Membership { model, spec });
         }
+    }
+
+    /// Listens to the worker's cache events for the router of `model`, and says what is known about it.
+    fn listen(&mut self, model: &ServedModel, spec: &WorkerSpec, facts: &Facts) {
+        let sources = match self.listens_for(model) {
+            true => event_sources(&self.record, facts, spec.rank_count()),
+            false => BTreeMap::new(),
+        };
+        let block_size = self.block_size(facts);
+        self.judge(model, spec, block_size, &sources);
+        self.ears.attend(&self.fleet, model, self.id, &sources);
+        self.describe(facts, block_size, model, spec, sources.len());
     }
 
     /// Whether events are asked for: nobody asks an index of models that are routed by load alone.
@@ -219,9 +308,6 @@ impl Watcher {
     fn leave_models(&mut self, gone: impl Fn(&Arc<str>) -> bool) {
         for (_, model) in self.serves.extract_if(.., |name, _| gone(name)) {
             model.dismiss(self.id);
-            if let Backend::OpenAi { workers, .. } = &model.backend {
-                workers.remove(self.id);
-            }
         }
     }
 
