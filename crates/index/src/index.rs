@@ -1,35 +1,31 @@
 //! The index as its users see it: ranks and events in, matches out.
 //!
-//! Lookups take no lock (see `view` for what they see meanwhile). A writer that meets nobody has the index to
-//! itself for its event, a few microseconds. Writers that meet apply their events together (`tree::together`
-//! says how), each for a rank of its own; what is not an ordinary event waits until it is alone. A removal
-//! of a rank lets others in after each [`CLEAR_SLICE`] runs.
+//! Lookups take no lock (see `view` for what they see meanwhile). One lock orders writers; an event holds it for
+//! about a microsecond, the removal of a rank for slices of [`CLEAR_SLICE`] runs, a snapshot in parts for some
+//! thousand blocks.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, PoisonError};
 
 use kvasir_types::{KvEvent, LocalHash, SequenceHash, Tier, Time, WorkerId, WorkerRank};
 use sdd::Guard;
 
 use crate::ranks::{RankTable, Ranks};
 use crate::routing::Side;
-use crate::sync::{Apart, AtomicU32, Ordering, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use crate::tree::{Again, Applied, Holder, NAMES_AT_ONCE, Tree, refuse};
+use crate::sync::{MutexGuard, Ordering, WriteLock};
+use crate::tree::{Again, Holder, NAMES_PER_EVENT, Tree, refuse};
 use crate::view::View;
 use crate::{ApplyError, Approximate, IndexOptions, Matches, Stats};
 
 /// Events after which a writer frees what no reader can see any more.
 const RECLAIM_EVERY: u32 = 32;
 
-/// Events that are applied together after writers have met, before one looks again whether it is alone.
-const MEET_FOR: u32 = 64;
-
 /// Runs taken from a rank before other writers get a turn.
 const CLEAR_SLICE: usize = 256;
 
 /// Names of removed ranks that are forgotten when somebody asks for figures: some hundred microseconds.
-const TIDY_WITH_STATS: usize = 128 * NAMES_AT_ONCE;
+const TIDY_WITH_STATS: usize = 128 * NAMES_PER_EVENT;
 
 /// All tiers, the nearest first.
 pub(crate) const TIERS: [Tier; 4] = [Tier::Device, Tier::HostPinned, Tier::Disk, Tier::External];
@@ -63,22 +59,7 @@ pub struct Index {
     max_bytes: u64,
     /// Bytes of what events taught, when something was last stored. Kept if there is a budget.
     event_bytes: AtomicUsize,
-    gate: Apart<Gate>,
-    /// Counts events that were applied beside others.
-    #[cfg(any(test, feature = "oracle"))]
-    together: std::sync::atomic::AtomicU64,
-}
-
-/// How writers come in.
-#[derive(Debug)]
-struct Gate {
-    writer: RwLock<Writer>,
-    /// Counts down from [`MEET_FOR`] after writers have met.
-    met: AtomicU32,
-    /// Writers that are applying an event in company; tells whether they meet.
-    inside: AtomicU32,
-    /// How many wait to come in.
-    waiting: AtomicU32,
+    writer: WriteLock<Writer>,
 }
 
 thread_local! {
@@ -86,35 +67,12 @@ thread_local! {
     static APPLIED: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Everything that changes: exclusive to one writer, or shared by several that each apply an ordinary event.
+/// Everything that changes, in the hands of one writer at a time.
 #[derive(Debug)]
 pub(crate) struct Writer {
     pub(crate) ranks: Ranks,
     pub(crate) events: Tree,
     evicted: u64,
-}
-
-impl Writer {
-    /// Applies an event beside others that do the same; `None` if it is not one to be applied so.
-    fn apply_together(&self, rank: WorkerRank, event: &KvEvent) -> Option<Applied> {
-        if !self.events.is_shared() {
-            return None;
-        }
-        let slot = self.ranks.get(rank)?;
-        match event {
-            KvEvent::Stored {
-                tier,
-                parent,
-                blocks,
-            } => self
-                .events
-                .store_together(holder(slot, *tier), *parent, blocks),
-            KvEvent::Removed { tier, blocks } => {
-                self.events.remove_together(holder(slot, *tier), blocks)
-            }
-            KvEvent::Cleared { .. } => None,
-        }
-    }
 }
 
 /// Now and then frees what no reader can see any more, so that readers need not.
@@ -156,49 +114,27 @@ impl Index {
             routing,
             max_bytes: options.max_bytes,
             event_bytes: AtomicUsize::new(0),
-            gate: Apart(Gate {
-                writer: RwLock::new(Writer {
-                    ranks: Ranks::default(),
-                    events,
-                    evicted: 0,
-                }),
-                met: AtomicU32::new(0),
-                inside: AtomicU32::new(0),
-                waiting: AtomicU32::new(0),
+            writer: WriteLock::new(Writer {
+                ranks: Ranks::default(),
+                events,
+                evicted: 0,
             }),
-            #[cfg(any(test, feature = "oracle"))]
-            together: std::sync::atomic::AtomicU64::new(0),
         }
     }
 
     /// Applies one event of one rank.
     ///
-    /// Threads may apply events of different ranks at once, and those really run at once. Events of one rank
-    /// must come one after the other, in the order in which it sent them. A caller that applies two events of
-    /// a rank at once has that rank's blocks counted wrongly, until it is cleared; no other rank's.
+    /// Any thread may call this at any time; events are applied one after the other. Events of one rank must
+    /// come in the order in which it sent them.
     pub fn apply(&self, rank: WorkerRank, event: &KvEvent) -> Result<(), ApplyError> {
         reclaim();
         if let KvEvent::Cleared { tier } = event {
             self.clear(rank, *tier);
             return Ok(());
         }
-        if self.gate.0.met.load(Ordering::Relaxed) == 0
-            && let Ok(mut writer) = self.gate.0.writer.try_write()
-        {
-            return self.apply_alone(&mut writer, rank, event);
-        }
-        self.apply_in_company(rank, event)
-    }
-
-    #[inline(always)]
-    fn apply_alone(
-        &self,
-        writer: &mut Writer,
-        rank: WorkerRank,
-        event: &KvEvent,
-    ) -> Result<(), ApplyError> {
-        let mut events = writer.events.alone();
-        events.tidy(NAMES_AT_ONCE);
+        let writer = &mut *self.write();
+        let events = &mut writer.events;
+        events.free_deferred(NAMES_PER_EVENT);
         match event {
             KvEvent::Stored {
                 tier,
@@ -224,51 +160,6 @@ impl Index {
             },
             KvEvent::Cleared { .. } => Ok(()),
         }
-    }
-
-    /// Applies an event while others may be at work: together with them if it is an ordinary one.
-    #[inline(never)]
-    fn apply_in_company(&self, rank: WorkerRank, event: &KvEvent) -> Result<(), ApplyError> {
-        let others = self.gate.0.inside.fetch_add(1, Ordering::Relaxed);
-        let outcome = self.apply_among(rank, event);
-        self.gate.0.inside.fetch_sub(1, Ordering::Relaxed);
-        let left = self.gate.0.met.load(Ordering::Relaxed);
-        let next = match left.checked_sub(1) {
-            Some(next) if others == 0 => next,
-            _ => left.max(MEET_FOR),
-        };
-        if next != left {
-            self.gate.0.met.store(next, Ordering::Relaxed);
-        }
-        outcome
-    }
-
-    fn apply_among(&self, rank: WorkerRank, event: &KvEvent) -> Result<(), ApplyError> {
-        let mut among = self.enter();
-        if !among.events.is_shared() {
-            drop(among);
-            self.write().events.share();
-            among = self.enter();
-        }
-        let together = among.apply_together(rank, event);
-        drop(among);
-        let Some(applied) = together else {
-            let mut writer = self.write();
-            let outcome = self.apply_alone(&mut writer, rank, event);
-            writer.events.share();
-            return outcome;
-        };
-        #[cfg(any(test, feature = "oracle"))]
-        self.together.fetch_add(1, Ordering::Relaxed);
-        if applied.empty {
-            self.write().events.alone().settle();
-        }
-        if let KvEvent::Stored { blocks, .. } = event
-            && self.is_over_budget(applied.bytes)
-        {
-            self.keep_budget(&mut self.write(), blocks.len());
-        }
-        applied.outcome
     }
 
     /// Learns that a prompt was sent to a rank: its blocks will be cached there. `sequence` names the
@@ -323,7 +214,7 @@ impl Index {
         };
         // What came meanwhile, against the contract: nobody who gets the slot next is to have it.
         for tier in TIERS {
-            writer.events.alone().clear(holder(slot, tier), usize::MAX);
+            writer.events.clear(holder(slot, tier), usize::MAX);
         }
         if let Some(side) = &self.routing {
             side.remove(rank);
@@ -349,7 +240,7 @@ impl Index {
                 let Some(slot) = writer.ranks.get(rank) else {
                     return;
                 };
-                let more = writer.events.alone().clear(holder(slot, t), CLEAR_SLICE);
+                let more = writer.events.clear(holder(slot, t), CLEAR_SLICE);
                 if !more {
                     break;
                 }
@@ -394,8 +285,8 @@ impl Index {
     pub fn stats(&self) -> Stats {
         let writer = &mut *self.write();
         // Figures are asked for now and then: an index without events gives its memory back all the same.
-        let mut events = writer.events.alone();
-        events.tidy(TIDY_WITH_STATS);
+        let events = &mut writer.events;
+        events.free_deferred(TIDY_WITH_STATS);
         let mut stats = Stats {
             blocks: events.blocks(),
             entries: events.entries(),
@@ -426,7 +317,7 @@ impl Index {
     /// the next to expire first, then leaves that were stored long ago.
     #[inline(never)]
     fn keep_budget(&self, writer: &mut Writer, stored: usize) {
-        if self.is_over_budget(writer.events.alone().bytes()) {
+        if self.is_over_budget(writer.events.bytes()) {
             self.evict(writer, EVICTED_AT_ONCE + 2 * stored);
         }
     }
@@ -434,7 +325,7 @@ impl Index {
     #[cold]
     fn evict(&self, writer: &mut Writer, most: usize) {
         let (max, mut routed) = (self.max_bytes as usize, 0);
-        let mut events = writer.events.alone();
+        let events = &mut writer.events;
         if let Some(side) = &self.routing {
             let more = side.evict(max.saturating_sub(events.bytes()), most);
             // Then it is the next event's turn.
@@ -444,34 +335,14 @@ impl Index {
         self.event_bytes.store(events.bytes(), Ordering::Relaxed);
     }
 
-    /// The index to oneself.
-    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, Writer> {
-        let gate = &self.gate.0;
-        if let Ok(writer) = gate.writer.try_write() {
-            return writer;
-        }
-        gate.waiting.fetch_add(1, Ordering::Relaxed);
-        // A writer that panicked has a bug; what it left may be wrong, and refusing to route would be worse.
-        let writer = gate.writer.write();
-        gate.waiting.fetch_sub(1, Ordering::Relaxed);
-        writer.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The index among others.
-    fn enter(&self) -> RwLockReadGuard<'_, Writer> {
-        let gate = &self.gate.0;
-        if let Ok(writer) = gate.writer.try_read() {
-            return writer;
-        }
-        gate.waiting.fetch_add(1, Ordering::Relaxed);
-        let writer = gate.writer.read();
-        gate.waiting.fetch_sub(1, Ordering::Relaxed);
-        writer.unwrap_or_else(PoisonError::into_inner)
+    /// Exclusive access for a writer.
+    pub(crate) fn write(&self) -> MutexGuard<'_, Writer> {
+        self.writer.lock()
     }
 
     /// Whether somebody waits to write.
-    pub(crate) fn is_awaited(&self) -> bool {
-        self.gate.0.waiting.load(Ordering::Relaxed) > 0
+    pub(crate) fn has_waiting_writers(&self) -> bool {
+        self.writer.has_waiters()
     }
 
     pub(crate) fn rank_table(&self) -> &RankTable {
@@ -483,26 +354,13 @@ impl Index {
     #[must_use]
     pub fn entries(&self) -> u64 {
         let routed = self.routing.as_ref().map_or(0, Side::entries);
-        self.write().events.alone().entries() + routed
-    }
-
-    /// Applies every event as if other writers were at work. For tests.
-    #[cfg(any(test, feature = "oracle"))]
-    pub fn expect_company(&self) {
-        self.gate.0.met.store(u32::MAX, Ordering::Relaxed);
-    }
-
-    /// How many events were applied beside others, without the index to themselves. For tests.
-    #[cfg(any(test, feature = "oracle"))]
-    #[must_use]
-    pub fn applied_together(&self) -> u64 {
-        self.together.load(Ordering::Relaxed)
+        self.write().events.entries() + routed
     }
 
     /// Panics if the structure contradicts itself. For tests.
     #[cfg(any(test, feature = "oracle"))]
     pub fn check_invariants(&self) {
-        self.write().events.alone().check();
+        self.write().events.check();
         if let Some(side) = &self.routing {
             side.check();
         }

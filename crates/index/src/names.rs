@@ -12,17 +12,10 @@
 //! The table is cut into [`PARTS`] parts that grow and shrink on their own: no insertion moves more than
 //! one part's entries. A part grows when a bucket is full and the part is too; one that has become sparse is
 //! noticed by [`Names::tend`], so that neither is asked for each name.
-//!
-//! A writer that is alone has the parts to itself: all that is here. For several at once they are *spread* over
-//! stripes, each behind a lock (`together`), and gathered again for the next one that is alone.
 
 mod part;
-mod together;
-
-pub(crate) use together::Guess;
 
 use part::Part;
-use together::Stripes;
 
 /// Longest run: what the position field can count.
 pub(crate) const RUN_MAX: usize = 1 << POSITION_BITS;
@@ -61,12 +54,10 @@ const TEND_EVERY: usize = 8;
 /// The table.
 #[derive(Debug)]
 pub(crate) struct Names {
-    /// All parts, or empty ones while they are spread.
     parts: Box<[Part; PARTS]>,
     /// The part to be looked at next, and how many names were forgotten since the last.
     tended: u8,
     forgotten: usize,
-    stripes: Stripes,
 }
 
 impl Default for Names {
@@ -75,7 +66,6 @@ impl Default for Names {
             parts: Box::new([const { Part::EMPTY }; PARTS]),
             tended: 0,
             forgotten: 0,
-            stripes: Stripes::default(),
         }
     }
 }
@@ -222,7 +212,7 @@ impl Names {
     /// Bytes of all parts.
     pub(crate) fn bytes(&self) -> usize {
         let parts: usize = self.parts.iter().map(Part::bytes).sum();
-        parts + size_of::<[Part; PARTS]>() + Stripes::BYTES
+        parts + size_of::<[Part; PARTS]>()
     }
 }
 

@@ -26,7 +26,7 @@ use kvasir_types::{EngineHash, LocalHash, SequenceHash, StoredBlock, Time, Worke
 
 use crate::Approximate;
 use crate::mix::IdMap;
-use crate::tree::{Again, Holder, NAMES_AT_ONCE, Tree};
+use crate::tree::{Again, Holder, NAMES_PER_EVENT, Tree};
 use spans::{Span, SpanId, Spans, Step};
 
 /// A count of [`Approximate::GRAIN`]s.
@@ -123,7 +123,7 @@ impl Routing {
         locals: &[LocalHash],
         sequence: &[SequenceHash],
     ) -> (usize, bool) {
-        self.tree.alone().tidy(NAMES_AT_ONCE);
+        self.tree.free_deferred(NAMES_PER_EVENT);
         let expiry = (now + self.options.ttl).as_nanos().div_ceil(grain_nanos());
         let all = locals.len().min(sequence.len());
         let Some((known, parent)) = self.confirm(slot, &sequence[..all], expiry) else {
@@ -143,7 +143,7 @@ impl Routing {
         let above = known
             .checked_sub(1)
             .map(|last| EngineHash(sequence[last].0));
-        let mut tree = self.tree.alone();
+        let tree = &mut self.tree;
         if (tree.store(device(slot), above, &blocks, Again::Confirms)).is_err() {
             return (0, false); // As above.
         }
@@ -233,7 +233,7 @@ impl Routing {
 
     /// Forgets blocks that have expired at `now`, at most [`BLOCKS_AT_ONCE`]. Returns whether there may be more.
     fn expire(&mut self, now: Time) -> bool {
-        self.tree.alone().tidy(NAMES_AT_ONCE);
+        self.tree.free_deferred(NAMES_PER_EVENT);
         let due = now.as_nanos() / grain_nanos();
         self.sweep(Forget::Expired(due), BLOCKS_AT_ONCE)
     }
@@ -254,7 +254,7 @@ impl Routing {
     /// forgotten at once. Returns whether there are more to go.
     fn evict(&mut self, target: usize) -> bool {
         let before = self.blocks;
-        self.tree.alone().tidy(BLOCKS_AT_ONCE);
+        self.tree.free_deferred(BLOCKS_AT_ONCE);
         // A block is some tens of bytes: so few at a time that not many more go than have to.
         let step = BLOCKS_AT_ONCE.div_ceil(8);
         for _ in 0..8 {
@@ -331,7 +331,7 @@ impl Routing {
         let gone = span.names[keep as usize..].iter().rev();
         let names: Vec<EngineHash> = gone.map(|name| EngineHash(*name)).collect();
         // Crafted names may repeat, and then some are gone already.
-        let _unknown = self.tree.alone().remove(device(span.slot), &names);
+        let _unknown = self.tree.remove(device(span.slot), &names);
         self.blocks -= names.len();
         if keep == 0 {
             self.free(id);
@@ -386,7 +386,7 @@ impl Routing {
             self.blocks -= self.spans.get(id).map_or(0, |span| span.names.len());
             self.free(id);
         }
-        let more = self.tree.alone().clear(device(slot), runs);
+        let more = self.tree.clear(device(slot), runs);
         self.settle();
         more || !spans.is_empty()
     }
@@ -398,14 +398,14 @@ impl Routing {
     }
 
     /// Bytes of the tree and the spans, near enough.
-    fn bytes(&mut self) -> usize {
-        self.tree.alone().bytes() + self.spans.bytes() + self.span_bytes
+    fn bytes(&self) -> usize {
+        self.tree.bytes() + self.spans.bytes() + self.span_bytes
     }
 
     /// Panics if it contradicts itself. For tests.
     #[cfg(any(test, feature = "oracle"))]
-    fn check(&mut self) {
-        let tree = self.tree.alone();
+    fn check(&self) {
+        let tree = &self.tree;
         tree.check();
         assert_eq!(tree.entries(), self.blocks as u64);
         let (mut blocks, mut bytes, mut count) = (0, 0, 0);

@@ -48,7 +48,7 @@ impl Index {
         let Some(slot) = writer.ranks.get(rank) else {
             return Vec::new();
         };
-        let events = writer.events.alone();
+        let events = &writer.events;
         let tiers = TIERS.iter().enumerate();
         tiers
             .flat_map(|(t, &tier)| {
@@ -96,7 +96,7 @@ impl Index {
         loop {
             let mut guard = self.write();
             let writer = &mut *guard;
-            let events = writer.events.alone();
+            let events = &writer.events;
             let packing = packing.get_or_insert_with(|| {
                 out.reserve(64 + events.blocks() * 17);
                 write_head(&mut part, writer.ranks.by_slot(), events.runs());
@@ -112,7 +112,7 @@ impl Index {
             give_way();
             // They got nothing of it if the lock is taken again before they have it.
             for _ in 0..GIVE_WAY_MAX {
-                if !self.is_awaited() {
+                if !self.has_waiting_writers() {
                     break;
                 }
                 give_way();
@@ -124,7 +124,7 @@ impl Index {
     /// it holds nothing afterwards.
     pub fn restore(&self, bytes: &[u8]) -> Result<(), RestoreError> {
         let mut writer = self.write();
-        if writer.events.alone().blocks() > 0 {
+        if writer.events.blocks() > 0 {
             return Err(RestoreError::NotEmpty);
         }
         let body = checked(bytes)?;
@@ -144,7 +144,7 @@ impl Index {
             let rank = WorkerRank::new(reader.u64()?, reader.u32()?);
             slots.push(writer.ranks.slot(rank, self.rank_table()));
         }
-        let mut events = writer.events.alone();
+        let events = &mut writer.events;
         let (mut ids, mut run) = (vec![0], Packed::default());
         for _ in 0..reader.u32()? {
             read_run(reader, &slots, &mut run)?;

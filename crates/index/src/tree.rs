@@ -1,4 +1,4 @@
-//! The writer's side of the tree of runs: its nodes, and the few steps that change them.
+//! The writer's side of the tree of runs: its nodes, and what connects them.
 //!
 //! What always holds between calls:
 //! - a run is 1 to [`RUN_MAX`] blocks; the last block of every leaf is held by somebody;
@@ -9,36 +9,31 @@
 //!   name it has for it;
 //! - what readers see follows the order that `view` asks for.
 //!
-//! Two ways to write. Who is *alone* (`Tree::alone`, by `&mut`) has runs and names to itself and takes no
-//! lock. Several *together* (`together`, by `&`) take turns at the runs, behind one lock, for as short as
-//! they can, and look for, claim and forget names between their turns, behind the locks of the table. A
-//! [`Pen`] is what either writes with: it knows whether names are forgotten at once or after the turn.
-//!
-//! Elsewhere: events (`store`, `remove`), lookups (`view`), who may write how (`index`).
+//! Elsewhere: events (`store`, `remove`), slots and what readers are shown (`slots`), who holds what
+//! (`holdings`), lookups (`view`), the lock of the writers (`index`).
 
 #[cfg(any(test, feature = "oracle"))]
 mod check;
+mod deferred_frees;
 mod dump;
 mod evict;
-mod graves;
+mod holdings;
 mod odd;
 mod pack;
 mod remove;
+mod slots;
 mod store;
-mod together;
 
+pub(crate) use deferred_frees::NAMES_PER_EVENT;
 pub(crate) use dump::Dumped;
-pub(crate) use graves::NAMES_AT_ONCE;
 pub(crate) use pack::Packed;
 pub(crate) use store::{Again, refuse};
-pub(crate) use together::Applied;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::ops::{Deref, DerefMut, Range};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use sdd::{AtomicShared, Shared, Tag};
+use sdd::Shared;
 
 use crate::edges::Edges;
 #[cfg(doc)]
@@ -46,9 +41,8 @@ use crate::names::RUN_MAX;
 use crate::names::{Names, Place};
 use crate::owners::Held;
 use crate::run::Run;
-use crate::sync::{Apart, Mutex, Ordering};
-use crate::view::{CHUNK, Chunk, Directory, ROOT_END, View};
-use graves::Graves;
+use crate::view::{Chunk, Directory, ROOT_END, View};
+use deferred_frees::DeferredFrees;
 use odd::Odd;
 
 pub(crate) const ROOT: u32 = 0;
@@ -92,77 +86,15 @@ struct Node {
     /// Bytes accounted for.
     bytes: usize,
 }
-
 /// The tree of one index.
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) view: Arc<View>,
-    runs: Apart<Mutex<Runs>>,
     names: Names,
-}
-
-/// What a writer writes with. Alone, `N` is the table of names; in a turn among others, what becomes of names
-/// until the turn has ended.
-#[derive(Debug)]
-pub(crate) struct Pen<'a, N> {
-    runs: &'a mut Runs,
-    names: &'a mut N,
-}
-
-/// Has all to itself.
-pub(crate) type Alone<'a> = Pen<'a, Names>;
-
-/// What runs need of names as they change.
-pub(crate) trait Book {
-    /// Forgets the names of the blocks from `first` on.
-    fn forget(&mut self, names: &[u64], first: Place);
-    /// Points the names of the blocks from `from` on to those from `to` on.
-    fn relocate(&mut self, names: &[u64], from: Place, to: Place);
-    /// Whether the slot of a run that is gone must stay taken for now, as its names are still to be
-    /// forgotten. Who says so gives it back.
-    fn keeps(&mut self, run: u32) -> bool;
-}
-
-impl Book for Names {
-    #[inline]
-    fn forget(&mut self, names: &[u64], first: Place) {
-        Names::forget(self, names, first);
-    }
-
-    fn relocate(&mut self, names: &[u64], from: Place, to: Place) {
-        Names::relocate(self, names, from, to);
-    }
-
-    #[inline]
-    fn keeps(&mut self, _: u32) -> bool {
-        false
-    }
-}
-
-impl<N> Deref for Pen<'_, N> {
-    type Target = Runs;
-
-    #[inline]
-    fn deref(&self) -> &Runs {
-        self.runs
-    }
-}
-
-impl<N> DerefMut for Pen<'_, N> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut Runs {
-        self.runs
-    }
-}
-
-/// The runs of a tree and who holds them; all but the table of names.
-#[derive(Debug)]
-pub(crate) struct Runs {
-    view: Arc<View>,
     nodes: Vec<Option<Node>>,
     free: BinaryHeap<Reverse<u32>>,
-    /// Runs that are gone, whose names are still to be forgotten.
-    graves: Graves,
+    /// Freed runs whose names are still to be forgotten.
+    deferred_frees: DeferredFrees,
     odd: Odd,
     holdings: Vec<[Holding; 4]>,
     /// Bytes of the logs in them.
@@ -191,27 +123,6 @@ pub(crate) struct Runs {
 
 impl Tree {
     pub(crate) fn new() -> Self {
-        let runs = Runs::new();
-        Self {
-            view: Arc::clone(&runs.view),
-            runs: Apart(Mutex::new(runs)),
-            names: Names::default(),
-        }
-    }
-
-    /// For a writer that nobody else writes beside.
-    #[inline]
-    pub(crate) fn alone(&mut self) -> Alone<'_> {
-        self.names.gather();
-        Pen {
-            runs: (self.runs.0.get_mut()).unwrap_or_else(PoisonError::into_inner),
-            names: &mut self.names,
-        }
-    }
-}
-
-impl Runs {
-    fn new() -> Self {
         let edges = Arc::new(Edges::with_room(0));
         let directory = Directory {
             edges: Arc::clone(&edges),
@@ -222,7 +133,8 @@ impl Runs {
             view: Arc::new(View::new(directory)),
             nodes: vec![Some(root)],
             free: BinaryHeap::new(),
-            graves: Graves::default(),
+            names: Names::default(),
+            deferred_frees: DeferredFrees::default(),
             odd: Odd::default(),
             holdings: Vec::new(),
             log_bytes: 0,
@@ -262,11 +174,11 @@ impl Runs {
         self.live
     }
 
-    /// Bytes of everything but the table of names, readers' side included; not what readers still keep from
-    /// being freed.
-    fn bytes_of_runs(&self) -> usize {
-        self.run_bytes
-            + self.graves.bytes()
+    /// Bytes of everything, readers' side included; not what readers still keep from being freed.
+    pub(crate) fn bytes(&self) -> usize {
+        self.names.bytes()
+            + self.run_bytes
+            + self.deferred_frees.bytes()
             + self.odd.bytes()
             + self.edges.bytes()
             + self.chunks.len() * size_of::<Chunk>()
@@ -306,19 +218,6 @@ impl Runs {
         self.held(place.run, h).has(place.pos)
     }
 
-    /// Whether a holder holds anything of what may be a run.
-    fn holds_any(&self, run: u32, h: Holder) -> bool {
-        matches!(self.nodes.get(run as usize), Some(Some(n)) if !n.run.held(h.tier, h.slot).is_nothing())
-    }
-
-    fn holding(&mut self, h: Holder) -> &mut Holding {
-        let slot = h.slot as usize;
-        if self.holdings.len() <= slot {
-            self.holdings.resize_with(slot + 1, Default::default);
-        }
-        &mut self.holdings[slot][h.tier]
-    }
-
     /// Whether the block at `place` has this name.
     #[inline]
     fn is_called(nodes: &[Option<Node>], place: Place, name: u64) -> bool {
@@ -326,6 +225,13 @@ impl Runs {
             Some(Some(node)) => node.names.get(place.pos as usize) == Some(&name),
             _ => false,
         }
+    }
+
+    /// The named block with this name.
+    #[inline]
+    fn named(&self, name: u64) -> Option<Place> {
+        let nodes = &self.nodes;
+        self.names.find(name, |p| Self::is_called(nodes, p, name))
     }
 
     /// The run that goes on from the end of `run` with `local`.
@@ -342,112 +248,6 @@ impl Runs {
     fn new_end(&mut self) -> u64 {
         self.next_end += 1;
         self.next_end - 1
-    }
-
-    /// Takes a free slot for a run.
-    fn reserve(&mut self) -> u32 {
-        let id = loop {
-            match self.free.pop() {
-                // Slots that were dropped since they came free are still listed.
-                Some(Reverse(id)) if id as usize >= self.nodes.len() => {}
-                Some(Reverse(id)) => break id,
-                None => {
-                    self.nodes.push(None);
-                    break self.nodes.len() as u32 - 1;
-                }
-            }
-        };
-        if id as usize / CHUNK >= self.chunks.len() {
-            let chunk: Chunk = std::array::from_fn(|_| AtomicShared::null());
-            self.chunks.push(Arc::new(chunk));
-            self.in_use.push(0);
-            self.publish_directory();
-        }
-        self.in_use[id as usize / CHUNK] += 1;
-        id
-    }
-
-    /// Gives a slot back whose run is gone; chunks of free slots at the end are dropped, all but one. Says
-    /// whether no slot is in use: all that is left can go then, by who is alone.
-    fn release(&mut self, id: u32) -> bool {
-        self.free.push(Reverse(id));
-        self.in_use[id as usize / CHUNK] -= 1;
-        let idle = self.in_use.iter().rev().take_while(|n| **n == 0).count();
-        if idle > 1 {
-            self.shrink(self.in_use.len() - idle + 1);
-        }
-        idle == self.in_use.len()
-    }
-
-    #[cold]
-    fn shrink(&mut self, chunks: usize) {
-        self.in_use.truncate(chunks);
-        self.chunks.truncate(chunks);
-        self.nodes.truncate((chunks * CHUNK).max(1));
-        if chunks == 0 {
-            self.free = BinaryHeap::new();
-            self.nodes.shrink_to_fit();
-            self.in_use.shrink_to_fit();
-            self.chunks.shrink_to_fit();
-            self.edges = Arc::new(Edges::with_room(0));
-            self.edges_used = 0;
-        }
-        self.publish_directory();
-    }
-
-    fn publish_directory(&self) {
-        self.view.publish(Directory {
-            edges: Arc::clone(&self.edges),
-            chunks: self.chunks.clone(),
-        });
-    }
-
-    /// Shows readers a new version of a run.
-    fn publish(&mut self, id: u32, run: Run) {
-        let run = Shared::new(run);
-        let cell = &self.chunks[id as usize / CHUNK][id as usize % CHUNK];
-        drop(cell.swap((Some(run.clone()), Tag::None), Ordering::AcqRel));
-        self.node_mut(id).run = run;
-        self.account(id);
-    }
-
-    /// Brings the count of bytes up to date.
-    fn account(&mut self, id: u32) {
-        let node = self.node_mut(id);
-        let lists = node.names.capacity() * 8 + node.children.capacity() * 4;
-        let bytes = node.run.bytes() + lists;
-        let before = std::mem::replace(&mut node.bytes, bytes);
-        self.run_bytes = self.run_bytes + bytes - before;
-    }
-
-    /// To be called before a run is published, as a new table is built from those that are.
-    fn make_room_for_edge(&mut self) {
-        if self.edges_used + 1 >= self.edges.room() {
-            self.renew_edges();
-        }
-    }
-
-    fn link(&mut self, end: u64, local: u64, id: u32) {
-        if self.edges.insert(end, local, id) {
-            self.edges_used += 1;
-        }
-    }
-
-    /// Builds the edge table anew, without the edges that are gone.
-    #[cold]
-    fn renew_edges(&mut self) {
-        let edges = Edges::with_room(self.live + self.live / 2);
-        let mut used = 0;
-        for (id, node) in self.nodes.iter().enumerate().skip(1) {
-            // A run that is being made is not published yet; its edge comes with it.
-            if let Some(node) = node.as_ref().filter(|n| n.run.follows != n.run.end) {
-                edges.insert(node.run.follows, node.run.first(), id as u32);
-                used += 1;
-            }
-        }
-        self.edges = Arc::new(edges);
-        self.edges_used = used;
-        self.publish_directory();
     }
 
     /// Adds `id` to the children of `parent`, for the writer alone.
@@ -473,102 +273,6 @@ impl Runs {
         }
     }
 
-    /// Notes that a holder holds something of a run of which it held nothing.
-    fn log(&mut self, h: Holder, run: u32) {
-        let holding = self.holding(h);
-        holding.runs += 1;
-        let before = holding.log.capacity();
-        if holding.log.len() > 2 * holding.runs + 16 {
-            let mut log = std::mem::take(&mut holding.log);
-            log.sort_unstable();
-            log.dedup();
-            log.retain(|run| self.holds_any(*run, h));
-            log.shrink_to_fit();
-            self.holding(h).log = log;
-        }
-        let log = &mut self.holding(h).log;
-        log.push(run);
-        self.log_bytes = log.capacity() * 4 + self.log_bytes - before * 4;
-    }
-
-    /// Makes a holder hold (`on`), or hold no more, the blocks `from..to` of a run.
-    ///
-    /// Where it has gaps already this writes bits in place; readers are shown a new version only when its
-    /// first gap appears and when the last one is filled or nothing is left.
-    fn set_held(&mut self, id: u32, h: Holder, from: u32, to: u32, on: bool) {
-        let len = self.len(id);
-        let run = &self.node(id).run;
-        let held = run.held(h.tier, h.slot);
-        let (before, after) = match (held, on) {
-            (Held::Bits(bits), _) => {
-                let changed = bits.write(from, to, on);
-                if on && bits.first_clear(0, len) < len {
-                    return self.tally(h, i64::from(changed));
-                }
-                if !on && bits.reach(len) > 0 {
-                    return self.tally(h, -i64::from(changed));
-                }
-                match on {
-                    true => (len - changed, len),
-                    false => (changed, 0),
-                }
-            }
-            (Held::Head(extent), true) if from <= extent => (extent, extent.max(to)),
-            (Held::Head(extent), false) if to >= extent => (extent, extent.min(from)),
-            (Held::Head(extent), _) => return self.open_gap(id, h, extent, from..to, on),
-        };
-        if before == after {
-            return;
-        }
-        let mut draft = run.draft();
-        draft.owners_mut(h.tier).set(h.slot, after, len);
-        draft.tidy();
-        self.publish(id, draft);
-        self.count(h, id, before, after);
-    }
-
-    /// As [`Tree::set_held`], for a holder of the first `extent` blocks that is left with a gap.
-    fn open_gap(&mut self, id: u32, h: Holder, extent: u32, span: Range<u32>, on: bool) {
-        let len = self.len(id);
-        let mut draft = self.node(id).run.draft();
-        let bits = Held::Head(extent).to_bits(len);
-        bits.write(span.start, span.end, on);
-        let after = bits.count(0, len);
-        let owners = draft.owners_mut(h.tier);
-        owners.set_bits(h.slot, bits, len);
-        self.publish(id, draft);
-        self.count(h, id, extent, after);
-    }
-
-    /// Keeps the counts when a holder holds `new` and no more `old` blocks of a run.
-    fn count(&mut self, h: Holder, id: u32, old: u32, new: u32) {
-        match (old, new) {
-            (0, 0) => return,
-            (0, _) => self.log(h, id),
-            (_, 0) => self.holding(h).runs -= 1,
-            _ => {}
-        }
-        self.tally(h, i64::from(new) - i64::from(old));
-    }
-
-    /// Keeps the counts of blocks.
-    fn tally(&mut self, h: Holder, change: i64) {
-        let holding = self.holding(h);
-        let was_empty = holding.blocks == 0;
-        holding.blocks = holding.blocks.saturating_add_signed(change);
-        let is_empty = holding.blocks == 0;
-        self.entries = self.entries.saturating_add_signed(change);
-        if h.tier > 0 && was_empty != is_empty {
-            let lower = &self.view.lower_holders;
-            match is_empty {
-                true => lower.fetch_sub(1, Ordering::Release),
-                false => lower.fetch_add(1, Ordering::Release),
-            };
-        }
-    }
-}
-
-impl<N: Book> Pen<'_, N> {
     /// Cuts a run in two before position `at`. The head stays where it is; the tail's new slot is returned.
     fn split(&mut self, id: u32, at: u32) -> u32 {
         self.make_room_for_edge();
@@ -610,8 +314,9 @@ impl<N: Book> Pen<'_, N> {
     /// Points names, children and logs to the tail of a run that is being cut.
     fn rename(&mut self, id: u32, at: u32, tail: u32) {
         let (from, to) = (Place { run: id, pos: at }, Place { run: tail, pos: 0 });
-        let names = &self.runs.node(tail).names;
-        self.names.relocate(names, from, to);
+        if let Some(Some(node)) = self.nodes.get(tail as usize) {
+            self.names.relocate(&node.names, from, to);
+        }
         self.odd.split(id, at, tail);
         for i in 0..self.node(tail).children.len() {
             let child = self.node(tail).children[i];
@@ -626,41 +331,6 @@ impl<N: Book> Pen<'_, N> {
             if held.count(at, len) > 0 {
                 self.log(h, tail);
             }
-        }
-    }
-}
-
-impl Alone<'_> {
-    /// Bytes of everything, readers' side included; not what readers still keep from being freed.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes_of_runs() + self.names.bytes()
-    }
-
-    /// The named block with this name.
-    #[inline]
-    fn named(&self, name: u64) -> Option<Place> {
-        let nodes = &self.runs.nodes;
-        self.names.find(name, |p| Runs::is_called(nodes, p, name))
-    }
-
-    /// Gives a slot back.
-    fn unreserve(&mut self, id: u32) {
-        self.nodes[id as usize] = None;
-        self.vacate(id);
-    }
-
-    /// As [`Pen::unreserve`], for a slot whose run is gone already.
-    fn vacate(&mut self, id: u32) {
-        if self.release(id) {
-            self.close();
-        }
-    }
-
-    /// Gives everything back if there is no run.
-    pub(crate) fn close(&mut self) {
-        if self.in_use.iter().all(|n| *n == 0) {
-            self.shrink(0);
-            self.names.clear();
         }
     }
 }

@@ -67,7 +67,6 @@ impl Model {
         for (worker, event) in &self.before {
             assert_eq!(index.apply(rank(*worker), event), Ok(()));
         }
-        index.expect_company();
         let [first, second] = self.at_once;
         let other = spawn({
             let index = Arc::clone(&index);

@@ -175,21 +175,13 @@ impl Part {
     /// Inserts a name if it is certainly not there and its home has room for it.
     #[inline(always)]
     pub(super) fn insert_easily(&mut self, key: Key, place: u64) -> bool {
-        let put = self.put_easily(key, place);
-        if put {
-            self.used += 1;
-        }
-        put
-    }
-
-    /// The same, not counted.
-    #[inline(always)]
-    pub(super) fn put_easily(&mut self, key: Key, place: u64) -> bool {
         let home = self.home(key.0);
         if let Some(bucket) = self.buckets.get_mut(home)
             && candidates(bucket, key.tag()) | bucket[0] & PASSED == 0
+            && push(bucket, key.tag(), key.entry(place))
         {
-            return push(bucket, key.tag(), key.entry(place));
+            self.used += 1;
+            return true;
         }
         false
     }
@@ -230,16 +222,6 @@ impl Part {
     /// Takes an entry out if it is where it most likely is.
     #[inline(always)]
     pub(super) fn forget_easily(&mut self, key: Key, entry: u64) -> bool {
-        let taken = self.take_easily(key, entry);
-        if taken {
-            self.used -= 1;
-        }
-        taken
-    }
-
-    /// The same, not counted.
-    #[inline(always)]
-    pub(super) fn take_easily(&mut self, key: Key, entry: u64) -> bool {
         let home = self.home(key.0);
         if let Some(bucket) = self.buckets.get_mut(home)
             && let candidates = candidates(bucket, key.tag())
@@ -248,6 +230,7 @@ impl Part {
             && bucket[i] == entry
         {
             take_out(bucket, i);
+            self.used -= 1;
             return true;
         }
         false

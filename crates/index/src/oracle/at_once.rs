@@ -38,7 +38,6 @@ pub enum Kind {
 pub fn follow_at_once(bytes: &[u8], threads: usize, kind: Kind) {
     let index = Index::new();
     let floor = index.stats().bytes;
-    index.expect_company();
     let mut oracle = Oracle::default();
     let ranks = (0..WORKERS).flat_map(|w| (0..RANKS).map(move |r| (w, r)));
     let ranks: Vec<WorkerRank> = ranks
@@ -52,12 +51,6 @@ pub fn follow_at_once(bytes: &[u8], threads: usize, kind: Kind) {
         interleave(share, history, i / threads.max(1));
     }
     play(&index, &shares, floor);
-    let events: usize = shares.iter().map(Vec::len).sum();
-    assert!(
-        kind != Kind::Orderly || index.applied_together() as usize * 2 > events,
-        "{} of {events} together",
-        index.applied_together()
-    );
     let mut source = Source::new(bytes);
     let prompts: Vec<_> = (0..40).map(|_| source.prompt()).collect();
     check_step(&index, &oracle, prompts.into_iter());

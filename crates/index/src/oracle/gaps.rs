@@ -123,9 +123,6 @@ fn stored(tier: Tier, chain: &[LocalHash], span: std::ops::Range<usize>) -> KvEv
 pub fn follow_gaps(bytes: &[u8]) {
     let (index, mut oracle) = (Index::new(), Oracle::default());
     let floor = index.stats().bytes;
-    if bytes.first().is_some_and(|b| b % 2 == 0) {
-        index.expect_company();
-    }
     let mut source = Source::new(bytes);
     while !source.is_over() {
         let rank = WorkerRank::new(source.below(3).into(), 0);

@@ -144,9 +144,6 @@ pub fn follow_events(bytes: &[u8]) {
     let (index, mut oracle) = (Index::new(), Oracle::default());
     let mut source = Source::new(bytes);
     let floor = index.stats().bytes;
-    if source.below(2) == 0 {
-        index.expect_company();
-    }
     while !source.is_over() {
         let rank = source.rank();
         match source.below(40) {

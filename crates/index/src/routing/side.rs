@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicUsize;
 use kvasir_types::{LocalHash, SequenceHash, Time, WorkerRank};
 
 use super::{BLOCKS_AT_ONCE, Routing};
-use crate::sync::{Apart, AtomicU32, Mutex, MutexGuard, Ordering, lock_soon};
+use crate::sync::{MutexGuard, Ordering, WriteLock};
 use crate::view::View;
 use crate::{Approximate, Stats};
 
@@ -25,9 +25,7 @@ const PRUNED_AT_ONCE: usize = if cfg!(any(test, feature = "oracle")) {
 #[derive(Debug)]
 pub(crate) struct Side {
     pub(crate) view: Arc<View>,
-    routing: Apart<Mutex<Routing>>,
-    /// How many wait for it.
-    waiting: Apart<AtomicU32>,
+    routing: WriteLock<Routing>,
     bytes: AtomicUsize,
 }
 
@@ -36,20 +34,13 @@ impl Side {
         let routing = Routing::new(options);
         Self {
             view: Arc::clone(&routing.tree.view),
-            routing: Apart(Mutex::new(routing)),
-            waiting: Apart::default(),
+            routing: WriteLock::new(routing),
             bytes: AtomicUsize::new(0),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Routing> {
-        if let Ok(routing) = self.routing.0.try_lock() {
-            return routing;
-        }
-        self.waiting.0.fetch_add(1, Ordering::Relaxed);
-        let routing = lock_soon(&self.routing.0);
-        self.waiting.0.fetch_sub(1, Ordering::Relaxed);
-        routing
+        self.routing.lock()
     }
 
     /// Bytes after the last change.
@@ -98,18 +89,18 @@ impl Side {
             drop(routing);
             routing = self.lock();
         }
-        self.note_bytes(&mut routing);
+        self.note_bytes(&routing);
         true
     }
 
     /// Forgets some of what has expired. Says whether there may be more; also if others wait, to whom it gives way.
     pub(crate) fn expire_some(&self, now: Time) -> bool {
-        if self.waiting.0.load(Ordering::Relaxed) > 0 {
+        if self.routing.has_waiters() {
             return true;
         }
         let mut routing = self.lock();
         let more = routing.expire(now);
-        self.note_bytes(&mut routing);
+        self.note_bytes(&routing);
         more
     }
 
@@ -120,7 +111,7 @@ impl Side {
         loop {
             let mut routing = self.lock();
             let more = routing.evict(target);
-            self.note_bytes(&mut routing);
+            self.note_bytes(&routing);
             seen += BLOCKS_AT_ONCE;
             if !more || seen >= most {
                 return more;
@@ -145,7 +136,7 @@ impl Side {
         }
         // What was recorded meanwhile.
         routing.forget_all(slot);
-        self.note_bytes(&mut routing);
+        self.note_bytes(&routing);
     }
 
     /// Forgets a rank whose slot is given up, and what was recorded of it since it was cleared.
@@ -153,18 +144,18 @@ impl Side {
         let mut routing = self.lock();
         if let Some(slot) = routing.slots.remove(&rank) {
             routing.forget_all(slot);
-            self.note_bytes(&mut routing);
+            self.note_bytes(&routing);
         }
     }
 
-    fn note_bytes(&self, routing: &mut Routing) {
+    fn note_bytes(&self, routing: &Routing) {
         self.bytes.store(routing.bytes(), Ordering::Relaxed);
     }
 
     /// Adds its figures.
     pub(crate) fn add_to(&self, stats: &mut Stats) {
-        let mut routing = self.lock();
-        let tree = routing.tree.alone();
+        let routing = self.lock();
+        let tree = &routing.tree;
         stats.blocks += tree.blocks();
         stats.entries += tree.entries();
         stats.runs += tree.runs();
@@ -175,7 +166,7 @@ impl Side {
 
     #[cfg(any(test, feature = "oracle"))]
     pub(crate) fn entries(&self) -> u64 {
-        self.lock().tree.alone().entries()
+        self.lock().tree.entries()
     }
 
     #[cfg(any(test, feature = "oracle"))]

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{Alone, Holder, Node, ROOT};
+use super::{Holder, Node, ROOT, Tree};
 use crate::names::{Place, RUN_MAX};
 use crate::owners::Patch;
 
-impl Alone<'_> {
+impl Tree {
     pub(crate) fn check(&self) {
         let nodes = || {
             (0u32..)

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use kvasir_types::{EngineHash, LocalHash, StoredBlock};
 
-use super::{Alone, Holder, ROOT};
+use super::{Holder, ROOT, Tree};
 use crate::mix::mix;
 use crate::names::Place;
 
@@ -20,7 +20,7 @@ pub(crate) enum Dumped {
     Removed(Vec<EngineHash>),
 }
 
-impl Alone<'_> {
+impl Tree {
     /// What makes a holder's part of the tree again, parents before children. For tiers below the device,
     /// after the device's part.
     pub(crate) fn dump(&self, h: Holder) -> Vec<Dumped> {
@@ -73,7 +73,7 @@ impl Alone<'_> {
         plan
     }
 
-    /// As [`Pen::plan`], of one run.
+    /// As [`Tree::plan`], of one run.
     fn spans(&self, h: Holder, run: u32, to_end: bool) -> Vec<Range<u32>> {
         let held = self.held(run, h);
         let mut spans: Vec<Range<u32>> = Vec::new();

@@ -3,7 +3,7 @@
 //! A little with each event that is one too many, so no list of all leaves: a hand goes round the runs, and of the
 //! next [`LEAVES_COMPARED`] leaves the one goes in which nothing was stored for longest.
 
-use super::{Alone, Holder, ROOT};
+use super::{Holder, ROOT, Tree};
 
 /// Leaves of which the oldest goes.
 const LEAVES_COMPARED: usize = 64;
@@ -11,12 +11,12 @@ const LEAVES_COMPARED: usize = 64;
 /// Slots of runs that are looked at in order to find them, most of which may be free after much has gone.
 const SLOTS_LOOKED_AT: usize = 4096;
 
-impl Alone<'_> {
+impl Tree {
     /// Drops leaves until the tree takes at most `target` bytes or some `most` blocks are gone. Returns how many entries
     /// went.
     pub(crate) fn evict(&mut self, target: usize, most: usize) -> u64 {
         self.clock += 1;
-        self.tidy(most);
+        self.free_deferred(most);
         let (before, mut left) = (self.entries, most);
         while self.bytes() > target
             && left > 0

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Alone, Holder, Node, ROOT, Runs};
+use super::{Holder, Node, ROOT, Tree};
 use crate::SnapshotError;
 use crate::bits::Bits;
 use crate::names::{Place, RUN_MAX};
@@ -38,7 +38,7 @@ pub(crate) struct Packing {
     packed: Packed,
 }
 
-impl Alone<'_> {
+impl Tree {
     /// Begins to pack every run, parents before children.
     pub(crate) fn begin_packing(&self) -> Packing {
         Packing {
@@ -200,10 +200,10 @@ impl Alone<'_> {
     }
 
     fn claim_packed(&mut self, id: u32, packed: &Packed) -> bool {
-        let nodes = &self.runs.nodes;
+        let nodes = &self.nodes;
         if packed.unnamed.is_empty() {
             let first = Place { run: id, pos: 0 };
-            let is_called = |p, name| Runs::is_called(nodes, p, name);
+            let is_called = |p, name| Self::is_called(nodes, p, name);
             return self
                 .names
                 .claim(&packed.names, |name| *name, first, is_called);
@@ -214,7 +214,7 @@ impl Alone<'_> {
             if named
                 && self
                     .names
-                    .insert(name, place, |p| Runs::is_called(nodes, p, name))
+                    .insert(name, place, |p| Self::is_called(nodes, p, name))
                     .is_err()
             {
                 let claimed = &packed.names[..pos as usize];
@@ -261,7 +261,7 @@ mod tests {
                 slot: leaf as u32,
                 tier: 0,
             };
-            tree.alone().store(h, None, &blocks, Again::Counts).unwrap();
+            tree.store(h, None, &blocks, Again::Counts).unwrap();
         }
         tree
     }
@@ -270,17 +270,16 @@ mod tests {
     #[test]
     fn a_tree_that_is_evicted_from_is_not_packed_further() {
         let mut tree = three();
-        let mut packing = tree.alone().begin_packing();
-        assert_eq!(tree.alone().pack_some(&mut packing, 1, |_| {}), Ok(true));
-        assert!(tree.alone().evict(0, 1) > 0);
-        let more = tree.alone().pack_some(&mut packing, 1, |_| {});
+        let mut packing = tree.begin_packing();
+        assert_eq!(tree.pack_some(&mut packing, 1, |_| {}), Ok(true));
+        assert!(tree.evict(0, 1) > 0);
+        let more = tree.pack_some(&mut packing, 1, |_| {});
         assert_eq!(more, Err(SnapshotError::Changed));
     }
 
     #[test]
     fn a_reference_to_no_run_is_an_error() {
-        let mut tree = three();
-        let mut events = tree.alone();
+        let mut events = three();
         let mut packing = events.begin_packing();
         assert_eq!(events.pack_some(&mut packing, 1, |_| {}), Ok(true));
         let leaf = *packing.open.last().unwrap();
@@ -291,8 +290,7 @@ mod tests {
 
     #[test]
     fn a_tree_that_does_not_reach_all_its_runs_is_an_error() {
-        let mut tree = three();
-        let mut events = tree.alone();
+        let mut events = three();
         events.node_mut(ROOT).children.clear();
         let mut packing = events.begin_packing();
         let more = events.pack_some(&mut packing, usize::MAX, |_| {});

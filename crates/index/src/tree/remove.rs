@@ -4,7 +4,7 @@ use kvasir_types::EngineHash;
 use sdd::Tag;
 
 use super::store::Again;
-use super::{Alone, Book, Holder, Pen, ROOT, Runs};
+use super::{Holder, ROOT, Tree};
 use crate::ApplyError;
 use crate::names::Place;
 use crate::owners::Held;
@@ -15,7 +15,7 @@ use crate::view::CHUNK;
 /// Names that are looked at ahead of their removal.
 pub(super) const AHEAD: usize = 16;
 
-impl Alone<'_> {
+impl Tree {
     /// Takes blocks off what a holder holds; unknown names are passed over and the first one reported.
     pub(crate) fn remove(&mut self, h: Holder, names: &[EngineHash]) -> Result<(), ApplyError> {
         self.clock += 1;
@@ -61,12 +61,10 @@ impl Alone<'_> {
 
     #[cold]
     fn settle_empty(&mut self) {
-        self.forget_graves();
+        self.drop_deferred();
         self.close();
     }
-}
 
-impl Runs {
     /// Whether a holder, of which something was stored, has each of its blocks once and under its own name.
     #[inline]
     pub(super) fn holds_plainly(&self, h: Holder) -> bool {
@@ -122,9 +120,7 @@ impl Runs {
         }
         named.filter(|p| self.holds(*p, h) && !(odd && self.odd.lists(h, *p)))
     }
-}
 
-impl<N: Book> Pen<'_, N> {
     /// Removes a block, and with it as many of the next names as go on from there in its run, either way.
     /// For holders that have nothing odd. False if it does not hold the block.
     pub(super) fn remove_stretch(
@@ -134,7 +130,7 @@ impl<N: Book> Pen<'_, N> {
         rest: &mut &[EngineHash],
     ) -> bool {
         let Place { run, pos } = place;
-        let node = self.runs.node(run);
+        let node = self.node(run);
         let held = node.run.held(h.tier, h.slot);
         if !held.has(pos) {
             return false;
@@ -223,10 +219,10 @@ impl<N: Book> Pen<'_, N> {
 
     /// Forgets the names of the blocks from `keep` on.
     fn forget_names(&mut self, run: u32, keep: u32) {
-        let Some(Some(node)) = self.runs.nodes.get_mut(run as usize) else {
+        let Some(Some(node)) = self.nodes.get_mut(run as usize) else {
             return;
         };
-        self.runs.blocks -= node.names.len() - keep as usize;
+        self.blocks -= node.names.len() - keep as usize;
         let gone = &node.names[keep as usize..];
         self.names.forget(gone, Place { run, pos: keep });
         node.names.truncate(keep as usize);
@@ -260,16 +256,14 @@ impl<N: Book> Pen<'_, N> {
         let (follows, first) = (node.run.follows, node.run.first());
         self.edges.remove(follows, first, run);
         self.disown(parent, place);
-        if self.graves.open {
+        if self.deferred_frees.collecting {
             self.unpublish(run);
-            self.bury(run);
+            self.defer_free(run);
         } else {
             self.forget_names(run, 0);
             self.unpublish(run);
             self.nodes[run as usize] = None;
-            if !self.names.keeps(run) {
-                self.release(run);
-            }
+            self.release(run);
         }
         parent
     }
@@ -281,9 +275,7 @@ impl<N: Book> Pen<'_, N> {
         self.run_bytes -= self.node(run).bytes;
         self.live -= 1;
     }
-}
 
-impl Alone<'_> {
     /// Removes everything of a holder, in slices: at most `runs` runs or odd names a call. Says whether more is left.
     pub(crate) fn clear(&mut self, h: Holder, runs: usize) -> bool {
         if self.holdings.len() <= h.slot as usize {
@@ -297,7 +289,7 @@ impl Alone<'_> {
         if odd.len() == runs {
             return true;
         }
-        self.graves.open = true;
+        self.deferred_frees.collecting = true;
         for _ in 0..runs {
             let Some(run) = self.holding(h).log.pop() else {
                 break;
@@ -306,7 +298,7 @@ impl Alone<'_> {
                 self.give_up(h, run, 0, self.len(run));
             }
         }
-        self.graves.open = false;
+        self.deferred_frees.collecting = false;
         self.settle();
         let holding = self.holding(h);
         let more = !holding.log.is_empty();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kvasir_types::{EngineHash, StoredBlock};
 
-use super::{Alone, Book, Holder, Node, Pen, ROOT, Runs};
+use super::{Holder, Node, ROOT, Tree};
 use crate::ApplyError;
 use crate::names::{Place, RUN_MAX};
 use crate::owners::Held;
@@ -47,7 +47,7 @@ pub(super) struct Stretch {
     pub(super) len: u32,
 }
 
-impl Alone<'_> {
+impl Tree {
     /// Adds consecutive blocks after `parent` to what a holder holds.
     pub(crate) fn store(
         &mut self,
@@ -157,12 +157,12 @@ impl Alone<'_> {
         let from = self.node(id).names.len();
         self.node_mut(id)
             .add_names(blocks.iter().map(|b| b.engine.0), grows);
-        let nodes = &self.runs.nodes;
+        let nodes = &self.nodes;
         let first = Place {
             run: id,
             pos: from as u32,
         };
-        let is_called = |p, name| Runs::is_called(nodes, p, name);
+        let is_called = |p, name| Self::is_called(nodes, p, name);
         if self.names.claim(blocks, |b| b.engine.0, first, is_called) {
             return Some(if grows {
                 Made::Grown(blocks.len())
@@ -210,9 +210,9 @@ impl Alone<'_> {
         let mut node = Node::new(Run::new(0, 0, 0, Arc::new([])), ROOT);
         node.names = vec![name];
         self.nodes[id as usize] = Some(node);
-        let (place, nodes) = (Place { run: id, pos: 0 }, &self.runs.nodes);
+        let (place, nodes) = (Place { run: id, pos: 0 }, &self.nodes);
         let taken = self.names.insert(name, place, |p| {
-            p != place && Runs::is_called(nodes, p, name)
+            p != place && Self::is_called(nodes, p, name)
         });
         self.node_mut(id).clean = taken.is_ok();
         self.attach(h, at, id, Arc::new([block.local.0]));
@@ -221,9 +221,7 @@ impl Alone<'_> {
         self.set_held(id, h, 0, 1, false);
         place
     }
-}
 
-impl Runs {
     /// The blocks from `at` on that are in the tree and have the first of the given contents.
     pub(super) fn stretch(&self, at: Point, blocks: &[StoredBlock]) -> Option<Stretch> {
         let local = blocks.first()?.local.0;
@@ -309,7 +307,7 @@ impl Runs {
         }
     }
 
-    /// As [`Runs::grow`], by publishing a run with more room.
+    /// As [`Tree::grow`], by publishing a run with more room.
     fn grow_copy(&mut self, h: Holder, id: u32, blocks: &[StoredBlock], fresh: bool) {
         let old = self.node(id).run.clone();
         let locals = blocks.iter().map(|b| b.local.0);
@@ -333,9 +331,7 @@ impl Runs {
         }
         self.publish(id, draft);
     }
-}
 
-impl<N: Book> Pen<'_, N> {
     /// Hangs a new run, whose names are claimed, after `at`.
     pub(super) fn attach(&mut self, h: Holder, at: Point, id: u32, locals: Arc<[u64]>) -> Point {
         if at.pos < self.len(at.run) {
@@ -390,7 +386,7 @@ pub(crate) fn refuse(parent: EngineHash, blocks: &[StoredBlock]) -> Result<(), A
     Err(ApplyError::ParentBlockNotFound(parent))
 }
 
-/// What [`Pen::make`] prepared.
+/// What [`Tree::make`] prepared.
 enum Made {
     Nothing,
     /// So many blocks at the end of an existing run.
