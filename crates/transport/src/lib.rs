@@ -10,6 +10,7 @@
 
 mod events;
 mod memory;
+mod on_wake;
 mod plane;
 mod stream;
 mod tasks;
@@ -22,6 +23,7 @@ pub use events::{
 };
 pub use kvasir_wire::{SourceEvent, SourceFault};
 pub use memory::{Call, MemoryPlane, WorkerInbox};
+pub use on_wake::OnWake;
 pub use plane::{PlaneError, RequestPlane, SendFuture};
 pub use stream::{TokenSink, TokenStream, token_stream};
 pub use tasks::Tasks;

@@ -8,6 +8,8 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::on_wake::OnWake;
+
 /// The tasks of one server: where they are spawned, told to stop and waited for. Clones are one set.
 ///
 /// Shutdown has two stages. *Draining* asks tasks to finish what they have and take nothing new;
@@ -36,10 +38,12 @@ impl Tasks {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
-        let stopping = self.stopping.clone();
+        // In boxes: a task that is made of nested futures has the room of its work four times.
+        let (work, stopped) = (Box::pin(future), self.stopping.clone().cancelled_owned());
+        let mut stopped = OnWake::new(Box::pin(stopped));
         tokio::spawn(
             self.tracker
-                .track_future(async move { stopping.run_until_cancelled_owned(future).await }),
+                .track_future(async move { stopped.interrupt(work).await.ok() }),
         )
     }
 

@@ -18,6 +18,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use kvasir_transport::OnWake;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -294,28 +295,53 @@ async fn serve_connection<S: Service>(
     let on_reset = || http.client_stalled("its stream is reset");
     let stalled = activity.stalled(limits.client_stall, on_reset);
     tokio::pin!(stalled);
-    let outcome = tokio::select! {
-        outcome = connection.as_mut() => outcome,
-        cut = &mut stalled => return connection_stalled(http, cut),
-        () = http.leaving() => {
-            if activity.is_http2() {
-                connection.as_mut().graceful_shutdown();
-            }
+    let mut stage = ShutdownStage::Serving;
+    let outcome = loop {
+        let next = stage.end(http);
+        let event = std::pin::pin!(async {
             tokio::select! {
-                outcome = connection.as_mut() => outcome,
-                cut = &mut stalled => return connection_stalled(http, cut),
-                () = tasks.draining() => {
-                    connection.as_mut().graceful_shutdown();
-                    tokio::select! {
-                        outcome = connection => outcome,
-                        cut = stalled => return connection_stalled(http, cut),
-                    }
-                }
+                cut = &mut stalled => Some(cut),
+                () = next => None,
             }
+        });
+        match OnWake::new(event).interrupt(connection.as_mut()).await {
+            Ok(outcome) => break outcome,
+            Err(Some(cut)) => return connection_stalled(http, cut),
+            Err(None) => stage = stage.next(),
+        }
+        // Connections of HTTP/1 end with their next answer while the server leaves; when it drains, all of them do.
+        if stage == ShutdownStage::Draining || activity.is_http2() {
+            connection.as_mut().graceful_shutdown();
         }
     };
     if let Err(error) = outcome {
         service.connection_failed(&*error);
+    }
+}
+
+/// How far the server's end has come, as a connection sees it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ShutdownStage {
+    Serving,
+    Leaving,
+    Draining,
+}
+
+impl ShutdownStage {
+    fn next(self) -> Self {
+        match self {
+            Self::Serving => Self::Leaving,
+            Self::Leaving | Self::Draining => Self::Draining,
+        }
+    }
+
+    /// Waits for the next stage.
+    async fn end(self, http: &HttpContext) {
+        match self {
+            Self::Serving => http.leaving().await,
+            Self::Leaving => http.tasks.draining().await,
+            Self::Draining => std::future::pending().await,
+        }
     }
 }
 
