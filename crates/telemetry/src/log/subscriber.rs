@@ -39,14 +39,14 @@ impl<S: Fn(&str)> LineSubscriber<S> {
 
 impl<S: Fn(&str) + 'static> Subscriber for LineSubscriber<S> {
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
-        match metadata.is_event() {
-            true => Interest::always(),
-            false => Interest::never(),
+        match metadata.is_span() {
+            true => Interest::never(),
+            false => Interest::always(),
         }
     }
 
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event()
+        !metadata.is_span()
     }
 
     fn event(&self, event: &Event<'_>) {
@@ -115,6 +115,17 @@ pub(super) mod tests {
         });
         let ends: Vec<_> = seen.iter().map(|line| &line[34..]).collect();
         assert_eq!(ends, ["outer a=value", "after"]);
+    }
+
+    /// `enabled!` asks with metadata that is neither an event's nor a span's.
+    #[test]
+    fn whether_an_event_would_be_logged_can_be_asked() {
+        let mut asked = (false, true);
+        lines(Format::Text, false, || {
+            let event = tracing::enabled!(target: "some", tracing::Level::DEBUG);
+            asked = (event, tracing::span_enabled!(tracing::Level::ERROR));
+        });
+        assert_eq!(asked, (true, false));
     }
 
     #[test]
