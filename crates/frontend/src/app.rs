@@ -22,8 +22,8 @@ use crate::http::via::Via;
 use crate::models::Models;
 use crate::models::text_counts::TextCounts;
 use crate::observe::observer::Observer;
-use crate::request::ahead::Places;
 use crate::request::migrate::MigrationOptions;
+use crate::request::speculative_prefill::PrefillSlots;
 
 /// Settings of the HTTP side.
 #[derive(Clone, Debug)]
@@ -101,7 +101,7 @@ pub struct App {
     http: HttpContext,
     observer: Observer,
     via: Via,
-    ahead: Places,
+    prefill_slots: PrefillSlots,
 }
 
 impl App {
@@ -130,7 +130,7 @@ impl App {
             http: HttpContext::new(edge, metrics, clock, tasks),
             via: Via::new(observer.new_request_id()),
             observer,
-            ahead: Places::default(),
+            prefill_slots: PrefillSlots::default(),
         })
     }
 
@@ -231,9 +231,9 @@ impl App {
         self.http.is_draining()
     }
 
-    /// Turns that are computed ahead.
-    pub(crate) fn ahead(&self) -> &Places {
-        &self.ahead
+    /// Slots for speculative prefills.
+    pub(crate) fn prefill_slots(&self) -> &PrefillSlots {
+        &self.prefill_slots
     }
 
     /// How it signs what it passes on.

@@ -41,7 +41,7 @@ pub(crate) fn limits(app: &App) -> AttemptLimits {
 }
 
 /// A request that looks for a worker.
-pub(crate) struct Placing<'a> {
+pub(crate) struct UnplacedRequest<'a> {
     pub(crate) app: &'a App,
     pub(crate) model: &'a ServedModel,
     pub(crate) arrival: &'a Arrival,
@@ -52,17 +52,17 @@ pub(crate) struct Placing<'a> {
 
 /// Tries workers until one begins to answer. The error is for the client.
 pub(crate) async fn run<O: OpenAttempt>(
-    placing: Placing<'_>,
+    request: UnplacedRequest<'_>,
     attempts: &mut Attempts,
     opener: &mut O,
 ) -> Result<(Booking, O::Answer), ApiError> {
-    let Placing {
+    let UnplacedRequest {
         app,
         model,
         arrival,
         blocks,
         mut migration,
-    } = placing;
+    } = request;
     let mut client_error = ApiError::unavailable();
     let answer = loop {
         if attempts.failures() > 0 {

@@ -1,13 +1,12 @@
-//! Requests for OpenAI workers: the client's body goes to the chosen engine, the engine's answer comes back.
+//! Requests to engines behind HTTP: the client's body goes to the chosen engine, the engine's answer comes back.
 //!
-//! We read only what routing needs and refuse only what no engine could read. The engine judges the rest, and
-//! its answers pass unchanged, errors included. Until something has been said to the client, a worker that fails
-//! is replaced by another.
+//! We read only what routing needs and refuse only what no engine could read. The engine judges the rest, and its answers pass
+//! unchanged, errors included. Until the client has received something, a worker that fails is replaced by another.
 
-mod ahead;
 mod attempt;
 mod headers;
-mod opening;
+mod keep_alive;
+mod next_turn;
 mod outgoing;
 mod pass;
 mod peek;
@@ -36,7 +35,8 @@ use crate::models::ServedModel;
 use crate::models::tokenize;
 use crate::observe::request_record::RequestRecord;
 use crate::proxy::relay::{
-    Accounting, AnswerStart, Extras, FirstBytes, Form, Hide, Relay, ResumeState, Source, Timeouts,
+    Accounting, AnswerStart, Extras, FirstBytes, Form, HiddenUsage, Relay, ResumeState, Source,
+    Timeouts,
 };
 use crate::request::ask;
 use crate::request::client_request::ClientRequest;
@@ -44,19 +44,19 @@ use crate::request::query::Query;
 use crate::request::response_extras::{self, ExtraFields};
 use crate::request::route_error;
 
-pub(crate) use ahead::NextTurn;
+pub(crate) use next_turn::NextTurn;
 pub(crate) use pass::pass;
 use resume::ResumeTerms;
 pub(crate) use resume::{Continuation, Resume, ResumeFuture, ResumedAnswer};
 pub(crate) use stored::seek;
 
-/// A request on its way to an OpenAI worker.
+/// A request to an engine behind HTTP.
 struct Forward {
     app: Arc<App>,
     model: Arc<ServedModel>,
     method: Method,
     path: PathAndQuery,
-    /// What the engine gets, but for what differs between workers.
+    /// Headers for the engine, without those that differ between workers.
     headers: HeaderMap,
     body: Bytes,
     /// How urgent the client says it is; in `body` it stands as vLLM writes it.
@@ -67,21 +67,21 @@ struct Forward {
     notes: Bytes,
 }
 
-/// What is known about the answer before it comes.
+/// What kind of request it is.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     /// A completion.
     Completion {
         stream: bool,
         /// The usage that the client did not ask for.
-        hide: Hide,
+        hide: HiddenUsage,
         extra_fields: ExtraFields,
         /// On which terms its answer may be resumed; none if it may not.
         terms: Option<ResumeTerms>,
-        /// The next turn is to be computed ahead.
-        ahead: bool,
+        /// The next turn is to be prefilled (`speculative_prefill`).
+        prefill_next_turn: bool,
     },
-    /// Nothing.
+    /// Any other request, which passes unread.
     Opaque {
         /// Running it twice does no harm.
         idempotent: bool,
@@ -98,12 +98,12 @@ struct EngineAnswer {
 }
 
 /// A completion that is ready to be placed.
-struct Ready {
+struct PreparedRequest {
     forward: Forward,
     arrival: Arrival,
     blocks: PromptBlocks,
     record: RequestRecord,
-    /// It only asks where it would go.
+    /// It only asks which worker would serve it.
     query: Option<Box<Query>>,
 }
 
@@ -131,7 +131,7 @@ pub(crate) async fn handle(
     }
     let answer = ready.forward.run(ready.arrival, ready.blocks, ready.record);
     match keep_alive {
-        Some((every, peek)) => opening::wait(answer, every, peek).await,
+        Some((every, peek)) => keep_alive::wait(answer, every, peek).await,
         None => answer.await,
     }
 }
@@ -161,7 +161,7 @@ async fn prepare(
     asked: ClientRequest,
     scan: &Scan<'_>,
     model: &Arc<ServedModel>,
-) -> Result<Ready, ApiError> {
+) -> Result<PreparedRequest, ApiError> {
     let (stream, endpoint, began) = (scan.stream(), asked.endpoint, app.clock().now());
     let record = RequestRecord::start(
         app.observer(),
@@ -213,9 +213,9 @@ async fn prepare(
     let terms = resume_terms(app, scan, endpoint, &nvext);
     let follow = terms.is_some_and(|terms| terms.obstacle.is_none());
     let hide = match (stream, scan.include_usage()) {
-        (true, false) => Hide::All,
-        (true, true) if follow && !scan.continuous_usage() => Hide::Chunks,
-        _ => Hide::Nothing,
+        (true, false) => HiddenUsage::All,
+        (true, true) if follow && !scan.continuous_usage() => HiddenUsage::Chunks,
+        _ => HiddenUsage::None,
     };
     let mut headers = headers::to_engine(asked.parts.headers, app.via(), &asked.arrived.name);
     // What we look into must not be compressed.
@@ -234,7 +234,9 @@ async fn prepare(
             hide,
             extra_fields: ExtraFields::of(model, &nvext, scan),
             terms,
-            ahead: nvext.hints.speculative_prefill && endpoint == Endpoint::Chat && scan.n() == 1,
+            prefill_next_turn: nvext.hints.speculative_prefill
+                && endpoint == Endpoint::Chat
+                && scan.n() == 1,
         },
         received: record.received(),
         notes,
@@ -242,7 +244,7 @@ async fn prepare(
     let took = app.clock().now() - began;
     model.placements.stage_took(Stage::Preprocess, took);
     drop(preprocess);
-    Ok(Ready {
+    Ok(PreparedRequest {
         forward,
         arrival,
         blocks,
@@ -309,9 +311,15 @@ fn resume_terms(
 }
 
 impl Forward {
-    /// Whether the next turn is to be computed ahead.
-    fn looks_ahead(&self) -> bool {
-        matches!(self.kind, Kind::Completion { ahead: true, .. })
+    /// Whether the next turn is to be prefilled.
+    fn prefills_next_turn(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::Completion {
+                prefill_next_turn: true,
+                ..
+            }
+        )
     }
 
     /// The state of an answer that may be resumed at another worker.
@@ -393,7 +401,7 @@ impl Forward {
         };
         let accounting = Accounting::begin(booking, record, self.app.clock(), &start);
         let forward = Arc::new(self);
-        let next = forward.looks_ahead().then(|| NextTurn {
+        let next = forward.prefills_next_turn().then(|| NextTurn {
             forward: Arc::clone(&forward),
             target,
         });
@@ -442,7 +450,7 @@ impl Forward {
         }
     }
 
-    /// What the client asked to be told.
+    /// The extra fields that the client asked for.
     fn extra_fields(&self) -> ExtraFields {
         match self.kind {
             Kind::Completion { extra_fields, .. } => extra_fields,

@@ -3,10 +3,10 @@
 //! Extensions and headers, the prompt and its tokens, what the response is to carry beside the answer, whether
 //! the answer may move to another worker.
 
-pub(crate) mod ahead;
 pub(crate) mod ask;
 pub(crate) mod client_request;
 pub(crate) mod migrate;
 pub(crate) mod query;
 pub(crate) mod response_extras;
 pub(crate) mod route_error;
+pub(crate) mod speculative_prefill;

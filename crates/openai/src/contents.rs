@@ -4,7 +4,7 @@
 //! them says the same for every text: who speaks, which tools are called, whether there are pictures.
 
 use crate::object::{Span, span_in};
-use crate::walk::{self, Walked};
+use crate::walk::{self, JsonField};
 
 /// Where in `messages` (a JSON list) the contents that are strings stand, between their quotes, in order. `None`
 /// where that is not clear: it is no list of objects, or a message has two contents.
@@ -22,7 +22,7 @@ pub fn content_spans(messages: &str) -> Option<Vec<Span>> {
     let mut clear = true;
     walk::items(messages, |message| {
         let mut contents = 0;
-        let walked = walk::fields(message, |Walked { key, value }| {
+        let complete = walk::fields(message, |JsonField { key, value }| {
             if key != "content" {
                 return;
             }
@@ -30,7 +30,7 @@ pub fn content_spans(messages: &str) -> Option<Vec<Span>> {
             let text = value.strip_prefix('"').and_then(|v| v.strip_suffix('"'));
             spans.extend(text.map(|text| span_in(messages, text)));
         });
-        clear &= walked.is_some() && contents <= 1;
+        clear &= complete.is_some() && contents <= 1;
     })?;
     clear.then_some(spans)
 }

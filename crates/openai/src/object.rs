@@ -13,7 +13,7 @@ use serde::Deserializer as _;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::walk::{self, Walked};
+use crate::walk::{self, JsonField};
 
 /// Bytes `start..end` of a body.
 pub type Span = Range<usize>;
@@ -141,7 +141,7 @@ impl<'a> Object<'a> {
     fn walk(body: &'a str) -> Option<Self> {
         let mut fields = Vec::with_capacity(16);
         let span = |part: &str| span_in(body, part);
-        walk::fields(body, |Walked { key, value }| {
+        walk::fields(body, |JsonField { key, value }| {
             let inner = span(key);
             fields.push(Field {
                 key: Cow::Borrowed(key),

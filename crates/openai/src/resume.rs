@@ -23,7 +23,7 @@ use crate::object::Object;
 use crate::scan::Scan;
 
 pub use graft::Graft;
-pub use progress::{Progress, Seen};
+pub use progress::{ChunkKind, Progress};
 
 /// Tokens of a completion that names no limit.
 const COMPLETION_TOKENS: u32 = 16;

@@ -14,7 +14,7 @@ use crate::answer::Endpoint;
 use crate::json::Fields;
 use crate::scan::Scan;
 use crate::sse::Event;
-use crate::walk::{self, Walked};
+use crate::walk::{self, JsonField};
 
 /// Tokens in and out of one request, over all its choices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,13 +111,16 @@ pub fn find_usage(json: &[u8]) -> Option<UsageChunk> {
 /// The quick reading: only the usage is parsed. `None` where it is not sure.
 fn walk_for_usage(json: &[u8]) -> Option<Option<UsageChunk>> {
     let (mut usage, mut choices, mut twice) = (None, None, false);
-    walk::fields(std::str::from_utf8(json).ok()?, |Walked { key, value }| {
-        twice |= match key {
-            "usage" => usage.replace(value).is_some(),
-            "choices" => choices.replace(value).is_some(),
-            _ => false,
-        };
-    })?;
+    walk::fields(
+        std::str::from_utf8(json).ok()?,
+        |JsonField { key, value }| {
+            twice |= match key {
+                "usage" => usage.replace(value).is_some(),
+                "choices" => choices.replace(value).is_some(),
+                _ => false,
+            };
+        },
+    )?;
     let only_usage = match choices {
         None | Some("null") => true,
         Some(list) => list.strip_prefix('[')?.trim_start().starts_with(']'),

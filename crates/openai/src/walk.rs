@@ -15,14 +15,14 @@ const SHORT: usize = 32;
 
 /// A field of an object: its key between the quotes, and its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Walked<'a> {
+pub(crate) struct JsonField<'a> {
     pub(crate) key: &'a str,
     pub(crate) value: &'a str,
 }
 
 /// Calls `each` for the fields of the object that `json` is; `None` where `serde_json` must be asked. What was
 /// called for before counts only if the end is reached.
-pub(crate) fn fields<'a>(json: &'a str, mut each: impl FnMut(Walked<'a>)) -> Option<()> {
+pub(crate) fn fields<'a>(json: &'a str, mut each: impl FnMut(JsonField<'a>)) -> Option<()> {
     let bytes = json.as_bytes();
     let mut at = blank(bytes, 0);
     if *bytes.get(at)? != b'{' {
@@ -42,7 +42,7 @@ pub(crate) fn fields<'a>(json: &'a str, mut each: impl FnMut(Walked<'a>)) -> Opt
         }
         let start = blank(bytes, at + 1);
         let end = value(bytes, start)?;
-        each(Walked {
+        each(JsonField {
             key: name,
             value: json.get(start..end)?,
         });

@@ -13,7 +13,7 @@ use kvasir_types::{AttemptError as _, FailureCause, WorkerRank};
 use kvasir_upstream::{UpstreamBody, UpstreamError, UpstreamRequest, cause_of_status};
 
 use super::{EngineAnswer, Forward, Kind, headers, outgoing, peek};
-use crate::attempts::{self, OpenAttempt, Placing};
+use crate::attempts::{self, OpenAttempt, UnplacedRequest};
 use crate::http::reply::Reply;
 use crate::observe::request_record::RequestRecord;
 use crate::proxy::relay::{Form, Source};
@@ -74,14 +74,14 @@ impl Forward {
             record: &mut record,
             unavailable: None,
         };
-        let placing = Placing {
+        let unplaced = UnplacedRequest {
             app: &self.app,
             model: &self.model,
             arrival: &arrival,
             blocks: &blocks,
             migration: None,
         };
-        let found = attempts::run(placing, &mut attempts, &mut opener).await;
+        let found = attempts::run(unplaced, &mut attempts, &mut opener).await;
         let (answer, target, booking) = match (found, opener.unavailable) {
             (Ok((booking, answer)), _) => (answer, booking.target(), Some(booking)),
             (Err(_), Some((answer, target))) => (answer, target, None),
@@ -180,7 +180,7 @@ impl Forward {
             .resume_state()
             .filter(|_| matches!(form, Form::Events { .. }));
         let mut source = Source::new(body, form, resume);
-        source.keep_text(self.looks_ahead());
+        source.keep_text(self.prefills_next_turn());
         let first = source.first_bytes().await?;
         let answer = EngineAnswer {
             dispatched,

@@ -1,4 +1,4 @@
-//! Routes that only engines know: a request passes to one of them by load, and its answer passes back.
+//! Routes that only engines know: a request goes to one of them by load, and its answer is passed on.
 //!
 //! What always holds: bytes are not touched, but that `nvext`, which is ours, is taken out of a JSON object. A body is
 //! read whole before an engine sees any of it (another may be asked), up to `--http-body-limit-mb`.

@@ -24,7 +24,7 @@ use crate::http::reply::{ByteSource, Cut};
 use crate::observe::request_record::{RequestRecord, Totals};
 use crate::proxy::{Continuation, NextTurn, Resume, ResumeFuture, ResumedAnswer};
 
-pub(crate) use source::{Extras, FirstBytes, Form, Hide, ResumeState, Source};
+pub(crate) use source::{Extras, FirstBytes, Form, HiddenUsage, ResumeState, Source};
 
 /// The text of a comment that keeps a silent stream alive.
 const KEEP_ALIVE: &str = "keep-alive";

@@ -15,7 +15,7 @@ use kvasir_types::{FailureCause, WorkerId, WorkerRank};
 use kvasir_upstream::UpstreamError;
 
 use super::{Forward, headers};
-use crate::attempts::{self, OpenAttempt, Placing};
+use crate::attempts::{self, OpenAttempt, UnplacedRequest};
 use crate::models::tokenize;
 use crate::proxy::relay::{FirstBytes, Form, ResumeState, Source};
 use crate::request::migrate::{self, Migration, ResumeObstacle};
@@ -225,14 +225,14 @@ impl ResumeAttempt {
         let (app, model) = (&forward.app, &forward.model);
         let migration = Migration::begin(app.observer(), &model.name, attempts.phase());
         let blocks = self.name_blocks(&mut arrival).await;
-        let placing = Placing {
+        let unplaced = UnplacedRequest {
             app,
             model,
             arrival: &arrival,
             blocks: &blocks,
             migration: Some(migration),
         };
-        let (booking, (source, first)) = attempts::run(placing, &mut attempts, &mut self).await?;
+        let (booking, (source, first)) = attempts::run(unplaced, &mut attempts, &mut self).await?;
         Ok(ResumedAnswer {
             source,
             first,

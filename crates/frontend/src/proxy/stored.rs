@@ -1,7 +1,7 @@
-//! What one engine keeps under an id: it is asked for where it is, whoever that may be.
+//! Objects that one engine stores under an id: the engine that has it is searched for.
 //!
-//! An id does not say who made it, and it may have been made before this process or by way of another one. So the
-//! workers are asked one after another, and the first that knows it answers.
+//! An id does not name its engine, and it may be older than this process or come from another router. So the workers are asked one
+//! after another, and the first that knows the id answers.
 //!
 //! What always holds: at most [`SOUGHT_MAX`] workers are asked; what nobody has is not found only if all could be
 //! asked.

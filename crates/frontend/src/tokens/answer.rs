@@ -1,10 +1,9 @@
 //! An answer under way: tokens from workers become text, text becomes bytes for the client.
 //!
-//! It is polled by the connection that it is written to and owns everything that it uses. Dropping it at any
-//! moment cancels the workers' streams, frees the bookings and counts the client as gone. A worker that breaks
-//! off is replaced by another that goes on from the last token, where that is allowed.
+//! The client's connection polls it, and it owns everything that it uses. Dropping it at any moment cancels the workers' streams,
+//! frees the bookings and counts a cancellation. If a worker fails, another resumes after the last token, where that is allowed.
 
-mod likely;
+mod logprobs;
 mod next_turn;
 mod resume_state;
 
@@ -39,13 +38,13 @@ use crate::tokens::lane::{self, Lane};
 pub(crate) struct Answer {
     app: Arc<App>,
     job: Arc<Job>,
-    lanes: Vec<Running>,
+    lanes: Vec<ChoiceStream>,
     record: Option<RequestRecord>,
     created: u64,
 }
 
-/// One choice under way.
-struct Running {
+/// One choice that is being generated.
+struct ChoiceStream {
     index: u32,
     /// `None` once the choice has ended.
     work: Option<(Booking, TokenStream)>,
@@ -53,19 +52,19 @@ struct Running {
     resuming: Option<ResumeFuture>,
     /// What is needed to resume it.
     resume: ChoiceResumeState,
-    /// What came before anybody polled.
+    /// What came before the first poll.
     first: Option<TokenItem>,
-    /// Until when its worker must say something.
+    /// Its worker must send something before this expires.
     silence: Option<SilenceTimer>,
-    /// Text to begin with, until it has been told.
+    /// The echoed prompt, until it has been sent.
     echo: String,
     text: Detokenizer,
-    /// All text so far, where the next turn is to be computed ahead.
+    /// All text so far, where the next turn is to be prefilled.
     said: Option<String>,
     /// The first worker that served it.
     target: WorkerRank,
-    /// Another worker went on, and nobody was told.
-    untold: bool,
+    /// Another worker resumed it, which is not recorded yet.
+    resume_unrecorded: bool,
     prompt_tokens: u32,
     hit_rate: f64,
     cached_tokens: Option<u32>,
@@ -79,7 +78,7 @@ struct Running {
 type ResumeFuture = Pin<Box<dyn Future<Output = Result<Lane, ApiError>> + Send>>;
 
 /// Why a choice has no next item.
-enum Failure {
+enum ChoiceFailure {
     /// Its worker failed.
     Worker(PlaneError),
     /// No other worker could go on.
@@ -87,21 +86,21 @@ enum Failure {
 }
 
 /// What follows a worker's failure.
-enum Next {
+enum AfterFailure {
     /// Another worker is asked.
-    Elsewhere,
+    Resume,
     /// This, in the worker's place.
     Item(TokenItem),
     /// The end.
     End(ApiError),
 }
 
-/// What one choice has to tell.
-struct News {
+/// New text of one choice.
+struct ChoiceDelta {
     index: u32,
     text: String,
     tokens: Vec<Token>,
-    /// How likely they were, where the client wants to know and the worker tells.
+    /// Their log probabilities, where the client asks for them and the worker returns them.
     logprobs: Option<Vec<TokenLogprob>>,
     finish: Option<FinishReason>,
 }
@@ -122,7 +121,7 @@ impl Answer {
         let created = app.clock().unix_secs(record.received());
         let running = (0..)
             .zip(lanes)
-            .map(|(index, lane)| Running::new(index, lane, &app, &job));
+            .map(|(index, lane)| ChoiceStream::new(index, lane, &app, &job));
         Self {
             lanes: running.collect(),
             app,
@@ -141,20 +140,20 @@ impl Answer {
         }
     }
 
-    /// The next news of any choice; `None` when all have ended.
-    fn poll_news(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<News, ApiError>>> {
+    /// The next delta of any choice; `None` when all have ended.
+    fn poll_delta(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<ChoiceDelta, ApiError>>> {
         let mut running = false;
         for lane in &mut self.lanes {
             let item = loop {
                 match lane.poll_item(cx) {
-                    Poll::Ready(Some(Err(Failure::Worker(error)))) => {
+                    Poll::Ready(Some(Err(ChoiceFailure::Worker(error)))) => {
                         match lane.break_off(&self.app, &self.job, &error) {
-                            Next::Elsewhere => {}
-                            Next::Item(item) => break Poll::Ready(Some(Ok(item))),
-                            Next::End(failure) => break Poll::Ready(Some(Err(failure))),
+                            AfterFailure::Resume => {}
+                            AfterFailure::Item(item) => break Poll::Ready(Some(Ok(item))),
+                            AfterFailure::End(failure) => break Poll::Ready(Some(Err(failure))),
                         }
                     }
-                    Poll::Ready(Some(Err(Failure::Move(failure)))) => {
+                    Poll::Ready(Some(Err(ChoiceFailure::Move(failure)))) => {
                         break Poll::Ready(Some(Err(failure)));
                     }
                     Poll::Ready(Some(Ok(item))) => break Poll::Ready(Some(Ok(item))),
@@ -166,9 +165,9 @@ impl Answer {
                 Poll::Pending => running = true,
                 Poll::Ready(None) => {}
                 Poll::Ready(Some(Ok(item))) => {
-                    lane.tell_move(self.record.as_mut());
-                    let news = lane.take(item, &self.app, &self.job, self.record.as_ref());
-                    return Poll::Ready(Some(Ok(news)));
+                    lane.record_resume(self.record.as_mut());
+                    let delta = lane.take(item, &self.app, &self.job, self.record.as_ref());
+                    return Poll::Ready(Some(Ok(delta)));
                 }
                 Poll::Ready(Some(Err(failure))) => return Poll::Ready(Some(Err(failure))),
             }
@@ -184,16 +183,16 @@ impl Answer {
     pub(crate) async fn collect(mut self) -> Result<Bytes, ApiError> {
         let mut choices = vec![Choice::default(); self.lanes.len()];
         let mut tokens: Vec<Token> = Vec::new();
-        while let Some(news) = poll_fn(|cx| self.poll_news(cx)).await {
-            let news = match news {
-                Ok(news) => news,
+        while let Some(delta) = poll_fn(|cx| self.poll_delta(cx)).await {
+            let delta = match delta {
+                Ok(delta) => delta,
                 Err(error) => return Err(self.fail(error)),
             };
-            tokens.extend_from_slice(&news.tokens);
-            if let Some(choice) = choices.get_mut(news.index as usize) {
-                choice.text.push_str(&news.text);
-                choice.finish = news.finish;
-                if let Some(told) = news.logprobs {
+            tokens.extend_from_slice(&delta.tokens);
+            if let Some(choice) = choices.get_mut(delta.index as usize) {
+                choice.text.push_str(&delta.text);
+                choice.finish = delta.finish;
+                if let Some(told) = delta.logprobs {
                     choice.logprobs.get_or_insert_default().extend(told);
                 }
             }
@@ -212,7 +211,7 @@ impl Answer {
         Ok(out.freeze())
     }
 
-    /// What the client asked to be told about choice `index`.
+    /// The `nvext` that the client asked for, of choice `index`.
     fn nvext(&self, index: u32, last: bool) -> ResponseNvext {
         let extra = &self.job.nvext.extra;
         let mut nvext = ResponseNvext::default();
@@ -229,7 +228,7 @@ impl Answer {
         nvext
     }
 
-    fn timing(&self, lane: &Running) -> Timing {
+    fn timing(&self, lane: &ChoiceStream) -> Timing {
         let clock = self.app.clock();
         let received = self
             .record
@@ -274,7 +273,7 @@ impl Answer {
             target: self.lanes.first().map(|l| l.target).unwrap_or_default(),
         };
         if let Some(record) = self.record.take() {
-            let latencies = self.lanes.first().map(Running::latencies);
+            let latencies = self.lanes.first().map(ChoiceStream::latencies);
             record.meters().ended(&totals, latencies);
             record.succeed(&totals);
             let said = self.lanes.first_mut().and_then(|lane| lane.said.take());
@@ -296,7 +295,7 @@ impl Answer {
     }
 }
 
-impl Running {
+impl ChoiceStream {
     fn new(index: u32, lane: Lane, app: &App, job: &Job) -> Self {
         let limits = &app.options().limits;
         Self {
@@ -308,7 +307,7 @@ impl Running {
             text: prompt::detokenizer(&job.text, &job.options),
             said: job.chat.is_some().then(String::new),
             target: lane.booking.target(),
-            untold: false,
+            resume_unrecorded: false,
             work: Some((lane.booking, lane.stream)),
             first: Some(lane.first),
             prompt_tokens: lane.prompt_tokens,
@@ -321,13 +320,16 @@ impl Running {
         }
     }
 
-    fn poll_item(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<TokenItem, Failure>>> {
+    fn poll_item(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<TokenItem, ChoiceFailure>>> {
         if let Some(resuming) = &mut self.resuming {
             let resumed = std::task::ready!(resuming.as_mut().poll(cx));
             self.resuming = None;
             match resumed {
                 Ok(lane) => self.adopt(lane),
-                Err(error) => return Poll::Ready(Some(Err(Failure::Move(error)))),
+                Err(error) => return Poll::Ready(Some(Err(ChoiceFailure::Move(error)))),
             }
         }
         let Some((booking, stream)) = &mut self.work else {
@@ -340,21 +342,21 @@ impl Running {
         let Poll::Ready(item) = stream.poll_next(cx) else {
             let silence = self.silence.as_mut();
             std::task::ready!(silence.map_or(Poll::Pending, |silence| silence.poll(cx)));
-            tracing::warn!(%worker, "its stream is silent for too long");
+            tracing::warn!(%worker, "stream timeout");
             let silent = PlaneError::Disconnected(worker);
-            return Poll::Ready(Some(Err(Failure::Worker(silent))));
+            return Poll::Ready(Some(Err(ChoiceFailure::Worker(silent))));
         };
         if let Some(silence) = &mut self.silence {
             silence.reset();
         }
         let item = item.unwrap_or(Err(PlaneError::Disconnected(worker)));
-        Poll::Ready(Some(item.map_err(Failure::Worker)))
+        Poll::Ready(Some(item.map_err(ChoiceFailure::Worker)))
     }
 
-    /// Another worker goes on.
+    /// Another worker resumes it.
     fn adopt(&mut self, lane: Lane) {
         self.resume.resumed(lane.attempts);
-        (self.target, self.untold) = (lane.booking.target(), true);
+        (self.target, self.resume_unrecorded) = (lane.booking.target(), true);
         self.work = Some((lane.booking, lane.stream));
         self.first = Some(lane.first);
         if let Some(silence) = &mut self.silence {
@@ -362,16 +364,16 @@ impl Running {
         }
     }
 
-    /// Another worker went on: that is told once. Of several choices the first counts.
-    fn tell_move(&mut self, record: Option<&mut RequestRecord>) {
-        let moved = std::mem::take(&mut self.untold) && self.index == 0;
+    /// Records once that another worker resumed it. Of several choices the first counts.
+    fn record_resume(&mut self, record: Option<&mut RequestRecord>) {
+        let moved = std::mem::take(&mut self.resume_unrecorded) && self.index == 0;
         if let (true, Some(record), Some((booking, _))) = (moved, record, &self.work) {
             record.moved(booking);
         }
     }
 
-    /// Its worker failed: another one goes on, or that was the end.
-    fn break_off(&mut self, app: &Arc<App>, job: &Arc<Job>, error: &PlaneError) -> Next {
+    /// Its worker failed: another one resumes it, or the choice ends.
+    fn break_off(&mut self, app: &Arc<App>, job: &Arc<Job>, error: &PlaneError) -> AfterFailure {
         let outcome = Outcome::of_failure(error.failure_cause(), Phase::Streaming);
         let id = self
             .work
@@ -384,14 +386,14 @@ impl Running {
         self.end(outcome);
         tracing::warn!(request = %job.id, worker = ?worker, %error, "answer broke off");
         let (Some(id), Some(worker)) = (id, worker) else {
-            return Next::End(lane::client_error(app, error));
+            return AfterFailure::End(lane::client_error(app, error));
         };
         if error.retry() == Retry::Never {
-            return Next::End(lane::client_error(app, error));
+            return AfterFailure::End(lane::client_error(app, error));
         }
         if self.generated >= job.sampling(self.prompt_tokens as usize).max_tokens {
-            // Everything has come but the word that it is the end.
-            return Next::Item(TokenItem {
+            // All tokens have come; only the finish reason is missing.
+            return AfterFailure::Item(TokenItem {
                 finish: Some(FinishReason::Length),
                 ..TokenItem::default()
             });
@@ -401,12 +403,12 @@ impl Running {
                 let (app, job) = (Arc::clone(app), Arc::clone(job));
                 let resuming = async move { lane::resume(&app, &job, broken).await };
                 self.resuming = Some(Box::pin(resuming));
-                Next::Elsewhere
+                AfterFailure::Resume
             }
             Err(obstacle) => {
                 let limit = app.options().migration.limit;
                 migrate::count_obstacle(app.observer(), limit, &job.model.name, obstacle);
-                Next::End(lane::client_error(app, error))
+                AfterFailure::End(lane::client_error(app, error))
             }
         }
     }
@@ -418,7 +420,7 @@ impl Running {
         app: &App,
         job: &Job,
         record: Option<&RequestRecord>,
-    ) -> News {
+    ) -> ChoiceDelta {
         let now = app.clock().now();
         self.cached_tokens = self.cached_tokens.or(item.cached_tokens);
         let mut tokens = item.tokens;
@@ -432,7 +434,8 @@ impl Running {
         }
         self.generated = self.text.tokens();
         let logprobs = job.options.logprobs.filter(|_| !item.logprobs.is_empty());
-        let logprobs = logprobs.map(|most| likely::told(&job.text, &tokens, &item.logprobs, most));
+        let logprobs =
+            logprobs.map(|most| logprobs::of_tokens(&job.text, &tokens, &item.logprobs, most));
         if let Some(said) = &mut self.said {
             said.push_str(&text);
         }
@@ -448,7 +451,7 @@ impl Running {
             booking.tokens(self.generated);
             self.resume.add(&tokens, app, &job.model.name);
         }
-        News {
+        ChoiceDelta {
             index: self.index,
             text,
             tokens,
@@ -496,20 +499,20 @@ impl StreamedAnswer {
         }
     }
 
-    fn write(&mut self, news: &News) {
-        let mut nvext = self.answer.nvext(news.index, false);
-        if self.answer.job.nvext.extra.completion_token_ids && !news.tokens.is_empty() {
-            nvext.completion_token_ids = Some(news.tokens.clone());
+    fn write(&mut self, delta: &ChoiceDelta) {
+        let mut nvext = self.answer.nvext(delta.index, false);
+        if self.answer.job.nvext.extra.completion_token_ids && !delta.tokens.is_empty() {
+            nvext.completion_token_ids = Some(delta.tokens.clone());
         }
-        let told = news.logprobs.as_deref();
-        if !news.text.is_empty() || nvext.completion_token_ids.is_some() || told.is_some() {
+        let told = delta.logprobs.as_deref();
+        if !delta.text.is_empty() || nvext.completion_token_ids.is_some() || told.is_some() {
             self.writer
-                .text(&mut self.buffer, news.index, &news.text, told, &nvext);
+                .text(&mut self.buffer, delta.index, &delta.text, told, &nvext);
         }
-        if let Some(reason) = news.finish {
-            let nvext = self.answer.nvext(news.index, true);
+        if let Some(reason) = delta.finish {
+            let nvext = self.answer.nvext(delta.index, true);
             self.writer
-                .finish(&mut self.buffer, news.index, reason, &nvext);
+                .finish(&mut self.buffer, delta.index, reason, &nvext);
         }
     }
 
@@ -532,7 +535,7 @@ impl StreamedAnswer {
         self.ended = true;
     }
 
-    /// What the client wanted to be told before the first token.
+    /// The annotations that the client asked for before the first token.
     fn begin(&mut self) {
         self.begun = true;
         let job = &self.answer.job;
@@ -548,8 +551,8 @@ impl ByteSource for StreamedAnswer {
             self.begin();
         }
         while !self.ended {
-            match self.answer.poll_news(cx) {
-                Poll::Ready(Some(Ok(news))) => self.write(&news),
+            match self.answer.poll_delta(cx) {
+                Poll::Ready(Some(Ok(delta))) => self.write(&delta),
                 Poll::Ready(Some(Err(error))) => self.end(Err(error)),
                 Poll::Ready(None) => self.end(Ok(())),
                 Poll::Pending => break,

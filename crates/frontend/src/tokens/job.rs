@@ -29,7 +29,7 @@ pub(crate) struct Job {
     pub(crate) headers: HeaderHints,
     /// What is asked.
     pub(crate) prompts: Prompts,
-    /// The conversation, where the next turn is to be computed ahead.
+    /// The conversation, where the next turn is to be prefilled.
     pub(crate) chat: Option<Box<ChatRequest>>,
     /// The prompt as the template prints it, where the client wants to see it.
     pub(crate) formatted: Option<String>,

@@ -14,7 +14,7 @@ use kvasir_types::{
 };
 
 use crate::App;
-use crate::attempts::{self, OpenAttempt, Placing};
+use crate::attempts::{self, OpenAttempt, UnplacedRequest};
 use crate::models::ServedModel;
 use crate::request::ask;
 use crate::request::migrate::Migration;
@@ -113,14 +113,14 @@ impl TokenAttempt<'_> {
         let blocks = job.model.name_blocks(&self.tokens, salt);
         let mut arrival = ask::arrival(id, self.tokens.len(), &job.nvext, &job.headers);
         arrival.constraints.transport = Some(TransportKind::Plane);
-        let placing = Placing {
+        let unplaced = UnplacedRequest {
             app,
             model: &job.model,
             arrival: &arrival,
             blocks: &blocks,
             migration,
         };
-        let (booking, answer) = attempts::run(placing, &mut attempts, &mut self).await?;
+        let (booking, answer) = attempts::run(unplaced, &mut attempts, &mut self).await?;
         let tokens = self.tokens.len();
         Ok(lane(app, &job.model, booking, answer, tokens, attempts))
     }

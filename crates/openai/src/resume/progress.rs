@@ -32,7 +32,7 @@ pub(super) struct Head {
 
 /// What one chunk was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum ChunkKind {
     /// Part of the answer, with what the engine counted until then, where it says so.
     Part(Option<Usage>),
     /// The engine says that it failed: nothing more will come, though the client could have had more.
@@ -54,7 +54,7 @@ struct Chunk<'a> {
     #[serde(default)]
     usage: Option<RawUsage>,
     #[serde(default)]
-    error: Option<Failed>,
+    error: Option<ErrorBody>,
 }
 
 #[derive(Deserialize)]
@@ -88,7 +88,7 @@ struct Delta {
 }
 
 #[derive(Deserialize)]
-struct Failed {
+struct ErrorBody {
     #[serde(default)]
     code: Option<u16>,
 }
@@ -147,20 +147,20 @@ impl Progress {
     }
 
     /// Takes in the data of one event.
-    pub fn see(&mut self, data: &[u8]) -> Seen {
+    pub fn add_chunk(&mut self, data: &[u8]) -> ChunkKind {
         let chunk: Chunk<'_> = match serde_json::from_slice(data) {
             Ok(chunk) => chunk,
             Err(_) => {
                 self.obstacle.get_or_insert("unknown_chunk");
-                return Seen::Part(None);
+                return ChunkKind::Part(None);
             }
         };
         if let Some(failed) = chunk.error {
             return match failed.code {
-                Some(500..) | None if !self.finished => Seen::Failure,
+                Some(500..) | None if !self.finished => ChunkKind::Failure,
                 _ => {
                     self.obstacle.get_or_insert("refusal");
-                    Seen::Part(None)
+                    ChunkKind::Part(None)
                 }
             };
         }
@@ -184,7 +184,7 @@ impl Progress {
             None => {}
         }
         self.usage = usage.or(self.usage);
-        Seen::Part(usage)
+        ChunkKind::Part(usage)
     }
 
     fn part(&mut self, part: Part) {

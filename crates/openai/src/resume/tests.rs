@@ -78,7 +78,7 @@ fn progress(chunks: &[&str]) -> Progress {
     let mut progress = Progress::default();
     for chunk in chunks {
         assert!(
-            matches!(progress.see(chunk.as_bytes()), Seen::Part(_)),
+            matches!(progress.add_chunk(chunk.as_bytes()), ChunkKind::Part(_)),
             "{chunk}"
         );
     }
@@ -173,14 +173,14 @@ fn what_came_is_known() {
         assert_eq!(progress(&[&chunk]).obstacle(), Some(why), "{choice}");
     }
     assert_eq!(progress(&["not json"]).obstacle(), Some("unknown_chunk"));
-    let see = |data: &str| Progress::default().see(data.as_bytes());
+    let see = |data: &str| Progress::default().add_chunk(data.as_bytes());
     assert_eq!(
         see(r#"{"error":{"message":"EngineCore died","code":500}}"#),
-        Seen::Failure
+        ChunkKind::Failure
     );
     assert_eq!(
         see(r#"{"error":{"message":"too long","code":400}}"#),
-        Seen::Part(None)
+        ChunkKind::Part(None)
     );
 }
 

@@ -9,7 +9,7 @@ use std::future::poll_fn;
 use std::task::{Context, Poll};
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use kvasir_openai::resume::{Graft, Progress, Seen};
+use kvasir_openai::resume::{ChunkKind, Graft, Progress};
 use kvasir_openai::{
     Event, EventParser, ResponseNvext, Usage, WorkerIds, find_usage, without_usage,
     write_llm_metrics,
@@ -118,9 +118,9 @@ fn has_finish(data: &[u8]) -> bool {
 
 /// Which usage the client did not ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hide {
+pub(crate) enum HiddenUsage {
     /// None: the client gets all.
-    Nothing,
+    None,
     /// That of each chunk; the last one's is the client's.
     Chunks,
     /// All.
@@ -157,7 +157,7 @@ pub(crate) enum Form {
     /// Server-sent events of a completion.
     Events {
         /// The usage that the client did not ask for.
-        hide: Hide,
+        hide: HiddenUsage,
         /// What is put into each.
         extras: Option<Box<Extras>>,
         /// The connection's end is the only end of the body.
@@ -283,7 +283,7 @@ impl Source {
         let Form::Events { hide, .. } = &self.form else {
             return false;
         };
-        *hide != Hide::All && !self.sent_usage
+        *hide != HiddenUsage::All && !self.sent_usage
     }
 
     /// Whether `[DONE]` came.
@@ -478,7 +478,7 @@ impl Source {
         self.events = self.events.saturating_add(1);
         let event = self.follow(event)?;
         if let (Some(text), Some(data)) = (&mut self.text, event.data()) {
-            text.see(&data);
+            text.add_chunk(&data);
         }
         let Form::Events { hide, extras, .. } = &mut self.form else {
             return Some(event.raw);
@@ -489,9 +489,9 @@ impl Source {
             self.usage = chunk.usage;
             self.sent_usage |= chunk.only_usage;
             match (*hide, chunk.only_usage) {
-                (Hide::All, true) => return None,
-                (Hide::All | Hide::Chunks, false) => shown = without_usage(&event),
-                (Hide::Nothing | Hide::Chunks, _) => {}
+                (HiddenUsage::All, true) => return None,
+                (HiddenUsage::All | HiddenUsage::Chunks, false) => shown = without_usage(&event),
+                (HiddenUsage::None | HiddenUsage::Chunks, _) => {}
             }
         }
         let event = shown.map_or(event, |raw| Event { raw });
@@ -522,8 +522,8 @@ impl Source {
             Some(graft) => graft.event(event)?,
             None => event,
         };
-        let seen = event.data().map(|data| resume.progress.see(&data));
-        if seen == Some(Seen::Failure) {
+        let seen = event.data().map(|data| resume.progress.add_chunk(&data));
+        if seen == Some(ChunkKind::Failure) {
             self.error_event = Some(event.raw);
             return None;
         }

@@ -1,4 +1,4 @@
-//! The beginning of the next turn, computed ahead by a token worker.
+//! Speculative prefill of the next turn by a token worker.
 
 use std::sync::Arc;
 
@@ -8,29 +8,29 @@ use kvasir_types::{RequestId, WorkerRank};
 
 use crate::App;
 use crate::models::prompt;
-use crate::request::ahead::{self, End};
+use crate::request::speculative_prefill::{self, PrefillOutcome};
 use crate::tokens::job::Job;
 use crate::tokens::lane;
 
 /// A turn of `job` ended with the answer `said`, by `target`.
 pub(super) fn prefill(app: &Arc<App>, job: &Arc<Job>, target: WorkerRank, said: String) {
     let work = run(Arc::clone(app), Arc::clone(job), target, said);
-    ahead::start((app.ahead(), app.tasks()), &job.model, target, work);
+    speculative_prefill::start((app.prefill_slots(), app.tasks()), &job.model, target, work);
 }
 
-async fn run(app: Arc<App>, job: Arc<Job>, target: WorkerRank, said: String) -> End {
+async fn run(app: Arc<App>, job: Arc<Job>, target: WorkerRank, said: String) -> PrefillOutcome {
     let Some(next) = next_job(&app, &job, target, &said) else {
-        return End::Failed;
+        return PrefillOutcome::Failed;
     };
     let Some(prompt) = next.prompt_of(0) else {
-        return End::Failed;
+        return PrefillOutcome::Failed;
     };
     match lane::start(&app, &next, next.id, prompt).await {
         Ok(lane) => {
             lane.booking.finish(Outcome::Completed { output_tokens: 1 });
-            End::Done
+            PrefillOutcome::Done
         }
-        Err(_) => End::Failed,
+        Err(_) => PrefillOutcome::Failed,
     }
 }
 

@@ -1,7 +1,7 @@
-//! A stream whose client hears signs of life before its engine has said anything.
+//! A stream whose client gets keep-alive comments before its engine answers.
 //!
-//! The head goes out after the first interval, so what the engine says later travels in the stream, errors
-//! included; another worker can still take over, as nothing has been said.
+//! The head is sent after the first interval, so the engine's later answer is part of the stream, errors included. Another worker
+//! can still answer, as the client has received only comments.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,7 +20,7 @@ use crate::proxy::relay::{error_tail, keep_alive};
 /// Longest error of an engine that is passed on in a stream.
 const ERROR_BYTES_MAX: usize = 64 << 10;
 
-type Answer = Pin<Box<dyn Future<Output = Result<Reply, ApiError>> + Send>>;
+type AnswerFuture = Pin<Box<dyn Future<Output = Result<Reply, ApiError>> + Send>>;
 
 /// Waits for `answer`; if it takes longer than `every`, and than `peek` where that is given, begins a stream that waits
 /// with the client.
@@ -29,11 +29,11 @@ pub(super) async fn wait(
     every: Duration,
     peek: Option<Duration>,
 ) -> Result<Reply, ApiError> {
-    let mut answer: Answer = Box::pin(answer);
+    let mut answer: AnswerFuture = Box::pin(answer);
     let head_after = peek.map_or(every, |peek| peek.max(every));
     match tokio::time::timeout(head_after, &mut answer).await {
         Ok(answered) => answered,
-        Err(_) => Ok(reply::events(Box::new(Opening {
+        Err(_) => Ok(reply::events(Box::new(KeepAliveStream {
             state: State::Waiting(answer),
             every,
             // Due at once: the interval has passed.
@@ -42,22 +42,22 @@ pub(super) async fn wait(
     }
 }
 
-struct Opening {
+struct KeepAliveStream {
     state: State,
     every: Duration,
     timer: Pin<Box<Sleep>>,
 }
 
 enum State {
-    Waiting(Answer),
+    Waiting(AnswerFuture),
     /// The engine streams.
     Streaming(ReplyBody),
-    /// The engine refused; its words are collected.
+    /// The engine answered with an error; its body is collected.
     Refused(ReplyBody, BytesMut),
     Ended,
 }
 
-impl ByteSource for Opening {
+impl ByteSource for KeepAliveStream {
     fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Cut>>> {
         loop {
             match &mut self.state {
@@ -86,7 +86,7 @@ impl ByteSource for Opening {
                             words.extend_from_slice(&data);
                         }
                         end => {
-                            // Words that are too many would be cut into no JSON; none say nothing.
+                            // A body that is too long would not be JSON when cut; an empty one says nothing.
                             let whole = !words.is_empty() && !matches!(end, Some(Ok(_)));
                             let last = match whole {
                                 true => refusal(words),
@@ -115,7 +115,7 @@ impl State {
     }
 }
 
-/// An engine's refusal as the last event of a stream.
+/// An engine's error body as the last event of a stream.
 fn refusal(words: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(words.len() + 32);
     out.extend_from_slice(b"data: ");

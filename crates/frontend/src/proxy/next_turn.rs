@@ -1,4 +1,4 @@
-//! The beginning of the next turn, computed ahead by an OpenAI worker.
+//! Speculative prefill of the next turn by an engine behind HTTP.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use kvasir_types::WorkerRank;
 use super::Forward;
 use crate::models::tokenize;
 use crate::observe::outcomes::{self, REQUEST_ID};
-use crate::request::ahead::{self, End};
+use crate::request::speculative_prefill::{self, PrefillOutcome};
 
 /// Longest answer to a request for one token.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// The last in vLLM's order, which takes the smaller first; the other end is the last in SGLang's.
 const LAST: i32 = i32::MAX;
 
-/// A turn whose next one is to be computed ahead.
+/// A turn whose next one is to be prefilled.
 pub(crate) struct NextTurn {
     pub(super) forward: Arc<Forward>,
     pub(super) target: WorkerRank,
@@ -34,7 +34,12 @@ impl NextTurn {
         let body = least_urgent(&forward.body, body);
         let (app, model) = (Arc::clone(&forward.app), Arc::clone(&forward.model));
         let work = run(forward, self.target, body);
-        ahead::start((app.ahead(), app.tasks()), &model, self.target, work);
+        speculative_prefill::start(
+            (app.prefill_slots(), app.tasks()),
+            &model,
+            self.target,
+            work,
+        );
     }
 }
 
@@ -51,10 +56,10 @@ fn least_urgent(turn: &Bytes, body: Bytes) -> Bytes {
     }
 }
 
-async fn run(forward: Arc<Forward>, target: WorkerRank, body: Bytes) -> End {
+async fn run(forward: Arc<Forward>, target: WorkerRank, body: Bytes) -> PrefillOutcome {
     let (app, model) = (&forward.app, &forward.model);
     let Ok(scan) = Scan::parse(&body) else {
-        return End::Failed;
+        return PrefillOutcome::Failed;
     };
     let reading = tokenize::read(
         app.clock(),
@@ -78,8 +83,8 @@ async fn run(forward: Arc<Forward>, target: WorkerRank, body: Bytes) -> End {
     };
     let mut headers = forward.headers.clone();
     headers.insert(REQUEST_ID, outcomes::name_of(arrival.id));
-    let Some(booking) = ahead::placed(model.book(arrival, &blocks)).await else {
-        return End::Dropped;
+    let Some(booking) = speculative_prefill::placed(model.book(arrival, &blocks)).await else {
+        return PrefillOutcome::Dropped;
     };
     let answer = async {
         let sent = forward.send_as(target, &headers, &body, Some(i32::MIN));
@@ -90,9 +95,9 @@ async fn run(forward: Arc<Forward>, target: WorkerRank, body: Bytes) -> End {
     };
     if answer.await.is_none() {
         booking.finish(Outcome::Failed);
-        return End::Failed;
+        return PrefillOutcome::Failed;
     }
     booking.first_token();
     booking.finish(Outcome::Completed { output_tokens: 1 });
-    End::Done
+    PrefillOutcome::Done
 }

@@ -1,11 +1,11 @@
-//! How likely an answer's tokens were, in the client's words.
+//! Log probabilities of an answer's tokens, as the API returns them.
 
 use kvasir_openai::{Logprob, TokenLogprob};
 use kvasir_text::TextModel;
 use kvasir_types::{Likelihood, Token};
 
-/// The log probabilities of `tokens` as the API tells them, with `most` alternatives each.
-pub(super) fn told(
+/// The log probabilities of `tokens`, with at most `most` alternatives each.
+pub(super) fn of_tokens(
     text: &TextModel,
     tokens: &[Token],
     likely: &[Likelihood],
@@ -14,7 +14,7 @@ pub(super) fn told(
     let word = |token: Token, logprob: f32| {
         let text = text.tokenizer().decode(&[token], false);
         let text = text.unwrap_or_default();
-        // Half a character has no text of its own; its bytes cannot be told apart here.
+        // Part of a character has no text of its own, and its bytes are not known here.
         let whole = !text.contains(char::REPLACEMENT_CHARACTER);
         Logprob {
             bytes: whole.then(|| text.as_bytes().to_vec()),

@@ -3,7 +3,7 @@
 //! An agent's next prompt is its conversation and the answer it just got, rendered anew. A request for one token
 //! of that, in the background, leaves it in the engine's cache while the agent is busy with its tools.
 //!
-//! What always holds: nobody waits for it; few run at once ([`RUNNING_MAX`]); it is not begun, and is given up,
+//! What always holds: no client waits for it; few run at once ([`RUNNING_MAX`]); it is not begun, and is given up,
 //! while anything waits or anything else is on the rank; it is booked and freed as any request is.
 
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How one ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum PrefillOutcome {
     /// The engine has computed it.
     Done,
     /// It was not begun: too many run, or the worker is busy.
@@ -39,7 +39,7 @@ pub(crate) enum End {
     Failed,
 }
 
-impl End {
+impl PrefillOutcome {
     const fn name(self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -50,23 +50,23 @@ impl End {
     }
 }
 
-/// How many run. Dropping a place ends one.
+/// How many run. Dropping a slot ends one.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Places {
+pub(crate) struct PrefillSlots {
     running: Arc<AtomicUsize>,
 }
 
-struct Place(Arc<AtomicUsize>);
+struct PrefillSlot(Arc<AtomicUsize>);
 
-impl Places {
-    fn take(&self) -> Option<Place> {
+impl PrefillSlots {
+    fn take(&self) -> Option<PrefillSlot> {
         let taken = self.running.fetch_add(1, Ordering::AcqRel);
-        let place = Place(Arc::clone(&self.running));
-        (taken < RUNNING_MAX).then_some(place)
+        let slot = PrefillSlot(Arc::clone(&self.running));
+        (taken < RUNNING_MAX).then_some(slot)
     }
 }
 
-impl Drop for Place {
+impl Drop for PrefillSlot {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -74,21 +74,21 @@ impl Drop for Place {
 
 /// Runs `work` in the background, for a worker that just ended a turn, unless there is something better to do.
 pub(crate) fn start(
-    (places, tasks): (&Places, &Tasks),
+    (slots, tasks): (&PrefillSlots, &Tasks),
     model: &Arc<ServedModel>,
     target: WorkerRank,
-    work: impl Future<Output = End> + Send + 'static,
+    work: impl Future<Output = PrefillOutcome> + Send + 'static,
 ) {
-    let Some(place) = places.take().filter(|_| !is_loaded(model, target, 0)) else {
-        return count(model, End::Dropped);
+    let Some(slot) = slots.take().filter(|_| !is_loaded(model, target, 0)) else {
+        return count(model, PrefillOutcome::Dropped);
     };
     let (draining, model) = (tasks.clone(), Arc::clone(model));
     tasks.spawn(async move {
-        let _place = place;
+        let _slot = slot;
         let end = tokio::select! {
-            ended = tokio::time::timeout(TIMEOUT, work) => ended.unwrap_or(End::Cancelled),
-            () = until_loaded(&model, target) => End::Cancelled,
-            () = draining.draining() => End::Cancelled,
+            ended = tokio::time::timeout(TIMEOUT, work) => ended.unwrap_or(PrefillOutcome::Cancelled),
+            () = until_loaded(&model, target) => PrefillOutcome::Cancelled,
+            () = draining.draining() => PrefillOutcome::Cancelled,
         };
         count(&model, end);
     });
@@ -115,8 +115,8 @@ fn is_loaded(model: &ServedModel, target: WorkerRank, own: u32) -> bool {
     })
 }
 
-fn count(model: &ServedModel, end: End) {
-    tracing::debug!(model = %model.name, end = end.name(), "prefill ahead of the next turn");
+fn count(model: &ServedModel, end: PrefillOutcome) {
+    tracing::debug!(model = %model.name, end = end.name(), "speculative prefill");
     let metrics = model.meters.metrics();
     metrics
         .speculative_prefills_total
@@ -138,12 +138,12 @@ mod tests {
 
     #[test]
     fn there_are_so_many_places_and_they_come_back() {
-        let places = Places::default();
-        let taken: Vec<_> = (0..RUNNING_MAX).map(|_| places.take()).collect();
+        let slots = PrefillSlots::default();
+        let taken: Vec<_> = (0..RUNNING_MAX).map(|_| slots.take()).collect();
         assert!(taken.iter().all(Option::is_some));
-        assert!(places.take().is_none() && places.take().is_none());
+        assert!(slots.take().is_none() && slots.take().is_none());
         drop(taken);
-        assert!(places.take().is_some());
-        assert_eq!(places.running.load(Ordering::Acquire), 0);
+        assert!(slots.take().is_some());
+        assert_eq!(slots.running.load(Ordering::Acquire), 0);
     }
 }
