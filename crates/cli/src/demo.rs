@@ -15,13 +15,13 @@ use std::time::Duration;
 use kvasir_config::{Settings, keys};
 use kvasir_engine::{CacheEvent, EngineConfig, Load};
 use kvasir_frontend::{App, ServedModel, WorkerLink};
-use kvasir_host::ModelSpec;
+use kvasir_host::{LocalEvents, ModelSpec};
 use kvasir_mocker::{Observer, TokenWorker, WorkerOptions};
 use kvasir_router::{Input, LoadReport, WorkerSpec};
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
-use kvasir_transport::MemoryPlane;
-use kvasir_types::{TransportKind, WorkerId, WorkerRank};
+use kvasir_transport::{MemoryPlane, RuntimeThreads};
+use kvasir_types::{DpRank, KvEvent, TransportKind, WorkerId, WorkerRank};
 use kvasir_upstream::{Pool, WorkerTls, parse_url};
 
 use crate::wiring::{self, Failure};
@@ -44,7 +44,9 @@ const SUMMARY_EVERY: [Duration; 2] = [Duration::from_secs(1), Duration::from_sec
 pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let app = serve::app(settings, Clock::new())?;
     wiring::say_how(settings);
-    let model = start_model(&app, settings)?;
+    // Events are applied until these are dropped.
+    let event_threads = serve::event_threads(settings)?;
+    let model = start_model(&app, settings, &event_threads).await?;
     let server = serve::listen(&app, settings).await?;
     let scheme = match settings.get(keys::TLS_CERT_PATH) {
         Some(_) => "https",
@@ -74,7 +76,11 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
 }
 
 /// Serves the demo's model with its mock workers.
-fn start_model(app: &Arc<App>, settings: &Settings) -> Result<Arc<ServedModel>, Failure> {
+async fn start_model(
+    app: &Arc<App>,
+    settings: &Settings,
+    event_threads: &RuntimeThreads,
+) -> Result<Arc<ServedModel>, Failure> {
     let block_size = settings
         .get(keys::KV_CACHE_BLOCK_SIZE)
         .unwrap_or(BLOCK_SIZE);
@@ -91,10 +97,6 @@ fn start_model(app: &Arc<App>, settings: &Settings) -> Result<Arc<ServedModel>, 
     };
     let plane = MemoryPlane::new();
     let model = wiring::router_setup(settings)?.make(&spec, None, app.context());
-    if model.host.needs().index {
-        let threads = settings.get(keys::ROUTER_EVENT_THREADS) as usize;
-        model.host.start_events(threads)?;
-    }
     let tokens = Some(Arc::clone(&text)).into();
     let model = ServedModel::new(model, tokens, TransportKind::Plane);
     app.models().insert(Arc::clone(&model));
@@ -109,7 +111,8 @@ fn start_model(app: &Arc<App>, settings: &Settings) -> Result<Arc<ServedModel>, 
         answer: answers::in_words(&text)?,
     };
     for id in 1..=u64::from(settings.get(keys::WORKERS)) {
-        start_worker(app, &model, &plane, WorkerId(id), options.clone())?;
+        let reporter = Reporter::new(&model, WorkerId(id), event_threads).await;
+        start_worker(app, &model, &plane, reporter, options.clone())?;
     }
     Ok(model)
 }
@@ -118,18 +121,17 @@ fn start_worker(
     app: &App,
     model: &Arc<ServedModel>,
     plane: &MemoryPlane,
-    id: WorkerId,
+    reporter: Reporter,
     options: WorkerOptions,
 ) -> Result<(), Failure> {
+    let id = reporter.worker;
     let spec = WorkerSpec {
         kv_total_blocks: Some(options.engine.num_blocks.into()),
         max_num_batched_tokens: Some(options.engine.max_num_batched_tokens.into()),
         max_num_seqs: Some(options.engine.max_num_seqs.into()),
         ..WorkerSpec::new(id)
     };
-    let observer: Arc<dyn Observer> = Arc::new(Reporter {
-        model: Arc::clone(model),
-    });
+    let observer: Arc<dyn Observer> = Arc::new(reporter);
     TokenWorker::spawn(app.tasks(), plane, id, options, &observer)
         .map_err(|error| format!("a mock worker cannot start: {error}"))?;
     let link = WorkerLink::plane("memory", &model.name, Arc::new(plane.clone()));
@@ -137,15 +139,49 @@ fn start_worker(
     Ok(())
 }
 
-/// Carries what a mock engine says to the index and the router.
+/// Carries what a mock engine of one rank says to the index and the router.
 struct Reporter {
     model: Arc<ServedModel>,
+    worker: WorkerId,
+    /// Nobody takes its events if the router asks no index.
+    events: Option<LocalEvents>,
+}
+
+impl Reporter {
+    async fn new(model: &Arc<ServedModel>, worker: WorkerId, threads: &RuntimeThreads) -> Self {
+        let rank = WorkerRank {
+            worker,
+            rank: DpRank(0),
+        };
+        let events = match model.host.needs().index {
+            true => Some(model.host.subscribe_local(rank, Some(threads)).await),
+            false => None,
+        };
+        Self {
+            model: Arc::clone(model),
+            worker,
+            events,
+        }
+    }
 }
 
 impl Observer for Reporter {
-    fn cache_event(&self, rank: WorkerRank, _: u64, event: &CacheEvent) {
-        if let Some(events) = self.model.host.events() {
-            events.push(rank, event.event.clone());
+    fn cache_event(&self, _: WorkerRank, _: u64, event: &CacheEvent) {
+        if let Some(events) = &self.events {
+            events.push(event.event.clone());
+        }
+    }
+
+    fn step_ended(&self, _: WorkerRank) {
+        if let Some(events) = &self.events {
+            events.flush();
+        }
+    }
+
+    fn restarted(&self, _: WorkerRank) {
+        if let Some(events) = &self.events {
+            events.push(KvEvent::Cleared { tier: None });
+            events.flush();
         }
     }
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
-use kvasir_frontend::{App, Cores, Fleet, Server};
+use kvasir_frontend::{App, Fleet, Server, http_threads};
 use kvasir_host::{LoadedSnapshot, SnapshotWriter};
 use kvasir_telemetry::{Clock, Metrics, log};
-use kvasir_transport::Tasks;
+use kvasir_transport::{RuntimeThreads, Tasks};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::traces;
@@ -35,9 +35,9 @@ pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure
 pub(crate) async fn listen(app: &Arc<App>, settings: &Settings) -> Result<Server, Failure> {
     let address = wiring::listen_address(settings)?;
     let threads = wiring::http_threads(settings);
-    let cores = Cores::start("http", threads)
+    let threads = http_threads(threads)
         .map_err(|error| format!("--http-threads {threads}: the threads did not start: {error}"))?;
-    let mut server = Server::start_on(cores, Arc::clone(app), address)
+    let mut server = Server::start_on(threads, Arc::clone(app), address)
         .await
         .map_err(|error| {
             format!("cannot listen on {address}: {error}; choose another port with --http-port")
@@ -147,9 +147,9 @@ fn load_snapshot(settings: &Settings) -> Option<LoadedSnapshot> {
 }
 
 /// Threads for the cache events of engines.
-fn event_threads(settings: &Settings) -> Result<Cores, Failure> {
+pub(crate) fn event_threads(settings: &Settings) -> Result<RuntimeThreads, Failure> {
     let threads = settings.get(keys::ROUTER_EVENT_THREADS) as usize;
-    Cores::start("events", threads).map_err(|error| {
+    RuntimeThreads::start("events", threads, |_| {}).map_err(|error| {
         format!("--router-event-threads {threads}: the threads did not start: {error}").into()
     })
 }

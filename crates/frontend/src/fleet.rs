@@ -9,11 +9,11 @@ mod describe;
 mod file;
 mod health;
 mod http_watcher;
-mod listen;
 pub(crate) mod members;
 mod plane_watcher;
 mod registration;
 mod roster;
+mod subscribe;
 
 pub use context::FleetContext;
 pub use file::{WorkersFile, WorkersFileError};
@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use kvasir_host::{LoadedSnapshot, RouterSetup, SnapshotWriter};
 use kvasir_text::ModelFolders;
-use kvasir_transport::{RequestPlane, Tasks};
+use kvasir_transport::{RequestPlane, RuntimeThreads, Tasks};
 use kvasir_types::{HttpEndpoint, PlaneEndpoint, Role, Transport, WorkerId, WorkerRecord};
 use kvasir_upstream::{Bounds, Pool, WorkerTls};
 use tokio::sync::watch;
@@ -34,7 +34,6 @@ use self::http_watcher::HttpWatcher;
 use self::plane_watcher::PlaneWatcher;
 use self::roster::Claims;
 use crate::fleet::members::{Change, JoinOutcome, MemberState, Members, SourceName, WorkerSource};
-use crate::http::cores::Cores;
 use crate::models::links::WorkerLink;
 
 /// Between two questions about load, unless a fleet is told otherwise.
@@ -66,7 +65,7 @@ pub struct Fleet {
     /// Whether workers' cache events are listened to.
     events: bool,
     /// Where; on the caller's runtime if nowhere else.
-    event_threads: Option<Arc<Cores>>,
+    event_threads: Option<Arc<RuntimeThreads>>,
     /// Between two questions about load.
     every: Duration,
     /// What a question may take.
@@ -139,7 +138,7 @@ impl Fleet {
         }
     }
 
-    /// The same, without listening to cache events (`--no-router-kv-events`).
+    /// The same, without subscribing to cache events (`--no-router-kv-events`).
     #[must_use]
     pub fn without_events(self) -> Self {
         Self {
@@ -148,9 +147,9 @@ impl Fleet {
         }
     }
 
-    /// The same, listening to cache events and applying them on these threads (`--router-event-threads`).
+    /// The same, applying cache events on these threads (`--router-event-threads`).
     #[must_use]
-    pub fn with_event_threads(self, threads: Cores) -> Self {
+    pub fn with_event_threads(self, threads: RuntimeThreads) -> Self {
         Self {
             event_threads: Some(Arc::new(threads)),
             ..self

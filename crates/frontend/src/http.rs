@@ -5,7 +5,6 @@
 
 pub(crate) mod body;
 pub(crate) mod context;
-pub(crate) mod cores;
 pub(crate) mod debounce;
 pub(crate) mod event_loop_lag;
 pub(crate) mod framing;

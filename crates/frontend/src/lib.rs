@@ -20,13 +20,12 @@ mod proxy;
 mod request;
 mod tokens;
 
-pub use crate::http::cores::Cores;
 pub use crate::http::in_flight::{InFlight, Ticket};
 pub use crate::http::keys::ApiKeys;
 pub use crate::http::limits::Limits;
 pub use crate::http::reply::{ByteSource, Cut, Reply, ReplyBody};
 pub use crate::http::routes::Paths;
-pub use crate::http::server::{Door, HttpServer, Service};
+pub use crate::http::server::{Door, HttpServer, Service, http_threads};
 pub use crate::http::tls::ServerTls;
 pub use app::{App, AppOptions};
 pub use fleet::members::{

@@ -37,10 +37,6 @@ impl CountedIndex {
             cleared: counter("cleared"),
         }
     }
-
-    pub(crate) fn index(&self) -> &Index {
-        &self.index
-    }
 }
 
 impl Cache for CountedIndex {

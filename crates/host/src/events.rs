@@ -1,134 +1,85 @@
-//! From cache events to the index: a few threads, each rank always on the same one.
+//! Event streams, running: from a source of events to the index.
 //!
-//! What always holds: events of a rank are applied in the order in which they came; a source never waits;
-//! when a queue is full the event is dropped and the rank's whole picture is forgotten before its next
-//! event, so that the index may know less than the truth but never more.
+//! Answers one question: who applies a rank's events, in which order, and until when? One [`EventStream`] per source,
+//! each a task on one thread: streams of different ranks run in parallel, and a rank's events stay in order. Engines
+//! behind sockets and workers in this process take the same way.
+//!
+//! What always holds: nobody waits for a full queue within the process, the events are dropped and their numbers show
+//! it; a rank is forgotten by the stream that filled it, after the last event that it applied; a rank is subscribed
+//! again only when its earlier stream has ended.
+//!
+//! Elsewhere: what orders events (`kvasir-kv-events`), where they come from (`kvasir-transport`), how far what they
+//! say is trusted (`view`).
 
-use std::collections::HashSet;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+mod handle;
+mod local;
+mod stream;
+mod subscriptions;
 
-use kvasir_index::Index;
-use kvasir_kv_events::Cache as _;
-use kvasir_telemetry::Metrics;
-use kvasir_types::{KvEvent, WorkerId, WorkerRank};
+pub use handle::{EventStreamHandle, PauseGuard};
+pub use local::LocalEvents;
+pub use stream::{EventStream, Now, StreamObserver, StreamState};
+pub use subscriptions::Subscriptions;
+
+pub(crate) use local::LocalStreams;
+
+use std::sync::Arc;
+
+use kvasir_kv_events::{EventFormat, Sequencer, StreamCheckpoint, StreamOptions};
+use kvasir_transport::{EventSource, RuntimeThreads, Tasks};
+use kvasir_types::WorkerRank;
 
 use crate::counted::CountedIndex;
+use crate::router_host::RouterHost;
 
-/// Events that wait on one thread.
-const QUEUE_MAX: usize = 16_384;
-
-/// What a source tells the index.
-#[derive(Debug)]
-enum Item {
-    Event(WorkerRank, KvEvent),
-    WorkerGone(WorkerId),
-}
-
-/// Where sources put their events. Clones are one pool; the threads end when the last clone is dropped.
-#[derive(Clone, Debug)]
-pub struct EventPool {
-    shared: Arc<Shared>,
-}
-
-#[derive(Debug)]
-struct Shared {
-    model: Arc<str>,
-    metrics: Metrics,
-    lanes: Vec<Lane>,
-}
-
-#[derive(Debug)]
-struct Lane {
-    queue: SyncSender<Item>,
-    /// Ranks that lost an event and are to be forgotten.
-    lossy: Arc<Mutex<HashSet<WorkerRank>>>,
-}
-
-impl EventPool {
-    /// Starts `threads` threads (at least one) that apply events to `index`.
-    pub fn start(
-        model: Arc<str>,
-        index: &Arc<Index>,
-        metrics: &Metrics,
-        threads: usize,
-    ) -> std::io::Result<Self> {
-        let mut lanes = Vec::new();
-        for number in 0..threads.max(1) {
-            let (queue, items) = sync_channel(QUEUE_MAX);
-            let lossy = Arc::new(Mutex::new(HashSet::new()));
-            let writer = Writer {
-                cache: CountedIndex::new(index, metrics),
-                lossy: Arc::clone(&lossy),
-            };
-            thread::Builder::new()
-                .name(format!("kv-events-{number}"))
-                .spawn(move || writer.run(&items))?;
-            lanes.push(Lane { queue, lossy });
-        }
-        Ok(Self {
-            shared: Arc::new(Shared {
-                model,
-                metrics: metrics.clone(),
-                lanes,
-            }),
-        })
+impl RouterHost {
+    /// Applies an engine's events of a rank from now on. `open` opens the source, which comes from `address`; with a
+    /// `checkpoint` the stream goes on where an earlier process stood. `None` if the rank's worker has left.
+    pub fn subscribe<S: EventSource + 'static>(
+        &self,
+        rank: WorkerRank,
+        address: &str,
+        options: StreamOptions,
+        checkpoint: Option<&StreamCheckpoint>,
+        open: impl FnOnce(&Tasks) -> S,
+    ) -> Option<EventStream> {
+        let view = self.views().get(rank)?;
+        let sequencer = match checkpoint {
+            Some(checkpoint) => Sequencer::restore(rank, options, checkpoint),
+            None => Sequencer::new(EventFormat::EngineBatches { rank }, options),
+        };
+        let observer = Arc::clone(&view);
+        let start = || self.run_stream(sequencer, observer, open);
+        Some(view.subscribe(address, start))
     }
 
-    /// Hands over one event of `rank`. Never waits.
-    pub fn push(&self, rank: WorkerRank, event: KvEvent) {
-        let lane = self.lane(rank.worker);
-        if let Err(TrySendError::Full(_)) = lane.queue.try_send(Item::Event(rank, event)) {
-            let mut lossy = lane.lossy.lock().unwrap_or_else(PoisonError::into_inner);
-            if lossy.insert(rank) {
-                tracing::warn!(%rank, "event queue full: the rank's cache picture starts anew");
-            }
-            self.shared
-                .metrics
-                .kv_events_dropped_total
-                .with_label_values(&[&*self.shared.model])
-                .inc();
-        }
+    /// Applies the events of a rank in this process from now on, on one of `threads`: where its worker puts them. The
+    /// rank is not judged: its events cannot be lost unnoticed.
+    pub async fn subscribe_local(
+        &self,
+        rank: WorkerRank,
+        threads: Option<&RuntimeThreads>,
+    ) -> LocalEvents {
+        let local = self.local_streams();
+        local.settle().await;
+        let (events, source) = LocalEvents::new(rank, self.name(), &self.context().metrics);
+        let (sequencer, observer) = local::sequencer(rank, self.block_size());
+        local.open(rank, threads, || {
+            self.run_stream(sequencer, observer, |_| source)
+        });
+        events
     }
 
-    /// Forgets a worker, after the events that it has sent.
-    pub fn worker_gone(&self, worker: WorkerId) {
-        let lane = self.lane(worker);
-        // Waits for room: membership changes are rare, and losing one would leave a ghost.
-        let _ = lane.queue.send(Item::WorkerGone(worker));
-    }
-
-    fn lane(&self, worker: WorkerId) -> &Lane {
-        let lanes = &self.shared.lanes;
-        &lanes[(worker.0 % lanes.len() as u64) as usize]
-    }
-}
-
-struct Writer {
-    cache: CountedIndex,
-    lossy: Arc<Mutex<HashSet<WorkerRank>>>,
-}
-
-impl Writer {
-    fn run(&self, items: &Receiver<Item>) {
-        while let Ok(item) = items.recv() {
-            match item {
-                Item::Event(rank, event) => self.apply(rank, &event),
-                Item::WorkerGone(worker) => self.cache.index().remove_worker(worker),
-            }
-        }
-    }
-
-    fn apply(&self, rank: WorkerRank, event: &KvEvent) {
-        if self
-            .lossy
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&rank)
-        {
-            self.cache.remove_rank(rank);
-        }
-        let _ = self.cache.apply(rank, event);
+    fn run_stream<S: EventSource + 'static>(
+        &self,
+        sequencer: Sequencer,
+        observer: Arc<dyn StreamObserver>,
+        open: impl FnOnce(&Tasks) -> S,
+    ) -> EventStream {
+        let context = self.context();
+        let (clock, tasks) = (context.clock, context.tasks.background());
+        let cache = Arc::new(CountedIndex::new(self.index(), &context.metrics));
+        let now = Arc::new(move || clock.now());
+        EventStream::spawn(&tasks, open(&tasks), sequencer, cache, now, observer)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Answers one question: what does every program around the brain need, whoever its clients are? [`RouterHost`] runs a
 //! router under its lock with its index, timer and counters; [`CacheView`] is what is known of a rank's cache and how far
-//! that is trusted; [`Model`] names blocks and books requests; [`SnapshotWriter`] and [`LoadedSnapshot`] carry the index
+//! that is trusted; [`EventStream`] applies the events of a rank; [`Model`] names blocks and books requests; [`SnapshotWriter`] and [`LoadedSnapshot`] carry the index
 //! over a restart. All are handed a [`HostContext`]: the clock, the metrics, and where tasks run.
 //!
 //! Invariants: nothing booked outlives its [`Booking`]; a lookup waits for no event and for no judgement; nothing here
@@ -31,7 +31,10 @@ mod view;
 pub use booking::Booking;
 pub use context::HostContext;
 pub use counted::CountedIndex;
-pub use events::EventPool;
+pub use events::{
+    EventStream, EventStreamHandle, LocalEvents, Now, PauseGuard, StreamObserver, StreamState,
+    Subscriptions,
+};
 pub use meters::{ENDPOINT, PlacementMeters, RouterMeters, Stage, StageGuard, hit_rate};
 pub use model::{Model, ModelSpec};
 pub use models::{ModelEntry, Models, Routers};

@@ -9,8 +9,7 @@ mod options;
 
 pub use options::{HostOptions, Needs};
 
-use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use kvasir_index::{Index, Matches};
@@ -23,7 +22,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::booking::Booking;
 use crate::context::HostContext;
-use crate::events::EventPool;
+use crate::events::LocalStreams;
 use crate::meters::RouterMeters;
 use crate::prefill_times::PrefillTimes;
 use crate::view::{CacheView, CacheViews, cacheable_tokens};
@@ -43,8 +42,8 @@ pub struct RouterHost {
     block_size: u32,
     context: HostContext,
     meters: Arc<RouterMeters>,
-    /// Where the cache events of workers in this process go.
-    events: OnceLock<EventPool>,
+    /// The event streams of workers in this process.
+    local_streams: LocalStreams,
     /// The brain wants to be ticked earlier than the timer thinks.
     sooner: Arc<Notify>,
 }
@@ -72,26 +71,12 @@ impl RouterHost {
             block_size,
             context: context.clone(),
             meters,
-            events: OnceLock::new(),
+            local_streams: LocalStreams::default(),
             sooner: Arc::default(),
         });
         let timer = keep_time(Arc::downgrade(&host), Arc::clone(&host.sooner));
         context.tasks.background().spawn(timer);
         host
-    }
-
-    /// Applies the cache events of workers in this process on so many threads from now on.
-    pub fn start_events(&self, threads: usize) -> io::Result<()> {
-        let (name, metrics) = (Arc::clone(&self.name), &self.context.metrics);
-        let events = EventPool::start(name, &self.index, metrics, threads)?;
-        let _ = self.events.set(events);
-        Ok(())
-    }
-
-    /// Where the cache events of workers in this process go, if anybody takes them.
-    #[must_use]
-    pub fn events(&self) -> Option<&EventPool> {
-        self.events.get()
     }
 
     /// The model under whose name its series are.
@@ -142,6 +127,10 @@ impl RouterHost {
         &self.meters
     }
 
+    pub(crate) fn local_streams(&self) -> &LocalStreams {
+        &self.local_streams
+    }
+
     pub(crate) fn predicts_all(&self) -> bool {
         self.predict_all
     }
@@ -161,10 +150,8 @@ impl RouterHost {
     pub fn leave(&self, worker: WorkerId) {
         self.tell(Input::Left(worker));
         self.views.leave(worker);
-        match self.events() {
-            Some(events) => events.worker_gone(worker),
-            None => self.index.remove_worker(worker),
-        }
+        self.local_streams.leave(worker);
+        self.index.remove_worker(worker);
     }
 
     /// What of a prompt counts as cached, and where.

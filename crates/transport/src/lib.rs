@@ -14,6 +14,7 @@ mod on_wake;
 mod plane;
 mod stream;
 mod tasks;
+mod threads;
 #[cfg(feature = "zmq")]
 pub mod zmq;
 
@@ -27,3 +28,4 @@ pub use on_wake::OnWake;
 pub use plane::{PlaneError, RequestPlane, SendFuture};
 pub use stream::{TokenSink, TokenStream, token_stream};
 pub use tasks::Tasks;
+pub use threads::{RuntimeThreads, ThreadSlot};

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use kvasir_host::{EventStream, StreamObserver};
 use kvasir_index::{Index, Matches};
-use kvasir_intake::{EventStream, StreamObserver};
 use kvasir_kv_events::{EventFormat, Notice, Sequencer, StreamOptions};
 use kvasir_telemetry::Clock;
 use kvasir_transport::zmq::{Endpoint, ZmqSource, ZmqSourceOptions};

@@ -23,7 +23,7 @@ impl Registration {
             return;
         }
         tracing::info!(worker = %told.transport, "worker is {known}");
-        if self.listens_for(served) && served.block_size != block_size {
+        if self.wants_events_of(served) && served.block_size != block_size {
             let asked = self.fleet.context.kv_cache_block_size;
             let how = mismatch(served.block_size, asked, told, facts, block_size);
             tracing::error!(worker = %told.transport, model = %served.name, "{how}");

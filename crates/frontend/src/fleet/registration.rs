@@ -17,7 +17,7 @@ use kvasir_types::{DpRank, EventFeed, ModelCard, WorkerId, WorkerRank, WorkerRec
 use kvasir_upstream::{EventSource, Facts, RankLoad, event_sources};
 use tokio::sync::Notify;
 
-use super::listen::Ears;
+use super::subscribe::EngineSubscriptions;
 use super::{BLOCK_SIZE, CONTEXT_LENGTH, Fleet};
 use crate::models::links::WorkerLink;
 use crate::models::tokenize;
@@ -53,8 +53,8 @@ pub(super) struct Registration {
     claimed: BTreeSet<Arc<str>>,
     /// How many that it listed are not served.
     refused: usize,
-    /// Who listens to its cache events.
-    ears: Ears,
+    /// The streams of its cache events.
+    subscriptions: EngineSubscriptions,
     /// A router has ejected it.
     pub(super) faulted: Arc<Notify>,
     /// What was last said about it.
@@ -73,7 +73,7 @@ impl Registration {
             serves: BTreeMap::new(),
             claimed: BTreeSet::new(),
             refused: 0,
-            ears: Ears::default(),
+            subscriptions: EngineSubscriptions::default(),
             faulted: Arc::default(),
             described: String::new(),
         }
@@ -156,7 +156,7 @@ impl Registration {
 
     /// Waits until event streams that were closed have ended.
     pub(super) async fn settle_events(&mut self) {
-        self.ears.settle().await;
+        self.subscriptions.settle().await;
     }
 
     /// The worker serves these models no more.
@@ -231,7 +231,7 @@ impl Registration {
         };
         let spec = self.spec(models, facts);
         if self.record.events != EventFeed::Delivered {
-            self.listen(first, &spec, facts);
+            self.subscribe(first, &spec, facts);
         }
         let here = |m: &&mut Membership| Arc::ptr_eq(m.host(), &first.host);
         let known = self.routers.iter_mut().find(here);
@@ -256,19 +256,20 @@ impl Registration {
     }
 
     /// Listens to the worker's cache events for the router of `model`, and says what is known about it.
-    fn listen(&mut self, model: &ServedModel, spec: &WorkerSpec, facts: &Facts) {
-        let sources = match self.listens_for(model) {
+    fn subscribe(&mut self, model: &ServedModel, spec: &WorkerSpec, facts: &Facts) {
+        let sources = match self.wants_events_of(model) {
             true => event_sources(&self.record, facts, spec.rank_count()),
             false => BTreeMap::new(),
         };
         let block_size = self.block_size(facts);
         self.judge(model, spec, block_size, &sources);
-        self.ears.attend(&self.fleet, model, self.id, &sources);
+        self.subscriptions
+            .subscribe(&self.fleet, model, self.id, &sources);
         self.describe(facts, block_size, model, spec, sources.len());
     }
 
     /// Whether events are asked for: nobody asks an index of models that are routed by load alone.
-    pub(super) fn listens_for(&self, model: &ServedModel) -> bool {
+    pub(super) fn wants_events_of(&self, model: &ServedModel) -> bool {
         self.fleet.events && model.host.needs().index
     }
 
@@ -283,7 +284,7 @@ impl Registration {
         let (models, snapshot) = (&self.fleet.context.models, &self.fleet.snapshot);
         for rank in spec.rank_iter() {
             let unusable = match sources.contains_key(&rank.rank.0) {
-                _ if !self.listens_for(model) => Some(Cause::Forced),
+                _ if !self.wants_events_of(model) => Some(Cause::Forced),
                 _ if model.block_size != block_size => Some(Cause::BlockSize),
                 true => None,
                 false => Some(Cause::NoEvents),
@@ -299,7 +300,7 @@ impl Registration {
 
     fn leave_routers(&mut self, gone: impl Fn(&Arc<RouterHost>) -> bool) {
         for left in self.routers.extract_if(.., |m| gone(m.host())) {
-            self.ears.turn_away(left.host().name());
+            self.subscriptions.unsubscribe(left.host().name());
             left.host().unwatch(self.id);
             left.model.leave_router(&left.spec);
         }

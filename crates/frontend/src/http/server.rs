@@ -18,13 +18,12 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use kvasir_transport::OnWake;
+use kvasir_transport::{OnWake, RuntimeThreads, ThreadSlot};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::http::context::HttpContext;
-use crate::http::cores::{Cores, Seat};
 use crate::http::event_loop_lag;
 use crate::http::framing;
 use crate::http::heads::{Heads, TappedIo};
@@ -71,13 +70,18 @@ pub trait Service: Send + Sync + 'static {
     fn connection_failed(&self, error: &(dyn Error + 'static));
 }
 
+/// Threads that do nothing but serve, each with connections to engines of its own.
+pub fn http_threads(count: usize) -> io::Result<RuntimeThreads> {
+    RuntimeThreads::start("http", count, kvasir_upstream::set_thread_slot)
+}
+
 /// An HTTP server on one address, or two.
 pub struct HttpServer<S> {
     service: Arc<S>,
     address: SocketAddr,
     admin: Option<SocketAddr>,
     /// Connections are served until this is dropped.
-    _cores: Option<Arc<Cores>>,
+    _threads: Option<Arc<RuntimeThreads>>,
 }
 
 impl<S: Service> HttpServer<S> {
@@ -87,28 +91,32 @@ impl<S: Service> HttpServer<S> {
     }
 
     /// The same, with threads that do nothing but serve.
-    pub async fn start_on(cores: Cores, service: Arc<S>, address: SocketAddr) -> io::Result<Self> {
-        Self::start_with(service, address, Some(Arc::new(cores))).await
+    pub async fn start_on(
+        threads: RuntimeThreads,
+        service: Arc<S>,
+        address: SocketAddr,
+    ) -> io::Result<Self> {
+        Self::start_with(service, address, Some(Arc::new(threads))).await
     }
 
     async fn start_with(
         service: Arc<S>,
         address: SocketAddr,
-        cores: Option<Arc<Cores>>,
+        threads: Option<Arc<RuntimeThreads>>,
     ) -> io::Result<Self> {
-        let address = open_door(&service, Door::Data, address, cores.clone()).await?;
+        let address = open_door(&service, Door::Data, address, threads.clone()).await?;
         let http = service.http();
         if let Some(tls) = &http.tls {
             tls.follow(&http.tasks);
         }
-        if let Some(cores) = &cores {
-            cores.on_each(|| event_loop_lag::watch(http.metrics.clone(), http.clock));
+        if let Some(threads) = &threads {
+            threads.on_each(|| event_loop_lag::watch(http.metrics.clone(), http.clock));
         }
         Ok(Self {
             service,
             address,
             admin: None,
-            _cores: cores,
+            _threads: threads,
         })
     }
 
@@ -157,7 +165,7 @@ async fn open_door<S: Service>(
     service: &Arc<S>,
     door: Door,
     address: SocketAddr,
-    cores: Option<Arc<Cores>>,
+    threads: Option<Arc<RuntimeThreads>>,
 ) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(address).await?;
     // Accepted connections have it from their listener.
@@ -167,7 +175,7 @@ async fn open_door<S: Service>(
     }
     let address = listener.local_addr()?;
     let tasks = &service.http().tasks;
-    tasks.spawn(accept_loop(listener, Arc::clone(service), door, cores));
+    tasks.spawn(accept_loop(listener, Arc::clone(service), door, threads));
     Ok(address)
 }
 
@@ -175,7 +183,7 @@ async fn accept_loop<S: Service>(
     listener: TcpListener,
     service: Arc<S>,
     door: Door,
-    cores: Option<Arc<Cores>>,
+    threads: Option<Arc<RuntimeThreads>>,
 ) {
     let http = service.http();
     let tasks = &http.tasks;
@@ -195,11 +203,11 @@ async fn accept_loop<S: Service>(
             Ok((stream, _peer)) => {
                 let _ = stream.set_nodelay(true);
                 let service = Arc::clone(&service);
-                match cores.as_deref().and_then(Cores::seat) {
+                match threads.as_deref().and_then(RuntimeThreads::slot) {
                     None => tasks.spawn(serve(stream, service, door, place)),
-                    Some(seat) => {
-                        let runtime = seat.handle.clone();
-                        tasks.spawn_on(&runtime, serve_on(seat, stream, service, door, place))
+                    Some(slot) => {
+                        let runtime = slot.handle.clone();
+                        tasks.spawn_on(&runtime, serve_on(slot, stream, service, door, place))
                     }
                 };
             }
@@ -213,7 +221,7 @@ async fn accept_loop<S: Service>(
 
 /// Serves a connection on another thread than the one that accepted it.
 fn serve_on<S: Service>(
-    seat: Seat,
+    slot: ThreadSlot,
     stream: TcpStream,
     service: Arc<S>,
     door: Door,
@@ -225,7 +233,7 @@ fn serve_on<S: Service>(
             Ok(stream) => serve(stream, service, door, place).await,
             Err(error) => tracing::warn!(%error, "a connection was lost between two threads"),
         }
-        drop(seat);
+        drop(slot);
     }
 }
 

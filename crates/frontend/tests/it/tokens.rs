@@ -88,7 +88,6 @@ impl Fixture {
         };
         let setup = RouterSetup::new(config, IndexOptions::default());
         let model = setup.make(&spec, None, app.context());
-        model.host.start_events(1).unwrap();
         let model = ServedModel::new(model, Some(text).into(), TransportKind::Plane);
         app.models().insert(Arc::clone(&model));
         let fixture = Self {

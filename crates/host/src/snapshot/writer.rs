@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::events::PauseGuard;
 use kvasir_index::{Index, SnapshotError};
-use kvasir_intake::PauseGuard;
 use kvasir_kv_events::{Cursor, StreamCheckpoint};
 use kvasir_trust::TrustRecord;
 use kvasir_types::WorkerRank;

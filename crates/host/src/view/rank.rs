@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
+use crate::events::{EventStream, EventStreamHandle, PauseGuard, StreamObserver, StreamState};
 use kvasir_index::{Index, Matches};
-use kvasir_intake::{EventStream, EventStreamHandle, PauseGuard, StreamObserver, StreamState};
 use kvasir_kv_events::{Counts, Cursor, Notice, Resync, StreamCheckpoint};
 use kvasir_telemetry::Metrics;
 use kvasir_transport::SourceFault;

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use kvasir_engine::EngineConfig;
 use kvasir_hash::{Scope, local_hashes};
+use kvasir_host::{EventStream, StreamObserver};
 use kvasir_index::{Index, Matches};
-use kvasir_intake::{EventStream, StreamObserver};
 use kvasir_kv_events::{EventFormat, Notice, Resync, Sequencer, StreamOptions};
 use kvasir_mocker::{
     EventOptions, EventSockets, Fault, Observer, Worker, WorkerOptions, seeded_answer,

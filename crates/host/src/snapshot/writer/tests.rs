@@ -1,6 +1,6 @@
 //! Streams and the index while the file is written.
 
-use kvasir_intake::EventStream;
+use crate::events::EventStream;
 use kvasir_kv_events::{EventFormat, Sequencer, StreamOptions};
 use kvasir_transport::{MemoryPublisher, SourceEvent, memory_source};
 use kvasir_types::{EngineHash, KvEvent, LocalHash, StoredBlock, Tier};

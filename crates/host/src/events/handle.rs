@@ -4,11 +4,11 @@ use kvasir_kv_events::{Resync, StreamCheckpoint};
 use kvasir_types::WorkerId;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::StreamState;
+use super::StreamState;
 
 /// What is asked of a stream.
 #[derive(Debug)]
-pub(crate) enum Command {
+pub(super) enum Command {
     /// Repair the picture.
     Resync(Resync),
     /// End without forgetting anything, and give what a later stream needs to go on.
@@ -24,14 +24,14 @@ pub(crate) enum Command {
 /// A paused stream: the cache holds what its checkpoint says. It goes on when this is dropped.
 #[derive(Debug)]
 pub struct PauseGuard {
-    pub(crate) _over: oneshot::Sender<()>,
+    pub(super) _over: oneshot::Sender<()>,
 }
 
 /// Commands a stream and reads its status. Clones are one stream; none keeps it alive.
 #[derive(Clone, Debug)]
 pub struct EventStreamHandle {
-    pub(crate) commands: mpsc::Sender<Command>,
-    pub(crate) snapshot: watch::Receiver<StreamState>,
+    pub(super) commands: mpsc::Sender<Command>,
+    pub(super) snapshot: watch::Receiver<StreamState>,
 }
 
 impl EventStreamHandle {

@@ -9,21 +9,18 @@
 //!
 //! Elsewhere: what an event means (`kvasir-kv-events`), where it comes from (`kvasir-transport`).
 
-mod handle;
-
-pub use handle::{EventStreamHandle, PauseGuard};
-
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
-use handle::Command;
 use kvasir_kv_events::{Cache, Notice, Output, Resync, Sequencer, StreamCheckpoint, StreamStatus};
 use kvasir_transport::{EventSource, SourceEvent, SourceFault, Tasks, next_event};
 use kvasir_types::Time;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::handle::{Command, EventStreamHandle, PauseGuard};
 
 /// Commands that wait for the stream. One is enough; more say the same.
 const COMMANDS_MAX: usize = 4;
