@@ -102,7 +102,7 @@ fn kind(observed: &Observations) -> EngineKind {
     observed.facts.kind
 }
 
-/// Has the engine publish at other ports than it does, which somebody else has.
+/// Lets the engine publish at other ports, as another process has its own.
 pub(crate) fn publish_elsewhere(observed: &Observations, text: impl Into<String>) -> Advice {
     /// Far enough for the ranks of a usual engine.
     const PORTS_FURTHER: u16 = 100;

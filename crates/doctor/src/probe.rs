@@ -1,7 +1,7 @@
 //! Asking a worker, within bounds, what a frontend would have to know.
 //!
 //! At most a dozen small requests to each worker, two or four of which make it compute one token; each has a time
-//! limit. Whatever does not answer is written down as silent, and the rest goes on.
+//! limit. A probe without an answer is recorded as an error, and the other probes continue.
 
 mod event_probe;
 mod http;
@@ -32,11 +32,11 @@ const RANKS_MAX: u32 = 8;
 const WORKERS_AT_ONCE: usize = 16;
 /// vLLM's own default, where an engine publishes.
 const EVENT_PORT: u16 = 5557;
-/// Tokens in a block where nobody says.
+/// Tokens in a block where neither operator nor engine gives them.
 const BLOCK_SIZE: u32 = 16;
 /// Times that a prompt is sent twice before a wrong prediction counts: a busy engine may evict meanwhile.
 const ATTEMPTS: u32 = 2;
-/// An event comes within milliseconds; nobody waits longer than this for one that does not.
+/// An event comes within milliseconds; longest wait for one.
 const EVENT_TIMEOUT_MAX: Duration = Duration::from_secs(3);
 
 /// How to ask.
@@ -44,7 +44,7 @@ const EVENT_TIMEOUT_MAX: Duration = Duration::from_secs(3);
 pub struct Probe {
     /// How long one answer may take.
     pub timeout: Duration,
-    /// Whom to believe among workers that are reached by https.
+    /// Which certificates of workers are trusted.
     pub worker_tls: WorkerTls,
     /// The tokenizer of `--model-path`, or why there is none.
     pub text: Option<Result<Arc<TextModel>, String>>,

@@ -208,7 +208,7 @@ pub struct BusyError {
 }
 
 impl BusyError {
-    /// 404: a threshold for a model that nobody serves.
+    /// 404: a threshold for a model that no worker serves.
     #[must_use]
     pub fn unknown_model(model: &str) -> Self {
         Self::new(

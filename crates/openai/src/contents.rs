@@ -78,7 +78,7 @@ mod tests {
             };
             let list: Vec<String> = parts.into_iter().map(message).collect();
             let messages = format!("[{}]", list.join(","));
-            // A whole parse refuses numbers and escapes that nobody reads here.
+            // A whole parse refuses numbers and escapes that are not read here.
             if let Some(spans) = content_spans(&messages)
                 && let Ok(parsed) = serde_json::from_str::<Value>(&messages)
             {

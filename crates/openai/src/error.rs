@@ -104,7 +104,7 @@ impl ApiError {
         Self::new(404, format!("Route not found: {method} {path}"))
     }
 
-    /// 404: nobody serves this model.
+    /// 404: no worker serves this model.
     #[must_use]
     pub fn model_not_found() -> Self {
         Self::new(404, "Model not found")
@@ -190,7 +190,7 @@ impl ApiError {
         Self::new(500, "Internal server error")
     }
 
-    /// 500: the worker refused for want of capacity and nobody else could take it.
+    /// 500: the worker is out of capacity, and no other worker could take the request.
     #[must_use]
     pub fn generation_failed() -> Self {
         Self::new(500, "Failed to generate completions")

@@ -40,7 +40,7 @@ pub struct Options {
     pub stop: Vec<String>,
     /// Tokens that end the answer.
     pub stop_token_ids: Vec<Token>,
-    /// Go on past the model's own end.
+    /// Continue past the model's own end.
     pub ignore_eos: bool,
     /// Leave the stop string in the text.
     pub include_stop_str: bool,
@@ -100,7 +100,7 @@ impl Options {
         }
     }
 
-    /// Why a stream that breaks off cannot go on elsewhere: several choices or a grammar's state cannot move.
+    /// Why a stream cannot be resumed elsewhere: several choices or a grammar's state cannot be moved.
     #[must_use]
     pub fn obstacle(&self) -> Option<&'static str> {
         match (self.n, &self.guided) {

@@ -1,4 +1,4 @@
-//! Answers that break off and go on at another engine.
+//! Answers that break off and are resumed at another engine.
 //!
 //! Answers three questions: may the rest of an answer be asked of another engine, with which body, and how do
 //! its chunks become the rest of the stream that the client already reads? The engine is given the prompt and
@@ -48,7 +48,7 @@ const DETAILS: &[&str] = &[
     "return_tokens_as_token_ids",
 ];
 
-/// Why an answer to this body could not go on elsewhere; a word for metrics and logs. `None`: it could, unless
+/// Why an answer to this body could not be resumed elsewhere; a label for metrics and logs. `None`: it could, unless
 /// its chunks show otherwise.
 #[must_use]
 pub fn obstacle(scan: &Scan<'_>, endpoint: Endpoint) -> Option<&'static str> {

@@ -1,4 +1,4 @@
-//! A body on its way to an engine that judges it itself.
+//! The parts of a body that routing needs; the engine judges the rest.
 //!
 //! Answers two questions: what does the router need to know of it, and which bytes must change? Unknown
 //! fields, odd values and new features pass untouched; a field of the wrong type is as if it were absent.

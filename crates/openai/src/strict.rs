@@ -1,6 +1,6 @@
 //! Reading a body field by field.
 //!
-//! Answers one question: is each field of the right type, and did the client send one nobody reads? A
+//! Answers one question: is each field of the right type, and did the client send one that is not read? A
 //! reader takes fields by name; what is left at the end is unknown. Errors name the field and its place in
 //! the whole body.
 
@@ -15,7 +15,7 @@ const UNKNOWN_LISTED_MAX: usize = 16;
 /// Characters of a client's text that an error repeats.
 pub(crate) const ECHO_CHARS_MAX: usize = 64;
 
-/// What to do with top-level fields that nobody reads.
+/// What to do with top-level fields that are not read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unknown {
     /// Answer 400 and name them.
@@ -127,7 +127,7 @@ impl<'o, 'a> Reader<'o, 'a> {
         JsonError::within(self.body, at, Some(path), error)
     }
 
-    /// Refuses fields that nobody took, as the API's validation.
+    /// Refuses fields that were not read, as the API's validation.
     pub(crate) fn finish(self, unknown: Unknown) -> Result<(), ApiError> {
         if unknown == Unknown::Ignore {
             return Ok(());
@@ -146,7 +146,7 @@ impl<'o, 'a> Reader<'o, 'a> {
         )))
     }
 
-    /// Refuses fields that nobody took, naming the ones that exist.
+    /// Refuses fields that were not read, naming the ones that exist.
     pub(crate) fn finish_listing(self, accepted: &[&str]) -> Result<(), JsonError> {
         let Some(field) = self.left().next() else {
             return Ok(());

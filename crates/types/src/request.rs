@@ -34,7 +34,7 @@ pub struct Sampling {
     pub min_tokens: u32,
     /// Tokens that end the answer.
     pub stop_tokens: Vec<Token>,
-    /// Go on past the model's end-of-sequence token.
+    /// Continue past the model's end-of-sequence token.
     pub ignore_eos: bool,
     /// 0 draws the likeliest token.
     pub temperature: f32,
@@ -111,7 +111,7 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens` or the context length was reached.
     Length,
-    /// Somebody cancelled it.
+    /// It was cancelled.
     Cancelled,
     /// The engine failed.
     Error,

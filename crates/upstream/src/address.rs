@@ -94,7 +94,7 @@ pub fn parse_worker(text: &str) -> Result<WorkerRecord, AddressError> {
     })
 }
 
-/// Reads a worker that somebody else wrote: no file of ours is read for it.
+/// Reads a worker that a remote operator wrote: no local file is read for it.
 pub fn parse_remote_worker(text: &str) -> Result<WorkerRecord, AddressError> {
     parse_with(text, set_field)
 }

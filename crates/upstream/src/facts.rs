@@ -49,7 +49,7 @@ pub struct Facts {
 /// Which engine a server runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineKind {
-    /// Nobody knows.
+    /// Not known.
     #[default]
     Unknown,
     /// vLLM, or one that speaks like it.
@@ -279,7 +279,7 @@ impl Facts {
 }
 
 /// Tokens in a block of an SGLang with pages of `size`. Pages of one token, its default, are named one by one in its
-/// events; where nobody hears those, blocks may be larger than pages.
+/// events; without a subscription, blocks may be larger than pages.
 fn block_of_page(size: u32, heard: bool) -> Option<u32> {
     (size > 1 || heard).then_some(size)
 }

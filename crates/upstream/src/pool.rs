@@ -258,7 +258,7 @@ impl Pool {
         Arc::clone(&self.shared.aborting).notified_owned()
     }
 
-    /// Drops idle connections that engines have closed, and those that nobody has used for long.
+    /// Drops idle connections that engines have closed, and those that were not used for long.
     pub fn sweep(&self) {
         let sweep = self.shared.sweeps.fetch_add(1, Ordering::Relaxed);
         let young = |since: u32| sweep.wrapping_sub(since) < IDLE_SWEEPS;

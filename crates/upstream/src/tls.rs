@@ -1,6 +1,6 @@
 //! TLS on the way to workers, and what is wrong with a file of certificates.
 //!
-//! Answers one question: whom do we believe to be a worker?
+//! Answers one question: which certificates of workers do we trust?
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -65,7 +65,7 @@ pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> 
     }
 }
 
-/// Whom we believe to be a worker. Clones are one.
+/// Which certificates of workers are trusted. Clones are one.
 #[derive(Clone, Default)]
 pub struct WorkerTls {
     /// The system's roots are read when a worker first needs them.
@@ -79,7 +79,7 @@ impl fmt::Debug for WorkerTls {
 }
 
 impl WorkerTls {
-    /// Believes those whom this authority vouches for, and nobody else.
+    /// Trusts the certificates of this authority, and no others.
     pub fn with_authority(path: &Path) -> Result<Self, TlsError> {
         let of = |why: String| TlsError::new(TlsFile::WorkerAuthority, path, why);
         let pem = std::fs::read(path).map_err(|error| of(error.to_string()))?;
@@ -101,7 +101,7 @@ impl WorkerTls {
     }
 }
 
-/// Believes whom the system believes.
+/// Trusts what the system trusts.
 fn system_connector() -> Result<TlsConnector, String> {
     let found = rustls_native_certs::load_native_certs();
     for error in &found.errors {

@@ -39,7 +39,7 @@ pub(super) fn socket(observed: &Observations) -> Verdict {
     })
 }
 
-/// Nobody knows of a socket.
+/// No event socket is known.
 fn unpublished(observed: &Observations) -> Verdict {
     if observed.facts.kind == EngineKind::TensorRt {
         return Verdict::skip(

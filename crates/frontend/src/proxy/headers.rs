@@ -1,4 +1,4 @@
-//! Which header fields go on, in both directions (RFC 9110, section 7.6).
+//! Which header fields are passed on, in both directions (RFC 9110, section 7.6).
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use kvasir_types::DpRank;

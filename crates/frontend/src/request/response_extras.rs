@@ -1,7 +1,7 @@
 //! What a client wants to be told beside its answer: annotations before and after the stream, and what only an engine
 //! can tell.
 //!
-//! What always holds: what nobody asked for costs nothing.
+//! What always holds: fields that the client did not ask for cost nothing.
 
 use std::sync::Arc;
 

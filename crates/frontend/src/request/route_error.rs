@@ -23,7 +23,7 @@ pub(crate) fn answer(overload: u16, error: &RouteError) -> ApiError {
     }
 }
 
-/// The same after workers failed the request: `why` holds if there is nobody else to ask.
+/// The same after workers failed the request: `why` is the answer if no other worker is left.
 pub(crate) fn answer_after(overload: u16, error: &RouteError, why: ApiError) -> ApiError {
     match error {
         RouteError::FailedWorkersOverloaded

@@ -81,7 +81,7 @@ type ResumeFuture = Pin<Box<dyn Future<Output = Result<Lane, ApiError>> + Send>>
 enum ChoiceFailure {
     /// Its worker failed.
     Worker(PlaneError),
-    /// No other worker could go on.
+    /// No other worker could resume it.
     Move(ApiError),
 }
 

@@ -84,7 +84,7 @@ impl Job {
         sampling
     }
 
-    /// Why an answer that breaks off cannot go on at another worker.
+    /// Why an answer cannot be resumed at another worker.
     pub(crate) fn obstacle(&self) -> Option<&'static str> {
         if self.choices() != 1 {
             return Some("choices");

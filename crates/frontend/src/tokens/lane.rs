@@ -1,4 +1,4 @@
-//! One prompt on its way to one answer: look up, choose a worker, hand over, wait for the first token.
+//! One prompt and its answer: look up, choose a worker, hand over, wait for the first token.
 //!
 //! A worker that fails before its first token is replaced by another, up to a limit; the client does not notice. An answer that
 //! breaks off later is resumed after its last token, likewise.

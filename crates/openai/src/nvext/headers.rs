@@ -29,7 +29,7 @@ pub struct HeaderHints {
     pub tenant: Option<String>,
     /// `x-dynamo-meta-policy-class`.
     pub policy_class: Option<String>,
-    /// Session headers, whoever's dialect.
+    /// Session headers, of any dialect.
     pub session: SessionHeaders,
     /// `x-dynamo-meta-*`, names without the prefix, in order.
     pub meta: Vec<(String, String)>,

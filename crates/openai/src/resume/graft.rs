@@ -23,7 +23,7 @@ pub struct Graft {
 }
 
 impl Graft {
-    /// Goes on from `progress`; none if nothing has come.
+    /// Continues from `progress`; none if nothing has come.
     #[must_use]
     pub fn new(progress: &Progress) -> Option<Self> {
         Some(Self {
@@ -46,7 +46,7 @@ impl Graft {
         }
     }
 
-    /// An event of the engine that goes on, as the client gets it; none if it only says who speaks.
+    /// An event of the engine that resumes, as the client gets it; none if it holds only the role.
     #[must_use]
     pub fn event(&self, event: Event) -> Option<Event> {
         let Some(data) = event.data().map(|data| Bytes::copy_from_slice(&data)) else {

@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 
 use crate::usage::{RawUsage, Usage};
 
-/// Longest text that is kept to go on from.
+/// Longest text that is kept for resuming.
 const TEXT_BYTES_MAX: usize = 4 << 20;
 
 /// What has come of a streamed answer of one choice, as far as going on elsewhere needs it.

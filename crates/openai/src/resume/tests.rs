@@ -1,4 +1,4 @@
-//! Bodies and chunks of engines: what goes on, what does not, and what the client gets.
+//! Bodies and chunks of engines: what is resumed, what is not, and what the client gets.
 
 use bytes::Bytes;
 use expect_test::{Expect, expect};
@@ -100,7 +100,7 @@ fn check(endpoint: Endpoint, body: &str, want: &Expect) {
     }));
 }
 
-/// With only its role said, an answer is asked for as it was; white space is nothing to go on from.
+/// With only its role sent, a request is repeated unchanged; white space is nothing to resume from.
 #[test]
 fn what_has_hardly_begun() {
     let body =

@@ -43,7 +43,7 @@ fn the_head_says_where_the_body_ends() {
     assert_eq!(head(&Method::POST, StatusCode::NO_CONTENT), Framing::Ended);
 }
 
-/// Whoever reads the head after us sees one length.
+/// Readers of the head see one length.
 #[test]
 fn a_length_said_twice_is_passed_on_once() {
     for status in [StatusCode::OK, StatusCode::NOT_MODIFIED] {

@@ -165,7 +165,7 @@ pub(crate) enum Form {
     },
     /// A completion in one piece.
     Whole(Option<Box<Extras>>),
-    /// Anything else, which nobody looks into.
+    /// Any other body, which is not parsed.
     Opaque,
 }
 
