@@ -215,7 +215,7 @@ pub(crate) fn check(settings: &Settings) -> Vec<Problem> {
     let mut problems = Vec::new();
     aic(settings, &mut problems);
     aic_sizes(settings, &mut problems);
-    cache_picture(settings, &mut problems);
+    cache_events(settings, &mut problems);
     conditional_disagg(settings, &mut problems);
     pairs(settings, &mut problems);
     standalone(settings, &mut problems);
@@ -289,7 +289,7 @@ fn aic_sizes(settings: &Settings, problems: &mut Vec<Problem>) {
     }
 }
 
-fn cache_picture(settings: &Settings, problems: &mut Vec<Problem>) {
+fn cache_events(settings: &Settings, problems: &mut Vec<Problem>) {
     if settings.get(keys::ROUTER_TRACK_OUTPUT_BLOCKS)
         && !settings.get(keys::ROUTER_TRACK_ACTIVE_BLOCKS)
     {

@@ -352,13 +352,13 @@ metrics! {
         gauge index_forgotten = "index_forgotten" ["model"];
         /// Events that waited too long for the index and were dropped; the rank is resynchronised.
         counter kv_events_dropped_total = "kv_events_dropped_total" ["model"];
-        /// What a block foretold by a rank's events counts: 1 believed, 0.5 unproven or doubted, 0 not at all.
+        /// What a block that a rank's events predict counts: 1 trusted, 0.5 unproven or discounted, 0 not at all.
         gauge worker_cache_credit = "worker_cache_credit" ["model", "worker_id", "dp_rank"];
         /// 1 for the state that a rank's cache view is in, with the cause of any doubt.
         gauge worker_cache_state = "worker_cache_state" ["model", "worker_id", "dp_rank", "state", "cause"];
-        /// Share of lately foretold tokens that were wrong, by likely cause; the sum is the whole error.
+        /// Share of lately predicted tokens that were wrong, by likely cause; the sum is the whole error.
         gauge worker_prediction_error = "worker_prediction_error" ["model", "worker_id", "dp_rank", "cause"];
-        /// Answers compared with what events had foretold, by what that showed.
+        /// Answers compared with what events had predicted, by what that showed.
         counter worker_predictions_total = "worker_predictions_total" ["model", "worker_id", "dp_rank", "finding"];
         /// Whether a rank's event socket is connected.
         gauge worker_events_connected = "worker_events_connected" ["model", "worker_id", "dp_rank"];

@@ -2,7 +2,7 @@
 //!
 //! Answers one question: what can stand for the tokens of a text so that equal beginnings still have equal
 //! blocks? Four bytes make one stand-in token, which is about what a token of English text takes. They mean
-//! nothing to an engine: use them for the router's own picture of its own traffic, never for events of engines.
+//! nothing to an engine: use them for the router's own record of its traffic, never for events of engines.
 
 use kvasir_types::Token;
 

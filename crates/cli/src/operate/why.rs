@@ -237,7 +237,7 @@ fn excluded(decision: &Value) -> Option<String> {
     Some(format!("{}{}", named.join(", "), tail.unwrap_or_default()))
 }
 
-/// What was foretold, what the engine said, how it ended.
+/// What was predicted, what the engine said, how it ended.
 fn outcome(decision: &Value) -> Vec<(&'static str, String)> {
     let Some(ended) = decision.get("outcome").filter(|outcome| !outcome.is_null()) else {
         return vec![("answer", "not ended yet".to_owned())];

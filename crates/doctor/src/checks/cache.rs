@@ -1,4 +1,4 @@
-//! Would the frontend foretell what the engine's cache holds?
+//! Would the frontend predict what the engine's cache holds?
 
 use crate::advice::{engine, kvasir, report_hits};
 use crate::finding::{Outcome, Verdict};

@@ -1,4 +1,4 @@
-//! What became of the latest requests: what was foretold about each, and what its engine said.
+//! What became of the latest requests: what was predicted about each, and what its engine said.
 //!
 //! A decision says what the router thought; this says what came of it. Both are asked for by the same id.
 //! Bounded: the oldest is forgotten for the newest.

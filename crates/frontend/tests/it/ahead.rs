@@ -54,7 +54,7 @@ async fn after_a_turn_the_same_engine_computes_the_next_beginning() {
 
 /// Answers that are not text alone, and turns that broke off, have no next beginning that we know.
 #[tokio::test]
-async fn what_cannot_be_foretold_is_not_asked() {
+async fn what_cannot_be_predicted_is_not_asked() {
     let call = r#"{"choices":[{"index":0,"message":{"content":null,"tool_calls":[{"id":"1"}]}}]}"#;
     for answer in [call, r#"{"choices":[]}"#, "{}"] {
         let rig = Rig::of(1).await;
