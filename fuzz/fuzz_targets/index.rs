@@ -2,7 +2,7 @@
 //! few names, long chains with gaps, or routing decisions.
 #![no_main]
 
-use kvasir_index::{follow_events, follow_gaps, follow_routing};
+use kvasir_index::{check_event_history, check_gap_history, check_routing_history};
 use libfuzzer_sys::fuzz_target;
 
 /// Longer histories take long and find little: the oracle's cost grows with their square.
@@ -14,8 +14,8 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let history = &history[..history.len().min(HISTORY_MAX)];
     match kind % 4 {
-        0 | 1 => follow_events(history),
-        2 => follow_gaps(history),
-        _ => follow_routing(history),
+        0 | 1 => check_event_history(history),
+        2 => check_gap_history(history),
+        _ => check_routing_history(history),
     }
 });

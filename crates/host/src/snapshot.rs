@@ -108,7 +108,7 @@ impl LoadedSnapshot {
         };
         let restored = match waiting.block_size == host.block_size() {
             true => host.index().restore(&bytes),
-            false => Err(RestoreError::NoSnapshot),
+            false => Err(RestoreError::NotASnapshot),
         };
         if let Err(error) = restored {
             tracing::warn!(model = %host.name(), %error, block_size = waiting.block_size,

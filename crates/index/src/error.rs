@@ -22,7 +22,7 @@ pub enum ApplyError {
 #[non_exhaustive]
 pub enum SnapshotError {
     /// Events came while it was copied in parts, each time; try again later.
-    #[error("the index kept changing while it was copied")]
+    #[error("the index changed during every attempt to copy it")]
     Changed,
     /// The index contradicts itself there, which is a bug; the file of an earlier moment is as good as it was.
     #[error("the index is damaged at run {0}; please report this")]
@@ -33,16 +33,16 @@ pub enum SnapshotError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RestoreError {
-    /// It does not begin as ours do.
-    #[error("these bytes are no index snapshot")]
-    NoSnapshot,
+    /// The bytes do not begin with the mark of a snapshot.
+    #[error("the file is not an index snapshot")]
+    NotASnapshot,
     /// Another release wrote it; rebuild the index from the engines instead.
-    #[error("a snapshot of version {0} cannot be read by this release")]
+    #[error("snapshot version {0} is not supported by this release")]
     Version(u16),
     /// Its checksum or its content is wrong; rebuild the index from the engines instead.
     #[error("the snapshot is damaged")]
     Corrupt,
     /// The index holds something already; restore into a new one.
-    #[error("a snapshot can only be restored into an empty index")]
+    #[error("the index is not empty; restore into a new one")]
     NotEmpty,
 }

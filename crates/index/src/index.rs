@@ -12,9 +12,9 @@ use kvasir_types::{KvEvent, LocalHash, SequenceHash, Tier, Time, WorkerId, Worke
 use sdd::Guard;
 
 use crate::ranks::{RankTable, Ranks};
-use crate::routing::Side;
+use crate::routing::RoutingIndex;
 use crate::sync::{MutexGuard, Ordering, WriteLock};
-use crate::tree::{Again, Holder, NAMES_PER_EVENT, Tree, refuse};
+use crate::tree::{Holder, NAMES_PER_EVENT, Repeats, Tree, refuse};
 use crate::view::View;
 use crate::{ApplyError, Approximate, IndexOptions, Matches, Stats};
 
@@ -25,7 +25,7 @@ const RECLAIM_EVERY: u32 = 32;
 const CLEAR_SLICE: usize = 256;
 
 /// Names of removed ranks that are forgotten when somebody asks for figures: some hundred microseconds.
-const TIDY_WITH_STATS: usize = 128 * NAMES_PER_EVENT;
+const NAMES_PER_STATS: usize = 128 * NAMES_PER_EVENT;
 
 /// All tiers, the nearest first.
 pub(crate) const TIERS: [Tier; 4] = [Tier::Device, Tier::HostPinned, Tier::Disk, Tier::External];
@@ -54,8 +54,8 @@ const EVICTED_AT_ONCE: usize = 1024;
 pub struct Index {
     ranks: RankTable,
     events: Arc<View>,
-    /// What routing decisions taught: all there is in an approximate index, a side index otherwise.
-    routing: Option<Side>,
+    /// What routing decisions taught: all there is in an approximate index, beside the events otherwise.
+    routing: Option<RoutingIndex>,
     max_bytes: u64,
     /// Bytes of what events taught, when something was last stored. Kept if there is a budget.
     event_bytes: AtomicUsize,
@@ -107,7 +107,7 @@ impl Index {
             ..Approximate::default()
         });
         let events = Tree::new();
-        let routing = options.approximate.or(predicted).map(Side::new);
+        let routing = options.approximate.or(predicted).map(RoutingIndex::new);
         Self {
             ranks: RankTable::new(),
             events: Arc::clone(&events.view),
@@ -147,7 +147,7 @@ impl Index {
                     return refuse(*parent, blocks);
                 }
                 let slot = writer.ranks.slot(rank, &self.ranks);
-                let stored = events.store(holder(slot, *tier), *parent, blocks, Again::Counts);
+                let stored = events.store(holder(slot, *tier), *parent, blocks, Repeats::Count);
                 if self.max_bytes > 0 {
                     self.keep_budget(writer, blocks.len());
                 }
@@ -171,7 +171,7 @@ impl Index {
         locals: &[LocalHash],
         sequence: &[SequenceHash],
     ) {
-        let Some(side) = &self.routing else {
+        let Some(routing) = &self.routing else {
             return;
         };
         reclaim();
@@ -179,12 +179,12 @@ impl Index {
             0 => usize::MAX,
             max => (max as usize).saturating_sub(self.event_bytes.load(Ordering::Relaxed)),
         };
-        if !side.record(now, rank, locals, sequence, left) {
+        if !routing.record(now, rank, locals, sequence, left) {
             let mut writer = self.write();
             let slot = writer.ranks.slot(rank, &self.ranks);
-            side.admit(rank, slot);
+            routing.admit(rank, slot);
             drop(writer);
-            side.record(now, rank, locals, sequence, left);
+            routing.record(now, rank, locals, sequence, left);
         }
     }
 
@@ -196,7 +196,7 @@ impl Index {
     /// As [`Index::expire`], a part that takes some tens of microseconds. Returns whether there may be more: to be
     /// called again after others that wait for a processor had their turn.
     pub fn expire_some(&self, now: Time) -> bool {
-        (self.routing.as_ref()).is_some_and(|side| side.expire_some(now))
+        (self.routing.as_ref()).is_some_and(|routing| routing.expire_some(now))
     }
 
     /// When [`Index::expire`] may have something to do next; `None` if nothing waits.
@@ -216,8 +216,8 @@ impl Index {
         for tier in TIERS {
             writer.events.clear(holder(slot, tier), usize::MAX);
         }
-        if let Some(side) = &self.routing {
-            side.remove(rank);
+        if let Some(routing) = &self.routing {
+            routing.remove(rank);
         }
         writer.ranks.remove(rank);
     }
@@ -246,8 +246,8 @@ impl Index {
                 }
             }
         }
-        if let (None, Some(side)) = (tier, &self.routing) {
-            side.clear(rank, CLEAR_SLICE);
+        if let (None, Some(routing)) = (tier, &self.routing) {
+            routing.clear(rank, CLEAR_SLICE);
         }
     }
 
@@ -269,7 +269,7 @@ impl Index {
             let reused = self.ranks.reused();
             out.look_up(
                 &self.events,
-                self.routing.as_ref().map(|side| &*side.view),
+                self.routing.as_ref().map(|routing| &*routing.view),
                 &self.ranks,
                 prompt,
                 winner,
@@ -286,7 +286,7 @@ impl Index {
         let writer = &mut *self.write();
         // Figures are asked for now and then: an index without events gives its memory back all the same.
         let events = &mut writer.events;
-        events.free_deferred(TIDY_WITH_STATS);
+        events.free_deferred(NAMES_PER_STATS);
         let mut stats = Stats {
             blocks: events.blocks(),
             entries: events.entries(),
@@ -296,8 +296,8 @@ impl Index {
             pruned: 0,
             repeated: events.repeated(),
         };
-        if let Some(side) = &self.routing {
-            side.add_to(&mut stats);
+        if let Some(routing) = &self.routing {
+            routing.add_to(&mut stats);
         }
         stats
     }
@@ -309,7 +309,7 @@ impl Index {
             return false;
         }
         self.event_bytes.store(bytes, Ordering::Relaxed);
-        let routed = self.routing.as_ref().map_or(0, Side::bytes);
+        let routed = self.routing.as_ref().map_or(0, RoutingIndex::bytes);
         (bytes + routed) as u64 > self.max_bytes
     }
 
@@ -326,10 +326,10 @@ impl Index {
     fn evict(&self, writer: &mut Writer, most: usize) {
         let (max, mut routed) = (self.max_bytes as usize, 0);
         let events = &mut writer.events;
-        if let Some(side) = &self.routing {
-            let more = side.evict(max.saturating_sub(events.bytes()), most);
+        if let Some(routing) = &self.routing {
+            let more = routing.evict(max.saturating_sub(events.bytes()), most);
             // Then it is the next event's turn.
-            routed = if more { 0 } else { side.bytes() };
+            routed = if more { 0 } else { routing.bytes() };
         }
         writer.evicted += events.evict(max.saturating_sub(routed), most);
         self.event_bytes.store(events.bytes(), Ordering::Relaxed);
@@ -353,7 +353,7 @@ impl Index {
     #[cfg(any(test, feature = "oracle"))]
     #[must_use]
     pub fn entries(&self) -> u64 {
-        let routed = self.routing.as_ref().map_or(0, Side::entries);
+        let routed = self.routing.as_ref().map_or(0, RoutingIndex::entries);
         self.write().events.entries() + routed
     }
 
@@ -361,8 +361,8 @@ impl Index {
     #[cfg(any(test, feature = "oracle"))]
     pub fn check_invariants(&self) {
         self.write().events.check();
-        if let Some(side) = &self.routing {
-            side.check();
+        if let Some(routing) = &self.routing {
+            routing.check();
         }
     }
 }

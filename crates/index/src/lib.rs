@@ -37,11 +37,12 @@ mod view;
 
 pub use error::{ApplyError, RestoreError, SnapshotError};
 pub use index::Index;
-pub use matches::{Match, Matches, Sourced};
+pub use matches::{Match, MatchSources, Matches};
 pub use options::{Approximate, IndexOptions};
 #[cfg(any(test, feature = "oracle"))]
 pub use oracle::{
-    Kind, Oracle, RoutingOracle, follow_at_once, follow_events, follow_gaps, follow_routing,
+    HistoryKind, Oracle, RoutingOracle, check_concurrent_histories, check_event_history,
+    check_gap_history, check_routing_history,
 };
 pub use shared_ranges::SharedRanges;
 pub use stats::Stats;

@@ -38,14 +38,14 @@ impl Match {
 
 /// What is known of one rank, by where it is known from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sourced {
+pub struct MatchSources {
     /// What events say.
     pub events: Match,
     /// Blocks from the start of the prompt in device memory, by our own routing decisions.
     pub routed: u32,
 }
 
-impl Sourced {
+impl MatchSources {
     /// Both together: of what they say about device memory the larger counts.
     ///
     /// A rank's lower tiers go on where its device memory ends, so blocks that are added there are taken
@@ -73,7 +73,7 @@ pub struct Matches {
     /// Blocks in host memory and on disk, by slot; empty if nothing lies there.
     lower: Vec<[u32; 2]>,
     /// What routing decisions say about device memory, by slot; empty if nobody asked them.
-    side: Vec<u32>,
+    routed: Vec<u32>,
     live: Vec<u64>,
     pushed: Vec<Match>,
 }
@@ -89,7 +89,7 @@ impl Matches {
     pub fn clear(&mut self) {
         self.device.clear();
         self.lower.clear();
-        self.side.clear();
+        self.routed.clear();
         self.pushed.clear();
     }
 
@@ -100,17 +100,17 @@ impl Matches {
 
     /// Ranks that hold something, in no order.
     pub fn iter(&self) -> impl Iterator<Item = Match> + '_ {
-        self.sources().map(Sourced::merged)
+        self.sources().map(MatchSources::merged)
     }
 
     /// As [`Self::iter`], with events and routing decisions told apart.
-    pub fn sources(&self) -> impl Iterator<Item = Sourced> + '_ {
+    pub fn sources(&self) -> impl Iterator<Item = MatchSources> + '_ {
         let lower = self.lower.iter().copied().chain(iter::repeat([0, 0]));
-        let side = self.side.iter().copied().chain(iter::repeat(0));
-        let by_slot = self.ranks.iter().zip(&self.device).zip(lower).zip(side);
+        let routed = self.routed.iter().copied().chain(iter::repeat(0));
+        let by_slot = self.ranks.iter().zip(&self.device).zip(lower).zip(routed);
         let found = by_slot
-            .filter(|(((_, device), lower), side)| **device | *side != 0 || *lower != [0, 0])
-            .map(|(((rank, device), [host, disk]), routed)| Sourced {
+            .filter(|(((_, device), lower), routed)| **device | *routed != 0 || *lower != [0, 0])
+            .map(|(((rank, device), [host, disk]), routed)| MatchSources {
                 events: Match {
                     rank: *rank,
                     device: *device,
@@ -122,7 +122,7 @@ impl Matches {
         let pushed = self
             .pushed
             .iter()
-            .map(|&events| Sourced { events, routed: 0 });
+            .map(|&events| MatchSources { events, routed: 0 });
         found.chain(pushed)
     }
 
@@ -146,12 +146,12 @@ impl Matches {
         list
     }
 
-    /// Looks a prompt up in a tree and, if there is one, a side tree.
+    /// Looks a prompt up in the tree of events and, if there is one, of routing decisions.
     #[inline]
     pub(crate) fn look_up(
         &mut self,
         events: &View,
-        side: Option<&View>,
+        routed: Option<&View>,
         ranks: &RankTable,
         prompt: &[LocalHash],
         winner: bool,
@@ -168,9 +168,9 @@ impl Matches {
         } else {
             events.walk(guard, prompt, winner, &mut self.live, &mut self.device);
         }
-        if let Some(side) = side {
-            self.side.resize(self.ranks.len(), 0);
-            side.walk(guard, prompt, winner, &mut self.live, &mut self.side);
+        if let Some(routed) = routed {
+            self.routed.resize(self.ranks.len(), 0);
+            routed.walk(guard, prompt, winner, &mut self.live, &mut self.routed);
         }
     }
 }

@@ -18,13 +18,13 @@ use crate::sync::Ordering;
 use crate::view::{ROOT_END, follow};
 
 /// Versions of runs, and which one each slot shows; version 0 stands for none.
-struct Shown {
+struct Published {
     edges: Edges,
     versions: Vec<Run>,
     slots: Vec<AtomicUsize>,
 }
 
-impl Shown {
+impl Published {
     fn new(versions: Vec<Run>, slots: &[usize]) -> Self {
         Self {
             edges: Edges::with_room(0),
@@ -74,7 +74,7 @@ fn a_cut_hides_nothing() {
         let whole = run(10, ROOT_END, 0, &[1, 2, 3]);
         let child = run(20, 10, 3, &[4]);
         let (tail, head) = (run(10, 11, 2, &[3]), run(11, ROOT_END, 0, &[1, 2]));
-        let shown = Shown::new(vec![whole, child, tail, head], &[0, 1, 2, 0]);
+        let shown = Published::new(vec![whole, child, tail, head], &[0, 1, 2, 0]);
         shown.edges.insert(ROOT_END, 1, 1);
         shown.edges.insert(10, 4, 2);
         let shown = Arc::new(shown);
@@ -98,7 +98,7 @@ fn a_leaf_grows_and_shrinks_in_place() {
     loom::model(|| {
         let mut leaf = run(10, ROOT_END, 0, &[1, 2]);
         assert!(leaf.open_tail());
-        let shown = Shown::new(vec![leaf], &[0, 1]);
+        let shown = Published::new(vec![leaf], &[0, 1]);
         shown.edges.insert(ROOT_END, 1, 1);
         let shown = Arc::new(shown);
         let writer = interleaved::spawn({
@@ -123,7 +123,7 @@ fn an_old_end_leads_nowhere() {
         let old = run(10, ROOT_END, 0, &[1, 2]);
         let new = run(12, ROOT_END, 0, &[1, 9]);
         let child = run(20, 12, 2, &[7]);
-        let shown = Shown::new(vec![old, new, child], &[0, 1, 0]);
+        let shown = Published::new(vec![old, new, child], &[0, 1, 0]);
         shown.edges.insert(ROOT_END, 1, 1);
         let shown = Arc::new(shown);
         let writer = interleaved::spawn({

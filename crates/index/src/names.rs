@@ -11,7 +11,7 @@
 //!
 //! The table is cut into [`PARTS`] parts that grow and shrink on their own: no insertion moves more than
 //! one part's entries. A part grows when a bucket is full and the part is too; one that has become sparse is
-//! noticed by [`Names::tend`], so that neither is asked for each name.
+//! noticed by [`Names::shrink_sparse_parts`], so that neither is asked for each name.
 
 mod part;
 
@@ -49,14 +49,14 @@ impl Place {
 }
 
 /// Names that are forgotten before a part is looked at that may have become sparse.
-const TEND_EVERY: usize = 8;
+const FORGOTTEN_PER_CHECK: usize = 8;
 
 /// The table.
 #[derive(Debug)]
 pub(crate) struct Names {
     parts: Box<[Part; PARTS]>,
     /// The part to be looked at next, and how many names were forgotten since the last.
-    tended: u8,
+    next_part: u8,
     forgotten: usize,
 }
 
@@ -64,7 +64,7 @@ impl Default for Names {
     fn default() -> Self {
         Self {
             parts: Box::new([const { Part::EMPTY }; PARTS]),
-            tended: 0,
+            next_part: 0,
             forgotten: 0,
         }
     }
@@ -131,10 +131,10 @@ impl Names {
     ) -> Result<(), Place> {
         let (key, place) = (Key::of(name), place.pack());
         let part = &mut self.parts[key.part()];
-        if part.insert_easily(key, place) {
+        if part.insert_fast(key, place) {
             return Ok(());
         }
-        part.insert_slowly(key, place, is)
+        part.insert_slow(key, place, is)
     }
 
     /// Calls blocks from `first` on by their names, unless another block has one of them already: then
@@ -154,8 +154,7 @@ impl Names {
             let n = name(block);
             let key = Key::of(n);
             let part = &mut self.parts[key.part()];
-            if !part.insert_easily(key, place)
-                && part.insert_slowly(key, place, |p| is(p, n)).is_err()
+            if !part.insert_fast(key, place) && part.insert_slow(key, place, |p| is(p, n)).is_err()
             {
                 let done = (place - first.pack()) as usize;
                 let claimed: Vec<u64> = blocks[..done].iter().map(name).collect();
@@ -180,25 +179,25 @@ impl Names {
         for (place, &name) in (first.pack()..).zip(names) {
             let key = Key::of(name);
             let part = &mut self.parts[key.part()];
-            if !part.forget_easily(key, key.entry(place)) {
-                part.forget_slowly(key, key.entry(place));
+            if !part.forget_fast(key, key.entry(place)) {
+                part.forget_slow(key, key.entry(place));
             }
         }
         self.forgotten += names.len();
-        if self.forgotten >= TEND_EVERY {
-            self.tend();
+        if self.forgotten >= FORGOTTEN_PER_CHECK {
+            self.shrink_sparse_parts();
         }
     }
 
-    /// Gives back memory of parts that have become sparse: one part for each [`TEND_EVERY`] names that were
+    /// Gives back memory of parts that have become sparse: one part for each [`FORGOTTEN_PER_CHECK`] names that were
     /// forgotten, in turn.
     #[inline(never)]
-    fn tend(&mut self) {
-        let parts = (self.forgotten / TEND_EVERY).min(PARTS);
-        self.forgotten %= TEND_EVERY;
+    fn shrink_sparse_parts(&mut self) {
+        let parts = (self.forgotten / FORGOTTEN_PER_CHECK).min(PARTS);
+        self.forgotten %= FORGOTTEN_PER_CHECK;
         for _ in 0..parts {
-            self.tended = self.tended.wrapping_add(1);
-            self.parts[usize::from(self.tended)].shrink();
+            self.next_part = self.next_part.wrapping_add(1);
+            self.parts[usize::from(self.next_part)].shrink();
         }
     }
 
@@ -261,7 +260,7 @@ mod tests {
         }
         assert!(names.parts.iter().all(|part| part.used == 0));
         // Every part is looked at once more.
-        let others: Vec<u64> = (0..(PARTS * TEND_EVERY) as u64)
+        let others: Vec<u64> = (0..(PARTS * FORGOTTEN_PER_CHECK) as u64)
             .map(|i| i + 20_000)
             .collect();
         names.forget(&others, Place { run: 1, pos: 0 });

@@ -1,4 +1,4 @@
-//! What an index is told at birth.
+//! Options of an index.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub struct IndexOptions {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Approximate {
     /// How long a routed block is believed to stay cached. Counted up to the next
-    /// [`Approximate::GRAIN`].
+    /// [`Approximate::EXPIRY_TICK`].
     pub ttl: Duration,
     /// Blocks over all ranks; past it the oldest go.
     pub max_blocks: usize,
@@ -30,7 +30,7 @@ pub struct Approximate {
 
 impl Approximate {
     /// Expiries are rounded up to multiples of this.
-    pub const GRAIN: Duration = Duration::from_millis(100);
+    pub const EXPIRY_TICK: Duration = Duration::from_millis(100);
 
     /// Blocks left after a pruning.
     #[must_use]

@@ -2,13 +2,13 @@
 //!
 //! It is slow on purpose: nothing here is shared between ranks, compressed or kept beside its definition.
 
-mod at_once;
+mod concurrent;
 mod gaps;
 mod history;
 
-pub use at_once::{Kind, follow_at_once};
-pub use gaps::follow_gaps;
-pub use history::{follow_events, follow_routing};
+pub use concurrent::{HistoryKind, check_concurrent_histories};
+pub use gaps::check_gap_history;
+pub use history::{check_event_history, check_routing_history};
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -162,7 +162,7 @@ impl Oracle {
 #[derive(Clone, Debug)]
 pub struct RoutingOracle {
     options: Approximate,
-    /// When each rank's block goes, in grains, and its name.
+    /// When each rank's block goes, in ticks, and its name.
     expiry: HashMap<(WorkerRank, Path), (u64, SequenceHash)>,
 }
 
@@ -184,8 +184,8 @@ impl RoutingOracle {
         locals: &[LocalHash],
         sequence: &[SequenceHash],
     ) {
-        let grain = Approximate::GRAIN.as_nanos() as u64;
-        let expiry = (now + self.options.ttl).as_nanos().div_ceil(grain);
+        let tick = Approximate::EXPIRY_TICK.as_nanos() as u64;
+        let expiry = (now + self.options.ttl).as_nanos().div_ceil(tick);
         for (last, &name) in sequence.iter().enumerate().take(locals.len()) {
             let key = (rank, locals[..=last].to_vec());
             self.expiry.insert(key, (expiry, name));
@@ -213,9 +213,9 @@ impl RoutingOracle {
 
     /// See [`crate::Index::expire`].
     pub fn expire(&mut self, now: Time) {
-        let grain = Approximate::GRAIN.as_nanos() as u64;
+        let tick = Approximate::EXPIRY_TICK.as_nanos() as u64;
         self.expiry
-            .retain(|_, (expiry, _)| *expiry > now.as_nanos() / grain);
+            .retain(|_, (expiry, _)| *expiry > now.as_nanos() / tick);
     }
 
     /// See [`crate::Index::remove_rank`].

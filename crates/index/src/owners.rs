@@ -99,14 +99,14 @@ pub(crate) struct Patch {
 
 /// What one rank holds of a run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Held<'a> {
+pub(crate) enum Coverage<'a> {
     /// The first blocks, of which there may be none.
     Head(u32),
     /// Those whose bits are set.
     Bits(&'a Bits),
 }
 
-impl Held<'_> {
+impl Coverage<'_> {
     #[inline]
     pub(crate) fn has(self, pos: u32) -> bool {
         match self {
@@ -180,15 +180,15 @@ pub(crate) struct Owners {
 impl Owners {
     /// What a rank holds of a run of `len` blocks.
     #[inline]
-    pub(crate) fn held(&self, slot: u32, len: u32) -> Held<'_> {
+    pub(crate) fn held(&self, slot: u32, len: u32) -> Coverage<'_> {
         if self.full.has(slot) {
-            return Held::Head(len);
+            return Coverage::Head(len);
         }
         if let Ok(i) = self.patches.binary_search_by_key(&slot, |p| p.slot) {
-            return Held::Bits(&self.patches[i].bits);
+            return Coverage::Bits(&self.patches[i].bits);
         }
         let cut = self.cuts.iter().find(|c| c.slot == slot);
-        Held::Head(cut.map_or(0, |c| c.len))
+        Coverage::Head(cut.map_or(0, |c| c.len))
     }
 
     /// Makes a rank hold the first `extent` of `len` blocks.
@@ -311,10 +311,16 @@ impl Owners {
     }
 
     /// Every rank that holds something, with what of a run of `len` blocks.
-    pub(crate) fn iter(&self, len: u32) -> impl Iterator<Item = (u32, Held<'_>)> + '_ {
-        let full = self.full.iter().map(move |slot| (slot, Held::Head(len)));
-        let cuts = self.cuts.iter().map(|c| (c.slot, Held::Head(c.len)));
-        let patches = self.patches.iter().map(|p| (p.slot, Held::Bits(&p.bits)));
+    pub(crate) fn iter(&self, len: u32) -> impl Iterator<Item = (u32, Coverage<'_>)> + '_ {
+        let full = self
+            .full
+            .iter()
+            .map(move |slot| (slot, Coverage::Head(len)));
+        let cuts = self.cuts.iter().map(|c| (c.slot, Coverage::Head(c.len)));
+        let patches = self
+            .patches
+            .iter()
+            .map(|p| (p.slot, Coverage::Bits(&p.bits)));
         full.chain(cuts).chain(patches)
     }
 

@@ -7,16 +7,16 @@
 //! What always holds:
 //! - the blocks of a rank are a set of paths from the start on, cut into *spans* (`spans`): one for what a decision
 //!   added. A prompt is followed from span to span, by the name of the first block of each;
-//! - a span waits in exactly one bucket, of the grain in which its last block goes or of an earlier one; when that
+//! - a span waits in exactly one bucket, of the tick in which its last block goes or of an earlier one; when that
 //!   comes due and the block was confirmed since, it moves on;
 //! - whatever hangs on a block goes before it.
 //!
-//! No call does more than a little ([`BLOCKS_AT_ONCE`]): who has more to do lets others in between (`side`).
+//! No call does more than a little ([`BLOCKS_AT_ONCE`]): who has more to do lets others in between (`routing_index`).
 
-mod side;
+mod routing_index;
 mod spans;
 
-pub(crate) use side::Side;
+pub(crate) use routing_index::RoutingIndex;
 
 use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
@@ -26,11 +26,11 @@ use kvasir_types::{EngineHash, LocalHash, SequenceHash, StoredBlock, Time, Worke
 
 use crate::Approximate;
 use crate::mix::IdMap;
-use crate::tree::{Again, Holder, NAMES_PER_EVENT, Tree};
+use crate::tree::{Holder, NAMES_PER_EVENT, Repeats, Tree};
 use spans::{Span, SpanId, Spans, Step};
 
-/// A count of [`Approximate::GRAIN`]s.
-type Grain = u64;
+/// A count of [`Approximate::EXPIRY_TICK`]s.
+type ExpiryTick = u64;
 
 /// Blocks that are added or forgotten before others get their turn: some tens of microseconds. Few in tests,
 /// whose prompts are short and shall be recorded and forgotten in parts.
@@ -42,7 +42,7 @@ const BLOCKS_AT_ONCE: usize = if cfg!(any(test, feature = "oracle")) {
 
 /// Blocks with expiries.
 #[derive(Debug)]
-pub(crate) struct Routing {
+pub(crate) struct RoutingTree {
     tree: Tree,
     options: Approximate,
     /// Ranks of which something was recorded, by the slots that the index gave them.
@@ -50,7 +50,7 @@ pub(crate) struct Routing {
     spans: Spans,
     /// By slot: spans by the names of their first blocks.
     heads: Vec<IdMap<u64, SpanId>>,
-    buckets: BTreeMap<Grain, Bucket>,
+    buckets: BTreeMap<ExpiryTick, Bucket>,
     blocks: usize,
     /// Bytes of what spans point to, of their places in buckets and of their heads.
     span_bytes: usize,
@@ -60,11 +60,11 @@ pub(crate) struct Routing {
     evicted: u64,
 }
 
-/// Spans that wait for the same grain.
+/// Spans that wait for the same tick.
 #[derive(Debug, Default)]
 struct Bucket {
     /// The deepest first.
-    waiting: BinaryHeap<Waiting>,
+    waiting: BinaryHeap<ExpiryEntry>,
     /// How many blocks they have.
     blocks: usize,
 }
@@ -72,7 +72,7 @@ struct Bucket {
 /// A span in its bucket, in the order in which its last block goes: the deepest first, then by rank and name, to be
 /// definite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Waiting {
+struct ExpiryEntry {
     depth: u32,
     rank: Reverse<WorkerRank>,
     name: Reverse<u64>,
@@ -83,8 +83,8 @@ struct Waiting {
 /// What is to be forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Forget {
-    /// Blocks that go in this grain or before.
-    Expired(Grain),
+    /// Blocks that go in this tick or before.
+    Expired(ExpiryTick),
     /// The next to expire, until so many are left.
     Down(usize),
 }
@@ -94,9 +94,9 @@ fn device(slot: u32) -> Holder {
 }
 
 /// Bytes of a span beside its own: where it waits, and an entry of a map that is half full.
-const PER_SPAN: usize = size_of::<Waiting>() + 2 * size_of::<(u64, SpanId)>();
+const PER_SPAN: usize = size_of::<ExpiryEntry>() + 2 * size_of::<(u64, SpanId)>();
 
-impl Routing {
+impl RoutingTree {
     pub(crate) fn new(options: Approximate) -> Self {
         Self {
             tree: Tree::new(),
@@ -124,7 +124,7 @@ impl Routing {
         sequence: &[SequenceHash],
     ) -> (usize, bool) {
         self.tree.free_deferred(NAMES_PER_EVENT);
-        let expiry = (now + self.options.ttl).as_nanos().div_ceil(grain_nanos());
+        let expiry = (now + self.options.ttl).as_nanos().div_ceil(tick_nanos());
         let all = locals.len().min(sequence.len());
         let Some((known, parent)) = self.confirm(slot, &sequence[..all], expiry) else {
             return (0, false); // Two blocks of one name: no chain of ours.
@@ -144,7 +144,7 @@ impl Routing {
             .checked_sub(1)
             .map(|last| EngineHash(sequence[last].0));
         let tree = &mut self.tree;
-        if (tree.store(device(slot), above, &blocks, Again::Confirms)).is_err() {
+        if (tree.store(device(slot), above, &blocks, Repeats::Ignore)).is_err() {
             return (0, false); // As above.
         }
         let len = blocks.len() as u32;
@@ -166,7 +166,7 @@ impl Routing {
         &mut self,
         slot: u32,
         sequence: &[SequenceHash],
-        expiry: Grain,
+        expiry: ExpiryTick,
     ) -> Option<(usize, Option<SpanId>)> {
         let (mut known, mut last) = (0, None);
         let Some(heads) = self.heads.get(slot as usize) else {
@@ -211,12 +211,12 @@ impl Routing {
         let Some(span) = self.spans.get(id) else {
             return;
         };
-        let (Some(name), (grain, _)) = (span.names.last(), span.due()) else {
+        let (Some(name), (tick, _)) = (span.names.last(), span.due()) else {
             return;
         };
-        let bucket = self.buckets.entry(grain).or_default();
+        let bucket = self.buckets.entry(tick).or_default();
         bucket.blocks += span.names.len();
-        bucket.waiting.push(Waiting {
+        bucket.waiting.push(ExpiryEntry {
             depth: span.start + span.len() - 1,
             rank: Reverse(span.rank),
             name: Reverse(*name),
@@ -227,14 +227,14 @@ impl Routing {
 
     /// When the next block may expire.
     fn next_expiry(&self) -> Option<Time> {
-        let grain = *self.buckets.keys().next()?;
-        Some(Time::from_nanos(grain.saturating_mul(grain_nanos())))
+        let tick = *self.buckets.keys().next()?;
+        Some(Time::from_nanos(tick.saturating_mul(tick_nanos())))
     }
 
     /// Forgets blocks that have expired at `now`, at most [`BLOCKS_AT_ONCE`]. Returns whether there may be more.
     fn expire(&mut self, now: Time) -> bool {
         self.tree.free_deferred(NAMES_PER_EVENT);
-        let due = now.as_nanos() / grain_nanos();
+        let due = now.as_nanos() / tick_nanos();
         self.sweep(Forget::Expired(due), BLOCKS_AT_ONCE)
     }
 
@@ -250,7 +250,7 @@ impl Routing {
         self.pruning
     }
 
-    /// Forgets blocks, in the order of [`Routing::prune`], until all takes at most `target` bytes, or as many as are
+    /// Forgets blocks, in the order of [`RoutingTree::prune`], until all takes at most `target` bytes, or as many as are
     /// forgotten at once. Returns whether there are more to go.
     fn evict(&mut self, target: usize) -> bool {
         let before = self.blocks;
@@ -274,26 +274,32 @@ impl Routing {
             let Some(first) = self.buckets.first_entry() else {
                 return false;
             };
-            let grain = *first.key();
+            let tick = *first.key();
             match what {
-                Forget::Expired(due) if grain > due => return false,
+                Forget::Expired(due) if tick > due => return false,
                 Forget::Down(target) if self.blocks <= target => return false,
                 _ => {}
             }
             left -= 1;
             let Some(next) = first.into_mut().waiting.pop() else {
-                self.buckets.remove(&grain);
+                self.buckets.remove(&tick);
                 continue;
             };
-            left = left.saturating_sub(self.shorten(grain, next, what, left));
+            left = left.saturating_sub(self.shorten(tick, next, what, left));
         }
         true
     }
 
     /// Forgets blocks from the end of the span that was the first in the first bucket, as many as may go before those
     /// of any other, but about `most`. Returns how many.
-    fn shorten(&mut self, grain: Grain, waiting: Waiting, what: Forget, most: usize) -> usize {
-        let Entry::Occupied(mut bucket) = self.buckets.entry(grain) else {
+    fn shorten(
+        &mut self,
+        tick: ExpiryTick,
+        waiting: ExpiryEntry,
+        what: Forget,
+        most: usize,
+    ) -> usize {
+        let Entry::Occupied(mut bucket) = self.buckets.entry(tick) else {
             return 0;
         };
         let bucket = bucket.get_mut();
@@ -303,7 +309,7 @@ impl Routing {
             return 0; // It went with its rank.
         };
         let ((due, from), len) = (span.due(), span.len());
-        if due > grain {
+        if due > tick {
             self.wait(waiting.span);
             return 0;
         }
@@ -374,7 +380,7 @@ impl Routing {
     }
 
     /// Forgets who hung where on a rank; its spans are to be given to [`Self::forget`].
-    fn disband(&mut self, slot: u32) -> Vec<SpanId> {
+    fn take_spans(&mut self, slot: u32) -> Vec<SpanId> {
         let heads = self.heads.get_mut(slot as usize);
         let heads = heads.map(std::mem::take).unwrap_or_default();
         heads.into_values().collect()
@@ -393,7 +399,7 @@ impl Routing {
 
     /// Forgets all blocks of a rank.
     fn forget_all(&mut self, slot: u32) {
-        let mut spans = self.disband(slot);
+        let mut spans = self.take_spans(slot);
         self.forget(slot, &mut spans, usize::MAX);
     }
 
@@ -432,13 +438,13 @@ impl Routing {
         }
         assert_eq!((self.blocks, self.span_bytes), (blocks, bytes));
         let mut waiting = 0;
-        for (grain, bucket) in &self.buckets {
+        for (tick, bucket) in &self.buckets {
             let lens = bucket.waiting.iter().map(|w| w.len as usize);
             assert_eq!(lens.sum::<usize>(), bucket.blocks);
             for w in &bucket.waiting {
                 let span = self.spans.get(w.span);
                 waiting += usize::from(span.is_some());
-                assert!(span.is_none_or(|s| s.len() == w.len && s.due().0 >= *grain));
+                assert!(span.is_none_or(|s| s.len() == w.len && s.due().0 >= *tick));
             }
         }
         assert_eq!(waiting, count, "each span waits once");
@@ -447,6 +453,6 @@ impl Routing {
     }
 }
 
-fn grain_nanos() -> u64 {
-    Approximate::GRAIN.as_nanos() as u64
+fn tick_nanos() -> u64 {
+    Approximate::EXPIRY_TICK.as_nanos() as u64
 }

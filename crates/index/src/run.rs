@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use kvasir_types::LocalHash;
 
-use crate::owners::{Held, Owners};
+use crate::owners::{Coverage, Owners};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Tiers below the device, each further away than the one before.
@@ -162,13 +162,13 @@ impl Run {
 
     /// What a rank holds of it in one tier.
     #[inline]
-    pub(crate) fn held(&self, tier: usize, slot: u32) -> Held<'_> {
+    pub(crate) fn held(&self, tier: usize, slot: u32) -> Coverage<'_> {
         let owners = self.owners(tier);
-        owners.map_or(Held::Head(0), |o| o.held(slot, self.len()))
+        owners.map_or(Coverage::Head(0), |o| o.held(slot, self.len()))
     }
 
     /// Who holds something of it: tier, slot and what.
-    pub(crate) fn each_owner(&self) -> impl Iterator<Item = (usize, u32, Held<'_>)> + '_ {
+    pub(crate) fn each_owner(&self) -> impl Iterator<Item = (usize, u32, Coverage<'_>)> + '_ {
         let len = self.len();
         (0..=LOWER).flat_map(move |tier| {
             let held = self.owners(tier).into_iter().flat_map(move |o| o.iter(len));

@@ -8,7 +8,7 @@ use kvasir_types::{KvEvent, Tier, WorkerRank};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::index::{TIERS, Writer};
-use crate::tree::{Dumped, Holder, Packed};
+use crate::tree::{DumpEvent, Holder, RunRecord};
 use crate::{Index, RestoreError, SnapshotError};
 
 const MAGIC: [u8; 4] = *b"KVIX";
@@ -92,17 +92,17 @@ impl Index {
     /// Fails if the index changed between two parts.
     fn copy(&self, blocks: usize, give_way: &mut impl FnMut()) -> Result<Vec<u8>, SnapshotError> {
         let (mut out, mut part) = (Vec::new(), Vec::new());
-        let mut packing = None;
+        let mut cursor = None;
         loop {
             let mut guard = self.write();
             let writer = &mut *guard;
             let events = &writer.events;
-            let packing = packing.get_or_insert_with(|| {
+            let cursor = cursor.get_or_insert_with(|| {
                 out.reserve(64 + events.blocks() * 17);
                 write_head(&mut part, writer.ranks.by_slot(), events.runs());
                 events.begin_packing()
             });
-            let more = events.pack_some(packing, blocks, |run| write_run(&mut part, run))?;
+            let more = events.pack_some(cursor, blocks, |run| write_run(&mut part, run))?;
             drop(guard);
             out.append(&mut part);
             if !more {
@@ -145,7 +145,7 @@ impl Index {
             slots.push(writer.ranks.slot(rank, self.rank_table()));
         }
         let events = &mut writer.events;
-        let (mut ids, mut run) = (vec![0], Packed::default());
+        let (mut ids, mut run) = (vec![0], RunRecord::default());
         for _ in 0..reader.u32()? {
             read_run(reader, &slots, &mut run)?;
             events.unpack(&run, &mut ids).then_some(())?;
@@ -165,21 +165,23 @@ fn write_head(out: &mut Vec<u8>, ranks: &[WorkerRank], runs: usize) {
     out.extend((runs as u32).to_le_bytes());
 }
 
-fn kv_event(tier: Tier, event: Dumped) -> KvEvent {
+fn kv_event(tier: Tier, event: DumpEvent) -> KvEvent {
     match event {
-        Dumped::Stored(parent, blocks) => KvEvent::Stored {
+        DumpEvent::Stored(parent, blocks) => KvEvent::Stored {
             tier,
             parent,
             blocks,
         },
-        Dumped::Removed(blocks) => KvEvent::Removed { tier, blocks },
+        DumpEvent::Removed(blocks) => KvEvent::Removed { tier, blocks },
     }
 }
 
 /// What lies between version and checksum.
 fn checked(bytes: &[u8]) -> Result<&[u8], RestoreError> {
-    let rest = bytes.strip_prefix(&MAGIC).ok_or(RestoreError::NoSnapshot)?;
-    let (version, rest) = rest.split_first_chunk().ok_or(RestoreError::NoSnapshot)?;
+    let rest = bytes
+        .strip_prefix(&MAGIC)
+        .ok_or(RestoreError::NotASnapshot)?;
+    let (version, rest) = rest.split_first_chunk().ok_or(RestoreError::NotASnapshot)?;
     let version = u16::from_le_bytes(*version);
     if version != VERSION {
         return Err(RestoreError::Version(version));
@@ -194,13 +196,13 @@ fn checked(bytes: &[u8]) -> Result<&[u8], RestoreError> {
     Ok(body)
 }
 
-fn write_run(out: &mut Vec<u8>, run: &Packed) {
+fn write_run(out: &mut Vec<u8>, run: &RunRecord) {
     out.extend(run.parent.to_le_bytes());
     out.extend((run.names.len() as u16).to_le_bytes());
     out.extend((run.unnamed.len() as u16).to_le_bytes());
     out.extend((run.owners.len() as u32).to_le_bytes());
     out.extend((run.patches.len() as u32).to_le_bytes());
-    out.extend((run.odd.len() as u32).to_le_bytes());
+    out.extend((run.aliases.len() as u32).to_le_bytes());
     out.extend(run.locals.iter().flat_map(|l| l.to_le_bytes()));
     out.extend(run.names.iter().flat_map(|n| n.to_le_bytes()));
     out.extend(
@@ -218,7 +220,7 @@ fn write_run(out: &mut Vec<u8>, run: &Packed) {
         out.extend([*tier as u8]);
         out.extend(words.iter().flat_map(|w| w.to_le_bytes()));
     }
-    for &(slot, tier, pos, name, count) in &run.odd {
+    for &(slot, tier, pos, name, count) in &run.aliases {
         out.extend(slot.to_le_bytes());
         out.extend([tier as u8]);
         out.extend((pos as u16).to_le_bytes());
@@ -227,11 +229,11 @@ fn write_run(out: &mut Vec<u8>, run: &Packed) {
     }
 }
 
-fn read_run(reader: &mut Reader<'_>, slots: &[u32], run: &mut Packed) -> Option<()> {
+fn read_run(reader: &mut Reader<'_>, slots: &[u32], run: &mut RunRecord) -> Option<()> {
     run.parent = reader.u32()?;
     let len = usize::from(reader.u16()?);
     let unnamed = reader.u16()?;
-    let (owners, patches, odd) = (reader.u32()?, reader.u32()?, reader.u32()?);
+    let (owners, patches, aliases) = (reader.u32()?, reader.u32()?, reader.u32()?);
     reader.words(len, &mut run.locals)?;
     reader.words(len, &mut run.names)?;
     run.unnamed.clear();
@@ -256,11 +258,11 @@ fn read_run(reader: &mut Reader<'_>, slots: &[u32], run: &mut Packed) -> Option<
     let mut owned: Vec<_> = heads.chain(patches).collect();
     owned.sort_unstable();
     owned.windows(2).all(|two| two[0] != two[1]).then_some(())?;
-    run.odd.clear();
-    for _ in 0..odd {
+    run.aliases.clear();
+    for _ in 0..aliases {
         let slot = *slots.get(reader.u32()? as usize)?;
         let (tier, pos) = (usize::from(reader.u8()?), u32::from(reader.u16()?));
-        run.odd
+        run.aliases
             .push((slot, tier, pos, reader.u64()?, reader.u32()?));
     }
     Some(())

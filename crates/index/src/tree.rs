@@ -5,29 +5,29 @@
 //! - `names` points to a block exactly if it is *named*: the block's name in its run, claimed by no block
 //!   before it. All runs are *clean* (all blocks named) unless one rank's name means another block for
 //!   another rank;
-//! - a rank that holds a block holds it once and under the block's own name, or else `odd` lists every
+//! - a rank that holds a block holds it once and under the block's own name, or else `aliases` lists every
 //!   name it has for it;
 //! - what readers see follows the order that `view` asks for.
 //!
 //! Elsewhere: events (`store`, `remove`), slots and what readers are shown (`slots`), who holds what
 //! (`holdings`), lookups (`view`), the lock of the writers (`index`).
 
+mod aliases;
 #[cfg(any(test, feature = "oracle"))]
 mod check;
 mod deferred_frees;
 mod dump;
 mod evict;
 mod holdings;
-mod odd;
 mod pack;
 mod remove;
 mod slots;
 mod store;
 
 pub(crate) use deferred_frees::NAMES_PER_EVENT;
-pub(crate) use dump::Dumped;
-pub(crate) use pack::Packed;
-pub(crate) use store::{Again, refuse};
+pub(crate) use dump::DumpEvent;
+pub(crate) use pack::RunRecord;
+pub(crate) use store::{Repeats, refuse};
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -39,11 +39,11 @@ use crate::edges::Edges;
 #[cfg(doc)]
 use crate::names::RUN_MAX;
 use crate::names::{Names, Place};
-use crate::owners::Held;
+use crate::owners::Coverage;
 use crate::run::Run;
 use crate::view::{Chunk, Directory, ROOT_END, View};
+use aliases::Aliases;
 use deferred_frees::DeferredFrees;
-use odd::Odd;
 
 pub(crate) const ROOT: u32 = 0;
 
@@ -63,8 +63,8 @@ struct Holding {
     runs: usize,
     /// Blocks it holds.
     blocks: u64,
-    /// Its entries in `odd`.
-    odd: usize,
+    /// Its entries in `aliases`.
+    alias_count: usize,
 }
 
 /// The writer's view of a run.
@@ -95,7 +95,7 @@ pub(crate) struct Tree {
     free: BinaryHeap<Reverse<u32>>,
     /// Freed runs whose names are still to be forgotten.
     deferred_frees: DeferredFrees,
-    odd: Odd,
+    aliases: Aliases,
     holdings: Vec<[Holding; 4]>,
     /// Bytes of the logs in them.
     log_bytes: usize,
@@ -135,7 +135,7 @@ impl Tree {
             free: BinaryHeap::new(),
             names: Names::default(),
             deferred_frees: DeferredFrees::default(),
-            odd: Odd::default(),
+            aliases: Aliases::default(),
             holdings: Vec::new(),
             log_bytes: 0,
             edges,
@@ -179,7 +179,7 @@ impl Tree {
         self.names.bytes()
             + self.run_bytes
             + self.deferred_frees.bytes()
-            + self.odd.bytes()
+            + self.aliases.bytes()
             + self.edges.bytes()
             + self.chunks.len() * size_of::<Chunk>()
             + self.nodes.capacity() * size_of::<Option<Node>>()
@@ -209,7 +209,7 @@ impl Tree {
 
     /// What a holder holds of a run.
     #[inline]
-    fn held(&self, run: u32, h: Holder) -> Held<'_> {
+    fn held(&self, run: u32, h: Holder) -> Coverage<'_> {
         self.node(run).run.held(h.tier, h.slot)
     }
 
@@ -220,7 +220,7 @@ impl Tree {
 
     /// Whether the block at `place` has this name.
     #[inline]
-    fn is_called(nodes: &[Option<Node>], place: Place, name: u64) -> bool {
+    fn has_name(nodes: &[Option<Node>], place: Place, name: u64) -> bool {
         match nodes.get(place.run as usize) {
             Some(Some(node)) => node.names.get(place.pos as usize) == Some(&name),
             _ => false,
@@ -231,7 +231,7 @@ impl Tree {
     #[inline]
     fn named(&self, name: u64) -> Option<Place> {
         let nodes = &self.nodes;
-        self.names.find(name, |p| Self::is_called(nodes, p, name))
+        self.names.find(name, |p| Self::has_name(nodes, p, name))
     }
 
     /// The run that goes on from the end of `run` with `local`.
@@ -251,7 +251,7 @@ impl Tree {
     }
 
     /// Adds `id` to the children of `parent`, for the writer alone.
-    fn adopt(&mut self, parent: u32, id: u32) {
+    fn add_child(&mut self, parent: u32, id: u32) {
         let siblings = &mut self.node_mut(parent).children;
         siblings.push(id);
         let place = siblings.len() as u32 - 1;
@@ -259,7 +259,7 @@ impl Tree {
         (node.parent, node.place) = (parent, place);
     }
 
-    fn disown(&mut self, parent: u32, place: u32) {
+    fn remove_child(&mut self, parent: u32, place: u32) {
         let siblings = &mut self.node_mut(parent).children;
         siblings.swap_remove(place as usize);
         if siblings.len() * 4 < siblings.capacity() {
@@ -306,7 +306,7 @@ impl Tree {
         self.publish(tail, tail_run);
         self.link(head_end, locals[at as usize], tail);
         self.publish(id, head_run);
-        self.adopt(id, tail);
+        self.add_child(id, tail);
         self.account(id);
         tail
     }
@@ -317,7 +317,7 @@ impl Tree {
         if let Some(Some(node)) = self.nodes.get(tail as usize) {
             self.names.relocate(&node.names, from, to);
         }
-        self.odd.split(id, at, tail);
+        self.aliases.split(id, at, tail);
         for i in 0..self.node(tail).children.len() {
             let child = self.node(tail).children[i];
             self.node_mut(child).parent = tail;

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use kvasir_index::{Index, Matches, Sourced};
+use kvasir_index::{Index, MatchSources, Matches};
 use kvasir_placement::{Overlap, RankOverlap};
 use kvasir_trust::{CacheState, TrustLevels};
 use kvasir_types::{LocalHash, SequenceHash, Time};
@@ -55,12 +55,12 @@ impl Lookup {
 
 /// What a lookup is worth. `predict_all`: routing decisions count for every rank, not only for doubted ones.
 fn credit(matches: &Matches, trust: &TrustLevels, predict_all: bool) -> Overlap {
-    let believe = |found: Sourced| match trust.get(found.events.rank) {
+    let believe = |found: MatchSources| match trust.get(found.events.rank) {
         None => credited(found, 1.0),
         Some(trust) => {
             let counts = predict_all || trust.state != CacheState::Exact;
             let routed = if counts { found.routed } else { 0 };
-            credited(Sourced { routed, ..found }, trust.credit())
+            credited(MatchSources { routed, ..found }, trust.credit())
         }
     };
     let ranks = matches.sources().map(believe);
@@ -75,7 +75,7 @@ fn holds_something(overlap: &RankOverlap) -> bool {
 }
 
 /// What events say at `credit` of its worth, or what our decisions say, if that is more.
-fn credited(found: Sourced, credit: f64) -> RankOverlap {
+fn credited(found: MatchSources, credit: f64) -> RankOverlap {
     let share = |blocks: u32| (f64::from(blocks) * credit) as u32;
     let device = f64::from(found.events.device) * credit;
     let raised = (f64::from(found.routed) - device).max(0.0);
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use crate::SessionCommand;
 
-    fn found(device: u32, host: u32, disk: u32, routed: u32) -> Sourced {
+    fn found(device: u32, host: u32, disk: u32, routed: u32) -> MatchSources {
         let rank = WorkerRank::new(1, 0);
         let events = Match {
             rank,
@@ -108,7 +108,7 @@ mod tests {
             host,
             disk,
         };
-        Sourced { events, routed }
+        MatchSources { events, routed }
     }
 
     #[test]

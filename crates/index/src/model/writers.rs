@@ -47,7 +47,7 @@ fn name(path: &[u64]) -> EngineHash {
 #[derive(Clone)]
 struct Model {
     before: Vec<(u64, KvEvent)>,
-    at_once: [Vec<KvEvent>; 2],
+    concurrent: [Vec<KvEvent>; 2],
     prompt: Vec<u64>,
     depths: [u32; 2],
 }
@@ -67,7 +67,7 @@ impl Model {
         for (worker, event) in &self.before {
             assert_eq!(index.apply(rank(*worker), event), Ok(()));
         }
-        let [first, second] = self.at_once;
+        let [first, second] = self.concurrent;
         let other = spawn({
             let index = Arc::clone(&index);
             move || apply(&index, 1, &second)
@@ -95,11 +95,16 @@ fn spawn(f: impl FnOnce() + Send + 'static) -> interleaved::JoinHandle<()> {
     builder.spawn(f).unwrap()
 }
 
-fn model(before: &[(u64, KvEvent)], at_once: [Vec<KvEvent>; 2], prompt: &[u64], depths: [u32; 2]) {
+fn model(
+    before: &[(u64, KvEvent)],
+    concurrent: [Vec<KvEvent>; 2],
+    prompt: &[u64],
+    depths: [u32; 2],
+) {
     let (before, prompt) = (before.to_vec(), prompt.to_vec());
     let model = Model {
         before,
-        at_once,
+        concurrent,
         prompt,
         depths,
     };

@@ -174,7 +174,7 @@ impl Part {
 
     /// Inserts a name if it is certainly not there and its home has room for it.
     #[inline(always)]
-    pub(super) fn insert_easily(&mut self, key: Key, place: u64) -> bool {
+    pub(super) fn insert_fast(&mut self, key: Key, place: u64) -> bool {
         let home = self.home(key.0);
         if let Some(bucket) = self.buckets.get_mut(home)
             && candidates(bucket, key.tag()) | bucket[0] & PASSED == 0
@@ -189,7 +189,7 @@ impl Part {
     /// Inserts a name that may be there already, or whose bucket may be full. A block that has it and of
     /// which `is` says so is returned instead.
     #[inline(never)]
-    pub(super) fn insert_slowly(
+    pub(super) fn insert_slow(
         &mut self,
         key: Key,
         place: u64,
@@ -221,7 +221,7 @@ impl Part {
 
     /// Takes an entry out if it is where it most likely is.
     #[inline(always)]
-    pub(super) fn forget_easily(&mut self, key: Key, entry: u64) -> bool {
+    pub(super) fn forget_fast(&mut self, key: Key, entry: u64) -> bool {
         let home = self.home(key.0);
         if let Some(bucket) = self.buckets.get_mut(home)
             && let candidates = candidates(bucket, key.tag())
@@ -238,7 +238,7 @@ impl Part {
 
     /// Takes an entry out, if it is there.
     #[inline(never)]
-    pub(super) fn forget_slowly(&mut self, key: Key, entry: u64) {
+    pub(super) fn forget_slow(&mut self, key: Key, entry: u64) {
         let Some((at, i)) = self.position(key, entry) else {
             return;
         };

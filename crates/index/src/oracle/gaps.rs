@@ -120,7 +120,7 @@ fn stored(tier: Tier, chain: &[LocalHash], span: std::ops::Range<usize>) -> KvEv
 ///
 /// # Panics
 /// If the index and the oracle disagree, or the index contradicts itself.
-pub fn follow_gaps(bytes: &[u8]) {
+pub fn check_gap_history(bytes: &[u8]) {
     let (index, mut oracle) = (Index::new(), Oracle::default());
     let floor = index.stats().bytes;
     let mut source = Source::new(bytes);

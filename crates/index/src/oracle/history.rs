@@ -140,7 +140,7 @@ pub(super) fn event(source: &mut Source<'_>, rank: WorkerRank) -> KvEvent {
 ///
 /// # Panics
 /// If the index and the oracle disagree, or the index contradicts itself.
-pub fn follow_events(bytes: &[u8]) {
+pub fn check_event_history(bytes: &[u8]) {
     let (index, mut oracle) = (Index::new(), Oracle::default());
     let mut source = Source::new(bytes);
     let floor = index.stats().bytes;
@@ -247,7 +247,7 @@ fn check_winner(index: &Index, prompt: &[LocalHash], exact: &Matches) {
 ///
 /// # Panics
 /// If the index and the oracle disagree, or the index contradicts itself.
-pub fn follow_routing(bytes: &[u8]) {
+pub fn check_routing_history(bytes: &[u8]) {
     let mut source = Source::new(bytes);
     let options = Approximate {
         ttl: Duration::from_millis(150 + 100 * u64::from(source.below(8))),

@@ -5,20 +5,20 @@
 
 use kvasir_types::WorkerRank;
 
-use super::Grain;
+use super::ExpiryTick;
 
 /// A span by itself: not one that takes its place later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SpanId {
     at: u32,
-    life: u32,
+    generation: u32,
 }
 
 /// Expiry of the blocks before `len` that no step before covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) len: u32,
-    pub(super) expiry: Grain,
+    pub(super) expiry: ExpiryTick,
 }
 
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(super) struct Span {
 
 impl Span {
     /// Makes the first `len` blocks, of which there are so many, stay until `expiry` at least.
-    pub(super) fn confirm(&mut self, len: u32, expiry: Grain) {
+    pub(super) fn confirm(&mut self, len: u32, expiry: ExpiryTick) {
         let longer = self.steps.partition_point(|s| s.expiry > expiry);
         let covering = self.steps.iter().rev().find(|s| s.expiry >= expiry);
         if covering.map_or(0, |s| s.len) < len {
@@ -49,7 +49,7 @@ impl Span {
     }
 
     /// When its last block goes, and from where on the blocks go then.
-    pub(super) fn due(&self) -> (Grain, u32) {
+    pub(super) fn due(&self) -> (ExpiryTick, u32) {
         match self.steps.as_slice() {
             [.., before, last] => (last.expiry, before.len),
             [last] => (last.expiry, 0),
@@ -89,30 +89,30 @@ pub(super) struct Spans {
     chunks: Vec<Vec<Place>>,
     free: Vec<u32>,
     /// How many there were ever.
-    born: u32,
+    generations: u32,
 }
 
 /// Where a span may be.
 #[derive(Debug)]
 struct Place {
     /// Which of all spans it is.
-    life: u32,
+    generation: u32,
     span: Option<Span>,
 }
 
 impl Spans {
     pub(super) fn insert(&mut self, span: Span) -> SpanId {
-        self.born = self.born.wrapping_add(1);
+        self.generations = self.generations.wrapping_add(1);
         let new = Place {
-            life: self.born,
+            generation: self.generations,
             span: Some(span),
         };
-        let (life, at) = (self.born, self.free.pop());
+        let (generation, at) = (self.generations, self.free.pop());
         if let Some(at) = at
             && let Some(place) = self.place(at)
         {
             *place = new;
-            return SpanId { at, life };
+            return SpanId { at, generation };
         }
         let at = match self.chunks.last() {
             Some(last) if last.len() < CHUNK => (self.chunks.len() - 1) * CHUNK + last.len(),
@@ -123,7 +123,7 @@ impl Spans {
         }
         self.chunks[at / CHUNK].push(new);
         let at = at as u32;
-        SpanId { at, life }
+        SpanId { at, generation }
     }
 
     /// Gives all memory back. No id is used again.
@@ -140,17 +140,24 @@ impl Spans {
     pub(super) fn get(&self, id: SpanId) -> Option<&Span> {
         let place = self.chunks.get(id.at as usize / CHUNK)?;
         let place = place.get(id.at as usize % CHUNK)?;
-        place.span.as_ref().filter(|_| place.life == id.life)
+        place
+            .span
+            .as_ref()
+            .filter(|_| place.generation == id.generation)
     }
 
     /// `None` if it is gone.
     pub(super) fn get_mut(&mut self, id: SpanId) -> Option<&mut Span> {
-        let place = self.place(id.at).filter(|place| place.life == id.life)?;
+        let place = self
+            .place(id.at)
+            .filter(|place| place.generation == id.generation)?;
         place.span.as_mut()
     }
 
     pub(super) fn remove(&mut self, id: SpanId) -> Option<Span> {
-        let place = self.place(id.at).filter(|place| place.life == id.life)?;
+        let place = self
+            .place(id.at)
+            .filter(|place| place.generation == id.generation)?;
         let span = place.span.take()?;
         self.free.push(id.at);
         Some(span)
@@ -166,8 +173,8 @@ impl Spans {
     pub(super) fn iter(&self) -> impl Iterator<Item = (SpanId, &Span)> {
         let places = self.chunks.iter().flatten();
         (0u32..).zip(places).filter_map(|(at, place)| {
-            let life = place.life;
-            Some((SpanId { at, life }, place.span.as_ref()?))
+            let generation = place.generation;
+            Some((SpanId { at, generation }, place.span.as_ref()?))
         })
     }
 }
@@ -220,9 +227,9 @@ mod tests {
                 }
                 assert_eq!(shown, truth);
                 assert!(span.steps.windows(2).all(|s| s[0].expiry > s[1].expiry));
-                let (grain, from) = span.due();
-                assert!(truth[from as usize..].iter().all(|e| *e == grain));
-                assert!(from == 0 || truth[from as usize - 1] > grain);
+                let (tick, from) = span.due();
+                assert!(truth[from as usize..].iter().all(|e| *e == tick));
+                assert!(from == 0 || truth[from as usize - 1] > tick);
             }
         }
     }

@@ -41,9 +41,13 @@ impl Tree {
                 let h = Holder { slot, tier };
                 let sum = held.get(&h).copied().unwrap_or_default();
                 assert_eq!((holding.blocks, holding.runs), sum, "{h:?}");
-                assert_eq!(holding.odd, self.odd.of(h).count(), "odd of {h:?}");
-                for (_, place) in self.odd.of(h) {
-                    assert!(self.holds(place, h), "odd but not held");
+                assert_eq!(
+                    holding.alias_count,
+                    self.aliases.of(h).count(),
+                    "aliases of {h:?}"
+                );
+                for (_, place) in self.aliases.of(h) {
+                    assert!(self.holds(place, h), "an alias but not held");
                 }
                 log_bytes += holding.log.capacity() * 4;
                 lower += u64::from(tier > 0 && holding.blocks > 0);

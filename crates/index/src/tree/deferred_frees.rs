@@ -69,7 +69,7 @@ impl Tree {
                 let run = *run;
                 self.deferred_frees.name_bytes -= names.capacity() * 8;
                 self.deferred_frees.runs.pop();
-                self.vacate(run);
+                self.release_slot(run);
             }
         }
         if self.deferred_frees.runs.is_empty() {
@@ -81,7 +81,7 @@ impl Tree {
     pub(super) fn drop_deferred(&mut self) {
         self.deferred_frees.name_bytes = 0;
         for (run, _) in std::mem::take(&mut self.deferred_frees.runs) {
-            self.vacate(run);
+            self.release_slot(run);
         }
     }
 }

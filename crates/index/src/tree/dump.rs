@@ -15,7 +15,7 @@ use crate::names::Place;
 
 /// One change of a holder.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Dumped {
+pub(crate) enum DumpEvent {
     Stored(Option<EngineHash>, Vec<StoredBlock>),
     Removed(Vec<EngineHash>),
 }
@@ -23,7 +23,7 @@ pub(crate) enum Dumped {
 impl Tree {
     /// What makes a holder's part of the tree again, parents before children. For tiers below the device,
     /// after the device's part.
-    pub(crate) fn dump(&self, h: Holder) -> Vec<Dumped> {
+    pub(crate) fn dump(&self, h: Holder) -> Vec<DumpEvent> {
         let mut out = Vec::new();
         let mut gaps = Vec::new();
         for (run, spans) in self.plan(h) {
@@ -34,14 +34,17 @@ impl Tree {
                 };
                 let places = span.map(|pos| Place { run, pos });
                 let blocks = places.clone().map(|place| self.block(h, place));
-                out.push(Dumped::Stored(self.parent_name(h, first), blocks.collect()));
+                out.push(DumpEvent::Stored(
+                    self.parent_name(h, first),
+                    blocks.collect(),
+                ));
                 let not_held = places.filter(|place| !self.holds(*place, h));
                 gaps.extend(not_held.map(|place| self.name_for(h, place)));
             }
         }
-        self.dump_odd(h, &mut out);
+        self.dump_aliases(h, &mut out);
         if !gaps.is_empty() {
-            out.push(Dumped::Removed(gaps));
+            out.push(DumpEvent::Removed(gaps));
         }
         out
     }
@@ -129,7 +132,7 @@ impl Tree {
     fn name_for(&self, h: Holder, place: Place) -> EngineHash {
         let own = self.node(place.run).names[place.pos as usize];
         if self.holds(place, h) {
-            let listed = self.odd.names(h, place).next();
+            let listed = self.aliases.names(h, place).next();
             return EngineHash(listed.map_or(own, |(listed, _)| listed));
         }
         let mut name = own;
@@ -154,16 +157,16 @@ impl Tree {
     }
 
     /// Further names and counts.
-    fn dump_odd(&self, h: Holder, out: &mut Vec<Dumped>) {
-        for (name, place) in self.odd.of(h) {
+    fn dump_aliases(&self, h: Holder, out: &mut Vec<DumpEvent>) {
+        for (name, place) in self.aliases.of(h) {
             let announced = u32::from(self.name_for(h, place).0 == name);
             let parent = self.parent_name(h, place);
             let block = StoredBlock {
                 engine: EngineHash(name),
                 ..self.block(h, place)
             };
-            for _ in announced..self.odd.count(h, place, name) {
-                out.push(Dumped::Stored(parent, vec![block]));
+            for _ in announced..self.aliases.count(h, place, name) {
+                out.push(DumpEvent::Stored(parent, vec![block]));
             }
         }
     }

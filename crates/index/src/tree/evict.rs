@@ -51,10 +51,10 @@ impl Tree {
 
     /// Takes a leaf from all who hold it.
     fn evict_leaf(&mut self, id: u32) {
-        for (h, name, place) in self.odd.in_run(id) {
-            let grown = self.odd.set(h, place, name, 0);
+        for (h, name, place) in self.aliases.in_run(id) {
+            let grown = self.aliases.set(h, place, name, 0);
             let holding = self.holding(h);
-            holding.odd = holding.odd.saturating_add_signed(grown);
+            holding.alias_count = holding.alias_count.saturating_add_signed(grown);
         }
         let run = self.node(id).run.clone();
         for (tier, slot, held) in run.each_owner() {

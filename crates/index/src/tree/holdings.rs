@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Holder, Holding, Tree};
-use crate::owners::Held;
+use crate::owners::Coverage;
 use crate::sync::Ordering;
 
 impl Tree {
@@ -47,7 +47,7 @@ impl Tree {
         let run = &self.node(id).run;
         let held = run.held(h.tier, h.slot);
         let (before, after) = match (held, on) {
-            (Held::Bits(bits), _) => {
+            (Coverage::Bits(bits), _) => {
                 let changed = bits.write(from, to, on);
                 if on && bits.first_clear(0, len) < len {
                     return self.tally(h, i64::from(changed));
@@ -60,9 +60,9 @@ impl Tree {
                     false => (changed, 0),
                 }
             }
-            (Held::Head(extent), true) if from <= extent => (extent, extent.max(to)),
-            (Held::Head(extent), false) if to >= extent => (extent, extent.min(from)),
-            (Held::Head(extent), _) => return self.open_gap(id, h, extent, from..to, on),
+            (Coverage::Head(extent), true) if from <= extent => (extent, extent.max(to)),
+            (Coverage::Head(extent), false) if to >= extent => (extent, extent.min(from)),
+            (Coverage::Head(extent), _) => return self.open_gap(id, h, extent, from..to, on),
         };
         if before == after {
             return;
@@ -78,7 +78,7 @@ impl Tree {
     pub(super) fn open_gap(&mut self, id: u32, h: Holder, extent: u32, span: Range<u32>, on: bool) {
         let len = self.len(id);
         let mut draft = self.node(id).run.draft();
-        let bits = Held::Head(extent).to_bits(len);
+        let bits = Coverage::Head(extent).to_bits(len);
         bits.write(span.start, span.end, on);
         let after = bits.count(0, len);
         let owners = draft.owners_mut(h.tier);

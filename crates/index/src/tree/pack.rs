@@ -6,12 +6,12 @@ use super::{Holder, Node, ROOT, Tree};
 use crate::SnapshotError;
 use crate::bits::Bits;
 use crate::names::{Place, RUN_MAX};
-use crate::owners::Held;
+use crate::owners::Coverage;
 use crate::run::Run;
 
 /// A run by itself. Runs are numbered from 1 in the order in which they are packed; 0 is the root.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Packed {
+pub(crate) struct RunRecord {
     pub(crate) parent: u32,
     pub(crate) locals: Vec<u64>,
     pub(crate) names: Vec<u64>,
@@ -22,12 +22,12 @@ pub(crate) struct Packed {
     /// (slot, tier, a bit for each block) of the others.
     pub(crate) patches: Vec<(u32, usize, Vec<u64>)>,
     /// (slot, tier, position, name, count).
-    pub(crate) odd: Vec<(u32, usize, u32, u64, u32)>,
+    pub(crate) aliases: Vec<(u32, usize, u32, u64, u32)>,
 }
 
 /// How far a tree is packed.
 #[derive(Debug)]
-pub(crate) struct Packing {
+pub(crate) struct PackCursor {
     /// By slot: the number of each run that is packed.
     number: Vec<u32>,
     /// Runs whose parents are packed.
@@ -35,18 +35,18 @@ pub(crate) struct Packing {
     count: u32,
     /// When it was begun: only a tree that has not changed since can be packed further.
     clock: u64,
-    packed: Packed,
+    packed: RunRecord,
 }
 
 impl Tree {
     /// Begins to pack every run, parents before children.
-    pub(crate) fn begin_packing(&self) -> Packing {
-        Packing {
+    pub(crate) fn begin_packing(&self) -> PackCursor {
+        PackCursor {
             number: vec![0; self.nodes.len()],
             open: self.node(ROOT).children.clone(),
             count: 0,
             clock: self.clock,
-            packed: Packed::default(),
+            packed: RunRecord::default(),
         }
     }
 
@@ -54,42 +54,42 @@ impl Tree {
     /// packed is of no use.
     pub(crate) fn pack_some(
         &self,
-        packing: &mut Packing,
+        cursor: &mut PackCursor,
         blocks: usize,
-        mut write: impl FnMut(&Packed),
+        mut write: impl FnMut(&RunRecord),
     ) -> Result<bool, SnapshotError> {
-        if packing.clock != self.clock {
+        if cursor.clock != self.clock {
             return Err(SnapshotError::Changed);
         }
         let mut left = blocks;
         while left > 0
-            && let Some(id) = packing.open.pop()
+            && let Some(id) = cursor.open.pop()
         {
             let node = self
-                .pack_next(packing, id)
+                .pack_next(cursor, id)
                 .ok_or(SnapshotError::Damaged(id))?;
-            write(&packing.packed);
+            write(&cursor.packed);
             left = left.saturating_sub(node.names.len());
         }
-        match packing.open.is_empty() {
-            true if packing.count as usize != self.live => Err(SnapshotError::Damaged(ROOT)),
+        match cursor.open.is_empty() {
+            true if cursor.count as usize != self.live => Err(SnapshotError::Damaged(ROOT)),
             empty => Ok(!empty),
         }
     }
 
     /// Packs a run whose parent is packed; `None` if there is no such run.
-    fn pack_next(&self, packing: &mut Packing, id: u32) -> Option<&Node> {
+    fn pack_next(&self, cursor: &mut PackCursor, id: u32) -> Option<&Node> {
         let node = self.nodes.get(id as usize)?.as_ref()?;
-        packing.packed.parent = *packing.number.get(node.parent as usize)?;
-        packing.count += 1;
-        *packing.number.get_mut(id as usize)? = packing.count;
-        packing.open.extend(&node.children);
-        self.pack(id, node, &mut packing.packed);
+        cursor.packed.parent = *cursor.number.get(node.parent as usize)?;
+        cursor.count += 1;
+        *cursor.number.get_mut(id as usize)? = cursor.count;
+        cursor.open.extend(&node.children);
+        self.pack(id, node, &mut cursor.packed);
         Some(node)
     }
 
     /// Packs a run, all but its parent.
-    fn pack(&self, id: u32, node: &Node, packed: &mut Packed) {
+    fn pack(&self, id: u32, node: &Node, packed: &mut RunRecord) {
         packed.locals.clear();
         node.run.copy(0, node.names.len(), &mut packed.locals);
         packed.names.clone_from(&node.names);
@@ -104,23 +104,25 @@ impl Tree {
         packed.patches.clear();
         for (tier, slot, held) in node.run.each_owner() {
             match held {
-                Held::Head(extent) => packed.owners.push((slot, tier, extent)),
-                Held::Bits(bits) => {
+                Coverage::Head(extent) => packed.owners.push((slot, tier, extent)),
+                Coverage::Bits(bits) => {
                     let words = (0..node.names.len().div_ceil(64)).map(|i| bits.word(i));
                     packed.patches.push((slot, tier, words.collect()));
                 }
             }
         }
-        packed.odd.clear();
-        for (h, name, place) in self.odd.in_run(id) {
-            let count = self.odd.count(h, place, name);
-            packed.odd.push((h.slot, h.tier, place.pos, name, count));
+        packed.aliases.clear();
+        for (h, name, place) in self.aliases.in_run(id) {
+            let count = self.aliases.count(h, place, name);
+            packed
+                .aliases
+                .push((h.slot, h.tier, place.pos, name, count));
         }
     }
 
     /// Adds a run as it was packed; `ids` are those of the runs before it, the root first. Says whether it
     /// fits: what was written down may be damaged in ways that a checksum does not show.
-    pub(crate) fn unpack(&mut self, packed: &Packed, ids: &mut Vec<u32>) -> bool {
+    pub(crate) fn unpack(&mut self, packed: &RunRecord, ids: &mut Vec<u32>) -> bool {
         self.clock += 1;
         let len = packed.names.len();
         let (Some(&parent), true) = (
@@ -152,21 +154,24 @@ impl Tree {
             let blocks = words.iter().map(|w| w.count_ones()).sum();
             self.count(Holder { slot, tier }, id, 0, blocks);
         }
-        packed.odd.iter().all(|&(slot, tier, pos, name, count)| {
-            let (h, place) = (Holder { slot, tier }, Place { run: id, pos });
-            let fits = tier < 4 && count > 0 && self.holds(place, h);
-            let fits = fits && self.odd.place(h, name).is_none();
-            if fits {
-                let grown = self.odd.set(h, place, name, count);
-                let holding = self.holding(h);
-                holding.odd = holding.odd.saturating_add_signed(grown);
-            }
-            fits
-        })
+        packed
+            .aliases
+            .iter()
+            .all(|&(slot, tier, pos, name, count)| {
+                let (h, place) = (Holder { slot, tier }, Place { run: id, pos });
+                let fits = tier < 4 && count > 0 && self.holds(place, h);
+                let fits = fits && self.aliases.place(h, name).is_none();
+                if fits {
+                    let grown = self.aliases.set(h, place, name, count);
+                    let holding = self.holding(h);
+                    holding.alias_count = holding.alias_count.saturating_add_signed(grown);
+                }
+                fits
+            })
     }
 
     /// `None` if a name is another block's against what was packed.
-    fn new_run(&mut self, parent: u32, packed: &Packed) -> Option<u32> {
+    fn new_run(&mut self, parent: u32, packed: &RunRecord) -> Option<u32> {
         self.make_room_for_edge();
         let (id, end) = (self.reserve(), self.new_end());
         let above = self.node(parent);
@@ -192,21 +197,21 @@ impl Tree {
         self.blocks += packed.names.len();
         self.publish(id, run);
         self.link(follows, packed.locals[0], id);
-        self.adopt(parent, id);
+        self.add_child(parent, id);
         if parent != ROOT {
             self.account(parent);
         }
         Some(id)
     }
 
-    fn claim_packed(&mut self, id: u32, packed: &Packed) -> bool {
+    fn claim_packed(&mut self, id: u32, packed: &RunRecord) -> bool {
         let nodes = &self.nodes;
         if packed.unnamed.is_empty() {
             let first = Place { run: id, pos: 0 };
-            let is_called = |p, name| Self::is_called(nodes, p, name);
+            let has_name = |p, name| Self::has_name(nodes, p, name);
             return self
                 .names
-                .claim(&packed.names, |name| *name, first, is_called);
+                .claim(&packed.names, |name| *name, first, has_name);
         }
         for (pos, &name) in (0u32..).zip(&packed.names) {
             let place = Place { run: id, pos };
@@ -214,7 +219,7 @@ impl Tree {
             if named
                 && self
                     .names
-                    .insert(name, place, |p| Self::is_called(nodes, p, name))
+                    .insert(name, place, |p| Self::has_name(nodes, p, name))
                     .is_err()
             {
                 let claimed = &packed.names[..pos as usize];
@@ -245,7 +250,7 @@ fn is_patch((_, tier, words): &(u32, usize, Vec<u64>), len: u32) -> bool {
 mod tests {
     use kvasir_types::{EngineHash, LocalHash, StoredBlock};
 
-    use super::super::Again;
+    use super::super::Repeats;
     use super::super::Tree;
     use super::*;
 
@@ -261,7 +266,7 @@ mod tests {
                 slot: leaf as u32,
                 tier: 0,
             };
-            tree.store(h, None, &blocks, Again::Counts).unwrap();
+            tree.store(h, None, &blocks, Repeats::Count).unwrap();
         }
         tree
     }
@@ -270,21 +275,21 @@ mod tests {
     #[test]
     fn a_tree_that_is_evicted_from_is_not_packed_further() {
         let mut tree = three();
-        let mut packing = tree.begin_packing();
-        assert_eq!(tree.pack_some(&mut packing, 1, |_| {}), Ok(true));
+        let mut cursor = tree.begin_packing();
+        assert_eq!(tree.pack_some(&mut cursor, 1, |_| {}), Ok(true));
         assert!(tree.evict(0, 1) > 0);
-        let more = tree.pack_some(&mut packing, 1, |_| {});
+        let more = tree.pack_some(&mut cursor, 1, |_| {});
         assert_eq!(more, Err(SnapshotError::Changed));
     }
 
     #[test]
     fn a_reference_to_no_run_is_an_error() {
         let mut events = three();
-        let mut packing = events.begin_packing();
-        assert_eq!(events.pack_some(&mut packing, 1, |_| {}), Ok(true));
-        let leaf = *packing.open.last().unwrap();
+        let mut cursor = events.begin_packing();
+        assert_eq!(events.pack_some(&mut cursor, 1, |_| {}), Ok(true));
+        let leaf = *cursor.open.last().unwrap();
         events.nodes[leaf as usize] = None;
-        let more = events.pack_some(&mut packing, usize::MAX, |_| {});
+        let more = events.pack_some(&mut cursor, usize::MAX, |_| {});
         assert_eq!(more, Err(SnapshotError::Damaged(leaf)));
     }
 
@@ -292,8 +297,8 @@ mod tests {
     fn a_tree_that_does_not_reach_all_its_runs_is_an_error() {
         let mut events = three();
         events.node_mut(ROOT).children.clear();
-        let mut packing = events.begin_packing();
-        let more = events.pack_some(&mut packing, usize::MAX, |_| {});
+        let mut cursor = events.begin_packing();
+        let more = events.pack_some(&mut cursor, usize::MAX, |_| {});
         assert_eq!(more, Err(SnapshotError::Damaged(ROOT)));
     }
 }

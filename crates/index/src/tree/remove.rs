@@ -3,11 +3,11 @@
 use kvasir_types::EngineHash;
 use sdd::Tag;
 
-use super::store::Again;
+use super::store::Repeats;
 use super::{Holder, ROOT, Tree};
 use crate::ApplyError;
 use crate::names::Place;
-use crate::owners::Held;
+use crate::owners::Coverage;
 use crate::run::LOWER;
 use crate::sync::Ordering;
 use crate::view::CHUNK;
@@ -69,7 +69,7 @@ impl Tree {
     #[inline]
     pub(super) fn holds_plainly(&self, h: Holder) -> bool {
         let tiers = self.holdings.get(h.slot as usize);
-        tiers.is_some_and(|tiers| tiers[h.tier].odd == 0)
+        tiers.is_some_and(|tiers| tiers[h.tier].alias_count == 0)
     }
 
     /// Looks at what the removal of the next names will look at, if they lie all over the tree: one kind of
@@ -87,7 +87,7 @@ impl Tree {
             seen ^= node.run.follows;
         }
         for (pos, node) in nodes() {
-            if let Held::Bits(bits) = node.run.held(h.tier, h.slot) {
+            if let Coverage::Bits(bits) = node.run.held(h.tier, h.slot) {
                 seen ^= bits.word(pos as usize / 64);
             }
         }
@@ -114,15 +114,15 @@ impl Tree {
 
     /// The block that a holder holds under this name, if `named` is the block with that name.
     pub(super) fn held_as(&self, h: Holder, name: u64, named: Option<Place>) -> Option<Place> {
-        let odd = self.holdings.get(h.slot as usize)?[h.tier].odd > 0;
-        if odd && let Some(place) = self.odd.place(h, name) {
+        let has_aliases = self.holdings.get(h.slot as usize)?[h.tier].alias_count > 0;
+        if has_aliases && let Some(place) = self.aliases.place(h, name) {
             return Some(place);
         }
-        named.filter(|p| self.holds(*p, h) && !(odd && self.odd.lists(h, *p)))
+        named.filter(|p| self.holds(*p, h) && !(has_aliases && self.aliases.lists(h, *p)))
     }
 
     /// Removes a block, and with it as many of the next names as go on from there in its run, either way.
-    /// For holders that have nothing odd. False if it does not hold the block.
+    /// For holders without aliases. False if it does not hold the block.
     pub(super) fn remove_stretch(
         &mut self,
         h: Holder,
@@ -135,7 +135,7 @@ impl Tree {
         if !held.has(pos) {
             return false;
         }
-        if let Held::Bits(bits) = held
+        if let Coverage::Bits(bits) = held
             && pos + 1 < node.names.len() as u32
             && bits.clear_one(pos)
         {
@@ -180,7 +180,7 @@ impl Tree {
         let held = node.run.held(h.tier, h.slot);
         let keep = held.reach(low);
         let (before, after) = (held.count(0, len), held.count(0, low));
-        if let Held::Bits(bits) = held {
+        if let Coverage::Bits(bits) = held {
             bits.write(low, len, false);
         }
         self.count(h, run, before, after);
@@ -190,7 +190,7 @@ impl Tree {
         }
         self.forget_names(run, keep);
         let run_now = &self.node(run).run;
-        let filled = after == keep && matches!(run_now.held(h.tier, h.slot), Held::Bits(_));
+        let filled = after == keep && matches!(run_now.held(h.tier, h.slot), Coverage::Bits(_));
         if filled || run_now.words() as u32 > keep.saturating_mul(2) {
             return self.publish_short(run, keep);
         }
@@ -255,7 +255,7 @@ impl Tree {
         let (parent, place) = (node.parent, node.place);
         let (follows, first) = (node.run.follows, node.run.first());
         self.edges.remove(follows, first, run);
-        self.disown(parent, place);
+        self.remove_child(parent, place);
         if self.deferred_frees.collecting {
             self.unpublish(run);
             self.defer_free(run);
@@ -276,17 +276,17 @@ impl Tree {
         self.live -= 1;
     }
 
-    /// Removes everything of a holder, in slices: at most `runs` runs or odd names a call. Says whether more is left.
+    /// Removes everything of a holder, in slices: at most `runs` runs or aliases a call. Says whether more is left.
     pub(crate) fn clear(&mut self, h: Holder, runs: usize) -> bool {
         if self.holdings.len() <= h.slot as usize {
             return false;
         }
         self.clock += 1;
-        let odd: Vec<_> = self.odd.of(h).take(runs).collect();
-        for &(name, place) in &odd {
-            self.set_odd(h, place, name, 0);
+        let aliases: Vec<_> = self.aliases.of(h).take(runs).collect();
+        for &(name, place) in &aliases {
+            self.set_alias(h, place, name, 0);
         }
-        if odd.len() == runs {
+        if aliases.len() == runs {
             return true;
         }
         self.deferred_frees.collecting = true;
@@ -310,10 +310,10 @@ impl Tree {
     }
 
     /// Sets how often a holder has announced a name of a block it does not hold plainly.
-    fn set_odd(&mut self, h: Holder, place: Place, name: u64, count: u32) {
-        let grown = self.odd.set(h, place, name, count);
+    fn set_alias(&mut self, h: Holder, place: Place, name: u64, count: u32) {
+        let grown = self.aliases.set(h, place, name, count);
         let holding = self.holding(h);
-        holding.odd = holding.odd.saturating_add_signed(grown);
+        holding.alias_count = holding.alias_count.saturating_add_signed(grown);
     }
 
     /// Takes one announcement of a name back; false if the holder has no block of that name.
@@ -322,37 +322,37 @@ impl Tree {
         let Some(place) = self.held_as(h, name, named) else {
             return false;
         };
-        match self.odd.count(h, place, name) {
+        match self.aliases.count(h, place, name) {
             0 => self.give_up(h, place.run, place.pos, place.pos + 1),
             1 => self.move_away(h, place, name),
             n => {
-                self.set_odd(h, place, name, n - 1);
+                self.set_alias(h, place, name, n - 1);
                 self.make_plain(h, place);
             }
         }
         true
     }
 
-    /// Takes a holder's only name for a block off the odd list, if that is the block's own, once.
+    /// Takes a holder's only name for a block off the list of aliases, if that is the block's own, once.
     fn make_plain(&mut self, h: Holder, place: Place) {
-        let mut names = self.odd.names(h, place);
+        let mut names = self.aliases.names(h, place);
         let (Some((name, 1)), None) = (names.next(), names.next()) else {
             return;
         };
         drop(names);
         if self.named(name) == Some(place) {
-            self.set_odd(h, place, name, 0);
+            self.set_alias(h, place, name, 0);
         }
     }
 
     /// Makes a holder hold a block under a name.
-    pub(super) fn hold(&mut self, h: Holder, place: Place, name: u64, again: Again) {
+    pub(super) fn hold(&mut self, h: Holder, place: Place, name: u64, repeats: Repeats) {
         let named = self.named(name);
         let held = self.held_as(h, name, named);
         if held == Some(place) {
-            if again == Again::Counts {
-                let count = self.odd.count(h, place, name).max(1);
-                self.set_odd(h, place, name, count.saturating_add(1));
+            if repeats == Repeats::Count {
+                let count = self.aliases.count(h, place, name).max(1);
+                self.set_alias(h, place, name, count.saturating_add(1));
                 self.repeated += 1;
             }
             self.pinned = ROOT;
@@ -364,15 +364,15 @@ impl Tree {
         }
         let named = self.named(name) == Some(place);
         if self.holds(place, h) {
-            if !self.odd.lists(h, place) {
+            if !self.aliases.lists(h, place) {
                 let own = self.node(place.run).names[place.pos as usize];
-                self.set_odd(h, place, own, 1);
+                self.set_alias(h, place, own, 1);
             }
-            self.set_odd(h, place, name, 1);
+            self.set_alias(h, place, name, 1);
         } else {
             self.set_held(place.run, h, place.pos, place.pos + 1, true);
             if !named {
-                self.set_odd(h, place, name, 1);
+                self.set_alias(h, place, name, 1);
             }
         }
         self.pinned = ROOT;
@@ -380,9 +380,9 @@ impl Tree {
 
     /// Takes a name off the block it stood for, however often it was announced.
     fn move_away(&mut self, h: Holder, old: Place, name: u64) {
-        if self.odd.count(h, old, name) > 0 {
-            self.set_odd(h, old, name, 0);
-            if self.odd.lists(h, old) {
+        if self.aliases.count(h, old, name) > 0 {
+            self.set_alias(h, old, name, 0);
+            if self.aliases.lists(h, old) {
                 self.make_plain(h, old);
                 return;
             }

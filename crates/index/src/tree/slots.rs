@@ -51,11 +51,11 @@ impl Tree {
     /// Gives a slot back.
     pub(super) fn unreserve(&mut self, id: u32) {
         self.nodes[id as usize] = None;
-        self.vacate(id);
+        self.release_slot(id);
     }
 
     /// As [`Tree::unreserve`], for a slot whose run is gone already.
-    pub(super) fn vacate(&mut self, id: u32) {
+    pub(super) fn release_slot(&mut self, id: u32) {
         if self.release(id) {
             self.close();
         }

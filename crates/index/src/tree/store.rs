@@ -12,16 +12,16 @@ use kvasir_types::{EngineHash, StoredBlock};
 use super::{Holder, Node, ROOT, Tree};
 use crate::ApplyError;
 use crate::names::{Place, RUN_MAX};
-use crate::owners::Held;
+use crate::owners::Coverage;
 use crate::run::{Run, TAIL_MAX};
 
 /// Whether a block that is announced again counts again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Again {
+pub(crate) enum Repeats {
     /// An engine stored another copy.
-    Counts,
+    Count,
     /// A routing decision only confirms what is believed.
-    Confirms,
+    Ignore,
 }
 
 /// A point between two blocks: after `pos` blocks of a run.
@@ -54,7 +54,7 @@ impl Tree {
         h: Holder,
         parent: Option<EngineHash>,
         blocks: &[StoredBlock],
-        again: Again,
+        repeats: Repeats,
     ) -> Result<(), ApplyError> {
         self.clock += 1;
         let found = match parent {
@@ -64,19 +64,19 @@ impl Tree {
                 self.held_in_any_tier(h, name.0, named).map(Point::after)
             }
         };
-        // A parent under an odd name is the one name that `names` does not know.
-        let odd_parent = found.is_some_and(|at| {
+        // A parent under an alias is the one name that `names` does not know.
+        let alias_parent = found.is_some_and(|at| {
             let (node, name) = (self.node(at.run), parent.map_or(0, |p| p.0));
             at.run != ROOT && !(node.clean && node.names[at.pos as usize - 1] == name)
         });
-        let (Some(mut at), true) = (found, blocks.len() <= RUN_MAX && !odd_parent) else {
+        let (Some(mut at), true) = (found, blocks.len() <= RUN_MAX && !alias_parent) else {
             check_distinct(parent, blocks)?;
             let at =
                 found.ok_or_else(|| ApplyError::ParentBlockNotFound(parent.unwrap_or_default()))?;
-            return self.store_long(h, at, blocks, again);
+            return self.store_long(h, at, blocks, repeats);
         };
         let mut checked = false;
-        self.store_at(h, &mut at, blocks, again, &mut || {
+        self.store_at(h, &mut at, blocks, repeats, &mut || {
             if !std::mem::replace(&mut checked, true) {
                 check_distinct(parent, blocks)?;
             }
@@ -89,10 +89,10 @@ impl Tree {
         h: Holder,
         mut at: Point,
         blocks: &[StoredBlock],
-        again: Again,
+        repeats: Repeats,
     ) -> Result<(), ApplyError> {
         for piece in blocks.chunks(RUN_MAX) {
-            self.store_at(h, &mut at, piece, again, &mut || Ok(()))?;
+            self.store_at(h, &mut at, piece, repeats, &mut || Ok(()))?;
         }
         Ok(())
     }
@@ -104,19 +104,19 @@ impl Tree {
         h: Holder,
         at: &mut Point,
         blocks: &[StoredBlock],
-        again: Again,
+        repeats: Repeats,
         check: &mut dyn FnMut() -> Result<(), ApplyError>,
     ) -> Result<(), ApplyError> {
         let mut known: Vec<Stretch> = Vec::new();
         let mut plain = self
             .holdings
             .get(h.slot as usize)
-            .is_none_or(|t| t[h.tier].odd == 0);
+            .is_none_or(|t| t[h.tier].alias_count == 0);
         let mut end = *at;
         let mut rest = blocks;
         while let Some(stretch) = self.stretch(end, rest) {
             let (names, later) = rest.split_at(stretch.len as usize);
-            plain &= self.is_plain(h, stretch, names, again);
+            plain &= self.is_plain(h, stretch, names, repeats);
             known.push(stretch);
             end = Point {
                 run: stretch.at.run,
@@ -127,24 +127,24 @@ impl Tree {
         let made = if plain { self.make(h, end, rest) } else { None };
         let Some(made) = made else {
             check()?;
-            return self.store_singly(h, at, blocks, again);
+            return self.store_singly(h, at, blocks, repeats);
         };
         for stretch in known {
             end = self.extend_plain(h, stretch);
         }
         *at = match made {
-            Made::Nothing => end,
-            Made::Grown(len) => self.grow(h, end.run, &rest[..len]),
-            Made::Run(id) => self.attach(h, end, id, locals(rest)),
+            NewBlocks::Nothing => end,
+            NewBlocks::Grown(len) => self.grow(h, end.run, &rest[..len]),
+            NewBlocks::Run(id) => self.attach(h, end, id, locals(rest)),
         };
         Ok(())
     }
 
     /// Claims the names of blocks that are not in the tree yet. Nothing a reader sees changes. `None` if a
     /// name is taken: then nothing changed at all.
-    fn make(&mut self, h: Holder, end: Point, blocks: &[StoredBlock]) -> Option<Made> {
+    fn make(&mut self, h: Holder, end: Point, blocks: &[StoredBlock]) -> Option<NewBlocks> {
         if blocks.is_empty() {
-            return Some(Made::Nothing);
+            return Some(NewBlocks::Nothing);
         }
         let grows = self.can_grow(h, end, blocks.len());
         let id = if grows {
@@ -162,12 +162,12 @@ impl Tree {
             run: id,
             pos: from as u32,
         };
-        let is_called = |p, name| Self::is_called(nodes, p, name);
-        if self.names.claim(blocks, |b| b.engine.0, first, is_called) {
+        let has_name = |p, name| Self::has_name(nodes, p, name);
+        if self.names.claim(blocks, |b| b.engine.0, first, has_name) {
             return Some(if grows {
-                Made::Grown(blocks.len())
+                NewBlocks::Grown(blocks.len())
             } else {
-                Made::Run(id)
+                NewBlocks::Run(id)
             });
         }
         self.node_mut(id).names.truncate(from);
@@ -183,7 +183,7 @@ impl Tree {
         h: Holder,
         at: &mut Point,
         blocks: &[StoredBlock],
-        again: Again,
+        repeats: Repeats,
     ) -> Result<(), ApplyError> {
         for block in blocks {
             let place = match self.stretch(*at, std::slice::from_ref(block)) {
@@ -193,7 +193,7 @@ impl Tree {
                 },
                 None => self.make_single(h, *at, block),
             };
-            self.hold(h, place, block.engine.0, again);
+            self.hold(h, place, block.engine.0, repeats);
             self.trim(place.run);
             *at = Point {
                 run: place.run,
@@ -212,11 +212,11 @@ impl Tree {
         self.nodes[id as usize] = Some(node);
         let (place, nodes) = (Place { run: id, pos: 0 }, &self.nodes);
         let taken = self.names.insert(name, place, |p| {
-            p != place && Self::is_called(nodes, p, name)
+            p != place && Self::has_name(nodes, p, name)
         });
         self.node_mut(id).clean = taken.is_ok();
         self.attach(h, at, id, Arc::new([block.local.0]));
-        // Held only once `hold` says so; until then nothing may trim it away.
+        // Coverage only once `hold` says so; until then nothing may trim it away.
         self.pinned = id;
         self.set_held(id, h, 0, 1, false);
         place
@@ -243,19 +243,19 @@ impl Tree {
         })
     }
 
-    /// Whether a holder that has nothing odd can simply be made to hold these blocks under these names.
+    /// Whether a holder without aliases can simply be made to hold these blocks under these names.
     pub(super) fn is_plain(
         &self,
         h: Holder,
         s: Stretch,
         blocks: &[StoredBlock],
-        again: Again,
+        repeats: Repeats,
     ) -> bool {
         let node = self.node(s.at.run);
         let own = &node.names[s.at.pos as usize..];
         node.clean
             && own.iter().zip(blocks).all(|(name, b)| *name == b.engine.0)
-            && (again == Again::Confirms
+            && (repeats == Repeats::Ignore
                 || self.held(s.at.run, h).count(s.at.pos, s.at.pos + s.len) == 0)
     }
 
@@ -287,12 +287,12 @@ impl Tree {
         node.touched = clock;
         let fresh = len == node.written;
         let room = match node.run.held(h.tier, h.slot) {
-            Held::Bits(bits) if fresh && bits.room() >= len + added => {
+            Coverage::Bits(bits) if fresh && bits.room() >= len + added => {
                 bits.write(len, len + added, true);
                 true
             }
-            Held::Bits(_) => false,
-            Held::Head(_) => fresh,
+            Coverage::Bits(_) => false,
+            Coverage::Head(_) => fresh,
         };
         if !(room && node.run.push(blocks.iter().map(|b| b.local.0))) {
             self.grow_copy(h, id, blocks, fresh);
@@ -314,7 +314,7 @@ impl Tree {
         let (len, grown) = (old.len(), old.len() + blocks.len() as u32);
         let mut draft = old.draft();
         draft.own_bits(grown + TAIL_MAX as u32);
-        if let Held::Bits(bits) = draft.held(h.tier, h.slot) {
+        if let Coverage::Bits(bits) = draft.held(h.tier, h.slot) {
             bits.write(len, grown, true);
         }
         let opened = fresh && blocks.len() <= TAIL_MAX / 4 && draft.open_tail();
@@ -351,7 +351,7 @@ impl Tree {
         self.blocks += len as usize;
         self.publish(id, run);
         self.link(follows, first, id);
-        self.adopt(at.run, id);
+        self.add_child(at.run, id);
         if at.run != ROOT {
             self.account(at.run);
         }
@@ -387,7 +387,7 @@ pub(crate) fn refuse(parent: EngineHash, blocks: &[StoredBlock]) -> Result<(), A
 }
 
 /// What [`Tree::make`] prepared.
-enum Made {
+enum NewBlocks {
     Nothing,
     /// So many blocks at the end of an existing run.
     Grown(usize),

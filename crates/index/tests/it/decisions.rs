@@ -1,4 +1,4 @@
-//! Routing decisions on many threads at once, beside events, sweeps and ranks that come and go.
+//! RoutingTree decisions on many threads at once, beside events, sweeps and ranks that come and go.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -31,7 +31,7 @@ fn index() -> Index {
 /// Four threads decide, one sweeps, one removes workers, one applies events. Whatever they make of it is sound, a
 /// rank's blocks are no other rank's, and all of it expires.
 #[test]
-fn decisions_at_once() {
+fn concurrent_decisions() {
     let (index, over) = (index(), AtomicBool::new(false));
     let clock = |step: u64| Time::from_nanos(step * 1_000_000);
     std::thread::scope(|scope| {

@@ -1,6 +1,9 @@
 //! Random histories: after every step the index answers as the oracle does.
 
-use kvasir_index::{Kind, follow_at_once, follow_events, follow_gaps, follow_routing};
+use kvasir_index::{
+    HistoryKind, check_concurrent_histories, check_event_history, check_gap_history,
+    check_routing_history,
+};
 use kvasir_types::Rng;
 use proptest::prelude::*;
 
@@ -9,17 +12,17 @@ proptest! {
 
     #[test]
     fn events(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-        follow_events(&bytes);
+        check_event_history(&bytes);
     }
 
     #[test]
     fn gaps_in_long_chains(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        follow_gaps(&bytes);
+        check_gap_history(&bytes);
     }
 
     #[test]
     fn routing_decisions(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-        follow_routing(&bytes);
+        check_routing_history(&bytes);
     }
 }
 
@@ -34,28 +37,32 @@ fn long_histories_by_seed() {
         let mut rng = Rng::new(seed);
         let len = 200 + rng.below(4_000);
         let bytes = random_bytes(&mut rng, len);
-        follow_events(&bytes);
-        follow_routing(&bytes);
-        follow_gaps(&bytes[..bytes.len() / 4]);
+        check_event_history(&bytes);
+        check_routing_history(&bytes);
+        check_gap_history(&bytes[..bytes.len() / 4]);
     }
 }
 
-/// Several ranks at once: on two threads, on one for each of the six ranks, and all on one, where a failure is
+/// Several ranks concurrently: on two threads, on one for each of the six ranks, and all on one, where a failure is
 /// the same each time.
 #[test]
-fn histories_at_once_by_seed() {
+fn concurrent_histories_by_seed() {
     for seed in 0..60 {
-        histories_at_once(seed, 4_000);
+        concurrent_histories(seed, 4_000);
     }
 }
 
-fn histories_at_once(seed: u64, len: u64) {
+fn concurrent_histories(seed: u64, len: u64) {
     let mut rng = Rng::new(seed);
-    for kind in [Kind::Orderly, Kind::Chains, Kind::Tangled] {
+    for kind in [
+        HistoryKind::Orderly,
+        HistoryKind::Chains,
+        HistoryKind::Tangled,
+    ] {
         for threads in [1, 2, 6] {
             let len = 200 + rng.below(len);
             let bytes = random_bytes(&mut rng, len);
-            follow_at_once(&bytes, threads, kind);
+            check_concurrent_histories(&bytes, threads, kind);
         }
     }
 }
@@ -63,9 +70,9 @@ fn histories_at_once(seed: u64, len: u64) {
 /// Three thousand more for whoever changes how writers meet, beside the sixty above that always run.
 #[test]
 #[ignore = "takes minutes"]
-fn very_many_histories_at_once_by_seed() {
+fn very_many_concurrent_histories_by_seed() {
     for seed in 1_000..4_000 {
-        histories_at_once(seed, 10_000);
+        concurrent_histories(seed, 10_000);
     }
 }
 
@@ -78,8 +85,8 @@ fn very_many_histories_by_seed() {
         let mut rng = Rng::new(seed);
         let len = 100 + rng.below(3_000);
         let bytes = random_bytes(&mut rng, len);
-        follow_events(&bytes);
-        follow_routing(&bytes);
-        follow_gaps(&bytes);
+        check_event_history(&bytes);
+        check_routing_history(&bytes);
+        check_gap_history(&bytes);
     }
 }

@@ -309,5 +309,5 @@ fn damaged_snapshots_are_refused() {
     let mut newer = good;
     newer[4] = 9;
     assert_eq!(Index::new().restore(&newer), Err(RestoreError::Version(9)));
-    assert_eq!(Index::new().restore(b"{}"), Err(RestoreError::NoSnapshot));
+    assert_eq!(Index::new().restore(b"{}"), Err(RestoreError::NotASnapshot));
 }

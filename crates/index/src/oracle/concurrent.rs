@@ -21,7 +21,7 @@ enum Step {
 
 /// Which histories are played.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum HistoryKind {
     /// Short paths of few contents, names that collide, clears.
     Tangled,
     /// Long chains that ranks share, with gaps, duplicates and removals of what is not there.
@@ -35,7 +35,7 @@ pub enum Kind {
 ///
 /// # Panics
 /// If the index and the oracle disagree, or the index contradicts itself.
-pub fn follow_at_once(bytes: &[u8], threads: usize, kind: Kind) {
+pub fn check_concurrent_histories(bytes: &[u8], threads: usize, kind: HistoryKind) {
     let index = Index::new();
     let floor = index.stats().bytes;
     let mut oracle = Oracle::default();
@@ -54,14 +54,14 @@ pub fn follow_at_once(bytes: &[u8], threads: usize, kind: Kind) {
     let mut source = Source::new(bytes);
     let prompts: Vec<_> = (0..40).map(|_| source.prompt()).collect();
     check_step(&index, &oracle, prompts.into_iter());
-    if kind != Kind::Tangled {
+    if kind != HistoryKind::Tangled {
         gaps::check_chains(&index, &oracle);
     }
     check_copies(&index, &oracle, &mut source);
     check_empty(&index, floor);
 }
 
-fn history(rank: WorkerRank, bytes: &[u8], kind: Kind, oracle: &mut Oracle) -> Vec<Step> {
+fn history(rank: WorkerRank, bytes: &[u8], kind: HistoryKind, oracle: &mut Oracle) -> Vec<Step> {
     let mut source = Source::new(bytes);
     let mut steps = Vec::new();
     while !source.is_over() {
@@ -71,9 +71,9 @@ fn history(rank: WorkerRank, bytes: &[u8], kind: Kind, oracle: &mut Oracle) -> V
             continue;
         }
         let event = match kind {
-            Kind::Tangled => event(&mut source, rank),
-            Kind::Chains => gaps::event(&mut source),
-            Kind::Orderly => gaps::orderly_event(&mut source, oracle, rank),
+            HistoryKind::Tangled => event(&mut source, rank),
+            HistoryKind::Chains => gaps::event(&mut source),
+            HistoryKind::Orderly => gaps::orderly_event(&mut source, oracle, rank),
         };
         let expected = oracle.apply(rank, &event);
         steps.push(Step::Event(rank, event, expected));

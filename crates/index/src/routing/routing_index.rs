@@ -1,4 +1,4 @@
-//! The side of an index that learns from routing decisions: who gets to write when.
+//! What routing decisions taught, behind its lock: who writes when.
 //!
 //! A lock of its own, so that requests and events do not wait for each other, held for a few blocks at a time.
 //! A decision does a share of the work in proportion to what it adds; what expires is swept by whoever keeps the
@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicUsize;
 
 use kvasir_types::{LocalHash, SequenceHash, Time, WorkerRank};
 
-use super::{BLOCKS_AT_ONCE, Routing};
+use super::{BLOCKS_AT_ONCE, RoutingTree};
 use crate::sync::{MutexGuard, Ordering, WriteLock};
 use crate::view::View;
 use crate::{Approximate, Stats};
@@ -23,15 +23,15 @@ const PRUNED_AT_ONCE: usize = if cfg!(any(test, feature = "oracle")) {
 
 /// What is known from routing decisions.
 #[derive(Debug)]
-pub(crate) struct Side {
+pub(crate) struct RoutingIndex {
     pub(crate) view: Arc<View>,
-    routing: WriteLock<Routing>,
+    routing: WriteLock<RoutingTree>,
     bytes: AtomicUsize,
 }
 
-impl Side {
+impl RoutingIndex {
     pub(crate) fn new(options: Approximate) -> Self {
-        let routing = Routing::new(options);
+        let routing = RoutingTree::new(options);
         Self {
             view: Arc::clone(&routing.tree.view),
             routing: WriteLock::new(routing),
@@ -39,7 +39,7 @@ impl Side {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Routing> {
+    fn lock(&self) -> MutexGuard<'_, RoutingTree> {
         self.routing.lock()
     }
 
@@ -129,7 +129,7 @@ impl Side {
         let Some(&slot) = routing.slots.get(&rank) else {
             return;
         };
-        let mut spans = routing.disband(slot);
+        let mut spans = routing.take_spans(slot);
         while routing.forget(slot, &mut spans, runs) {
             drop(routing);
             routing = self.lock();
@@ -148,7 +148,7 @@ impl Side {
         }
     }
 
-    fn note_bytes(&self, routing: &Routing) {
+    fn note_bytes(&self, routing: &RoutingTree) {
         self.bytes.store(routing.bytes(), Ordering::Relaxed);
     }
 

@@ -9,12 +9,12 @@ use crate::names::Place;
 
 /// The names a holder has for blocks it does not hold plainly, with how often each is announced.
 #[derive(Debug, Default)]
-pub(super) struct Odd {
+pub(super) struct Aliases {
     by_place: BTreeMap<(Place, Holder, u64), u32>,
     by_name: BTreeMap<(Holder, u64), Place>,
 }
 
-impl Odd {
+impl Aliases {
     /// The block that a holder holds under this name.
     pub(super) fn place(&self, h: Holder, name: u64) -> Option<Place> {
         self.by_name.get(&(h, name)).copied()
