@@ -69,7 +69,7 @@ pub(crate) async fn run<O: OpenAttempt>(
             let begin = || Migration::begin(app.observer(), &model.name, attempts.phase());
             migration.get_or_insert_with(begin).attempt();
         }
-        let mut attempt = arrival.clone();
+        let mut attempt = Box::new(arrival.clone());
         attempts.describe(&mut attempt);
         let booking = match model.book(attempt, blocks).await {
             Ok(booking) => booking,

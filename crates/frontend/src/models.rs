@@ -111,7 +111,7 @@ impl ServedModel {
     /// Chooses a worker and books it; waits while the router holds the request back.
     pub(crate) async fn book(
         &self,
-        mut arrival: Arrival,
+        mut arrival: Box<Arrival>,
         blocks: &PromptBlocks,
     ) -> Result<Booking, RouteError> {
         arrival.model = Some(Arc::clone(&self.name));

@@ -99,7 +99,7 @@ struct EngineAnswer {
 
 /// A completion that is ready to be placed.
 struct PreparedRequest {
-    forward: Forward,
+    forward: Arc<Forward>,
     arrival: Arrival,
     blocks: PromptBlocks,
     record: RequestRecord,
@@ -117,19 +117,12 @@ pub(crate) async fn handle(
     let keep_alive = app.options().limits.keep_alive.filter(|_| scan.stream());
     let keep_alive = keep_alive.map(|every| (every, app.options().error_peek));
     // Apart, so that what it takes to get ready is not carried along while the engine works.
-    let ready = prepare(app, asked, scan, model).await?;
-    if let Some(query) = ready.query {
-        return ask_only(
-            app,
-            model,
-            *query,
-            ready.arrival,
-            &ready.blocks,
-            ready.record,
-        )
-        .await;
+    let mut ready = prepare(app, asked, scan, model).await?;
+    if let Some(query) = ready.query.take() {
+        // In a box: requests that are run do not carry its room.
+        return Box::pin(ask_only(app, model, *query, *ready)).await;
     }
-    let answer = ready.forward.run(ready.arrival, ready.blocks, ready.record);
+    let answer = ready.run();
     match keep_alive {
         Some((every, peek)) => keep_alive::wait(answer, every, peek).await,
         None => answer.await,
@@ -141,12 +134,11 @@ async fn ask_only(
     app: &App,
     model: &ServedModel,
     query: Query,
-    mut arrival: Arrival,
-    blocks: &PromptBlocks,
-    record: RequestRecord,
+    ready: PreparedRequest,
 ) -> Result<Reply, ApiError> {
+    let (mut arrival, record) = (ready.arrival, ready.record);
     arrival.query_only = true;
-    match model.book(arrival, blocks).await {
+    match model.book(Box::new(arrival), &ready.blocks).await {
         Ok(booking) => {
             record.passed(StatusCode::OK.as_u16());
             Ok(query.answer(app.clock(), model, booking.target()))
@@ -161,7 +153,7 @@ async fn prepare(
     asked: ClientRequest,
     scan: &Scan<'_>,
     model: &Arc<ServedModel>,
-) -> Result<PreparedRequest, ApiError> {
+) -> Result<Box<PreparedRequest>, ApiError> {
     let (stream, endpoint, began) = (scan.stream(), asked.endpoint, app.clock().now());
     let record = RequestRecord::start(
         app.observer(),
@@ -244,13 +236,14 @@ async fn prepare(
     let took = app.clock().now() - began;
     model.placements.stage_took(Stage::Preprocess, took);
     drop(preprocess);
-    Ok(PreparedRequest {
-        forward,
+    // In a box: as a value it would have its room in each of the futures that it goes through.
+    Ok(Box::new(PreparedRequest {
+        forward: Arc::new(forward),
         arrival,
         blocks,
         record,
         query: query.map(Box::new),
-    })
+    }))
 }
 
 fn path_of(uri: &Uri) -> PathAndQuery {
@@ -359,7 +352,7 @@ impl Forward {
 
     /// The reply that passes an answer on. Its worker has no booking if other workers were tried since.
     fn reply(
-        self,
+        self: Arc<Self>,
         answer: EngineAnswer,
         (target, booking): (WorkerRank, Option<Booking>),
         record: RequestRecord,
@@ -372,11 +365,12 @@ impl Forward {
             first,
         } = answer;
         let completion = matches!(self.kind, Kind::Completion { .. });
+        let began = self.app.clock().now();
         if let Some(booking) = booking
             .as_ref()
             .filter(|_| completion && head.status.is_success())
         {
-            let waited = (self.app.clock().now() - dispatched, source.is_events());
+            let waited = (began - dispatched, source.is_events());
             let (tokens, block) = (arrival.isl_tokens as usize, self.model.block_size);
             if source.is_events() {
                 let uncached = arrival
@@ -394,13 +388,14 @@ impl Forward {
         }
         let start = AnswerStart {
             dispatched,
+            first: began,
             status: head.status,
             block_size: completion.then_some(self.model.block_size),
             is_stream: completion && source.is_events(),
             target,
         };
         let accounting = Accounting::begin(booking, record, self.app.clock(), &start);
-        let forward = Arc::new(self);
+        let forward = self;
         let next = forward.prefills_next_turn().then(|| NextTurn {
             forward: Arc::clone(&forward),
             target,

@@ -82,10 +82,11 @@ impl Model {
         }
     }
 
-    /// Chooses a worker and books it; waits while the router holds the request back.
+    /// Chooses a worker and books it; waits while the router holds the request back. `arrival` is in a box: as a value
+    /// it would have its room several times in the future of each request.
     pub async fn book(
         &self,
-        mut arrival: Arrival,
+        mut arrival: Box<Arrival>,
         blocks: &PromptBlocks,
     ) -> Result<Booking, RouteError> {
         let (host, meters, lookup) = (&self.host, &self.placements, &blocks.lookup);

@@ -173,7 +173,7 @@ impl RouterHost {
     /// `lookup` is looked up again while it waits. Dropping the future takes it out.
     pub(crate) async fn route(
         self: &Arc<Self>,
-        arrival: Arrival,
+        arrival: Box<Arrival>,
         lookup: &Lookup,
     ) -> Result<Booking, RouteError> {
         let cacheable = cacheable_tokens(arrival.isl_tokens, self.block_size);
@@ -182,7 +182,7 @@ impl RouterHost {
             lookup,
             verdict: None,
         };
-        let later = self.step_with(Input::Arrived(Box::new(arrival)), Some(&mut step));
+        let later = self.step_with(Input::Arrived(arrival), Some(&mut step));
         let verdict = match (step.verdict, later) {
             (Some(verdict), _) => verdict,
             (None, Some(later)) => self.await_verdict(step.id, later).await,

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Response};
-use kvasir_host::{Booking, PromptBlocks};
+use kvasir_host::Booking;
 use kvasir_openai::{ApiError, ask_token_ids};
-use kvasir_router::{Arrival, Attempts, GiveUp, NextStep, Placement};
+use kvasir_router::{Attempts, GiveUp, NextStep, Placement};
 use kvasir_types::{AttemptError as _, FailureCause, WorkerRank};
 use kvasir_upstream::{UpstreamBody, UpstreamError, UpstreamRequest, cause_of_status};
 
-use super::{EngineAnswer, Forward, Kind, headers, outgoing, peek};
+use super::{EngineAnswer, Forward, Kind, PreparedRequest, headers, outgoing, peek};
 use crate::attempts::{self, OpenAttempt, UnplacedRequest};
 use crate::http::reply::Reply;
 use crate::observe::request_record::RequestRecord;
@@ -28,7 +28,7 @@ struct HttpAttempt<'a> {
     tokens: u32,
     record: &'a mut RequestRecord,
     /// The last answer that said that its engine is not available, and who gave it. It is the answer if no other engine gives one.
-    unavailable: Option<(EngineAnswer, WorkerRank)>,
+    unavailable: Option<Box<(EngineAnswer, WorkerRank)>>,
 }
 
 impl OpenAttempt for HttpAttempt<'_> {
@@ -46,7 +46,7 @@ impl OpenAttempt for HttpAttempt<'_> {
         if status.is_success() || attempts.next_step(cause_of_status(status)) != NextStep::TryNext {
             return Ok(answer);
         }
-        self.unavailable = Some((answer, booking.target()));
+        self.unavailable = Some(Box::new((answer, booking.target())));
         Err(UpstreamError::Status(status))
     }
 
@@ -59,37 +59,42 @@ impl OpenAttempt for HttpAttempt<'_> {
     }
 }
 
-impl Forward {
+impl PreparedRequest {
     /// Sends the request to one worker after another until one answers, and passes the answer on.
-    pub(super) async fn run(
-        self,
-        arrival: Arrival,
-        blocks: PromptBlocks,
-        mut record: RequestRecord,
-    ) -> Result<Reply, ApiError> {
-        let mut attempts = Attempts::new(attempts::limits(&self.app), self.is_idempotent());
+    pub(super) async fn run(mut self: Box<Self>) -> Result<Reply, ApiError> {
+        let forward = &self.forward;
+        let mut attempts = Attempts::new(attempts::limits(&forward.app), forward.is_idempotent());
         let mut opener = HttpAttempt {
-            forward: &self,
-            tokens: arrival.isl_tokens,
-            record: &mut record,
+            forward,
+            tokens: self.arrival.isl_tokens,
+            record: &mut self.record,
             unavailable: None,
         };
         let unplaced = UnplacedRequest {
-            app: &self.app,
-            model: &self.model,
-            arrival: &arrival,
-            blocks: &blocks,
+            app: &forward.app,
+            model: &forward.model,
+            arrival: &self.arrival,
+            blocks: &self.blocks,
             migration: None,
         };
         let found = attempts::run(unplaced, &mut attempts, &mut opener).await;
-        let (answer, target, booking) = match (found, opener.unavailable) {
+        let unavailable = opener.unavailable.map(|answer| *answer);
+        let (answer, target, booking) = match (found, unavailable) {
             (Ok((booking, answer)), _) => (answer, booking.target(), Some(booking)),
             (Err(_), Some((answer, target))) => (answer, target, None),
-            (Err(error), None) => return Err(record.fail(error)),
+            (Err(error), None) => return Err(self.record.fail(error)),
         };
-        Ok(self.reply(answer, (target, booking), record, (arrival, attempts)))
+        let Self {
+            forward,
+            arrival,
+            record,
+            ..
+        } = *self;
+        Ok(forward.reply(answer, (target, booking), record, (arrival, attempts)))
     }
+}
 
+impl Forward {
     /// Whether running the request twice does no harm.
     fn is_idempotent(&self) -> bool {
         !matches!(self.kind, Kind::Opaque { idempotent: false })
@@ -98,20 +103,19 @@ impl Forward {
     /// Sends the request to the booked worker and waits for the first bytes of its answer, whatever its status.
     async fn open(&self, booking: &Booking, tokens: u32) -> Result<EngineAnswer, UpstreamError> {
         let timeout = self.first_byte_timeout();
-        let attempt = self.try_worker(booking.placement(), tokens);
-        let timed_out = Err(UpstreamError::AnswerTimeout);
-        let Some(prefill) = self.prefill_span(booking.placement(), tokens) else {
-            let answer = tokio::time::timeout(timeout, attempt).await;
-            return answer.unwrap_or(timed_out);
-        };
-        let mut attempt = std::pin::pin!(attempt);
-        let prefill = prefill.min(timeout);
-        if let Ok(answer) = tokio::time::timeout(prefill, &mut attempt).await {
-            return answer;
+        // In one place: moved into a timeout it would have its room twice.
+        let mut attempt = std::pin::pin!(self.try_worker(booking.placement(), tokens));
+        let mut left = timeout;
+        if let Some(prefill) = self.prefill_span(booking.placement(), tokens) {
+            let prefill = prefill.min(timeout);
+            if let Ok(answer) = tokio::time::timeout(prefill, &mut attempt).await {
+                return answer;
+            }
+            booking.likely_begun();
+            left -= prefill;
         }
-        booking.likely_begun();
-        let answer = tokio::time::timeout(timeout - prefill, attempt).await;
-        answer.unwrap_or(timed_out)
+        let answer = tokio::time::timeout(left, attempt).await;
+        answer.unwrap_or(Err(UpstreamError::AnswerTimeout))
     }
 
     /// How long the prefill of a unary request likely takes; none for streams, which show it, and where it is unknown.

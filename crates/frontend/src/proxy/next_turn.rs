@@ -83,7 +83,8 @@ async fn run(forward: Arc<Forward>, target: WorkerRank, body: Bytes) -> PrefillO
     };
     let mut headers = forward.headers.clone();
     headers.insert(REQUEST_ID, outcomes::name_of(arrival.id));
-    let Some(booking) = speculative_prefill::placed(model.book(arrival, &blocks)).await else {
+    let Some(booking) = speculative_prefill::placed(model.book(Box::new(arrival), &blocks)).await
+    else {
         return PrefillOutcome::Dropped;
     };
     let answer = async {

@@ -15,7 +15,7 @@ use kvasir_host::PromptBlocks;
 use kvasir_openai::{ApiError, Form, HeaderHints, Nvext, Scan};
 use kvasir_types::TransportKind;
 
-use super::{Forward, Kind, headers, moved_to, path_of};
+use super::{Forward, Kind, PreparedRequest, headers, moved_to, path_of};
 use crate::App;
 use crate::http::body;
 use crate::http::reply::{self, Reply};
@@ -169,7 +169,14 @@ async fn pass_on(
         model: Arc::clone(model),
         notes: Bytes::new(),
     };
-    forward.run(arrival, PromptBlocks::none(), record).await
+    let ready = Box::new(PreparedRequest {
+        forward: Arc::new(forward),
+        arrival,
+        blocks: PromptBlocks::none(),
+        record,
+        query: None,
+    });
+    ready.run().await
 }
 
 /// Whether an engine might read a body as an object, though we cannot: then nobody could take our extension out. Engines

@@ -75,6 +75,8 @@ pub(crate) struct Accounting {
 pub(crate) struct AnswerStart {
     /// When the request was sent.
     pub(crate) dispatched: Time,
+    /// When the answer began.
+    pub(crate) first: Time,
     /// Its status.
     pub(crate) status: StatusCode,
     /// Tokens in a block, if it is a completion.
@@ -86,14 +88,14 @@ pub(crate) struct AnswerStart {
 }
 
 impl Accounting {
-    /// The answer begins now. It has no booking if other workers were tried since and failed.
+    /// The answer has begun. It has no booking if other workers were tried since and failed.
     pub(crate) fn begin(
         booking: Option<Booking>,
         mut record: RequestRecord,
         clock: Clock,
         start: &AnswerStart,
     ) -> Self {
-        let first = clock.now();
+        let first = start.first;
         if let Some(booking) = booking.as_ref().filter(|_| start.status.is_success()) {
             booking.first_token();
             if start.is_stream {

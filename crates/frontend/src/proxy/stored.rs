@@ -106,7 +106,7 @@ async fn seek_all(
                         false,
                     );
                     let attempts = (Arrival::new(arrived.id, 1), Attempts::default());
-                    return Ok(forward.reply(answer, (target, None), record, attempts));
+                    return Ok(Arc::new(forward).reply(answer, (target, None), record, attempts));
                 }
                 Ok(Ok(_)) => {}
                 Ok(Err(_)) | Err(_) => all = false,

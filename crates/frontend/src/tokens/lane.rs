@@ -182,7 +182,7 @@ pub(crate) async fn query(
     arrival.query_only = true;
     let booking = job
         .model
-        .book(arrival, &blocks)
+        .book(Box::new(arrival), &blocks)
         .await
         .map_err(|error| route_error::answer(app.options().overload_status, &error))?;
     Ok(booking.target())
