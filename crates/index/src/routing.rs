@@ -253,6 +253,10 @@ impl RoutingTree {
     /// Forgets blocks, in the order of [`RoutingTree::prune`], until all takes at most `target` bytes, or as many as are
     /// forgotten at once. Returns whether there are more to go.
     fn evict(&mut self, target: usize) -> bool {
+        // Usually there is nothing to evict, and the sum visits every part of the name table.
+        if self.bytes() <= target {
+            return false;
+        }
         let before = self.blocks;
         self.tree.free_deferred(BLOCKS_AT_ONCE);
         // A block is some tens of bytes: so few at a time that not many more go than have to.
