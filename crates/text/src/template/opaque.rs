@@ -35,6 +35,11 @@ pub(super) struct Demands {
 }
 
 impl Demands {
+    /// Whether a text must be read to know whether it meets them.
+    pub(super) fn look_inside(&self) -> bool {
+        self.trimmed || !self.without.is_empty()
+    }
+
     /// Both.
     pub(super) fn and(mut self, other: Self) -> Self {
         self.trimmed |= other.trimmed;

@@ -91,9 +91,14 @@ struct Parted<'a> {
     texts: Vec<Text<'a>>,
 }
 
+/// A text as it stands in the messages. Where the template demands nothing of it, it is decoded when a prompt is
+/// made of it and not before: a conversation whose shape is new then costs little more than rendering it.
 struct Text<'a> {
     span: Range<usize>,
-    text: Cow<'a, str>,
+    /// The JSON string, with its quotes.
+    quoted: &'a str,
+    decoded: Option<Cow<'a, str>>,
+    /// Whether a mark takes its place.
     marked: bool,
 }
 
@@ -161,8 +166,13 @@ impl StandIns {
         }
         let mut done = 0;
         for span in spans {
-            let text = decode(messages.get(span.clone())?)?;
-            let marked = !text.is_empty() && self.meets(&text);
+            let quoted = messages.get(span.start.checked_sub(1)?..span.end + 1)?;
+            let decoded = match self.demands.look_inside() {
+                true => Some(decode(quoted)?),
+                false => None,
+            };
+            let meets = decoded.as_deref().is_none_or(|text| self.meets(text));
+            let marked = !span.is_empty() && meets;
             if marked {
                 // No JSON has this byte in it.
                 key.extend_from_slice(messages.get(done..span.start)?.as_bytes());
@@ -171,7 +181,8 @@ impl StandIns {
             }
             texts.push(Text {
                 span: span.clone(),
-                text,
+                quoted,
+                decoded,
                 marked,
             });
         }
@@ -179,6 +190,7 @@ impl StandIns {
         (key.len() <= KEY_BYTES_MAX).then_some(Parted { key, texts })
     }
 
+    /// Whether a text is as the template demands.
     fn meets(&self, text: &str) -> bool {
         let Demands {
             trimmed, without, ..
@@ -201,7 +213,9 @@ impl StandIns {
         parted: &Parted<'_>,
         render: impl FnOnce() -> Result<String, TextError>,
     ) -> Result<Rendered, TextError> {
-        let prompt = shape.fill(&parted.texts);
+        let Some(prompt) = shape.fill(&parted.texts) else {
+            return render().map(Rendered::from);
+        };
         let number = self.uses.fetch_add(1, Ordering::Relaxed);
         if number % CHECK_EVERY != CHECK_EVERY - 1 {
             return Ok(prompt);
@@ -233,7 +247,10 @@ impl StandIns {
         let Some(shape) = Shape::read(parted.key, &printed) else {
             return;
         };
-        if self.compare(&shape.fill(&parted.texts).text, prompt) {
+        let Some(filled) = shape.fill(&parted.texts) else {
+            return;
+        };
+        if self.compare(&filled.text, prompt) {
             let mut shapes = self.shapes.write().unwrap_or_else(PoisonError::into_inner);
             shapes.insert(hash, shape);
         }
@@ -278,9 +295,14 @@ impl Shape {
         (!shape.printed.contains(is_mark)).then_some(shape)
     }
 
-    /// What is printed, with these texts.
-    fn fill(&self, texts: &[Text<'_>]) -> Rendered {
-        let text = |at: usize| texts.get(at).map_or("", |text| &text.text);
+    /// What is printed, with these texts; `None` if one is no JSON string.
+    fn fill(&self, texts: &[Text<'_>]) -> Option<Rendered> {
+        let decoded = texts.iter().map(|text| match &text.decoded {
+            Some(text) => Some(Cow::Borrowed(&**text)),
+            None => decode(text.quoted),
+        });
+        let decoded: Vec<Cow<'_, str>> = decoded.collect::<Option<_>>()?;
+        let text = |at: usize| decoded.get(at).map_or("", |text| &**text);
         let longer: usize = self
             .texts
             .iter()
@@ -296,21 +318,19 @@ impl Shape {
             done = *at;
         }
         prompt.push_str(self.printed.get(done..).unwrap_or_default());
-        Rendered {
+        Some(Rendered {
             text: prompt,
             begins,
-        }
+        })
     }
 }
 
-/// What stands between the quotes of a JSON string, its escapes decoded.
-fn decode(raw: &str) -> Option<Cow<'_, str>> {
-    if memchr::memchr(b'\\', raw.as_bytes()).is_none() {
-        return Some(Cow::Borrowed(raw));
+/// The text that a JSON string stands for.
+fn decode(quoted: &str) -> Option<Cow<'_, str>> {
+    if memchr::memchr(b'\\', quoted.as_bytes()).is_none() {
+        return quoted.get(1..quoted.len() - 1).map(Cow::Borrowed);
     }
-    serde_json::from_str(&format!("\"{raw}\""))
-        .ok()
-        .map(Cow::Owned)
+    serde_json::from_str(quoted).ok().map(Cow::Owned)
 }
 
 /// Whether something that is not a text could be taken for a mark, written out or escaped.
