@@ -4,7 +4,8 @@
 //! the other, as the streams of 64 workers in turn, message by message. Stages are nested, so their difference is
 //! a share: reading the payload, then hashing its blocks, then order and index. The answer is checked first:
 //! after one pass the index must foretell what a single listener foretells. Counted until everything is
-//! applied. `EVENTS_PASSES` sets the passes (default 40; 1 under callgrind). Wall time is what a machine with
+//! applied. The same blocks again as router events, from MessagePack and as values, as a worker in this process
+//! hands them over: their answers must be the same. `EVENTS_PASSES` sets the passes (default 40; 1 under callgrind). Wall time is what a machine with
 //! nothing else to do shows; CPU time (Linux) is what counts on one that is shared.
 
 #![expect(
@@ -25,10 +26,12 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use kvasir_hash::{Scope, local_hashes};
 use kvasir_index::{Index, Matches};
-use kvasir_kv_events::{EventFormat, Sequencer, SourceEvent, StreamOptions};
-use kvasir_types::{Time, WorkerRank};
+use kvasir_kv_events::{Encoding, EventFormat, Sequencer, SourceEvent, StreamOptions};
+use kvasir_types::{KvEvent, Time, WorkerRank};
 use kvasir_wire::engine::{Batch, Event};
 use kvasir_wire::frame::Frame;
+use kvasir_wire::native::RouterEvent;
+use kvasir_wire::value::Value;
 use kvasir_wire::{TranslateOptions, Translation, Translator};
 
 const BLOCK: u32 = 32;
@@ -64,10 +67,32 @@ fn blocks(payloads: &[Bytes]) -> u64 {
     blocks
 }
 
-/// When a stage began.
+/// The same events as Dynamo's workers publish them, message by message, without a worker's name.
+fn router_events(payloads: &[Bytes]) -> Vec<Vec<KvEvent>> {
+    let options = TranslateOptions {
+        block_size: BLOCK,
+        image_token: None,
+    };
+    let (mut batch, mut translator) = (Batch::new(), Translator::new(options));
+    let events = |payload: &Bytes| {
+        batch.decode(payload).unwrap();
+        let mut events = Vec::new();
+        translator.translate(&batch, |translation| {
+            if let Translation::Event(event) = translation {
+                events.push(event.clone());
+            }
+        });
+        events
+    };
+    payloads.iter().map(events).collect()
+}
+
+/// How long a stage ran: since it began, or the parts between `resume` and `pause`.
 struct Watch {
     wall: Instant,
     cpu: Option<u64>,
+    /// Nanoseconds of earlier parts: wall, CPU.
+    spent: (u64, u64),
 }
 
 /// Nanoseconds that this thread has run, where the system says it.
@@ -81,22 +106,48 @@ impl Watch {
         Self {
             wall: Instant::now(),
             cpu: cpu_nanos(),
+            spent: (0, 0),
         }
     }
 
-    /// Prints a row; nanoseconds of a block, by CPU time if it is known.
-    fn report(&self, name: &str, blocks: u64) -> f64 {
-        let per_block = |nanos: f64| nanos / blocks as f64;
-        let wall = per_block(self.wall.elapsed().as_nanos() as f64);
-        let cpu = cpu_nanos().zip(self.cpu).map(|(now, then)| now - then);
-        let cpu = cpu.map_or(wall, |nanos| per_block(nanos as f64));
-        println!(
-            "{name:<28} wall {:>6.2} M blocks/s {wall:>7.1} ns/block   cpu {:>6.2} M blocks/s {cpu:>7.1} ns/block",
-            1e3 / wall,
-            1e3 / cpu
-        );
-        cpu
+    fn resume(&mut self) {
+        self.wall = Instant::now();
+        self.cpu = cpu_nanos();
     }
+
+    fn pause(&mut self) {
+        let (wall, cpu) = self.part();
+        self.spent.0 += wall;
+        self.spent.1 += cpu;
+    }
+
+    /// Nanoseconds since it was last resumed; CPU time is wall time where the system does not say it.
+    fn part(&self) -> (u64, u64) {
+        let wall = self.wall.elapsed().as_nanos() as u64;
+        let cpu = cpu_nanos().zip(self.cpu).map(|(now, then)| now - then);
+        (wall, cpu.unwrap_or(wall))
+    }
+
+    /// Prints a row of a stage that ran since it began; nanoseconds of a block, by CPU time if it is known.
+    fn report(&self, name: &str, blocks: u64) -> f64 {
+        report(name, blocks, self.part())
+    }
+
+    /// The same for a stage that ran in parts.
+    fn report_parts(&self, name: &str, blocks: u64) -> f64 {
+        report(name, blocks, self.spent)
+    }
+}
+
+fn report(name: &str, blocks: u64, (wall, cpu): (u64, u64)) -> f64 {
+    let per_block = |nanos: u64| nanos as f64 / blocks as f64;
+    let (wall, cpu) = (per_block(wall), per_block(cpu));
+    println!(
+        "{name:<28} wall {:>6.2} M blocks/s {wall:>7.1} ns/block   cpu {:>6.2} M blocks/s {cpu:>7.1} ns/block",
+        1e3 / wall,
+        1e3 / cpu
+    );
+    cpu
 }
 
 fn decode(payloads: &[Bytes], passes: u64) {
@@ -131,11 +182,17 @@ struct Fleet {
 
 impl Fleet {
     fn new(workers: u64) -> Self {
+        Self::of(workers, |rank| EventFormat::EngineBatches { rank })
+    }
+
+    fn of(workers: u64, format: impl Fn(WorkerRank) -> EventFormat) -> Self {
         let mut options = StreamOptions::new(BLOCK);
         options.replay = false;
         let worker = |id| {
             let rank = WorkerRank::new(id, 0);
-            Sequencer::new(EventFormat::EngineBatches { rank }, options.clone())
+            let mut sequencer = Sequencer::new(format(rank), options.clone());
+            sequencer.add_worker(rank.worker);
+            sequencer
         };
         Self {
             index: Index::new(),
@@ -155,6 +212,38 @@ impl Fleet {
                 worker.step(Time::ZERO, SourceEvent::Live(frame), &self.index, &mut out);
             }
             self.next += 1;
+            out.clear();
+        }
+    }
+
+    /// As [`Self::pass`], of router events; each message is made by `message`, which is not counted.
+    fn pass_router_events(
+        &mut self,
+        steps: &[Vec<KvEvent>],
+        message: impl Fn(Vec<RouterEvent>) -> SourceEvent,
+        watch: &mut Watch,
+    ) {
+        let mut out = Vec::new();
+        for step in steps {
+            let number = |rank: WorkerRank| {
+                let numbered = (self.next + 1..).zip(step);
+                let events = numbered.map(|(id, event)| RouterEvent {
+                    rank,
+                    id,
+                    residency: None,
+                    position: None,
+                    event: event.clone(),
+                });
+                message(events.collect())
+            };
+            let ids = (0..self.workers.len() as u64).map(|id| WorkerRank::new(id, 0));
+            let messages: Vec<SourceEvent> = ids.map(number).collect();
+            watch.resume();
+            for (worker, message) in self.workers.iter_mut().zip(messages) {
+                worker.step(Time::ZERO, message, &self.index, &mut out);
+            }
+            watch.pause();
+            self.next += step.len() as u64;
             out.clear();
         }
     }
@@ -216,4 +305,49 @@ fn main() {
         (hashed - decoded) / applied * 100.0,
         (applied - hashed) / applied * 100.0
     );
+    let encoded = |events: Vec<RouterEvent>| {
+        let events = events.iter().map(RouterEvent::to_value).collect();
+        let mut payload = Vec::new();
+        Value::List(events).to_msgpack(&mut payload);
+        let (sequence, payload) = (0, payload.into());
+        SourceEvent::Live(Frame { sequence, payload })
+    };
+    let steps = router_events(&payloads);
+    measure(
+        "router events, MessagePack",
+        &payloads,
+        &steps,
+        encoded,
+        passes,
+    );
+    measure(
+        "router events as values",
+        &payloads,
+        &steps,
+        SourceEvent::Events,
+        passes,
+    );
+}
+
+/// Passes of router events: order and index, and whatever `message` leaves to be decoded.
+fn measure(
+    name: &str,
+    payloads: &[Bytes],
+    steps: &[Vec<KvEvent>],
+    message: impl Fn(Vec<RouterEvent>) -> SourceEvent,
+    passes: u64,
+) {
+    let format = |_| EventFormat::RouterEvents(Encoding::MessagePack);
+    let (mut expected, mut many) = (Fleet::new(1), Fleet::of(WORKERS, format));
+    expected.pass(payloads);
+    let expected = expected.depths(payloads, 0);
+    many.pass_router_events(steps, &message, &mut Watch::start());
+    for worker in [0, 17, WORKERS - 1] {
+        assert_eq!(many.depths(payloads, worker), expected);
+    }
+    let mut watch = Watch::start();
+    for _ in 0..passes {
+        many.pass_router_events(steps, &message, &mut watch);
+    }
+    watch.report_parts(name, blocks(payloads) * WORKERS * passes);
 }
