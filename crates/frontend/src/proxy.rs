@@ -14,7 +14,9 @@ pub(crate) mod relay;
 mod resume;
 mod stored;
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::response::Parts as Head;
@@ -44,6 +46,7 @@ use crate::request::query::Query;
 use crate::request::response_extras::{self, ExtraFields};
 use crate::request::route_error;
 
+pub(crate) use attempt::HttpAttempt;
 pub(crate) use next_turn::NextTurn;
 pub(crate) use pass::pass;
 use resume::ResumeTerms;
@@ -51,7 +54,7 @@ pub(crate) use resume::{Continuation, Resume, ResumeFuture, ResumedAnswer};
 pub(crate) use stored::seek;
 
 /// A request to an engine behind HTTP.
-struct Forward {
+pub(crate) struct Forward {
     app: Arc<App>,
     model: Arc<ServedModel>,
     method: Method,
@@ -89,7 +92,7 @@ enum Kind {
 }
 
 /// An answer of an engine that has begun.
-struct EngineAnswer {
+pub(crate) struct EngineAnswer {
     /// When the request was sent to its worker.
     dispatched: Time,
     head: Head,
@@ -98,13 +101,13 @@ struct EngineAnswer {
 }
 
 /// A completion that is ready to be placed.
-struct PreparedRequest {
-    forward: Arc<Forward>,
-    arrival: Arrival,
-    blocks: PromptBlocks,
-    record: RequestRecord,
+pub(crate) struct PreparedRequest {
+    pub(crate) forward: Arc<Forward>,
+    pub(crate) arrival: Arrival,
+    pub(crate) blocks: PromptBlocks,
+    pub(crate) record: RequestRecord,
     /// It only asks which worker would serve it.
-    query: Option<Box<Query>>,
+    pub(crate) query: Option<Box<Query>>,
 }
 
 /// Answers a completion by one of the model's OpenAI workers.
@@ -114,8 +117,7 @@ pub(crate) async fn handle(
     scan: &Scan<'_>,
     model: &Arc<ServedModel>,
 ) -> Result<Reply, ApiError> {
-    let keep_alive = app.options().limits.keep_alive.filter(|_| scan.stream());
-    let keep_alive = keep_alive.map(|every| (every, app.options().error_peek));
+    let keep_alive = keep_alive(app, scan.stream());
     // Apart, so that what it takes to get ready is not carried along while the engine works.
     let mut ready = prepare(app, asked, scan, model).await?;
     if let Some(query) = ready.query.take() {
@@ -129,8 +131,28 @@ pub(crate) async fn handle(
     }
 }
 
+/// How often a client that waits for a stream gets a comment, and how long an error may still set the status.
+pub(crate) type KeepAlive = Option<(Duration, Option<Duration>)>;
+
+/// What a client of a stream gets while it waits.
+pub(crate) fn keep_alive(app: &App, stream: bool) -> KeepAlive {
+    let every = app.options().limits.keep_alive.filter(|_| stream);
+    every.map(|every| (every, app.options().error_peek))
+}
+
+/// Waits for an answer; its client gets what `keep_alive` says meanwhile.
+pub(crate) async fn wait(
+    answer: Pin<Box<dyn Future<Output = Result<Reply, ApiError>> + Send>>,
+    keep_alive: KeepAlive,
+) -> Result<Reply, ApiError> {
+    match keep_alive {
+        Some((every, peek)) => keep_alive::wait(answer, every, peek).await,
+        None => answer.await,
+    }
+}
+
 /// Answers where a completion would go; nothing is booked.
-async fn ask_only(
+pub(crate) async fn ask_only(
     app: &App,
     model: &ServedModel,
     query: Query,
@@ -148,7 +170,7 @@ async fn ask_only(
 }
 
 /// Reads what routing needs to know, and writes what the engine will get.
-async fn prepare(
+pub(crate) async fn prepare(
     app: &Arc<App>,
     asked: ClientRequest,
     scan: &Scan<'_>,
@@ -351,7 +373,7 @@ impl Forward {
     }
 
     /// The reply that passes an answer on. Its worker has no booking if other workers were tried since.
-    fn reply(
+    pub(crate) fn reply(
         self: Arc<Self>,
         answer: EngineAnswer,
         (target, booking): (WorkerRank, Option<Booking>),

@@ -14,10 +14,12 @@ use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
 use kvasir_types::Time;
 
+use super::mixed;
 use crate::App;
 use crate::http::body;
 use crate::http::reply::{self, Reply};
 use crate::models::ServedModel;
+use crate::models::links::Transports;
 use crate::models::prompt;
 use crate::models::prompt::Prompts;
 use crate::observe::outcomes::RequestIdentity;
@@ -38,7 +40,7 @@ const INLINE_TEXT_BYTES: usize = 32 * 1024;
 const WHICH_MODEL: &str = "`model` is missing and several models are served: name one of them";
 
 /// A body that was read and checked.
-enum CheckedBody {
+pub(super) enum CheckedBody {
     Chat(Box<ChatRequest>),
     Completion(Box<CompletionRequest>),
 }
@@ -97,7 +99,8 @@ fn unparsed(
     .fail(error)
 }
 
-/// An engine behind HTTP judges the body itself; for a token worker we do.
+/// An engine behind HTTP judges the body itself; for a token worker we do. Where a model has both, the request goes the way of
+/// the worker that is chosen.
 async fn by_worker_kind(app: &Arc<App>, asked: ClientRequest) -> Result<Reply, ApiError> {
     let body = &asked.body.clone();
     let scanned = Scan::parse(body).ok();
@@ -113,19 +116,15 @@ async fn by_worker_kind(app: &Arc<App>, asked: ClientRequest) -> Result<Reply, A
             ));
         }
     };
-    if let (Some(scan), Some(model)) = (&scanned, &model)
-        && model.transports().has_http()
-    {
-        return proxy::handle(app, asked, scan, model).await;
-    }
-    let unknown = app.options().unknown_fields;
-    let parsed = match asked.endpoint {
-        Endpoint::Chat => ChatRequest::parse(body, unknown).map(|r| CheckedBody::Chat(r.into())),
-        Endpoint::Completions => {
-            CompletionRequest::parse(body, unknown).map(|r| CheckedBody::Completion(r.into()))
+    if let (Some(scan), Some(model)) = (&scanned, &model) {
+        match model.transports() {
+            Transports::Http => return proxy::handle(app, asked, scan, model).await,
+            // Boxed: what other requests carry along stays small.
+            Transports::Both => return Box::pin(mixed::handle(app, asked, scan, model)).await,
+            Transports::Plane => {}
         }
-    };
-    match parsed {
+    }
+    match CheckedBody::parse(app, asked.endpoint, body) {
         // Boxed: what forwarded requests carry along stays small.
         Ok(parsed) => Box::pin(run(app, &asked, parsed, model)).await,
         Err(error) => Err(unparsed(
@@ -203,7 +202,8 @@ async fn run(
     Ok(reply::json(StatusCode::OK, answer.collect().await?))
 }
 
-async fn prepare(
+/// Makes what token workers get of a checked body.
+pub(super) async fn prepare(
     app: &App,
     asked: &ClientRequest,
     parsed: CheckedBody,
@@ -251,16 +251,23 @@ async fn prepare(
 
 /// Hands every choice to a worker; if one cannot be, the others are given up.
 async fn start_lanes(app: &App, job: &Job) -> Result<Vec<lane::Lane>, ApiError> {
-    let mut lanes = Vec::new();
-    for index in 0..job.choices() {
-        let id = if index == 0 {
-            job.id
-        } else {
-            app.observer().new_request_id()
-        };
+    let prompt = job.prompt_of(0).ok_or_else(ApiError::internal)?;
+    let first = lane::start(app, job, job.id, prompt).await?;
+    further_lanes(app, job, first).await
+}
+
+/// Hands the choices after the first to workers.
+pub(super) async fn further_lanes(
+    app: &App,
+    job: &Job,
+    first: lane::Lane,
+) -> Result<Vec<lane::Lane>, ApiError> {
+    let mut lanes = vec![first];
+    for index in 1..job.choices() {
         let Some(prompt) = job.prompt_of(index) else {
             break;
         };
+        let id = app.observer().new_request_id();
         lanes.push(lane::start(app, job, id, prompt).await?);
     }
     Ok(lanes)
@@ -288,6 +295,17 @@ async fn tokenize(
 }
 
 impl CheckedBody {
+    /// Reads and checks a body, as token workers need it.
+    pub(super) fn parse(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<Self, ApiError> {
+        let unknown = app.options().unknown_fields;
+        match endpoint {
+            Endpoint::Chat => ChatRequest::parse(body, unknown).map(|r| Self::Chat(r.into())),
+            Endpoint::Completions => {
+                CompletionRequest::parse(body, unknown).map(|r| Self::Completion(r.into()))
+            }
+        }
+    }
+
     /// How to draw, stop and deliver.
     fn options(&self) -> &Options {
         match self {

@@ -22,13 +22,30 @@ use crate::proxy::relay::{Form, Source};
 const NOT_SENT_AGAIN: &str = "The worker failed before it answered. It may have run the request, so it was not sent to another worker";
 
 /// An attempt at an engine behind HTTP.
-struct HttpAttempt<'a> {
+pub(crate) struct HttpAttempt<'a> {
     forward: &'a Forward,
     /// Tokens of the prompt.
     tokens: u32,
     record: &'a mut RequestRecord,
     /// The last answer that said that its engine is not available, and who gave it. It is the answer if no other engine gives one.
     unavailable: Option<Box<(EngineAnswer, WorkerRank)>>,
+}
+
+impl<'a> HttpAttempt<'a> {
+    /// For a prompt of so many tokens.
+    pub(crate) fn new(forward: &'a Forward, tokens: u32, record: &'a mut RequestRecord) -> Self {
+        Self {
+            forward,
+            tokens,
+            record,
+            unavailable: None,
+        }
+    }
+
+    /// The last answer that said that its engine is not available, and who gave it.
+    pub(crate) fn into_unavailable(self) -> Option<(EngineAnswer, WorkerRank)> {
+        self.unavailable.map(|answer| *answer)
+    }
 }
 
 impl OpenAttempt for HttpAttempt<'_> {
@@ -61,15 +78,11 @@ impl OpenAttempt for HttpAttempt<'_> {
 
 impl PreparedRequest {
     /// Sends the request to one worker after another until one answers, and passes the answer on.
-    pub(super) async fn run(mut self: Box<Self>) -> Result<Reply, ApiError> {
+    pub(crate) async fn run(mut self: Box<Self>) -> Result<Reply, ApiError> {
         let forward = &self.forward;
         let mut attempts = Attempts::new(attempts::limits(&forward.app), forward.is_idempotent());
-        let mut opener = HttpAttempt {
-            forward,
-            tokens: self.arrival.isl_tokens,
-            record: &mut self.record,
-            unavailable: None,
-        };
+        let tokens = self.arrival.isl_tokens;
+        let mut opener = HttpAttempt::new(forward, tokens, &mut self.record);
         let unplaced = UnplacedRequest {
             app: &forward.app,
             model: &forward.model,
@@ -78,8 +91,7 @@ impl PreparedRequest {
             migration: None,
         };
         let found = attempts::run(unplaced, &mut attempts, &mut opener).await;
-        let unavailable = opener.unavailable.map(|answer| *answer);
-        let (answer, target, booking) = match (found, unavailable) {
+        let (answer, target, booking) = match (found, opener.into_unavailable()) {
             (Ok((booking, answer)), _) => (answer, booking.target(), Some(booking)),
             (Err(_), Some((answer, target))) => (answer, target, None),
             (Err(error), None) => return Err(self.record.fail(error)),

@@ -7,6 +7,7 @@ use kvasir_openai::Endpoint;
 use crate::observe::outcomes::RequestIdentity;
 
 /// A request whose body has been read.
+#[derive(Clone)]
 pub(crate) struct ClientRequest {
     /// What it is called, and when it came.
     pub(crate) arrived: RequestIdentity,

@@ -61,12 +61,7 @@ pub(crate) async fn start(
     id: RequestId,
     prompt: &Arc<[Token]>,
 ) -> Result<Lane, ApiError> {
-    let attempt = TokenAttempt {
-        app,
-        job,
-        tokens: Arc::clone(prompt),
-        sampling: job.sampling(prompt.len()),
-    };
+    let attempt = TokenAttempt::new(app, job, prompt);
     let attempts = Attempts::new(attempts::limits(app), true);
     attempt.run(id, attempts, None).await
 }
@@ -93,7 +88,7 @@ pub(crate) async fn resume(app: &App, job: &Job, broken: BrokenAnswer) -> Result
 }
 
 /// An attempt at a token worker.
-struct TokenAttempt<'a> {
+pub(crate) struct TokenAttempt<'a> {
     app: &'a App,
     job: &'a Job,
     /// The prompt, and what has been answered of it.
@@ -101,7 +96,21 @@ struct TokenAttempt<'a> {
     sampling: Sampling,
 }
 
-impl TokenAttempt<'_> {
+impl<'a> TokenAttempt<'a> {
+    fn new(app: &'a App, job: &'a Job, prompt: &Arc<[Token]>) -> Self {
+        Self {
+            app,
+            job,
+            tokens: Arc::clone(prompt),
+            sampling: job.sampling(prompt.len()),
+        }
+    }
+
+    /// For the first choice; none if there is no prompt.
+    pub(crate) fn first(app: &'a App, job: &'a Job) -> Option<Self> {
+        Some(Self::new(app, job, job.prompt_of(0)?))
+    }
+
     async fn run(
         mut self,
         id: RequestId,
@@ -127,7 +136,7 @@ impl TokenAttempt<'_> {
 }
 
 /// A worker's stream, its first item, and when the request was handed over.
-type TokenAnswer = (TokenStream, TokenItem, Time);
+pub(crate) type TokenAnswer = (TokenStream, TokenItem, Time);
 
 impl OpenAttempt for TokenAttempt<'_> {
     type Answer = TokenAnswer;
@@ -186,6 +195,18 @@ pub(crate) async fn query(
         .await
         .map_err(|error| route_error::answer(app.options().overload_status, &error))?;
     Ok(booking.target())
+}
+
+/// The first choice of a job, which a worker has begun to answer.
+pub(crate) fn first(
+    app: &App,
+    job: &Job,
+    booking: Booking,
+    answer: TokenAnswer,
+    attempts: Attempts,
+) -> Lane {
+    let tokens = job.prompt_of(0).map_or(0, |prompt| prompt.len());
+    lane(app, &job.model, booking, answer, tokens, attempts)
 }
 
 fn lane(

@@ -22,6 +22,7 @@ mod limits;
 mod membership;
 mod metrics;
 mod migration;
+mod mixed;
 mod overload;
 mod passed;
 mod ranks;

@@ -130,7 +130,12 @@ impl Rig {
         }
         let metrics = Metrics::new(&MetricOptions::default()).unwrap();
         let app = App::new(setup.options, metrics, Clock::new(), Tasks::new());
-        let routers = RouterSetup::new(setup.router, IndexOptions::default());
+        let ttl = setup.router.router_predicted_ttl_secs;
+        let index = IndexOptions {
+            predicted_ttl: ttl.map(Duration::from_secs_f64),
+            ..IndexOptions::default()
+        };
+        let routers = RouterSetup::new(setup.router, index);
         let fleet = Fleet::new(app.fleet_context(), routers);
         let fleet = change(fleet);
         fleet.start();
