@@ -35,5 +35,5 @@ pub use error::{LoadError, TextError};
 pub use folders::{FolderError, ModelFolders};
 pub use model::{DEFAULT_CACHE_BYTES, GenerationDefaults, TextModel};
 pub use prefix::CacheStats;
-pub use template::{ChatTemplate, Rendered};
+pub use template::{ChatTemplate, RenderedPrompt};
 pub use tokenizer::{EncoderStatus, Tokenizer};

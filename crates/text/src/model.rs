@@ -12,7 +12,7 @@ use crate::cuts::CutRules;
 use crate::error::{LoadError, TextError};
 use crate::load::Files;
 use crate::prefix::{CacheStats, PrefixCache};
-use crate::template::{ChatTemplate, Rendered};
+use crate::template::{ChatTemplate, RenderedPrompt};
 use crate::tokenizer::Tokenizer;
 
 /// Bytes of text that a token stands for, about; sizes buffers.
@@ -159,7 +159,7 @@ impl TextModel {
     ///
     /// # Errors
     /// Those of [`TextModel::render`].
-    pub fn rendered(&self, input: &ChatInput<'_>) -> Result<Rendered, TextError> {
+    pub fn rendered(&self, input: &ChatInput<'_>) -> Result<RenderedPrompt, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
         template.rendered(input)
     }
@@ -168,7 +168,7 @@ impl TextModel {
     ///
     /// # Errors
     /// The tokenizer's own failure.
-    pub fn encode_rendered(&self, rendered: &Rendered) -> Result<Vec<Token>, TextError> {
+    pub fn encode_rendered(&self, rendered: &RenderedPrompt) -> Result<Vec<Token>, TextError> {
         self.encode_at(&rendered.text, &rendered.begins, false)
     }
 

@@ -7,9 +7,9 @@
 //! Invariants: a template is compiled once; rendering reads no clock and no file; what a template raises for the
 //! client is told apart from its own failures.
 
-mod opaque;
 mod python;
-mod stand_in;
+mod shapes;
+mod text_use;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
@@ -19,9 +19,9 @@ use crate::chat::{ChatInput, ContentStyle, Dialect, bad, messages, tools};
 use crate::error::{LoadError, TextError};
 use crate::pyvalue::{self, JsonStyle};
 use crate::strftime;
-use opaque::Demands;
-pub use stand_in::Rendered;
-use stand_in::StandIns;
+pub use shapes::RenderedPrompt;
+use shapes::ShapeCache;
+use text_use::TextRequirements;
 
 /// The name under which templates for requests with tools are kept.
 const TOOL_USE: &str = "tool_use";
@@ -37,7 +37,7 @@ pub struct ChatTemplate {
     style: ContentStyle,
     specials: Vec<(String, Value)>,
     /// For templates that do not look inside texts.
-    stand_ins: Option<StandIns>,
+    shapes: Option<ShapeCache>,
 }
 
 impl std::fmt::Debug for ChatTemplate {
@@ -49,7 +49,7 @@ impl std::fmt::Debug for ChatTemplate {
 /// What a template said with `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Raised(String);
+struct TemplateException(String);
 
 impl ChatTemplate {
     /// Compiles the templates of a model, by name; `specials` are its special tokens (`bos_token`, …).
@@ -61,10 +61,11 @@ impl ChatTemplate {
         specials: Vec<(String, String)>,
     ) -> Result<Self, LoadError> {
         let mut environment = environment();
-        let mut demands = Some(Demands::default());
+        let mut requirements = Some(TextRequirements::default());
         for (name, source) in templates {
             let source = without_generation_marks(&source);
-            demands = demands.and_then(|all| Some(all.and(opaque::demands(&source, syntax())?)));
+            requirements = requirements
+                .and_then(|all| Some(all.and(text_use::requirements(&source, syntax())?)));
             environment
                 .add_template_owned(name.clone(), source)
                 .map_err(|e| LoadError::Parse {
@@ -80,7 +81,7 @@ impl ChatTemplate {
             environment,
             style: ContentStyle::Text,
             specials,
-            stand_ins: demands.map(StandIns::new),
+            shapes: requirements.map(ShapeCache::new),
         };
         template.style = template.detect_style();
         Ok(template)
@@ -95,15 +96,15 @@ impl ChatTemplate {
     }
 
     /// As [`ChatTemplate::render`], with where texts begin.
-    pub(crate) fn rendered(&self, input: &ChatInput<'_>) -> Result<Rendered, TextError> {
+    pub(crate) fn rendered(&self, input: &ChatInput<'_>) -> Result<RenderedPrompt, TextError> {
         let style = match (self.style, input.dialect) {
             (ContentStyle::Parts, Dialect::Vllm) => ContentStyle::PartsOnly,
             (style, _) => style,
         };
         let render = |messages: &str| self.render_messages(messages, style, input);
-        match &self.stand_ins {
-            Some(stand_ins) if style != ContentStyle::PartsOnly => stand_ins.render(input, render),
-            _ => render(input.messages).map(Rendered::from),
+        match &self.shapes {
+            Some(shapes) if style != ContentStyle::PartsOnly => shapes.render(input, render),
+            _ => render(input.messages).map(RenderedPrompt::from),
         }
     }
 
@@ -224,7 +225,8 @@ fn environment() -> Environment<'static> {
     env.add_function(
         "raise_exception",
         |message: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(message)))
+            Err(Error::new(ErrorKind::InvalidOperation, "raised")
+                .with_source(TemplateException(message)))
         },
     );
     env
@@ -294,7 +296,7 @@ fn without_generation_marks(source: &str) -> String {
 fn failure(error: &Error) -> TextError {
     let mut source = std::error::Error::source(error);
     while let Some(inner) = source {
-        if let Some(Raised(message)) = inner.downcast_ref() {
+        if let Some(TemplateException(message)) = inner.downcast_ref() {
             return TextError::Refused(message.clone());
         }
         source = inner.source();

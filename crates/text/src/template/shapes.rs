@@ -1,13 +1,13 @@
-//! Prompts put together without running the template.
+//! Prompts from known shapes, without running the template.
 //!
 //! Answers one question: what does a template print for a conversation, if it printed another before that differs
-//! only in the texts of its messages? For templates that pass texts on without looking inside (`opaque`), a
+//! only in the texts of its messages? For templates that pass texts on without looking inside (`text_use`), a
 //! conversation is run once with a mark in place of each text; what comes out around the marks is kept, and later
 //! conversations of that shape are that and their own texts.
 //!
 //! Invariants: what is put together is what the template prints: a shape is kept only after it has been compared with
 //! the real prompt of the conversation it was learnt from, one use in ten thousand is compared again, and the first
-//! difference ends the practice; memory stays under [`SHAPES_BYTES_MAX`]; no lock is held while rendering.
+//! difference disables it for that model; memory stays under [`SHAPES_BYTES_MAX`]; no lock is held while rendering.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::opaque::Demands;
+use super::text_use::TextRequirements;
 use crate::chat::ChatInput;
 use crate::error::TextError;
 
@@ -44,13 +44,13 @@ pub(super) fn is_mark(c: char) -> bool {
 
 /// A prompt that a template printed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rendered {
+pub struct RenderedPrompt {
     pub(crate) text: String,
     /// Where in it texts of messages begin, as far as that is known: what lies before is likely to come again.
     pub(crate) begins: Vec<usize>,
 }
 
-impl From<String> for Rendered {
+impl From<String> for RenderedPrompt {
     fn from(text: String) -> Self {
         Self {
             text,
@@ -60,12 +60,12 @@ impl From<String> for Rendered {
 }
 
 /// The shapes of one model's conversations.
-pub(super) struct StandIns {
-    demands: Demands,
+pub(super) struct ShapeCache {
+    requirements: TextRequirements,
     shapes: RwLock<Shapes>,
     seen: Box<[AtomicU64]>,
     uses: AtomicU64,
-    distrusted: AtomicBool,
+    disabled: AtomicBool,
 }
 
 #[derive(Default)]
@@ -85,13 +85,13 @@ struct Shape {
 }
 
 /// A conversation, its texts apart from the rest.
-struct Parted<'a> {
+struct ConversationParts<'a> {
     key: Vec<u8>,
     /// The messages that have a text, with what takes its place: a mark, or the text itself.
     texts: Vec<Text<'a>>,
 }
 
-/// A text as it stands in the messages. Where the template demands nothing of it, it is decoded when a prompt is
+/// A text as it stands in the messages. Where the template requirements nothing of it, it is decoded when a prompt is
 /// made of it and not before: a conversation whose shape is new then costs little more than rendering it.
 struct Text<'a> {
     span: Range<usize>,
@@ -102,15 +102,15 @@ struct Text<'a> {
     marked: bool,
 }
 
-impl StandIns {
+impl ShapeCache {
     /// For a template that asks this of texts.
-    pub(super) fn new(demands: Demands) -> Self {
+    pub(super) fn new(requirements: TextRequirements) -> Self {
         Self {
-            demands,
+            requirements,
             shapes: RwLock::default(),
             seen: (0..SEEN).map(|_| AtomicU64::new(0)).collect(),
             uses: AtomicU64::new(0),
-            distrusted: AtomicBool::new(false),
+            disabled: AtomicBool::new(false),
         }
     }
 
@@ -119,29 +119,33 @@ impl StandIns {
         &self,
         input: &ChatInput<'_>,
         render: impl Fn(&str) -> Result<String, TextError>,
-    ) -> Result<Rendered, TextError> {
-        let parted = match input.contents {
-            Some(spans) if !self.distrusted.load(Ordering::Relaxed) => self.part(input, spans),
+    ) -> Result<RenderedPrompt, TextError> {
+        let parts = match input.contents {
+            Some(spans) if !self.disabled.load(Ordering::Relaxed) => self.split(input, spans),
             _ => None,
         };
-        let Some(parted) = parted else {
-            return render(input.messages).map(Rendered::from);
+        let Some(parts) = parts else {
+            return render(input.messages).map(RenderedPrompt::from);
         };
-        let hash = xxh3_64(&parted.key);
-        if let Some(shape) = self.find(hash, &parted.key) {
-            return self.use_shape(&shape, &parted, || render(input.messages));
+        let hash = xxh3_64(&parts.key);
+        if let Some(shape) = self.find(hash, &parts.key) {
+            return self.use_shape(&shape, &parts, || render(input.messages));
         }
         let prompt = render(input.messages)?;
         let slot = self.seen.get(hash as usize % SEEN);
         let known = slot.is_some_and(|slot| slot.swap(hash, Ordering::Relaxed) == hash);
-        if known && !mentions_marks(&parted.key) {
-            self.learn(hash, parted, input.messages, &prompt, render);
+        if known && !mentions_marks(&parts.key) {
+            self.learn(hash, parts, input.messages, &prompt, render);
         }
         Ok(prompt.into())
     }
 
     /// Takes the texts out of a conversation; `None` if it is to be rendered.
-    fn part<'a>(&self, input: &ChatInput<'a>, spans: &[Range<usize>]) -> Option<Parted<'a>> {
+    fn split<'a>(
+        &self,
+        input: &ChatInput<'a>,
+        spans: &[Range<usize>],
+    ) -> Option<ConversationParts<'a>> {
         if input.continue_final_message {
             return None;
         }
@@ -150,7 +154,7 @@ impl StandIns {
         let mut key = Vec::with_capacity(256);
         key.push(input.dialect as u8);
         key.push(u8::from(input.add_generation_prompt));
-        if self.demands.time {
+        if self.requirements.time {
             key.extend_from_slice(&input.now_unix.to_le_bytes());
         }
         let rest = [
@@ -167,7 +171,7 @@ impl StandIns {
         let mut done = 0;
         for span in spans {
             let quoted = messages.get(span.start.checked_sub(1)?..span.end + 1)?;
-            let decoded = match self.demands.look_inside() {
+            let decoded = match self.requirements.need_the_text() {
                 true => Some(decode(quoted)?),
                 false => None,
             };
@@ -187,14 +191,14 @@ impl StandIns {
             });
         }
         key.extend_from_slice(messages.get(done..)?.as_bytes());
-        (key.len() <= KEY_BYTES_MAX).then_some(Parted { key, texts })
+        (key.len() <= KEY_BYTES_MAX).then_some(ConversationParts { key, texts })
     }
 
-    /// Whether a text is as the template demands.
+    /// Whether a text is as the template requirements.
     fn meets(&self, text: &str) -> bool {
-        let Demands {
+        let TextRequirements {
             trimmed, without, ..
-        } = &self.demands;
+        } = &self.requirements;
         let blank = char::is_whitespace;
         let untrimmed = *trimmed && (text.starts_with(blank) || text.ends_with(blank));
         let mut words = without.iter();
@@ -210,11 +214,11 @@ impl StandIns {
     fn use_shape(
         &self,
         shape: &Shape,
-        parted: &Parted<'_>,
+        parts: &ConversationParts<'_>,
         render: impl FnOnce() -> Result<String, TextError>,
-    ) -> Result<Rendered, TextError> {
-        let Some(prompt) = shape.fill(&parted.texts) else {
-            return render().map(Rendered::from);
+    ) -> Result<RenderedPrompt, TextError> {
+        let Some(prompt) = shape.fill(&parts.texts) else {
+            return render().map(RenderedPrompt::from);
         };
         let number = self.uses.fetch_add(1, Ordering::Relaxed);
         if number % CHECK_EVERY != CHECK_EVERY - 1 {
@@ -228,7 +232,7 @@ impl StandIns {
     fn compare(&self, prompt: &str, wanted: &str) -> bool {
         let same = prompt == wanted;
         if !same {
-            self.distrusted.store(true, Ordering::Relaxed);
+            self.disabled.store(true, Ordering::Relaxed);
         }
         same
     }
@@ -236,18 +240,18 @@ impl StandIns {
     fn learn(
         &self,
         hash: u64,
-        parted: Parted<'_>,
+        parts: ConversationParts<'_>,
         messages: &str,
         prompt: &str,
         render: impl Fn(&str) -> Result<String, TextError>,
     ) {
-        let Ok(printed) = render(&with_marks(messages, &parted.texts)) else {
+        let Ok(printed) = render(&with_marks(messages, &parts.texts)) else {
             return;
         };
-        let Some(shape) = Shape::read(parted.key, &printed) else {
+        let Some(shape) = Shape::read(parts.key, &printed) else {
             return;
         };
-        let Some(filled) = shape.fill(&parted.texts) else {
+        let Some(filled) = shape.fill(&parts.texts) else {
             return;
         };
         if self.compare(&filled.text, prompt) {
@@ -296,7 +300,7 @@ impl Shape {
     }
 
     /// What is printed, with these texts; `None` if one is no JSON string.
-    fn fill(&self, texts: &[Text<'_>]) -> Option<Rendered> {
+    fn fill(&self, texts: &[Text<'_>]) -> Option<RenderedPrompt> {
         let decoded = texts.iter().map(|text| match &text.decoded {
             Some(text) => Some(Cow::Borrowed(&**text)),
             None => decode(text.quoted),
@@ -318,7 +322,7 @@ impl Shape {
             done = *at;
         }
         prompt.push_str(self.printed.get(done..).unwrap_or_default());
-        Some(Rendered {
+        Some(RenderedPrompt {
             text: prompt,
             begins,
         })

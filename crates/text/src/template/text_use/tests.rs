@@ -5,9 +5,9 @@ use expect_test::{Expect, expect};
 use super::*;
 
 fn check(source: &str, expected: &Expect) {
-    let said = match demands(source, super::super::syntax()) {
+    let said = match requirements(source, super::super::syntax()) {
         None => "looks inside".to_owned(),
-        Some(Demands {
+        Some(TextRequirements {
             trimmed,
             without,
             time,

@@ -6,7 +6,7 @@
 //! Texts may be printed, joined, trimmed, asked whether they are there, and searched for fixed words; whatever
 //! else is done to one makes the template one that looks inside.
 //!
-//! Invariant: if [`demands`] gives an answer, two conversations that differ only in texts that meet the demands
+//! Invariant: if [`requirements`] gives an answer, two conversations that differ only in texts that meet the requirements
 //! take the same way through the template. Variables are judged by name over the whole template, so a value
 //! counts as tainted wherever it might be.
 
@@ -25,7 +25,7 @@ const ROUNDS_MAX: usize = 16;
 
 /// What a text must be like to stand in for another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Demands {
+pub(super) struct TextRequirements {
     /// No white space at its ends.
     pub(super) trimmed: bool,
     /// Words that it must not contain.
@@ -34,9 +34,9 @@ pub(super) struct Demands {
     pub(super) time: bool,
 }
 
-impl Demands {
+impl TextRequirements {
     /// Whether a text must be read to know whether it meets them.
-    pub(super) fn look_inside(&self) -> bool {
+    pub(super) fn need_the_text(&self) -> bool {
         self.trimmed || !self.without.is_empty()
     }
 
@@ -74,7 +74,7 @@ struct Inside;
 type Judged<T> = Result<T, Inside>;
 
 /// What the template called `source` asks of texts; `None` if it looks inside them.
-pub(super) fn demands(source: &str, syntax: SyntaxConfig) -> Option<Demands> {
+pub(super) fn requirements(source: &str, syntax: SyntaxConfig) -> Option<TextRequirements> {
     let tree = parse(source, "template", syntax).ok()?;
     let mut judge = Judge::default();
     judge.known.insert("messages".to_owned(), Taint::Messages);
@@ -82,7 +82,7 @@ pub(super) fn demands(source: &str, syntax: SyntaxConfig) -> Option<Demands> {
         judge.changed = false;
         judge.statement(&tree).ok()?;
         if !judge.changed {
-            return Some(judge.demands);
+            return Some(judge.requirements);
         }
     }
     None
@@ -94,7 +94,7 @@ struct Judge {
     known: HashMap<String, Taint>,
     /// The parameters of each macro, and whether it prints texts.
     macros: HashMap<String, (Vec<String>, Taint)>,
-    demands: Demands,
+    requirements: TextRequirements,
     changed: bool,
 }
 
@@ -408,11 +408,11 @@ impl Judge {
     /// Texts must not contain `word`.
     fn forbid(&mut self, word: Option<&Value>) -> Judged<()> {
         let word = word.and_then(Value::as_str).ok_or(Inside)?;
-        if word.is_empty() || word.contains(super::stand_in::is_mark) {
+        if word.is_empty() || word.contains(super::shapes::is_mark) {
             return Err(Inside);
         }
-        if !self.demands.without.iter().any(|known| known == word) {
-            self.demands.without.push(word.to_owned());
+        if !self.requirements.without.iter().any(|known| known == word) {
+            self.requirements.without.push(word.to_owned());
         }
         Ok(())
     }
@@ -427,7 +427,7 @@ impl Judge {
         match (filter.name, self.value(expr)?) {
             (_, Clean) => Ok(Clean),
             ("trim", text @ (Content | Joined)) if plain => {
-                self.demands.trimmed = true;
+                self.requirements.trimmed = true;
                 Ok(text)
             }
             ("string", text @ (Content | Joined)) if plain => Ok(text),
@@ -465,7 +465,7 @@ impl Judge {
                 Ok(Taint::Clean)
             }
             CallType::Function(name @ ("range" | "strftime_now" | "namespace" | "dict")) => {
-                self.demands.time |= name == "strftime_now";
+                self.requirements.time |= name == "strftime_now";
                 self.clean_args(&call.args).map(|()| Taint::Clean)
             }
             CallType::Method(on, name) => self.method(on, name, &call.args),
@@ -504,7 +504,7 @@ impl Judge {
                 if !args.is_empty() && !set.is_some_and(blank) {
                     return Err(Inside);
                 }
-                self.demands.trimmed = true;
+                self.requirements.trimmed = true;
                 Ok(text)
             }
             ("startswith" | "endswith", Content) if args.len() == 1 => {

@@ -24,7 +24,7 @@ const SOURCES: [&str; 5] = [
 
 fn template(source: &str) -> ChatTemplate {
     let template = ChatTemplate::new(vec![("default".into(), source.into())], Vec::new()).unwrap();
-    assert!(template.stand_ins.is_some(), "{source}");
+    assert!(template.shapes.is_some(), "{source}");
     template
 }
 
@@ -87,14 +87,14 @@ proptest! {
             let put_together = template.render(&ChatInput { contents: Some(&spans), ..input });
             prop_assert_eq!(put_together, template.render(&input), "{}", messages);
         }
-        let stand_ins = template.stand_ins.as_ref().unwrap();
-        prop_assert!(!stand_ins.distrusted.load(Ordering::Relaxed));
+        let shapes = template.shapes.as_ref().unwrap();
+        prop_assert!(!shapes.disabled.load(Ordering::Relaxed));
     }
 }
 
 fn uses(template: &ChatTemplate) -> u64 {
-    let stand_ins = template.stand_ins.as_ref().unwrap();
-    stand_ins.uses.load(Ordering::Relaxed)
+    let shapes = template.shapes.as_ref().unwrap();
+    shapes.uses.load(Ordering::Relaxed)
 }
 
 fn render(template: &ChatTemplate, messages: &str) -> String {
@@ -129,13 +129,13 @@ fn a_shape_is_learnt_at_its_second_conversation() {
 #[test]
 fn the_first_difference_ends_it() {
     let mut template = template(SOURCES[1]);
-    template.stand_ins = Some(StandIns::new(Demands::default()));
+    template.shapes = Some(ShapeCache::new(TextRequirements::default()));
     for _ in 0..4 {
         let prompt = render(&template, r#"[{"role":"user","content":" a "}]"#);
         assert_eq!(prompt, "<|start|>user\na<|end|>None");
     }
-    let stand_ins = template.stand_ins.as_ref().unwrap();
-    assert!(stand_ins.distrusted.load(Ordering::Relaxed));
+    let shapes = template.shapes.as_ref().unwrap();
+    assert!(shapes.disabled.load(Ordering::Relaxed));
     assert_eq!(uses(&template), 0);
 }
 
