@@ -18,7 +18,7 @@ pub enum RecoveryCause {
     Reconnect,
     /// A routine comparison.
     Verify,
-    /// Somebody found the picture wrong.
+    /// The cache view was found wrong.
     Resync,
 }
 

@@ -1,4 +1,4 @@
-//! How a source's events are taken in, and how a wrong picture is repaired.
+//! How a source's events are taken in, and how a wrong cache view is repaired.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ impl StreamOptions {
     }
 }
 
-/// How thoroughly to repair a wrong picture.
+/// How thoroughly to repair a wrong cache view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resync {
     /// Ask whether anything came after the last message that we know.

@@ -112,7 +112,7 @@ impl RouterEventSequencer {
         }
     }
 
-    /// There is no replay: a picture that is wrong is forgotten, one that may be incomplete stays.
+    /// There is no replay: a cache view that is wrong is forgotten, one that may be incomplete stays.
     pub(crate) fn resync<C: Cache>(&mut self, resync: Resync, io: &mut Io<'_, C>) {
         if matches!(resync, Resync::Replay | Resync::Forget) {
             self.leave(io.cache);

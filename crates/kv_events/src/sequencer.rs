@@ -153,7 +153,7 @@ impl Sequencer {
         }
     }
 
-    /// Somebody found the picture wrong.
+    /// The cache view was found wrong.
     pub fn resync<C: Cache>(
         &mut self,
         now: Time,

@@ -9,7 +9,7 @@ use super::StreamState;
 /// What is asked of a stream.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// Repair the picture.
+    /// Repair the cache view.
     Resync(Resync),
     /// End without forgetting anything, and give what a later stream needs to go on.
     Freeze(oneshot::Sender<Option<StreamCheckpoint>>),
@@ -35,7 +35,7 @@ pub struct EventStreamHandle {
 }
 
 impl EventStreamHandle {
-    /// Has a wrong picture repaired.
+    /// Has a wrong cache view repaired.
     pub fn resync(&self, how: Resync) {
         let _ = self.commands.try_send(Command::Resync(how));
     }
@@ -51,7 +51,7 @@ impl EventStreamHandle {
         part(&self.snapshot.borrow())
     }
 
-    /// Ends the stream and leaves its ranks in the cache. `None` if it has ended before, or if its picture is
+    /// Ends the stream and leaves its ranks in the cache. `None` if it has ended before, or if its cache view is
     /// not worth saving.
     pub async fn freeze(&self) -> Option<StreamCheckpoint> {
         let (done, checkpoint) = oneshot::channel();
@@ -59,7 +59,7 @@ impl EventStreamHandle {
         checkpoint.await.ok()?
     }
 
-    /// Pauses the stream for as long as the [`PauseGuard`] is kept, even if its picture is not worth saving. `None`
+    /// Pauses the stream for as long as the [`PauseGuard`] is kept, even if its cache view is not worth saving. `None`
     /// if it has ended before.
     pub async fn pause(&self) -> Option<(Option<StreamCheckpoint>, PauseGuard)> {
         let (done, paused) = oneshot::channel();

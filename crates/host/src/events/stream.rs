@@ -100,7 +100,7 @@ impl EventStream {
         }
     }
 
-    /// Has a wrong picture repaired.
+    /// Has a wrong cache view repaired.
     pub fn resync(&self, how: Resync) {
         self.handle.resync(how);
     }

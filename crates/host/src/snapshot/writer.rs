@@ -1,7 +1,7 @@
 //! Writing the index to a file while it is in use, and at the end.
 //!
 //! Answers one question: what would the next process have to know if this one ended now? What always holds: a cursor and
-//! the index beside it are of one moment, because streams stand still while the index is copied, all at once, those
+//! the index beside it are of one moment, because streams are paused while the index is copied, all at once, those
 //! that are not worth keeping as well: no longer than that takes and the slowest of them to come to rest.
 //! Lookups wait for nothing of it, other writers for a few thousand blocks at a time. If the index changes all the same
 //! it is not written this time; only at the end it is then copied in one go. The file is whole or not there; it is
@@ -30,8 +30,8 @@ use crate::models::Routers;
 use crate::router_host::RouterHost;
 use crate::view::CacheView;
 
-/// Streams have this long to stand still, all of them together: those that do wait for the others.
-const STILL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Streams have this long to pause, all of them together: those that have paused wait for the others.
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Streams have this long to end.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// After a write of some length nothing is written for so many times as long: a large index costs a small share of a
@@ -206,10 +206,10 @@ impl SnapshotWriter {
     ) -> Result<Option<RouterSnapshot>, WriteError> {
         let mut streams = self.loaded.waiting(host.name());
         let mut pauses = Vec::new();
-        for (view, still) in all_still(host.views().all(), then).await {
+        for (view, paused) in pause_all(host.views().all(), then).await {
             let (rank, trust) = (view.rank(), view.record());
-            pauses.extend(still.pause);
-            match still.kept {
+            pauses.extend(paused.pause);
+            match paused.kept {
                 Some(kept) => {
                     streams.insert(rank, StreamSnapshot { rank, trust, kept });
                 }
@@ -235,7 +235,7 @@ impl SnapshotWriter {
     }
 }
 
-/// Copies an index whose streams stand still. While it is in use nobody waits for all of it: if others change it all the
+/// Copies an index whose streams are paused. While it is in use nobody waits for all of it: if others change it all the
 /// time it is left for later.
 fn copy(index: &Index, then: Then, give_way: impl FnMut()) -> Result<Vec<u8>, SnapshotError> {
     match then {
@@ -244,40 +244,40 @@ fn copy(index: &Index, then: Then, give_way: impl FnMut()) -> Result<Vec<u8>, Sn
     }
 }
 
-/// A stream that was asked to stand still.
+/// A stream that was asked to pause.
 #[derive(Debug, Default)]
-struct Still {
+struct PausedStream {
     /// What a later one needs to go on, if it is worth keeping.
     kept: Option<StreamCheckpoint>,
-    /// It goes on when this is dropped; `None` if it has ended, or did not stand still in time.
+    /// It goes on when this is dropped; `None` if it has ended, or did not pause in time.
     pause: Option<PauseGuard>,
 }
 
-/// Lets all streams stand still at once. Those that do not in time go on.
-async fn all_still(views: Vec<Arc<CacheView>>, then: Then) -> Vec<(Arc<CacheView>, Still)> {
+/// Pauses all streams at once. Those that do not in time go on.
+async fn pause_all(views: Vec<Arc<CacheView>>, then: Then) -> Vec<(Arc<CacheView>, PausedStream)> {
     let timeout = match then {
-        Then::Continue => STILL_TIMEOUT,
+        Then::Continue => PAUSE_TIMEOUT,
         Then::End => END_TIMEOUT,
     };
     let deadline = Instant::now() + timeout;
     let mut asked = JoinSet::new();
     for view in views {
         asked.spawn(async move {
-            let still = tokio::time::timeout_at(deadline, still(&view, then)).await;
-            (view, still.unwrap_or_default())
+            let paused = tokio::time::timeout_at(deadline, pause(&view, then)).await;
+            (view, paused.unwrap_or_default())
         });
     }
     asked.join_all().await
 }
 
-async fn still(view: &CacheView, then: Then) -> Still {
+async fn pause(view: &CacheView, then: Then) -> PausedStream {
     match then {
         Then::Continue => {
             let (kept, pause) = view.hold().await.unzip();
             let kept = kept.flatten();
-            Still { kept, pause }
+            PausedStream { kept, pause }
         }
-        Then::End => Still {
+        Then::End => PausedStream {
             kept: view.freeze().await,
             pause: None,
         },

@@ -179,7 +179,7 @@ fn in_a_hybrid_model_the_index_shows_an_upper_bound() {
             .collect();
         assert!(numbers[0] > numbers[1], "{line}");
     }
-    // Whoever judges the picture can know that: only such a model speaks of groups that do not count.
+    // Whoever judges the cache view can know that: only such a model speaks of groups that do not count.
     for (session, hybrid) in [("int-sha256-hybrid-swa", true), ("int-sha256", false)] {
         let mut listener = Listener::new(false);
         listener.input(SourceEvent::Connected);
@@ -255,7 +255,7 @@ fn depths(listener: &Listener, session: &str) -> Vec<u64> {
     prompts.map(|r| listener.depth(&prompt(r))).collect()
 }
 
-/// A subscriber that came late asks for the start and ends with the same picture as one that saw all.
+/// A subscriber that came late asks for the start and ends with the same cache view as one that saw all.
 #[test]
 fn a_late_subscriber_catches_up_from_the_recorded_replay() {
     for session in ["int-sha256", "bytes-sha256_cbor", "int-sha256-hybrid-swa"] {

@@ -103,7 +103,7 @@ fn path_moves(rng: &mut Rng, worker: &mut Worker, index: &Index) {
     }
 }
 
-/// The faults end and everything on its way arrives. Where the machine then says that its picture is exact,
+/// The faults end and everything on its way arrives. Where the machine then says that its cache view is exact,
 /// it is, provided that the engine announced all it did.
 fn calm(worker: &mut Worker, index: &Index, context: &str) -> u64 {
     worker.replay_up = true;
@@ -168,7 +168,7 @@ fn run(seed: u64) -> [u64; 3] {
         worker.say(frame);
         worker.settle(&index);
         worker.compare(&index, false, &context);
-        // An announced clear makes every picture exact again.
+        // An announced clear makes every cache view exact again.
         let frame = worker.engine.clear();
         worker.say(frame);
         for _ in 0..5 {

@@ -155,7 +155,7 @@ fn a_replay_that_no_longer_reaches_back_empties_the_rank() {
     assert!(worker.notices.contains(&short), "{:?}", worker.notices);
     assert!(!worker.sequencer.status().exact);
     worker.compare(&index, false, "only what the buffer tells");
-    // An announced clear makes the picture exact again.
+    // An announced clear makes the cache view exact again.
     let frame = worker.engine.clear();
     worker.input(&index, SourceEvent::Live(frame));
     steps(&mut worker, &index, 3);
@@ -225,7 +225,7 @@ fn a_silent_clear_is_mended_by_forgetting() {
     worker.compare(&index, true, "forgotten");
 }
 
-/// While a replay is collected to replace a rank, lookups see the old picture; then the new one.
+/// While a replay is collected to replace a rank, lookups see the old view; then the new one.
 #[test]
 fn a_resynchronisation_replaces_the_rank_at_its_end() {
     let (index, mut worker) = worker(100);
@@ -234,10 +234,10 @@ fn a_resynchronisation_replaces_the_rank_at_its_end() {
     while worker.answers.len() > 1 {
         let answer = worker.answers.pop_front().unwrap();
         worker.input(&index, answer);
-        worker.compare(&index, true, "still the old picture");
+        worker.compare(&index, true, "still the old view");
     }
     worker.settle(&index);
-    worker.compare(&index, true, "the new picture");
+    worker.compare(&index, true, "the new view");
     assert!(worker.sequencer.status().exact);
 }
 
@@ -513,7 +513,7 @@ fn what_was_learned_is_kept_with_the_picture() {
     index.find(&local_hashes(&tokens, BLOCK as usize, &scope), &mut matches);
     assert_eq!(matches.get(worker.rank).map(|m| m.device), Some(2));
 
-    // A picture with a hole is not worth keeping.
+    // A cache view with a hole is not worth keeping.
     let frame = worker.engine.publish(&[stored(
         &[EngineHash(9)],
         Some(EngineHash(8)),

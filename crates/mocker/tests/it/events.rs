@@ -260,7 +260,7 @@ async fn a_restarted_engine_is_noticed_and_relearned() {
 }
 
 /// Only the numbering begins again: the engine still holds what the listener then forgets, and the listener
-/// says that its picture is not exact... until the engine is known to be empty.
+/// says that its cache view is not exact... until the engine is known to be empty.
 #[tokio::test]
 async fn a_sequence_that_begins_again_empties_the_picture() {
     let mut setup = Setup::new(Dialect::Vllm24).await;
@@ -296,7 +296,7 @@ async fn a_replay_that_no_longer_reaches_back_is_named() {
     assert!(setup.noticed(|n| matches!(n, Notice::ReplayTooShort { .. })));
     assert!(!setup.stream.snapshot().status.exact);
     assert_eq!(setup.foretold(&prompt, None), 96);
-    // A clear that is told makes the picture exact again.
+    // A clear that is told makes the cache view exact again.
     assert!(setup.worker.clear_cache().await);
     setup.conversations(10, None).await;
     assert!(setup.stream.snapshot().status.exact);

@@ -28,13 +28,13 @@ fn rank(host: &RouterHost) -> (MemoryPublisher, EventStream, Arc<CacheView>) {
 
 /// Events of a stream that is not in the file are in the index all the same: it must not change while it is copied.
 #[tokio::test]
-async fn a_stream_that_is_not_worth_keeping_stands_still_too() {
+async fn a_stream_that_is_not_worth_keeping_pauses_too() {
     let host = host(&context());
     let (engine, mut stream, view) = rank(&host);
-    let mut still = all_still(vec![view], Then::Continue).await;
-    let (_, still) = still.pop().unwrap();
-    assert_eq!(still.kept, None, "nothing came yet");
-    let pause = still.pause.expect("it stands still");
+    let mut paused = pause_all(vec![view], Then::Continue).await;
+    let (_, paused) = paused.pop().unwrap();
+    assert_eq!(paused.kept, None, "nothing came yet");
+    let pause = paused.pause.expect("it pauses");
     engine.events.send(SourceEvent::Connected).await.unwrap();
     tokio::task::yield_now().await;
     assert!(!stream.snapshot().status.connected);
