@@ -47,11 +47,21 @@ impl Heads {
     }
 
     fn came(&self, read: &[u8]) {
-        if self.keeping.load(Ordering::Relaxed) {
-            let mut bytes = self.bytes();
-            let room = self.bytes_max.saturating_sub(bytes.len());
-            bytes.extend_from_slice(&read[..read.len().min(room)]);
+        if !self.keeping.load(Ordering::Relaxed) {
+            return;
         }
+        let mut bytes = self.bytes();
+        let begun = bytes.iter().any(|byte| !is_line_end(*byte));
+        let head = match head_end(read, begun) {
+            // What follows is the body.
+            Some(end) => {
+                self.keeping.store(false, Ordering::Relaxed);
+                &read[..end]
+            }
+            None => read,
+        };
+        let room = self.bytes_max.saturating_sub(bytes.len());
+        bytes.extend_from_slice(&head[..head.len().min(room)]);
     }
 
     /// A request is there: what follows is its body.
@@ -72,6 +82,30 @@ impl Heads {
     /// Whether the head of this request is here and names no length.
     pub(crate) fn names_no_length<B>(&self, request: &Request<B>) -> bool {
         names_no_length(&self.bytes(), request).unwrap_or(false)
+    }
+}
+
+fn is_line_end(byte: u8) -> bool {
+    matches!(byte, b'\r' | b'\n')
+}
+
+/// Where the first empty line of `read` ends, which ends a head. Before a head has `begun`, empty lines are skipped. One that
+/// is cut between two reads is not found: then more is kept than the head.
+fn head_end(read: &[u8], begun: bool) -> Option<usize> {
+    let first = if begun {
+        0
+    } else {
+        read.iter().position(|byte| !is_line_end(*byte))?
+    };
+    let mut from = first;
+    loop {
+        let line = read.get(from..)?;
+        from += memchr::memchr(b'\n', line)? + 1;
+        match read.get(from..)? {
+            [b'\n', ..] => return Some(from + 1),
+            [b'\r', b'\n', ..] => return Some(from + 2),
+            _ => {}
+        }
     }
 }
 
@@ -208,6 +242,26 @@ mod tests {
         assert_eq!(judged(head, &more), Some(false), "some fields came before");
         assert_eq!(judged(&head.replace("/x", "/z"), &fields), None);
         assert_eq!(judged(&head.replace("POST", "PUT"), &fields), None);
+    }
+
+    #[test]
+    fn what_follows_a_head_in_one_read_is_not_kept() {
+        for (read, kept) in [
+            ("GET / HTTP/1.1\r\nhost: x\r\n\r\nbody\r\n\r\n", 27),
+            ("\r\n\nGET / HTTP/1.1\n\nbody", 19),
+            ("\r\n\r\n", 4),
+            ("GET / HTTP/1.1\r\nhost: x\r\n", 25),
+        ] {
+            for cut in 0..read.len() {
+                let heads = Heads::new(1024);
+                heads.came(&read.as_bytes()[..cut]);
+                heads.came(&read.as_bytes()[cut..]);
+                let bytes = heads.bytes();
+                assert!(read.as_bytes().starts_with(&bytes), "{read:?} {cut}");
+                assert!(bytes.len() >= kept, "{read:?} {cut}: the head is whole");
+                assert!(cut > 0 || bytes.len() == kept, "{read:?}: not more");
+            }
+        }
     }
 
     #[test]
