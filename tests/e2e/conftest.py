@@ -4,6 +4,7 @@ import atexit
 import os
 import queue
 import re
+import resource
 import signal
 import subprocess
 import threading
@@ -32,12 +33,15 @@ def until(holds, seconds=20, told=lambda: ""):
 class Kvasir:
     """A running `kvasir`, with what it wrote."""
 
-    def __init__(self, *args, env=None):
+    def __init__(self, *args, env=None, open_files=None):
+        """`open_files`: how many files it may open, which it cannot raise."""
+        limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))  # noqa: E731
         self.process = subprocess.Popen(
             [os.environ["KVASIR_BIN"], *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            preexec_fn=limit if open_files else None,
             env={**{k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "KVASIR_"))}, **QUICK_END, **(env or {})},
         )
         # A test that fails before it stops what it started leaves nothing behind either.

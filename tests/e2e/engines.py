@@ -39,10 +39,10 @@ class Fleet:
         assert self.mocker.stop() == 0, self.mocker.log()
 
 
-def frontend_before(engines, *options, env=None, token=None):
+def frontend_before(engines, *options, env=None, token=None, open_files=None):
     """A frontend whose workers have all joined."""
     workers = [word for url in engines for word in ("--worker", url)]
-    frontend = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", *workers, *options, env=env)
+    frontend = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", *workers, *options, env=env, open_files=open_files)
     frontend.url = "http://" + frontend.wait_for(r"address\W+(127\.0\.0\.1:\d+)").group(1)
     shown = {"authorization": f"Bearer {token}"} if token else {}
     joined = lambda: len(httpx.get(f"{frontend.url}/workers", headers=shown, timeout=30).json()["workers"])  # noqa: E731

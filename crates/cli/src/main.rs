@@ -1,6 +1,7 @@
 //! The one binary: finds the command and runs it. Nothing here that a second binary would need.
 
 mod demo;
+mod descriptors;
 mod doctor;
 mod mocker;
 mod operate;
@@ -52,6 +53,7 @@ fn start(run: &Run) -> ExitCode {
     if run.command == Command::Replay {
         return replay(&run.settings);
     }
+    descriptors::raise_limit();
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -10,8 +10,8 @@ use kvasir_telemetry::{Clock, Metrics, log};
 use kvasir_transport::{RuntimeThreads, Tasks};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::traces;
 use crate::wiring::{self, Failure};
+use crate::{descriptors, traces};
 
 /// The application with the settings of its HTTP side.
 pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure> {
@@ -161,6 +161,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let file = wiring::workers_file(settings)?;
     wiring::probe_snapshot(settings)?;
     wiring::say_how(settings);
+    descriptors::say(settings);
     let mut setup = wiring::router_setup(settings)?;
     setup.silent_rank_ttl = Some(settings.get(keys::ROUTER_TTL_SECS));
     let mut fleet = Fleet::new(app.fleet_context(), setup)

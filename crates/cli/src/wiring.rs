@@ -19,7 +19,7 @@ use kvasir_text::{FolderError, ModelFolders};
 use kvasir_types::{ApiKey, WorkerRecord};
 use kvasir_upstream::{TlsError, TlsFile, WorkerTls, default_api_key, parse_api_key, parse_worker};
 
-use crate::traces;
+use crate::{descriptors, traces};
 
 /// Options that cannot be followed, found only when their files or names were looked at. Exit code 2.
 #[derive(Debug)]
@@ -261,7 +261,7 @@ fn limits(settings: &Settings) -> Limits {
         keep_alive: settings
             .get(keys::HTTP_SSE_KEEP_ALIVE_INTERVAL_MS)
             .map(Duration::from_millis),
-        connections_max: settings.get(keys::HTTP_CONNECTIONS_MAX) as usize,
+        connections_max: descriptors::client_connections(settings),
         requests_max: settings.get(keys::HTTP_REQUESTS_MAX) as usize,
         header_bytes_max: settings.get(keys::HTTP_HEADER_LIMIT_KB) as usize * 1024,
         client_stall: settings.get(keys::HTTP_CLIENT_TIMEOUT_SECS),

@@ -159,6 +159,7 @@ impl App {
             host: self.context.clone(),
             models: Arc::clone(&self.models),
             members: self.members.clone(),
+            shortage: self.http.shortage.clone(),
             via: self.via.field().clone(),
             kv_cache_block_size: self.options.kv_cache_block_size,
         }

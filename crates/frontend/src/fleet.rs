@@ -13,6 +13,7 @@ pub(crate) mod members;
 mod plane_watcher;
 mod registration;
 mod roster;
+mod silence;
 mod subscribe;
 
 pub use context::FleetContext;
@@ -43,6 +44,9 @@ const QUESTION: Bounds = Bounds {
     timeout: Duration::from_secs(2),
     answer_bytes_max: 4 << 20,
 };
+/// What runs on a worker from which nothing comes for so long is given up, unless a fleet is told otherwise. A server that stalls
+/// for some seconds finishes what it has.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Between two looks whether a worker on its way out still has something to do.
 const DRAIN_LOOK: Duration = Duration::from_millis(50);
 /// Tokens in a block where neither the engine nor its user says.
@@ -70,6 +74,8 @@ pub struct Fleet {
     every: Duration,
     /// What a question may take.
     question: Bounds,
+    /// A worker may be silent for so long.
+    silence_max: Duration,
     /// Which workers are believed to be who they are.
     tls: WorkerTls,
     /// The request planes of this process, by name.
@@ -121,6 +127,7 @@ impl Fleet {
             event_threads: None,
             every: LOAD_EVERY,
             question: QUESTION,
+            silence_max: SILENCE_MAX,
             tls: WorkerTls::default(),
             planes: BTreeMap::new(),
             watchers: Arc::default(),
@@ -170,6 +177,15 @@ impl Fleet {
             ..self.question
         };
         Self { question, ..self }
+    }
+
+    /// The same, giving up what runs on a worker when nothing came from it for so long.
+    #[must_use]
+    pub fn giving_up_after(self, silence_max: Duration) -> Self {
+        Self {
+            silence_max,
+            ..self
+        }
     }
 
     /// The same, believing others (`--worker-tls-ca-path`).

@@ -16,5 +16,6 @@ pub(crate) mod limits;
 pub(crate) mod reply;
 pub(crate) mod routes;
 pub(crate) mod server;
+pub(crate) mod shortage;
 pub(crate) mod tls;
 pub(crate) mod via;

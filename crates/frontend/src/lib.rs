@@ -26,6 +26,7 @@ pub use crate::http::limits::Limits;
 pub use crate::http::reply::{ByteSource, Cut, Reply, ReplyBody};
 pub use crate::http::routes::Paths;
 pub use crate::http::server::{Door, HttpServer, Service, http_threads};
+pub use crate::http::shortage::Shortage;
 pub use crate::http::tls::ServerTls;
 pub use app::{App, AppOptions};
 pub use fleet::members::{

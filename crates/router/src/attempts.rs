@@ -167,6 +167,7 @@ impl Outcome {
                 Self::Failed
             }
             (FailureCause::EngineFailed, _) => Self::Broken,
+            (FailureCause::Local, _) => Self::NotSent,
             (FailureCause::Overloaded | FailureCause::BadGateway, _) => Self::Overloaded,
             (
                 FailureCause::Absent
@@ -186,7 +187,10 @@ impl Outcome {
 const fn may_recover(cause: FailureCause) -> bool {
     matches!(
         cause,
-        FailureCause::Connect | FailureCause::Disconnected | FailureCause::ErrorEvent
+        FailureCause::Connect
+            | FailureCause::Disconnected
+            | FailureCause::ErrorEvent
+            | FailureCause::Local
     )
 }
 

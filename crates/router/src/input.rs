@@ -149,6 +149,8 @@ pub enum Outcome {
     /// The worker answered that it failed. That may be the request's fault: only several in a row, while
     /// others serve, eject it.
     Broken,
+    /// Nothing was sent: this machine had no descriptor, port or memory left. It says nothing about the worker.
+    NotSent,
 }
 
 /// What came of asking a worker whether it is well.

@@ -9,6 +9,7 @@
 //! seen as a disconnection, never as a quiet end.
 
 mod events;
+mod local_error;
 mod memory;
 mod on_wake;
 mod plane;
@@ -23,6 +24,7 @@ pub use events::{
     memory_source, next_event, worker_events,
 };
 pub use kvasir_wire::{SourceEvent, SourceFault};
+pub use local_error::is_local_error;
 pub use memory::{Call, MemoryPlane, WorkerInbox};
 pub use on_wake::OnWake;
 pub use plane::{PlaneError, RequestPlane, SendFuture};

@@ -334,6 +334,9 @@ pub enum Evidence {
     Mended,
     /// The event socket was reached, or was lost.
     Link(bool),
+    /// This machine could not try to reach the event socket: it has no descriptor, port or memory left. That is not held against
+    /// the engine.
+    LocalFault,
     /// Time has passed.
     Tick,
 }

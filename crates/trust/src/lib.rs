@@ -159,6 +159,10 @@ impl Trust {
             Evidence::Link(false) => {
                 self.unlinked.get_or_insert(now);
             }
+            Evidence::LocalFault => {
+                // We did not look: its absence is counted from when we can again.
+                self.unlinked = self.unlinked.map(|_| now);
+            }
             Evidence::Tick => {}
         }
         self.check_link(now, out);

@@ -8,7 +8,7 @@
 pub enum Fault {
     /// The request asks for something that cannot be.
     Client,
-    /// The fleet is too small or too busy.
+    /// The fleet is too small or too busy, or this machine is short of something.
     Router,
     /// The worker, or the way to it.
     Worker,
@@ -66,11 +66,13 @@ pub enum FailureCause {
     EngineFailed,
     /// The stream carries an error in place of an answer.
     ErrorEvent,
+    /// This machine has no descriptor, port or memory left for a connection; nothing was sent. It says nothing about the worker.
+    Local,
 }
 
 impl FailureCause {
     /// Every cause.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Absent,
         Self::Connect,
         Self::Disconnected,
@@ -81,6 +83,7 @@ impl FailureCause {
         Self::Rejected,
         Self::EngineFailed,
         Self::ErrorEvent,
+        Self::Local,
     ];
 
     /// Who caused it.
@@ -88,6 +91,7 @@ impl FailureCause {
     pub const fn fault(self) -> Fault {
         match self {
             Self::Rejected => Fault::Client,
+            Self::Local => Fault::Router,
             Self::Absent
             | Self::Connect
             | Self::Disconnected
@@ -104,7 +108,7 @@ impl FailureCause {
     #[must_use]
     pub const fn retry(self) -> Retry {
         match self {
-            Self::Absent | Self::Connect | Self::Overloaded => Retry::Elsewhere,
+            Self::Absent | Self::Connect | Self::Overloaded | Self::Local => Retry::Elsewhere,
             Self::Disconnected
             | Self::WorkerLost
             | Self::Timeout

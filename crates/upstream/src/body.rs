@@ -50,9 +50,11 @@ impl UpstreamBody {
         };
         match connection.poll_data(cx) {
             Poll::Ready(Some(Ok(data))) => {
-                self.pool.mark_received();
                 // Hyper does not poll again for the end of a body of known length.
-                if connection.is_at_end() {
+                let is_at_end = connection.is_at_end();
+                self.pool.mark_received();
+                self.outlive_abort();
+                if is_at_end {
                     self.give_back();
                 }
                 Poll::Ready(Some(Ok(data)))
@@ -95,6 +97,15 @@ impl UpstreamBody {
             self.aborted = Some((aborted, cx.waker().clone()));
         }
         self.pool.generation() != self.generation
+    }
+
+    /// Bytes came on this stream, perhaps after they waited for a slow client: it is not as dead as it was taken for.
+    fn outlive_abort(&mut self) {
+        let generation = self.pool.generation();
+        if self.generation != generation && !self.pool.is_closed() {
+            self.generation = generation;
+            self.aborted = None;
+        }
     }
 
     /// Closes the connection, as if it were dropped.

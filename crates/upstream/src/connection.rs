@@ -64,7 +64,7 @@ impl Connection {
         let connect = Socket::open(endpoint, tls);
         let socket = match tokio::time::timeout(CONNECT_TIMEOUT, connect).await {
             Err(_) => return Err(UpstreamError::ConnectTimeout),
-            Ok(socket) => socket.map_err(UpstreamError::Connect)?,
+            Ok(socket) => socket.map_err(UpstreamError::of_connect)?,
         };
         Ok(Self {
             socket,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http::StatusCode;
+use kvasir_transport::is_local_error;
 use kvasir_types::{AttemptError, FailureCause};
 
 use crate::connection::CONNECT_TIMEOUT;
@@ -25,6 +26,9 @@ pub enum UpstreamError {
     /// No connection can be made.
     #[error("cannot connect: {0}")]
     Connect(#[source] std::io::Error),
+    /// This machine has no descriptor, port or memory left for a connection. It says nothing about the worker.
+    #[error("this machine cannot open a connection: {0}")]
+    Local(#[source] std::io::Error),
     /// The connection broke.
     #[error("the connection broke: {0}")]
     Broken(#[source] std::io::Error),
@@ -54,6 +58,20 @@ impl UpstreamError {
     pub fn is_answer(&self) -> bool {
         matches!(self, Self::Status(_) | Self::TooLong | Self::ErrorEvent)
     }
+
+    /// Whether this machine is why nothing was sent. Such an error is not held against a worker.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        matches!(self, Self::Local(_))
+    }
+
+    /// Why no connection could be made.
+    pub(crate) fn of_connect(error: std::io::Error) -> Self {
+        match is_local_error(&error) {
+            true => Self::Local(error),
+            false => Self::Connect(error),
+        }
+    }
 }
 
 impl AttemptError for UpstreamError {
@@ -61,6 +79,7 @@ impl AttemptError for UpstreamError {
         match self {
             Self::Absent => FailureCause::Absent,
             Self::ConnectTimeout | Self::Connect(_) => FailureCause::Connect,
+            Self::Local(_) => FailureCause::Local,
             Self::Removed | Self::Dead => FailureCause::WorkerLost,
             Self::Broken(_) | Self::Unfinished => FailureCause::Disconnected,
             Self::AnswerTimeout | Self::StreamTimeout(_) => FailureCause::Timeout,

@@ -1,6 +1,6 @@
 //! Kept connections to one worker.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,6 +26,11 @@ const IDLE_MAX: usize = 256;
 const STALE_WITHIN: Duration = Duration::from_secs(1);
 /// Sweeps after which a connection that was not used is closed; the fleet sweeps every two seconds.
 const IDLE_SWEEPS: u32 = 30;
+
+/// No byte came yet.
+const NEVER: u64 = u64::MAX;
+/// How exactly the time of the last byte is known. Threads that read streams share that value, and mostly only read it.
+const RECEIVED_STEP: Duration = Duration::from_millis(10);
 
 /// Kept connections, latest last, each with the sweep after which it was given back.
 type Idle = Vec<(Connection, u32)>;
@@ -59,8 +64,9 @@ struct Shared {
     closed: AtomicBool,
     /// Times that all requests in flight were aborted.
     generation: AtomicU32,
-    /// Bytes came from the worker since the last [`Pool::take_received`].
-    received: AtomicBool,
+    created: Instant,
+    /// When bytes last came from the worker, in milliseconds since `created`.
+    received_millis: AtomicU64,
     /// Wakes requests in flight when they are aborted.
     aborting: Arc<Notify>,
 }
@@ -89,7 +95,8 @@ impl Pool {
                 returns_token_ids: AtomicBool::new(false),
                 closed: AtomicBool::new(false),
                 generation: AtomicU32::new(0),
-                received: AtomicBool::new(false),
+                created: Instant::now(),
+                received_millis: AtomicU64::new(NEVER),
                 aborting: Arc::default(),
             }),
         }
@@ -210,7 +217,7 @@ impl Pool {
     pub fn abort_in_flight(&self) {
         self.shared.generation.fetch_add(1, Ordering::SeqCst);
         self.shared.aborting.notify_waiters();
-        self.each_idle(|idle| idle.clear());
+        self.close_idle();
     }
 
     /// Whether the worker is draining.
@@ -241,21 +248,33 @@ impl Pool {
         }
     }
 
-    /// Bytes came from the worker. The flag is nearly always set already: threads only read it, and share the cache line.
+    /// Bytes came from the worker.
     pub(crate) fn mark_received(&self) {
-        if !self.shared.received.load(Ordering::Relaxed) {
-            self.shared.received.store(true, Ordering::Relaxed);
+        let received = &self.shared.received_millis;
+        let now = self.shared.created.elapsed().as_millis() as u64;
+        let last = received.load(Ordering::Relaxed);
+        if last == NEVER || now >= last + RECEIVED_STEP.as_millis() as u64 {
+            received.store(now, Ordering::Relaxed);
         }
     }
 
-    /// Whether bytes came from the worker, on any connection, since the last call.
-    pub fn take_received(&self) -> bool {
-        self.shared.received.swap(false, Ordering::Relaxed)
+    /// When bytes last came from the worker on any connection, if any did.
+    #[must_use]
+    pub fn last_received(&self) -> Option<Instant> {
+        match self.shared.received_millis.load(Ordering::Relaxed) {
+            NEVER => None,
+            millis => Some(self.shared.created + Duration::from_millis(millis)),
+        }
     }
 
     /// Resolves when requests in flight are aborted.
     pub(crate) fn aborted(&self) -> OwnedNotified {
         Arc::clone(&self.shared.aborting).notified_owned()
+    }
+
+    /// Closes the connections that are idle: their descriptors are needed.
+    pub fn close_idle(&self) {
+        self.each_idle(Vec::clear);
     }
 
     /// Drops idle connections that engines have closed, and those that were not used for long.

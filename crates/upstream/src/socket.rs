@@ -8,7 +8,7 @@ use std::time::Duration;
 use kvasir_types::HttpEndpoint;
 use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{Error, InvalidMessage};
@@ -36,7 +36,8 @@ pub enum Socket {
 impl Socket {
     /// Connects to `endpoint`.
     pub async fn open(endpoint: &HttpEndpoint, tls: &WorkerTls) -> io::Result<Self> {
-        let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await?;
+        let connected = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await;
+        let stream = connected.map_err(name_local_cause)?;
         let _ = stream.set_nodelay(true);
         if let Err(error) = set_keep_alive(&stream) {
             tracing::debug!(worker = %endpoint, %error, "TCP keep-alive cannot be set");
@@ -51,6 +52,15 @@ impl Socket {
             .await
             .map_err(explain_plain_http)?;
         Ok(Self::Secure(Box::new(secure)))
+    }
+}
+
+/// Without a descriptor no name can be looked up, and the resolver says that the name is unknown. A socket that cannot be made
+/// tells the two apart.
+fn name_local_cause(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(_) => error,
+        None => TcpSocket::new_v4().err().unwrap_or(error),
     }
 }
 

@@ -69,7 +69,7 @@ pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> 
 #[derive(Clone, Default)]
 pub struct WorkerTls {
     /// The system's roots are read when a worker first needs them.
-    connector: Arc<OnceLock<Result<TlsConnector, String>>>,
+    connector: Arc<OnceLock<TlsConnector>>,
 }
 
 impl fmt::Debug for WorkerTls {
@@ -91,13 +91,18 @@ impl WorkerTls {
         }
         let connector = connector(roots).map_err(of)?;
         Ok(Self {
-            connector: Arc::new(OnceLock::from(Ok(connector))),
+            connector: Arc::new(OnceLock::from(connector)),
         })
     }
 
     /// Makes connections to workers secure, or to another frontend.
     pub fn connector(&self) -> Result<TlsConnector, String> {
-        self.connector.get_or_init(system_connector).clone()
+        if let Some(connector) = self.connector.get() {
+            return Ok(connector.clone());
+        }
+        // What fails is tried again: this process may only have been short of descriptors.
+        let connector = system_connector()?;
+        Ok(self.connector.get_or_init(|| connector).clone())
     }
 }
 

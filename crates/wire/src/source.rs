@@ -50,6 +50,9 @@ pub enum SourceFault {
     /// Nobody listens there, the name is unknown, or the way is blocked.
     #[error("cannot connect: {0}")]
     Unreachable(String),
+    /// This machine has no descriptor, port or memory left for a connection. It says nothing about the engine.
+    #[error("this machine cannot open a connection: {0}")]
+    Local(String),
     /// Somebody listens, but is no such socket.
     #[error("the peer is not what was expected: {0}")]
     Protocol(String),

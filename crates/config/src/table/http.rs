@@ -85,9 +85,12 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     HTTP_THREADS: u32 = "http-threads" =>
         env(&[var("KVASIR_HTTP_THREADS")]).default("0").ints(0, 1024).effective();
 
-    /// Maximum number of open client connections; more wait to be accepted.
-    HTTP_CONNECTIONS_MAX: u32 = "http-connections-max" =>
-        env(&[var("KVASIR_HTTP_CONNECTIONS_MAX")]).default("32768").ints(1, 1 << 24).effective();
+    /// Maximum number of open client connections; idle ones make room for more, which wait if none is idle.
+    ///
+    /// Unset: half of the files that the process may open (`ulimit -n`, raised to its hard limit at the start) less 64, at most
+    /// 32768. The other half is for engines, so a larger number is cut to that.
+    HTTP_CONNECTIONS_MAX: Option<u32> = "http-connections-max" =>
+        env(&[var("KVASIR_HTTP_CONNECTIONS_MAX")]).ints(1, 1 << 24).effective();
 
     /// Maximum number of concurrent requests; more are refused as overload.
     HTTP_REQUESTS_MAX: u32 = "http-requests-max" =>

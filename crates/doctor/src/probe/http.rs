@@ -82,7 +82,9 @@ impl Client {
                 ProbeError::Insecure(cause.to_string())
             }
             UpstreamError::Connect(cause) => ProbeError::Unreachable(cause.to_string()),
-            UpstreamError::ConnectTimeout => ProbeError::Unreachable(error.to_string()),
+            UpstreamError::ConnectTimeout | UpstreamError::Local(_) => {
+                ProbeError::Unreachable(error.to_string())
+            }
             UpstreamError::AnswerTimeout => ProbeError::TimedOut(self.inner.timeout()),
             error => ProbeError::Unreadable(error.to_string()),
         }

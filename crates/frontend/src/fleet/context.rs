@@ -6,6 +6,7 @@ use http::HeaderValue;
 use kvasir_host::HostContext;
 
 use super::members::Members;
+use crate::http::shortage::Shortage;
 use crate::models::Models;
 
 /// The surroundings of a fleet. Clones are one.
@@ -17,6 +18,8 @@ pub struct FleetContext {
     pub models: Arc<Models>,
     /// Which workers there are to be.
     pub members: Members,
+    /// Whether this machine is short of what connections need.
+    pub shortage: Shortage,
     /// The `via` field that what is asked of engines carries, so that a loop is noticed.
     pub via: HeaderValue,
     /// Tokens in a block of every model (`--kv-cache-block-size`); none: what its workers say.

@@ -4,9 +4,11 @@
 //! say no (or none at all) eject the worker until it says yes. A worker that just failed a request is asked
 //! at once: if it is well it is back before anybody misses it, if not it is ejected at the first no.
 //!
-//! One that says no lives, and ends what it has. One that says nothing, several times in a row, and from which
-//! nothing else comes either, is frozen or its host has vanished: its connections are closed, so that what waits
-//! there goes elsewhere.
+//! One that says no lives, and ends what it has; so does one whose streams go on, whether it answers questions or not. One from
+//! which nothing comes for [`super::SILENCE_MAX`] ([`Silence`](super::silence::Silence)) is frozen or its host has vanished: its
+//! connections are closed, so that what waits there goes elsewhere.
+//!
+//! What always holds: a question that this machine could not ask changes nothing about the worker.
 
 use std::time::Duration;
 
@@ -20,38 +22,44 @@ use super::http_watcher::HttpWatcher;
 
 /// Times in a row that a worker may be unwell before it is ejected.
 const UNWELL_MAX: u32 = 2;
-/// Questions in a row without any answer, and without a byte on any connection, after which what runs on a worker
-/// is given up. More than eject it: a server that stalls for a few seconds finishes what it has.
-const QUIET_MAX: u32 = 3;
 /// A worker that fails again and again is not asked more often than this because of it.
 const FAULT_GAP: Duration = Duration::from_millis(100);
+/// Unanswered questions closer together than this count as one.
+const QUESTION_GAP: Duration = Duration::from_secs(1);
 
 /// What came of asking.
 pub(super) struct Check {
     asked: Time,
-    well: bool,
+    verdict: Verdict,
     /// Why nobody answered, where nobody did.
     pub(super) mute: Option<UpstreamError>,
+}
+
+/// Whether a worker is well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Well,
+    Unwell,
+    /// We could not ask.
+    Unknown,
 }
 
 impl HttpWatcher {
     /// Asks whether the worker is well.
     pub(super) async fn check(&mut self) -> Check {
         let asked = self.registration.fleet.context.host.clock.now();
-        if self.quiet == 0 {
-            self.was_heard();
-        }
-        match self.ask_health().await {
+        let (verdict, mute) = match self.ask_health().await {
             Ok(()) => {
                 if self.is_ejected() {
                     tracing::info!(worker = %self.pool.endpoint(), "worker is well again");
                 }
-                (self.unwell, self.quiet) = (0, 0);
-                Check {
-                    asked,
-                    well: true,
-                    mute: None,
-                }
+                self.unwell = 0;
+                self.silence.begin(Instant::now());
+                (Verdict::Well, None)
+            }
+            Err(error) if error.is_local() => {
+                self.could_not_ask(&error);
+                (Verdict::Unknown, Some(error))
             }
             Err(error) => {
                 self.unwell = self.unwell.saturating_add(1);
@@ -59,45 +67,79 @@ impl HttpWatcher {
                     tracing::warn!(worker = %self.pool.endpoint(), %error,
                         "health check failed; the worker gets no requests until it passes");
                 }
-                let heard = self.was_heard() || error.is_answer();
-                self.quiet = if heard { 0 } else { self.quiet + 1 };
-                Check {
-                    asked,
-                    well: false,
-                    mute: (!error.is_answer()).then_some(error),
-                }
+                self.note_failure(&error);
+                (Verdict::Unwell, (!error.is_answer()).then_some(error))
             }
+        };
+        Check {
+            asked,
+            verdict,
+            mute,
         }
+    }
+
+    /// This machine could not ask: what it needs for that is made room for.
+    pub(super) fn could_not_ask(&mut self, error: &UpstreamError) {
+        self.silence.begin(Instant::now());
+        let shortage = &self.registration.fleet.context.shortage;
+        shortage.struck("asking a worker", error);
+        self.pools().for_each(Pool::close_idle);
+    }
+
+    /// A question failed. An error that the worker told is no silence.
+    fn note_failure(&mut self, error: &UpstreamError) {
+        let now = Instant::now();
+        if error.is_answer() {
+            self.silence.begin(now);
+        } else {
+            self.listen();
+            let gap = (self.registration.fleet.every / 2).min(QUESTION_GAP);
+            self.silence.question_failed(now, gap);
+        }
+    }
+
+    /// Takes note of the last byte that came.
+    fn listen(&mut self) {
+        if let Some(heard) = self.pools().filter_map(Pool::last_received).max() {
+            self.silence.begin(heard);
+        }
+    }
+
+    /// When the worker is to be given up, if nothing comes before.
+    fn gives_up_at(&self) -> Option<Instant> {
+        let is_busy = self.in_flight() > 0;
+        let max = self.registration.fleet.silence_max;
+        self.silence.ends_at(max).filter(|_| is_busy)
     }
 
     /// Closes the connections of a worker that has given no sign of life for too long.
-    pub(super) fn give_up_if_quiet(&self) {
-        if self.quiet < QUIET_MAX {
+    pub(super) fn give_up_if_silent(&mut self) {
+        self.listen();
+        if self.gives_up_at().is_none_or(|at| Instant::now() < at) {
             return;
         }
-        let lost: usize = self.pools().map(Pool::in_flight).sum();
-        if lost > 0 {
-            tracing::warn!(worker = %self.pool.endpoint(), requests = lost,
-                "worker gives no sign of life: what it has goes elsewhere");
-        }
+        let lost = self.in_flight();
+        let silent_secs = self.registration.fleet.silence_max.as_secs();
+        tracing::warn!(worker = %self.pool.endpoint(), requests = lost, silent_secs,
+            "worker gives no sign of life: what it has goes elsewhere");
         self.pools().for_each(Pool::abort_in_flight);
+        self.silence.begin(Instant::now());
     }
 
-    /// Whether anything came from the worker since this was last asked.
-    fn was_heard(&self) -> bool {
-        let heard = self.pools().map(Pool::take_received);
-        heard.fold(false, |any, heard| any | heard)
+    /// Requests that run there.
+    pub(super) fn in_flight(&self) -> usize {
+        self.pools().map(Pool::in_flight).sum()
     }
 
     fn pools(&self) -> impl Iterator<Item = &Pool> {
         self.retired.iter().chain([&self.pool])
     }
 
-    /// Asks, and tells the routers. Says whether the worker is well.
+    /// Asks, and tells the routers. Says whether nothing speaks against the worker.
     pub(super) async fn check_again(&mut self) -> bool {
         let check = self.check().await;
         self.tell_health(&check);
-        check.well
+        check.verdict != Verdict::Unwell
     }
 
     /// Whether it did not answer last time, or said that it is not well.
@@ -112,23 +154,33 @@ impl HttpWatcher {
 
     /// Tells the routers whether it is well; a first no says nothing yet.
     pub(super) fn tell_health(&self, check: &Check) {
-        if !check.well && !self.is_ejected() {
-            return;
-        }
+        let healthy = match check.verdict {
+            Verdict::Well => true,
+            Verdict::Unwell if self.is_ejected() => false,
+            Verdict::Unwell | Verdict::Unknown => return,
+        };
         let probe = Probe {
             worker: self.registration.id,
             asked: check.asked,
-            healthy: check.well,
+            healthy,
         };
         self.registration.tell(|_| Input::Probed(probe));
     }
 
-    /// Waits so long. If a router ejects the worker meanwhile, it is asked at once. Says whether it is well.
+    /// Waits so long. If a router ejects the worker meanwhile, it is asked at once. Says whether it is well. A silence that lasts
+    /// too long ends at its time.
     pub(super) async fn pause(&mut self, span: Duration) -> bool {
         let end = Instant::now() + span;
         loop {
+            let next = self.gives_up_at().map_or(end, |at| end.min(at));
             tokio::select! {
-                () = tokio::time::sleep_until(end) => return true,
+                () = tokio::time::sleep_until(next) => {
+                    self.give_up_if_silent();
+                    if Instant::now() >= end {
+                        return true;
+                    }
+                    continue;
+                }
                 () = self.registration.faulted.notified() => {}
             }
             // It failed a request: one no more is enough.

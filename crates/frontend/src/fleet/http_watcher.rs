@@ -11,8 +11,10 @@ use kvasir_types::{HttpEndpoint, Transport, WorkerRecord};
 use kvasir_upstream::{
     EngineKind, Facts, Pool, RankLoad, UpstreamError, page_text, read_load, read_loads,
 };
+use tokio::time::Instant;
 
 use super::registration::Registration;
+use super::silence::Silence;
 use super::{DRAIN_LOOK, Fleet, Goal, Goals, WatchEnd, health};
 use crate::fleet::members::MemberState;
 use crate::models::links::WorkerLink;
@@ -34,8 +36,8 @@ pub(super) struct HttpWatcher {
     pub(super) failures: u32,
     /// Times in a row that it was not well.
     pub(super) unwell: u32,
-    /// Questions in a row that nobody answered, while nothing else came from it either.
-    pub(super) quiet: u32,
+    /// Since when nothing came from it.
+    pub(super) silence: Silence,
 }
 
 impl HttpWatcher {
@@ -48,7 +50,7 @@ impl HttpWatcher {
             known: Facts::default(),
             failures: 0,
             unwell: 0,
-            quiet: 0,
+            silence: Silence::new(Instant::now()),
         }
     }
 
@@ -119,9 +121,11 @@ impl HttpWatcher {
                     self.registration.settle_events().await;
                     self.join();
                 }
+                // Health was asked before; what is known stays.
+                Err(error) if error.is_local() => self.could_not_ask(&error),
                 Err(error) => self.failed(&error),
             }
-            self.give_up_if_quiet();
+            self.give_up_if_silent();
             self.tell_health(&check);
             let fleet = &self.registration.fleet;
             fleet.members().report(self.registration.id, self.state());
@@ -149,12 +153,13 @@ impl HttpWatcher {
                 return;
             }
             self.pool.sweep();
-            if !self.registration.is_serving() || self.quiet > 0 {
+            if !self.registration.is_serving() || self.silence.is_doubtful() {
                 return;
             }
             match self.load().await {
                 Ok(load) => self.registration.report_load(&load),
                 Err(error) if error.is_answer() => {}
+                Err(error) if error.is_local() => self.could_not_ask(&error),
                 // It may only be slow to write that page.
                 Err(_) => {
                     if !self.check_again().await {
@@ -187,15 +192,20 @@ impl HttpWatcher {
         }
     }
 
-    /// Takes the worker out of every choice and waits until it has nothing left to do.
-    async fn drain(&self) {
+    /// Takes the worker out of every choice and waits until it has nothing left to do, or falls silent.
+    async fn drain(&mut self) {
         tracing::info!(worker = %self.pool.endpoint(), "worker is draining");
         self.pool.set_draining(true);
         self.registration.tell(|spec| Input::Draining(spec.id));
-        let running =
-            || self.pool.in_flight() + self.retired.iter().map(Pool::in_flight).sum::<usize>();
-        while self.registration.booked() > 0 || running() > 0 {
+        let every = self.registration.fleet.every;
+        let mut next_check = Instant::now() + every;
+        while self.registration.booked() > 0 || self.in_flight() > 0 {
             tokio::time::sleep(DRAIN_LOOK).await;
+            if Instant::now() >= next_check {
+                self.check().await;
+                next_check = Instant::now() + every;
+            }
+            self.give_up_if_silent();
         }
     }
 

@@ -3,6 +3,7 @@
 //!
 //! What always holds: a server that drains is leaving; neither is ever taken back.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvasir_telemetry::{Clock, Metrics};
@@ -11,6 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::http::in_flight::InFlight;
 use crate::http::limits::Limits;
+use crate::http::server::connections::ClientConnections;
+use crate::http::shortage::Shortage;
 use crate::http::tls::ServerTls;
 
 /// Settings of a server and its state. One per process.
@@ -23,6 +26,10 @@ pub struct HttpContext {
     pub(crate) metrics: Metrics,
     pub(crate) clock: Clock,
     pub(crate) tasks: Tasks,
+    /// The connections of clients.
+    pub(crate) connections: Arc<ClientConnections>,
+    /// Whether this machine is short of what connections need.
+    pub(crate) shortage: Shortage,
     /// Requests under way.
     pub(crate) in_flight: InFlight,
     leaving: CancellationToken,
@@ -39,7 +46,10 @@ impl HttpContext {
         clock: Clock,
         tasks: Tasks,
     ) -> Self {
+        let connections = Arc::new(ClientConnections::new(clock));
         Self {
+            shortage: Shortage::new(Arc::clone(&connections), metrics.clone(), clock),
+            connections,
             limits,
             body_limit_mb,
             tls,

@@ -4,7 +4,9 @@
 //! with their next answer, and what comes is served. Then it is draining: new work is refused, what runs goes on. When
 //! the last request has ended (or the timeout has), connections are closed.
 
+mod accept;
 mod activity;
+pub(crate) mod connections;
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -21,19 +23,21 @@ use hyper_util::server::conn::auto;
 use kvasir_transport::{OnWake, RuntimeThreads, ThreadSlot};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::http::context::HttpContext;
 use crate::http::event_loop_lag;
 use crate::http::framing;
-use crate::http::heads::{Heads, TappedIo};
+use crate::http::heads::TappedIo;
 use crate::http::limits::{HTTP2_HEADER_MARGIN, Limits};
 use crate::http::reply::Reply;
 use crate::http::tls::ServerTls;
+use accept::Client;
 use activity::{Activity, CountedBody, MeteredIo, RequestGuard, TaskExecutor};
 
-/// Pause after `accept` failed for want of descriptors or memory.
-const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
+/// A connection whose place is needed and whose client sent a piece of a head has so long for the rest.
+const LEAVE_GRACE: Duration = Duration::from_secs(1);
+/// What is said of an idle connection whose place is needed.
+const SHED: &str = "a connection is idle and its place is needed: it is closed";
 /// Idle connections have this long to take their last bytes once nothing runs any more.
 const CLOSING_TIMEOUT: Duration = Duration::from_secs(2);
 /// Requests that one HTTP/2 connection has under way at once.
@@ -175,48 +179,13 @@ async fn open_door<S: Service>(
     }
     let address = listener.local_addr()?;
     let tasks = &service.http().tasks;
-    tasks.spawn(accept_loop(listener, Arc::clone(service), door, threads));
+    tasks.spawn(accept::accept_loop(
+        listener,
+        Arc::clone(service),
+        door,
+        threads,
+    ));
     Ok(address)
-}
-
-async fn accept_loop<S: Service>(
-    listener: TcpListener,
-    service: Arc<S>,
-    door: Door,
-    threads: Option<Arc<RuntimeThreads>>,
-) {
-    let http = service.http();
-    let tasks = &http.tasks;
-    let places = Arc::new(Semaphore::new(http.limits.connections_max));
-    loop {
-        if places.available_permits() == 0 {
-            http.limit_reached("connections");
-        }
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-            return;
-        };
-        let accepted = tokio::select! {
-            () = tasks.draining() => return,
-            accepted = listener.accept() => accepted,
-        };
-        match accepted {
-            Ok((stream, _peer)) => {
-                let _ = stream.set_nodelay(true);
-                let service = Arc::clone(&service);
-                match threads.as_deref().and_then(RuntimeThreads::slot) {
-                    None => tasks.spawn(serve(stream, service, door, place)),
-                    Some(slot) => {
-                        let runtime = slot.handle.clone();
-                        tasks.spawn_on(&runtime, serve_on(slot, stream, service, door, place))
-                    }
-                };
-            }
-            Err(error) => {
-                tracing::warn!(%error, "accept failed; waiting before the next try");
-                tokio::time::sleep(ACCEPT_BACKOFF).await;
-            }
-        }
-    }
 }
 
 /// Serves a connection on another thread than the one that accepted it.
@@ -224,29 +193,23 @@ fn serve_on<S: Service>(
     slot: ThreadSlot,
     stream: TcpStream,
     service: Arc<S>,
-    door: Door,
-    place: OwnedSemaphorePermit,
+    client: Client,
 ) -> impl Future<Output = ()> {
     let stream = stream.into_std();
     async move {
         match stream.and_then(TcpStream::from_std) {
-            Ok(stream) => serve(stream, service, door, place).await,
+            Ok(stream) => serve(stream, service, client).await,
             Err(error) => tracing::warn!(%error, "a connection was lost between two threads"),
         }
         drop(slot);
     }
 }
 
-async fn serve<S: Service>(
-    stream: TcpStream,
-    service: Arc<S>,
-    door: Door,
-    place: OwnedSemaphorePermit,
-) {
+async fn serve<S: Service>(stream: TcpStream, service: Arc<S>, client: Client) {
     match service.http().tls.clone() {
-        None => serve_connection(stream, service, door, place).await,
+        None => serve_connection(stream, service, &client).await,
         // In a box, so that plain connections do not carry its room.
-        Some(tls) => Box::pin(serve_secure(stream, tls, service, door, place)).await,
+        Some(tls) => Box::pin(serve_secure(stream, tls, service, client)).await,
     }
 }
 
@@ -255,12 +218,16 @@ async fn serve_secure<S: Service>(
     stream: TcpStream,
     tls: ServerTls,
     service: Arc<S>,
-    door: Door,
-    place: OwnedSemaphorePermit,
+    client: Client,
 ) {
     let timeout = service.http().limits.client_stall;
-    match tokio::time::timeout(timeout, tls.acceptor().accept(stream)).await {
-        Ok(Ok(stream)) => serve_connection(stream, service, door, place).await,
+    let handshake = tokio::time::timeout(timeout, tls.acceptor().accept(stream));
+    let shaken = tokio::select! {
+        shaken = handshake => shaken,
+        () = client.open.activity.leaves() => return tracing::debug!("{SHED}"),
+    };
+    match shaken {
+        Ok(Ok(stream)) => serve_connection(stream, service, &client).await,
         Ok(Err(error)) => tracing::debug!(%error, "no TLS with a client"),
         Err(_) => tracing::debug!("client stalled in its TLS handshake"),
     }
@@ -269,13 +236,11 @@ async fn serve_secure<S: Service>(
 async fn serve_connection<S: Service>(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     service: Arc<S>,
-    door: Door,
-    _place: OwnedSemaphorePermit,
+    client: &Client,
 ) {
-    let http = service.http();
+    let (http, door) = (service.http(), client.door);
     let (limits, tasks) = (http.limits, http.tasks.clone());
-    let heads = Arc::new(Heads::new(limits.header_bytes_max));
-    let activity = Arc::new(Activity::new(Arc::clone(&heads)));
+    let activity = Arc::clone(&client.open.activity);
     let (counted, served) = (Arc::clone(&activity), Arc::clone(&service));
     let answer = service_fn(move |mut request: Request<Incoming>| {
         framing::note_doubt(&mut request, &counted.heads);
@@ -297,33 +262,82 @@ async fn serve_connection<S: Service>(
         activity: Arc::clone(&activity),
     };
     let builder = http_builder(on_tasks, &limits);
+    let heads = Arc::clone(&activity.heads);
     let stream = MeteredIo::new(TappedIo::new(stream, heads), Arc::clone(&activity));
     let connection = builder.serve_connection(TokioIo::new(stream), answer);
     tokio::pin!(connection);
     let on_reset = || http.client_stalled("its stream is reset");
     let stalled = activity.stalled(limits.client_stall, on_reset);
     tokio::pin!(stalled);
-    let mut stage = ShutdownStage::Serving;
+    let (mut stage, mut leave) = (ShutdownStage::Serving, LeaveStage::Stays);
     let outcome = loop {
-        let next = stage.end(http);
+        let (next, leaves) = (stage.end(http), leave.end(&activity));
         let event = std::pin::pin!(async {
             tokio::select! {
-                cut = &mut stalled => Some(cut),
-                () = next => None,
+                cut = &mut stalled => ConnectionEvent::Stalled(cut),
+                () = next => ConnectionEvent::Stage,
+                () = leaves => ConnectionEvent::Leave,
             }
         });
         match OnWake::new(event).interrupt(connection.as_mut()).await {
             Ok(outcome) => break outcome,
-            Err(Some(cut)) => return connection_stalled(http, cut),
-            Err(None) => stage = stage.next(),
+            Err(ConnectionEvent::Stalled(cut)) => return connection_stalled(http, cut),
+            Err(ConnectionEvent::Stage) => stage = stage.next(),
+            Err(ConnectionEvent::Leave) => {
+                leave = leave.next();
+                if leave == LeaveStage::Overdue && activity.idle_since().is_some() {
+                    return tracing::debug!("{SHED}");
+                }
+                connection.as_mut().graceful_shutdown();
+            }
         }
         // Connections of HTTP/1 end with their next answer while the server leaves; when it drains, all of them do.
-        if stage == ShutdownStage::Draining || activity.is_http2() {
+        if stage == ShutdownStage::Draining
+            || (stage == ShutdownStage::Leaving && activity.is_http2())
+        {
             connection.as_mut().graceful_shutdown();
         }
     };
     if let Err(error) = outcome {
         service.connection_failed(&*error);
+    }
+}
+
+/// What happens to a connection beside its requests.
+enum ConnectionEvent {
+    /// Its client does not move; an answer is cut off by that or not.
+    Stalled(bool),
+    /// The server's end has come nearer.
+    Stage,
+    /// Its place is needed, or was for a while.
+    Leave,
+}
+
+/// How far a connection is whose place is needed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LeaveStage {
+    Stays,
+    /// It ends with the request that just came, or at once if none did.
+    Leaves,
+    /// Nothing but a piece of a head came.
+    Overdue,
+}
+
+impl LeaveStage {
+    fn next(self) -> Self {
+        match self {
+            Self::Stays => Self::Leaves,
+            Self::Leaves | Self::Overdue => Self::Overdue,
+        }
+    }
+
+    /// Waits for the next stage.
+    async fn end(self, activity: &Activity) {
+        match self {
+            Self::Stays => activity.leaves().await,
+            Self::Leaves => tokio::time::sleep(LEAVE_GRACE).await,
+            Self::Overdue => std::future::pending().await,
+        }
     }
 }
 

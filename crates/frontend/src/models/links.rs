@@ -154,6 +154,15 @@ impl Links {
         http.map(|(id, _)| *id).collect()
     }
 
+    /// Closes connections to workers that are idle: their descriptors are needed.
+    pub(crate) fn close_idle(&self) {
+        for link in self.read().values() {
+            if let WorkerLink::Http(pool) = link {
+                pool.close_idle();
+            }
+        }
+    }
+
     /// A worker is reached this way from now on.
     pub(crate) fn insert(&self, worker: WorkerId, link: WorkerLink) {
         let mut by_id = self.write();

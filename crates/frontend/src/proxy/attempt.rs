@@ -21,6 +21,13 @@ use crate::proxy::relay::{Form, Source};
 /// The client's error when a request may have been run and must not be run twice.
 const NOT_SENT_AGAIN: &str = "The worker failed before it answered. It may have run the request, so it was not sent to another worker";
 
+/// The client's error when this machine cannot open a connection to any worker.
+const NO_ROOM: &str = "This router cannot open another connection to a worker: try again";
+/// Times that a connection is tried while this machine has no descriptor for it.
+const LOCAL_TRIES_MAX: u32 = 10;
+/// Between two of them.
+const LOCAL_PAUSE: Duration = Duration::from_millis(50);
+
 /// An attempt at an engine behind HTTP.
 pub(crate) struct HttpAttempt<'a> {
     forward: &'a Forward,
@@ -71,6 +78,7 @@ impl OpenAttempt for HttpAttempt<'_> {
         match (next, error.failure_cause()) {
             (NextStep::GiveUp(GiveUp::MayHaveRun), _) => ApiError::new(502, NOT_SENT_AGAIN),
             (_, FailureCause::Timeout) => ApiError::deadline(),
+            (_, FailureCause::Local) => ApiError::new(503, NO_ROOM),
             _ => ApiError::unavailable(),
         }
     }
@@ -178,7 +186,25 @@ impl Forward {
             body,
             fresh: !self.is_idempotent(),
         };
-        pool.send(&request).await
+        let mut tries = 1;
+        loop {
+            match pool.send(&request).await {
+                Err(error) if error.is_local() && tries < LOCAL_TRIES_MAX => {
+                    tries += 1;
+                    self.make_room(&error).await;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    /// This machine has no descriptor for a connection: idle ones give theirs.
+    async fn make_room(&self, error: &UpstreamError) {
+        let shortage = &self.app.http().shortage;
+        shortage.struck("connecting to a worker", error);
+        self.model.links().close_idle();
+        // In a box: requests that find a connection do not carry its room.
+        Box::pin(tokio::time::sleep(LOCAL_PAUSE)).await;
     }
 
     async fn try_worker(

@@ -10,6 +10,7 @@ use kvasir_transport::Tasks;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore};
+use tokio_util::sync::CancellationToken;
 
 /// A write that takes this long is held up by its reader.
 const HELD_UP: Duration = Duration::from_millis(300);
@@ -168,6 +169,7 @@ pub(crate) struct Engine {
     pub(crate) address: SocketAddr,
     tasks: Tasks,
     open: Arc<AtomicUsize>,
+    draining: CancellationToken,
 }
 
 impl Drop for Engine {
@@ -193,13 +195,16 @@ impl Engine {
         let spawner = tasks.clone();
         let open = Arc::new(AtomicUsize::new(0));
         let here = Arc::clone(&open);
+        let draining = CancellationToken::new();
+        let drains = draining.clone();
         tasks.spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let stage = Arc::clone(&stage);
+            let accept = async || listener.accept().await.ok();
+            while let Some(Some((stream, _))) = drains.run_until_cancelled(accept()).await {
+                let (stage, drains) = (Arc::clone(&stage), drains.clone());
                 let guard = Open::enter(&stage, &here);
                 spawner.spawn(async move {
                     let _guard = guard;
-                    serve(stream, address.port(), &stage).await;
+                    serve(stream, address.port(), &stage, &drains).await;
                 });
             }
         });
@@ -207,7 +212,13 @@ impl Engine {
             address,
             tasks,
             open,
+            draining,
         }
+    }
+
+    /// It closes its listener and its idle connections, and goes on with what it has.
+    pub(crate) fn drain(&self) {
+        self.draining.cancel();
     }
 
     /// Connections to it that are open now.
@@ -245,10 +256,14 @@ impl Drop for Open {
     }
 }
 
-async fn serve(mut stream: TcpStream, port: u16, stage: &Stage) {
+async fn serve(mut stream: TcpStream, port: u16, stage: &Stage, drains: &CancellationToken) {
     stream.set_nodelay(true).unwrap();
     let mut buffer = Vec::new();
-    while let Some((head, body)) = read_request(&mut stream, &mut buffer).await {
+    loop {
+        let request = read_request(&mut stream, &mut buffer);
+        let Some(Some((head, body))) = drains.run_until_cancelled(request).await else {
+            return;
+        };
         if stage.frozen.lock().unwrap().contains(&port) {
             while stream.read(&mut [0; 64]).await.is_ok_and(|n| n > 0) {}
             return;

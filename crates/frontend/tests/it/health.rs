@@ -207,15 +207,28 @@ async fn a_fleet_that_is_full_stays_whole() {
     rig.at_rest().await;
 }
 
+/// A worker may be silent for so long, where nothing else is said.
+const SILENCE_MAX: Duration = Duration::from_millis(400);
+
 /// Two engines, the first of which has what was played before the second joined; questions are short.
 async fn one_then_another(
     setup: Setup,
     scripts: Vec<Vec<Step>>,
     asks: &[&str],
 ) -> (Rig, Vec<Client>) {
+    one_then_another_with(setup, SILENCE_MAX, scripts, asks).await
+}
+
+async fn one_then_another_with(
+    setup: Setup,
+    silence_max: Duration,
+    scripts: Vec<Vec<Step>>,
+    asks: &[&str],
+) -> (Rig, Vec<Client>) {
     let mut rig = Rig::with_fleet(1, setup, |fleet| {
         let fleet = fleet.asking_every(Duration::from_millis(20));
-        fleet.waiting(Duration::from_millis(80))
+        let fleet = fleet.waiting(Duration::from_millis(80));
+        fleet.giving_up_after(silence_max)
     })
     .await;
     let mut clients = Vec::new();
@@ -302,8 +315,10 @@ async fn a_worker_that_lives_ends_what_it_has() {
         let mut script = vec![first_event()];
         script.extend((0..4000).flat_map(|_| beat()));
         script.push(Step::Write(rest()));
+        // It is not to be found silent because this machine is busy.
+        let silence_max = Duration::from_secs(10);
         let (rig, mut clients) =
-            one_then_another(Setup::usual(), vec![script], &[ASK_STREAM]).await;
+            one_then_another_with(Setup::usual(), silence_max, vec![script], &[ASK_STREAM]).await;
         let port = rig.engines[0].address.port();
         match frozen {
             true => rig.stage.freeze(port),
@@ -328,5 +343,56 @@ async fn a_worker_that_lives_ends_what_it_has() {
         assert!(answer.whole && answer.text().ends_with(DONE));
         assert!(!answer.text().contains("\"error\""), "frozen: {frozen}");
         rig.at_rest().await;
+    }
+}
+
+/// An engine that shuts down closes its listener and goes on with its streams: connections to it are refused within microseconds, so
+/// that many questions fail between two tokens. Its streams end as they would have, while it takes no more requests and leaves.
+#[tokio::test]
+async fn an_engine_that_drains_ends_what_it_has() {
+    const BEATS: usize = 60;
+    let mut script = vec![first_event()];
+    let beat = || [Step::Gate, Step::Write(chunk(b": beat\n\n"))];
+    script.extend((0..BEATS).flat_map(|_| beat()));
+    let end = [chunk(DONE.as_bytes()), b"0\r\n\r\n".to_vec()].concat();
+    script.extend([Step::Gate, Step::Write(end)]);
+    let silence_max = Duration::from_secs(10);
+    let (rig, mut clients) =
+        one_then_another_with(Setup::usual(), silence_max, vec![script], &[ASK_STREAM]).await;
+    rig.engines[0].drain();
+    for _ in 0..BEATS {
+        for _ in 0..3 {
+            assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+        }
+        rig.stage.gate.add_permits(1);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    rig.joined(1).await;
+    rig.stage.gate.add_permits(1);
+    let answer = in_time("it ends", clients.remove(0).answer()).await;
+    assert!(answer.whole && answer.text().ends_with(DONE));
+    assert!(!answer.text().contains("\"error\""), "{}", answer.text());
+    assert_eq!(answer.text().matches(": beat").count(), BEATS);
+    rig.at_rest().await;
+}
+
+/// One that drains and falls silent is given up as any other; so is one that an operator has removed meanwhile.
+#[tokio::test]
+async fn an_engine_that_drains_and_falls_silent_is_given_up() {
+    for removed in [false, true] {
+        let script = vec![first_event(), Step::Hang];
+        let (rig, mut clients) =
+            one_then_another(Setup::usual(), vec![script], &[ASK_STREAM]).await;
+        if removed {
+            let worker = kvasir_upstream::parse_worker(&rig.engines[0].url()).unwrap();
+            assert!(rig.fleet.forget(worker.id));
+            until("it is told", || rig.is_draining(worker.id)).await;
+        }
+        rig.engines[0].drain();
+        let answer = in_time("it is given up", clients.remove(0).answer()).await;
+        assert!(answer.whole && answer.text().starts_with(FIRST));
+        assert!(answer.text().contains("\"error\"") && answer.text().ends_with(DONE));
+        rig.joined(1).await;
+        assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
     }
 }

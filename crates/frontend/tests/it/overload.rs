@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use kvasir_frontend::{AppOptions, Limits};
 use kvasir_router::{RouterConfig, RouterMode};
-use kvasir_transport::Tasks;
 
-use crate::client::Client;
 use crate::engine::{ANSWER, Stage, Step, ok};
 use crate::rig::{ASK, ASK_STREAM, CHAT, Rig, Setup, in_time, until};
 
@@ -169,41 +167,70 @@ async fn requests_beyond_the_limit_are_refused_unread() {
     rig.at_rest().await;
 }
 
-#[tokio::test]
-async fn connections_beyond_the_limit_wait_until_one_is_closed() {
+/// Two connections may be open; clients have all the time that they want.
+async fn rig_of_two_connections() -> Rig {
     let limits = Limits {
         connections_max: 2,
-        client_stall: Duration::from_secs(20),
+        client_stall: Duration::from_secs(3600),
         ..Limits::default()
     };
-    let rig = Rig::with(1, Setup::limits(limits)).await;
-    let mut first = rig.client().await;
-    let mut second = rig.client().await;
-    for client in [&mut first, &mut second] {
+    Rig::with(1, Setup::limits(limits)).await
+}
+
+#[tokio::test]
+async fn a_connection_beyond_the_limit_waits_while_all_are_busy_and_takes_the_place_of_an_idle_one()
+{
+    let rig = rig_of_two_connections().await;
+    let mut busy = Vec::new();
+    for number in 1..=2 {
+        rig.stage.play(vec![Step::Gate, ok()]);
+        let mut client = rig.client().await;
         client.post(CHAT, "", ASK).await;
-        assert_eq!(in_time("answer", client.answer()).await.text(), ANSWER);
+        until("it runs", || rig.stage.seen().len() == number).await;
+        busy.push(client);
     }
-    let (waiting, address) = (Tasks::new(), rig.address());
-    let third = waiting.spawn(async move {
-        let mut third = Client::connect(address).await;
-        third.post(CHAT, "connection: close\r\n", ASK).await;
-        third.answer().await
-    });
-    // The two that are in are served as if nothing were.
-    for client in [&mut first, &mut second] {
-        client.post(CHAT, "", ASK).await;
-        assert_eq!(in_time("answer", client.answer()).await.text(), ANSWER);
-    }
-    assert_eq!(rig.stage.seen().len(), 4, "the third waits");
-    assert!(!third.is_finished());
-    drop(first);
-    let answer = in_time("the third is let in", third)
-        .await
-        .unwrap()
-        .unwrap();
+    let mut third = rig.client().await;
+    third.post(CHAT, "connection: close\r\n", ASK).await;
+    // Longer than an idle connection is left alone.
+    let early = tokio::time::timeout(Duration::from_millis(600), third.answer()).await;
+    assert!(early.is_err(), "nobody is idle");
+    assert_eq!(rig.stage.seen().len(), 2);
+    rig.stage.gate.add_permits(1);
+    let answer = in_time("the third is let in", third.answer()).await;
     assert_eq!(answer.text(), ANSWER);
+    drop(third);
+    rig.stage.gate.add_permits(1);
+    let mut closed = 0;
+    for client in &mut busy {
+        assert_eq!(in_time("answer", client.answer()).await.text(), ANSWER);
+    }
+    // One of the two was idle when its place was needed.
+    for client in &mut busy {
+        client
+            .try_send("GET /live HTTP/1.1\r\nhost: door\r\n\r\n")
+            .await;
+        closed += usize::from(!in_time("it ends", client.read_until("\r\n\r\n")).await);
+    }
+    assert_eq!(closed, 1);
     assert!(rig.metric("kvasir_limit_reached_total").await >= 1.0);
-    drop(second);
+    drop(busy);
+    rig.at_rest().await;
+}
+
+/// Clients that connect and send nothing, or a piece of a head, keep nobody out, however long they may stay.
+#[tokio::test]
+async fn connections_on_which_nothing_is_asked_make_room() {
+    let rig = rig_of_two_connections().await;
+    for begun in ["", "GET /health HTTP/1.1\r\nhost"] {
+        let mut held = Vec::new();
+        for _ in 0..8 {
+            let mut client = rig.client().await;
+            client.try_send(begun).await;
+            held.push(client);
+        }
+        let answer = rig.post(CHAT, ASK).await;
+        assert_eq!(answer.text(), ANSWER, "after {begun:?}");
+    }
     rig.at_rest().await;
 }
 

@@ -402,6 +402,10 @@ impl StreamObserver for CacheView {
         let rank = self.rank;
         match fault {
             None => tracing::info!(%rank, "event socket connected"),
+            Some(fault @ SourceFault::Local(_)) => {
+                tracing::debug!(%rank, %fault, "event socket not connected");
+                return self.show(Evidence::LocalFault);
+            }
             Some(fault) => tracing::warn!(%rank, %fault, "event socket not connected"),
         }
         self.count_lifecycle(if fault.is_none() {

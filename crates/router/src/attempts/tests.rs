@@ -109,6 +109,9 @@ fn what_follows_each_failure() {
         ErrorEvent   Opening   Worker Unreachable yes   next     limit    may have run may have run
         ErrorEvent   Streaming Worker Failed      no    next     limit    may have run may have run
         ErrorEvent   Resuming  Worker Unreachable no    next     limit    may have run may have run
+        Local        Opening   Router NotSent     yes   next     limit    next         limit
+        Local        Streaming Router NotSent     no    next     limit    may have run may have run
+        Local        Resuming  Router NotSent     no    next     limit    next         limit
     "#]]
     .assert_eq(&table);
 }

@@ -88,7 +88,11 @@ impl Router {
         }
         let failed = matches!(
             outcome,
-            Outcome::Unreachable | Outcome::Overloaded | Outcome::Failed | Outcome::Broken
+            Outcome::Unreachable
+                | Outcome::Overloaded
+                | Outcome::Failed
+                | Outcome::Broken
+                | Outcome::NotSent
         );
         self.sessions.release(self.now, id, failed);
         self.free(id, out);

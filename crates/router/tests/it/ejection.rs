@@ -51,6 +51,28 @@ fn served_by(host: &mut Host, times: u128) -> std::collections::BTreeSet<u64> {
     .collect()
 }
 
+/// What this machine cannot do is not held against a worker, however often; nor does it forgive one.
+#[test]
+fn what_was_never_sent_changes_nothing_about_its_worker() {
+    let mut host = Host::kv(|_| {}).workers(2);
+    for id in 1..20 {
+        ends(&mut host, id, 1, Outcome::NotSent);
+        assert!(!is_down(&host, 1));
+    }
+    ends(&mut host, 20, 2, Outcome::Unreachable);
+    let until = |host: &Host| {
+        host.router
+            .fleet()
+            .member(WorkerId(2))
+            .unwrap()
+            .ejected_until()
+    };
+    let ejected = until(&host);
+    assert!(ejected.is_some());
+    ends(&mut host, 21, 2, Outcome::NotSent);
+    assert_eq!(until(&host), ejected);
+}
+
 #[test]
 fn a_worker_that_fails_is_ejected_shortly_and_not_from_pins() {
     let mut host = Host::kv(|_| {}).workers(2);

@@ -225,6 +225,7 @@ fn input(op: &Op, now: Time, targets: &BTreeMap<RequestId, WorkerRank>) -> Input
         2 => Outcome::Overloaded,
         3 => Outcome::Failed,
         4 => Outcome::Broken,
+        5 => Outcome::NotSent,
         _ => Outcome::Completed { output_tokens: 3 },
     };
     match op {

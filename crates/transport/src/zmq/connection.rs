@@ -13,7 +13,7 @@ use super::codec::{
     Decoder, GREETING_LEN, Item, ZmtpError, check_greeting, greeting, put_message, put_ping,
     put_pong, put_ready,
 };
-use crate::SourceFault;
+use crate::{SourceFault, is_local_error};
 
 /// How much is read at once.
 const READ_CHUNK: usize = 64 << 10;
@@ -64,6 +64,7 @@ impl LinkError {
     pub(super) fn fault(&self, connected: bool) -> SourceFault {
         match self {
             Self::Io(error) if connected => SourceFault::Closed(error.to_string()),
+            Self::Io(error) if is_local_error(error) => SourceFault::Local(error.to_string()),
             Self::Io(error) => SourceFault::Unreachable(error.to_string()),
             Self::Protocol(error) => SourceFault::Protocol(error.to_string()),
             Self::Silent => SourceFault::Silent,

@@ -173,7 +173,9 @@ async fn subscribe(options: Arc<ZmqSourceOptions>, queue: Queue) {
             said = None;
         }
         let fault = error.fault(connected);
-        if said.as_ref() != Some(&fault) {
+        // Whoever counts the time that the engine is away is told that it is not the engine, each time.
+        let is_local = matches!(fault, SourceFault::Local(_));
+        if is_local || said.as_ref() != Some(&fault) {
             let event = SourceEvent::Disconnected(fault.clone());
             if queue.push(event, 0).await.is_err() {
                 return;

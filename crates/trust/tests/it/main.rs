@@ -444,6 +444,26 @@ fn a_lost_connection_suspends() {
     "#]]);
 }
 
+/// While this machine has no descriptor for the event socket, nothing is held against the engine; when it has one again, the engine
+/// is given its time anew.
+#[test]
+fn what_this_machine_lacks_does_not_suspend() {
+    let mut worker = Worker::new();
+    worker
+        .show("hit", 3, cached(320, 320))
+        .show("no descriptor", 30, Evidence::LocalFault)
+        .show("lost", 1, Evidence::Link(false))
+        .show("no descriptor", 30, Evidence::LocalFault)
+        .show("not there", 9, Evidence::Tick)
+        .show("no descriptor", 30, Evidence::LocalFault)
+        .show("back", 1, Evidence::Link(true));
+    worker.check(&expect![[r#"
+        hit 3: Exact
+        not there 5: Approximate events_unreachable
+        back 1: Exact
+    "#]]);
+}
+
 /// Engines that report cached tokens only where there are some.
 #[test]
 fn no_report_means_none_once_there_was_one() {

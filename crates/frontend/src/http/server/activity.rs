@@ -19,8 +19,11 @@ use bytes::Bytes;
 use http::{Request, Version};
 use http_body::{Body, Frame, SizeHint};
 use hyper::rt::Executor;
+use kvasir_telemetry::Clock;
 use kvasir_transport::Tasks;
+use kvasir_types::Time;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use crate::http::heads::Heads;
@@ -43,6 +46,12 @@ pub(super) struct Activity {
     /// The socket is full: what is to be written waits for the client.
     is_full: AtomicBool,
     streams: Mutex<Streams>,
+    clock: Clock,
+    /// When it came, or its last request ended.
+    rested_at: AtomicU64,
+    /// Its place is needed: it is closed unless a request came.
+    leaving: AtomicBool,
+    asked_to_leave: Notify,
 }
 
 /// The HTTP/2 streams that are open.
@@ -87,8 +96,12 @@ struct ConnectionState {
 }
 
 impl Activity {
-    pub(super) fn new(heads: Arc<Heads>) -> Self {
+    pub(super) fn new(heads: Arc<Heads>, clock: Clock) -> Self {
         Self {
+            clock,
+            rested_at: AtomicU64::new(clock.now().as_nanos()),
+            leaving: AtomicBool::new(false),
+            asked_to_leave: Notify::new(),
             heads,
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
@@ -110,6 +123,29 @@ impl Activity {
             ended,
             turns: self.turns.load(Ordering::Relaxed),
         }
+    }
+
+    /// Since when nothing is asked on it; none while something is.
+    pub(super) fn idle_since(&self) -> Option<Time> {
+        let seen = self.seen();
+        let since = Time::from_nanos(self.rested_at.load(Ordering::Relaxed));
+        (seen.begun == seen.ended).then_some(since)
+    }
+
+    /// Its place is needed.
+    pub(super) fn ask_to_leave(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
+        self.asked_to_leave.notify_one();
+    }
+
+    /// Whether it was asked to.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
+    }
+
+    /// Waits until its place is needed.
+    pub(super) async fn leaves(&self) {
+        self.asked_to_leave.notified().await;
     }
 
     /// Waits until nothing has moved for `timeout`, at most for twice as long, and only the client could change that.
@@ -209,7 +245,10 @@ impl Drop for RequestGuard {
                 self.activity.streams().open.remove(&stream.key);
             }
         }
-        self.activity.ended.fetch_add(1, Ordering::Release);
+        let activity = &self.activity;
+        let now = activity.clock.now().as_nanos();
+        activity.rested_at.store(now, Ordering::Relaxed);
+        activity.ended.fetch_add(1, Ordering::Release);
     }
 }
 

@@ -201,8 +201,9 @@ impl Manner {
                     ..Self::default()
                 };
             }
-            // This prompt is refused; the next one may not be.
+            // This prompt is refused; the next one may not be. Or it was never sent.
             Some(UpstreamError::Status(status)) if status.is_client_error() => {}
+            Some(error) if error.is_local() => {}
             Some(_) => {
                 self.failures = self.failures.saturating_add(1);
                 if self.failures >= FAILURES_MAX {

@@ -1,0 +1,47 @@
+//! Whether a connection failed because of this machine, and not because of whoever was to be reached.
+//!
+//! A process without descriptors, or a machine without ports or memory, fails to reach anybody. Whoever judges a worker by its
+//! connections asks here first.
+
+use std::io;
+
+use rustix::io::Errno;
+
+/// Whether this machine, and not the peer, is why a connection could not be made: it has no descriptor, no port, no buffer or no
+/// memory left.
+#[must_use]
+pub fn is_local_error(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::ADDRNOTAVAIL)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_peer_does_is_not_local() {
+        let of = |errno: Errno| is_local_error(&io::Error::from(errno));
+        for local in [
+            Errno::MFILE,
+            Errno::NFILE,
+            Errno::NOBUFS,
+            Errno::NOMEM,
+            Errno::ADDRNOTAVAIL,
+        ] {
+            assert!(of(local), "{local}");
+        }
+        for far in [
+            Errno::CONNREFUSED,
+            Errno::CONNRESET,
+            Errno::TIMEDOUT,
+            Errno::HOSTUNREACH,
+            Errno::PIPE,
+        ] {
+            assert!(!of(far), "{far}");
+        }
+        assert!(!is_local_error(&io::Error::other("no number")));
+    }
+}
