@@ -20,3 +20,9 @@ rm -f ca-key.pem ca.srl
 key other-ca-key.pem
 openssl req -x509 -new -key other-ca-key.pem -sha256 -days $days -subj "/CN=Another authority" -out other-ca.pem
 rm other-ca-key.pem
+# What engines make for themselves: by its own words an authority. The second one has the same names and another key.
+for name in self-signed self-signed-2; do
+  key $name-key.pem
+  openssl req -x509 -new -key $name-key.pem -sha256 -days $days -subj "/CN=localhost" \
+    -addext "subjectAltName=DNS:localhost" -out $name.pem
+done

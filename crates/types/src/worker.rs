@@ -259,6 +259,23 @@ pub struct ModelCard {
     pub parent: Option<String>,
 }
 
+impl ModelCard {
+    /// Longest name, in bytes: it stands in every series of the model, in log lines and in answers.
+    pub const NAME_BYTES_MAX: usize = 256;
+
+    /// Whether requests, labels and log lines can carry this as a model's name.
+    ///
+    /// ```
+    /// # use kvasir_types::ModelCard;
+    /// assert!(ModelCard::is_name("org/model-7b:v2") && ModelCard::is_name("模型"));
+    /// assert!(!ModelCard::is_name("") && !ModelCard::is_name("a\nb") && !ModelCard::is_name(&"x".repeat(257)));
+    /// ```
+    #[must_use]
+    pub fn is_name(name: &str) -> bool {
+        (1..=Self::NAME_BYTES_MAX).contains(&name.len()) && !name.contains(char::is_control)
+    }
+}
+
 /// How much one rank of a worker can take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {

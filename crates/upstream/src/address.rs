@@ -3,11 +3,16 @@
 //! Reads that text into a [`WorkerRecord`]. What always holds: no text of a URL with a password, and no key, comes back
 //! in an error.
 
+use std::path::Path;
 use std::sync::Arc;
 
+use http::uri::Authority;
 use http::{HeaderValue, Uri};
+use kvasir_transport::zmq::Endpoint;
 use kvasir_types::{ApiKey, EventFeed, HttpEndpoint, Transport, WorkerId, WorkerRecord};
 use xxhash_rust::xxh3::xxh3_64;
+
+use crate::bounded_file::{KEY_FILE_BYTES_MAX, read_bounded_text};
 
 /// Ports of `http` and `https` when the address names none.
 const HTTP_PORT: u16 = 80;
@@ -29,6 +34,9 @@ pub enum AddressError {
     /// A URL of another kind.
     #[error("`{0}` is not reached by http or https; write it as http://host:8000")]
     Scheme(String),
+    /// A port that there is not.
+    #[error("`{0}` has a port that there is not; ports are from 1 to 65535")]
+    Port(String),
     /// An addition that does not exist.
     #[error(
         "`{0}` is not known{meant}; after the URL may follow {ADDITIONS}, each as name=value after a comma",
@@ -144,14 +152,28 @@ pub fn parse_url(url: &str) -> Result<HttpEndpoint, AddressError> {
     if uri.path().split('/').any(|part| part == "v1") {
         return Err(AddressError::Route(url.to_owned()));
     }
-    let port = if tls { HTTPS_PORT } else { HTTP_PORT };
+    let port = match uri.authority().and_then(port_text) {
+        None if tls => HTTPS_PORT,
+        None => HTTP_PORT,
+        // The library takes a port that there is not for none.
+        Some(port) => match port.parse() {
+            Ok(port) if port > 0 => port,
+            _ => return Err(AddressError::Port(url.to_owned())),
+        },
+    };
     Ok(HttpEndpoint {
         tls,
         host,
-        port: uri.port_u16().unwrap_or(port),
+        port,
         prefix: uri.path().trim_end_matches('/').to_owned(),
         api_key: None,
     })
+}
+
+/// What stands where the port does.
+fn port_text(authority: &Authority) -> Option<&str> {
+    let after = authority.as_str().strip_prefix(authority.host())?;
+    after.strip_prefix(':')
 }
 
 /// The worker at an HTTP server, about which nothing else is known.
@@ -252,7 +274,8 @@ pub(crate) fn bearer(key: &ApiKey) -> Option<HeaderValue> {
 
 /// The key that a file holds.
 fn read_key(path: &str) -> Result<ApiKey, AddressError> {
-    let text = std::fs::read_to_string(path).map_err(|error| AddressError::KeyFile {
+    let text = read_bounded_text(Path::new(path), KEY_FILE_BYTES_MAX);
+    let text = text.map_err(|error| AddressError::KeyFile {
         path: path.to_owned(),
         error: error.to_string(),
     })?;
@@ -269,17 +292,14 @@ fn count(name: &'static str, value: &str) -> Result<u32, AddressError> {
 }
 
 fn socket(name: &'static str, value: &str) -> Result<String, AddressError> {
-    let known = ["tcp://", "ipc://"]
-        .iter()
-        .any(|scheme| value.starts_with(scheme));
-    if known {
-        return Ok(value.to_owned());
+    match value.parse::<Endpoint>() {
+        Ok(endpoint) if endpoint.port() > 0 => Ok(value.to_owned()),
+        _ => Err(AddressError::Value {
+            name,
+            value: value.to_owned(),
+            expected: "an address as tcp://host:5557, with a port from 1 to 65535",
+        }),
     }
-    Err(AddressError::Value {
-        name,
-        value: value.to_owned(),
-        expected: "an address as tcp://host:5557",
-    })
 }
 
 #[cfg(test)]
@@ -351,7 +371,31 @@ mod tests {
         assert!(error("http://a,api-key-file=/nonexistent").contains("/nonexistent"));
         assert!(error("http://a,blocks=1").contains("`blocks` is not known"));
         assert!(error("http://a,block-size=0").contains("whole number from 1"));
-        assert!(error("http://a,events=5557").contains("tcp://host:5557"));
+        for events in [
+            "5557",
+            "ipc:///tmp/s",
+            "tcp://h",
+            "tcp://h:0",
+            "tcp://h:65536",
+            "tcp://:1",
+        ] {
+            for name in ["events", "replay"] {
+                let told = error(&format!("http://a,{name}={events}"));
+                assert!(told.contains("tcp://host:5557"), "{told}");
+            }
+        }
+        for port in ["0", "65536", "70000", "99999999999", "x", "-1", ""] {
+            for url in [
+                format!("http://a:{port}"),
+                format!("https://[::1]:{port}/b"),
+            ] {
+                let told = error(&url);
+                assert!(
+                    told.contains("1 to 65535") || told.contains("not a URL"),
+                    "{url}: {told}"
+                );
+            }
+        }
         assert!(error("http://a,block-size").contains("`block-size` is not known"));
     }
 }

@@ -19,6 +19,11 @@ use metrics::samples;
 /// Rows of an engine's own lists that are read; the rest is ignored.
 const ROWS_MAX: usize = 4096;
 
+/// Longest place of a model that is believed: the longest path that systems have.
+const ROOT_BYTES_MAX: usize = 4096;
+/// Longest version that is shown.
+const VERSION_BYTES_MAX: usize = 128;
+
 /// What is known about an engine server.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
@@ -151,9 +156,9 @@ impl Facts {
         self.models = rows
             .map(|row| ModelCard {
                 name: row.id,
-                root: row.root,
+                root: row.root.filter(|root| root.len() <= ROOT_BYTES_MAX),
                 max_model_len: row.max_model_len,
-                parent: row.parent,
+                parent: row.parent.filter(|parent| ModelCard::is_name(parent)),
             })
             .collect();
     }
@@ -180,7 +185,8 @@ impl Facts {
     pub fn read_version(&mut self, body: &[u8]) {
         self.version = serde_json::from_slice::<Version>(body)
             .ok()
-            .map(|v| v.version);
+            .map(|v| v.version)
+            .filter(|version| version.len() <= VERSION_BYTES_MAX);
     }
 
     /// Reads vLLM's list of event sources.

@@ -6,6 +6,7 @@
 
 mod address;
 mod body;
+mod bounded_file;
 mod client;
 mod connection;
 mod error;
@@ -24,6 +25,7 @@ pub use address::{
     set_api_key, set_field, worker_at, worker_id,
 };
 pub use body::UpstreamBody;
+pub use bounded_file::{KEY_FILE_BYTES_MAX, PEM_BYTES_MAX, read_bounded, read_bounded_text};
 pub use client::{Bounds, Client, error_message};
 pub use error::{UpstreamError, cause_of_status};
 pub use facts::{EngineKind, EventSource, Facts, RankLoad, ServerInfo, read_load, read_loads};

@@ -1,16 +1,24 @@
 //! TLS on the way to workers, and what is wrong with a file of certificates.
 //!
-//! Answers one question: which certificates of workers do we trust?
+//! Answers one question: which certificates of workers do we trust? Those that are given, and what they signed
+//! ([`given`]); without any, what the system trusts.
+
+mod given;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::client::WebPkiServerVerifier;
+use tokio_rustls::rustls::client::danger::ServerCertVerifier;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use crate::bounded_file::{PEM_BYTES_MAX, read_bounded};
+use given::GivenCertificates;
 
 /// What we speak to workers.
 const WORKER_PROTOCOL: &[u8] = b"http/1.1";
@@ -79,17 +87,12 @@ impl fmt::Debug for WorkerTls {
 }
 
 impl WorkerTls {
-    /// Trusts the certificates of this authority, and no others.
+    /// Trusts the certificates in this file and those that they signed, and no others.
     pub fn with_authority(path: &Path) -> Result<Self, TlsError> {
         let of = |why: String| TlsError::new(TlsFile::WorkerAuthority, path, why);
-        let pem = std::fs::read(path).map_err(|error| of(error.to_string()))?;
-        let mut roots = RootCertStore::empty();
-        for certificate in certificates(&pem).map_err(of)? {
-            roots
-                .add(certificate)
-                .map_err(|error| of(error.to_string()))?;
-        }
-        let connector = connector(roots).map_err(of)?;
+        let pem = read_bounded(path, PEM_BYTES_MAX).map_err(|error| of(error.to_string()))?;
+        let given = GivenCertificates::new(certificates(&pem).map_err(of)?).map_err(of)?;
+        let connector = connector(given).map_err(of)?;
         Ok(Self {
             connector: Arc::new(OnceLock::from(connector)),
         })
@@ -118,15 +121,19 @@ fn system_connector() -> Result<TlsConnector, String> {
         0 => Err(
             "the system has no certificates; name an authority with --worker-tls-ca-path".into(),
         ),
-        _ => connector(roots),
+        _ => {
+            let signed = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider());
+            connector(signed.build().map_err(|error| error.to_string())?)
+        }
     }
 }
 
-fn connector(roots: RootCertStore) -> Result<TlsConnector, String> {
+fn connector(verifier: Arc<dyn ServerCertVerifier>) -> Result<TlsConnector, String> {
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
-        .with_root_certificates(roots)
+        .dangerous()
+        .with_custom_certificate_verifier(verifier)
         .with_no_client_auth();
     config.alpn_protocols = vec![WORKER_PROTOCOL.to_vec()];
     Ok(TlsConnector::from(Arc::new(config)))

@@ -117,8 +117,12 @@ async fn who_does_not_finish_the_handshake_is_left() {
 
 /// Stands before an engine and takes TLS off.
 async fn tls_engine(rig: &Rig, tasks: &Tasks) -> String {
-    let chain = CertificateDer::from_pem_file(file("server.pem")).unwrap();
-    let key = PrivateKeyDer::from_pem_file(file("server-key.pem")).unwrap();
+    tls_engine_as(rig, tasks, "server").await
+}
+
+async fn tls_engine_as(rig: &Rig, tasks: &Tasks, name: &str) -> String {
+    let chain = CertificateDer::from_pem_file(file(&format!("{name}.pem"))).unwrap();
+    let key = PrivateKeyDer::from_pem_file(file(&format!("{name}-key.pem"))).unwrap();
     let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -177,6 +181,34 @@ async fn workers_are_reached_by_https_if_their_authority_is_believed() {
     })
     .await;
     rig.joined(1).await;
+    proxies.stop();
+}
+
+/// What `openssl req -x509` makes calls itself an authority: given to us, that very certificate is trusted, as curl does.
+/// Another one of the same name and issuer is not, nor is it for another host.
+#[tokio::test]
+async fn a_certificate_that_an_engine_made_for_itself_is_trusted_if_it_is_given() {
+    let proxies = Tasks::new();
+    let cases = [
+        ("self-signed", "self-signed", "localhost", true),
+        ("self-signed", "self-signed", "127.0.0.1", false),
+        ("self-signed-2", "self-signed", "localhost", false),
+    ];
+    for (given, shown, host, trusted) in cases {
+        let tls = WorkerTls::with_authority(&file(&format!("{given}.pem"))).unwrap();
+        let rig = Rig::with_fleet(1, Setup::usual(), |fleet| fleet.with_tls(tls)).await;
+        let url = tls_engine_as(&rig, &proxies, shown).await;
+        let worker = parse_worker(&url.replace("localhost", host)).unwrap();
+        assert!(rig.fleet.watch(worker.clone()));
+        let expected = match trusted {
+            true => MemberState::Serving,
+            false => MemberState::Unreachable,
+        };
+        until(&format!("{given} {shown} {host}"), || {
+            rig.app.members().get(worker.id).unwrap().state == expected
+        })
+        .await;
+    }
     proxies.stop();
 }
 
