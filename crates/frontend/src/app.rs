@@ -9,6 +9,7 @@ use kvasir_host::HostContext;
 use kvasir_openai::ApiError;
 use kvasir_telemetry::{Clock, Metrics, Tracer};
 use kvasir_transport::Tasks;
+use tokio::sync::Semaphore;
 
 use crate::fleet::FleetContext;
 use crate::fleet::members::{Members, SourceName, WorkerSource};
@@ -102,6 +103,8 @@ pub struct App {
     observer: Observer,
     via: Via,
     prefill_slots: PrefillSlots,
+    /// Whoever dumps the index holds it.
+    dump_turn: Arc<Semaphore>,
 }
 
 impl App {
@@ -119,7 +122,12 @@ impl App {
             metrics: metrics.clone(),
             tasks: tasks.clone(),
         };
-        let edge = (options.limits, options.body_limit_mb, options.tls.clone());
+        let limits = (
+            options.limits,
+            options.body_limit_mb,
+            options.overload_status,
+        );
+        let tls = options.tls.clone();
         Arc::new(Self {
             options,
             models: Arc::default(),
@@ -127,10 +135,11 @@ impl App {
             members: Members::default(),
             operators: OnceLock::new(),
             context,
-            http: HttpContext::new(edge, metrics, clock, tasks),
+            http: HttpContext::new(limits, tls, metrics, clock, tasks),
             via: Via::new(observer.new_request_id()),
             observer,
             prefill_slots: PrefillSlots::default(),
+            dump_turn: Arc::new(Semaphore::new(1)),
         })
     }
 
@@ -235,6 +244,11 @@ impl App {
     /// Slots for speculative prefills.
     pub(crate) fn prefill_slots(&self) -> &PrefillSlots {
         &self.prefill_slots
+    }
+
+    /// Whose turn it is to dump the index; there is one at a time.
+    pub(crate) fn dump_turn(&self) -> &Arc<Semaphore> {
+        &self.dump_turn
     }
 
     /// How it signs what it passes on.

@@ -56,6 +56,8 @@ pub struct Index {
     events: Arc<View>,
     /// What routing decisions taught: all there is in an approximate index, beside the events otherwise.
     routing: Option<RoutingIndex>,
+    /// Whether routing decisions are all that it learns from.
+    is_approximate: bool,
     max_bytes: u64,
     /// Bytes of what events taught, when something was last stored. Kept if there is a budget.
     event_bytes: AtomicUsize,
@@ -112,6 +114,7 @@ impl Index {
             ranks: RankTable::new(),
             events: Arc::clone(&events.view),
             routing,
+            is_approximate: options.approximate.is_some(),
             max_bytes: options.max_bytes,
             event_bytes: AtomicUsize::new(0),
             writer: WriteLock::new(Writer {
@@ -343,6 +346,11 @@ impl Index {
     /// Whether somebody waits to write.
     pub(crate) fn has_waiting_writers(&self) -> bool {
         self.writer.has_waiters()
+    }
+
+    /// What routing decisions taught, if nothing else is believed in.
+    pub(crate) fn approximate(&self) -> Option<&RoutingIndex> {
+        self.routing.as_ref().filter(|_| self.is_approximate)
     }
 
     pub(crate) fn rank_table(&self) -> &RankTable {

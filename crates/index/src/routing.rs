@@ -13,6 +13,7 @@
 //!
 //! No call does more than a little ([`BLOCKS_AT_ONCE`]): who has more to do lets others in between (`routing_index`).
 
+mod dump;
 mod routing_index;
 mod spans;
 

@@ -41,9 +41,19 @@ impl Index {
             .collect()
     }
 
-    /// One rank's part of [`Index::dump`].
+    /// One rank's part of [`Index::dump`]: what events taught, and in an approximate index what routing decisions did.
+    /// Writers of events wait while it is copied; requests never wait for more than a few blocks.
     #[must_use]
     pub fn dump_rank(&self, rank: WorkerRank) -> Vec<(WorkerRank, KvEvent)> {
+        let mut dumped = self.dump_events(rank);
+        if let Some(routing) = self.approximate() {
+            let stored = routing.dump(rank).into_iter();
+            dumped.extend(stored.map(|event| (rank, kv_event(Tier::Device, event))));
+        }
+        dumped
+    }
+
+    fn dump_events(&self, rank: WorkerRank) -> Vec<(WorkerRank, KvEvent)> {
         let writer = &mut *self.write();
         let Some(slot) = writer.ranks.get(rank) else {
             return Vec::new();

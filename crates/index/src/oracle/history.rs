@@ -301,11 +301,22 @@ pub fn check_routing_history(bytes: &[u8]) {
         }
         index.check_invariants();
         assert_eq!(index.entries() as usize, oracle.entries());
+        let copy = Index::new();
+        for (rank, event) in index.dump() {
+            assert_eq!(copy.apply(rank, &event), Ok(()), "{event:?} of a dump");
+        }
+        assert_eq!(copy.entries() as usize, oracle.entries());
         for _ in 0..4 {
             let prompt = source.prompt();
             oracle.find(&prompt, &mut matches.0);
             index.find(&prompt, &mut matches.1);
             assert_eq!(matches.1.sorted(), matches.0.sorted(), "{prompt:?}");
+            copy.find(&prompt, &mut matches.1);
+            assert_eq!(
+                matches.1.sorted(),
+                matches.0.sorted(),
+                "{prompt:?} of a dump"
+            );
         }
     }
     index.expire(now + Duration::from_secs(10));

@@ -11,6 +11,7 @@ use kvasir_types::{LocalHash, SequenceHash, Time, WorkerRank};
 
 use super::{BLOCKS_AT_ONCE, RoutingTree};
 use crate::sync::{MutexGuard, Ordering, WriteLock};
+use crate::tree::DumpEvent;
 use crate::view::View;
 use crate::{Approximate, Stats};
 
@@ -146,6 +147,26 @@ impl RoutingIndex {
             routing.forget_all(slot);
             self.note_bytes(&routing);
         }
+    }
+
+    /// What a rank is believed to hold, parents before children. Requests get their turn after every few spans, so it is
+    /// not of one moment: what is forgotten or added meanwhile may be missing, and nothing hangs on what is.
+    pub(crate) fn dump(&self, rank: WorkerRank) -> Vec<DumpEvent> {
+        let spans = self.lock().spans_by_depth(rank);
+        let mut out = Vec::new();
+        let mut left = spans.into_iter().peekable();
+        while left.peek().is_some() {
+            let routing = self.lock();
+            let mut blocks = 0;
+            while blocks < BLOCKS_AT_ONCE
+                && let Some(id) = left.next()
+            {
+                let stored = routing.dump(id);
+                blocks += stored.as_ref().map_or(1, |(_, blocks)| blocks.len());
+                out.extend(stored.map(|(parent, blocks)| DumpEvent::Stored(parent, blocks)));
+            }
+        }
+        out
     }
 
     fn note_bytes(&self, routing: &RoutingTree) {

@@ -49,6 +49,14 @@ impl Tree {
         out
     }
 
+    /// The local hash of the block that a holder knows by this name.
+    pub(crate) fn local_of(&self, h: Holder, name: u64) -> Option<LocalHash> {
+        let place = self.held_as(h, name, self.named(name))?;
+        Some(LocalHash(
+            self.node(place.run).run.local(place.pos as usize),
+        ))
+    }
+
     /// The blocks to store, run by run from the root on: those that a holder holds, and those above them
     /// that it must go through.
     fn plan(&self, h: Holder) -> Vec<(u32, Vec<Range<u32>>)> {
