@@ -112,6 +112,7 @@ impl App {
             Route::Health => pages::health(self),
             Route::Live => reply::json(StatusCode::OK, kvasir_openai::live()),
             Route::Metrics => pages::metrics(self),
+            Route::Root => pages::root(self),
             Route::OpenApi => self.describe(door),
             Route::BusyThreshold => admin::busy_threshold(self, request).await,
             Route::Workers if request.method() == Method::POST => {
@@ -119,7 +120,7 @@ impl App {
             }
             Route::Workers => admin::workers(self),
             Route::Worker(name) => admin::remove_worker(self, &name, request.uri().query()),
-            Route::Dump => dump::answer(self).await,
+            Route::Dump => dump::answer(self),
             Route::Decisions => admin::decisions(self),
             Route::Decision(id) => admin::decision(self, &id),
         }

@@ -1,9 +1,9 @@
-//! Reading a request's body: JSON, and no longer than allowed.
+//! Reading a request's body: JSON, no longer than allowed, and within the budget of all bodies together.
 
 use std::io;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{CONTENT_TYPE, EXPECT};
 use http::request::Parts;
 use http::{HeaderMap, Version};
@@ -12,12 +12,11 @@ use http_body_util::BodyExt;
 use kvasir_openai::ApiError;
 use tokio::time::Instant;
 
+use crate::http::body_budget::{BodyBudget, JoinedBody, NoRoom};
 use crate::http::context::HttpContext;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What a declared length may reserve before any byte has come.
-const RESERVE_MAX: u64 = 1 << 20;
 /// Bytes that a client sends in a second, on average, once its timeout has passed (`--http-client-timeout-secs`), which
 /// it has for each piece, too.
 const RATE_MIN: u64 = 1024;
@@ -34,7 +33,7 @@ const LEAVE_MAX: u64 = 256 << 10;
 /// Time that is spent on that.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// A mebibyte, the unit of the body limit.
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// Fails unless the request says that it brings JSON.
 pub(crate) fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
@@ -74,6 +73,27 @@ where
     read_for(http, head, body).await
 }
 
+/// Why a body was not read to its end.
+#[derive(Clone, Debug, PartialEq)]
+enum ReadError {
+    /// The bodies of other requests leave no room for it.
+    NoRoom,
+    /// It is too long, too slow or broken.
+    Refused(ApiError),
+}
+
+impl From<NoRoom> for ReadError {
+    fn from(_: NoRoom) -> Self {
+        Self::NoRoom
+    }
+}
+
+impl From<ApiError> for ReadError {
+    fn from(error: ApiError) -> Self {
+        Self::Refused(error)
+    }
+}
+
 /// Reads a request's body; limits that it reaches are counted.
 pub(crate) async fn read_for<B>(
     http: &HttpContext,
@@ -84,18 +104,28 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError> + Send,
 {
-    let unread = is_announced_too_large(&body, http.body_limit_mb);
-    let outcome = read(&mut body, http.body_limit_mb, http.limits.client_stall).await;
-    match outcome.as_ref().map_err(|error| error.status) {
-        Err(413) => {
-            http.limit_reached("body_bytes");
-            // Who still waits for a word to send it gets the refusal instead, and sends nothing.
-            if !(unread && is_awaited(head)) {
-                linger(http, body);
-            }
+    let unread = is_refused_unread(&body, http.body_limit_mb, &http.bodies);
+    let outcome = read(
+        &mut body,
+        http.body_limit_mb,
+        http.limits.client_stall,
+        &http.bodies,
+    );
+    let outcome = outcome.await.map_err(|error| match error {
+        ReadError::NoRoom => ApiError::bodies_full(http.overload_status),
+        ReadError::Refused(error) => error,
+    });
+    if let Err(error) = &outcome {
+        match error.status {
+            413 => http.limit_reached("body_bytes"),
+            408 => http.limit_reached("body_time"),
+            _ if error.leaves_body() => http.limit_reached("body_budget"),
+            _ => {}
         }
-        Err(408) => http.limit_reached("body_time"),
-        _ => {}
+        // Who still waits for a word to send it gets the refusal instead, and sends nothing.
+        if error.leaves_body() && !(unread && is_awaited(head)) {
+            linger(http, body);
+        }
     }
     outcome
 }
@@ -107,7 +137,7 @@ fn is_awaited(head: &Parts) -> bool {
     head.version != Version::HTTP_2 && head.headers.contains_key(EXPECT)
 }
 
-/// Lets the answer go out while the rest of a body that is too large still comes.
+/// Lets the answer go out while the rest of a body that is not taken still comes.
 fn linger<B>(http: &HttpContext, body: B)
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
@@ -122,40 +152,59 @@ fn is_announced_too_large(body: &impl Body, limit_mb: u64) -> bool {
     body.size_hint().lower() > limit_mb.saturating_mul(MIB)
 }
 
-/// Reads a body of at most `body_limit_mb`. Of one that says that it is longer nothing is read.
-async fn read<B>(body: &mut B, limit_mb: u64, stall: Duration) -> Result<Bytes, ApiError>
+/// Whether a body is refused by what it says beforehand.
+fn is_refused_unread(body: &impl Body, limit_mb: u64, bodies: &BodyBudget) -> bool {
+    is_announced_too_large(body, limit_mb) || !bodies.has_room_for(body.size_hint().lower())
+}
+
+/// Reads a body of at most `body_limit_mb`. Of one that says that it is longer, or than there is room for, nothing is read.
+async fn read<B>(
+    body: &mut B,
+    limit_mb: u64,
+    stall: Duration,
+    bodies: &BodyBudget,
+) -> Result<Bytes, ReadError>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: Into<BoxError>,
 {
     let limit = limit_mb.saturating_mul(MIB);
-    let hint = body.size_hint();
+    let declared = body.size_hint().lower();
     if is_announced_too_large(body, limit_mb) {
-        return Err(ApiError::body_too_large(limit_mb));
+        return Err(ApiError::body_too_large(limit_mb).into());
+    }
+    if !bodies.has_room_for(declared) {
+        return Err(ReadError::NoRoom);
     }
     let mut whole: Option<Bytes> = None;
-    let mut joined = BytesMut::new();
+    let mut joined: Option<JoinedBody> = None;
     let mut pace = Pace::begin(stall);
     while let Some(frame) = next(body, &pace).await? {
         let Ok(data) = frame.into_data() else {
             continue;
         };
         pace.came(data.len());
-        let had = whole.as_ref().map_or(joined.len(), Bytes::len) as u64;
-        if had + data.len() as u64 > limit {
-            return Err(ApiError::body_too_large(limit_mb));
+        let had = match &joined {
+            Some(joined) => joined.len(),
+            None => whole.as_ref().map_or(0, Bytes::len),
+        };
+        if (had + data.len()) as u64 > limit {
+            return Err(ApiError::body_too_large(limit_mb).into());
         }
-        if joined.is_empty() && whole.is_none() {
+        if joined.is_none() && whole.is_none() {
             whole = Some(data);
-        } else {
-            if let Some(first) = whole.take() {
-                joined.reserve(hint.lower().min(RESERVE_MAX) as usize);
-                joined.extend_from_slice(&first);
-            }
-            joined.extend_from_slice(&data);
+            continue;
         }
+        let joined = joined.get_or_insert_with(|| JoinedBody::new(bodies, declared, limit));
+        if let Some(first) = whole.take() {
+            joined.push(&first)?;
+        }
+        joined.push(&data)?;
     }
-    Ok(whole.unwrap_or_else(|| joined.freeze()))
+    Ok(match joined {
+        Some(joined) => joined.freeze(),
+        None => whole.unwrap_or_default(),
+    })
 }
 
 /// How fast a body comes: a client that sends a byte now and then must not hold its place for ever.
@@ -279,10 +328,14 @@ mod tests {
 
     async fn read_pieces(sizes: &[usize]) -> Result<usize, u16> {
         let mut body = Pieces(sizes.iter().copied().collect());
-        read(&mut body, 1, Duration::from_secs(30))
-            .await
-            .map(|b| b.len())
-            .map_err(|e| e.status)
+        status_of(read(&mut body, 1, Duration::from_secs(30), &BodyBudget::new(MIB)).await)
+    }
+
+    fn status_of(outcome: Result<Bytes, ReadError>) -> Result<usize, u16> {
+        outcome.map(|body| body.len()).map_err(|error| match error {
+            ReadError::NoRoom => 503,
+            ReadError::Refused(error) => error.status,
+        })
     }
 
     #[tokio::test]
@@ -334,8 +387,8 @@ mod tests {
                 every,
                 timer: Box::pin(tokio::time::sleep(every)),
             };
-            let read = read(&mut slow, 1, Duration::from_secs(timeout)).await;
-            read.map(|b| b.len()).map_err(|e| e.status)
+            let budget = BodyBudget::new(MIB);
+            status_of(read(&mut slow, 1, Duration::from_secs(timeout), &budget).await)
         };
         let status = async |left, size, secs| within(30, left, size, secs).await;
         assert_eq!(within(2, 1, 1, 1).await, Ok(1));

@@ -10,6 +10,8 @@ use kvasir_telemetry::{Clock, Metrics};
 use kvasir_transport::Tasks;
 use tokio_util::sync::CancellationToken;
 
+use crate::http::body::MIB;
+use crate::http::body_budget::BodyBudget;
 use crate::http::in_flight::InFlight;
 use crate::http::limits::Limits;
 use crate::http::server::connections::ClientConnections;
@@ -22,6 +24,10 @@ pub struct HttpContext {
     pub(crate) limits: Limits,
     /// Largest body, in MiB.
     pub(crate) body_limit_mb: u64,
+    /// Room for the bodies of all requests under way.
+    pub(crate) bodies: BodyBudget,
+    /// Status of an overload answer.
+    pub(crate) overload_status: u16,
     pub(crate) tls: Option<ServerTls>,
     pub(crate) metrics: Metrics,
     pub(crate) clock: Clock,
@@ -41,17 +47,22 @@ pub struct HttpContext {
 impl HttpContext {
     /// A server that is not leaving.
     pub(crate) fn new(
-        (limits, body_limit_mb, tls): (Limits, u64, Option<ServerTls>),
+        (limits, body_limit_mb, overload_status): (Limits, u64, u16),
+        tls: Option<ServerTls>,
         metrics: Metrics,
         clock: Clock,
         tasks: Tasks,
     ) -> Self {
         let connections = Arc::new(ClientConnections::new(clock));
+        // The largest body that is allowed has room when there is no other.
+        let room = limits.body_bytes_max.max(body_limit_mb.saturating_mul(MIB));
         Self {
             shortage: Shortage::new(Arc::clone(&connections), metrics.clone(), clock),
             connections,
             limits,
             body_limit_mb,
+            bodies: BodyBudget::new(room),
+            overload_status,
             tls,
             metrics,
             clock,

@@ -6,6 +6,27 @@ use std::sync::Arc;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName};
 
+/// Keys that are accepted at once: a request is compared with each of them.
+const KEYS_MAX: usize = 4096;
+/// Longest key.
+const KEY_BYTES_MAX: usize = 1024;
+
+/// Why a list of keys is not taken. No key is ever shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeysError {
+    /// A line has several words.
+    #[error(
+        "line {0}: one key stands on a line, without spaces in it; a comment after it begins with #"
+    )]
+    Words(usize),
+    /// A key that no header carries, or a long one.
+    #[error("line {0}: a key has at most {KEY_BYTES_MAX} characters, all visible ASCII")]
+    Key(usize),
+    /// There are too many.
+    #[error("it has more than {KEYS_MAX} keys")]
+    TooMany,
+}
+
 /// The keys that are accepted; without any, everybody may ask. Clones are one set.
 #[derive(Clone, Default)]
 pub struct ApiKeys {
@@ -20,20 +41,40 @@ impl fmt::Debug for ApiKeys {
 }
 
 impl ApiKeys {
-    /// One key a line; blank lines and lines that begin with `#` are left out.
+    /// One key a line; what follows a `#` at the beginning or after a space is a comment.
     ///
     /// ```
     /// # use kvasir_frontend::ApiKeys;
-    /// let keys = ApiKeys::parse("# team a\nsecret\n\n");
-    /// assert_eq!(format!("{keys:?}"), "ApiKeys(1)");
+    /// let keys = ApiKeys::parse("# team a\nsecret\n\nsecret#2 # team b\n")?;
+    /// assert_eq!(format!("{keys:?}"), "ApiKeys(2)");
+    /// assert!(ApiKeys::parse("two words").is_err());
+    /// # Ok::<(), kvasir_frontend::KeysError>(())
     /// ```
-    #[must_use]
-    pub fn parse(text: &str) -> Self {
-        let lines = text.lines().map(str::trim);
-        let keys = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
-        Self {
-            keys: keys.map(|key| key.as_bytes().into()).collect(),
+    pub fn parse(text: &str) -> Result<Self, KeysError> {
+        let mut keys: Vec<Box<[u8]>> = Vec::new();
+        for (text, line) in text.lines().zip(1..) {
+            let mut words = text.split_ascii_whitespace();
+            let Some(key) = words.next().filter(|word| !word.starts_with('#')) else {
+                continue;
+            };
+            if words.next().is_some_and(|word| !word.starts_with('#')) {
+                return Err(KeysError::Words(line));
+            }
+            if key.len() > KEY_BYTES_MAX || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+                return Err(KeysError::Key(line));
+            }
+            if keys.len() >= KEYS_MAX {
+                return Err(KeysError::TooMany);
+            }
+            keys.push(key.as_bytes().into());
         }
+        Ok(Self { keys: keys.into() })
+    }
+
+    /// The first of them.
+    #[must_use]
+    pub fn first(&self) -> Option<&str> {
+        std::str::from_utf8(self.keys.first()?).ok()
     }
 
     /// One key alone.
@@ -88,7 +129,7 @@ mod tests {
         if let Some(shown) = shown {
             headers.insert(AUTHORIZATION, shown.parse().unwrap());
         }
-        ApiKeys::parse(keys).admit(&headers)
+        ApiKeys::parse(keys).unwrap().admit(&headers)
     }
 
     #[test]
@@ -110,7 +151,36 @@ mod tests {
     }
 
     #[test]
+    fn a_key_may_be_followed_by_a_comment() {
+        assert!(admits("k1 # team a\nk2\t#team b", Some("Bearer k2")));
+        assert!(admits(
+            "k#1 # not a comment before the space",
+            Some("Bearer k#1")
+        ));
+        assert!(!admits("k1 # team a", Some("Bearer k1 # team a")));
+    }
+
+    #[test]
+    fn keys_that_nobody_could_show_are_refused() {
+        assert_eq!(
+            ApiKeys::parse("k\nsecret word").unwrap_err(),
+            KeysError::Words(2)
+        );
+        assert_eq!(ApiKeys::parse("schlüssel").unwrap_err(), KeysError::Key(1));
+        assert_eq!(
+            ApiKeys::parse(&"k".repeat(KEY_BYTES_MAX + 1)).unwrap_err(),
+            KeysError::Key(1)
+        );
+        let many = |count| ApiKeys::parse(&"k\n".repeat(count));
+        assert!(many(KEYS_MAX).is_ok());
+        assert_eq!(many(KEYS_MAX + 1).unwrap_err(), KeysError::TooMany);
+    }
+
+    #[test]
     fn a_key_is_never_shown() {
-        assert_eq!(format!("{:?}", ApiKeys::parse("secret")), "ApiKeys(1)");
+        let keys = ApiKeys::parse("secret").unwrap();
+        assert_eq!(format!("{keys:?}"), "ApiKeys(1)");
+        let refused = ApiKeys::parse("secret words").unwrap_err();
+        assert!(!refused.to_string().contains("secret"));
     }
 }

@@ -22,6 +22,8 @@ pub struct Limits {
     pub connections_max: usize,
     /// Requests that are under way at once; the next ones are refused as overload.
     pub requests_max: usize,
+    /// Bytes that the bodies of all requests under way take together; at least one of the largest has room.
+    pub body_bytes_max: u64,
     /// Bytes of a request's head.
     pub header_bytes_max: usize,
     /// A client that neither sends nor takes anything for so long is left; at most twice as long.
@@ -36,6 +38,7 @@ impl Default for Limits {
             keep_alive: None,
             connections_max: 32_768,
             requests_max: 65_536,
+            body_bytes_max: 1 << 30,
             header_bytes_max: 64 * 1024,
             client_stall: Duration::from_secs(30),
         }

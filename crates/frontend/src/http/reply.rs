@@ -162,7 +162,7 @@ fn refusal(error: &ApiError, body: Bytes) -> Reply {
             .headers_mut()
             .insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
-    if error.status == StatusCode::PAYLOAD_TOO_LARGE {
+    if error.leaves_body() {
         // What is left of the body is read for a while and then not: the next request needs another connection.
         framing::close_after(&mut reply);
     }

@@ -117,6 +117,8 @@ pub enum Route {
     Live,
     /// Prometheus.
     Metrics,
+    /// What this is.
+    Root,
     /// This table, for programs.
     OpenApi,
     /// When workers count as busy.
@@ -262,7 +264,10 @@ const fn kept(place: Place, name: &'static str, make: fn(String) -> Route) -> Ro
 }
 
 const SOUGHT_AND_DELETED: &[Operation] = &[
-    get("Asked of one worker after another until one has it", "Any"),
+    get(
+        "Asked of all workers at once; one that has it answers",
+        "Any",
+    ),
     Operation {
         method: "delete",
         ..get("Asked of one worker after another until one has it", "Any")
@@ -314,6 +319,12 @@ pub(crate) const ROWS: &[Row] = &[
         Audience::Anyone,
         |_| Route::Metrics,
         &[get("Metrics for Prometheus", "Text")],
+    ),
+    read(
+        Place::At("/"),
+        Audience::Anyone,
+        |_| Route::Root,
+        &[get("What this is, and where to look next", "Any")],
     ),
     read(
         Place::At("/openapi.json"),

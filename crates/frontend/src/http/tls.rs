@@ -17,7 +17,7 @@ use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{Error, ServerConfig};
 
-use kvasir_upstream::{TlsError, TlsFile, certificates, provider};
+use kvasir_upstream::{PEM_BYTES_MAX, TlsError, TlsFile, certificates, provider, read_bounded};
 
 use crate::http::debounce::Debounce;
 
@@ -133,7 +133,8 @@ impl ServerTls {
 impl Files {
     fn read(&self) -> Content {
         let read = |file, path: &Path| {
-            std::fs::read(path).map_err(|error| TlsError::new(file, path, error))
+            let content = read_bounded(path, PEM_BYTES_MAX);
+            content.map_err(|error| TlsError::new(file, path, error))
         };
         let chain = read(TlsFile::Certificate, &self.certificate)?;
         Ok((chain, read(TlsFile::Key, &self.key)?))
