@@ -4,6 +4,7 @@
 //! worker is.
 
 pub(crate) mod body;
+pub(crate) mod body_budget;
 pub(crate) mod context;
 pub(crate) mod debounce;
 pub(crate) mod event_loop_lag;

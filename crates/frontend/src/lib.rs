@@ -21,7 +21,7 @@ mod request;
 mod tokens;
 
 pub use crate::http::in_flight::{InFlight, Ticket};
-pub use crate::http::keys::ApiKeys;
+pub use crate::http::keys::{ApiKeys, KeysError};
 pub use crate::http::limits::Limits;
 pub use crate::http::reply::{ByteSource, Cut, Reply, ReplyBody};
 pub use crate::http::routes::Paths;

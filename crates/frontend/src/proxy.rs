@@ -235,13 +235,18 @@ pub(crate) async fn prepare(
     // What we look into must not be compressed.
     headers.remove(header::ACCEPT_ENCODING);
     record.trace_to(&mut headers);
+    let body = outgoing::body(scan, &asked.body, &nvext, endpoint, follow);
     let forward = Forward {
         app: Arc::clone(app),
         model: Arc::clone(model),
         method: asked.parts.method,
         path: engine_path(endpoint, &asked.parts.uri),
         headers,
-        body: outgoing::body(scan, &asked.body, &nvext, endpoint, follow),
+        body: match body.as_ptr() == asked.body.as_ptr() {
+            true => body,
+            // A copy, which takes room as well.
+            false => app.http().bodies.hold(body),
+        },
         urgency: nvext.hints.priority,
         kind: Kind::Completion {
             stream,

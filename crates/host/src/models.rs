@@ -90,8 +90,8 @@ impl<M> Default for Models<M> {
 }
 
 impl<M> Models<M> {
-    /// Models that are served at once; each has series and a tokenizer's state.
-    pub const MAX: usize = 4096;
+    /// Models that are served at once; each has series and a tokenizer's state, some 100 KB.
+    pub const MAX: usize = 1024;
 }
 
 impl<M: ModelEntry> Models<M> {

@@ -14,7 +14,7 @@ mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -73,18 +73,21 @@ struct Waiting {
 impl LoadedSnapshot {
     /// Reads a file; `None` if there is none.
     pub fn load(path: &Path) -> Result<Option<Self>, SnapshotFileError> {
-        let mut file = match File::open(path) {
-            Ok(file) => file,
+        let about = match std::fs::metadata(path) {
+            Ok(about) => about,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
+        // To open a pipe would be to wait for its other end.
+        if !about.is_file() {
+            return Err(SnapshotFileError::Foreign);
+        }
+        let file = File::open(path)?;
         let size = file.metadata()?.len();
         if size > FILE_BYTES_MAX {
             return Err(SnapshotFileError::TooLarge(size));
         }
-        let mut bytes = Vec::with_capacity(size as usize);
-        Read::take(&mut file, FILE_BYTES_MAX).read_to_end(&mut bytes)?;
-        let routers = format::read(&bytes)?.into_iter().map(|router| {
+        let routers = format::read(file, size)?.into_iter().map(|router| {
             let waiting = Waiting {
                 index: Some(router.index),
                 block_size: router.block_size,

@@ -4,7 +4,6 @@
 
 use std::fmt;
 use std::io::ErrorKind;
-use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,7 +14,7 @@ use kvasir_types::HttpEndpoint;
 use kvasir_upstream::{Bounds, UpstreamError, WorkerTls, error_message, parse_url};
 use serde_json::Value;
 
-use crate::wiring::{BadConfig, Failure};
+use crate::wiring::{self, BadConfig, Failure};
 
 /// Longest answer that is read.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
@@ -259,23 +258,14 @@ fn token(settings: &Settings) -> Result<Option<HeaderValue>, Failure> {
     let path = settings.get(keys::ADMIN_TOKEN_FILE);
     let token = match (settings.get(keys::ADMIN_TOKEN), &path) {
         (Some(token), _) => token,
-        (None, Some(path)) => token_of_file(path)?,
+        (None, Some(path)) => {
+            let tokens = wiring::key_file("--admin-token-file", Some(path.clone()))?;
+            tokens.first().unwrap_or_default().to_owned()
+        }
         (None, None) => return Ok(None),
     };
     let mut value = HeaderValue::try_from(format!("Bearer {}", token.trim()))
         .map_err(|_| BadConfig("the token has characters that no header can carry".to_owned()))?;
     value.set_sensitive(true);
     Ok(Some(value))
-}
-
-fn token_of_file(path: &Path) -> Result<String, Failure> {
-    let shown = path.display();
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| format!("--admin-token-file {shown}: {error}"))?;
-    let mut lines = text.lines().map(str::trim);
-    let token = lines.find(|line| !line.is_empty() && !line.starts_with('#'));
-    match token {
-        Some(token) => Ok(token.to_owned()),
-        None => Err(format!("--admin-token-file {shown} holds no token").into()),
-    }
 }

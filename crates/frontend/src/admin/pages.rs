@@ -1,13 +1,30 @@
-//! The pages for probes and scrapers: health and metrics.
+//! The pages for probes, scrapers and passers-by: health, metrics, and what this is.
 
 use http::{HeaderValue, StatusCode};
 use kvasir_openai::{ApiError, Health};
+use serde_json::json;
 
 use crate::app::App;
 use crate::http::reply::{self, Reply};
 
 /// Workers that the health page names as waited for.
 const AWAITED_NAMED_MAX: usize = 16;
+
+/// What this is, for whoever opens the address in a browser.
+pub(crate) fn root(app: &App) -> Reply {
+    let paths = &app.options().paths;
+    let page = json!({
+        "name": "kvasir",
+        "version": env!("CARGO_PKG_VERSION"),
+        "about": "A KV-cache-aware router for LLM inference with an OpenAI API",
+        "chat": paths.chat,
+        "models": paths.models,
+        "health": paths.health,
+        "metrics": paths.metrics,
+        "api": "/openapi.json",
+    });
+    reply::json(StatusCode::OK, page.to_string())
+}
 
 /// Whether requests are served, and by whom.
 pub(crate) fn health(app: &App) -> Reply {
@@ -39,6 +56,8 @@ pub(crate) fn metrics(app: &App) -> Reply {
             .with_label_values(&[&*model.name])
             .set(app.options().migration.limit.into());
     }
+    let bodies = app.http().bodies.used();
+    app.metrics().http_body_bytes.set(bodies as f64);
     app.models().measure(app.metrics(), app.clock().now());
     app.text_counts().add(&app.models().all(), app.metrics());
     let mut page = String::new();

@@ -169,7 +169,12 @@ impl Registration {
     fn claim(&mut self, facts: &Facts) -> BTreeMap<Arc<str>, Arc<ServedModel>> {
         let mut served = BTreeMap::new();
         let mut refused = 0;
-        for family in families(facts) {
+        for mut family in families(facts) {
+            family.retain(|model| {
+                let is_name = ModelCard::is_name(&model.name);
+                refused += usize::from(!is_name);
+                is_name
+            });
             let new: Vec<ModelSpec> = family.iter().map(|m| self.new_model(m, facts)).collect();
             let claimed = self.fleet.claim(self.id, self.link.kind(), &new);
             for ((model, new), claimed) in family.iter().zip(new).zip(claimed) {
@@ -185,8 +190,9 @@ impl Registration {
             }
         }
         if refused > self.refused {
-            tracing::error!(worker = %self.record.transport, refused, max = Models::MAX,
-                "models of this worker are not served: there are too many, or they cannot be");
+            tracing::error!(worker = %self.record.transport, refused, models_max = Models::MAX,
+                name_bytes_max = ModelCard::NAME_BYTES_MAX, "models of this worker are not served: there are too many, \
+                or their names are empty, too long or have control characters");
         }
         self.refused = refused;
         served

@@ -1,13 +1,17 @@
 //! Objects that one engine stores under an id: the engine that has it is searched for.
 //!
-//! An id does not name its engine, and it may be older than this process or come from another router. So the workers are asked one
-//! after another, and the first that knows the id answers.
+//! An id does not name its engine, and it may be older than this process or come from another router. So the workers are asked, and
+//! the first that has it answers: all at once where something is read, one after another where it is changed, so that no more
+//! workers than needed see the change.
 //!
-//! What always holds: at most [`SOUGHT_MAX`] workers are asked; what nobody has is not found only if all could be
-//! asked.
+//! What always holds: at most [`SOUGHT_MAX`] workers are asked, and the search ends in time; an error of one worker is the
+//! answer only if no other has it; what nobody has is not found only if all could be asked.
 
 use std::collections::BTreeSet;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -33,6 +37,8 @@ use crate::proxy::relay::{Form, Source};
 const SOUGHT_MAX: usize = 64;
 /// A worker has this long to say whether it has it.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// All of them together have this long.
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What is said when it may be with a worker that could not be asked.
 const NOT_ALL_ASKED: &str =
@@ -79,51 +85,141 @@ async fn seek_all(
     path: &PathAndQuery,
     body: &Bytes,
 ) -> Result<Reply, ApiError> {
-    let mut asked = BTreeSet::new();
-    let mut all = true;
+    let (sought, complete) = sought(app, arrived, parts, path, body);
+    if !complete {
+        app.http().limit_reached("workers_asked");
+    }
+    let at_once = match parts.method.is_safe() {
+        true => SOUGHT_MAX,
+        false => 1,
+    };
+    let mut search = Search {
+        all: complete,
+        found: None,
+    };
+    let searching = search.run(sought, at_once);
+    if tokio::time::timeout(SEARCH_TIMEOUT, searching)
+        .await
+        .is_err()
+    {
+        search.all = false;
+    }
+    let Some((forward, target, answer)) = search.found else {
+        let error = match search.all {
+            true => ApiError::new(404, NOT_FOUND),
+            false => ApiError::new(503, NOT_ALL_ASKED),
+        };
+        return Err(unplaced(app, arrived, parts, path, error));
+    };
+    let record = RequestRecord::start_at(
+        app.observer(),
+        arrived,
+        &parts.headers,
+        Some(&forward.model.meters),
+        path.path(),
+        false,
+    );
+    let attempts = (Arrival::new(arrived.id, 1), Attempts::default());
+    Ok(forward.reply(answer, (target, None), record, attempts))
+}
+
+/// Whom to ask, and whether that is everybody.
+fn sought(
+    app: &Arc<App>,
+    arrived: &RequestIdentity,
+    parts: &Parts,
+    path: &PathAndQuery,
+    body: &Bytes,
+) -> (Vec<(Arc<Forward>, WorkerRank)>, bool) {
+    let (mut asked, mut sought) = (BTreeSet::new(), Vec::new());
     for model in app.models().all() {
-        let forward = forward(app, arrived, parts, path, body, &model);
+        let forward = Arc::new(forward(app, arrived, parts, path, body, &model));
         for worker in model.links().http_workers() {
             // Adapters of one engine are models of their own.
-            if asked.len() >= SOUGHT_MAX || !asked.insert(worker) {
-                all &= asked.contains(&worker);
+            if !asked.insert(worker) {
                 continue;
             }
-            let target = WorkerRank {
-                worker,
-                rank: DpRank(0),
-            };
-            match tokio::time::timeout(TIMEOUT, forward.open_stored(target)).await {
-                Ok(Ok(answer)) if has_it(answer.head.status) => {
-                    let path = path.path();
-                    let headers = &parts.headers;
-                    let record = RequestRecord::start_at(
-                        app.observer(),
-                        arrived,
-                        headers,
-                        Some(&model.meters),
-                        path,
-                        false,
-                    );
-                    let attempts = (Arrival::new(arrived.id, 1), Attempts::default());
-                    return Ok(Arc::new(forward).reply(answer, (target, None), record, attempts));
+            if sought.len() >= SOUGHT_MAX {
+                return (sought, false);
+            }
+            let rank = DpRank(0);
+            sought.push((Arc::clone(&forward), WorkerRank { worker, rank }));
+        }
+    }
+    (sought, true)
+}
+
+/// An answer, and whose.
+type Found = (Arc<Forward>, WorkerRank, EngineAnswer);
+
+/// How far a search has come.
+struct Search {
+    /// All could be asked until now.
+    all: bool,
+    /// The answer of one that has it; until then, that of one that may.
+    found: Option<Found>,
+}
+
+impl Search {
+    /// Asks workers, so many at once, until one has it. Whoever has not answered by then is not waited for.
+    async fn run(&mut self, sought: Vec<(Arc<Forward>, WorkerRank)>, at_once: usize) {
+        let mut sought = sought.into_iter();
+        let mut asked: Vec<Pin<Box<dyn Future<Output = Asked> + Send>>> = Vec::new();
+        loop {
+            let next = sought.by_ref().take(at_once - asked.len());
+            asked.extend(next.map(|(forward, target)| Box::pin(ask(forward, target)) as _));
+            if asked.is_empty() {
+                return;
+            }
+            let told = poll_fn(|cx| {
+                let ready = |one: &mut Pin<Box<dyn Future<Output = Asked> + Send>>| match one
+                    .as_mut()
+                    .poll(cx)
+                {
+                    Poll::Ready(told) => Some(told),
+                    Poll::Pending => None,
+                };
+                let first = asked.iter_mut().map(ready).enumerate();
+                let mut first = first.filter_map(|(at, told)| Some((at, told?)));
+                first.next().map_or(Poll::Pending, Poll::Ready)
+            });
+            let (at, told) = told.await;
+            drop(asked.swap_remove(at));
+            match told {
+                Asked::Answered(found) if is_success(found.2.head.status) => {
+                    self.found = Some(*found);
+                    return;
                 }
-                Ok(Ok(_)) => {}
-                Ok(Err(_)) | Err(_) => all = false,
+                Asked::Answered(found) if has_it(found.2.head.status) => {
+                    self.found.get_or_insert(*found);
+                }
+                Asked::Answered(_) => {}
+                Asked::Silent => self.all = false,
             }
         }
     }
-    if asked.len() >= SOUGHT_MAX && !all {
-        app.http().limit_reached("workers_asked");
-    }
-    let error = match all {
-        true => ApiError::new(404, NOT_FOUND),
-        false => ApiError::new(503, NOT_ALL_ASKED),
-    };
-    Err(unplaced(app, arrived, parts, path, error))
 }
 
-/// Whether this is the answer of one that has it: others do not know the id, or not even the route.
+/// What a worker said.
+enum Asked {
+    Answered(Box<Found>),
+    /// It could not be asked, or not in time.
+    Silent,
+}
+
+async fn ask(forward: Arc<Forward>, target: WorkerRank) -> Asked {
+    match tokio::time::timeout(TIMEOUT, forward.open_stored(target)).await {
+        Ok(Ok(answer)) => Asked::Answered(Box::new((forward, target, answer))),
+        Ok(Err(_)) | Err(_) => Asked::Silent,
+    }
+}
+
+/// Whether this is surely the answer of one that has it.
+fn is_success(status: StatusCode) -> bool {
+    status.is_success() || status.is_redirection()
+}
+
+/// Whether this may be the answer of one that has it: others do not know the id, or not even the route.
 fn has_it(status: StatusCode) -> bool {
     !matches!(
         status,

@@ -68,7 +68,7 @@ async fn with_a_door_of_their_own_operators_are_only_there() {
 async fn a_clients_key_does_not_open_what_the_token_closes() {
     let rig = rig(AppOptions {
         admin_token: ApiKeys::one("root"),
-        keys: ApiKeys::parse("client"),
+        keys: ApiKeys::parse("client").unwrap(),
         ..AppOptions::default()
     })
     .await;

@@ -496,7 +496,7 @@ async fn a_slow_http2_stream_slows_its_engine_alone() {
 
 #[tokio::test]
 async fn where_keys_are_needed_nobody_asks_without_one() {
-    let keys = kvasir_frontend::ApiKeys::parse("secret");
+    let keys = kvasir_frontend::ApiKeys::parse("secret").unwrap();
     let options = AppOptions {
         keys,
         ..AppOptions::default()

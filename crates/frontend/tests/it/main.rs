@@ -20,6 +20,7 @@ mod health;
 mod leaving;
 mod limits;
 mod membership;
+mod memory;
 mod metrics;
 mod migration;
 mod mixed;

@@ -239,7 +239,7 @@ async fn what_cannot_be_a_worker_is_refused_with_words() {
 
 #[tokio::test]
 async fn a_worker_is_shown_its_own_key_and_never_the_clients_to_us() {
-    let keys = kvasir_frontend::ApiKeys::parse("ours");
+    let keys = kvasir_frontend::ApiKeys::parse("ours").unwrap();
     let options = AppOptions {
         keys,
         ..AppOptions::default()

@@ -74,7 +74,7 @@ async fn anthropics_api_is_there_where_it_is_wanted_and_speaks_as_such() {
     );
     rig.at_rest().await;
     let mut setup = moved();
-    setup.options.keys = ApiKeys::parse("client");
+    setup.options.keys = ApiKeys::parse("client").unwrap();
     let rig = Rig::with(1, setup).await;
     for (key, message) in [
         ("", "A key is needed"),
@@ -252,6 +252,44 @@ async fn what_one_engine_keeps_is_found_there() {
     let cancelled = rig.post("/v1/responses/resp_1/cancel", "").await;
     assert_eq!((cancelled.status, cancelled.text()), (200, "{}"));
     assert_eq!(rig.stage.seen().len(), 2);
+    rig.at_rest().await;
+}
+
+/// Where something is read, all workers are asked at once: one that is silent delays nobody, and one that fails is not
+/// the answer while another has it.
+#[tokio::test]
+async fn what_one_engine_keeps_is_asked_of_all_at_once() {
+    let rig = Rig::of(4).await;
+    let ports: Vec<u16> = rig.engines.iter().map(|e| e.address.port()).collect();
+    // Two are silent, whichever come first in order.
+    for port in [ports[0], ports[1]] {
+        rig.stage.freeze(port);
+    }
+    let path = "/v1/files/file-1";
+    rig.stage
+        .kept
+        .lock()
+        .unwrap()
+        .insert((ports[3], path), "here");
+    let began = tokio::time::Instant::now();
+    let get = async || {
+        let mut client = rig.client().await;
+        let head = format!("GET {path} HTTP/1.1\r\nhost: door\r\nconnection: close\r\n\r\n");
+        client.send(head).await;
+        client.answer().await
+    };
+    for _ in 0..3 {
+        assert_eq!(get().await.text(), "here");
+    }
+    assert!(
+        began.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        began.elapsed()
+    );
+    // Nobody who can be asked has it, and not all could be.
+    rig.stage.kept.lock().unwrap().clear();
+    assert_eq!(get().await.status, 503);
+    rig.stage.thaw();
     rig.at_rest().await;
 }
 

@@ -59,7 +59,7 @@ async fn a_request_too_many_leaves_its_trace() {
 #[tokio::test]
 async fn refusals_say_why_and_are_counted() {
     let options = AppOptions {
-        keys: ApiKeys::parse("secret"),
+        keys: ApiKeys::parse("secret").unwrap(),
         admin_token: ApiKeys::one("token"),
         ..AppOptions::default()
     };

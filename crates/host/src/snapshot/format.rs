@@ -2,20 +2,27 @@
 //!
 //! Little-endian throughout: `KVST`, a version (u16), the routers, then XXH3-64 of everything before it. Texts
 //! and lists begin with their length (u32). The index inside has a form, a version and a checksum of its own.
+//!
+//! What always holds: of a file whose checksum is wrong no more is held than [`READ_BYTES`], however long it is; of one whose
+//! checksum is right, what it holds, once.
 
-use std::io;
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::sync::Arc;
 
 use kvasir_kv_events::{Cursor, StreamCheckpoint, TranslatorState};
 use kvasir_trust::{CacheState, TrustRecord};
 use kvasir_types::{DpRank, EngineHash, WorkerRank};
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use xxhash_rust::xxh3::Xxh3;
 
 use super::SnapshotFileError;
 
 const MAGIC: [u8; 4] = *b"KVST";
 const VERSION: u16 = 1;
 const CHECKSUM: usize = 8;
+/// Bytes that are read at once.
+const READ_BYTES: usize = 256 << 10;
+/// Routers that are read: as many as there can be models.
+const ROUTERS_MAX: usize = crate::Models::<crate::Model>::MAX;
 
 /// One router's part.
 #[derive(Debug, PartialEq)]
@@ -76,27 +83,64 @@ impl<W: io::Write> Summed<W> {
     }
 }
 
-pub(super) fn read(bytes: &[u8]) -> Result<Vec<RouterSnapshot>, SnapshotFileError> {
-    let rest = bytes
-        .strip_prefix(&MAGIC)
-        .ok_or(SnapshotFileError::Foreign)?;
-    let (version, rest) = rest.split_first_chunk().ok_or(SnapshotFileError::Corrupt)?;
-    let version = u16::from_le_bytes(*version);
-    if version != VERSION {
-        return Err(SnapshotFileError::Version(version));
-    }
-    let (body, sum) = rest
-        .split_last_chunk::<CHECKSUM>()
-        .ok_or(SnapshotFileError::Corrupt)?;
-    let summed = bytes.len() - CHECKSUM;
-    if xxh3_64(bytes.get(..summed).unwrap_or_default()) != u64::from_le_bytes(*sum) {
-        return Err(SnapshotFileError::Corrupt);
-    }
-    let mut reader = Reader(body);
+/// Reads a file of `size` bytes: first its checksum, and if that is right its content.
+pub(super) fn read(
+    mut from: impl Read + Seek,
+    size: u64,
+) -> Result<Vec<RouterSnapshot>, SnapshotFileError> {
+    let head = verify(&mut from, size)?;
+    from.seek(SeekFrom::Start(head))?;
+    let mut reader = Reader {
+        from: BufReader::with_capacity(READ_BYTES, from),
+        left: size - head - CHECKSUM as u64,
+    };
     let routers = reader.list(Reader::router);
     routers
-        .filter(|_| reader.0.is_empty())
+        .filter(|routers| reader.left == 0 && routers.len() <= ROUTERS_MAX)
         .ok_or(SnapshotFileError::Corrupt)
+}
+
+/// Reads all of it once, and keeps nothing. Returns where the content begins.
+fn verify(from: &mut impl Read, size: u64) -> Result<u64, SnapshotFileError> {
+    let mut sum = Xxh3::new();
+    let mut next = |bytes: &mut [u8]| -> Result<(), SnapshotFileError> {
+        match from.read_exact(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(SnapshotFileError::Corrupt)
+            }
+            read => Ok(read?),
+        }
+    };
+    let (mut magic, mut version) = ([0; MAGIC.len()], [0; 2]);
+    match next(&mut magic) {
+        Ok(()) if magic == MAGIC => {}
+        Ok(()) | Err(SnapshotFileError::Corrupt) => return Err(SnapshotFileError::Foreign),
+        Err(error) => return Err(error),
+    }
+    next(&mut version)?;
+    match u16::from_le_bytes(version) {
+        VERSION => {}
+        other => return Err(SnapshotFileError::Version(other)),
+    }
+    sum.update(&magic);
+    sum.update(&version);
+    let head = (magic.len() + version.len()) as u64;
+    let content = size.checked_sub(head + CHECKSUM as u64);
+    let mut left = content.ok_or(SnapshotFileError::Corrupt)?;
+    let mut part = vec![0; READ_BYTES];
+    while left > 0 {
+        let count = left.min(READ_BYTES as u64);
+        let part = part.get_mut(..count as usize).unwrap_or_default();
+        next(part)?;
+        sum.update(part);
+        left -= count;
+    }
+    let mut expected = [0; CHECKSUM];
+    next(&mut expected)?;
+    match sum.digest() == u64::from_le_bytes(expected) {
+        true => Ok(head),
+        false => Err(SnapshotFileError::Corrupt),
+    }
 }
 
 struct Writer(Vec<u8>);
@@ -147,48 +191,64 @@ impl Writer {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+/// Content whose checksum is right, still to be read.
+struct Reader<R> {
+    from: BufReader<R>,
+    left: u64,
+}
 
-impl Reader<'_> {
-    fn take(&mut self, count: usize) -> Option<&[u8]> {
-        let (taken, rest) = self.0.split_at_checked(count)?;
-        self.0 = rest;
-        Some(taken)
+impl<R: Read> Reader<R> {
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        self.left = self.left.checked_sub(N as u64)?;
+        self.from.read_exact(&mut bytes).ok()?;
+        Some(bytes)
+    }
+
+    /// `count` bytes, if there are as many: a length that lies costs no memory.
+    fn take(&mut self, count: u64) -> Option<Vec<u8>> {
+        self.left = self.left.checked_sub(count)?;
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(usize::try_from(count).ok()?).ok()?;
+        Read::take(&mut self.from, count)
+            .read_to_end(&mut bytes)
+            .ok()?;
+        (bytes.len() as u64 == count).then_some(bytes)
     }
 
     fn u8(&mut self) -> Option<u8> {
-        self.take(1)?.first().copied()
+        self.array().map(|[byte]| byte)
     }
 
     fn u32(&mut self) -> Option<u32> {
-        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+        self.array().map(u32::from_le_bytes)
     }
 
     fn u64(&mut self) -> Option<u64> {
-        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+        self.array().map(u64::from_le_bytes)
     }
 
     fn text(&mut self) -> Option<String> {
-        let count = self.u32()? as usize;
-        String::from_utf8(self.take(count)?.to_vec()).ok()
+        let count = self.u32()?;
+        String::from_utf8(self.take(count.into())?).ok()
     }
 
     fn list<T>(&mut self, mut one: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let count = self.u32()?;
-        // An item has at least one byte: a length that lies costs no memory.
-        (count as usize <= self.0.len()).then_some(())?;
+        // An item has at least one byte.
+        (u64::from(count) <= self.left).then_some(())?;
         (0..count).map(|_| one(self)).collect()
     }
 
     fn router(&mut self) -> Option<RouterSnapshot> {
         let (name, block_size) = (self.text()?, self.u32()?);
         let streams = self.list(Self::stream)?;
-        let count = usize::try_from(self.u64()?).ok()?;
+        let count = self.u64()?;
         Some(RouterSnapshot {
             name,
             block_size,
             streams,
-            index: self.take(count)?.to_vec(),
+            index: self.take(count)?,
         })
     }
 
@@ -231,6 +291,8 @@ impl Reader<'_> {
 
 #[cfg(test)]
 mod tests {
+    use xxhash_rust::xxh3::xxh3_64;
+
     use super::*;
 
     fn routers() -> Vec<RouterSnapshot> {
@@ -276,29 +338,33 @@ mod tests {
         bytes
     }
 
+    fn read_all(bytes: &[u8]) -> Result<Vec<RouterSnapshot>, SnapshotFileError> {
+        read(io::Cursor::new(bytes), bytes.len() as u64)
+    }
+
     #[test]
     fn what_was_written_is_read() {
-        assert_eq!(read(&written(&routers())).unwrap(), routers());
-        assert_eq!(read(&written(&[])).unwrap(), []);
+        assert_eq!(read_all(&written(&routers())).unwrap(), routers());
+        assert_eq!(read_all(&written(&[])).unwrap(), []);
     }
 
     #[test]
     fn any_other_bytes_are_refused() {
         let good = written(&routers());
         for end in 0..good.len() {
-            assert!(read(&good[..end]).is_err(), "cut at {end}");
+            assert!(read_all(&good[..end]).is_err(), "cut at {end}");
         }
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 0x40;
-            assert!(read(&bad).is_err(), "bit of byte {at}");
+            assert!(read_all(&bad).is_err(), "bit of byte {at}");
         }
         assert!(matches!(
-            read(b"#!/bin/sh"),
+            read_all(b"#!/bin/sh"),
             Err(SnapshotFileError::Foreign)
         ));
         assert!(matches!(
-            read(b"KVST\x02\x00"),
+            read_all(b"KVST\x02\x00"),
             Err(SnapshotFileError::Version(2))
         ));
         // A right checksum over lengths that lie.
@@ -306,6 +372,6 @@ mod tests {
         lying.extend(VERSION.to_le_bytes());
         lying.extend(u32::MAX.to_le_bytes());
         lying.extend(xxh3_64(&lying).to_le_bytes());
-        assert!(matches!(read(&lying), Err(SnapshotFileError::Corrupt)));
+        assert!(matches!(read_all(&lying), Err(SnapshotFileError::Corrupt)));
     }
 }
