@@ -155,8 +155,8 @@ def test_top_once_when_nobody_watches(demo):
     assert data["requests"]["done"] >= 1 and data["latest"]["requests"] >= 1 and len(data["workers"]) == 4
 
 
-def terminal(command, columns, until, timeout=20):
-    """Runs a command on a terminal of its own and interrupts it; what it wrote and its exit code."""
+def terminal(command, columns, until, timeout=20, key=None):
+    """Runs a command on a terminal of its own and presses a key, or else interrupts it; what it wrote and its exit code."""
     leader, follower = pty.openpty()
     subprocess.run(["stty", "rows", "24", "cols", str(columns)], stdin=follower, check=True)
     before = subprocess.run(["stty", "-g"], stdin=follower, capture_output=True, check=True).stdout
@@ -166,7 +166,10 @@ def terminal(command, columns, until, timeout=20):
     while not until(seen) and time.monotonic() < end:
         if select.select([leader], [], [], 0.1)[0]:
             seen += os.read(leader, 65536)
-    process.send_signal(signal.SIGINT)
+    if key:
+        os.write(leader, key)
+    else:
+        process.send_signal(signal.SIGINT)
     code = process.wait(10)
     while select.select([leader], [], [], 0.2)[0]:
         seen += os.read(leader, 65536)
@@ -175,6 +178,26 @@ def terminal(command, columns, until, timeout=20):
     os.close(follower)
     assert before == after
     return seen.decode(), code
+
+
+def test_q_leaves_top(demo):
+    """Other keys do not, and none is seen on the screen."""
+    command = [os.environ["KVASIR_BIN"], "top", "--url", demo.url, "--interval", "0.1"]
+    seen, code = terminal(command, 120, lambda seen: seen.count(b"\x1b[H") >= 2, key=b"x\x1b[Aq")
+    assert code == 0 and "q leaves" in seen and "x^[" not in seen
+    assert seen.rstrip().endswith("\x1b[?25h\x1b[?1049l")
+
+
+def test_an_unknown_path_is_no_failed_request_and_the_root_says_what_this_is(demo):
+    requests = lambda: json.loads(kvasir("top", "--json", "--url", demo.url).stdout)["requests"]  # noqa: E731
+    before = requests()["failed"]
+    for path in ["/favicon.ico", "/robots.txt", "/v2/nothing"]:
+        assert httpx.get(demo.url + path).status_code == 404
+    assert requests()["failed"] == before
+    root = httpx.get(demo.url)
+    assert root.status_code == 200 and root.json()["name"] == "kvasir" and root.json()["version"]
+    for page in ["models", "metrics", "api", "health"]:
+        assert httpx.get(demo.url + root.json()[page]).status_code == 200, page
 
 
 @pytest.mark.parametrize("columns", [20, 60, 200])

@@ -17,7 +17,10 @@ use kvasir_router::{PrefillLoadModel, Role, RouterConfig, RouterMode};
 use kvasir_telemetry::{Identity, LogBounds, MetricOptions, TunedBounds, log};
 use kvasir_text::{FolderError, ModelFolders};
 use kvasir_types::{ApiKey, WorkerRecord};
-use kvasir_upstream::{TlsError, TlsFile, WorkerTls, default_api_key, parse_api_key, parse_worker};
+use kvasir_upstream::{
+    KEY_FILE_BYTES_MAX, TlsError, TlsFile, WorkerTls, default_api_key, parse_api_key, parse_worker,
+    read_bounded_text,
+};
 
 use crate::{descriptors, traces};
 
@@ -235,14 +238,14 @@ fn admin_token(settings: &Settings) -> Result<ApiKeys, Failure> {
 }
 
 /// The keys of a file; an error names it.
-fn key_file(option: &str, path: Option<PathBuf>) -> Result<ApiKeys, Failure> {
+pub(crate) fn key_file(option: &str, path: Option<PathBuf>) -> Result<ApiKeys, Failure> {
     let Some(path) = path else {
         return Ok(ApiKeys::default());
     };
     let shown = path.display();
-    let text = std::fs::read_to_string(&path)
-        .map_err(|error| BadConfig(format!("{option} {shown}: {error}")))?;
-    let keys = ApiKeys::parse(&text);
+    let bad = |error: &dyn std::fmt::Display| BadConfig(format!("{option} {shown}: {error}"));
+    let text = read_bounded_text(&path, KEY_FILE_BYTES_MAX).map_err(|error| bad(&error))?;
+    let keys = ApiKeys::parse(&text).map_err(|error| bad(&error))?;
     match keys.is_empty() {
         true => {
             let text = format!("{option} {shown} holds no key; write one on each line");
@@ -263,6 +266,7 @@ fn limits(settings: &Settings) -> Limits {
             .map(Duration::from_millis),
         connections_max: descriptors::client_connections(settings),
         requests_max: settings.get(keys::HTTP_REQUESTS_MAX) as usize,
+        body_bytes_max: settings.get(keys::HTTP_BODY_BUDGET_MB) << 20,
         header_bytes_max: settings.get(keys::HTTP_HEADER_LIMIT_KB) as usize * 1024,
         client_stall: settings.get(keys::HTTP_CLIENT_TIMEOUT_SECS),
     }

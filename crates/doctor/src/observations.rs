@@ -144,8 +144,13 @@ pub struct RepeatedPrompt {
 pub enum TokenizerProbe {
     /// Not probed, since the engine does not answer.
     Skipped,
-    /// `--model-path` is not given. The engine's own folder, if it is on this machine too.
-    NoModelPath(Option<String>),
+    /// `--model-path` is not given.
+    NoModelPath {
+        /// The engine's own folder, if it is on this machine too.
+        folder: Option<String>,
+        /// Whether the engine makes tokens of a prompt when it is asked.
+        tokenizes: bool,
+    },
     /// The folder cannot be used.
     Unusable(String),
     /// Both have tokens.

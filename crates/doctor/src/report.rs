@@ -1,11 +1,15 @@
 //! Findings as a table for people, and as JSON for programs.
 
+use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 
 use serde::Serialize;
 
 use crate::advice::quoted;
 use crate::finding::{Advice, AdviceTarget, Finding, Outcome};
+
+/// Longest text of one row.
+const LINE_BYTES_MAX: usize = 2048;
 
 /// What was found at one worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -61,7 +65,7 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for examined in &self.workers {
-            writeln!(f, "{}", examined.worker)?;
+            writeln!(f, "{}", one_line(&examined.worker))?;
             for finding in &examined.checks {
                 row(f, finding)?;
             }
@@ -84,11 +88,35 @@ fn row(f: &mut fmt::Formatter<'_>, finding: &Finding) -> fmt::Result {
         Outcome::Fail => "FAIL",
         Outcome::Skip => "skip",
     };
-    writeln!(f, "  {word}  {:<15} {}", finding.check.name(), finding.why)?;
+    let why = one_line(&finding.why);
+    writeln!(f, "  {word}  {:<15} {why}", finding.check.name())?;
     for advice in &finding.advice {
-        writeln!(f, "        {:<15} {}", "", advised(advice))?;
+        writeln!(f, "        {:<15} {}", "", one_line(&advised(advice)))?;
     }
     Ok(())
+}
+
+/// A text as one line that no terminal obeys: engines write some of it.
+fn one_line(text: &str) -> Cow<'_, str> {
+    // Those that turn the direction of what follows are no control characters by their class.
+    let obeyed =
+        |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let end = text.floor_char_boundary(LINE_BYTES_MAX);
+    let (shown, rest) = text.split_at(end);
+    if rest.is_empty() && !shown.contains(obeyed) {
+        return Cow::Borrowed(text);
+    }
+    let mut line = String::with_capacity(shown.len());
+    for c in shown.chars() {
+        match obeyed(c) {
+            true => line.extend(c.escape_default()),
+            false => line.push(c),
+        }
+    }
+    if !rest.is_empty() {
+        line.push('…');
+    }
+    Cow::Owned(line)
 }
 
 fn advised(advice: &Advice) -> String {
@@ -100,5 +128,40 @@ fn advised(advice: &Advice) -> String {
     match words.is_empty() {
         true => format!("{whose}: {}", advice.text),
         false => format!("{whose}: {}   ({})", words.join(" "), advice.text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::finding::Check;
+
+    /// An engine that answers with escapes of terminals, lines of its own or a very long text gets one plain row.
+    #[test]
+    fn no_text_of_an_engine_reaches_the_terminal_raw() {
+        let finding = Finding {
+            check: Check::Version,
+            outcome: Outcome::Fail,
+            why: format!(
+                "\u{1b}[2J\u{1b}]0;owned\u{7}\n  pass  reachable\u{202e}{}",
+                "x".repeat(100_000)
+            ),
+            advice: vec![Advice {
+                whose: AdviceTarget::Engine,
+                args: vec!["--served-model-name".into(), "\u{9b}31mred".into()],
+                text: "a\rb".into(),
+            }],
+        };
+        let report = Report {
+            workers: vec![WorkerReport {
+                worker: "http://a".into(),
+                checks: vec![finding],
+            }],
+        };
+        let text = report.to_string();
+        assert!(text.len() < 3 * LINE_BYTES_MAX, "{}", text.len());
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n' || c == '\u{202e}'));
+        assert_eq!(text.lines().count(), 5, "{text}");
+        assert!(text.contains(r"\u{1b}[2J") && text.contains(r"\n  pass  reachable\u{202e}xx"));
     }
 }

@@ -10,6 +10,7 @@ use crate::ApiError;
 use crate::error::one_line;
 use crate::json::{Fields, write_float, write_int};
 use crate::object::{JsonError, Object};
+use crate::options::shown;
 use crate::strict::Reader;
 
 /// Longest name of a model that the route takes; it repeats the name.
@@ -269,13 +270,19 @@ impl BusyUpdate {
         if let Some(share) = update.decode_blocks.filter(|s| !(0.0..=1.0).contains(s)) {
             return Err(BusyError::new(
                 400,
-                format!("active_decode_blocks_threshold must be between 0.0 and 1.0, got {share}"),
+                format!(
+                    "active_decode_blocks_threshold must be between 0.0 and 1.0, got {}",
+                    shown(share)
+                ),
             ));
         }
         if let Some(share) = update.prefill_tokens_frac.filter(|s| *s < 0.0) {
             return Err(BusyError::new(
                 400,
-                format!("active_prefill_tokens_threshold_frac must not be negative, got {share}"),
+                format!(
+                    "active_prefill_tokens_threshold_frac must not be negative, got {}",
+                    shown(share)
+                ),
             ));
         }
         Ok(update)

@@ -23,6 +23,8 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = 2048;
 const MESSAGE_TAIL_BYTES: usize = 512;
 const CUT: &str = "…";
 
+const BODIES_FULL: &str = "Service temporarily unavailable: The bodies of requests under way take all the room that \
+    --http-body-budget-mb (KVASIR_HTTP_BODY_BUDGET_MB) gives them, please retry later";
 const PREFIX_BODY: &str = "Failed to deserialize the JSON body into the target type: ";
 
 /// An answer that says no. Status, texts and `code` are what clients of the peer already match on.
@@ -127,6 +129,21 @@ impl ApiError {
             kind: Cow::Borrowed("service_unavailable"),
             details: None,
         }
+    }
+
+    /// As [`ApiError::overloaded`]: the bodies of other requests leave no room for this one.
+    #[must_use]
+    pub fn bodies_full(status: u16) -> Self {
+        Self {
+            message: Cow::Borrowed(BODIES_FULL),
+            ..Self::overloaded(status)
+        }
+    }
+
+    /// Whether it refuses a body, of which a part may still be on its way.
+    #[must_use]
+    pub fn leaves_body(&self) -> bool {
+        self.status == 413 || self.message == BODIES_FULL
     }
 
     /// Whether it says that everybody is busy, under whichever status.

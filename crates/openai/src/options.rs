@@ -3,7 +3,7 @@
 //! Answers one question: how is the answer to be drawn, when does it stop and how is it delivered? Values
 //! are checked here once; only checked ones leave.
 
-use std::fmt::Display;
+use std::fmt::{Display, LowerExp};
 use std::ops::RangeInclusive;
 
 use kvasir_types::{Sampling, Token};
@@ -14,6 +14,8 @@ use crate::{ApiError, JsonError, JsonText};
 
 /// Stop strings or stop token lists in one request.
 const STOP_MAX: usize = 32;
+/// Digits of a number that an error shows before it is shown as a power of ten.
+const DIGITS_MAX: usize = 24;
 /// Stop token ids in one request.
 const STOP_TOKENS_MAX: usize = 1024;
 /// Entries of a logit bias.
@@ -364,17 +366,29 @@ pub(crate) fn invalid<T>(what: impl Display) -> Result<T, ApiError> {
 }
 
 /// NaN is in no range.
-pub(crate) fn range<T: PartialOrd + Display + Copy>(
+pub(crate) fn range<T: PartialOrd + Display + LowerExp + Copy>(
     name: &str,
     value: Option<T>,
     allowed: RangeInclusive<T>,
 ) -> Result<(), ApiError> {
-    match value {
-        Some(v) if !allowed.contains(&v) => invalid(format_args!(
-            "{name} must be between {} and {}, got {v}",
-            allowed.start(),
-            allowed.end()
+    let Some(v) = value.filter(|v| !allowed.contains(v)) else {
+        return Ok(());
+    };
+    let (start, end, got) = (shown(*allowed.start()), shown(*allowed.end()), shown(v));
+    // The largest number that there is bounds nothing.
+    match end.contains('e') {
+        true => invalid(format_args!("{name} must be at least {start}, got {got}")),
+        false => invalid(format_args!(
+            "{name} must be between {start} and {end}, got {got}"
         )),
-        _ => Ok(()),
+    }
+}
+
+/// A number in few digits: the largest ones have three hundred.
+pub(crate) fn shown(number: impl Display + LowerExp) -> String {
+    let whole = number.to_string();
+    match whole.len() > DIGITS_MAX {
+        true => format!("{number:e}"),
+        false => whole,
     }
 }

@@ -372,6 +372,8 @@ metrics! {
         counter speculative_prefills_total = "speculative_prefills_total" ["model", "outcome"];
         /// Answers that broke off and were not continued elsewhere although `--migration-limit` is set, by why.
         counter migration_refused_total = "migration_refused_total" ["model", "reason"];
+        /// Bytes that the bodies of requests in flight take; bodies up to 64 KiB are not counted.
+        gauge http_body_bytes = "http_body_bytes" [];
         /// Requests that reached a limit of the server, by limit.
         counter limit_reached_total = "limit_reached_total" ["limit"];
         /// Log lines dropped because standard error was not read fast enough, or not at all.

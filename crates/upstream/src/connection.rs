@@ -211,7 +211,7 @@ impl Connection {
             Poll::Ready(Err(error)) => {
                 self.keep_alive = false;
                 self.head.clear();
-                self.body.clear();
+                self.body = Bytes::new();
                 self.unflushed = false;
                 Err(error)
             }
@@ -236,6 +236,8 @@ impl Connection {
             self.body.advance(written - of_head);
             self.unflushed = true;
         }
+        // An empty rest would hold all of it for as long as the connection is kept.
+        self.body = Bytes::new();
         if self.unflushed {
             ready!(Pin::new(&mut self.socket).poll_flush(cx))?;
             self.unflushed = false;

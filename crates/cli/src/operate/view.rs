@@ -39,11 +39,16 @@ impl Counts {
     pub(super) fn read(page: &str) -> Self {
         let page = Page::read(page);
         let ended = |status: &str| page.sum("_requests_total", &[("status", status)]);
+        // Those that asked for nothing that there is: scanners, mistyped paths, heads that are none.
+        let astray = page.sum(
+            "_requests_total",
+            &[("status", "error"), ("endpoint", "unknown")],
+        );
         Self {
             in_flight: page.sum("_inflight_requests", &[]),
             waiting: page.sum("dynamo_queued_requests", &[]),
             done: ended("success"),
-            failed: ended("error"),
+            failed: ended("error") - astray,
             cancelled: page.sum("_model_cancellation_total", &[]),
             rejected: page.sum("_model_rejection_total", &[]),
             output_tokens: page.sum("_output_tokens_total", &[]),
@@ -266,6 +271,20 @@ mod tests {
             1          0  serving         1        8 (50%)               0  tiny   http://a:8000    67%     70%
             2          0  serving         1        8 (50%)               0  tiny   http://b:8000    33%      0%"#]]
         .assert_eq(&lines.join("\n"));
+    }
+
+    #[test]
+    fn a_path_that_there_is_not_is_no_failed_request() {
+        let line = |endpoint: &str, status: &str, count: u32| {
+            format!(
+                "dynamo_frontend_requests_total{{endpoint=\"{endpoint}\",model=\"m\",status=\"{status}\"}} {count}\n"
+            )
+        };
+        let page = line("chat_completions", "success", 5)
+            + &line("chat_completions", "error", 2)
+            + &line("unknown", "error", 40);
+        let counts = Counts::read(&page);
+        assert_eq!((counts.done, counts.failed), (5.0, 2.0));
     }
 
     #[test]

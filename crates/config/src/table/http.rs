@@ -55,6 +55,13 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
     HTTP_BODY_LIMIT_MB: u64 = "http-body-limit-mb" =>
         env(&[var("DYN_HTTP_BODY_LIMIT_MB")]).default("45").ints(1, 1 << 20).effective();
 
+    /// Memory for the bodies of all requests in flight, in MiB; more are refused as overload.
+    ///
+    /// A body is counted while it is received and until its request has ended. Bodies up to 64 KiB are always taken. Never
+    /// less than `--http-body-limit-mb`.
+    HTTP_BODY_BUDGET_MB: u64 = "http-body-budget-mb" =>
+        env(&[var("KVASIR_HTTP_BODY_BUDGET_MB")]).default("1024").ints(1, 1 << 20).effective();
+
     /// Status code of responses that refuse a request because of overload.
     HTTP_OVERLOAD_STATUS_CODE: u16 = "http-overload-status-code" =>
         env(&[var("DYN_HTTP_OVERLOAD_STATUS_CODE")]).default("503").ints(200, 999).effective();

@@ -7,13 +7,7 @@ use crate::observations::{Comparison, Difference, Observations, RepeatedPrompt, 
 pub(super) fn tokens(observed: &Observations) -> Verdict {
     match &observed.text {
         TokenizerProbe::Skipped => Verdict::skip("not asked"),
-        TokenizerProbe::NoModelPath(folder) => {
-            let folder = folder.as_deref().unwrap_or("DIR");
-            let text = "the folder with the model's tokenizer and template; without it only prompts of \
-                        token ids are routed by cache";
-            let advice = vec![kvasir(&["--model-path", folder], text)];
-            Verdict::of(Outcome::Skip, "--model-path is not given", advice)
-        }
+        TokenizerProbe::NoModelPath { folder, tokenizes } => no_model_path(folder, *tokenizes),
         TokenizerProbe::Unusable(error) => Verdict::fail(
             error.clone(),
             vec![kvasir(
@@ -26,6 +20,27 @@ pub(super) fn tokens(observed: &Observations) -> Verdict {
         }
         TokenizerProbe::Compared(found) => compared(observed, found),
     }
+}
+
+/// What the frontend makes tokens by then: the engine's own folder, if it is on this machine, or the engine itself.
+fn no_model_path(folder: &Option<String>, tokenizes: bool) -> Verdict {
+    let (why, text) = match (folder, tokenizes) {
+        (Some(_), _) => (
+            "--model-path is not given; prompts are routed by cache, as the engine's own folder is on this machine",
+            "the folder with the model's tokenizer and template, to have its tokens compared here",
+        ),
+        (None, true) => (
+            "--model-path is not given; prompts are routed by cache, as the engine has /tokenize",
+            "the folder with the model's tokenizer and template; it spares a question to the engine for each prompt",
+        ),
+        (None, false) => (
+            "--model-path is not given, and the engine has no /tokenize",
+            "the folder with the model's tokenizer and template; without it only prompts of token ids are routed by cache",
+        ),
+    };
+    let folder = folder.as_deref().unwrap_or("DIR");
+    let advice = vec![kvasir(&["--model-path", folder], text)];
+    Verdict::of(Outcome::Skip, why, advice)
 }
 
 fn compared(observed: &Observations, found: &Comparison) -> Verdict {

@@ -38,7 +38,12 @@ pub(crate) async fn compare(
     let root = model.and_then(|m| m.root.clone());
     let folder = root.filter(|r| Path::new(r).join("tokenizer.json").is_file());
     let text = match text {
-        None => return TokenizerProbe::NoModelPath(folder),
+        None => {
+            let name = model.map_or("", |m| m.name.as_str());
+            let body = json!({"model": name, "prompt": PLAIN, "add_special_tokens": true});
+            let tokenizes = tokenize(client, observed, &body).await.is_ok();
+            return TokenizerProbe::NoModelPath { folder, tokenizes };
+        }
         Some(Err(error)) => return TokenizerProbe::Unusable(error.clone()),
         Some(Ok(text)) => text,
     };

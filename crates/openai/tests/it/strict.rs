@@ -107,6 +107,8 @@ fn shapes() {
             r#""nvext":{"dp_rank":-1}"#,
             r#""nvext":{"token_data":[]}"#,
             r#""nvext":{"agent_hints":{"kv_overlap_score_credit":1.5}}"#,
+            r#""nvext":{"agent_hints":{"kv_overlap_score_weight":-1}}"#,
+            r#""nvext":{"agent_hints":{"kv_overlap_score_credit":1e300}}"#,
             r#""nvext":{"session_control":{"session_id":""}}"#,
             r#""nvext":{"session_control":{"action":"open"}}"#,
             r#""nvext":{"session_control":{"session_id":"s","action":"swap"}}"#,
@@ -135,6 +137,8 @@ fn shapes() {
             "nvext":{"dp_rank":-1} => Failed to deserialize the JSON body into the target type: nvext.dp_rank: invalid value: integer `-1`, expected u32 at line 1 column 78
             "nvext":{"token_data":[]} => Validation: nvext.token_data cannot be empty
             "nvext":{"agent_hints":{"kv_overlap_score_credit":1.5}} => Validation: kv_overlap_score_credit must be between 0 and 1, got 1.5
+            "nvext":{"agent_hints":{"kv_overlap_score_weight":-1}} => Validation: kv_overlap_score_weight must be at least 0, got -1
+            "nvext":{"agent_hints":{"kv_overlap_score_credit":1e300}} => Validation: kv_overlap_score_credit must be between 0 and 1, got 1e300
             "nvext":{"session_control":{"session_id":""}} => Validation: nvext.session_control.session_id cannot be empty
             "nvext":{"session_control":{"action":"open"}} => Failed to deserialize the JSON body into the target type: nvext.session_control: missing field `session_id` at line 1 column 101
             "nvext":{"session_control":{"session_id":"s","action":"swap"}} => Failed to deserialize the JSON body into the target type: nvext.session_control: unknown variant `swap`, expected one of `open`, `bind`, `close` at line 1 column 117

@@ -139,12 +139,38 @@ fn other_tokens() {
 
 #[test]
 fn no_tokenizer() {
+    let no_model_path = |folder: Option<&'static str>, tokenizes| {
+        move |observed: &mut Observations| {
+            let folder = folder.map(Into::into);
+            observed.text = TokenizerProbe::NoModelPath { folder, tokenizes };
+        }
+    };
     check(
-        |observed| observed.text = TokenizerProbe::NoModelPath(Some("/models/tiny".to_owned())),
+        no_model_path(Some("/models/tiny"), false),
         &expect![[r#"
             http://gpu-1:8000
-              skip  tokens          --model-path is not given
-                                    kvasir: --model-path /models/tiny   (the folder with the model's tokenizer and template; without it only prompts of token ids are routed by cache)
+              skip  tokens          --model-path is not given; prompts are routed by cache, as the engine's own folder is on this machine
+                                    kvasir: --model-path /models/tiny   (the folder with the model's tokenizer and template, to have its tokens compared here)
+
+            0 passed, 1 skipped
+        "#]],
+    );
+    check(
+        no_model_path(None, true),
+        &expect![[r#"
+            http://gpu-1:8000
+              skip  tokens          --model-path is not given; prompts are routed by cache, as the engine has /tokenize
+                                    kvasir: --model-path DIR   (the folder with the model's tokenizer and template; it spares a question to the engine for each prompt)
+
+            0 passed, 1 skipped
+        "#]],
+    );
+    check(
+        no_model_path(None, false),
+        &expect![[r#"
+            http://gpu-1:8000
+              skip  tokens          --model-path is not given, and the engine has no /tokenize
+                                    kvasir: --model-path DIR   (the folder with the model's tokenizer and template; without it only prompts of token ids are routed by cache)
 
             0 passed, 1 skipped
         "#]],
