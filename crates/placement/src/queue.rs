@@ -120,6 +120,8 @@ struct Class {
     lanes: BTreeMap<Lane, BTreeMap<Key, RequestId>>,
     stats: QueueStats,
     deficit: u64,
+    /// It had its quantum of this round already, with whole rounds that were added at once.
+    credited: bool,
 }
 
 impl Class {
@@ -159,6 +161,7 @@ impl<T> Queue<T> {
             lanes: BTreeMap::new(),
             stats: QueueStats::default(),
             deficit: 0,
+            credited: false,
         };
         Self {
             classes: classes.into_iter().map(class).collect(),
@@ -286,7 +289,7 @@ impl<T> Queue<T> {
             class.stats.raw_isl_tokens -= u64::from(entry.isl_tokens);
             class.stats.cached_tokens -= u64::from(entry.cached_tokens);
             if class.is_empty() {
-                class.deficit = 0;
+                (class.deficit, class.credited) = (0, false);
             }
         }
         Some(entry)
@@ -301,6 +304,21 @@ impl<T> Queue<T> {
     /// The payload of a waiting request. Its place does not change.
     pub fn payload_mut(&mut self, id: RequestId) -> Option<&mut T> {
         self.items.get_mut(&id).map(|item| &mut item.entry.payload)
+    }
+
+    /// Requests of its lane and class that would go before this one.
+    #[must_use]
+    pub fn ahead(&self, entry: &QueueEntry<T>) -> usize {
+        let class = self.classes.get(entry.class);
+        let Some(lane) = class.and_then(|class| class.lanes.get(&entry.lane())) else {
+            return 0;
+        };
+        let last = Key {
+            strict_priority: entry.strict_priority,
+            urgency: entry.urgency,
+            seq: u64::MAX,
+        };
+        lane.range(..last).count()
     }
 
     /// The request that was put in first, and when.
@@ -345,38 +363,48 @@ impl<T> Queue<T> {
     }
 
     /// Whose turn it is. A class with credit left goes on; then each in turn gets a quantum; if none can
-    /// afford its head, as many whole rounds are added at once as the first to afford it needs.
+    /// afford its head, as many whole rounds are added at once as the first to afford it needs. While nobody
+    /// may go, the turn stays where it is: capacity often comes back for one request at a time.
     fn turn(&mut self, heads: &[Option<(RequestId, u64)>]) -> Option<usize> {
+        if heads.iter().all(Option::is_none) {
+            return None;
+        }
         let count = self.classes.len();
         let affordable = |classes: &[Class], at: usize| match (heads.get(at), classes.get(at)) {
             (Some(Some((_, cost))), Some(class)) => *cost <= class.deficit,
             _ => false,
         };
-        if let Some(at) = self
-            .carry
-            .take()
-            .filter(|at| affordable(&self.classes, *at))
-        {
+        if let Some(at) = self.carry.filter(|at| affordable(&self.classes, *at)) {
             return Some(at);
         }
+        self.carry = None;
         let start = self.cursor;
         let ring = (0..count).map(move |offset| (start + offset) % count);
         for at in ring.clone() {
             if heads.get(at).copied().flatten().is_none() {
                 continue;
             }
-            if affordable(&self.classes, at) {
+            let able = affordable(&self.classes, at);
+            let class = self.classes.get_mut(at)?;
+            let credited = std::mem::take(&mut class.credited);
+            if able {
                 return Some(at);
             }
-            let class = self.classes.get_mut(at)?;
-            class.deficit = class.deficit.saturating_add(class.quantum());
+            if !credited {
+                class.deficit = class.deficit.saturating_add(class.quantum());
+            }
             if affordable(&self.classes, at) {
                 return Some(at);
             }
         }
         self.fast_forward(heads)?;
-        let mut ring = ring;
-        ring.find(|at| affordable(&self.classes, *at))
+        for at in ring {
+            self.classes.get_mut(at)?.credited = false;
+            if affordable(&self.classes, at) {
+                return Some(at);
+            }
+        }
+        None
     }
 
     fn fast_forward(&mut self, heads: &[Option<(RequestId, u64)>]) -> Option<()> {
@@ -389,6 +417,7 @@ impl<T> Queue<T> {
             if head.is_some() {
                 let credit = class.quantum().saturating_mul(rounds);
                 class.deficit = class.deficit.saturating_add(credit);
+                class.credited = true;
             }
         }
         Some(())
@@ -400,6 +429,7 @@ impl<T> Queue<T> {
         let entry = self.remove(id)?;
         let count = self.classes.len().max(1);
         self.cursor = (entry.class + 1) % count;
+        self.carry = None;
         if let Some(class) = self.classes.get_mut(entry.class)
             && !class.is_empty()
         {

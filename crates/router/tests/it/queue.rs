@@ -450,3 +450,46 @@ fn classes_have_their_own_threshold_backlog_and_bounds() {
     }
     assert_eq!(host.released(), [2]);
 }
+
+/// Quanta of 8000 and 1000 tokens, prompts of 1000, and one rank that opens for one prompt at a time.
+#[test]
+fn quanta_are_shares_when_capacity_frees_for_one_request_at_a_time() {
+    let class = |name: &str, quantum| PolicyClass {
+        name: name.to_owned(),
+        serves: Some((name.to_owned(), "any".to_owned())),
+        quantum,
+        gate: Gate {
+            tokens: Some(0),
+            batches: None,
+        },
+        ..PolicyClass::only(QueuePolicy::Fcfs, Gate::default())
+    };
+    let config = PolicyConfig {
+        default_policy_family: "large".to_owned(),
+        uncached_isl_buckets: vec![kvasir_router::Bucket {
+            min_tokens: 0,
+            bucket: "any".to_owned(),
+        }],
+        classes: vec![class("large", 8000), class("small", 1000)],
+    };
+    let mut host = host(1, |c| c.router_policy_config = Some(config));
+    let of = |id: u128, class: &str| {
+        let mut arrival = ask(id, 1000);
+        arrival.policy_class = Some(class.into());
+        arrival
+    };
+    host.sent(of(0, "large"));
+    for id in 1..=200 {
+        park(&mut host, of(id, "large"));
+        park(&mut host, of(1000 + id, "small"));
+    }
+    let (mut running, mut small) = (0, 0);
+    for _ in 0..180 {
+        host.first_token(running);
+        let next = host.released();
+        assert_eq!(next.len(), 1);
+        running = next[0];
+        small += u32::from(running > 1000);
+    }
+    assert_eq!(small, 20, "of 180, one in nine");
+}
