@@ -106,3 +106,10 @@ def test_the_page_shows_its_plots_in_a_browser(tmp_path, browser):
     browser(f"--screenshot={shot}", "--window-size=900,2400", page.as_uri())
     colours = pixels(shot.read_bytes())
     assert (0x00, 0x72, 0xB2) in colours and (0xD5, 0x5E, 0x00) in colours, "no line of either policy was drawn"
+
+
+def test_a_policy_that_serves_nothing_is_not_the_best():
+    table = replay("replay", "--workload", "tenants,requests=50,rate=20", "--workers", "2", "--policy", "direct", "--policy", "kv").stdout
+    direct = next(line for line in table.splitlines() if line.split()[:1] == ["direct"])
+    assert "*" not in direct and "-" in direct.split(), table
+    assert "direct: 50 requests were not completed" in table

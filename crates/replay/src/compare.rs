@@ -115,6 +115,8 @@ pub struct Row {
     pub policy: String,
     /// Values, in the order of [`Column::ALL`].
     pub values: Vec<f64>,
+    /// Requests, over all seeds, that were completed; without any its values say nothing.
+    pub completed: u64,
     /// Requests, over all seeds, that were not completed.
     pub lost: u64,
 }
@@ -158,12 +160,18 @@ impl Comparison {
 }
 
 impl LoadLevel {
-    /// The best value of a column, if the policies differ in it.
+    /// Whether a row has the best value of a column, if the policies differ in it.
     #[must_use]
-    pub fn best(&self, column: usize) -> Option<f64> {
+    pub fn is_best(&self, row: &Row, column: usize) -> bool {
+        row.completed > 0 && self.best(column) == row.values.get(column).copied()
+    }
+
+    /// The best value of a column among the policies that served anything, if they differ in it.
+    fn best(&self, column: usize) -> Option<f64> {
         let values = || {
             self.rows
                 .iter()
+                .filter(|row| row.completed > 0)
                 .filter_map(|row| row.values.get(column).copied())
         };
         let least = values().fold(f64::INFINITY, f64::min);
@@ -187,6 +195,7 @@ fn row(finished: &[RunResult], pace: usize, policy: usize) -> Row {
             .first()
             .map_or_else(String::new, |run| run.policy.clone()),
         values: Column::ALL.iter().map(mean).collect(),
+        completed: runs.iter().map(|run| u64::from(run.counts.completed)).sum(),
         lost: runs
             .iter()
             .map(|run| u64::from(run.requests - run.counts.completed))

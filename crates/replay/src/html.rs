@@ -131,11 +131,15 @@ fn html_table(level: &LoadLevel, baseline: usize) -> String {
         let _ = write!(text, "<tr><th>{}</th>", escape(&row.policy));
         for (column, value) in row.values.iter().enumerate() {
             let base = level.rows.get(baseline).filter(|_| at != baseline);
+            let base = base.filter(|base| base.completed > 0);
             let base = base.and_then(|base| base.values.get(column));
-            let class = if level.best(column) == Some(*value) {
-                " class=\"best\""
-            } else {
-                ""
+            if row.completed == 0 {
+                text += "<td>-</td>";
+                continue;
+            }
+            let class = match level.is_best(row, column) {
+                true => " class=\"best\"",
+                false => "",
             };
             let shown = Column::ALL
                 .get(column)

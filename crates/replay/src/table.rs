@@ -34,7 +34,8 @@ fn level_text(level: &LoadLevel, baseline: usize) -> String {
     }
     for (at, row) in level.rows.iter().enumerate() {
         lines.push(values(level, row));
-        if let Some(base) = level.rows.get(baseline).filter(|_| at != baseline) {
+        let base = level.rows.get(baseline).filter(|_| at != baseline);
+        if let Some(base) = base.filter(|base| base.completed > 0 && row.completed > 0) {
             lines.push(ratios(row, base));
         }
     }
@@ -50,10 +51,12 @@ fn level_text(level: &LoadLevel, baseline: usize) -> String {
 
 fn values(level: &LoadLevel, row: &Row) -> Vec<String> {
     let cell = |(at, (column, value)): (usize, (&Column, &f64))| {
-        let star = if level.best(at) == Some(*value) {
-            "*"
-        } else {
-            ""
+        if row.completed == 0 {
+            return "-".to_owned();
+        }
+        let star = match level.is_best(row, at) {
+            true => "*",
+            false => "",
         };
         format!("{star}{}", column.show(*value))
     };

@@ -158,6 +158,22 @@ fn the_table_marks_the_best_and_compares_with_the_baseline() {
 }
 
 #[test]
+fn a_policy_that_served_nothing_has_no_figures_and_is_never_the_best() {
+    let (plan, finished) = small(&["--policy", "direct"]);
+    let comparison = Comparison::new(&plan, &finished);
+    let text = text_table(&comparison);
+    let rows: Vec<&str> = text
+        .lines()
+        .filter(|line| line.trim_start().starts_with("direct "))
+        .collect();
+    assert!(!rows.is_empty(), "{text}");
+    for row in rows {
+        assert!(!row.contains('*') && row.contains(" - "), "{row}");
+    }
+    assert!(text.contains("direct: "), "{text}");
+}
+
+#[test]
 fn the_page_stands_alone() {
     let (plan, finished) = small(&["--policy", "kv"]);
     let text = html_report(&plan, &Comparison::new(&plan, &finished), &finished);
