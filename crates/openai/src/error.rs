@@ -17,6 +17,9 @@ use crate::json::{Fields, JsonText};
 /// Status of an overload answer unless the operator chose another.
 pub const DEFAULT_OVERLOAD_STATUS: u16 = 503;
 
+/// No client is told to stay away for longer than this.
+const RETRY_AFTER_SECS_MAX: u64 = 60;
+
 /// Longest message; a longer one loses its middle.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 2048;
 /// How much of a message's end stays where its middle is cut: what would be right stands there.
@@ -39,6 +42,8 @@ pub struct ApiError {
     pub kind: Cow<'static, str>,
     /// Machine-readable addition.
     pub details: Option<JsonText>,
+    /// Seconds after which it makes sense to come again, where that is known better than "soon".
+    pub retry_after_secs: Option<u32>,
 }
 
 impl ApiError {
@@ -50,6 +55,7 @@ impl ApiError {
             message: one_line(message.into()),
             kind: Cow::Borrowed(reason(status)),
             details: None,
+            retry_after_secs: None,
         }
     }
 
@@ -128,6 +134,7 @@ impl ApiError {
             ),
             kind: Cow::Borrowed("service_unavailable"),
             details: None,
+            retry_after_secs: None,
         }
     }
 
@@ -165,6 +172,21 @@ impl ApiError {
         Self {
             details: JsonText::new(&String::from_utf8_lossy(&out)),
             ..Self::overloaded(status)
+        }
+    }
+
+    /// As [`ApiError::overloaded`], with the time after which those who wait now will have been served.
+    #[must_use]
+    pub fn queue_too_slow(
+        status: u16,
+        expected_ms: u64,
+        limit_ms: u64,
+        retry_after_ms: u64,
+    ) -> Self {
+        let secs = retry_after_ms.div_ceil(1000).clamp(1, RETRY_AFTER_SECS_MAX);
+        Self {
+            retry_after_secs: u32::try_from(secs).ok(),
+            ..Self::queue_full(status, "default", "wait_ms", expected_ms, limit_ms)
         }
     }
 

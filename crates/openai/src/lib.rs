@@ -43,8 +43,8 @@ pub use json::{JsonText, write_json_str};
 pub use logprobs::{Logprob, TokenLogprob};
 pub use next_turn::{answer_text, next_turn};
 pub use nvext::{
-    AgentHints, Extra, Nvext, ResponseNvext, RoutingConstraints, SessionAction, SessionControl,
-    SessionHeaders, Timing, WorkerIds,
+    AgentHints, Extra, Nvext, ResponseNvext, RouterOverrides, RoutingConstraints, SessionAction,
+    SessionControl, SessionHeaders, Timing, WorkerIds,
     headers::HeaderHints,
     lift::{ask_token_ids, asks_token_ids},
 };

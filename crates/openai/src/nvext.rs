@@ -46,7 +46,18 @@ const FIELDS: &[&str] = &[
     "request_timestamp_ms",
     "routing_constraints",
     "router",
+    "router_config_override",
     "session_control",
+];
+
+const OVERRIDE_FIELDS: &[&str] = &[
+    "overlap_score_credit",
+    "prefill_load_scale",
+    "router_temperature",
+    "assume_kv_reuse",
+    "track_prefill_tokens",
+    "shared_cache_multiplier",
+    "overlap_score_weight",
 ];
 
 const HINT_FIELDS: &[&str] = &[
@@ -80,6 +91,8 @@ pub struct Nvext {
     pub extra: Extra,
     /// How the request wants to be placed.
     pub hints: AgentHints,
+    /// Settings of the router for this request alone.
+    pub overrides: RouterOverrides,
     /// Bind, open or close a session.
     pub session: Option<SessionControl>,
     /// Cache namespace; empty is none.
@@ -126,6 +139,25 @@ impl AgentHints {
         let hint = self.priority.map(f64::from);
         hint.or(self.latency_sensitivity).unwrap_or(0.0).max(0.0)
     }
+}
+
+/// Settings of the router that a request changes for itself (`router_config_override`).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RouterOverrides {
+    /// How much a cached block counts, 0 to 1.
+    pub overlap_score_credit: Option<f64>,
+    /// Weight of prompt work against decode load, from 0 up.
+    pub prefill_load_scale: Option<f64>,
+    /// The older form of both: the scale, and at 0 the credit, too.
+    pub overlap_score_weight: Option<f64>,
+    /// 0 takes the cheapest worker.
+    pub router_temperature: Option<f64>,
+    /// Whether equal blocks of running requests are the same blocks.
+    pub assume_kv_reuse: Option<bool>,
+    /// Whether its prompt counts as load.
+    pub track_prefill_tokens: Option<bool>,
+    /// How much a block in a shared cache counts, 0 to 1.
+    pub shared_cache_multiplier: Option<f64>,
 }
 
 /// A session and what is to be done with it.
@@ -221,6 +253,7 @@ impl Nvext {
             token_data: r.take("token_data")?,
             extra: Extra::from_names(&names(&mut r, "extra_fields")?),
             hints: AgentHints::take(&mut r)?,
+            overrides: RouterOverrides::take(&mut r)?,
             session: r.take::<RawSession>("session_control")?.map(Into::into),
             cache_salt: r.take::<String>("cache_salt")?.filter(|s| !s.is_empty()),
             greedy: r.take("greed_sampling")?.unwrap_or(false),
@@ -249,6 +282,7 @@ impl Nvext {
                 "nvext.session_control.session_id cannot be empty",
             ));
         }
+        self.overrides.check()?;
         self.hints.check()
     }
 
@@ -301,6 +335,55 @@ impl AgentHints {
             self.overlap_weight,
             0.0..=f64::MAX,
         )
+    }
+}
+
+impl RouterOverrides {
+    fn take(nvext: &mut Reader<'_, '_>) -> Result<Self, ApiError> {
+        const NAME: &str = "nvext.router_config_override";
+        let Some((text, at)) = nvext.raw("router_config_override") else {
+            return Ok(Self::default());
+        };
+        let body = nvext.body();
+        let object = Object::parse_str(text).map_err(|e| e.shift(body, at, NAME))?;
+        let mut r = Reader::nested(body, at, &object, NAME)?;
+        let overrides = Self {
+            overlap_score_credit: r.take("overlap_score_credit")?,
+            prefill_load_scale: r.take("prefill_load_scale")?,
+            overlap_score_weight: r.take("overlap_score_weight")?,
+            router_temperature: r.take("router_temperature")?,
+            assume_kv_reuse: r.take("assume_kv_reuse")?,
+            track_prefill_tokens: r.take("track_prefill_tokens")?,
+            shared_cache_multiplier: r.take("shared_cache_multiplier")?,
+        };
+        r.finish_listing(OVERRIDE_FIELDS)?;
+        Ok(overrides)
+    }
+
+    fn check(&self) -> Result<(), ApiError> {
+        use crate::options::range;
+        let (share, positive) = (0.0..=1.0, 0.0..=f64::MAX);
+        range(
+            "overlap_score_credit",
+            self.overlap_score_credit,
+            share.clone(),
+        )?;
+        range(
+            "shared_cache_multiplier",
+            self.shared_cache_multiplier,
+            share,
+        )?;
+        range(
+            "prefill_load_scale",
+            self.prefill_load_scale,
+            positive.clone(),
+        )?;
+        range(
+            "overlap_score_weight",
+            self.overlap_score_weight,
+            positive.clone(),
+        )?;
+        range("router_temperature", self.router_temperature, positive)
     }
 }
 
