@@ -491,3 +491,40 @@ def test_where_a_request_would_go_is_asked_of_nobody(fleet):
     workers = {worker["worker_id"] for worker in httpx.get(f"{fleet.url}/workers").json()["workers"]}
     assert told["token_ids"] == [5, 6, 7] and told["worker_id"]["decode_worker_id"] in workers
     assert fleet.received() == []
+
+
+def test_the_same_seed_chooses_the_same_workers(fleet):
+    """Engines join in the order in which they answer, which may be another one in every run."""
+    ask = {"model": MODEL, "messages": MESSAGES, "max_tokens": 1, "nvext": {"extra_fields": ["worker_id"]}}
+    for mode in ["random", "kv"]:
+        runs = []
+        for engines in [fleet.engines, fleet.engines[::-1]]:
+            frontend = frontend_before(engines, "--router-mode", mode, "--no-router-kv-events", "--seed", "7")
+            answers = [httpx.post(f"{frontend.url}/v1/chat/completions", json=ask, timeout=30).json() for _ in range(16)]
+            runs.append([answer["nvext"]["worker_id"] for answer in answers])
+            assert frontend.stop() == 0, frontend.log()
+        assert runs[0] == runs[1], mode
+
+
+def test_cpu_workers_get_their_share_by_the_ratio(fleet):
+    """An idle fleet uses its GPU; whether the second of two requests goes to the CPU is the ratio's to say."""
+    ask = {"model": MODEL, "messages": MESSAGES, "nvext": {"extra_fields": ["worker_id"]}}
+    cpu, gpu = fleet.engines
+    options = ["--router-mode", "device-aware-weighted", "--encoder-cuda-to-cpu-ratio"]
+
+    def where(answer):
+        return answer["nvext"]["worker_id"]
+
+    for ratio, same in [("1", False), ("8", True)]:
+        frontend = frontend_before([f"{cpu},device=cpu", gpu], *options, ratio)
+        url = f"{frontend.url}/v1/chat/completions"
+        idle = {str(where(httpx.post(url, json={**ask, "max_tokens": 1}, timeout=30).json())) for _ in range(6)}
+        assert len(idle) == 1, "the GPU"
+        long = {**ask, "stream": True, "max_tokens": 3000, "ignore_eos": True}
+        with httpx.stream("POST", url, json=long, timeout=30) as stream:
+            next(stream.iter_raw())
+            second = where(httpx.post(url, json={**ask, "max_tokens": 1}, timeout=30).json())
+        assert ({str(second)} == idle) == same, ratio
+        assert frontend.stop() == 0, frontend.log()
+    bad = subprocess.run([os.environ["KVASIR_BIN"], "frontend", "--worker", f"{cpu},device=abacus"], capture_output=True, text=True, timeout=30)
+    assert bad.returncode == 2 and "cpu or gpu" in bad.stderr + bad.stdout

@@ -24,6 +24,9 @@ use kvasir_upstream::{
 
 use crate::{descriptors, traces};
 
+/// Longest wait in the queue under overload protection, unless another is set.
+const PROTECTED_WAIT: Duration = Duration::from_secs(5);
+
 /// Options that cannot be followed, found only when their files or names were looked at. Exit code 2.
 #[derive(Debug)]
 pub(crate) struct BadConfig(pub(crate) String);
@@ -64,6 +67,17 @@ pub(crate) fn seed(settings: &Settings) -> u64 {
 pub(crate) fn say_how(settings: &Settings) {
     let router_mode = mode_of_models(settings);
     tracing::info!(%router_mode, seed = seed(settings), "how workers are chosen");
+    if protects(settings) {
+        let longest = match *settings.origin(keys::ROUTER_QUEUE_MAX_WAIT_SECS) == Origin::Default {
+            true => PROTECTED_WAIT,
+            false => settings.get(keys::ROUTER_QUEUE_MAX_WAIT_SECS),
+        };
+        tracing::info!(
+            longest_wait_secs = longest.as_secs_f64(),
+            "overload protection is on: workers get what they can begin within a second, the rest waits or is refused; \
+             --no-overload-protection turns it off"
+        );
+    }
 }
 
 /// How workers of the models that we serve are chosen. The default of the option is for workers that discovery finds;
@@ -384,12 +398,35 @@ fn aic_profile(settings: &Settings) -> Result<Preset, BadConfig> {
     })
 }
 
+/// Whether routers protect their engines from overload: unless that is switched off, or the operator says by the
+/// options of the queue and of busy workers what is too much.
+pub(crate) fn protects(settings: &Settings) -> bool {
+    let is_set = |origin: &Origin| *origin != Origin::Default;
+    let by_hand = [
+        settings.origin(keys::ROUTER_QUEUE_THRESHOLD),
+        settings.origin(keys::ROUTER_POLICY_CONFIG),
+        settings.origin(keys::ACTIVE_DECODE_BLOCKS_THRESHOLD),
+        settings.origin(keys::ACTIVE_PREFILL_TOKENS_THRESHOLD),
+        settings.origin(keys::ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC),
+    ];
+    let serves = matches!(settings.command(), Command::Frontend);
+    let asked = is_set(settings.origin(keys::OVERLOAD_PROTECTION));
+    serves && settings.get(keys::OVERLOAD_PROTECTION) && (asked || !by_hand.into_iter().any(is_set))
+}
+
 /// The settings of routers; block size and policy classes are their models'.
 fn router_config(settings: &Settings) -> Result<RouterConfig, BadConfig> {
     let secs = |span: Duration| span.as_secs_f64();
     let aic_profile = match settings.get(keys::ROUTER_PREFILL_LOAD_MODEL) {
         PrefillLoadModel::Aic => Some(aic_profile(settings)?),
         _ => None,
+    };
+    let overload_protection = protects(settings);
+    let longest_wait = match overload_protection
+        && *settings.origin(keys::ROUTER_QUEUE_MAX_WAIT_SECS) == Origin::Default
+    {
+        true => PROTECTED_WAIT,
+        false => settings.get(keys::ROUTER_QUEUE_MAX_WAIT_SECS),
     };
     Ok(RouterConfig {
         kv_cache_block_size: RouterConfig::default().kv_cache_block_size,
@@ -416,7 +453,8 @@ fn router_config(settings: &Settings) -> Result<RouterConfig, BadConfig> {
         router_queue_policy: settings.get(keys::ROUTER_QUEUE_POLICY),
         router_policy_config: None,
         router_queue_max_requests: settings.get(keys::ROUTER_QUEUE_MAX_REQUESTS),
-        router_queue_max_wait_secs: secs(settings.get(keys::ROUTER_QUEUE_MAX_WAIT_SECS)),
+        router_queue_max_wait_secs: secs(longest_wait),
+        overload_protection,
         router_overlap_refresh_after_secs: secs(
             settings.get(keys::ROUTER_OVERLAP_REFRESH_AFTER_SECS),
         ),
@@ -443,6 +481,32 @@ mod tests {
     use kvasir_router::QueuePolicy;
 
     use super::*;
+
+    #[test]
+    fn overload_protection_is_on_until_a_limit_is_set_by_hand() {
+        let of = |words: &str| {
+            let config = config_of(&format!("frontend --seed 1 {words}"));
+            (
+                config.overload_protection,
+                config.router_queue_max_wait_secs,
+            )
+        };
+        assert_eq!(of(""), (true, 5.0));
+        assert_eq!(of("--router-mode round-robin"), (true, 5.0));
+        assert_eq!(of("--router-queue-max-wait-secs 3"), (true, 3.0));
+        assert_eq!(of("--no-overload-protection"), (false, 600.0));
+        for limit in [
+            "--router-queue-threshold 16",
+            "--router-queue-threshold none",
+            "--busy-threshold 0.9",
+            "--active-decode-blocks-threshold 0.9",
+            "--active-prefill-tokens-threshold 9",
+            "--active-prefill-tokens-threshold-frac 9",
+        ] {
+            assert_eq!(of(limit), (false, 600.0), "{limit}");
+            assert_eq!(of(&format!("{limit} --overload-protection")), (true, 5.0));
+        }
+    }
 
     #[test]
     fn a_seed_is_drawn_once_unless_it_is_given_or_nothing_is_served() {
@@ -507,6 +571,7 @@ mod tests {
             router_policy_config: None,
             router_queue_max_requests: 20,
             router_queue_max_wait_secs: 0.21,
+            overload_protection: false,
             router_overlap_refresh_after_secs: 0.22,
             router_active_request_expiry_secs: 0.23,
             active_decode_blocks_threshold: Some(0.24),

@@ -51,6 +51,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 const DRAIN_LOOK: Duration = Duration::from_millis(50);
 /// Tokens in a block where neither the engine nor its user says.
 const BLOCK_SIZE: u32 = 16;
+/// Tokens that an engine server computes in one step where neither it nor its user says: vLLM's own default on a large GPU.
+const BATCH_ASSUMED: u64 = 8192;
 /// Longest sequence where the engine does not say.
 const CONTEXT_LENGTH: u32 = u32::MAX;
 

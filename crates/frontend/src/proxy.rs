@@ -201,6 +201,7 @@ pub(crate) async fn prepare(
     blocks.certain_tokens = u32::try_from(tokens.len()).ok().filter(|_| reading.certain);
     let mut arrival = ask::arrival(asked.arrived.id, tokens.len().max(1), &nvext, &hints);
     arrival.constraints.transport = Some(TransportKind::Http);
+    arrival.silent = !stream;
     let exact = (!reading.guessed()).then_some(tokens);
     let query = nvext.query_only().then(|| Query {
         id: asked.arrived.shown,

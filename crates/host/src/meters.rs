@@ -33,8 +33,10 @@ const WORKER_TYPE: &str = "decode";
 /// Namespace, component and endpoint of the workers of a static fleet, as Dynamo's users know them.
 pub const ENDPOINT: [&str; 3] = ["dynamo", "backend", "generate"];
 
-/// Why the router refuses for the time: it waited too long, or it would. Nothing predicts the latter; dashboards add
-/// both up.
+/// The policy class of a router without classes.
+const DEFAULT_CLASS: &str = "default";
+
+/// Why the router refuses for the time: it waited too long, or it would. Dashboards add both up.
 const DUE_TIME_PASSED: &str = "due_time_passed";
 const PREDICTED_MISS: &str = "predicted_miss";
 
@@ -77,13 +79,14 @@ impl RouterMeters {
 
     /// The router refused a request; a full queue is counted by what it was full of.
     pub(crate) fn refused(&self, error: &RouteError) {
-        let RouteError::QueueLimit {
-            policy_class,
-            limit_kind,
-            ..
-        } = error
-        else {
-            return;
+        let (policy_class, limit_kind) = match error {
+            RouteError::QueueLimit {
+                policy_class,
+                limit_kind,
+                ..
+            } => (policy_class.as_str(), limit_kind),
+            RouteError::QueueTooSlow { .. } => (DEFAULT_CLASS, &LimitKind::WaitMs),
+            _ => return,
         };
         let reason = match limit_kind {
             LimitKind::Requests => "request_limit",
@@ -95,7 +98,18 @@ impl RouterMeters {
         let refused = &self.metrics.router_queue_backpressure_total;
         refused.with_label_values(&labels).inc();
         if *limit_kind == LimitKind::WaitMs {
-            self.too_late(policy_class, DUE_TIME_PASSED).inc();
+            let predicted = matches!(
+                error,
+                RouteError::QueueTooSlow {
+                    predicted: true,
+                    ..
+                }
+            );
+            let reason = match predicted {
+                true => PREDICTED_MISS,
+                false => DUE_TIME_PASSED,
+            };
+            self.too_late(policy_class, reason).inc();
         }
     }
 

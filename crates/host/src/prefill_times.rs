@@ -3,7 +3,8 @@
 //! Answers one question: when is the prompt of an answer that comes in one piece likely computed? Its engine does not
 //! say; the rank's latest streams show how long a token takes that is not cached.
 //!
-//! What always holds: nothing is estimated for a rank of which no stream was seen.
+//! What always holds: there is always an estimate. A rank of which no stream was seen is as fast as the others of its
+//! model, and without any stream as fast as [`TOKENS_PER_SEC`] says.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -13,6 +14,9 @@ use kvasir_types::WorkerRank;
 
 /// Fewer uncached tokens say more about the engine's fixed costs than about its speed.
 const TOKENS_MIN: u32 = 16;
+/// How fast prompts are computed where no stream has shown it: slower than any GPU, so that too much stays booked for a
+/// moment rather than too little.
+const TOKENS_PER_SEC: f64 = 4000.0;
 /// How much the latest stream counts.
 const WEIGHT: f64 = 0.25;
 /// No prompt is expected to take longer.
@@ -24,6 +28,8 @@ const RANKS_MAX: usize = 16_384;
 #[derive(Debug, Default)]
 pub struct PrefillTimes {
     by_rank: Mutex<HashMap<WorkerRank, f64>>,
+    /// The same over all ranks, from the latest streams of any.
+    any: Mutex<Option<f64>>,
 }
 
 impl PrefillTimes {
@@ -39,17 +45,22 @@ impl PrefillTimes {
         }
         let known = by_rank.entry(rank).or_insert(seen);
         *known += (seen - *known) * WEIGHT;
+        drop(by_rank);
+        let mut any = self.any.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = any.get_or_insert(seen);
+        *known += (seen - *known) * WEIGHT;
     }
 
     /// How long so many tokens likely take there.
     #[must_use]
-    pub fn estimate(&self, rank: WorkerRank, uncached: u32) -> Option<Duration> {
+    pub fn estimate(&self, rank: WorkerRank, uncached: u32) -> Duration {
         let by_rank = self.by_rank.lock().unwrap_or_else(PoisonError::into_inner);
-        let seconds = by_rank.get(&rank)? * f64::from(uncached);
-        Some(
-            Duration::try_from_secs_f64(seconds)
-                .map_or(ESTIMATE_MAX, |time| time.min(ESTIMATE_MAX)),
-        )
+        let own = by_rank.get(&rank).copied();
+        drop(by_rank);
+        let any = || *self.any.lock().unwrap_or_else(PoisonError::into_inner);
+        let pace = own.or_else(any).unwrap_or(1.0 / TOKENS_PER_SEC);
+        Duration::try_from_secs_f64(pace * f64::from(uncached))
+            .map_or(ESTIMATE_MAX, |time| time.min(ESTIMATE_MAX))
     }
 }
 
@@ -60,18 +71,19 @@ mod tests {
     #[test]
     fn an_estimate_follows_the_latest_streams() {
         let (times, rank) = (PrefillTimes::default(), WorkerRank::new(1, 0));
-        assert_eq!(times.estimate(rank, 100), None);
+        let assumed = Duration::from_secs(1);
+        assert_eq!(times.estimate(rank, 4000), assumed);
         times.learn(rank, TOKENS_MIN - 1, Duration::from_secs(9));
-        assert_eq!(times.estimate(rank, 100), None, "too short to tell");
+        assert_eq!(times.estimate(rank, 4000), assumed, "too short to tell");
         times.learn(rank, 1000, Duration::from_secs(1));
-        assert_eq!(times.estimate(rank, 500), Some(Duration::from_millis(500)));
+        assert_eq!(times.estimate(rank, 500), Duration::from_millis(500));
         times.learn(rank, 1000, Duration::from_secs(5));
-        assert_eq!(times.estimate(rank, 500), Some(Duration::from_secs(1)));
-        assert_eq!(times.estimate(rank, u32::MAX), Some(ESTIMATE_MAX));
-        assert_eq!(
-            times.estimate(WorkerRank::new(1, 1), 1),
-            None,
-            "each rank its own"
-        );
+        assert_eq!(times.estimate(rank, 500), Duration::from_secs(1));
+        assert_eq!(times.estimate(rank, u32::MAX), ESTIMATE_MAX);
+        let other = WorkerRank::new(1, 1);
+        assert_eq!(times.estimate(other, 500), Duration::from_secs(1));
+        times.learn(other, 1000, Duration::from_secs(1));
+        assert_eq!(times.estimate(other, 500), Duration::from_millis(500));
+        assert_eq!(times.estimate(rank, 500), Duration::from_secs(1), "its own");
     }
 }

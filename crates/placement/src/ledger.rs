@@ -35,6 +35,8 @@ const BY_AGE: usize = 2;
 pub struct Booking {
     /// Chained hashes of the prompt's complete blocks; empty where blocks are not tracked.
     pub sequence: Arc<[SequenceHash]>,
+    /// Complete blocks of a prompt whose blocks have no names; they count where `sequence` is empty.
+    pub unnamed_blocks: u32,
     /// Whether equal blocks of other requests on the rank are the same blocks.
     pub shares: bool,
     /// Prompt tokens.
@@ -45,6 +47,34 @@ pub struct Booking {
     pub prefill_duration: Option<Duration>,
     /// Tokens the client expects to be generated.
     pub osl: Option<u32>,
+    /// Nothing will show when its prompt is computed: its answer comes in one piece.
+    pub silent: bool,
+}
+
+/// What has shown that a request's prompt is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// Nothing yet.
+    Awaited,
+    /// Nothing, but by now it should be.
+    Presumed,
+    /// Its first token.
+    Seen,
+}
+
+/// A sign that was news.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SignChange {
+    /// Where the request is.
+    pub slot: u32,
+    /// What was known before.
+    pub before: Sign,
+    /// What is known now.
+    pub sign: Sign,
+    /// When it was booked.
+    pub booked_at: Time,
+    /// Prompts that were to be computed there then.
+    pub ahead: u32,
 }
 
 /// A running request.
@@ -70,6 +100,10 @@ struct BookingEntry {
     /// Prompt tokens still charged.
     prefill: u32,
     prefill_duration: Option<Duration>,
+    silent: bool,
+    sign: Sign,
+    /// Prompts that were to be computed on the rank when it came.
+    ahead: u32,
     booked_at: Time,
     /// Last activity.
     seen_at: Time,
@@ -151,6 +185,8 @@ pub struct FreedBooking {
     pub id: RequestId,
     /// Where it was.
     pub slot: u32,
+    /// What had shown that its prompt was computed.
+    pub sign: Sign,
 }
 
 /// The work of all ranks.
@@ -299,7 +335,10 @@ impl Ledger {
             return false;
         }
         let at = self.vacant.pop().unwrap_or(self.entries.0.len() as u32);
-        let blocks = booking.sequence.len() as u32;
+        let blocks = match booking.sequence.is_empty() {
+            true => booking.unnamed_blocks,
+            false => booking.sequence.len() as u32,
+        };
         let mut entry = BookingEntry {
             id,
             slot,
@@ -315,11 +354,14 @@ impl Ledger {
             osl: booking.osl,
             prefill: booking.prefill_tokens,
             prefill_duration: booking.prefill_duration,
+            silent: booking.silent,
+            sign: Sign::Awaited,
+            ahead: self.ranks[slot as usize].waiting.len(),
             booked_at: now,
             seen_at: now,
         };
         let mut active = blocks;
-        if booking.shares && blocks > 0 {
+        if booking.shares && !booking.sequence.is_empty() {
             let sequence = &booking.sequence;
             let (tail, change) = self.trie.acquire(sequence, slot, at, &mut self.changes);
             (entry.tail, entry.exclusive, active) = (tail, change.exclusive, change.blocks);
@@ -366,6 +408,44 @@ impl Ledger {
         let at = *self.by_id.get(&id)?;
         self.touch(now, at);
         self.prefill_done(now, at)
+    }
+
+    /// Notes a sign of a request that had none as good. `None` for an unknown id, and if the sign is no news.
+    pub fn sign(&mut self, id: RequestId, sign: Sign) -> Option<SignChange> {
+        let at = *self.by_id.get(&id)?;
+        let entry = self.entries.0.get_mut(at as usize)?;
+        let news = match (entry.sign, sign) {
+            (Sign::Awaited, new) => new != Sign::Awaited,
+            (Sign::Presumed, new) => new == Sign::Seen,
+            (Sign::Seen, _) => false,
+        };
+        news.then(|| SignChange {
+            slot: entry.slot,
+            before: std::mem::replace(&mut entry.sign, sign),
+            sign,
+            booked_at: entry.booked_at,
+            ahead: entry.ahead,
+        })
+    }
+
+    /// The oldest request of a slot that is silent, has its prompt still charged, was booked before `before`, and is
+    /// not among the newest `waiting` of those with a charge.
+    #[must_use]
+    pub fn computed_silently(&self, slot: u32, before: Time, waiting: u64) -> Option<RequestId> {
+        let rank = self.ranks.get(slot as usize)?;
+        let begun = u64::from(rank.waiting.len()).saturating_sub(waiting);
+        let mut at = rank.waiting.head();
+        for _ in 0..begun {
+            let entry = self.entries.0.get(at? as usize)?;
+            if entry.booked_at >= before {
+                return None;
+            }
+            if entry.silent {
+                return Some(entry.id);
+            }
+            at = entry.links[BY_PREFILL].next();
+        }
+        None
     }
 
     fn prefill_done(&mut self, now: Time, at: u32) -> Option<PrefillSample> {
@@ -453,7 +533,7 @@ impl Ledger {
         rank.context -= u64::from(entry.isl_tokens) + u64::from(entry.generated);
         rank.output -= entry.output_weight();
         rank.discount -= entry.discount();
-        let (tail, blocks) = (entry.tail, entry.blocks);
+        let (tail, blocks, sign) = (entry.tail, entry.blocks, entry.sign);
         entry.exclusive = 0;
         rank.running.remove(&mut self.entries, BY_SLOT, at);
         let gone = if tail == NONE {
@@ -465,7 +545,7 @@ impl Ledger {
         self.ranks[slot as usize].blocks -= u64::from(gone);
         self.vacant.push(at);
         self.settle(slot);
-        Some(FreedBooking { id, slot })
+        Some(FreedBooking { id, slot, sign })
     }
 
     /// Frees everything on a slot.

@@ -29,7 +29,7 @@ pub use choice::WinReason;
 pub use classes::{Bucket, PolicyClass, PolicyConfig, PolicyConfigError};
 pub use cost::{CandidateState, CostTerms, Weights, taint_factor};
 pub use fleet::{Fleet, Member};
-pub use ledger::{Booking, FreedBooking, Ledger, Load, PrefillSample};
+pub use ledger::{Booking, FreedBooking, Ledger, Load, PrefillSample, Sign, SignChange};
 pub use map::{FastMap, FoldHasher};
 pub use overlap::{Overlap, RankOverlap};
 pub use policy::{

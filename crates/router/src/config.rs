@@ -72,6 +72,8 @@ pub struct RouterConfig {
     pub router_queue_max_requests: u32,
     /// Refuse a request parked for longer than this. Ours.
     pub router_queue_max_wait_secs: f64,
+    /// Give ranks only what they were seen to take, queue the rest and refuse at once what would wait too long. Ours.
+    pub overload_protection: bool,
     /// Look the overlap of a parked request up again after this long; 0 never.
     pub router_overlap_refresh_after_secs: f64,
     /// Free bookings that nobody spoke of for this long.
@@ -125,6 +127,7 @@ impl Default for RouterConfig {
             router_policy_config: None,
             router_queue_max_requests: router::ROUTER_QUEUE_MAX_REQUESTS.default,
             router_queue_max_wait_secs: router::ROUTER_QUEUE_MAX_WAIT_SECS.default,
+            overload_protection: false,
             router_overlap_refresh_after_secs: router::ROUTER_OVERLAP_REFRESH_AFTER_SECS.default,
             router_active_request_expiry_secs: router::ROUTER_ACTIVE_REQUEST_EXPIRY_SECS.default,
             active_decode_blocks_threshold: router::ACTIVE_DECODE_BLOCKS_THRESHOLD.default,

@@ -104,7 +104,7 @@ pub enum ExclusionReason {
     Down,
     /// On its way out.
     Draining,
-    /// Over a busy threshold.
+    /// Over a busy threshold, or given as much as the overload protection allows.
     Busy,
     /// Does not have the adapter while others do.
     Lora,

@@ -108,6 +108,18 @@ pub enum RouteError {
         /// Where it ends.
         limit: u64,
     },
+    /// It would wait, or has waited, for too long.
+    #[error("the queue is too slow: {expected_ms} ms to wait, {limit_ms} ms are allowed")]
+    QueueTooSlow {
+        /// How long it would have to wait, or has waited.
+        expected_ms: u64,
+        /// How long it may.
+        limit_ms: u64,
+        /// It did not wait: it was refused as it came.
+        predicted: bool,
+        /// By when those who wait now are expected to have a worker.
+        retry_after_ms: u64,
+    },
     /// Each eligible worker has failed this request already, the last one because it was full.
     #[error("every eligible worker refused the request as overloaded")]
     FailedWorkersOverloaded,
@@ -130,7 +142,8 @@ impl RouteError {
             Self::NoEndpoints { .. }
             | Self::AllEligibleWorkersOverloaded { .. }
             | Self::PinnedWorkerOverloaded(_)
-            | Self::QueueLimit { .. } => Fault::Router,
+            | Self::QueueLimit { .. }
+            | Self::QueueTooSlow { .. } => Fault::Router,
             Self::FailedWorkersOverloaded | Self::FailedWorkersUnavailable => Fault::Worker,
             Self::PinnedWorkerNotAllowed(_)
             | Self::PinnedWorkerUnknown(_)
@@ -148,7 +161,19 @@ impl RouteError {
     pub fn retry(&self) -> Retry {
         match self.fault() {
             Fault::Client => Retry::Never,
+            Fault::Router if matches!(self, Self::QueueTooSlow { .. }) => {
+                Retry::After(self.retry_after_ms())
+            }
             Fault::Router | Fault::Worker => Retry::After(Self::RETRY_AFTER_MS),
+        }
+    }
+
+    /// When a client should come back after this overload.
+    #[must_use]
+    pub fn retry_after_ms(&self) -> u64 {
+        match self {
+            Self::QueueTooSlow { retry_after_ms, .. } => *retry_after_ms,
+            _ => Self::RETRY_AFTER_MS,
         }
     }
 
@@ -160,6 +185,7 @@ impl RouteError {
             Self::AllEligibleWorkersOverloaded { .. }
                 | Self::PinnedWorkerOverloaded(_)
                 | Self::QueueLimit { .. }
+                | Self::QueueTooSlow { .. }
                 | Self::FailedWorkersOverloaded
         )
     }

@@ -18,6 +18,8 @@ pub(crate) struct EligibleRanks {
     /// After it; the choice is among these.
     pub(crate) candidates: SlotSet,
     pinned: Option<u32>,
+    /// Taken from the candidates because they have enough.
+    full: SlotSet,
     /// Nobody was left whom nothing speaks against.
     last_resort: bool,
 }
@@ -33,6 +35,7 @@ impl EligibleRanks {
     ) -> Result<(), RouteError> {
         self.pinned = None;
         self.last_resort = false;
+        self.full.copy_from(&SlotSet::default());
         match pin {
             Some(rank) => self.fill_pinned(fleet, arrival, rank),
             None => self.fill_free(fleet, health, arrival),
@@ -106,6 +109,15 @@ impl EligibleRanks {
         Ok(())
     }
 
+    /// Leaves out the candidates that have enough, unless all have.
+    pub(crate) fn prefer_open(&mut self, full: &SlotSet) {
+        if self.pinned.is_some() || self.candidates.iter().all(|slot| full.has(slot)) {
+            return;
+        }
+        self.full.copy_from(full);
+        self.candidates.subtract(full);
+    }
+
     /// Whether the candidates are those whom something speaks against, for want of others.
     pub(crate) fn is_last_resort(&self) -> bool {
         self.last_resort
@@ -126,7 +138,11 @@ impl EligibleRanks {
         let out = fleet.live().iter().filter(|s| !self.candidates.has(*s));
         for slot in out.take(Exclusion::NAMED_MAX) {
             if let Some(rank) = fleet.rank(slot) {
-                to.named.push((rank, why(fleet, arrival, slot)));
+                let reason = match self.full.has(slot) && self.routable.has(slot) {
+                    true => ExclusionReason::Busy,
+                    false => why(fleet, arrival, slot),
+                };
+                to.named.push((rank, reason));
             }
         }
     }

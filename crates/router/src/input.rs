@@ -100,6 +100,8 @@ pub struct Arrival {
     pub resumed: bool,
     /// How the last of those failed.
     pub last_failure: Option<Outcome>,
+    /// Its answer comes in one piece: no first token will be seen.
+    pub silent: bool,
     /// Only asks: nothing is booked, nothing is queued, the answer is immediate.
     pub query_only: bool,
 }
@@ -124,6 +126,7 @@ impl Arrival {
             again: false,
             resumed: false,
             last_failure: None,
+            silent: false,
             query_only: false,
         }
     }
@@ -175,6 +178,10 @@ pub struct LoadReport {
     pub active_prefill_tokens: Option<u64>,
     /// KV blocks in use.
     pub kv_used_blocks: Option<u64>,
+    /// Requests that wait in it to be computed.
+    pub waiting: Option<u64>,
+    /// When it was asked.
+    pub asked: Time,
 }
 
 /// New busy thresholds. `None` leaves a threshold as it is, `Some(None)` switches it off.

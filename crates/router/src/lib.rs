@@ -23,6 +23,7 @@
 //! assert!(matches!(out.last(), Some(Output::Send(sent)) if sent.target.worker == WorkerId(7)));
 //! ```
 
+mod admission;
 mod attempts;
 mod config;
 mod decision;

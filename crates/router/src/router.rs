@@ -22,6 +22,7 @@ use kvasir_placement::{
 use kvasir_profile::StepTimes;
 use kvasir_types::{RequestId, Rng, SequenceHash, Time, WorkerRank};
 
+use crate::admission::Admission;
 use crate::filter::EligibleRanks;
 use crate::health::Health;
 use crate::request_settings::RequestSettings;
@@ -81,6 +82,8 @@ pub struct Router {
     busy_slots: SlotSet,
     /// Who is ejected, and for what.
     health: Health,
+    /// Overload protection.
+    admission: Admission,
     eligible: EligibleRanks,
     scorer: Scorer,
     /// Requests that asked for a worker, by class.
@@ -159,6 +162,7 @@ impl Router {
             busy: Vec::new(),
             busy_slots: SlotSet::default(),
             health: Health::default(),
+            admission: Admission::new(config.overload_protection),
             eligible: EligibleRanks::default(),
             scorer: Scorer::default(),
             received: Vec::new(),
@@ -330,6 +334,11 @@ impl Router {
 
     fn tracks_blocks(&self) -> bool {
         self.config.router_track_active_blocks && self.config.router_role != crate::Role::Prefill
+    }
+
+    /// Whether requests can wait at all: in the modes that do not weigh load only by the overload protection.
+    fn can_queue(&self) -> bool {
+        self.policy.weighs_load() || self.admission.is_on()
     }
 
     fn note_freed(&mut self, slot: u32) {

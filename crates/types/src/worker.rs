@@ -34,7 +34,7 @@ pub struct WorkerRecord {
     /// Labels that requests may require or prefer (`nvext.routing_constraints`); in order, each once.
     pub taints: Vec<Arc<str>>,
     /// What it computes on.
-    pub device: Device,
+    pub device: Option<Device>,
 }
 
 impl WorkerRecord {
@@ -52,7 +52,7 @@ impl WorkerRecord {
             block_size: None,
             capacity: Capacity::default(),
             taints: Vec::new(),
-            device: Device::default(),
+            device: None,
         }
     }
 }
@@ -302,6 +302,29 @@ pub enum Device {
     Cpu,
 }
 
+impl Device {
+    /// Its name for operators.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Accelerator => "gpu",
+            Self::Cpu => "cpu",
+        }
+    }
+
+    /// As engines and operators write it: `cpu`, or the name of any accelerator (`gpu`, `cuda`, `cuda:0`, `rocm`, `xpu`).
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        const ACCELERATORS: [&str; 8] = ["gpu", "cuda", "rocm", "hip", "xpu", "tpu", "npu", "hpu"];
+        let kind = name.split(':').next().unwrap_or_default();
+        match kind {
+            "cpu" => Some(Self::Cpu),
+            kind if ACCELERATORS.contains(&kind) => Some(Self::Accelerator),
+            _ => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -313,6 +336,22 @@ mod tests {
             port: 8000,
             prefix: "/base".into(),
             api_key: Some(ApiKey::new("secret")),
+        }
+    }
+
+    #[test]
+    fn a_device_is_named_as_engines_name_it() {
+        for (name, device) in [
+            ("cpu", Some(Device::Cpu)),
+            ("cuda:1", Some(Device::Accelerator)),
+            ("gpu", Some(Device::Accelerator)),
+            ("CPU", None),
+            ("", None),
+        ] {
+            assert_eq!(Device::from_name(name), device, "{name}");
+        }
+        for device in [Device::Cpu, Device::Accelerator] {
+            assert_eq!(Device::from_name(device.name()), Some(device));
         }
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use http::uri::Authority;
 use http::{HeaderValue, Uri};
 use kvasir_transport::zmq::Endpoint;
-use kvasir_types::{ApiKey, EventFeed, HttpEndpoint, Transport, WorkerId, WorkerRecord};
+use kvasir_types::{ApiKey, Device, EventFeed, HttpEndpoint, Transport, WorkerId, WorkerRecord};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::bounded_file::{KEY_FILE_BYTES_MAX, read_bounded_text};
@@ -19,7 +19,7 @@ const HTTP_PORT: u16 = 80;
 const HTTPS_PORT: u16 = 443;
 /// What may follow the URL.
 const ADDITIONS: &str = "block-size, kv-blocks, max-num-batched-tokens, max-num-seqs, data-parallel-size, events, replay, \
-                         taint, api-key-file";
+                         taint, device, api-key-file";
 /// Taints that one worker may carry.
 const TAINTS_MAX: usize = 32;
 /// Longest taint.
@@ -207,9 +207,18 @@ pub fn set_field(worker: &mut WorkerRecord, name: &str, value: &str) -> Result<(
         "events" => set_sockets(worker, Some(socket("events", value)?), None),
         "replay" => set_sockets(worker, None, Some(socket("replay", value)?)),
         "taint" => add_taint(&mut worker.taints, value)?,
+        "device" => worker.device = Some(device(value)?),
         _ => return Err(AddressError::Unknown(name.to_owned())),
     }
     Ok(())
+}
+
+fn device(value: &str) -> Result<Device, AddressError> {
+    Device::from_name(value).ok_or_else(|| AddressError::Value {
+        name: "device",
+        value: value.to_owned(),
+        expected: "cpu or gpu",
+    })
 }
 
 fn set_sockets(worker: &mut WorkerRecord, publish: Option<String>, replay: Option<String>) {
@@ -305,6 +314,20 @@ fn socket(name: &'static str, value: &str) -> Result<String, AddressError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_worker_may_be_said_to_have_no_gpu() {
+        let device = |text: &str| parse_worker(text).map(|worker| worker.device);
+        assert_eq!(device("http://a:1"), Ok(None));
+        assert_eq!(device("http://a:1,device=cpu"), Ok(Some(Device::Cpu)));
+        let gpu = Ok(Some(Device::Accelerator));
+        assert_eq!(device("http://a:1,device=gpu"), gpu);
+        let error = device("http://a:1,device=abacus").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "`abacus` is not a value of device; it takes cpu or gpu"
+        );
+    }
 
     #[test]
     fn everything_that_may_follow_the_url() {

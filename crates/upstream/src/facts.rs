@@ -9,7 +9,7 @@ mod metrics;
 
 use std::collections::BTreeMap;
 
-use kvasir_types::ModelCard;
+use kvasir_types::{Device, ModelCard};
 use serde::Deserialize;
 
 pub use info::ServerInfo;
@@ -41,6 +41,10 @@ pub struct Facts {
     pub kv_tokens: Option<u64>,
     /// Tokens computed in one step.
     pub max_batched_tokens: Option<u64>,
+    /// Sequences that run at once.
+    pub max_num_seqs: Option<u64>,
+    /// What it computes on.
+    pub device: Option<Device>,
     /// What it is, by its own pages.
     pub kind: EngineKind,
     /// What its page of settings says.
@@ -264,6 +268,8 @@ impl Facts {
         self.kv_tokens = info.kv_tokens.or(self.kv_tokens);
         self.ranks = self.ranks.max(info.ranks);
         self.max_batched_tokens = info.max_batched_tokens.or(self.max_batched_tokens);
+        self.max_num_seqs = info.max_num_seqs;
+        self.device = info.device;
         self.prefix_caching = self.prefix_caching.or(info.prefix_caching);
         if self.events.is_empty() {
             self.events.clone_from(&info.events);
@@ -473,8 +479,11 @@ mod tests {
     #[test]
     fn vllm_tells_its_settings_in_development_mode() {
         let info = r#"{"vllm_config":{"cache_config":{"block_size":32,"enable_prefix_caching":false},
-            "scheduler_config":{"max_num_batched_tokens":2048},"parallel_config":{"data_parallel_size":4}}}"#;
+            "scheduler_config":{"max_num_batched_tokens":2048,"max_num_seqs":64},"device_config":{"device_type":"cpu"},
+            "parallel_config":{"data_parallel_size":4}}}"#;
         let facts = settled(info, false);
+        assert_eq!(facts.max_num_seqs, Some(64));
+        assert_eq!(facts.device, Some(Device::Cpu));
         assert_eq!((facts.block_size, facts.ranks), (Some(32), Some(4)));
         assert_eq!(
             (facts.max_batched_tokens, facts.prefix_caching),

@@ -70,8 +70,7 @@ options! { TRACKING_ROWS, Group::Tracking, Scope::ROUTING;
 
     /// How tracked prefill work decays while the prefill runs.
     ROUTER_PREFILL_LOAD_MODEL: PrefillLoadModel = "router-prefill-load-model" of router =>
-        env(&[var("DYN_ROUTER_PREFILL_LOAD_MODEL")]).metavar("MODEL")
-        .partly("`aic` acts as `none`, until its estimates can be read");
+        env(&[var("DYN_ROUTER_PREFILL_LOAD_MODEL")]).metavar("MODEL").effective();
 
     /// Free the tracked load of a request after this time without activity.
     ROUTER_ACTIVE_REQUEST_EXPIRY_SECS: Duration = "router-active-request-expiry-secs" of router =>

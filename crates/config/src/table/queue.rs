@@ -25,7 +25,17 @@ options! { QUEUE_ROWS, Group::Queue, Scope::ROUTING;
 
     /// Longest time in the queue; then a request is refused as overload.
     ROUTER_QUEUE_MAX_WAIT_SECS: Duration = "router-queue-max-wait-secs" of router =>
-        env(&[var("KVASIR_ROUTER_QUEUE_MAX_WAIT_SECS")]).metavar("SECONDS").effective();
+        env(&[var("KVASIR_ROUTER_QUEUE_MAX_WAIT_SECS")])
+        .default_note("600; 5 with --overload-protection").metavar("SECONDS").effective();
+
+    /// Protect engines from overload without further settings.
+    ///
+    /// A worker is given what it was seen to begin within one second, at least 8 requests; the rest waits here. A request
+    /// that would wait for more than 1.5 s, by how fast the queue moves, is refused at once, and one that has waited for
+    /// 5 s (`--router-queue-max-wait-secs`) is refused. Off by itself when `--router-queue-threshold`,
+    /// `--router-policy-config` or a busy threshold is set, unless this option is set as well.
+    OVERLOAD_PROTECTION: bool = "overload-protection" =>
+        scope(Scope::FRONTEND).env(&[var("KVASIR_OVERLOAD_PROTECTION")]).default("true").common().effective();
 
     /// YAML file with policy classes and their shares.
     ROUTER_POLICY_CONFIG: Option<PathBuf> = "router-policy-config" =>

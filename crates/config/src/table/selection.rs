@@ -16,8 +16,8 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
     /// discovery is `static` and `--router-mode` is `kv` unless set otherwise.
     ///
     /// What the server does not report can follow its URL: `block-size`, `kv-blocks`,
-    /// `max-num-batched-tokens`, `data-parallel-size`, `events`, `replay`, `taint`, `api-key-file`,
-    /// each as `name=value` after a comma.
+    /// `max-num-batched-tokens`, `max-num-seqs`, `data-parallel-size`, `events`, `replay`, `taint`, `device`,
+    /// `api-key-file`, each as `name=value` after a comma.
     WORKER: Vec<String> = "worker" =>
         scope(Scope::FRONTEND.and(Scope::ROUTER).and(Scope::DOCTOR)).env(&[var("KVASIR_WORKERS")])
         .space_separated().rule(&rule_text::WORKER)
@@ -95,7 +95,9 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
     ROUTER_MAX_SESSIONS: u32 = "router-max-sessions" of router =>
         env(&[var("KVASIR_ROUTER_MAX_SESSIONS")]).effective();
 
-    /// Weight of GPU encoders relative to CPU encoders in `device-aware-weighted` mode.
+    /// Weight of GPU workers relative to CPU workers in `device-aware-weighted` mode.
+    ///
+    /// A worker is a CPU worker if `device=cpu` follows its URL, or if its engine says so on `/server_info`.
     ENCODER_CUDA_TO_CPU_RATIO: u32 = "encoder-cuda-to-cpu-ratio" of router =>
         scope(Scope::SERVE).env(&[var("DYN_ENCODER_CUDA_TO_CPU_RATIO")]).effective();
 

@@ -108,6 +108,7 @@ fn add_member(row: &mut Value, member: &Member) {
     row["told"] = json!({
         "block_size": record.block_size,
         "data_parallel_size": record.ranks,
+        "device": record.device.map(kvasir_types::Device::name),
         "events": record.events.publish(),
         "replay": record.events.replay(),
         "taints": record.taints.iter().map(|taint| &**taint).collect::<Vec<_>>(),
@@ -124,6 +125,7 @@ struct NewWorker {
     max_num_batched_tokens: Option<u32>,
     max_num_seqs: Option<u32>,
     data_parallel_size: Option<u32>,
+    device: Option<String>,
     events: Option<String>,
     replay: Option<String>,
     #[serde(default)]
@@ -140,6 +142,7 @@ impl NewWorker {
             ("max-num-batched-tokens", count(self.max_num_batched_tokens)),
             ("max-num-seqs", count(self.max_num_seqs)),
             ("data-parallel-size", count(self.data_parallel_size)),
+            ("device", self.device),
             ("events", self.events),
             ("replay", self.replay),
         ];

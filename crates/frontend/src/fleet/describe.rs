@@ -88,8 +88,15 @@ fn description(
             "KV blocks unknown, so --active-decode-blocks-threshold has no effect for it".into()
         }
     };
+    let told_batch = told.capacity.max_num_batched_tokens;
     let batch = match spec.max_num_batched_tokens {
-        Some(tokens) => format!("{tokens} tokens in a batch"),
+        Some(tokens) if told_batch.or(facts.max_batched_tokens).is_some() => {
+            format!("{tokens} tokens in a batch")
+        }
+        Some(tokens) => format!(
+            "{tokens} tokens in a batch (assumed; --router-queue-threshold and \
+             --active-prefill-tokens-threshold-frac count in batches, set max-num-batched-tokens)"
+        ),
         None => "tokens in a batch unknown, so --router-queue-threshold and \
                  --active-prefill-tokens-threshold-frac have no effect for it \
                  (set max-num-batched-tokens)"
@@ -128,6 +135,9 @@ mod tests {
         );
         assert!(said.contains("--active-prefill-tokens-threshold-frac have no effect"));
         (spec.kv_total_blocks, spec.max_num_batched_tokens) = (Some(9), Some(8192));
+        let said = description(&told, &facts, 16, &spec, 0);
+        assert!(said.contains("8192 tokens in a batch (assumed; "), "{said}");
+        facts.max_batched_tokens = Some(8192);
         facts.block_size = Some(64);
         facts.version = Some("0.5.9".into());
         let said = description(&told, &facts, 64, &spec, 2);

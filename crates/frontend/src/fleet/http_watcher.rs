@@ -156,8 +156,9 @@ impl HttpWatcher {
             if !self.registration.is_serving() || self.silence.is_doubtful() {
                 return;
             }
+            let asked = self.registration.fleet.context.host.clock.now();
             match self.load().await {
-                Ok(load) => self.registration.report_load(&load),
+                Ok(load) => self.registration.report_load(&load, asked),
                 Err(error) if error.is_answer() => {}
                 Err(error) if error.is_local() => self.could_not_ask(&error),
                 // It may only be slow to write that page.

@@ -13,12 +13,14 @@ use std::sync::Arc;
 use kvasir_host::{ModelSpec, RouterHost};
 use kvasir_router::{Input, LoadReport, WorkerSpec};
 use kvasir_trust::Cause;
-use kvasir_types::{DpRank, EventFeed, ModelCard, WorkerId, WorkerRank, WorkerRecord};
+use kvasir_types::{
+    DpRank, EventFeed, ModelCard, Time, TransportKind, WorkerId, WorkerRank, WorkerRecord,
+};
 use kvasir_upstream::{EventSource, Facts, RankLoad, event_sources};
 use tokio::sync::Notify;
 
 use super::subscribe::EngineSubscriptions;
-use super::{BLOCK_SIZE, CONTEXT_LENGTH, Fleet};
+use super::{BATCH_ASSUMED, BLOCK_SIZE, CONTEXT_LENGTH, Fleet};
 use crate::models::links::WorkerLink;
 use crate::models::tokenize;
 use crate::models::{Models, ServedModel};
@@ -212,6 +214,12 @@ impl Registration {
         told.or(facts.block_size).unwrap_or(BLOCK_SIZE)
     }
 
+    /// What an engine server that does not say how many tokens it computes in a step is taken to compute. Who serves
+    /// tokens announces it.
+    fn batch_assumed(&self) -> Option<u64> {
+        (self.link.kind() == TransportKind::Http).then_some(BATCH_ASSUMED)
+    }
+
     /// What a router is to know of the worker.
     fn spec(&self, models: &[Arc<ServedModel>], facts: &Facts) -> WorkerSpec {
         let (record, block_size) = (&self.record, self.block_size(facts));
@@ -220,9 +228,12 @@ impl Registration {
             first_rank: record.first_rank,
             ranks: record.ranks.or(facts.ranks).unwrap_or(1),
             kv_total_blocks: told.kv_blocks.or(facts.kv_blocks_of(block_size)),
-            max_num_batched_tokens: told.max_num_batched_tokens.or(facts.max_batched_tokens),
-            max_num_seqs: told.max_num_seqs,
-            device: record.device,
+            max_num_batched_tokens: told
+                .max_num_batched_tokens
+                .or(facts.max_batched_tokens)
+                .or(self.batch_assumed()),
+            max_num_seqs: told.max_num_seqs.or(facts.max_num_seqs),
+            device: record.device.or(facts.device).unwrap_or_default(),
             transport: self.link.kind(),
             taints: record.taints.clone(),
             serves: models.iter().map(|m| Arc::clone(&m.name)).collect(),
@@ -337,7 +348,7 @@ impl Registration {
         self.routers.iter().map(of).sum()
     }
 
-    pub(super) fn report_load(&self, loads: &BTreeMap<u32, RankLoad>) {
+    pub(super) fn report_load(&self, loads: &BTreeMap<u32, RankLoad>, asked: Time) {
         for (&rank, load) in loads {
             let rank = WorkerRank {
                 worker: self.id,
@@ -348,6 +359,8 @@ impl Registration {
                 Input::Load(LoadReport {
                     rank,
                     kv_used_blocks: used.map(|(share, total)| (share * total as f64) as u64),
+                    waiting: Some(load.waiting),
+                    asked,
                     ..LoadReport::default()
                 })
             });

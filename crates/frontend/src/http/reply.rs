@@ -167,9 +167,10 @@ fn refusal(error: &ApiError, body: Bytes) -> Reply {
         framing::close_after(&mut reply);
     }
     if error.status == StatusCode::SERVICE_UNAVAILABLE || error.is_overload() {
+        let secs = error.retry_after_secs.unwrap_or(1);
         reply
             .headers_mut()
-            .insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            .insert(RETRY_AFTER, HeaderValue::from(secs));
     }
     reply
 }

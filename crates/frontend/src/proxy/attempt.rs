@@ -28,6 +28,9 @@ const LOCAL_TRIES_MAX: u32 = 10;
 /// Between two of them.
 const LOCAL_PAUSE: Duration = Duration::from_millis(50);
 
+/// After this time a request that passes unread is taken for begun.
+const UNREAD_SPAN: Duration = Duration::from_millis(50);
+
 /// An attempt at an engine behind HTTP.
 pub(crate) struct HttpAttempt<'a> {
     forward: &'a Forward,
@@ -138,16 +141,17 @@ impl Forward {
         answer.unwrap_or(Err(UpstreamError::AnswerTimeout))
     }
 
-    /// How long the prefill of a unary request likely takes; none for streams, which show it, and where it is unknown.
+    /// How long the prefill of a unary request likely takes; none for streams, which show it. What a route that passes
+    /// unread computes is not known: it is taken for begun soon.
     fn prefill_span(&self, sent: &Placement, tokens: u32) -> Option<Duration> {
-        let Kind::Completion { stream: false, .. } = self.kind else {
-            return None;
-        };
+        match self.kind {
+            Kind::Completion { stream: true, .. } => return None,
+            Kind::Completion { .. } => {}
+            Kind::Opaque { .. } => return Some(UNREAD_SPAN),
+        }
         let uncached = tokens.saturating_sub(sent.cached_tokens);
-        self.model
-            .host
-            .prefill_times()
-            .estimate(sent.target, uncached)
+        let times = self.model.host.prefill_times();
+        Some(times.estimate(sent.target, uncached))
     }
 
     /// Sends `body` to a worker and waits for the head of its answer.

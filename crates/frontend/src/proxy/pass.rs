@@ -153,6 +153,7 @@ async fn pass_on(
     let (nvext, hints) = (Nvext::default(), HeaderHints::default());
     let mut arrival = ask::arrival(arrived.id, tokens, &nvext, &hints);
     arrival.constraints.transport = Some(TransportKind::Http);
+    arrival.silent = true;
     let mut headers = headers::to_engine(headers.clone(), app.via(), &arrived.name);
     record.trace_to(&mut headers);
     let forward = Forward {

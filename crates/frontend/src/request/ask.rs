@@ -42,10 +42,16 @@ pub(crate) fn arrival(id: RequestId, isl: usize, nvext: &Nvext, headers: &Header
         strict_priority: nvext.hints.strict_priority.unwrap_or(0),
         osl: nvext.hints.osl,
     };
+    // What a request says to the router itself beats the hint of its agent.
+    let (own, hints) = (&nvext.overrides, &nvext.hints);
     arrival.overrides = Overrides {
-        overlap_score_credit: nvext.hints.overlap_credit,
-        overlap_score_weight: nvext.hints.overlap_weight,
-        ..Overrides::default()
+        overlap_score_credit: own.overlap_score_credit.or(hints.overlap_credit),
+        overlap_score_weight: own.overlap_score_weight.or(hints.overlap_weight),
+        prefill_load_scale: own.prefill_load_scale,
+        router_temperature: own.router_temperature,
+        assume_kv_reuse: own.assume_kv_reuse,
+        track_prefill_tokens: own.track_prefill_tokens,
+        shared_cache_multiplier: own.shared_cache_multiplier,
     };
     arrival.session = session(nvext.session.as_ref(), headers);
     arrival.policy_class = headers.policy_class.as_ref().map(shared);
@@ -113,6 +119,27 @@ mod tests {
             (Some(64), 2)
         );
         assert_eq!(arrival.overrides.overlap_score_credit, Some(0.5));
+    }
+
+    #[test]
+    fn router_config_override_reaches_the_router_and_beats_hints() {
+        let arrival = of(
+            r#"{"agent_hints": {"kv_overlap_score_credit": 0.5, "kv_overlap_score_weight": 7},
+                "router_config_override": {"overlap_score_credit": 0.25, "prefill_load_scale": 2,
+                "router_temperature": 0.5, "assume_kv_reuse": false, "track_prefill_tokens": false,
+                "shared_cache_multiplier": 0.1}}"#,
+            &[],
+        );
+        let expected = Overrides {
+            overlap_score_credit: Some(0.25),
+            overlap_score_weight: Some(7.0),
+            prefill_load_scale: Some(2.0),
+            router_temperature: Some(0.5),
+            assume_kv_reuse: Some(false),
+            track_prefill_tokens: Some(false),
+            shared_cache_multiplier: Some(0.1),
+        };
+        assert_eq!(arrival.overrides, expected);
     }
 
     #[test]

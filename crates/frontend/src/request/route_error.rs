@@ -14,6 +14,12 @@ pub(crate) fn answer(overload: u16, error: &RouteError) -> ApiError {
             current,
             limit,
         } => ApiError::queue_full(overload, policy_class, limit_kind.name(), *current, *limit),
+        RouteError::QueueTooSlow {
+            expected_ms,
+            limit_ms,
+            retry_after_ms,
+            predicted: _,
+        } => ApiError::queue_too_slow(overload, *expected_ms, *limit_ms, *retry_after_ms),
         error if error.is_overload() => ApiError::overloaded(overload),
         RouteError::PinnedWorkerNotAllowed(_)
         | RouteError::PinnedWorkerUnknown(_)

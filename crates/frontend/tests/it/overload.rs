@@ -47,8 +47,8 @@ async fn three_times_too_much(rig: &Rig, round: usize) {
     let mut taken = Vec::new();
     for number in 0..3 * capacity {
         let mut client = rig.client().await;
-        let body = if number % 2 == 0 { ASK } else { ASK_STREAM };
-        client.post(CHAT, "", body).await;
+        // Streams: their prompts are to be computed until something comes.
+        client.post(CHAT, "", ASK_STREAM).await;
         if number < capacity {
             // Order matters: those that come first are taken.
             until("it is taken", || rig.app.in_flight().count() == number + 1).await;
@@ -110,7 +110,7 @@ async fn who_leaves_the_queue_makes_room() {
     let mut clients = Vec::new();
     for number in 0..RUNNING + QUEUE {
         let mut client = rig.client().await;
-        client.post(CHAT, "", ASK).await;
+        client.post(CHAT, "", ASK_STREAM).await;
         until("it is taken", || rig.app.in_flight().count() == number + 1).await;
         clients.push(client);
     }
@@ -121,7 +121,7 @@ async fn who_leaves_the_queue_makes_room() {
     })
     .await;
     let mut late = rig.client().await;
-    late.post(CHAT, "", ASK).await;
+    late.post(CHAT, "", ASK_STREAM).await;
     clients.push(late);
     until("it is taken", || {
         rig.app.in_flight().count() == RUNNING + QUEUE
@@ -321,5 +321,161 @@ async fn busy_by(tell: impl Fn(&Stage, f64)) {
     assert_eq!(rig.booked(), 0, "and not by our own count");
     tell(&rig.stage, 0.1);
     in_time("it is free again", asks(200)).await;
+    rig.at_rest().await;
+}
+
+/// A completion of so many token ids.
+fn long_prompt(tokens: usize, stream: bool) -> String {
+    let ids = vec!["1"; tokens].join(",");
+    format!(r#"{{"model":"m","prompt":[{ids}],"stream":{stream}}}"#)
+}
+
+const COMPLETIONS: &str = "/v1/completions";
+
+/// Three answers in one piece of 4,000 prompt tokens each, which their engine decodes for as long as the gate is shut:
+/// they keep a fourth out only until their prompts should be computed. No stream has shown how fast that is.
+#[tokio::test]
+async fn unary_answers_that_decode_do_not_keep_others_out() {
+    for mode in [RouterMode::Kv, RouterMode::RoundRobin] {
+        let router = RouterConfig {
+            router_mode: mode,
+            active_prefill_tokens_threshold: Some(11_000),
+            ..RouterConfig::default()
+        };
+        let setup = Setup {
+            router,
+            ..Setup::usual()
+        };
+        let rig = Rig::with(1, setup).await;
+        let mut running = Vec::new();
+        for number in 0..3 {
+            rig.stage.play(vec![Step::Gate, ok()]);
+            let mut client = rig.client().await;
+            let body = long_prompt(4000, false);
+            client.post(COMPLETIONS, "", body).await;
+            until("it runs", || rig.stage.seen().len() == number + 1).await;
+            running.push(client);
+        }
+        let busy = rig.booked_prefill();
+        assert!(busy <= 12_000, "{busy}");
+        until("their prompts are taken for computed", || {
+            rig.booked_prefill() == 0
+        })
+        .await;
+        assert_eq!(rig.booked_requests(), 3, "they run on");
+        let fourth = rig.post(COMPLETIONS, long_prompt(4000, false)).await;
+        assert_eq!(fourth.status, 200);
+        rig.stage.gate.add_permits(3);
+        for mut client in running {
+            assert_eq!(in_time("answer", client.answer()).await.status, 200);
+        }
+        rig.at_rest().await;
+    }
+}
+
+/// A stream that waits for its first token is load in every mode: thresholds refuse by it and gauges show it.
+#[tokio::test]
+async fn prefill_thresholds_and_gauges_work_in_every_mode() {
+    for mode in [
+        RouterMode::RoundRobin,
+        RouterMode::Random,
+        RouterMode::LeastLoaded,
+        RouterMode::PowerOfTwo,
+        RouterMode::Kv,
+    ] {
+        let router = RouterConfig {
+            router_mode: mode,
+            active_prefill_tokens_threshold: Some(500),
+            ..RouterConfig::default()
+        };
+        let setup = Setup {
+            router,
+            ..Setup::usual()
+        };
+        let rig = Rig::with(1, setup).await;
+        rig.stage.play(vec![Step::Gate, ok()]);
+        let mut client = rig.client().await;
+        client.post(COMPLETIONS, "", long_prompt(640, true)).await;
+        until("it runs", || rig.stage.seen().len() == 1).await;
+        let prefill = rig.metric("dynamo_frontend_worker_active_prefill_tokens");
+        assert_eq!(prefill.await, 640.0, "{mode:?}");
+        let blocks = rig.metric("dynamo_frontend_worker_active_decode_blocks");
+        assert_eq!(blocks.await, 40.0, "{mode:?}");
+        assert_eq!(rig.post(CHAT, ASK).await.status, 503, "{mode:?}");
+        rig.stage.gate.add_permits(1);
+        in_time("answer", client.answer()).await;
+        drop(client);
+        assert_eq!(rig.post(CHAT, ASK).await.status, 200, "{mode:?}");
+        rig.at_rest().await;
+    }
+}
+
+/// With overload protection and nothing else set: eight wait in the engine, the ninth waits here and is refused after
+/// its time with a time to come back; all is well once the engine goes on.
+#[tokio::test]
+async fn a_protected_engine_is_given_a_few_and_the_others_wait_or_are_refused() {
+    let router = RouterConfig {
+        overload_protection: true,
+        router_queue_max_wait_secs: 0.5,
+        ..Setup::usual().router
+    };
+    let setup = Setup {
+        router,
+        ..Setup::usual()
+    };
+    let rig = Rig::with(1, setup).await;
+    let mut taken = Vec::new();
+    for number in 0..8 {
+        rig.stage.play(vec![Step::Gate, ok()]);
+        let mut client = rig.client().await;
+        client.post(CHAT, "", ASK_STREAM).await;
+        until("it runs", || rig.stage.seen().len() == number + 1).await;
+        taken.push(client);
+    }
+    let late = rig.post(CHAT, ASK_STREAM).await;
+    assert_eq!((late.status, rig.stage.seen().len()), (503, 8));
+    let body = late.json();
+    assert_eq!(body["type"], "service_unavailable");
+    assert_eq!(body["details"]["limit_kind"], "wait_ms");
+    let retry: u64 = late.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=60).contains(&retry));
+    let refused = r#"dynamo_frontend_router_queue_backpressure_total{model="m",policy_class="default",reason="wait_limit",worker_type="decode"}"#;
+    assert_eq!(rig.metric(refused).await, 1.0);
+    let mut waits = rig.client().await;
+    waits.post(CHAT, "", ASK_STREAM).await;
+    until("it waits", || rig.app.in_flight().count() == 9).await;
+    rig.stage.gate.add_permits(8);
+    for mut client in taken {
+        assert_eq!(in_time("answer", client.answer()).await.status, 200);
+    }
+    assert_eq!(in_time("answer", waits.answer()).await.status, 200);
+    drop(waits);
+    assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    rig.at_rest().await;
+}
+
+#[tokio::test]
+async fn router_config_override_is_taken_and_checked() {
+    let rig = Rig::of(1).await;
+    let with = |nvext: &str| {
+        format!(
+            r#"{{"model":"m","messages":[{{"role":"user","content":"hi"}}],"nvext":{{"router_config_override":{nvext}}}}}"#
+        )
+    };
+    let good = r#"{"overlap_score_weight":0.5,"router_temperature":0.7,"assume_kv_reuse":true}"#;
+    assert_eq!(rig.post(CHAT, with(good)).await.status, 200);
+    let sent = rig.stage.seen();
+    let body = String::from_utf8_lossy(&sent.last().unwrap().body).into_owned();
+    assert!(!body.contains("router_config_override"), "{body}");
+    for (bad, named) in [
+        (r#"{"router_temperature":-1}"#, "router_temperature"),
+        (r#"{"overlap_score_credit":1.5}"#, "overlap_score_credit"),
+        (r#"{"temperature":1}"#, "temperature"),
+        ("3", "router_config_override"),
+    ] {
+        let answer = rig.post(CHAT, with(bad)).await;
+        assert_eq!(answer.status, 400, "{bad}");
+        assert!(answer.text().contains(named), "{bad}: {}", answer.text());
+    }
     rig.at_rest().await;
 }

@@ -19,6 +19,13 @@ impl Default for Link {
     }
 }
 
+impl Link {
+    /// The entry behind it.
+    pub(super) fn next(&self) -> Option<u32> {
+        (self.next != NONE).then_some(self.next)
+    }
+}
+
 /// The ends of one list.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct List {

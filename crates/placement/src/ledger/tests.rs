@@ -15,11 +15,13 @@ fn sequence(hashes: &[u64]) -> Arc<[SequenceHash]> {
 fn booking(hashes: &[u64]) -> Booking {
     Booking {
         sequence: sequence(hashes),
+        unnamed_blocks: 0,
         shares: true,
         isl_tokens: hashes.len() as u32 * 16,
         prefill_tokens: hashes.len() as u32 * 16,
         prefill_duration: None,
         osl: None,
+        silent: false,
     }
 }
 
@@ -424,4 +426,58 @@ fn runs_grow_together_again() {
     ledger.done(3);
     assert_eq!(ledger.trie.nodes(), 1);
     check(&mut ledger, &[(1, 0, vec![1, 2, 3, 4])], &[1, 2, 3, 7]);
+}
+
+#[test]
+fn blocks_without_names_count_for_each_request_and_are_freed() {
+    let mut ledger = ledger();
+    let plain = Booking {
+        unnamed_blocks: 5,
+        ..booking(&[])
+    };
+    for id in 1..=2 {
+        assert!(ledger.book(at(0), RequestId(id), 0, &plain));
+    }
+    assert_eq!(ledger.load(0, at(0)).active_blocks, 10);
+    for id in 1..=2 {
+        assert!(ledger.free(at(1), RequestId(id)).is_some());
+    }
+    assert!(ledger.is_empty());
+}
+
+#[test]
+fn a_sign_is_news_once_and_a_token_outweighs_a_presumption() {
+    let mut ledger = ledger();
+    ledger.book(at(0), RequestId(1), 0, &booking(&[1]));
+    let id = RequestId(1);
+    let mut before = |sign| ledger.sign(id, sign).map(|change| change.before);
+    assert_eq!(before(Sign::Presumed), Some(Sign::Awaited));
+    assert_eq!(before(Sign::Presumed), None);
+    assert_eq!(before(Sign::Seen), Some(Sign::Presumed));
+    assert_eq!(ledger.sign(id, Sign::Presumed), None);
+    assert_eq!(ledger.sign(RequestId(9), Sign::Seen), None);
+    assert_eq!(ledger.free(at(1), id).map(|f| f.sign), Some(Sign::Seen));
+}
+
+/// Four prompts are charged, one of them a stream's. The engine says that one request waits: that is the newest.
+#[test]
+fn what_an_engine_no_longer_lets_wait_is_computed_unless_it_streams_or_is_new() {
+    let mut ledger = ledger();
+    for (id, silent) in [(1, true), (2, false), (3, true), (4, true)] {
+        let prompt = Booking {
+            silent,
+            ..booking(&[id])
+        };
+        ledger.book(at(id * 100), RequestId(u128::from(id)), 0, &prompt);
+    }
+    assert_eq!(ledger.computed_silently(0, at(100), 1), None, "not before");
+    for expected in [Some(1), Some(3), None] {
+        let found = ledger.computed_silently(0, at(500), 1);
+        assert_eq!(found, expected.map(RequestId));
+        if let Some(id) = found {
+            ledger.first_token(at(500), id);
+        }
+    }
+    assert_eq!(ledger.computed_silently(0, at(500), 0), Some(RequestId(4)));
+    assert_eq!(ledger.computed_silently(7, at(500), 0), None);
 }

@@ -57,11 +57,13 @@ impl World {
     fn book(&mut self, id: u128, slot: u32, sequence: &[u64]) {
         let booking = Booking {
             sequence: sequence.iter().map(|h| SequenceHash(*h)).collect(),
+            unnamed_blocks: 0,
             shares: true,
             isl_tokens: sequence.len() as u32 * 16,
             prefill_tokens: 0,
             prefill_duration: None,
             osl: None,
+            silent: false,
         };
         assert!(self.ledger.book(Time::ZERO, RequestId(id), slot, &booking));
     }

@@ -1,9 +1,12 @@
 //! A request wants a worker.
 
+use std::time::Duration;
+
 use kvasir_placement::{Gate, QueueEntry, QueueLimit, WaitingRequest};
 use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
 
 use super::{FreedCapacity, PinnedRank, QueuedRequest, Router, cached_tokens};
+use crate::admission::{Admission, TooLate};
 use crate::request_settings::RequestSettings;
 use crate::{Arrival, LimitKind, Output, RouteError, RouterMode};
 
@@ -18,7 +21,7 @@ impl Router {
             Err(error) => return self.refuse(&arrival, error, out),
         };
         let filled = self.fill(&arrival, pin);
-        if arrival.query_only || !self.policy.weighs_load() {
+        if arrival.query_only || !self.can_queue() {
             return self.place_filled(&arrival, pin, filled, None, out);
         }
         let (class, cached) = self.classify(&arrival);
@@ -32,7 +35,9 @@ impl Router {
         if let Err(error) = self.room(class) {
             return self.refuse(&arrival, error, out);
         }
-        self.hold(arrival, pin, class, cached);
+        if let Err((arrival, error)) = self.hold(arrival, pin, class, cached) {
+            return self.refuse(&arrival, error, out);
+        }
         self.freed = FreedCapacity::Anything;
         self.release(out);
         if self.queue.contains(id) {
@@ -64,7 +69,7 @@ impl Router {
                 return Err(RouteError::DuplicateRequest);
             }
             // The attempt there is known to have failed: its end has only not been told.
-            self.free(arrival.id, out);
+            self.free(arrival.id, false, out);
         }
         Ok(())
     }
@@ -156,7 +161,15 @@ impl Router {
     /// a reason to wait: the choice says what is wrong.
     fn must_wait(&mut self, arrival: &Arrival, class: usize) -> bool {
         let gate = self.queue.class(class).map(|c| c.gate).unwrap_or_default();
-        gate.is_set() && (self.queue.has_backlog(class) || !self.is_open(arrival, gate))
+        let gated = gate.is_set() && self.policy.weighs_load();
+        let waits = match self.admission.is_on() {
+            true => !was_admitted(arrival),
+            false => gated,
+        };
+        if !waits {
+            return false;
+        }
+        self.queue.has_backlog(class) || !self.is_open(arrival, gate)
     }
 
     /// Works out who is eligible.
@@ -166,7 +179,12 @@ impl Router {
         pin: Option<PinnedRank>,
     ) -> Result<(), RouteError> {
         let rank = pin.map(|p| p.rank);
-        self.eligible.fill(&self.fleet, &self.health, arrival, rank)
+        self.eligible
+            .fill(&self.fleet, &self.health, arrival, rank)?;
+        if self.admission.is_on() {
+            self.eligible.prefer_open(self.admission.full());
+        }
+        Ok(())
     }
 
     /// Whether a waiting request may go now.
@@ -195,9 +213,12 @@ impl Router {
             ledger: &mut self.ledger,
             scorer: &mut self.scorer,
         };
-        let policy = &self.policy;
+        let (policy, admission) = (&self.policy, &self.admission);
+        let guarded = admission.is_on() && !was_admitted(arrival);
         let mut slots = self.eligible.routable.iter();
-        slots.any(|slot| policy.is_open(&view, &request, slot))
+        slots.any(|slot| {
+            policy.is_open(&view, &request, slot) && (!guarded || admission.is_open(slot))
+        })
     }
 
     /// Whether the queue has room: our own bound on its length, then the class's.
@@ -224,7 +245,14 @@ impl Router {
         })
     }
 
-    fn hold(&mut self, arrival: Box<Arrival>, pin: Option<PinnedRank>, class: usize, cached: u32) {
+    /// Lets a request wait, unless it is known that it would wait too long.
+    fn hold(
+        &mut self,
+        arrival: Box<Arrival>,
+        pin: Option<PinnedRank>,
+        class: usize,
+        cached: u32,
+    ) -> Result<(), (Box<Arrival>, RouteError)> {
         let hold = WaitingRequest {
             arrived: self.now,
             priority_jump: arrival.hints.priority_jump(),
@@ -251,8 +279,38 @@ impl Router {
                 asked: None,
             },
         };
+        if let Err(error) = self.in_time(&entry) {
+            return Err((entry.payload.arrival, error));
+        }
+        let model = entry.model.clone();
+        let free = entry.rank.is_none();
         let entered = self.queue.push(self.now, entry);
         debug_assert!(entered, "duplicates were refused before");
+        if free {
+            self.admission.entered(self.now, &model);
+        }
+        Ok(())
+    }
+
+    /// Whether a request that is to wait will likely be placed in time. One that is bound to a rank waits for that
+    /// rank, of which the others' waiting says nothing.
+    fn in_time(&mut self, entry: &QueueEntry<QueuedRequest>) -> Result<(), RouteError> {
+        if !self.admission.is_on() || entry.rank.is_some() || was_admitted(&entry.payload.arrival) {
+            return Ok(());
+        }
+        let ahead = self.queue.ahead(entry);
+        match self.admission.too_late(self.now, &entry.model, ahead) {
+            None => Ok(()),
+            Some(TooLate {
+                expected,
+                retry_after,
+            }) => Err(RouteError::QueueTooSlow {
+                expected_ms: millis(expected),
+                limit_ms: millis(Admission::QUEUE_LIMIT),
+                predicted: true,
+                retry_after_ms: millis(retry_after),
+            }),
+        }
     }
 
     pub(super) fn refuse(&mut self, arrival: &Arrival, error: RouteError, out: &mut Vec<Output>) {
@@ -268,18 +326,57 @@ impl Router {
         let Some(entry) = self.queue.remove(id) else {
             return;
         };
+        self.no_longer_waits(&entry, false);
+        let QueuedRequest { arrival, pin, .. } = &entry.payload;
+        let gate = self.queue.class(entry.class).map(|c| c.gate);
+        // A session is a wish: rather elsewhere than not at all.
+        if self.admission.is_on()
+            && pin.is_some_and(|pin| pin.by_session)
+            && self.may_go(arrival, None, gate.unwrap_or_default())
+        {
+            return self.place(arrival, None, Some(entered), out);
+        }
         let waited = self.now - entered;
-        let name = self.queue.class(entry.class).map(|c| c.name.clone());
-        let error = RouteError::QueueLimit {
-            policy_class: name.unwrap_or_default(),
-            limit_kind: LimitKind::WaitMs,
-            current: waited.as_millis() as u64,
-            limit: (self.config.router_queue_max_wait_secs * 1e3) as u64,
+        let limit = (self.config.router_queue_max_wait_secs * 1e3) as u64;
+        let error = match self.admission.is_on() {
+            true => RouteError::QueueTooSlow {
+                expected_ms: millis(waited),
+                limit_ms: limit,
+                predicted: false,
+                retry_after_ms: millis(self.admission.placed_by(&entry.model)),
+            },
+            false => {
+                let name = self.queue.class(entry.class).map(|c| c.name.clone());
+                RouteError::QueueLimit {
+                    policy_class: name.unwrap_or_default(),
+                    limit_kind: LimitKind::WaitMs,
+                    current: millis(waited),
+                    limit,
+                }
+            }
         };
         self.record_refusal(&entry.payload.arrival, &error, Some(entered), false);
         out.push(Output::Refuse { id, error });
         self.freed = FreedCapacity::Anything;
     }
+}
+
+impl Router {
+    /// A request left the queue; `placed` if it has a worker.
+    pub(super) fn no_longer_waits(&mut self, entry: &QueueEntry<QueuedRequest>, placed: bool) {
+        if entry.rank.is_none() {
+            self.admission.went(self.now, &entry.model, placed);
+        }
+    }
+}
+
+/// Whether a request was let in before: another attempt of it is not judged again.
+fn was_admitted(arrival: &Arrival) -> bool {
+    arrival.resumed || !arrival.failed.is_empty()
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn kind_of(limit: QueueLimit) -> LimitKind {

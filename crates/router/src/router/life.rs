@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_placement::{Booking, Feedback};
+use kvasir_placement::{Booking, Feedback, Sign};
 use kvasir_types::{RequestId, WorkerRank};
 
 use super::{FreedCapacity, Router};
@@ -19,6 +19,10 @@ impl Router {
         if let Some(rank) = slot.and_then(|slot| self.fleet.rank(slot)) {
             self.served(rank.worker, out);
         }
+        self.sign(id, Sign::Seen);
+        if let Some(slot) = slot.filter(|_| self.admission.is_on()) {
+            self.note_freed(slot);
+        }
         if let Some(done) = self.ledger.first_token(self.now, id) {
             if let (Some(took), Some(rank)) = (done.took, self.fleet.rank(done.slot)) {
                 self.model
@@ -32,10 +36,22 @@ impl Router {
 
     /// The prompt is likely computed: its load goes, and nothing is learnt of the worker.
     pub(super) fn prefilled(&mut self, id: RequestId, out: &mut Vec<Output>) {
+        if let Some(slot) = self.sign(id, Sign::Presumed)
+            && self.admission.is_on()
+        {
+            self.note_freed(slot);
+        }
         if let Some(done) = self.ledger.first_token(self.now, id) {
             self.load_changed(done.slot, out);
             self.note_freed(done.slot);
         }
+    }
+
+    /// Notes a sign that a prompt is computed; where, if it is news.
+    fn sign(&mut self, id: RequestId, sign: Sign) -> Option<u32> {
+        let change = self.ledger.sign(id, sign)?;
+        self.admission.signed(self.now, &change);
+        Some(change.slot)
     }
 
     pub(super) fn tokens(&mut self, id: RequestId, generated: u32, out: &mut Vec<Output>) {
@@ -53,7 +69,8 @@ impl Router {
         outcome: Outcome,
         out: &mut Vec<Output>,
     ) {
-        if on.is_none() && self.queue.remove(id).is_some() {
+        if let Some(left) = on.is_none().then(|| self.queue.remove(id)).flatten() {
+            self.no_longer_waits(&left, false);
             self.freed = FreedCapacity::Anything;
             return;
         }
@@ -95,12 +112,15 @@ impl Router {
                 | Outcome::NotSent
         );
         self.sessions.release(self.now, id, failed);
-        self.free(id, out);
+        let served = matches!(outcome, Outcome::Completed { .. });
+        self.free(id, served, out);
     }
 
-    /// Frees a booking, whoever asks.
-    pub(super) fn free(&mut self, id: RequestId, out: &mut Vec<Output>) {
+    /// Frees a booking, whoever asks; `served` if its answer is whole.
+    pub(super) fn free(&mut self, id: RequestId, served: bool, out: &mut Vec<Output>) {
         if let Some(freed) = self.ledger.free(self.now, id) {
+            self.admission
+                .ended(self.now, freed.slot, freed.sign, served);
             self.load_changed(freed.slot, out);
             self.note_freed(freed.slot);
         }
@@ -119,14 +139,18 @@ impl Router {
                 };
                 let booking = Booking {
                     sequence: sequence.clone(),
+                    unnamed_blocks: 0,
                     shares: true,
                     isl_tokens: (sequence.len() as u32)
                         .saturating_mul(self.config.kv_cache_block_size),
                     prefill_tokens: *prefill_tokens,
                     prefill_duration: *prefill_duration,
                     osl: *osl,
+                    silent: false,
                 };
-                if !self.ledger.book(self.now, event.id, slot, &booking) {
+                if self.ledger.book(self.now, event.id, slot, &booking) {
+                    self.admission.booked(self.now, slot);
+                } else {
                     out.push(Output::Observe(Observation::DuplicateBooking {
                         id: event.id,
                     }));
@@ -134,7 +158,7 @@ impl Router {
                 self.load_changed(slot, out);
             }
             PeerChange::PrefillCompleted => self.first_token(event.id, out),
-            PeerChange::Free => self.free(event.id, out),
+            PeerChange::Free => self.free(event.id, true, out),
         }
     }
 

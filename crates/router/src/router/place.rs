@@ -191,8 +191,8 @@ impl Router {
     }
 
     fn book(&mut self, arrival: &Arrival, slot: u32, cached: u32, settings: &RequestSettings) {
-        let weighs = self.policy.weighs_load();
-        let prefill = match weighs && settings.weights.track_prefill_tokens {
+        // Thresholds, gauges and pages count in every mode, whether or not the choice asks for load.
+        let prefill = match settings.weights.track_prefill_tokens {
             true => arrival.isl_tokens - cached,
             false => 0,
         };
@@ -201,17 +201,23 @@ impl Router {
             _ => None,
         };
         let booking = Booking {
-            sequence: match weighs && self.tracks_blocks() {
+            sequence: match self.policy.weighs_load() && self.tracks_blocks() {
                 true => arrival.sequence.clone(),
                 false => self.nothing.clone(),
+            },
+            unnamed_blocks: match !self.policy.weighs_load() && self.tracks_blocks() {
+                true => arrival.isl_tokens / self.config.kv_cache_block_size.max(1),
+                false => 0,
             },
             shares: settings.shares,
             isl_tokens: arrival.isl_tokens,
             prefill_tokens: prefill,
             prefill_duration: predicted,
             osl: arrival.hints.osl,
+            silent: arrival.silent,
         };
         let booked = self.ledger.book(self.now, arrival.id, slot, &booking);
+        self.admission.booked(self.now, slot);
         debug_assert!(booked, "duplicates were refused before");
     }
 

@@ -23,6 +23,7 @@ impl Router {
             let Some((entry, entered)) = self.queue.take(id) else {
                 return;
             };
+            self.no_longer_waits(&entry, true);
             let waiting = entry.payload;
             self.place(&waiting.arrival, waiting.pin, Some(entered), out);
         }
@@ -36,6 +37,12 @@ impl Router {
             FreedCapacity::Nothing => false,
             FreedCapacity::Anything => true,
             FreedCapacity::Slot(slot) => {
+                if !self.admission.is_open(slot) {
+                    return false;
+                }
+                if !self.policy.weighs_load() {
+                    return true;
+                }
                 let waiting = self.ledger.prefill_tokens(slot, self.now);
                 let batch = self.fleet.max_batched(slot);
                 let mut classes = (0..).map_while(|at| self.queue.class(at));

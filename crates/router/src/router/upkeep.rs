@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use kvasir_placement::{RankBusy, ReportedLoad, WorkerSpec};
+use kvasir_placement::{Member, RankBusy, ReportedLoad, WorkerSpec};
 use kvasir_types::{Time, WorkerId};
 
 use super::{FreedCapacity, Router};
+use crate::admission::Admission;
 use crate::{LoadReport, Observation, Output, Probe, RouterConfig, ThresholdUpdate};
+
+/// A request that no longer waits in its engine has its prompt computed after about this long.
+const STEP: Duration = Duration::from_secs(1);
 
 impl Router {
     pub(super) fn join(&mut self, spec: WorkerSpec, back: bool, out: &mut Vec<Output>) {
@@ -14,8 +18,14 @@ impl Router {
         let mut gone = Vec::new();
         self.fleet.put(spec, |slot| gone.push(slot));
         self.forget_slots(&gone);
+        self.put_in_order();
         let end = self.fleet.slot_end();
         self.ledger.grow(end);
+        if let Some(member) = self.fleet.member(worker) {
+            for &slot in member.slots() {
+                self.admission.joined(slot, member.spec.max_num_seqs);
+            }
+        }
         if self.busy.len() < end as usize {
             self.busy.resize(end as usize, RankBusy::default());
         }
@@ -26,6 +36,41 @@ impl Router {
         }
         self.check_all(out);
         self.freed = FreedCapacity::Anything;
+    }
+
+    /// While nothing is booked or waits, slots follow the ids of workers and not the order in which they joined: then the
+    /// same seed draws the same workers in every run, however fast each of them answered at the start.
+    fn put_in_order(&mut self) {
+        let mut members: Vec<Member> = self.fleet.members().cloned().collect();
+        members.sort_by_key(|m| m.spec.id);
+        let in_order = members.is_sorted_by_key(|m| m.slots().first().copied());
+        if in_order || !self.is_idle() {
+            return;
+        }
+        let old = std::mem::take(&mut self.fleet);
+        let mut moves = Vec::new();
+        for member in members {
+            let id = member.spec.id;
+            self.fleet.put(member.spec.clone(), |_| {});
+            self.fleet.set_ejected(id, member.ejected_until());
+            self.fleet.set_busy(id, member.is_busy());
+            self.fleet.set_draining(id, member.is_draining());
+            let ranks = member.spec.rank_iter();
+            moves.extend(ranks.filter_map(|rank| Some((old.slot(rank)?, self.fleet.slot(rank)?))));
+        }
+        let busy = std::mem::take(&mut self.busy);
+        self.busy
+            .resize(self.fleet.slot_end() as usize, RankBusy::default());
+        let busy_slots = std::mem::take(&mut self.busy_slots);
+        for (from, to) in &moves {
+            if let (Some(was), Some(is)) =
+                (busy.get(*from as usize), self.busy.get_mut(*to as usize))
+            {
+                *is = *was;
+            }
+            self.busy_slots.set(*to, busy_slots.has(*from));
+        }
+        self.admission.moved(&moves);
     }
 
     /// Sends a worker nothing more; what it has goes on. Those that wait for it alone are refused.
@@ -54,6 +99,7 @@ impl Router {
                 *rank = RankBusy::default();
             }
             self.busy_slots.set(slot, false);
+            self.admission.left(slot);
         }
     }
 
@@ -126,8 +172,21 @@ impl Router {
                 kv_used_blocks: report.kv_used_blocks,
             });
         }
+        if let Some(waiting) = report.waiting {
+            self.release_silent(slot, report.asked, waiting, out);
+            self.admission.reported(self.now, slot, waiting);
+        }
         self.load_changed(slot, out);
         self.note_freed(slot);
+    }
+
+    /// Frees the prompts of answers in one piece that the engine no longer lets wait.
+    fn release_silent(&mut self, slot: u32, asked: Time, waiting: u64, out: &mut Vec<Output>) {
+        let nanos = asked.as_nanos().saturating_sub(STEP.as_nanos() as u64);
+        let before = Time::from_nanos(nanos);
+        while let Some(id) = self.ledger.computed_silently(slot, before, waiting) {
+            self.prefilled(id, out);
+        }
     }
 
     /// New thresholds are kept and come into force with the next load.
@@ -180,7 +239,11 @@ impl Router {
         else {
             return;
         };
-        let booked = self.ledger.load(slot, self.now);
+        let mut booked = self.ledger.load(slot, self.now);
+        // Blocks without names are counted once for each request that shares them: the engine knows better.
+        if !self.policy.weighs_load() && rank.reported.kv_used_blocks.is_some() {
+            booked.active_blocks = 0;
+        }
         let total = member.spec.kv_total_blocks;
         let batch = self.fleet.max_batched(slot);
         let busy = rank.check(&self.thresholds, &booked, total, batch);
@@ -220,6 +283,8 @@ impl Router {
     fn recheck(&self) -> Duration {
         if self.model.decays() {
             Self::RECHECK_DECAYING
+        } else if self.admission.is_on() {
+            Admission::RECHECK
         } else {
             Self::RECHECK
         }
@@ -232,6 +297,8 @@ impl Router {
         }
         while let Some(freed) = self.ledger.expire(self.now, self.expiry) {
             self.sessions.release(self.now, freed.id, false);
+            self.admission
+                .ended(self.now, freed.slot, freed.sign, false);
             self.load_changed(freed.slot, out);
             self.freed = FreedCapacity::Anything;
             let target = self.fleet.rank(freed.slot).unwrap_or_default();
@@ -263,6 +330,7 @@ impl Router {
             self.freed = FreedCapacity::Anything;
         }
         if self.queue_checked + self.recheck() <= now {
+            self.admission.tick(now);
             self.freed = FreedCapacity::Anything;
         }
     }

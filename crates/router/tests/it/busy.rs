@@ -126,3 +126,90 @@ fn a_worker_that_comes_back_starts_without_its_old_reports() {
     join(&mut host);
     assert!(!host.router.fleet().member(WorkerId(1)).unwrap().is_busy());
 }
+
+const WITHOUT_CACHES: [RouterMode; 4] = [
+    RouterMode::RoundRobin,
+    RouterMode::Random,
+    RouterMode::LeastLoaded,
+    RouterMode::PowerOfTwo,
+];
+
+#[test]
+fn prefill_thresholds_work_in_the_modes_that_ignore_caches() {
+    for mode in WITHOUT_CACHES {
+        for by_batches in [false, true] {
+            let mut host = Host::new(RouterConfig {
+                router_mode: mode,
+                active_prefill_tokens_threshold: (!by_batches).then_some(100),
+                active_prefill_tokens_threshold_frac: by_batches.then_some(0.5),
+                ..RouterConfig::default()
+            });
+            host.join(1, |spec| spec.max_num_batched_tokens = Some(200));
+            host.sent(Arrival::new(RequestId(1), 101));
+            assert_eq!(
+                host.load(1),
+                (101, 6),
+                "{mode:?}: 101 tokens are 6 blocks and a part"
+            );
+            let error = host.refused(Arrival::new(RequestId(2), 1));
+            assert_eq!(
+                error,
+                RouteError::AllEligibleWorkersOverloaded { workers: 1 },
+                "{mode:?}"
+            );
+            host.first_token(1);
+            host.sent(Arrival::new(RequestId(2), 1));
+            host.finish(1);
+            host.finish(2);
+            assert_eq!(host.load(1), (0, 0), "{mode:?}");
+            assert!(host.router.is_idle());
+        }
+    }
+}
+
+/// Prompts that share their blocks are counted apart where blocks have no names; an engine that says how many are in
+/// use is believed instead.
+#[test]
+fn an_engine_that_reports_its_blocks_outweighs_blocks_without_names() {
+    let mut host = Host::new(RouterConfig {
+        active_decode_blocks_threshold: Some(0.5),
+        ..RouterConfig::default()
+    });
+    host.join(1, |spec| spec.kv_total_blocks = Some(100));
+    host.input(report(1, 0, 10));
+    for id in 0..20 {
+        host.sent(Arrival::new(RequestId(id), 160));
+    }
+    assert_eq!(host.load(1).1, 200);
+    host.input(report(1, 0, 51));
+    host.refused(Arrival::new(RequestId(99), 160));
+}
+
+/// Three answers in one piece; the engine says that it lets one request wait.
+#[test]
+fn an_engines_own_queue_frees_the_prompts_of_answers_in_one_piece() {
+    let mut host = Host::kv(|c| c.active_prefill_tokens_threshold = Some(10_000)).workers(1);
+    for id in 1..=3 {
+        let unary = Arrival {
+            silent: true,
+            ..Arrival::new(RequestId(id), 4000)
+        };
+        host.at(id as u64).sent(unary);
+    }
+    host.refused(Arrival::new(RequestId(4), 4000));
+    let waiting = |waiting, asked| {
+        Input::Load(LoadReport {
+            rank: WorkerRank::new(1, 0),
+            waiting: Some(waiting),
+            asked: Time::from_millis(asked),
+            ..LoadReport::default()
+        })
+    };
+    host.at(500).input(waiting(0, 500));
+    assert_eq!(host.load(1).0, 12_000, "they may be in the middle of it");
+    host.at(1500).input(waiting(1, 1500));
+    assert_eq!(host.load(1).0, 4000);
+    host.sent(Arrival::new(RequestId(4), 4000));
+    host.at(2500).input(waiting(0, 2500));
+    assert_eq!(host.load(1).0, 4000, "a stream shows its own first token");
+}

@@ -13,6 +13,7 @@ mod kv;
 mod model;
 mod models;
 mod modes;
+mod overload;
 mod queue;
 mod sessions;
 mod tracking;

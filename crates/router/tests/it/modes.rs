@@ -141,7 +141,7 @@ fn one_kind_of_device_is_least_loaded() {
 }
 
 #[test]
-fn simple_modes_book_requests_and_nothing_else() {
+fn simple_modes_book_load_without_names_and_record_nothing() {
     for mode in [
         RouterMode::RoundRobin,
         RouterMode::Random,
@@ -151,7 +151,7 @@ fn simple_modes_book_requests_and_nothing_else() {
         let mut host = host(mode, 1);
         let sent = host.sent(prompt(1, &words(1, 4)));
         assert!(sent.booked && !sent.record);
-        assert_eq!(host.load(1), (0, 0));
+        assert_eq!(host.load(1), (64, 4));
         assert_eq!(host.router.booked(), 1);
         host.finish(1);
         assert!(host.router.is_idle());
@@ -175,4 +175,33 @@ fn without_credit_only_load_counts() {
     let first = host.worker(warm.clone());
     warm.id = RequestId(2);
     assert_ne!(host.worker(warm), first, "only load counts");
+}
+
+/// Workers join in the order in which they answer; the same seed draws the same ones nevertheless.
+#[test]
+fn the_order_of_joining_does_not_change_what_a_seed_draws() {
+    for mode in [
+        RouterMode::RoundRobin,
+        RouterMode::Random,
+        RouterMode::PowerOfTwo,
+        RouterMode::LeastLoaded,
+        RouterMode::Kv,
+    ] {
+        let drawn = |order: [u64; 5]| {
+            let mut host = host(mode, 0);
+            for id in order {
+                host.join(id, |spec| spec.ranks = 1 + (id % 2) as u32);
+                host.input(Input::Load(kvasir_router::LoadReport {
+                    rank: WorkerRank::new(id, 0),
+                    kv_used_blocks: Some(id),
+                    ..kvasir_router::LoadReport::default()
+                }));
+            }
+            let targets = (0..40).map(|id| host.sent(Arrival::new(RequestId(id), 16)).target);
+            targets.collect::<Vec<_>>()
+        };
+        let first = drawn([1, 2, 3, 4, 5]);
+        assert_eq!(drawn([5, 3, 1, 2, 4]), first, "{mode:?}");
+        assert_eq!(drawn([2, 1, 5, 4, 3]), first, "{mode:?}");
+    }
 }

@@ -331,6 +331,7 @@ impl World<'_> {
             active_decode_blocks: Some(u64::from(load.used_blocks)),
             active_prefill_tokens: Some(load.pending_prefill_tokens),
             kv_used_blocks: Some(u64::from(load.used_blocks)),
+            ..LoadReport::default()
         }));
     }
 

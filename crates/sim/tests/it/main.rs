@@ -1,5 +1,6 @@
 //! Whole runs: nothing is lost, nothing depends on chance, and what befalls a fleet has its effect.
 
+mod overload;
 mod runs;
 mod traces;
 

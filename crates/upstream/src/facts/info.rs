@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use kvasir_types::Device;
 use serde_json::Value;
 
 use super::{EventSource, ROWS_MAX};
@@ -26,6 +27,10 @@ pub struct ServerInfo {
     pub(crate) kv_tokens: Option<u64>,
     pub(crate) ranks: Option<u32>,
     pub(crate) max_batched_tokens: Option<u64>,
+    /// Sequences that run at once.
+    pub(crate) max_num_seqs: Option<u64>,
+    /// What it computes on.
+    pub(crate) device: Option<Device>,
     pub(crate) prefix_caching: Option<bool>,
     /// SGLang was told to take the smaller priority first.
     pub(crate) smaller_first: bool,
@@ -52,6 +57,10 @@ impl ServerInfo {
             page_size: of("cache_config", "block_size").and_then(small),
             ranks: of("parallel_config", "data_parallel_size").and_then(small),
             max_batched_tokens: of("scheduler_config", "max_num_batched_tokens"),
+            max_num_seqs: of("scheduler_config", "max_num_seqs"),
+            device: ["device_type", "device"]
+                .iter()
+                .find_map(|name| device(config.get("device_config")?.get(name)?)),
             prefix_caching: caching.and_then(Value::as_bool),
             ..Self::default()
         }
@@ -73,6 +82,8 @@ impl ServerInfo {
                 .into_iter()
                 .flatten()
                 .min(),
+            max_num_seqs: of("max_running_requests"),
+            device: page.get("device").and_then(device),
             prefix_caching: is_set("disable_radix_cache").map(|off| !off),
             smaller_first: is_set("schedule_low_priority_values_first") == Some(true),
             events: events(page.get("kv_events_config"), ranks.unwrap_or(1)),
@@ -84,6 +95,10 @@ impl ServerInfo {
 /// A count above 0.
 fn count(value: &Value) -> Option<u64> {
     value.as_u64().filter(|count| *count > 0)
+}
+
+fn device(value: &Value) -> Option<Device> {
+    Device::from_name(value.as_str()?)
 }
 
 fn small(count: u64) -> Option<u32> {

@@ -156,6 +156,7 @@ fn new_worker() -> Value {
             "max_num_batched_tokens": count("Tokens in one of its batches"),
             "max_num_seqs": count("Requests that it runs at once"),
             "data_parallel_size": count("Its data-parallel ranks"),
+            "device": { "type": "string", "enum": ["cpu", "gpu"], "description": "What it computes on" },
             "events": field("string", "Where it publishes KV events, `tcp://host:port`"),
             "replay": field("string", "Where it replays them"),
             "taints": { "type": "array", "items": { "type": "string" },
