@@ -89,6 +89,17 @@ pub struct RankProbe {
     pub replay: ReplayProbe,
     /// One prompt, sent twice.
     pub repeated_prompt: ProbeResult<RepeatedPrompt>,
+    /// Blocks of a text, named by us and by the engine's events; none without a tokenizer here or without events.
+    pub stored_text: Option<StoredText>,
+}
+
+/// A text that was sent as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredText {
+    /// Complete blocks of it, by our tokenizer.
+    pub expected: u32,
+    /// Those of them, from the first on, that the engine stored with the same tokens.
+    pub found: u32,
 }
 
 /// What came over an event socket while the test requests ran.
@@ -168,6 +179,8 @@ pub struct Comparison {
     pub chat: Option<Difference>,
     /// Tokens of the conversation, as we count them.
     pub chat_tokens: usize,
+    /// Tokens of texts made of the vocabulary, as we count them.
+    pub vocabulary_tokens: usize,
     /// The engine returned only their number.
     pub counts_only: bool,
     /// The engine's own folder, if it is on this machine too and is another one than ours.

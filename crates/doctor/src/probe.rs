@@ -1,12 +1,13 @@
 //! Asking a worker, within bounds, what a frontend would have to know.
 //!
-//! At most a dozen small requests to each worker, two or four of which make it compute one token; each has a time
-//! limit. A probe without an answer is recorded as an error, and the other probes continue.
+//! A dozen small requests to each worker, up to five of which make it compute one token, and up to sixteen texts that it
+//! only tokenizes; each has a time limit. A probe without an answer is recorded as an error, and the other probes continue.
 
 mod event_probe;
 mod http;
 mod test_requests;
 mod tokens;
+mod vocabulary;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -95,7 +96,12 @@ impl Probe {
         let mut requests = TestRequests::new(&client, &observed, size, ranks, rng);
         for rank in 0..ranks.min(RANKS_MAX) {
             let source = sources.get(&rank).cloned();
-            let seen = self.look_at_rank(tasks, &mut requests, rank, source).await;
+            // One rank's tokens are all ranks' tokens.
+            let text = self.text.as_ref().filter(|_| rank == 0);
+            let text = text.and_then(|text| text.as_ref().ok());
+            let seen = self
+                .look_at_rank(tasks, &mut requests, rank, source, text)
+                .await;
             observed.ranks.push(seen);
         }
         observed.text = tokens::compare(&client, &observed, self.text.as_ref()).await;
@@ -108,6 +114,7 @@ impl Probe {
         requests: &mut TestRequests<'_>,
         rank: u32,
         source: Option<EventSource>,
+        text: Option<&Arc<TextModel>>,
     ) -> RankProbe {
         let (mut events, link) = match &source {
             None => (None, Err(SourceFault::Silent)),
@@ -135,6 +142,11 @@ impl Probe {
                 break;
             }
         }
+        let heard = twice.as_ref().is_ok_and(|twice| twice.predicted > Some(0));
+        let stored_text = match (text, events.as_mut().filter(|_| heard)) {
+            (Some(text), Some(events)) => requests.send_text(text, rank, events, wait).await,
+            _ => None,
+        };
         let replay = match (&source, &events) {
             (Some(source), Some(events)) if source.replay.is_some() => {
                 events.ask_replay(tasks, source, self.timeout).await
@@ -151,6 +163,7 @@ impl Probe {
                 .map_or_else(EventCounts::default, EventProbe::seen),
             replay,
             repeated_prompt: twice,
+            stored_text,
         }
     }
 }

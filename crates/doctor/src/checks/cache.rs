@@ -1,8 +1,10 @@
 //! Would the frontend predict what the engine's cache holds?
 
 use crate::advice::{engine, kvasir, report_hits};
-use crate::finding::{Outcome, Verdict};
-use crate::observations::{Comparison, Difference, Observations, RepeatedPrompt, TokenizerProbe};
+use crate::finding::{Advice, Outcome, Verdict};
+use crate::observations::{
+    Comparison, Difference, Observations, RepeatedPrompt, StoredText, TokenizerProbe,
+};
 
 pub(super) fn tokens(observed: &Observations) -> Verdict {
     match &observed.text {
@@ -15,9 +17,8 @@ pub(super) fn tokens(observed: &Observations) -> Verdict {
                 "a folder with tokenizer.json",
             )],
         ),
-        TokenizerProbe::NoEngineTokens(silence) => {
-            Verdict::skip(format!("the engine tells no tokens ({silence})"))
-        }
+        TokenizerProbe::NoEngineTokens(silence) => stored_alike(observed)
+            .unwrap_or_else(|| Verdict::skip(format!("the engine tells no tokens ({silence})"))),
         TokenizerProbe::Compared(found) => compared(observed, found),
     }
 }
@@ -43,14 +44,52 @@ fn no_model_path(folder: &Option<String>, tokenizes: bool) -> Verdict {
     Verdict::of(Outcome::Skip, why, advice)
 }
 
+/// What the blocks say that the engine stored for a text of ours; `None` if nothing.
+fn stored_alike(observed: &Observations) -> Option<Verdict> {
+    let stored = observed.ranks.iter().find_map(|rank| rank.stored_text)?;
+    let StoredText { expected, found } = stored;
+    if found >= expected {
+        let why = format!("{expected} blocks of a text, stored by the engine as we name them");
+        return Some(Verdict::pass(why));
+    }
+    let why = format!(
+        "the tokenizer differs: of {expected} blocks of a text the engine stored {found} as we name them"
+    );
+    Some(Verdict::fail(why, vec![other_folder(observed)]))
+}
+
+fn other_folder(observed: &Observations) -> Advice {
+    let found = match &observed.text {
+        TokenizerProbe::Compared(found) => found.engine_folder.as_deref(),
+        _ => None,
+    };
+    match found {
+        Some(folder) => kvasir(&["--model-path", folder], "the engine's own folder"),
+        None => kvasir(
+            &["--model-path", "DIR"],
+            "the folder of the model that the engine serves",
+        ),
+    }
+}
+
 fn compared(observed: &Observations, found: &Comparison) -> Verdict {
     let (what, difference) = match (&found.plain, &found.chat) {
         (None, None) => {
+            if let Some(differs) = stored_alike(observed).filter(|v| v.outcome == Outcome::Fail) {
+                return differs;
+            }
             let how = match found.counts_only {
                 true => "as many as the engine counts",
                 false => "as the engine's own",
             };
-            return Verdict::pass(format!("{} of a conversation, {how}", found.chat_tokens));
+            let ids = match found.vocabulary_tokens {
+                0 => String::new(),
+                count => format!(", and {count} of the vocabulary"),
+            };
+            return Verdict::pass(format!(
+                "{} of a conversation{ids}, {how}",
+                found.chat_tokens
+            ));
         }
         (Some(plain), _) => ("the tokenizer differs", plain),
         (None, Some(chat)) if found.counts_only => ("the tokens of a conversation differ", chat),
@@ -65,10 +104,7 @@ fn compared(observed: &Observations, found: &Comparison) -> Verdict {
             let file = format!("{ours}/chat_template.jinja");
             engine(&["--chat-template", &file], "give both the same template")
         }
-        None => kvasir(
-            &["--model-path", "DIR"],
-            "the folder of the model that the engine serves",
-        ),
+        None => other_folder(observed),
     };
     Verdict::fail(why, vec![advice])
 }

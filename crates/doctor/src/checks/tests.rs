@@ -12,10 +12,10 @@ use kvasir_types::ModelCard;
 use kvasir_upstream::{EngineKind, EventSource, Facts, parse_url, parse_worker};
 
 use super::examine;
-use crate::finding::Outcome;
+use crate::finding::{Check, Outcome};
 use crate::observations::{
     Comparison, Difference, EventCounts, Observations, ProbeError, RankProbe, RepeatedPrompt,
-    ReplayProbe, Target, TokenizerProbe,
+    ReplayProbe, StoredText, Target, TokenizerProbe,
 };
 use crate::report::{Report, WorkerReport};
 
@@ -75,6 +75,7 @@ fn good() -> Observations {
                 batches: 1,
                 has_last: Some(true),
             },
+            stored_text: None,
             repeated_prompt: Ok(RepeatedPrompt {
                 prompt: 72,
                 predicted: Some(64),

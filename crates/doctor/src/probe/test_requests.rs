@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use kvasir_hash::{Scope, local_hashes};
+use kvasir_text::TextModel;
 use kvasir_types::{HttpEndpoint, Rng, Token, WorkerId};
 use serde_json::{Value, json};
 
 use super::event_probe::EventProbe;
 use super::http::Client;
-use crate::observations::{Observations, ProbeError, ProbeResult, RepeatedPrompt};
+use super::vocabulary;
+use crate::observations::{Observations, ProbeError, ProbeResult, RepeatedPrompt, StoredText};
 
 /// JsonReport blocks of the test prompt, if the model takes so many.
 const BLOCKS: u32 = 4;
@@ -16,6 +18,8 @@ const BLOCKS: u32 = 4;
 const TOKENS_MIN: u32 = 64;
 /// Tokens left for the answer and for what an engine may put in front.
 const SPARE_TOKENS: u32 = 16;
+/// Ids of the vocabulary in a text that is sent as text, if the model takes so many.
+const TEXT_TOKENS: u32 = 384;
 /// Where tokens are drawn from if the engine does not tokenize; every vocabulary is larger.
 const TOKENS: std::ops::Range<u64> = 1000..8000;
 /// Words that any tokenizer knows; which follow which makes a prompt new.
@@ -32,6 +36,8 @@ pub(crate) struct TestRequests<'c> {
     model: String,
     block_size: u32,
     prompt_len: u32,
+    /// Tokens that the model takes.
+    context: u32,
     /// Whether a request must say which rank it is for.
     several_ranks: bool,
     rng: Rng,
@@ -59,6 +65,7 @@ impl<'c> TestRequests<'c> {
             endpoint: observed.target.endpoint.clone(),
             model: served.map_or_else(String::new, |m| m.name.clone()),
             block_size,
+            context: longest,
             prompt_len: len.min(longest.saturating_sub(SPARE_TOKENS)).max(1),
             several_ranks: ranks > 1,
             rng,
@@ -81,7 +88,7 @@ impl<'c> TestRequests<'c> {
         wait: Duration,
     ) -> ProbeResult<RepeatedPrompt> {
         let prompt = self.prompt().await;
-        self.ask(&prompt, rank).await?;
+        self.ask(json!(prompt), rank).await?;
         let mut locals = local_hashes(&prompt, self.block_size as usize, &Scope::default());
         // An engine computes at least the last token, so a prompt of whole blocks is never found as a whole.
         locals.truncate(prompt.len().saturating_sub(1) / self.block_size.max(1) as usize);
@@ -90,7 +97,7 @@ impl<'c> TestRequests<'c> {
             Some(events) => Some(events.predicted(&locals, wait).await * self.block_size),
         };
         let before = self.hits().await;
-        let reported = self.ask(&prompt, rank).await?;
+        let reported = self.ask(json!(prompt), rank).await?;
         let after = self.hits().await;
         Ok(RepeatedPrompt {
             prompt: prompt.len() as u32,
@@ -100,8 +107,33 @@ impl<'c> TestRequests<'c> {
         })
     }
 
+    /// Sends a text as text; how many of its blocks, as we name them, the engine then stores.
+    pub(crate) async fn send_text(
+        &mut self,
+        text: &TextModel,
+        rank: u32,
+        events: &mut EventProbe,
+        wait: Duration,
+    ) -> Option<StoredText> {
+        let longest = self.context.saturating_sub(SPARE_TOKENS);
+        let mut tokens = TEXT_TOKENS.min(longest / 2);
+        let (words, ours) = loop {
+            let words = vocabulary::random_text(text.tokenizer(), tokens, &mut self.rng);
+            let ours = text.encode_prompt(&words).ok()?;
+            match ours.len() <= longest as usize {
+                true => break (words, ours),
+                false => tokens /= 2,
+            }
+        };
+        self.ask(json!(words), rank).await.ok()?;
+        let locals = local_hashes(&ours, self.block_size as usize, &Scope::default());
+        let expected = u32::try_from(locals.len()).ok().filter(|n| *n > 0)?;
+        let found = events.predicted(&locals, wait).await;
+        Some(StoredText { expected, found })
+    }
+
     /// One token of an answer; the cached tokens that `usage` tells.
-    async fn ask(&self, prompt: &[Token], rank: u32) -> ProbeResult<Option<u32>> {
+    async fn ask(&self, prompt: Value, rank: u32) -> ProbeResult<Option<u32>> {
         let body = json!({
             "model": self.model,
             "prompt": prompt,

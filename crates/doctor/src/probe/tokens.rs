@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::http::Client;
 use super::test_requests::read_tokens;
+use super::vocabulary;
 use crate::observations::{
     Comparison, Difference, Observations, ProbeError, ProbeResult, TokenizerProbe,
 };
@@ -68,6 +69,9 @@ pub(crate) async fn compare(
         Ok((their_plain, their_chat)) => {
             found.plain = Difference::between(&plain, &their_plain, show);
             found.chat = Difference::between(&chat, &their_chat, show);
+            if found.plain.is_none() && found.chat.is_none() {
+                compare_vocabulary(client, observed, text, name, &mut found).await;
+            }
         }
         Err(silence) => match told_by_answer(client, observed, name).await {
             Some(EngineTokens::Tokens(theirs)) => {
@@ -87,6 +91,31 @@ pub(crate) async fn compare(
         },
     }
     TokenizerProbe::Compared(found)
+}
+
+/// Compares the ids of whole texts of the vocabulary, until one differs or the engine takes no more.
+async fn compare_vocabulary(
+    client: &Client,
+    observed: &Observations,
+    text: &TextModel,
+    model: &str,
+    found: &mut Comparison,
+) {
+    let show = |tokens: &[Token]| text.tokenizer().decode(tokens, false).unwrap_or_default();
+    for words in vocabulary::texts(text.tokenizer()) {
+        let body = json!({"model": model, "prompt": words, "add_special_tokens": true});
+        let (Ok(ours), Ok(theirs)) = (
+            text.encode_prompt(&words),
+            tokenize(client, observed, &body).await,
+        ) else {
+            return;
+        };
+        found.vocabulary_tokens += ours.len();
+        found.plain = Difference::between(&ours, &theirs, show);
+        if found.plain.is_some() {
+            return;
+        }
+    }
 }
 
 /// The plain text and the conversation, as the frontend makes tokens of them.

@@ -89,6 +89,7 @@ fn other_tokens() {
                 plain,
                 chat,
                 chat_tokens: 71,
+                vocabulary_tokens: 0,
                 counts_only,
                 engine_folder,
             });
@@ -134,6 +135,64 @@ fn other_tokens() {
 
             0 passed, 1 failed
         "#]],
+    );
+}
+
+/// Blocks that the engine stored for a text tell what counts and pages cannot: two ids that changed places.
+#[test]
+fn stored_blocks_show_other_tokens() {
+    let stored = |text: TokenizerProbe, found| {
+        move |observed: &mut Observations| {
+            observed.text = text;
+            let stored = StoredText {
+                expected: 24,
+                found,
+            };
+            observed.ranks[0].stored_text = Some(stored);
+        }
+    };
+    let alike = || {
+        TokenizerProbe::Compared(Comparison {
+            chat_tokens: 71,
+            vocabulary_tokens: 9000,
+            ..Comparison::default()
+        })
+    };
+    let untold = || TokenizerProbe::NoEngineTokens(ProbeError::Status(404, String::new()));
+    check(
+        stored(alike(), 7),
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  tokens          the tokenizer differs: of 24 blocks of a text the engine stored 7 as we name them
+                                    kvasir: --model-path DIR   (the folder of the model that the engine serves)
+
+            0 passed, 1 failed
+        "#]],
+    );
+    check(
+        stored(untold(), 7),
+        &expect![[r#"
+            http://gpu-1:8000
+              FAIL  tokens          the tokenizer differs: of 24 blocks of a text the engine stored 7 as we name them
+                                    kvasir: --model-path DIR   (the folder of the model that the engine serves)
+
+            0 passed, 1 failed
+        "#]],
+    );
+    let verdict = |text, found| {
+        let mut observed = good();
+        stored(text, found)(&mut observed);
+        let findings = examine(&observed);
+        let tokens = findings.into_iter().find(|f| f.check == Check::Tokens);
+        tokens.map(|f| f.why).unwrap_or_default()
+    };
+    assert_eq!(
+        verdict(untold(), 24),
+        "24 blocks of a text, stored by the engine as we name them"
+    );
+    assert_eq!(
+        verdict(alike(), 24),
+        "71 of a conversation, and 9000 of the vocabulary, as the engine's own"
     );
 }
 

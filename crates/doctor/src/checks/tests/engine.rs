@@ -312,6 +312,7 @@ fn sglang_has_flags_of_its_own() {
                 link: Err(SourceFault::Silent),
                 events: EventCounts::default(),
                 replay: ReplayProbe::Skipped,
+                stored_text: None,
                 repeated_prompt: Ok(RepeatedPrompt {
                     prompt: 72,
                     predicted: None,
