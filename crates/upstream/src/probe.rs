@@ -56,8 +56,8 @@ impl Pool {
         kind: EngineKind,
         bounds: Bounds,
     ) -> ServerInfo {
-        if known.is_read {
-            return known.clone();
+        if let Some(known) = known.left_alone() {
+            return known;
         }
         let mut answer = self.get("/server_info?config_format=json", bounds).await;
         if answer.as_ref().is_err_and(is_absent) && kind != EngineKind::Vllm {
@@ -72,7 +72,7 @@ impl Pool {
                 is_read: true,
                 ..ServerInfo::default()
             },
-            Err(_) => known.clone(),
+            Err(_) => known.failed(),
         }
     }
 }
@@ -194,6 +194,33 @@ mod tests {
         facts
     }
 
+    /// A page that fails is asked for again after one probe, then two, four and so on, and as soon as the engine is
+    /// another.
+    #[tokio::test]
+    async fn a_settings_page_that_fails_is_asked_for_less_and_less_often() {
+        let (pool, turn) = engine();
+        *turn.lock().unwrap() = Turn::Fail(INFO);
+        let (mut known, mut asked) = (Facts::default(), Vec::new());
+        for probe in 0..40 {
+            let failures = known.info.failures;
+            known = pool.facts(&known, false, BOUNDS).await.unwrap();
+            if known.info.failures > failures {
+                asked.push(probe);
+            }
+        }
+        assert_eq!(asked, [0, 2, 5, 10, 19, 36]);
+        *turn.lock().unwrap() = Turn::Answer;
+        let fresh = pool.facts(&Facts::default(), false, BOUNDS).await.unwrap();
+        assert!(fresh.info.is_read);
+        for failures in 0..100 {
+            let failed = ServerInfo {
+                failures,
+                ..ServerInfo::default()
+            };
+            assert!((1..=64).contains(&failed.failed().pause), "{failures}");
+        }
+    }
+
     #[tokio::test]
     async fn a_failed_page_keeps_its_last_facts_and_a_refused_page_gives_none() {
         let (pool, turn) = engine();
@@ -228,6 +255,9 @@ mod tests {
             );
             let mut expected = without(&known, INFO);
             expected.info.is_read = is_read;
+            if !is_read {
+                expected.info = expected.info.failed();
+            }
             let fresh = pool.facts(&Facts::default(), false, BOUNDS).await.unwrap();
             assert_eq!(fresh, expected, "{turned:?}");
         }

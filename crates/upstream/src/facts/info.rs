@@ -18,6 +18,10 @@ const EVENTS: &str = "tcp://*:5557";
 pub struct ServerInfo {
     /// Whether it need not be read again: it was read, or the engine has no such page.
     pub is_read: bool,
+    /// Times in a row that the engine failed to tell it.
+    pub(crate) failures: u32,
+    /// Probes that go by before it is asked again.
+    pub(crate) pause: u32,
     /// It is SGLang's.
     pub(crate) sglang: bool,
     pub(crate) version: Option<String>,
@@ -38,6 +42,33 @@ pub struct ServerInfo {
 }
 
 impl ServerInfo {
+    /// Most probes that go by before a page that failed is asked for again: about ten minutes.
+    const PAUSE_MAX: u32 = 64;
+
+    /// The same, one probe later; `None` if the page is to be asked for now.
+    pub(crate) fn left_alone(&self) -> Option<Self> {
+        match (self.is_read, self.pause) {
+            (true, _) => Some(self.clone()),
+            (false, 0) => None,
+            (false, pause) => Some(Self {
+                pause: pause - 1,
+                ..self.clone()
+            }),
+        }
+    }
+
+    /// The same after the engine failed to tell it: some write a traceback into their log each time, so it is asked
+    /// less and less often.
+    pub(crate) fn failed(&self) -> Self {
+        let failures = self.failures.saturating_add(1);
+        let pause = 1u32.checked_shl(failures - 1).unwrap_or(u32::MAX);
+        Self {
+            failures,
+            pause: pause.min(Self::PAUSE_MAX),
+            ..self.clone()
+        }
+    }
+
     /// Reads the page.
     #[must_use]
     pub fn read(body: &[u8]) -> Self {
