@@ -6,6 +6,7 @@
 
 mod context;
 mod describe;
+mod event_addresses;
 mod file;
 mod health;
 mod http_watcher;
@@ -31,6 +32,7 @@ use kvasir_types::{HttpEndpoint, PlaneEndpoint, Role, Transport, WorkerId, Worke
 use kvasir_upstream::{Bounds, Pool, WorkerTls};
 use tokio::sync::watch;
 
+use self::event_addresses::EventAddresses;
 use self::http_watcher::HttpWatcher;
 use self::plane_watcher::PlaneWatcher;
 use self::roster::Claims;
@@ -90,6 +92,8 @@ pub struct Fleet {
     snapshot: Arc<LoadedSnapshot>,
     /// Who claims which model; held while one is made: two workers that come at once share it.
     claims: Arc<Mutex<Claims>>,
+    /// Who listens to which event address.
+    event_addresses: Arc<EventAddresses>,
 }
 
 /// What is to become of a worker.
@@ -135,6 +139,7 @@ impl Fleet {
             watchers: Arc::default(),
             snapshot: Arc::default(),
             claims: Arc::default(),
+            event_addresses: Arc::default(),
         }
     }
 

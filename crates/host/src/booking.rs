@@ -54,7 +54,7 @@ impl Booking {
     /// The first tokens came.
     pub fn first_token(&self) {
         if let Some(prediction) = &self.prediction {
-            prediction.begun(self.host.context().clock.now());
+            prediction.answering(self.host.context().clock.now());
         }
         self.host.tell(Input::FirstToken {
             id: self.placement.id,
@@ -82,6 +82,9 @@ impl Booking {
 
     /// `generated` tokens came until now.
     pub fn tokens(&self, generated: u32) {
+        if let Some(prediction) = &self.prediction {
+            prediction.answering(self.host.context().clock.now());
+        }
         self.host.tell(Input::Tokens {
             id: self.placement.id,
             generated,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvasir_hash::{BlockHasher, Scope, sequence_hashes};
-use kvasir_index::Matches;
+use kvasir_index::{Match, Matches};
 use kvasir_router::{Arrival, Lookup, RouteError};
 use kvasir_telemetry::observe_ms;
 use kvasir_types::{Token, WorkerRank};
@@ -138,7 +138,15 @@ impl Model {
             locals: Arc::clone(locals),
             prompt,
             blocks: ours.map_or(0, |s| s.events.disk_cumulative()),
+            had_all: others_with_all(matches, target, locals.len()),
         };
         Some(PendingPrediction::new(view, prediction))
     }
+}
+
+/// Ranks beside `target` that have all `blocks` of a prompt.
+fn others_with_all(matches: &Matches, target: WorkerRank, blocks: usize) -> Vec<WorkerRank> {
+    let has_all = |m: &Match| m.rank != target && m.disk_cumulative() as usize >= blocks;
+    let events = matches.sources().map(|source| source.events);
+    events.filter(has_all).map(|m| m.rank).collect()
 }

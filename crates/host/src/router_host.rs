@@ -60,11 +60,12 @@ impl RouterHost {
         } = options;
         let (needs, block_size) = (Needs::of(&config), config.kv_cache_block_size);
         let meters = RouterMeters::new(&context.metrics, name, config.router_mode);
+        let views = CacheViews::default();
         let host = Arc::new(Self {
             name: Arc::clone(name),
-            brain: Mutex::new(Brain::new(config)),
+            brain: Mutex::new(Brain::new(config, views.urls().clone())),
             index: Arc::new(Index::with_options(&index)),
-            views: CacheViews::default(),
+            views,
             prefill_times: PrefillTimes::default(),
             needs,
             predict_all,
@@ -135,15 +136,16 @@ impl RouterHost {
         self.predict_all
     }
 
-    /// A rank is there and is judged from now on; `unusable` says why its events cannot be used, if they cannot.
+    /// A rank of the worker at `url` is there and is judged from now on; `unusable` says why its events cannot be used, if they cannot.
     /// `known` is how it stood before this process was started, if its view was kept.
     pub fn judge(
         &self,
         rank: WorkerRank,
+        url: &str,
         unusable: Option<Cause>,
         known: Option<TrustRecord>,
     ) -> Arc<CacheView> {
-        self.views.join(self, rank, unusable, known)
+        self.views.join(self, rank, url, unusable, known)
     }
 
     /// A worker is gone: its bookings and what was known of its cache go with it.

@@ -10,13 +10,18 @@
 //! events (`kvasir-kv-events`).
 
 mod listing;
+mod log_limit;
+mod looks;
+mod notices;
 mod prediction;
 mod rank;
+mod urls;
 
 pub use listing::EventSockets;
 pub use prediction::UsageReport;
 pub(crate) use prediction::{PendingPrediction, Prediction, cacheable_tokens};
 pub use rank::CacheView;
+pub(crate) use urls::WorkerUrls;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -46,21 +51,25 @@ impl SharedTrust {
 pub struct CacheViews {
     ranks: RwLock<BTreeMap<WorkerRank, Arc<CacheView>>>,
     trust: SharedTrust,
+    foreign: looks::ForeignPrompts,
+    urls: WorkerUrls,
 }
 
 impl CacheViews {
-    /// A rank of `host` is there; `unusable` says why its events cannot be used, if they cannot. `known` is how it
+    /// A rank of `host` is there, of the worker at `url`; `unusable` says why its events cannot be used, if they cannot. `known` is how it
     /// stood before this process was started, if its view was kept.
     pub(crate) fn join(
         &self,
         host: &RouterHost,
         rank: WorkerRank,
+        url: &str,
         unusable: Option<Cause>,
         known: Option<TrustRecord>,
     ) -> Arc<CacheView> {
+        self.urls.set(rank.worker, url);
         let mut ranks = self.ranks.write().unwrap_or_else(PoisonError::into_inner);
         let view = ranks.entry(rank).or_insert_with(|| {
-            let view = CacheView::new(host, rank, self.trust.clone(), known);
+            let view = CacheView::new(host, rank, self.trust.clone(), self.foreign.clone(), known);
             Arc::new(view)
         });
         let view = Arc::clone(view);
@@ -75,6 +84,12 @@ impl CacheViews {
         for (_, view) in ranks.extract_if(.., |rank, _| rank.worker == worker) {
             view.leave();
         }
+        self.urls.remove(worker);
+    }
+
+    /// Where workers are, for log lines.
+    pub(crate) fn urls(&self) -> &WorkerUrls {
+        &self.urls
     }
 
     /// The view of one rank, if it is judged.

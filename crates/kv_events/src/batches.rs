@@ -9,11 +9,12 @@ pub use checkpoint::StreamCheckpoint;
 
 use bytes::Bytes;
 use kvasir_types::{DpRank, Time, WorkerRank};
-use kvasir_wire::engine::Batch;
+use kvasir_wire::engine::{Batch, peek_time};
 use kvasir_wire::frame::Frame;
 use kvasir_wire::{DecodeError, SourceEvent};
 
 use crate::cursor::{History, Repeat};
+use crate::lag::EventLag;
 use crate::rank::{BatchRank, Effects};
 use crate::recovery::{HeldMessages, Recovery};
 use crate::sequencer::{Io, STALE_RUN_MAX};
@@ -45,6 +46,9 @@ pub(crate) struct BatchSequencer {
     /// The engine itself sends what we cannot read; do not ask for it again.
     unreadable: bool,
     verify_at: Option<Time>,
+    lag: EventLag,
+    /// The engine's buffer no longer has its first message: nothing can replace what is known.
+    start_lost: bool,
     counts: Counts,
 }
 
@@ -66,6 +70,8 @@ impl BatchSequencer {
             fruitless: 0,
             unreadable: false,
             verify_at: None,
+            lag: EventLag::default(),
+            start_lost: false,
             counts: Counts::default(),
         };
         batches.rank_at(rank.rank, cursor.is_some());
@@ -81,6 +87,7 @@ impl BatchSequencer {
             cursor: self.history.last(),
             orphan_blocks: states().map(|state| state.orphan_blocks()).sum(),
             held_bytes: self.held.bytes(),
+            lag: self.lag.slowest(),
             counts: self.counts,
         }
     }
@@ -135,6 +142,9 @@ impl BatchSequencer {
     }
 
     fn on_live<C: Cache>(&mut self, frame: Frame<Bytes>, io: &mut Io<'_, C>) {
+        if let Some(made) = peek_time(&frame.payload) {
+            self.lag.observe(io.now, made);
+        }
         if self.recovery.is_some() {
             return self.hold(frame, io);
         }
@@ -240,6 +250,8 @@ impl BatchSequencer {
     fn restarted<C: Cache>(&mut self, frame: Option<(Frame<Bytes>, Cursor)>, io: &mut Io<'_, C>) {
         self.counts.restarts += 1;
         self.stale_run = 0;
+        self.lag = EventLag::default();
+        self.start_lost = false;
         io.notice(Notice::Restarted);
         self.forget(true, io);
         self.history.clear();
@@ -285,6 +297,8 @@ impl BatchSequencer {
             counts: &mut self.counts,
             out: io.out,
             orphan_blocks_max: self.options.orphan_blocks_max,
+            // What a replay repeats is no news.
+            is_news: self.recovery.is_none(),
         };
         if let Some(rank) = self.ranks.get_mut(at) {
             rank.apply(&self.batch, &mut effects);

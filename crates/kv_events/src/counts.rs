@@ -19,6 +19,8 @@ pub struct Counts {
     pub stale: u64,
     /// Batches missing in the live stream.
     pub missed: u64,
+    /// Messages that did not come live and were had from the replay: losses that were repaired.
+    pub repaired: u64,
     /// Messages refused because they could not be read.
     pub refused: u64,
     /// Events of kinds that this release does not know.

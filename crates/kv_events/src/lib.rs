@@ -18,6 +18,7 @@
 mod batches;
 mod counts;
 mod cursor;
+mod lag;
 mod notice;
 mod options;
 mod orphans;

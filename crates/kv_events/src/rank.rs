@@ -37,6 +37,8 @@ pub(crate) struct Effects<'a, C> {
     pub(crate) counts: &'a mut Counts,
     pub(crate) out: &'a mut Vec<Output>,
     pub(crate) orphan_blocks_max: usize,
+    /// The events have just happened, as far as is known.
+    pub(crate) is_news: bool,
 }
 
 impl<C> Effects<'_, C> {
@@ -92,7 +94,9 @@ impl RankState {
                 self.orphans.clear();
                 let _ = effects.cache.apply(self.rank, event);
                 self.exact |= tier.is_none();
-                effects.notice(Notice::Cleared { rank: self.rank });
+                if effects.is_news {
+                    effects.notice(Notice::Cleared { rank: self.rank });
+                }
             }
         }
     }

@@ -8,6 +8,7 @@
 //! leaves nothing in the cache.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use kvasir_types::{KvEvent, WorkerId, WorkerRank};
 use kvasir_wire::native::{Encoding, RouterEvent, decode_router_events};
@@ -66,6 +67,7 @@ impl RouterEventSequencer {
             cursor: None,
             orphan_blocks: states().map(RankState::orphan_blocks).sum(),
             held_bytes: 0,
+            lag: Duration::ZERO,
             counts: self.counts,
         }
     }
@@ -144,6 +146,7 @@ impl RouterEventSequencer {
             counts: &mut self.counts,
             out: io.out,
             orphan_blocks_max: self.orphan_blocks_max,
+            is_news: true,
         };
         if rank.is_next(event.id, &mut effects) {
             rank.apply(event, &mut effects);

@@ -1,5 +1,7 @@
 //! One source's stream: how it is stepped, whatever its format.
 
+use std::time::Duration;
+
 use kvasir_types::{Time, WorkerId, WorkerRank};
 use kvasir_wire::SourceEvent;
 
@@ -28,6 +30,8 @@ pub struct StreamStatus {
     pub orphan_blocks: usize,
     /// Bytes of live messages that wait for a recovery.
     pub held_bytes: usize,
+    /// How late messages of the last minute came at worst, beside the quickest; zero where messages have no time.
+    pub lag: Duration,
     /// Totals.
     pub counts: Counts,
 }

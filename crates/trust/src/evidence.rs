@@ -28,6 +28,8 @@ pub struct TrustOptions {
     pub unreachable_after: Duration,
     /// Shortest time between two questions whether something was missed.
     pub verify_pause: Duration,
+    /// Shortest time between two full replays; doubles while they follow one another.
+    pub resync_pause: Duration,
 }
 
 impl TrustOptions {
@@ -46,6 +48,7 @@ impl TrustOptions {
             calm: Duration::from_secs(600),
             unreachable_after: Duration::from_secs(5),
             verify_pause: Duration::from_secs(2),
+            resync_pause: Duration::from_secs(10),
         }
     }
 }
@@ -80,6 +83,8 @@ pub enum Cause {
     /// The engine counts other tokens, or stores other blocks, for the same prompt: its tokenizer or
     /// template differs from ours.
     Tokenization,
+    /// The events are about requests that went to another worker.
+    OtherEngine,
     /// The engine's blocks have another size.
     BlockSize,
     /// The engine holds less than its events said: it evicts or clears without saying.
@@ -103,7 +108,7 @@ impl CacheState {
 
 impl Cause {
     /// Every one of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Starting,
         Self::NoEvents,
         Self::Forced,
@@ -111,6 +116,7 @@ impl Cause {
         Self::EventsMissing,
         Self::EventsLate,
         Self::Tokenization,
+        Self::OtherEngine,
         Self::BlockSize,
         Self::SilentEviction,
         Self::Hybrid,
@@ -127,6 +133,7 @@ impl Cause {
             Self::EventsMissing => "events_missing",
             Self::EventsLate => "events_late",
             Self::Tokenization => "tokenization_differs",
+            Self::OtherEngine => "other_engine",
             Self::BlockSize => "block_size_differs",
             Self::SilentEviction => "silent_eviction",
             Self::Hybrid => "hybrid_cache",
@@ -144,11 +151,17 @@ impl Cause {
             Self::Forced => "--no-router-kv-events says so, or the router goes by load alone",
             Self::Unreachable => "check the address and port of the engine's event socket",
             Self::EventsMissing => {
-                "events get lost or the engine does not send them all; check its replay_endpoint and buffer_steps"
+                "the socket says nothing of what the engine computes, or events get lost; check that events= is this \
+                 engine's own socket, and the engine's replay_endpoint and buffer_steps"
             }
             Self::EventsLate => "events lag behind; the engine or this process is overloaded",
             Self::Tokenization => {
-                "check that --model-path is the engine's own model, and its chat template"
+                "the engine stores other tokens for the same prompt; check that --model-path is the engine's own model, \
+                 and its chat template; kvasir doctor shows the first token that differs"
+            }
+            Self::OtherEngine => {
+                "the events are about requests of another worker; give each worker the event socket of its own engine: \
+                 --worker URL,events=...,replay=..., or none where the engine announces it"
             }
             Self::BlockSize => {
                 "one model has one block size: set --kv-cache-block-size to that of its engines or leave it out, and \
@@ -210,10 +223,10 @@ pub struct Answer {
     /// Tokens of blocks that events took away between the prediction and the answer. The engine may have
     /// missed as many without any event being wrong.
     pub removed_since: u32,
-    /// Tokens of blocks that events added meanwhile for other requests.
-    pub stored_since: u32,
     /// The engine has groups of layers that keep no whole prefixes.
     pub hybrid: bool,
+    /// What events show of the prompt after they had their time; `None` before.
+    pub shown: Option<StoredCheck>,
 }
 
 /// What a piece of evidence showed.
@@ -240,27 +253,51 @@ impl Finding {
 }
 
 impl Answer {
-    /// `None` if it says nothing, e.g. nothing was predicted and nothing found.
-    pub(crate) fn finding(&self, block_size: u32, recovering: bool) -> Option<Finding> {
+    /// Whether it differs from the prediction by a block or more, while the tokens are the same.
+    pub(crate) fn is_off(&self, block_size: u32) -> bool {
+        let off = |reported: u32| self.cached.abs_diff(reported) >= block_size;
+        self.counted_alike() && self.cached_reported.is_some_and(off)
+    }
+
+    /// `None` if it says nothing, e.g. nothing was predicted and nothing found. `content` is what the stored blocks
+    /// of earlier prompts showed.
+    pub(crate) fn finding(
+        &self,
+        block_size: u32,
+        recovering: bool,
+        content: Option<Cause>,
+    ) -> Option<Finding> {
         if !self.counted_alike() {
             return Some(Finding::Wrong(Cause::Tokenization));
         }
         let reported = self.cached_reported?;
-        let wrong = self.cached.abs_diff(reported);
-        if wrong < block_size {
+        if self.cached.abs_diff(reported) < block_size {
             return (self.cached.max(reported) > 0).then_some(Finding::Right);
         }
-        let over = self.cached > reported;
-        let explained = match over {
-            true => self.removed_since,
-            false => self.stored_since,
+        let shown = self.shown.unwrap_or_default();
+        let unexplained = match self.cached > reported {
+            true => self.cached - reported,
+            false => {
+                let known = shown.found.saturating_mul(block_size).max(self.cached);
+                reported.saturating_sub(known)
+            }
         };
+        if unexplained.saturating_sub(self.removed_since) < block_size {
+            return Some(Finding::Late);
+        }
+        let over = self.cached > reported;
         Some(match over {
-            _ if wrong.saturating_sub(explained) < block_size => Finding::Late,
             true if recovering => Finding::Wrong(Cause::EventsLate),
+            false if recovering => Finding::Late,
+            _ if shown.others => Finding::Wrong(Cause::OtherEngine),
             true if self.hybrid => Finding::Wrong(Cause::Hybrid),
             true => Finding::Wrong(Cause::SilentEviction),
-            false => Finding::Wrong(Cause::EventsMissing),
+            false if shown.orphans => Finding::Wrong(Cause::EventsMissing),
+            // It computed some of the prompt, and what it stored then is something else.
+            false if reported / block_size.max(1) < shown.expected && shown.stored > 0 => {
+                Finding::Wrong(Cause::Tokenization)
+            }
+            false => Finding::Wrong(content.unwrap_or(Cause::EventsMissing)),
         })
     }
 
@@ -301,6 +338,8 @@ pub struct StoredCheck {
     pub removed: u32,
     /// Some blocks hang on others that were never announced.
     pub orphans: bool,
+    /// The prompt appeared at a rank that was not asked, or prompts of other ranks appear at this one.
+    pub others: bool,
 }
 
 impl StoredCheck {
@@ -311,6 +350,7 @@ impl StoredCheck {
             0 => Finding::Right,
             // Stored and evicted again, or not asked for yet: says nothing.
             _ if recovering || self.removed >= missing => return None,
+            _ if self.others => Finding::Wrong(Cause::OtherEngine),
             _ if self.stored == 0 || self.orphans => Finding::Wrong(Cause::EventsMissing),
             _ => Finding::Wrong(Cause::Tokenization),
         })

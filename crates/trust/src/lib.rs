@@ -55,6 +55,10 @@ pub struct Trust {
     reports: bool,
     /// When the engine was last asked whether something was missed, and how often in a row that was not so.
     asked: Option<(Time, u32)>,
+    /// When all events were last asked for again, and how often that followed another time closely.
+    resynced: Option<(Time, u32)>,
+    /// What stored blocks last showed to be wrong with their content.
+    content: Option<Cause>,
     /// Demotions not yet forgotten.
     demotions: u32,
     calm_since: Time,
@@ -78,6 +82,8 @@ impl Trust {
             unlinked: None,
             reports: false,
             asked: None,
+            resynced: None,
+            content: None,
             demotions: 0,
             calm_since: Time::ZERO,
         }
@@ -135,9 +141,11 @@ impl Trust {
         match evidence {
             Evidence::Answer(answer) => self.answer(now, answer, out),
             Evidence::Stored(check) => {
-                let tokens = |blocks: u32| blocks.saturating_mul(self.options.block_size);
+                let size = self.options.block_size;
+                let tokens = |blocks: u32| blocks.saturating_mul(size);
                 let wrong = tokens(check.expected.saturating_sub(check.found));
                 let finding = check.finding(self.recovering);
+                self.remember_content(finding);
                 self.sample(now, finding, tokens(check.expected), wrong, out);
             }
             Evidence::Recovering(running) => self.recovering = running,
@@ -150,6 +158,7 @@ impl Trust {
                 self.stage = Stage::Calm;
                 self.suspended = None;
                 self.reports = false;
+                self.content = None;
             }
             Evidence::Mended => {
                 self.window.forget_wrong();
@@ -168,14 +177,25 @@ impl Trust {
         self.check_link(now, out);
     }
 
-    fn answer(&mut self, now: Time, mut answer: Answer, out: &mut Vec<Action>) {
-        match answer.cached_reported {
-            Some(_) => self.reports = true,
-            // Some engines leave the field out when nothing was cached.
-            None if self.reports => answer.cached_reported = Some(0),
-            None => {}
+    /// Whether an answer is off in a way that events on their way may still explain: it is to be shown when they had
+    /// their time, with what they show then.
+    #[must_use]
+    pub fn is_open(&self, answer: &Answer) -> bool {
+        self.completed(*answer).is_off(self.options.block_size)
+    }
+
+    /// Some engines leave the field out when nothing was cached.
+    fn completed(&self, mut answer: Answer) -> Answer {
+        if self.reports {
+            answer.cached_reported = answer.cached_reported.or(Some(0));
         }
-        let finding = answer.finding(self.options.block_size, self.recovering);
+        answer
+    }
+
+    fn answer(&mut self, now: Time, answer: Answer, out: &mut Vec<Action>) {
+        self.reports |= answer.cached_reported.is_some();
+        let answer = self.completed(answer);
+        let finding = answer.finding(self.options.block_size, self.recovering, self.content);
         self.sample(now, finding, answer.weight(), answer.wrong_tokens(), out);
     }
 
@@ -223,7 +243,9 @@ impl Trust {
         wrong: u32,
         out: &mut Vec<Action>,
     ) {
-        let Some(finding) = finding.filter(|_| self.unusable.is_none()) else {
+        // While the socket is away its absence explains everything, and has its own name in a while.
+        let heard = self.unusable.is_none() && self.unlinked.is_none();
+        let Some(finding) = finding.filter(|_| heard) else {
             return;
         };
         out.push(Action::Judged(finding));
@@ -238,6 +260,29 @@ impl Trust {
             self.stage = Stage::Calm;
             self.change(now, CacheState::Exact, None, out);
         }
+    }
+
+    /// What blocks that were stored show of their content. An answer that stored nothing is judged by it.
+    fn remember_content(&mut self, finding: Option<Finding>) {
+        match finding {
+            Some(Finding::Right) => self.content = None,
+            Some(Finding::Wrong(cause @ (Cause::Tokenization | Cause::OtherEngine))) => {
+                self.content = Some(cause);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether all events may be asked for again now. Each time makes the pause to the next one longer.
+    fn may_resync(&mut self, now: Time) -> bool {
+        let pause = |times: u32| self.options.resync_pause * (1 << times);
+        let times = match self.resynced {
+            Some((at, times)) if now - at < pause(times) => return false,
+            Some((at, times)) if now - at < pause(times) * 4 => (times + 1).min(FRUITLESS_MAX),
+            _ => 0,
+        };
+        self.resynced = Some((now, times));
+        true
     }
 
     /// One wrong answer changes nothing, but a message that was lost can be had for the asking.
@@ -256,7 +301,7 @@ impl Trust {
     fn escalate(&mut self, now: Time, cause: Cause, out: &mut Vec<Action>) {
         self.window.clear();
         let curable = is_curable(cause);
-        if curable && self.stage == Stage::Calm {
+        if curable && self.stage == Stage::Calm && self.may_resync(now) {
             self.stage = Stage::Resynced;
             out.push(Action::Resync(cause));
             if self.level.state == CacheState::Approximate {

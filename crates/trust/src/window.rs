@@ -110,6 +110,7 @@ impl Window {
             Cause::SilentEviction,
             Cause::Hybrid,
             Cause::Tokenization,
+            Cause::OtherEngine,
         ];
         let many =
             |causes: &[Cause]| causes.iter().map(|c| count(*c)).sum::<usize>() >= options.wrong_min;

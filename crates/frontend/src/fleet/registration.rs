@@ -19,6 +19,7 @@ use kvasir_types::{
 use kvasir_upstream::{EventSource, Facts, RankLoad, event_sources};
 use tokio::sync::Notify;
 
+use super::event_addresses::contradiction;
 use super::subscribe::EngineSubscriptions;
 use super::{BATCH_ASSUMED, BLOCK_SIZE, CONTEXT_LENGTH, Fleet};
 use crate::models::links::WorkerLink;
@@ -61,6 +62,8 @@ pub(super) struct Registration {
     pub(super) faulted: Arc<Notify>,
     /// What was last said about it.
     pub(super) described: String,
+    /// The event address that it was given and the one that it announces, if they differ.
+    contradiction: Option<(String, String)>,
 }
 
 impl Registration {
@@ -78,6 +81,7 @@ impl Registration {
             subscriptions: EngineSubscriptions::default(),
             faulted: Arc::default(),
             described: String::new(),
+            contradiction: None,
         }
     }
 
@@ -153,6 +157,8 @@ impl Registration {
     pub(super) async fn end(&mut self) {
         self.leave();
         self.disclaim(|_| true);
+        let addresses = &self.fleet.event_addresses;
+        addresses.listen(self.id, "", &BTreeMap::new());
         self.settle_events().await;
     }
 
@@ -278,11 +284,32 @@ impl Registration {
             true => event_sources(&self.record, facts, spec.rank_count()),
             false => BTreeMap::new(),
         };
+        self.check_addresses(&sources, facts);
         let block_size = self.block_size(facts);
         self.judge(model, spec, block_size, &sources);
         self.subscriptions
             .subscribe(&self.fleet, model, self.id, &sources);
         self.describe(facts, block_size, model, spec, sources.len());
+    }
+
+    /// Says once what speaks against the event addresses that the worker is given.
+    fn check_addresses(&mut self, sources: &BTreeMap<u32, EventSource>, facts: &Facts) {
+        if sources.is_empty() {
+            return;
+        }
+        let url = self.record.transport.to_string();
+        let addresses = &self.fleet.event_addresses;
+        addresses.listen(self.id, &url, sources);
+        let contradiction = contradiction(&self.record, facts);
+        if self.contradiction == contradiction {
+            return;
+        }
+        if let Some((told, announced)) = &contradiction {
+            tracing::warn!(worker = %url, %told, %announced,
+                "events= is not what the engine announces: if it is another engine's socket, nothing is known of this \
+                 worker's cache; leave events= out, or name the announced socket");
+        }
+        self.contradiction = contradiction;
     }
 
     /// Whether events are asked for: nobody asks an index of models that are routed by load alone.
@@ -299,6 +326,7 @@ impl Registration {
         sources: &BTreeMap<u32, EventSource>,
     ) {
         let (models, snapshot) = (&self.fleet.context.models, &self.fleet.snapshot);
+        let url = self.record.transport.to_string();
         for rank in spec.rank_iter() {
             let unusable = match sources.contains_key(&rank.rank.0) {
                 _ if !self.wants_events_of(model) => Some(Cause::Forced),
@@ -311,7 +339,7 @@ impl Registration {
                 snapshot.forget(&**models, |name, kept| *name == **router && kept == rank);
             }
             let known = snapshot.trust(router, rank);
-            model.host.judge(rank, unusable, known);
+            model.host.judge(rank, &url, unusable, known);
         }
     }
 

@@ -72,7 +72,7 @@ fn open(
     let sockets = match sockets(source) {
         Ok(sockets) => sockets,
         Err(error) => {
-            tracing::warn!(%rank, %error, "event socket cannot be used");
+            tracing::warn!(%rank, events = %source.events, %error, "event socket cannot be used");
             return None;
         }
     };

@@ -51,6 +51,11 @@ impl EventStreamHandle {
         part(&self.snapshot.borrow())
     }
 
+    /// Waits until `done` holds, or the stream has ended.
+    pub async fn until(&self, done: impl FnMut(&StreamState) -> bool) {
+        let _ = self.snapshot.clone().wait_for(done).await;
+    }
+
     /// Ends the stream and leaves its ranks in the cache. `None` if it has ended before, or if its cache view is
     /// not worth saving.
     pub async fn freeze(&self) -> Option<StreamCheckpoint> {

@@ -14,6 +14,8 @@ use kvasir_telemetry::Clock;
 use kvasir_types::{RequestId, Time, WorkerId};
 use tokio::sync::{Notify, oneshot};
 
+use crate::view::WorkerUrls;
+
 /// Where the cost of each candidate is logged: `--log-level info,kvasir_router=debug` shows it.
 const FORMULAS: &str = "kvasir_router::formula";
 
@@ -28,6 +30,8 @@ pub(super) struct Brain {
     pub(super) waiting: HashMap<RequestId, Waiter>,
     /// Who is to look at a worker that is ejected.
     pub(super) watchers: HashMap<WorkerId, Arc<Notify>>,
+    /// For log lines.
+    urls: WorkerUrls,
     /// Reused by every step.
     outputs: Vec<Output>,
     /// When the timer ticks at the latest.
@@ -53,11 +57,12 @@ pub(super) struct Step<'l> {
 }
 
 impl Brain {
-    pub(super) fn new(config: RouterConfig) -> Self {
+    pub(super) fn new(config: RouterConfig, urls: WorkerUrls) -> Self {
         Self {
             router: Router::new(config),
             waiting: HashMap::new(),
             watchers: HashMap::new(),
+            urls,
             outputs: Vec::new(),
             ticks_at: Time::ZERO,
         }
@@ -98,7 +103,7 @@ impl Brain {
                     Output::Queued { id, depth } => tracing::debug!(%id, depth, "request waits"),
                     Output::CloseSession { .. } => {}
                     Output::Observe(observation) => {
-                        observe(&observation);
+                        observe(&observation, &self.urls);
                         self.wake(&observation);
                     }
                 }
@@ -166,14 +171,25 @@ impl Brain {
     }
 }
 
-fn observe(observation: &Observation) {
+fn observe(observation: &Observation, urls: &WorkerUrls) {
     match observation {
-        Observation::Busy { worker, busy: true } => tracing::info!(%worker, "worker is busy"),
-        Observation::Busy { worker, .. } => tracing::info!(%worker, "worker is free again"),
-        Observation::Down { worker, down: true } => tracing::warn!(%worker, "worker ejected"),
-        Observation::Down { worker, .. } => tracing::info!(%worker, "worker readmitted"),
+        Observation::Busy { worker, busy } => {
+            let url = urls.get(*worker);
+            match busy {
+                true => tracing::info!(%worker, %url, "worker is busy"),
+                false => tracing::info!(%worker, %url, "worker is free again"),
+            }
+        }
+        Observation::Down { worker, down } => {
+            let url = urls.get(*worker);
+            match down {
+                true => tracing::warn!(%worker, %url, "worker ejected"),
+                false => tracing::info!(%worker, %url, "worker readmitted"),
+            }
+        }
         Observation::Expired { id, target } => {
-            tracing::warn!(%id, %target, "booking expired: nothing was heard of it for too long");
+            let url = urls.get(target.worker);
+            tracing::warn!(%id, %target, %url, "booking expired: nothing was heard of it for too long");
         }
         other => tracing::debug!(?other, "router"),
     }

@@ -10,9 +10,10 @@ use super::{CacheView, CacheViews};
 use crate::meters::RouterMeters;
 
 /// What goes wrong with a stream, and how often it did.
-fn faults(counts: &Counts) -> [(&'static str, u64); 9] {
+fn faults(counts: &Counts) -> [(&'static str, u64); 10] {
     [
         ("missed", counts.missed),
+        ("repaired", counts.repaired),
         ("duplicate", counts.duplicates),
         ("stale", counts.stale),
         ("unreadable", counts.refused),
@@ -72,6 +73,7 @@ impl CacheView {
                 "complete": status.exact,
                 "sequence": status.cursor.map(|cursor| cursor.sequence),
                 "batches": counts.batches,
+                "delay_ms": self.event_delay().as_millis() as u64,
                 "faults": found,
             })
         });
@@ -156,6 +158,7 @@ impl CacheView {
         let mut inner = self.lock();
         inner.gone = true;
         self.shared.set(self.rank, None);
+        self.foreign.forget(self.rank);
         let (worker, rank) = (self.rank.worker.to_string(), self.rank.rank.to_string());
         let labels = [&*self.model, &worker, &rank];
         let metrics = self.metrics();
@@ -184,20 +187,22 @@ impl CacheView {
 }
 
 /// What answers can show.
-const FINDINGS: [Finding; 7] = [
+const FINDINGS: [Finding; 8] = [
     Finding::Right,
     Finding::Late,
     Finding::Wrong(Cause::EventsMissing),
     Finding::Wrong(Cause::EventsLate),
     Finding::Wrong(Cause::Tokenization),
+    Finding::Wrong(Cause::OtherEngine),
     Finding::Wrong(Cause::SilentEviction),
     Finding::Wrong(Cause::Hybrid),
 ];
 /// Causes that answers can show.
-const CAUSES: [Cause; 5] = [
+const CAUSES: [Cause; 6] = [
     Cause::EventsMissing,
     Cause::EventsLate,
     Cause::Tokenization,
+    Cause::OtherEngine,
     Cause::SilentEviction,
     Cause::Hybrid,
 ];

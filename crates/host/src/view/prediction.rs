@@ -1,15 +1,17 @@
 //! What was predicted of one request, and what its engine then reported.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kvasir_kv_events::Counts;
-use kvasir_trust::Answer;
-use kvasir_types::{LocalHash, Time};
+use kvasir_trust::{Answer, Evidence};
+use kvasir_types::{LocalHash, Time, WorkerRank};
 
 use super::CacheView;
+use super::looks::{Look, OffAnswer};
 
-/// An event is this late at most, on a busy machine (recorded from vLLM: 1 to 9 ms, once 250).
+/// An event may be this late on any machine (recorded from vLLM: 1 to 9 ms, once 250); where an engine's events take longer,
+/// they have twice the longest time that they took of late.
 const EVENT_LAG: Duration = Duration::from_millis(250);
 
 /// What an engine said about a request.
@@ -69,6 +71,8 @@ pub(crate) struct Prediction {
     pub(crate) prompt: u32,
     /// Its leading blocks that events say are cached in any tier.
     pub(crate) blocks: u32,
+    /// Other ranks that have all of it.
+    pub(crate) had_all: Vec<WorkerRank>,
 }
 
 /// Most tokens of a prompt that an engine can find cached: whole blocks, and it always computes the last token.
@@ -83,7 +87,14 @@ pub(crate) struct PendingPrediction {
     view: Arc<CacheView>,
     prediction: Prediction,
     sent: EventTotals,
-    first: OnceLock<(Time, EventTotals)>,
+    begun: Mutex<Option<BegunAnswer>>,
+}
+
+/// When an answer began, and what events said until the cache that it found had been told of.
+#[derive(Clone, Copy, Debug)]
+struct BegunAnswer {
+    at: Time,
+    totals: EventTotals,
 }
 
 impl PendingPrediction {
@@ -93,26 +104,33 @@ impl PendingPrediction {
             sent: view.event_totals(),
             view,
             prediction,
-            first: OnceLock::new(),
+            begun: Mutex::new(None),
         }
     }
 
-    /// The answer has begun: the engine has looked into its cache.
-    pub(crate) fn begun(&self, now: Time) {
-        let _ = self.first.set((now, self.view.event_totals()));
+    /// The answer has begun or goes on: the engine has looked into its cache.
+    pub(crate) fn answering(&self, now: Time) {
+        let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = begun.map_or(now, |begun| begun.at);
+        if now - at <= self.lag() {
+            let totals = self.view.event_totals();
+            *begun = Some(BegunAnswer { at, totals });
+        }
+    }
+
+    /// What events tell so long after the engine looked into its cache may have happened before.
+    fn lag(&self) -> Duration {
+        EVENT_LAG.max(self.view.event_delay() * 2)
     }
 
     /// The answer is complete.
     pub(crate) fn compare(self, now: Time, report: UsageReport) {
         let size = self.view.block_size().max(1);
-        // What events said after the cache was looked into explains nothing.
-        let totals = match self.first.get() {
-            Some((first, totals)) if now - *first > EVENT_LAG => *totals,
-            _ => self.view.event_totals(),
-        };
-        let whole = report.prompt.saturating_add(report.output) / size;
-        let own = whole.saturating_sub(report.cached.unwrap_or(0) / size);
-        let stored = totals.stored_since(&self.sent).saturating_sub(own);
+        let begun = *self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        // What events said long after the cache was looked into explains nothing.
+        let then = begun.filter(|begun| now - begun.at > self.lag());
+        let then = then.map(|begun| begun.totals);
+        let totals = then.unwrap_or_else(|| self.view.event_totals());
         let predicted = self.prediction.blocks.saturating_mul(size);
         let answer = Answer {
             prompt: self.prediction.prompt,
@@ -120,16 +138,22 @@ impl PendingPrediction {
             cached: predicted.min(cacheable_tokens(self.prediction.prompt, size)),
             cached_reported: report.cached,
             removed_since: totals.removed_since(&self.sent).saturating_mul(size),
-            stored_since: stored.saturating_mul(size),
             hybrid: totals.hybrid,
+            shown: None,
         };
-        self.view.answered(now, answer);
-        let unexpected = report
-            .cached
-            .is_some_and(|cached| cached.abs_diff(answer.cached) >= size);
-        if !unexpected && answer.prompt_reported.is_none_or(|p| p == answer.prompt) {
-            self.view
-                .look_later(self.prediction.locals, answer.prompt / size, self.sent);
+        let off = self.view.is_open(&answer);
+        if !off {
+            self.view.judge(now, Evidence::Answer(answer));
+        }
+        if answer.prompt_reported.is_none_or(|p| p == answer.prompt) {
+            self.view.look_later(Look {
+                answered: now,
+                blocks: answer.prompt / size,
+                prompt: self.prediction.locals,
+                sent: self.sent,
+                had_all: self.prediction.had_all,
+                off: off.then_some(OffAnswer { answer, then }),
+            });
         }
     }
 }

@@ -3,25 +3,22 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use crate::events::{EventStream, EventStreamHandle, PauseGuard, StreamObserver, StreamState};
-use kvasir_index::{Index, Matches};
-use kvasir_kv_events::{Counts, Cursor, Notice, Resync, StreamCheckpoint};
+use crate::events::{EventStream, EventStreamHandle, PauseGuard, StreamState};
+use kvasir_index::Index;
+use kvasir_kv_events::{Counts, Cursor, Resync, StreamCheckpoint};
 use kvasir_telemetry::Metrics;
-use kvasir_transport::SourceFault;
 use kvasir_trust::{
-    Action, Answer, CacheState, Cause, Evidence, Finding, StoredCheck, Trust, TrustLevel,
-    TrustOptions, TrustRecord,
+    Action, Answer, CacheState, Cause, Evidence, Finding, Trust, TrustLevel, TrustOptions,
+    TrustRecord,
 };
-use kvasir_types::{LocalHash, Time, WorkerRank};
-use kvasir_wire::Skip;
+use kvasir_types::{Time, WorkerRank};
 
-use super::SharedTrust;
+use super::log_limit::LogLimit;
+use super::looks::{ForeignPrompts, Looks};
 use super::prediction::EventTotals;
+use super::{SharedTrust, WorkerUrls};
 use crate::context::HostContext;
 use crate::router_host::RouterHost;
-
-/// So long after an answer its blocks must have appeared.
-const LOOK_AFTER: Duration = Duration::from_secs(1);
 
 /// What is known of one rank's cache.
 pub struct CacheView {
@@ -29,30 +26,16 @@ pub struct CacheView {
     /// The name of its router, which its series have.
     pub(super) model: Arc<str>,
     block_size: u32,
-    index: Arc<Index>,
+    pub(super) index: Arc<Index>,
     /// Requests are routed by it.
     pub(super) by_cache: bool,
-    context: HostContext,
+    pub(super) context: HostContext,
     pub(super) shared: SharedTrust,
+    pub(super) foreign: ForeignPrompts,
+    urls: WorkerUrls,
     pub(super) inner: Mutex<Inner>,
     subscription: RwLock<Option<Subscription>>,
-    looks: Mutex<Looks>,
-}
-
-/// Whose blocks are looked for. One at a time; of those that come meanwhile the last.
-#[derive(Debug, Default)]
-struct Looks {
-    running: bool,
-    next: Option<Look>,
-}
-
-/// A prompt whose blocks must have appeared by and by.
-#[derive(Debug)]
-struct Look {
-    answered: Time,
-    prompt: Arc<[LocalHash]>,
-    blocks: u32,
-    sent: EventTotals,
+    pub(super) looks: Mutex<Looks>,
 }
 
 /// The stream of its events, and where it comes from.
@@ -69,13 +52,16 @@ pub(super) struct Inner {
     /// Why events cannot be used, as far as membership knows.
     unusable: Option<Cause>,
     /// Events came with blocks of another size.
-    other_block_size: bool,
+    pub(super) other_block_size: bool,
     /// What last went wrong with the stream of events.
     pub(super) last_fault: Option<&'static str>,
     /// What was counted of the stream already.
     pub(super) counted: Counts,
     /// The state under which it is in the metrics.
     pub(super) shown: Option<TrustLevel>,
+    pub(super) log_limit: LogLimit,
+    /// Where its events come from.
+    pub(super) address: Option<Arc<str>>,
 }
 
 impl std::fmt::Debug for CacheView {
@@ -92,6 +78,7 @@ impl CacheView {
         host: &RouterHost,
         rank: WorkerRank,
         shared: SharedTrust,
+        foreign: ForeignPrompts,
         known: Option<TrustRecord>,
     ) -> Self {
         let options = TrustOptions::new(host.block_size().max(1));
@@ -108,6 +95,8 @@ impl CacheView {
             by_cache: host.meters().by_cache(),
             context: host.context().clone(),
             shared,
+            foreign,
+            urls: host.views().urls().clone(),
             inner: Mutex::new(Inner {
                 gone: false,
                 trust,
@@ -116,6 +105,8 @@ impl CacheView {
                 last_fault: None,
                 counted: Counts::default(),
                 shown: None,
+                log_limit: LogLimit::default(),
+                address: None,
             }),
             subscription: RwLock::new(None),
             looks: Mutex::default(),
@@ -146,12 +137,16 @@ impl CacheView {
     /// It is away until that connects, which may happen on another thread before `start` returns: so
     /// everything about the new stream is set before it begins.
     pub fn subscribe(&self, address: &str, start: impl FnOnce() -> EventStream) -> EventStream {
-        self.lock().counted = Counts::default();
+        let address: Arc<str> = Arc::from(address);
+        let mut inner = self.lock();
+        inner.counted = Counts::default();
+        inner.address = Some(Arc::clone(&address));
+        drop(inner);
         self.count_lifecycle("started");
         self.show(Evidence::Link(false));
         let stream = start();
         let subscription = Subscription {
-            address: Arc::from(address),
+            address,
             stream: stream.handle(),
         };
         let mut current = self
@@ -168,7 +163,7 @@ impl CacheView {
         self.by_cache && self.lock().unusable == Some(Cause::NoEvents)
     }
 
-    fn count_lifecycle(&self, action: &str) {
+    pub(super) fn count_lifecycle(&self, action: &str) {
         if self.by_cache {
             let lifecycle = &self.metrics().router_kv_zmq_ingress_lifecycle_total;
             lifecycle.with_label_values(&[action]).inc();
@@ -218,78 +213,46 @@ impl CacheView {
         self.step_unusable(&mut inner);
     }
 
-    fn step_unusable(&self, inner: &mut Inner) {
+    pub(super) fn step_unusable(&self, inner: &mut Inner) {
         let size = inner.other_block_size.then_some(Cause::BlockSize);
         let cause = inner.unusable.or(size);
         self.step(inner, Evidence::Unusable(cause));
     }
 
-    /// An answer came.
-    pub(super) fn answered(&self, now: Time, answer: Answer) {
+    /// Whether an answer is off in a way that events on their way may explain.
+    pub(super) fn is_open(&self, answer: &Answer) -> bool {
+        self.lock().trust.is_open(answer)
+    }
+
+    /// Something speaks for or against what is known.
+    pub(super) fn judge(&self, now: Time, evidence: Evidence) {
         let mut inner = self.lock();
         self.step_at(&mut inner, now, Evidence::Recovering(self.is_recovering()));
-        self.step_at(&mut inner, now, Evidence::Answer(answer));
+        self.step_at(&mut inner, now, evidence);
     }
 
-    /// Looks, in a while, whether the first `blocks` of an answered prompt have appeared.
-    pub(super) fn look_later(
-        self: &Arc<Self>,
-        prompt: Arc<[LocalHash]>,
-        blocks: u32,
-        sent: EventTotals,
-    ) {
-        if blocks == 0 || self.lock().unusable.is_some() {
-            return;
-        }
-        let answered = self.context.clock.now();
-        let mut looks = self.looks();
-        looks.next = Some(Look {
-            answered,
-            prompt,
-            blocks,
-            sent,
-        });
-        if !std::mem::replace(&mut looks.running, true) {
-            self.context
-                .tasks
-                .background()
-                .spawn(Arc::clone(self).keep_looking());
-        }
+    pub(super) fn now(&self) -> Time {
+        self.context.clock.now()
     }
 
-    async fn keep_looking(self: Arc<Self>) {
-        while let Some(look) = self.next_look() {
-            tokio::time::sleep((look.answered + LOOK_AFTER) - self.context.clock.now()).await;
-            self.look(&look);
-        }
+    /// Where its worker is, for people.
+    pub(super) fn url(&self) -> Arc<str> {
+        self.urls.get(self.rank.worker)
     }
 
-    fn next_look(&self) -> Option<Look> {
-        let mut looks = self.looks();
-        let next = looks.next.take();
-        looks.running = next.is_some();
-        next
+    /// Whether its events are listened to.
+    pub(super) fn is_listening(&self) -> bool {
+        self.lock().unusable.is_none()
     }
 
-    fn looks(&self) -> MutexGuard<'_, Looks> {
-        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The longest lag of its events of late.
+    pub(super) fn lag(&self) -> Duration {
+        self.read(|snapshot| snapshot.status.lag)
     }
 
-    fn look(&self, look: &Look) {
-        let mut matches = Matches::new();
-        self.index.find(&look.prompt, &mut matches);
-        let ours = matches.sources().find(|s| s.events.rank == self.rank);
-        let totals = self.event_totals();
-        let check = StoredCheck {
-            expected: look.blocks,
-            found: ours.map_or(0, |s| s.events.disk_cumulative()),
-            stored: totals.stored_since(&look.sent),
-            removed: totals.removed_since(&look.sent),
-            orphans: self.read(|s| s.status.orphan_blocks) > 0,
-        };
-        let mut inner = self.lock();
-        self.step(&mut inner, Evidence::Recovering(self.is_recovering()));
-        self.step(&mut inner, Evidence::Stored(check));
+    /// Whether blocks wait for others that were never announced.
+    pub(super) fn has_orphans(&self) -> bool {
+        self.read(|snapshot| snapshot.status.orphan_blocks) > 0
     }
 
     fn is_recovering(&self) -> bool {
@@ -297,14 +260,15 @@ impl CacheView {
     }
 
     pub(super) fn tick(&self, now: Time) {
+        self.log_withheld();
         self.step_at(&mut self.lock(), now, Evidence::Tick);
     }
 
-    fn show(&self, evidence: Evidence) {
+    pub(super) fn show(&self, evidence: Evidence) {
         self.step(&mut self.lock(), evidence);
     }
 
-    fn step(&self, inner: &mut Inner, evidence: Evidence) {
+    pub(super) fn step(&self, inner: &mut Inner, evidence: Evidence) {
         self.step_at(inner, self.context.clock.now(), evidence);
     }
 
@@ -337,23 +301,28 @@ impl CacheView {
             return;
         };
         match how {
-            Resync::Verify => tracing::debug!(rank = %self.rank, "cache view: {what}"),
-            _ => tracing::warn!(rank = %self.rank, "cache view was wrong too often: {what}"),
+            Resync::Verify => {
+                tracing::debug!(rank = %self.rank, url = %self.url(), "cache view: {what}");
+            }
+            _ => {
+                let (rank, url) = (self.rank, self.url());
+                tracing::warn!(%rank, %url, "cache view was wrong too often: {what}");
+            }
         }
         subscription.stream.resync(how);
     }
 
     fn changed(&self, trust: TrustLevel) {
         self.shared.set(self.rank, Some(trust));
-        let (rank, state) = (self.rank, trust.state.name());
+        let (rank, url, state) = (self.rank, self.url(), trust.state.name());
         match trust.cause {
-            None => tracing::info!(%rank, state, "cache view trusted"),
+            None => tracing::info!(%rank, %url, state, "cache view trusted"),
             Some(Cause::Starting | Cause::Forced) if trust.state == CacheState::Approximate => {
-                tracing::info!(%rank, state, "cache view starts anew");
+                tracing::info!(%rank, %url, state, "cache view starts anew");
             }
             Some(cause) => {
                 let (cause, advice) = (cause.name(), cause.advice());
-                tracing::warn!(%rank, state, cause, advice, "cache view not trusted");
+                tracing::warn!(%rank, %url, state, cause, advice, "cache view not trusted");
             }
         }
     }
@@ -371,73 +340,13 @@ impl CacheView {
     }
 }
 
-impl StreamObserver for CacheView {
-    fn notice(&self, notice: &Notice) {
-        let rank = self.rank;
-        match notice {
-            Notice::Recovered { .. }
-            | Notice::Cleared { .. }
-            | Notice::Pairs
-            | Notice::BlockSizeFits => tracing::info!(%rank, "cache events: {notice}"),
-            _ => tracing::warn!(%rank, "cache events: {notice}"),
-        }
-        let mut inner = self.lock();
-        inner.last_fault = fault_name(notice).or(inner.last_fault);
-        match notice {
-            Notice::Restarted => self.step(&mut inner, Evidence::Restarted),
-            Notice::Recovered { messages: 1.., .. } => self.step(&mut inner, Evidence::Mended),
-            Notice::Skipped(Skip::BlockSize { .. }) => {
-                inner.other_block_size = true;
-                self.step_unusable(&mut inner);
-            }
-            Notice::BlockSizeFits => {
-                inner.other_block_size = false;
-                self.step_unusable(&mut inner);
-            }
-            _ => {}
-        }
-    }
-
-    fn link(&self, fault: Option<&SourceFault>) {
-        let rank = self.rank;
-        match fault {
-            None => tracing::info!(%rank, "event socket connected"),
-            Some(fault @ SourceFault::Local(_)) => {
-                tracing::debug!(%rank, %fault, "event socket not connected");
-                return self.show(Evidence::LocalFault);
-            }
-            Some(fault) => tracing::warn!(%rank, %fault, "event socket not connected"),
-        }
-        self.count_lifecycle(if fault.is_none() {
-            "activated"
-        } else {
-            "disconnected"
-        });
-        self.show(Evidence::Link(fault.is_none()));
-    }
-}
-
-/// What a notice is called in listings, if it is a fault.
-fn fault_name(notice: &Notice) -> Option<&'static str> {
-    Some(match notice {
-        Notice::Gap { .. } | Notice::GapWithoutReplay => "gap",
-        Notice::Restarted => "restart",
-        Notice::ReplayTooShort { .. } => "replay_too_short",
-        Notice::RecoveryFailed { .. } => "replay_failed",
-        Notice::Refused(_) => "unreadable",
-        Notice::Skipped(Skip::BlockSize { .. }) => "block_size",
-        Notice::Orphans { .. } => "orphans",
-        Notice::HeldDropped => "overflow",
-        _ => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use kvasir_kv_events::{EventFormat, Sequencer, StreamOptions};
     use kvasir_transport::memory_source;
 
     use super::*;
+    use crate::events::StreamObserver;
     use crate::testing::{context, host};
 
     /// A stream runs on a thread of its own: it may be connected before its starter knows of it.
@@ -445,7 +354,13 @@ mod tests {
     async fn a_connection_made_at_once_is_not_overlooked() {
         let context = context();
         let (host, rank) = (host(&context), WorkerRank::new(1, 0));
-        let view = CacheView::new(&host, rank, SharedTrust::default(), None);
+        let view = CacheView::new(
+            &host,
+            rank,
+            SharedTrust::default(),
+            ForeignPrompts::default(),
+            None,
+        );
         let view = Arc::new(view);
         let clock = context.clock;
         let start = |connects: bool| {

@@ -8,7 +8,7 @@ use super::BatchSequencer;
 use crate::cursor::Repeat;
 use crate::recovery::{FirstReplayed, Recovery, Replacement, Stage, judge_first};
 use crate::sequencer::Io;
-use crate::{Cache, Cursor, Notice, Output, RecoveryCause, Resync};
+use crate::{Cache, Counts, Cursor, Notice, Output, RecoveryCause, Resync};
 
 impl BatchSequencer {
     pub(crate) fn resync<C: Cache>(&mut self, resync: Resync, io: &mut Io<'_, C>) {
@@ -16,6 +16,8 @@ impl BatchSequencer {
             Resync::Verify if !self.options.replay || self.recovery.is_some() => {}
             Resync::Verify => self.begin(RecoveryCause::Verify, io),
             Resync::Replay if self.options.replay => self.begin(RecoveryCause::Resync, io),
+            // A buffer that has lost its start cannot replace anything: only what came last can be missing.
+            Resync::Fill if self.start_lost => self.resync(Resync::Verify, io),
             Resync::Fill if self.options.replay => {
                 self.begin(RecoveryCause::Resync, io);
                 let replacement = self.recovery.as_mut().and_then(|r| r.replacement.as_mut());
@@ -181,6 +183,7 @@ impl BatchSequencer {
         self.forget(from_start, io);
         self.history.clear();
         self.history_wanted = false;
+        let before = self.counts;
         let mut messages = 0;
         let mut next = None;
         for frame in replacement.frames {
@@ -192,6 +195,13 @@ impl BatchSequencer {
             self.apply(&frame.payload, found, io);
             messages += 1;
         }
+        // What was told before and is told again did not happen again.
+        self.counts = Counts {
+            blocks_stored: before.blocks_stored,
+            blocks_removed: before.blocks_removed,
+            cleared: before.cleared,
+            ..self.counts
+        };
         if let Some(recovery) = &mut self.recovery {
             recovery.messages += messages;
         }
@@ -199,6 +209,7 @@ impl BatchSequencer {
 
     pub(super) fn too_short<C: Cache>(&mut self, asked: u64, first: u64, io: &mut Io<'_, C>) {
         self.counts.replays_too_short += 1;
+        self.start_lost = true;
         io.notice(Notice::ReplayTooShort { asked, first });
     }
 
@@ -232,6 +243,12 @@ impl BatchSequencer {
             // What waited came live, too: nothing of that was missed.
             let last = self.history.last().map(|c| c.sequence);
             let missed = messages.saturating_sub(self.held.count_until(last));
+            if !matches!(
+                cause,
+                RecoveryCause::Join | RecoveryCause::Resync | RecoveryCause::Restart
+            ) {
+                self.counts.repaired += missed;
+            }
             if cause != RecoveryCause::Verify || missed > 0 {
                 io.notice(Notice::Recovered { cause, messages });
             }

@@ -70,6 +70,84 @@ fn a_lost_message_is_noticed_at_the_next_one_and_asked_for() {
     assert_eq!((status.counts.missed, status.held_bytes), (2, 0));
 }
 
+/// A loss that the replay repaired is counted, however it was noticed; what a first join reads is no loss.
+#[test]
+fn repaired_losses_are_counted() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 5);
+    worker.engine.step();
+    worker.engine.step();
+    steps(&mut worker, &index, 1);
+    worker.settle(&index);
+    assert_eq!(worker.sequencer.status().counts.repaired, 2);
+    worker.engine.step();
+    worker.resync(&index, Resync::Verify);
+    worker.settle(&index);
+    assert_eq!(worker.sequencer.status().counts.repaired, 3);
+    let mut late = Worker::new(1, Engine::new(4, 1000, 100), StreamOptions::new(BLOCK));
+    late.engine.step();
+    late.input(&index, SourceEvent::Connected);
+    late.settle(&index);
+    let counts = late.sequencer.status().counts;
+    assert_eq!((counts.batches, counts.repaired), (1, 0));
+}
+
+/// What a full replay tells again has not happened again: it explains no answer, and a clear in it is no news.
+#[test]
+fn what_is_told_again_has_not_happened_again() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 5);
+    let clear = worker.engine.clear();
+    worker.input(&index, SourceEvent::Live(clear));
+    let is_clear = |notice: &Notice| matches!(notice, Notice::Cleared { .. });
+    assert!(worker.notices.iter().any(is_clear));
+    let before = worker.sequencer.status().counts;
+    worker.notices.clear();
+    worker.resync(&index, Resync::Replay);
+    worker.settle(&index);
+    let after = worker.sequencer.status().counts;
+    assert!(after.batches > before.batches, "it was replayed");
+    assert_eq!(
+        (after.blocks_stored, after.blocks_removed, after.cleared),
+        (before.blocks_stored, before.blocks_removed, before.cleared)
+    );
+    assert!(!worker.notices.iter().any(is_clear), "{:?}", worker.notices);
+}
+
+/// A buffer that has lost its start cannot replace what is known: it is read once for that, and not each time.
+#[test]
+fn a_buffer_without_its_start_is_not_read_again_in_full() {
+    let (index, mut worker) = worker(4);
+    steps(&mut worker, &index, 20);
+    worker.resync(&index, Resync::Fill);
+    worker.settle(&index);
+    let short = worker.sequencer.status().counts.replays_too_short;
+    assert_eq!(short, 1);
+    for _ in 0..3 {
+        worker.resync(&index, Resync::Fill);
+        worker.settle(&index);
+    }
+    let counts = worker.sequencer.status().counts;
+    assert_eq!(counts.replays_too_short, 1);
+    worker.compare(&index, true, "nothing was lost");
+}
+
+/// Messages that take longer than usual show how late this engine's events come.
+#[test]
+fn the_lag_of_messages_is_learned() {
+    let (index, mut worker) = worker(100);
+    steps(&mut worker, &index, 5);
+    let quick = worker.sequencer.status().lag;
+    let frame = worker.engine.step();
+    worker.now += Duration::from_millis(400);
+    worker.input(&index, SourceEvent::Live(frame));
+    let slow = worker.sequencer.status().lag;
+    assert!(
+        slow >= quick + Duration::from_millis(300),
+        "{quick:?} {slow:?}"
+    );
+}
+
 #[test]
 fn a_repeated_message_changes_nothing() {
     let (index, mut worker) = worker(100);

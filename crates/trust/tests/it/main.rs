@@ -304,45 +304,54 @@ fn the_window_is_bounded() {
     );
 }
 
-/// Evictions that events told of between prediction and answer are no fault, and neither is what others stored;
-/// only what they do not explain is.
+fn finding(evidence: Evidence) -> Option<&'static str> {
+    let mut out = Vec::new();
+    Trust::new(TrustOptions::new(BLOCK)).step(Time::ZERO, evidence, &mut out);
+    out.into_iter().find_map(|a| match a {
+        Action::Judged(finding) => Some(finding.name()),
+        _ => None,
+    })
+}
+
+/// The answer of a prompt of 60 blocks, with what events show of it when they had their time.
+fn answered(cached: u32, reported: u32, removed_since: u32, shown: StoredCheck) -> Evidence {
+    Evidence::Answer(Answer {
+        prompt: 60 * BLOCK,
+        prompt_reported: Some(60 * BLOCK),
+        cached,
+        cached_reported: Some(reported),
+        removed_since,
+        hybrid: false,
+        shown: Some(StoredCheck {
+            expected: 60,
+            ..shown
+        }),
+    })
+}
+
+/// Evictions that events told of between prediction and answer are no fault, and neither is a hit whose blocks events
+/// show by now; only what they do not explain is.
 #[test]
 fn what_events_explain_is_late_and_not_wrong() {
-    let answer = |cached, reported, removed_since, stored_since| {
-        Evidence::Answer(Answer {
-            prompt: 1000,
-            prompt_reported: Some(1000),
-            cached,
-            cached_reported: Some(reported),
-            removed_since,
-            stored_since,
-            hybrid: false,
-        })
-    };
-    let found = |evidence| {
-        let mut out = Vec::new();
-        Trust::new(TrustOptions::new(BLOCK)).step(Time::ZERO, evidence, &mut out);
-        out.into_iter().find_map(|a| match a {
-            Action::Judged(finding) => Some(finding.name()),
-            _ => None,
-        })
-    };
-    assert_eq!(found(answer(320, 0, 320, 0)), Some("late"));
-    assert_eq!(
-        found(answer(320, 0, 305, 0)),
-        Some("late"),
-        "within a block"
-    );
-    assert_eq!(found(answer(320, 0, 304, 0)), Some("silent_eviction"));
-    assert_eq!(found(answer(320, 0, 0, 320)), Some("silent_eviction"));
-    assert_eq!(found(answer(0, 320, 0, 320)), Some("late"));
-    assert_eq!(found(answer(0, 320, 320, 0)), Some("events_missing"));
-    assert_eq!(found(answer(320, 305, 0, 0)), Some("right"));
-    assert_eq!(found(answer(0, 0, 0, 0)), None);
+    let none = StoredCheck::default();
+    let shown = |found| StoredCheck { found, ..none };
+    let evicted = |removed| finding(answered(320, 0, removed, none));
+    assert_eq!(evicted(320), Some("late"));
+    assert_eq!(evicted(305), Some("late"), "within a block");
+    assert_eq!(evicted(304), Some("silent_eviction"));
+    let unforeseen = |found| finding(answered(0, 320, 0, shown(found)));
+    assert_eq!(unforeseen(60), Some("late"));
+    assert_eq!(unforeseen(20), Some("late"));
+    assert_eq!(unforeseen(19), Some("events_missing"));
+    assert_eq!(finding(answered(0, 320, 320, shown(0))), Some("late"));
+    assert_eq!(finding(answered(320, 305, 0, none)), Some("right"));
+    assert_eq!(finding(answered(0, 0, 0, none)), None);
     let mut worker = Worker::new();
-    worker
-        .show("hit", 3, cached(320, 320))
-        .show("evicted meanwhile", 40, answer(320, 0, 320, 0));
+    worker.show("hit", 3, cached(320, 320)).show(
+        "evicted meanwhile",
+        40,
+        answered(320, 0, 320, none),
+    );
     worker.check(&expect![[r#"
         hit 3: Exact
     "#]]);
@@ -350,6 +359,119 @@ fn what_events_explain_is_late_and_not_wrong() {
         worker.trust.error_by_cause().next().map(|(d, _)| d),
         Some(Cause::EventsLate)
     );
+}
+
+/// Blocks that the engine stored for a prompt, and that are not the prompt's, are another content and not a loss.
+#[test]
+fn another_content_is_not_called_a_loss() {
+    let none = StoredCheck::default();
+    let stored = StoredCheck { stored: 40, ..none };
+    assert_eq!(finding(answered(0, 320, 0, none)), Some("events_missing"));
+    assert_eq!(
+        finding(answered(0, 320, 0, stored)),
+        Some("tokenization_differs")
+    );
+    let orphans = StoredCheck {
+        orphans: true,
+        ..stored
+    };
+    assert_eq!(
+        finding(answered(0, 320, 0, orphans)),
+        Some("events_missing")
+    );
+    let others = StoredCheck {
+        others: true,
+        ..stored
+    };
+    assert_eq!(finding(answered(0, 320, 0, others)), Some("other_engine"));
+    assert_eq!(finding(answered(320, 0, 0, others)), Some("other_engine"));
+    // All of it was cached, so nothing was stored: what earlier prompts stored tells.
+    let whole = answered(0, 944, 0, none);
+    assert_eq!(finding(whole), Some("events_missing"));
+    let mut worker = Worker::new();
+    worker
+        .show("stored something else", 1, appeared(0, 60))
+        .show("found again", 3, whole);
+    worker.check(&expect![[r#"
+        found again 3: Approximate tokenization_differs
+    "#]]);
+}
+
+/// Events about another worker's requests cannot be mended by asking for them again.
+#[test]
+fn events_of_another_engine_are_named_and_not_asked_for_again() {
+    let elsewhere = Evidence::Stored(StoredCheck {
+        expected: 60,
+        stored: 60,
+        others: true,
+        ..StoredCheck::default()
+    });
+    let mut worker = Worker::new();
+    worker.show("elsewhere", 9, elsewhere);
+    worker.check(&expect![[r#"
+        elsewhere 4: Approximate other_engine
+    "#]]);
+    assert!(Cause::OtherEngine.advice().contains("events="));
+}
+
+/// Full replays are rare whatever goes wrong: a view that is wrong again right after one is believed less instead.
+#[test]
+fn full_replays_keep_a_pause_that_grows() {
+    let mut worker = Worker::new();
+    let mut replays = Vec::new();
+    for at in 0..600 {
+        worker.now = Time::ZERO + Duration::from_millis(at * 100);
+        let wrong = (at / 10) % 2 == 0;
+        let evidence = cached(320, if wrong { 0 } else { 320 });
+        let mut out = Vec::new();
+        worker.trust.step(worker.now, evidence, &mut out);
+        if out.iter().any(|a| matches!(a, Action::Resync(_))) {
+            replays.push(worker.now.as_nanos() / 1_000_000_000);
+        }
+    }
+    let pauses: Vec<u64> = replays.windows(2).map(|w| w[1] - w[0]).collect();
+    assert!(replays.len() >= 2, "{replays:?}");
+    assert!(pauses.iter().all(|pause| *pause >= 10), "{replays:?}");
+    assert!(replays.len() <= 4, "{replays:?}");
+}
+
+/// A socket that is away explains what its events do not show: nothing is judged by it.
+#[test]
+fn nothing_is_missing_while_the_socket_is_away() {
+    let mut worker = Worker::new();
+    worker
+        .show("not there", 1, Evidence::Link(false))
+        .show("a hit", 3, cached(0, 320))
+        .show("time", 2, Evidence::Tick);
+    worker.check(&expect![[r#"
+        time 2: Approximate events_unreachable
+    "#]]);
+    assert_eq!(worker.trust.samples(), 0);
+}
+
+/// An answer that is off is shown when events had their time; one that is right, or counts other tokens, at once.
+#[test]
+fn only_an_answer_that_is_off_waits_for_events() {
+    let mut trust = Trust::new(TrustOptions::new(BLOCK));
+    let answer = |cached, reported| Answer {
+        prompt: 1000,
+        prompt_reported: Some(1000),
+        cached,
+        cached_reported: reported,
+        ..Answer::default()
+    };
+    assert!(trust.is_open(&answer(320, Some(0))));
+    assert!(trust.is_open(&answer(0, Some(320))));
+    assert!(!trust.is_open(&answer(320, Some(305))));
+    assert!(!trust.is_open(&answer(320, None)), "it never reported any");
+    let other = Answer {
+        prompt_reported: Some(999),
+        ..answer(320, Some(0))
+    };
+    assert!(!trust.is_open(&other));
+    let reported = Evidence::Answer(answer(320, Some(320)));
+    trust.step(Time::ZERO, reported, &mut Vec::new());
+    assert!(trust.is_open(&answer(320, None)), "silence means none now");
 }
 
 /// A lost message costs a question, and when the answer has filled the hole nothing more.

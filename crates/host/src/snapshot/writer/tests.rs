@@ -14,7 +14,7 @@ const BLOCKS: u64 = 20_000;
 /// A rank whose stream begins now.
 fn rank(host: &RouterHost) -> (MemoryPublisher, EventStream, Arc<CacheView>) {
     let rank = WorkerRank::new(1, 0);
-    let view = host.judge(rank, None, None);
+    let view = host.judge(rank, "http://engine", None, None);
     let (engine, source) = memory_source();
     let sequencer = Sequencer::new(EventFormat::EngineBatches { rank }, StreamOptions::new(16));
     let (context, index) = (host.context(), Arc::clone(host.index()));
