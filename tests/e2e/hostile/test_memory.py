@@ -11,7 +11,7 @@ import pytest
 
 from conftest import until
 from engines import Fleet
-from proc_memory import MB, grows_at_most
+from proc_memory import MB, grows_at_most, rss
 
 MODEL = "hostile/memory"
 BUDGET_MB = 256
@@ -64,7 +64,7 @@ class Upload:
 
 def test_forty_unfinished_uploads_stay_within_the_budget(fleet):
     assert ask(fleet).status_code == 200
-    uploads = []
+    before, uploads = rss(fleet.frontend), []
     with grows_at_most(fleet.frontend, BUDGET_MB + 128):
         for n in range(40):
             uploads.append(Upload(fleet, 40, chunked=n % 2 == 1))
@@ -82,6 +82,7 @@ def test_forty_unfinished_uploads_stay_within_the_budget(fleet):
     for upload in uploads:
         upload.close()
     until(lambda: metric(fleet, "kvasir_http_body_bytes") == 0)
+    until(lambda: rss(fleet.frontend) < before + 64 * MB, told=lambda: f"{rss(fleet.frontend) / MB:.0f} MB")
     assert metric(fleet, "kvasir_limit_reached_total", limit="body_budget") == len(refused)
     # And there is room again.
     assert ask(fleet, "large " * 2_000_000).status_code in (200, 400)

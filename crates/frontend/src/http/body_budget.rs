@@ -1,7 +1,7 @@
 //! How many bytes the bodies of requests under way may take together.
 //!
-//! Answers one question: is there room for so many bytes more? A body is charged for what it takes, in the few steps in
-//! which its buffer grows, and the charge goes with the buffer: whoever drops the last of it gives the bytes back, once.
+//! Answers one question: is there room for so many bytes more? A body is charged for what has come of it, in steps, and the
+//! charge goes with its buffer: whoever drops the last of it gives the bytes back, once.
 //!
 //! What always holds: the sum of all charges that were asked for stays within the budget. Bodies of at most
 //! [`FREE_BYTES`] are neither charged nor refused: connections hold as much by themselves, and are counted.
@@ -10,11 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
+use memmap2::MmapMut;
 
 /// A body of so many bytes costs nothing: a connection's own buffer is as large.
 pub(crate) const FREE_BYTES: u64 = 64 << 10;
-/// What a declared length may reserve before any byte has come.
-const RESERVE_MAX: u64 = 1 << 20;
+/// What is charged at once, at most.
+const CHARGE_STEP: u64 = 256 << 10;
+/// A body that is longer has pages of its own.
+const HEAP_BYTES_MAX: u64 = 1 << 20;
 
 /// The budget. Clones are one.
 #[derive(Clone, Debug)]
@@ -111,64 +114,87 @@ impl<T: AsRef<[u8]>> AsRef<[u8]> for ChargedBytes<T> {
 
 /// A body that is put together from its pieces.
 pub(crate) struct JoinedBody {
-    bytes: Vec<u8>,
+    buffer: BodyBuffer,
     charge: BodyCharge,
-    /// What it said that it will come to.
-    declared: u64,
-    /// What it may come to.
-    limit: u64,
+    /// What it can come to: as it said, or what is allowed.
+    end: u64,
+}
+
+/// Where a body is. A long one has pages of its own, which take memory as they are written and give it back at once when it
+/// goes; what an allocator gets back it keeps for a while.
+enum BodyBuffer {
+    Heap(Vec<u8>),
+    Pages { pages: MmapMut, len: usize },
+}
+
+impl AsRef<[u8]> for BodyBuffer {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::Heap(bytes) => bytes,
+            Self::Pages { pages, len } => pages.get(..*len).unwrap_or_default(),
+        }
+    }
 }
 
 impl JoinedBody {
     /// An empty one.
     pub(crate) fn new(budget: &BodyBudget, declared: u64, limit: u64) -> Self {
         Self {
-            bytes: Vec::new(),
+            buffer: BodyBuffer::Heap(Vec::with_capacity(declared.min(HEAP_BYTES_MAX) as usize)),
             charge: budget.charge(),
-            declared,
-            limit,
+            end: if declared > 0 { declared } else { limit },
         }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.bytes.len()
+        match &self.buffer {
+            BodyBuffer::Heap(bytes) => bytes.len(),
+            BodyBuffer::Pages { len, .. } => *len,
+        }
     }
 
     /// Adds a piece, if there is room for it.
     pub(crate) fn push(&mut self, piece: &[u8]) -> Result<(), NoRoom> {
-        let need = (self.bytes.len() + piece.len()) as u64;
-        if need > self.bytes.capacity() as u64 {
-            self.grow(need)?;
+        let need = (self.len() + piece.len()) as u64;
+        if need > FREE_BYTES && need > self.charge.bytes {
+            let step = need.next_multiple_of(CHARGE_STEP);
+            let step = step.min(self.end).max(need);
+            let grown = self.charge.grow_to(step);
+            grown.or_else(|_| self.charge.grow_to(need))?;
         }
-        self.bytes.extend_from_slice(piece);
+        if need > HEAP_BYTES_MAX {
+            self.move_to_pages(need)?;
+        }
+        match &mut self.buffer {
+            BodyBuffer::Heap(bytes) => bytes.extend_from_slice(piece),
+            BodyBuffer::Pages { pages, len } => {
+                let rest = pages.get_mut(*len..*len + piece.len()).ok_or(NoRoom)?;
+                rest.copy_from_slice(piece);
+                *len += piece.len();
+            }
+        }
         Ok(())
     }
 
-    /// Doubles the buffer, but not past what the body can come to.
-    fn grow(&mut self, need: u64) -> Result<(), NoRoom> {
-        let end = if self.declared > 0 {
-            self.declared
-        } else {
-            self.limit
+    fn move_to_pages(&mut self, need: u64) -> Result<(), NoRoom> {
+        let BodyBuffer::Heap(bytes) = &self.buffer else {
+            return Ok(());
         };
-        let wanted = match self.bytes.capacity() as u64 {
-            0 => self.declared.min(RESERVE_MAX),
-            capacity => 2 * capacity,
-        };
-        let capacity = wanted.min(end).max(need);
-        if capacity > FREE_BYTES {
-            self.charge.grow_to(capacity)?;
-        }
-        let more = usize::try_from(capacity).unwrap_or(usize::MAX) - self.bytes.len();
-        self.bytes.try_reserve_exact(more).map_err(|_| NoRoom)
+        let room = usize::try_from(self.end.max(need)).map_err(|_| NoRoom)?;
+        let mut pages = MmapMut::map_anon(room).map_err(|_| NoRoom)?;
+        let len = bytes.len();
+        let begin = pages.get_mut(..len).ok_or(NoRoom)?;
+        begin.copy_from_slice(bytes);
+        self.buffer = BodyBuffer::Pages { pages, len };
+        Ok(())
     }
 
     /// The whole body.
     pub(crate) fn freeze(self) -> Bytes {
-        match self.charge.bytes {
-            0 => self.bytes.into(),
-            _ => Bytes::from_owner(ChargedBytes {
-                bytes: self.bytes,
+        match self.buffer {
+            BodyBuffer::Heap(bytes) if self.charge.bytes == 0 => bytes.into(),
+            bytes => Bytes::from_owner(ChargedBytes {
+                bytes,
                 _charge: self.charge,
             }),
         }
@@ -206,11 +232,27 @@ mod tests {
         let budget = BodyBudget::new(300 << 10);
         let first = body(&budget, 0, 8).unwrap();
         assert_eq!(first.len(), 128 * KIB);
+        let steps = budget.used();
+        assert!((128 << 10..=256 << 10).contains(&steps));
         assert_eq!(body(&budget, 0, 16).unwrap_err(), NoRoom);
-        assert_eq!(budget.used(), 128 << 10, "what the other took is back");
+        assert_eq!(budget.used(), steps, "what the other took is back");
         drop(first);
         assert_eq!(budget.used(), 0);
         assert_eq!(body(&budget, 0, 16).unwrap().len(), 256 * KIB);
+    }
+
+    #[test]
+    fn a_long_body_is_whole_however_it_came() {
+        let (budget, len) = (BodyBudget::new(64 << 20), 5 * 1000 * 1000 + 7);
+        let sent: Vec<u8> = (0..len).map(|n: usize| (n * 31 % 251) as u8).collect();
+        for (declared, piece) in [(len, 1000), (0, 65_536), (len, len), (0, 300_000)] {
+            let mut body = JoinedBody::new(&budget, declared as u64, 6 << 20);
+            sent.chunks(piece)
+                .for_each(|piece| body.push(piece).unwrap());
+            assert!(budget.used() >= len as u64 && budget.used() <= len as u64 + CHARGE_STEP);
+            assert!(body.freeze() == sent, "{declared} {piece}");
+            assert_eq!(budget.used(), 0);
+        }
     }
 
     #[test]
