@@ -9,7 +9,7 @@ import httpx
 
 from conftest import Kvasir
 from engines import frontend_before
-from streaming_engine import Stream, StreamingEngine
+from hostile.streaming_engine import Stream, StreamingEngine
 
 MOCKER = ("mocker", "--workers", "1", "--model-name", "m", "--http-host", "127.0.0.1", "--http-port", "0",
           "--events", "tcp://127.0.0.1:0", "--replay", "tcp://127.0.0.1:0")

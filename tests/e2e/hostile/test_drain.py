@@ -6,7 +6,7 @@ import httpx
 
 from conftest import until
 from engines import frontend_before
-from streaming_engine import Stream, StreamingEngine
+from hostile.streaming_engine import Stream, StreamingEngine
 
 # Nothing of a worker for so long, and what it has is given up; probes notice it within two seconds more.
 SILENCE = 10

@@ -9,7 +9,7 @@ import pytest
 
 from conftest import Kvasir, until
 from engines import ScriptedEngine, frontend_before
-from proc_memory import MB, peak, rss
+from hostile.proc_memory import MB, peak, rss
 
 GB = 1 << 30
 

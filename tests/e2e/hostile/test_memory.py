@@ -11,7 +11,7 @@ import pytest
 
 from conftest import until
 from engines import Fleet
-from proc_memory import MB, grows_at_most, rss
+from hostile.proc_memory import MB, grows_at_most, rss
 
 MODEL = "hostile/memory"
 BUDGET_MB = 256
