@@ -16,7 +16,7 @@ from engines import frontend_before
 # Slow enough that an answer runs for seconds, so that it is struck in the middle.
 MOCKER = ("mocker", "--workers", "1", "--model-name", "tiny", "--http-host", "127.0.0.1", "--http-port", "0",
           "--speedup-ratio", "2")
-TOKENS = 400
+TOKENS = 800
 REQUESTS = 6
 # A frozen worker is given up after some 12 s; what it had is then computed anew.
 TIMEOUT = 60

@@ -24,7 +24,7 @@ pub use events::{
     memory_source, next_event, worker_events,
 };
 pub use kvasir_wire::{SourceEvent, SourceFault};
-pub use local_error::is_local_error;
+pub use local_error::{is_local_error, is_out_of_descriptors};
 pub use memory::{Call, MemoryPlane, WorkerInbox};
 pub use on_wake::OnWake;
 pub use plane::{PlaneError, RequestPlane, SendFuture};

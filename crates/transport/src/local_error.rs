@@ -17,6 +17,15 @@ pub fn is_local_error(error: &io::Error) -> bool {
     )
 }
 
+/// Whether it is for want of a descriptor, of which others may give theirs.
+#[must_use]
+pub fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE)
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -43,5 +52,7 @@ mod tests {
             assert!(!of(far), "{far}");
         }
         assert!(!is_local_error(&io::Error::other("no number")));
+        assert!(is_out_of_descriptors(&Errno::MFILE.into()));
+        assert!(!is_out_of_descriptors(&Errno::ADDRNOTAVAIL.into()));
     }
 }

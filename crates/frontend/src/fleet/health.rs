@@ -81,8 +81,10 @@ impl HttpWatcher {
     /// This machine could not ask: what it needs for that is made room for.
     pub(super) fn could_not_ask(&mut self, error: &UpstreamError) {
         self.silence.begin(Instant::now());
-        let shortage = &self.registration.fleet.context.shortage;
-        shortage.struck("asking a worker", error);
+        if let UpstreamError::Local(cause) = error {
+            let shortage = &self.registration.fleet.context.shortage;
+            shortage.struck("asking a worker", cause);
+        }
         self.pools().for_each(Pool::close_idle);
     }
 

@@ -121,8 +121,10 @@ impl HttpWatcher {
                     self.registration.settle_events().await;
                     self.join();
                 }
-                // Health was asked before; what is known stays.
-                Err(error) if error.is_local() => self.could_not_ask(&error),
+                // What is known stays. Of one that does not serve nothing is, and the operator is told why.
+                Err(error) if error.is_local() && self.registration.is_serving() => {
+                    self.could_not_ask(&error)
+                }
                 Err(error) => self.failed(&error),
             }
             self.give_up_if_silent();

@@ -193,7 +193,7 @@ impl Forward {
         let mut tries = 1;
         loop {
             match pool.send(&request).await {
-                Err(error) if error.is_local() && tries < LOCAL_TRIES_MAX => {
+                Err(UpstreamError::Local(error)) if tries < LOCAL_TRIES_MAX => {
                     tries += 1;
                     self.make_room(&error).await;
                 }
@@ -203,7 +203,7 @@ impl Forward {
     }
 
     /// This machine has no descriptor for a connection: idle ones give theirs.
-    async fn make_room(&self, error: &UpstreamError) {
+    async fn make_room(&self, error: &std::io::Error) {
         let shortage = &self.app.http().shortage;
         shortage.struck("connecting to a worker", error);
         self.model.links().close_idle();
