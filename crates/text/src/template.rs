@@ -56,7 +56,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// A template that does not parse.
-    pub(crate) fn new(
+    pub fn new(
         templates: Vec<(String, String)>,
         specials: Vec<(String, String)>,
     ) -> Result<Self, LoadError> {
@@ -270,11 +270,13 @@ fn without_generation_marks(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(open) = rest.find("{%") {
-        let Some(len) = rest[open..].find("%}") else {
+        // Not in `{%}`, where one sign would be of both.
+        let inside = open + 2;
+        let Some(len) = rest[inside..].find("%}") else {
             break;
         };
-        let end = open + len + 2;
-        let inner = rest[open + 2..end - 2].trim_matches(['-', '+', ' ', '\n', '\t']);
+        let end = inside + len + 2;
+        let inner = rest[inside..end - 2].trim_matches(['-', '+', ' ', '\n', '\t']);
         out.push_str(&rest[..open]);
         if inner == "generation" || inner == "endgeneration" {
             let tag = &rest[open..end];

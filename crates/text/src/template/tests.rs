@@ -258,3 +258,12 @@ fn python_renders_the_same() {
     assert_eq!(differ, KNOWN);
     assert!(recorded.cases.len() > 200);
 }
+
+/// A folder's template is input: `{%}` is a mistake of its author and nothing worse.
+#[test]
+fn a_block_of_one_sign_is_a_mistake_and_no_panic() {
+    for source in ["{%}", "a{%} %}", "{%-%}", "{%generation%}{%}"] {
+        let compiled = ChatTemplate::new(vec![("default".into(), source.into())], Vec::new());
+        assert!(compiled.is_err(), "{source}");
+    }
+}
