@@ -25,26 +25,30 @@ const TAINTS_MAX: usize = 32;
 /// Longest taint.
 const TAINT_BYTES_MAX: usize = 128;
 
+/// Characters of a given text that an error repeats.
+const SHOWN_CHARS_MAX: usize = 100;
+
 /// Why a worker's address cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// Not a URL.
-    #[error("`{0}` is not a URL; write it as http://host:8000")]
+    #[error("`{}` is not a URL; write it as http://host:8000", shown(.0))]
     NotUrl(String),
     /// A URL of another kind.
-    #[error("`{0}` is not reached by http or https; write it as http://host:8000")]
+    #[error("`{}` is not reached by http or https; write it as http://host:8000", shown(.0))]
     Scheme(String),
     /// A port that there is not.
-    #[error("`{0}` has a port that there is not; ports are from 1 to 65535")]
+    #[error("`{}` has a port that there is not; ports are from 1 to 65535", shown(.0))]
     Port(String),
     /// An addition that does not exist.
     #[error(
-        "`{0}` is not known{meant}; after the URL may follow {ADDITIONS}, each as name=value after a comma",
-        meant = meant(.0)
+        "`{}` is not known{}; after the URL may follow {ADDITIONS}, each as name=value after a comma",
+        shown(.0),
+        meant(.0)
     )]
     Unknown(String),
     /// An addition with a bad value.
-    #[error("`{value}` is not a value of {name}; it takes {expected}")]
+    #[error("`{}` is not a value of {name}; it takes {expected}", shown(.value))]
     Value {
         /// The addition.
         name: &'static str,
@@ -55,7 +59,8 @@ pub enum AddressError {
     },
     /// The address of a route, not of a server.
     #[error(
-        "`{0}` names a route; give the base URL, without /v1 and what follows, as in http://host:8000"
+        "`{}` names a route; give the base URL, without /v1 and what follows, as in http://host:8000",
+        shown(.0)
     )]
     Route(String),
     /// A URL with a password, which would be shown wherever the URL is.
@@ -67,13 +72,25 @@ pub enum AddressError {
     #[error("the key is empty or holds characters that a header cannot carry")]
     Key,
     /// A key's file that cannot be read.
-    #[error("api-key-file={path}: {error}")]
+    #[error("api-key-file={}: {error}", shown(.path))]
     KeyFile {
         /// Which.
         path: String,
         /// Why not.
         error: String,
     },
+}
+
+/// A given text as an error repeats it: short, and without what a terminal would act on.
+fn shown(text: &str) -> String {
+    let mut shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
+    if shown.len() < text.len() {
+        shown.push('…');
+    }
+    match shown.contains(char::is_control) {
+        true => shown.escape_debug().to_string(),
+        false => shown,
+    }
 }
 
 /// The addition that differs from `name` only by its signs, or what to do about a second URL.
@@ -347,6 +364,23 @@ mod tests {
         assert_eq!(worker.events.publish(), Some("tcp://h:5557"));
         assert_eq!(worker.events.replay(), Some("tcp://h:5558"));
         assert_eq!(worker.taints, ["gpu=h200".into(), "zone=b".into()]);
+    }
+
+    #[test]
+    fn an_error_repeats_little_and_nothing_that_a_terminal_acts_on() {
+        let error = |text: &str| parse_worker(text).unwrap_err().to_string();
+        let escape = "\u{1b}[2J";
+        for text in [
+            format!("{escape}x"),
+            format!("ftp://{escape}"),
+            format!("http://a,{escape}=1"),
+            format!("http://a,block-size={escape}"),
+            format!("http://a,{}=1", "x".repeat(5000)),
+        ] {
+            let error = error(&text);
+            assert!(!error.contains(char::is_control), "{error:?}");
+            assert!(error.len() < 600, "{error}");
+        }
     }
 
     #[test]
