@@ -45,5 +45,6 @@ pub use router_host::{HostOptions, Needs, RouterHost};
 pub use setup::RouterSetup;
 pub use snapshot::{
     LoadedSnapshot, SnapshotFileError, SnapshotSummary, SnapshotWriter, probe_snapshot,
+    rewrite_snapshot,
 };
 pub use view::{CacheView, CacheViews, EventSockets, UsageReport};

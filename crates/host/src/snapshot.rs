@@ -56,6 +56,14 @@ pub enum SnapshotFileError {
     TooLarge(u64),
 }
 
+/// The bytes of a file, read and written again: the same, if they can be read.
+pub fn rewrite_snapshot(bytes: &[u8]) -> Result<Vec<u8>, SnapshotFileError> {
+    let mut out = Vec::with_capacity(bytes.len());
+    let routers = format::read(io::Cursor::new(bytes), bytes.len() as u64)?;
+    format::write(&routers, &mut out)?;
+    Ok(out)
+}
+
 /// What a file holds, until its models and workers come.
 #[derive(Debug, Default)]
 pub struct LoadedSnapshot {

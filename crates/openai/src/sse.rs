@@ -3,9 +3,9 @@
 //! Answers one question: where does an event end? The parser takes bytes as they come from a socket, split
 //! anywhere, and gives whole events with their exact bytes, so that a proxy can pass them on unchanged.
 //!
-//! Invariants: the bytes of all events and the rest, joined, are the bytes that came in; the events are the
-//! same however the input was split, as long as no line ends in a bare CR (then the LF of a CRLF that comes
-//! later belongs to the next event's bytes); an event never exceeds the limit.
+//! Invariants: the bytes of all events and the rest, joined, are the bytes that came in; the data of the events is the
+//! same however the input was split, and so are their bytes where no line ends in CR (an event ends with that CR if its
+//! LF comes later; the LF then belongs to the next event's bytes); an event never exceeds the limit.
 
 use std::borrow::Cow;
 

@@ -5,6 +5,7 @@
 //! otherwise, so that the engine stops working on it. [`Client`] sends single requests to any address.
 
 mod address;
+mod answer;
 mod body;
 mod bounded_file;
 mod client;
@@ -24,6 +25,7 @@ pub use address::{
     AddressError, default_api_key, parse_api_key, parse_remote_worker, parse_url, parse_worker,
     set_api_key, set_field, worker_at, worker_id,
 };
+pub use answer::{ReadAnswer, read_answer};
 pub use body::UpstreamBody;
 pub use bounded_file::{KEY_FILE_BYTES_MAX, PEM_BYTES_MAX, read_bounded, read_bounded_text};
 pub use client::{Bounds, Client, error_message};

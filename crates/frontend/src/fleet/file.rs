@@ -123,6 +123,11 @@ impl WorkersFile {
         })
     }
 
+    /// The workers that a file of these bytes names, in the order of their ids.
+    pub fn parse(bytes: &[u8]) -> Result<Vec<WorkerRecord>, WorkersFileError> {
+        Ok(parse(bytes, None)?.into_values().collect())
+    }
+
     /// Brings the workers that it names, and follows the file from now on.
     pub fn start(mut self, members: &Members, metrics: &Metrics, tasks: &Tasks) {
         let name = SourceName::new(KIND, self.path.display().to_string());
