@@ -14,11 +14,14 @@ use std::process::ExitCode;
 
 use kvasir_config::{Command, Environment, Invocation, Run, Settings, keys};
 use kvasir_telemetry::log;
+use kvasir_upstream::read_bounded_text;
 
 /// Thousands of streams come and go; the C library's allocator keeps what they held and more (decision 0074).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// Longest configuration file.
+const CONFIG_BYTES_MAX: u64 = 4 << 20;
 /// The code of a command line, variable or file that is wrong.
 const BAD_CONFIG: u8 = 2;
 
@@ -30,7 +33,7 @@ fn main() -> ExitCode {
 
 fn run() -> ExitCode {
     let args = std::env::args_os().skip(1);
-    let read_file = |path: &std::path::Path| std::fs::read_to_string(path);
+    let read_file = |path: &std::path::Path| read_bounded_text(path, CONFIG_BYTES_MAX);
     match kvasir_config::parse(args, &Environment::from_process(), read_file) {
         Ok(Invocation::Print(text)) => print(&text),
         Ok(Invocation::Run(run)) => start(&run),

@@ -3,7 +3,7 @@
 //! YAML, read once at the start. A model may have a profile of its own, which then replaces the root's.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, Read};
 use std::path::Path;
 
 use kvasir_router::{Bucket, Gate, PolicyClass, PolicyConfig, QueuePolicy};
@@ -95,12 +95,14 @@ impl PolicyFile {
     /// Reads and checks a file; an error says what is wrong with it.
     pub fn read(path: &Path) -> Result<Self, PolicyFileError> {
         let unreadable = |error: io::Error| PolicyFileError(error.to_string());
-        let size = std::fs::metadata(path).map_err(unreadable)?.len();
-        if size > BYTES_MAX {
-            let text = format!("it has {size} bytes, at most {BYTES_MAX} are read");
+        let file = std::fs::File::open(path).map_err(unreadable)?;
+        let mut text = String::new();
+        let mut bounded = file.take(BYTES_MAX + 1);
+        bounded.read_to_string(&mut text).map_err(unreadable)?;
+        if text.len() as u64 > BYTES_MAX {
+            let text = format!("it has more than {BYTES_MAX} bytes, the most that are read");
             return Err(PolicyFileError(text));
         }
-        let text = std::fs::read_to_string(path).map_err(unreadable)?;
         Self::parse(&text).map_err(PolicyFileError)
     }
 

@@ -73,6 +73,25 @@ def test_a_bad_workers_file_stops_the_start_and_is_named(tmp_path, content, told
     assert str(path) in said and told in said, said
 
 
+@pytest.mark.parametrize("option", ["--http-api-key-file", "--router-policy-config", "--config", "--worker-tls-ca-path", "--workers-file"])
+def test_a_file_without_an_end_is_left_in_time(option):
+    assert "/dev/zero" in refused("--worker", "http://127.0.0.1:9", option, "/dev/zero")
+
+
+def test_a_workers_file_that_is_a_pipe_is_refused_and_keeps_nobody_waiting(tmp_path):
+    path = tmp_path / "workers.txt"
+    os.mkfifo(path)
+    assert "it is not a file" in refused("--workers-file", str(path))
+    path.unlink()
+    path.write_text("http://127.0.0.1:9\n")
+    kvasir = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", "--workers-file", str(path))
+    kvasir.wait_for(r"address\W+(127\.0\.0\.1:\d+)")
+    path.unlink()
+    os.mkfifo(path)
+    kvasir.until_logged("it is not a file; the workers stay as they were")
+    assert kvasir.stop() == 0
+
+
 def test_a_workers_file_that_turns_bad_changes_nothing(tmp_path):
     engine = ScriptedEngine("m")
     path = tmp_path / "workers.txt"
@@ -114,10 +133,6 @@ def test_a_bad_key_file_stops_the_start_and_shows_no_key(tmp_path, content, told
     said = refused("--worker", "http://127.0.0.1:9", option, str(path))
     assert option in said and str(path) in said and told in said, said
     assert "SECRET" not in said
-
-
-def test_a_key_file_without_an_end_is_left_in_time():
-    assert "longer than" in refused("--worker", "http://127.0.0.1:9", "--http-api-key-file", "/dev/zero")
 
 
 def test_a_key_may_have_a_name_beside_it(tmp_path):

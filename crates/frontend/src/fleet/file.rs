@@ -230,6 +230,10 @@ impl WorkersFile {
 fn read(path: &std::path::Path) -> Result<Vec<u8>, WorkersFileError> {
     use std::io::Read;
     let unreadable = |error: std::io::Error| WorkersFileError::Unreadable(error.to_string());
+    // A pipe would be waited for, now and at every look.
+    if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+        return Err(WorkersFileError::Unreadable("it is not a file".into()));
+    }
     let file = std::fs::File::open(path).map_err(unreadable)?;
     let mut bytes = Vec::new();
     let mut bounded = file.take(BYTES_MAX + 1);
