@@ -522,7 +522,8 @@ def test_cpu_workers_get_their_share_by_the_ratio(fleet):
         assert len(idle) == 1, "the GPU"
         long = {**ask, "stream": True, "max_tokens": 3000, "ignore_eos": True}
         with httpx.stream("POST", url, json=long, timeout=30) as stream:
-            next(stream.iter_raw())
+            chunks = stream.iter_raw()
+            next(chunks)
             second = where(httpx.post(url, json={**ask, "max_tokens": 1}, timeout=30).json())
         assert ({str(second)} == idle) == same, ratio
         assert frontend.stop() == 0, frontend.log()

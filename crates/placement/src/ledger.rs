@@ -75,6 +75,8 @@ pub struct SignChange {
     pub booked_at: Time,
     /// Prompts that were to be computed there then.
     pub ahead: u32,
+    /// Its answer comes in one piece: its first token is its last.
+    pub silent: bool,
 }
 
 /// A running request.
@@ -425,6 +427,7 @@ impl Ledger {
             sign,
             booked_at: entry.booked_at,
             ahead: entry.ahead,
+            silent: entry.silent,
         })
     }
 

@@ -5,7 +5,7 @@
 //! and how many leave the queue per second while some wait in it. No capacity has to be known or configured.
 //!
 //! What always holds: a rank with fewer than [`RANK_MIN`] requests that wait is open; nobody is refused by an
-//! expectation before the queue has been full for long enough to have one. Nothing is counted while it is off.
+//! expectation before some have waited for [`GRACE`]. Nothing is counted while it is off.
 //!
 //! Elsewhere: the longest wait (`router-queue-max-wait-secs`) and the order of the queue.
 
@@ -29,6 +29,9 @@ const RANK_SECS_MAX: f64 = 5.0;
 const ALONE_WEIGHT: f64 = 0.25;
 /// A newcomer that would wait longer than this is refused at once.
 const QUEUE_SECS: f64 = 1.5;
+/// How long requests must have waited, one or another, before an expectation counts: a burst into an idle fleet is let in,
+/// and ranks are given more as they show what they can do. Not where an engine says that requests wait in it.
+const GRACE: Duration = Duration::from_secs(2);
 /// Releases that are assumed beside those that were seen: a short measurement expects much, a long one what was measured.
 const ASSUMED: f64 = 4.0;
 /// How long an engine's word about its own queue counts.
@@ -122,6 +125,8 @@ struct QueueFlow {
     placed: Rate,
     updated: Time,
     waiting: u32,
+    /// Since when some have waited all the time.
+    since: Time,
 }
 
 impl QueueFlow {
@@ -231,7 +236,9 @@ impl Admission {
             if change.sign == Sign::Seen {
                 flow.unsigned = flow.unsigned.saturating_sub(1);
                 flow.begun.events += 1.0;
-                if change.ahead == 0 {
+                if change.silent {
+                    flow.behind = flow.behind.saturating_sub(1);
+                } else if change.ahead == 0 {
                     let secs = (now - change.booked_at).as_secs_f64();
                     let weight = match flow.alone_secs > 0.0 {
                         true => ALONE_WEIGHT,
@@ -305,6 +312,9 @@ impl Admission {
         }
         let lane = self.lanes.entry(model.clone()).or_default();
         lane.advance(now);
+        if lane.waiting == 0 {
+            lane.since = now;
+        }
         lane.waiting += 1;
     }
 
@@ -324,8 +334,12 @@ impl Admission {
         model: &Option<Arc<str>>,
         ahead: usize,
     ) -> Option<TooLate> {
+        let said = self.ranks.iter().any(|flow| flow.behind > 0);
         let lane = self.lanes.get_mut(model)?;
         lane.advance(now);
+        if lane.waiting == 0 || !said && now < lane.since + GRACE {
+            return None;
+        }
         let expected = lane.placed.expected_secs(ahead + 1);
         let all = lane.placed.expected_secs(lane.waiting as usize + 1);
         let span = |secs: f64| Duration::try_from_secs_f64(secs).unwrap_or(Duration::MAX);

@@ -20,6 +20,7 @@ fn sign(admission: &mut Admission, millis: u64, sign: Sign) {
         sign,
         booked_at: at(millis),
         ahead: 9,
+        silent: sign == Sign::Presumed,
     };
     admission.signed(at(millis), &change);
 }
@@ -112,7 +113,8 @@ fn a_queue_expects_by_what_left_it_and_nothing_at_first() {
     for _ in 0..100 {
         admission.entered(at(0), &model);
     }
-    assert_eq!(admission.too_late(at(0), &model, 100), None, "a burst");
+    let burst = admission.clone().too_late(at(1999), &model, 9000);
+    assert_eq!(burst, None, "a burst");
     // Ten a second.
     for millis in (100..=2000).step_by(100) {
         admission.went(at(millis), &model, true);
@@ -175,10 +177,44 @@ fn a_rank_that_is_slow_to_begin_is_given_more_as_long_as_it_begins_as_much() {
                 sign: Sign::Seen,
                 booked_at: at(*begun),
                 ahead: u32::from(*crowded),
+                silent: false,
             };
             admission.signed(at(millis), &change);
         }
     }
     let last = sent.iter().filter(|(at, _)| *at >= 10_800).count();
     assert!(last > 30, "{last} in the last 1.2 s, 8 in the first");
+}
+
+/// The first that is seen of an answer in one piece is all of it: that says nothing about how fast the rank begins.
+#[test]
+fn whole_answers_do_not_make_a_rank_slow_to_begin() {
+    let mut admission = one_rank();
+    admission.reported(at(0), 0, 30);
+    for millis in (0..4_000).step_by(100) {
+        admission.booked(at(millis), 0);
+        let whole = SignChange {
+            slot: 0,
+            before: Sign::Awaited,
+            sign: Sign::Seen,
+            booked_at: Time::ZERO,
+            ahead: 0,
+            silent: true,
+        };
+        admission.signed(at(millis), &whole);
+        let flow = admission.ranks[0];
+        let expected = 30u32.saturating_sub(millis as u32 / 100 + 1);
+        assert_eq!((flow.alone_secs, flow.behind), (0.0, expected));
+    }
+}
+
+#[test]
+fn a_queue_that_engines_have_too_is_no_burst() {
+    let (mut admission, model) = (one_rank(), None);
+    for _ in 0..100 {
+        admission.entered(at(0), &model);
+    }
+    assert_eq!(admission.too_late(at(500), &model, 100), None);
+    admission.reported(at(500), 0, 40);
+    assert!(admission.too_late(at(500), &model, 100).is_some());
 }

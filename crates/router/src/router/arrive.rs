@@ -308,7 +308,8 @@ impl Router {
                 expected_ms: millis(expected),
                 limit_ms: millis(Admission::QUEUE_LIMIT),
                 predicted: true,
-                retry_after_ms: millis(retry_after),
+                // Nobody waits longer.
+                retry_after_ms: millis(retry_after.min(self.wait_max)),
             }),
         }
     }
@@ -343,7 +344,7 @@ impl Router {
                 expected_ms: millis(waited),
                 limit_ms: limit,
                 predicted: false,
-                retry_after_ms: millis(self.admission.placed_by(&entry.model)),
+                retry_after_ms: millis(self.admission.placed_by(&entry.model).min(self.wait_max)),
             },
             false => {
                 let name = self.queue.class(entry.class).map(|c| c.name.clone());

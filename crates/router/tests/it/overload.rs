@@ -96,6 +96,34 @@ fn three_times_the_load_is_bounded_in_every_mode_and_refused_at_once() {
     }
 }
 
+/// Two workers that begin whatever they have after 300 ms, as many as they have; 400 requests within 400 ms.
+#[test]
+fn a_burst_into_an_idle_fleet_is_let_in() {
+    for mode in MODES {
+        let mut host = protected(mode, 2);
+        let mut run = Run::default();
+        for now in 0..5_000u64 {
+            host.at(now);
+            if now < 400 {
+                host.arrive(ask(u128::from(now)));
+                run.note(&host, now);
+            }
+            let due = run.sent.iter().filter(|(_, at)| **at + 300 == now);
+            let due: Vec<u128> = due.map(|(id, _)| *id).collect();
+            for id in due {
+                host.first_token(id);
+                run.note(&host, now);
+            }
+        }
+        assert_eq!(run.refused.len(), 0, "{mode:?}");
+        let last = run.sent.values().max().copied();
+        assert!(
+            run.sent.len() == 400 && last < Some(2_500),
+            "{mode:?}: {last:?}"
+        );
+    }
+}
+
 #[test]
 fn the_deadline_refuses_who_was_let_in_and_then_waits_too_long() {
     let mut host = protected(RouterMode::RoundRobin, 1);
