@@ -83,6 +83,13 @@ impl Engine {
         &self.config
     }
 
+    /// From the next step on, steps take this many times less than measured. Not a positive number: no change.
+    pub fn set_speedup(&mut self, speedup: f64) {
+        if speedup.is_finite() && speedup > 0.0 {
+            self.config.speedup = speedup;
+        }
+    }
+
     /// Totals since the start.
     #[must_use]
     pub fn counters(&self) -> &Counters {

@@ -61,6 +61,17 @@ choices! {
         DeviceAwareWeighted = "device-aware-weighted": "weighted by device, CPU encoders less often",
     }
 
+    /// What `kv` mode takes for the cost of a placement. Option `router-policy`.
+    #[cfg_attr(
+        feature = "serde",
+        derive(serde::Serialize, serde::Deserialize),
+        serde(rename_all = "kebab-case")
+    )]
+    RouterPolicy {
+        Kv = "kv": "blocks of uncached prompt and of decode load, by the weights given",
+        Time = "time": "seconds that all requests wait, learned from the workers; nothing to set",
+    }
+
     /// Order of the admission queue. Option `router-queue-policy`.
     QueuePolicy {
         Fcfs = "fcfs": "first come, first served; best tail latency",
@@ -99,6 +110,12 @@ impl fmt::Display for RouterMode {
 impl Default for RouterMode {
     fn default() -> Self {
         crate::router::ROUTER_MODE.default
+    }
+}
+
+impl Default for RouterPolicy {
+    fn default() -> Self {
+        crate::router::ROUTER_POLICY.default
     }
 }
 

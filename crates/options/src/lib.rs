@@ -16,5 +16,7 @@ pub mod engine;
 pub mod router;
 mod row;
 
-pub use choice::{Choice, EngineFamily, PreemptionMode, PrefillLoadModel, QueuePolicy, RouterMode};
+pub use choice::{
+    Choice, EngineFamily, PreemptionMode, PrefillLoadModel, QueuePolicy, RouterMode, RouterPolicy,
+};
 pub use row::{Range, Row, SECONDS_MAX};

@@ -1,7 +1,7 @@
 //! Rows of the router and its index, with Dynamo's defaults where Dynamo has the option.
 
 use crate::row::{Row, row};
-use crate::{PrefillLoadModel, QueuePolicy, RouterMode};
+use crate::{PrefillLoadModel, QueuePolicy, RouterMode, RouterPolicy};
 
 const WHOLE_MAX: u64 = u32::MAX as u64;
 /// A year.
@@ -14,6 +14,8 @@ pub const BLOCK_SIZE_DEFAULT: u32 = 16;
 
 /// How a worker is chosen.
 pub const ROUTER_MODE: Row<RouterMode> = row!(RouterMode::RoundRobin);
+/// What `kv` mode takes for the cost of a placement.
+pub const ROUTER_POLICY: Row<RouterPolicy> = row!(RouterPolicy::Kv);
 /// Tokens in a KV block; unset takes what workers announce.
 pub const KV_CACHE_BLOCK_SIZE: Row<Option<u32>> = row!(None).whole(1, WHOLE_MAX);
 /// A rank is busy above this share of its KV blocks.

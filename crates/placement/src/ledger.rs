@@ -9,6 +9,7 @@
 //!
 //! Elsewhere: which rank is which slot (`fleet`), when a rank counts as busy (`busy`).
 
+mod journal;
 mod list;
 mod prefix_trie;
 #[cfg(test)]
@@ -20,6 +21,9 @@ use std::time::Duration;
 use kvasir_types::{RequestId, SequenceHash, Time};
 
 use crate::map::FastMap;
+pub use journal::{LedgerNote, RankState, TimedLoad};
+
+use journal::{Journal, nanos};
 use list::{Link, Links, List, NONE};
 use prefix_trie::{ExclusiveChange, PrefixTrie};
 
@@ -121,6 +125,10 @@ struct Rank {
     /// Weight taken off exclusive prompt blocks.
     discount: u64,
     prefill: u64,
+    /// How long the prompts not yet computed are expected to take.
+    prefill_ns: u64,
+    /// All tokens of those prompts.
+    pending_tokens: u64,
     /// The oldest prompt not yet computed, copied here so that a read touches nothing else.
     oldest: OldestPrompt,
     waiting: List,
@@ -205,6 +213,7 @@ pub struct Ledger {
     by_age: List,
     trie: PrefixTrie,
     changes: Vec<ExclusiveChange>,
+    journal: Journal,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -294,6 +303,7 @@ impl Ledger {
 
     /// Brings a slot's totals up to date after its rank changed.
     fn refresh(&mut self, slot: u32) {
+        self.journal.mark(slot);
         let at = slot as usize;
         if let (Some(rank), Some(totals)) = (self.ranks.get(at), self.totals.get_mut(at)) {
             self.modelled =
@@ -379,10 +389,15 @@ impl Ledger {
         rank.running.push_back(&mut self.entries, BY_SLOT, at);
         if booking.prefill_tokens > 0 {
             rank.prefill += u64::from(booking.prefill_tokens);
+            rank.pending_tokens += u64::from(booking.isl_tokens);
+            rank.prefill_ns += nanos(booking.prefill_duration);
             rank.waiting.push_back(&mut self.entries, BY_PREFILL, at);
             if rank.waiting.len() == 1 {
                 rank.oldest = OldestPrompt::of(&self.entries.0[at as usize], now);
             }
+            let state = rank.state();
+            let at = now;
+            self.journal.note(|| LedgerNote::Booked { slot, at, state });
         } else {
             rank.context += u64::from(booking.isl_tokens);
         }
@@ -409,7 +424,9 @@ impl Ledger {
     pub fn first_token(&mut self, now: Time, id: RequestId) -> Option<PrefillSample> {
         let at = *self.by_id.get(&id)?;
         self.touch(now, at);
-        self.prefill_done(now, at)
+        // What comes of a silent request is its whole answer.
+        let seen = self.entries.0.get(at as usize).is_some_and(|e| !e.silent);
+        self.prefill_done(now, at, seen)
     }
 
     /// Notes a sign of a request that had none as good. `None` for an unknown id, and if the sign is no news.
@@ -451,7 +468,14 @@ impl Ledger {
         None
     }
 
-    fn prefill_done(&mut self, now: Time, at: u32) -> Option<PrefillSample> {
+    /// The prompt is computed by now, and nobody saw when.
+    pub fn prefilled(&mut self, now: Time, id: RequestId) -> Option<PrefillSample> {
+        let at = *self.by_id.get(&id)?;
+        self.touch(now, at);
+        self.prefill_done(now, at, false)
+    }
+
+    fn prefill_done(&mut self, now: Time, at: u32, seen: bool) -> Option<PrefillSample> {
         let entry = self.entries.0.get_mut(at as usize)?;
         let (slot, tokens) = (entry.slot, std::mem::take(&mut entry.prefill));
         if tokens == 0 {
@@ -459,18 +483,39 @@ impl Ledger {
         }
         let cached = entry.isl_tokens.saturating_sub(tokens);
         let context = u64::from(entry.isl_tokens) + u64::from(entry.generated);
+        let (id, isl_tokens) = (entry.id, entry.isl_tokens);
+        let duration = nanos(entry.prefill_duration);
         let rank = &mut self.ranks[slot as usize];
+        let before = rank.state();
         let was_oldest = rank.waiting.head() == Some(at);
         rank.prefill -= u64::from(tokens);
+        rank.pending_tokens -= u64::from(isl_tokens);
+        rank.prefill_ns -= duration;
         rank.context += context;
         rank.waiting.remove(&mut self.entries, BY_PREFILL, at);
-        let took = was_oldest.then(|| now - rank.oldest.since);
+        let took = (was_oldest && seen).then(|| now - rank.oldest.since);
         if was_oldest {
             rank.oldest = match rank.waiting.head() {
                 Some(next) => OldestPrompt::of(&self.entries.0[next as usize], now),
                 None => OldestPrompt::default(),
             };
         }
+        let pending = rank.waiting.len();
+        self.journal.note(|| match seen {
+            true => LedgerNote::FirstToken {
+                slot,
+                at: now,
+                id,
+                new: tokens,
+                cached,
+                state: RankState { pending, ..before },
+            },
+            false => LedgerNote::Unseen {
+                slot,
+                at: now,
+                pending,
+            },
+        });
         self.refresh(slot);
         Some(PrefillSample {
             slot,
@@ -496,6 +541,15 @@ impl Ledger {
         entry.generated += new;
         if entry.prefill == 0 {
             rank.context += u64::from(new);
+            let (slot, state) = (entry.slot, rank.state());
+            self.journal.mark(slot);
+            self.journal.note(|| LedgerNote::Tokens {
+                slot,
+                at: now,
+                id,
+                generated,
+                state,
+            });
         }
         let total = entry
             .isl_tokens
@@ -528,7 +582,8 @@ impl Ledger {
     /// Frees a request; ends its prefill too. An unknown id is a no-op.
     pub fn free(&mut self, now: Time, id: RequestId) -> Option<FreedBooking> {
         let at = self.by_id.remove(&id)?;
-        self.prefill_done(now, at);
+        self.prefill_done(now, at, false);
+        self.journal.note(|| LedgerNote::Freed { id });
         self.by_age.remove(&mut self.entries, BY_AGE, at);
         let entry = self.entries.0.get_mut(at as usize)?;
         let slot = entry.slot;
@@ -600,7 +655,7 @@ impl OldestPrompt {
         let duration = entry.prefill_duration;
         Self {
             tokens: entry.prefill,
-            duration_ns: duration.map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
+            duration_ns: nanos(duration),
             modelled: duration.is_some(),
             since,
         }

@@ -20,6 +20,7 @@ mod queue;
 mod request;
 mod score;
 mod slot_set;
+mod time;
 mod worker;
 
 pub use kvasir_options::QueuePolicy;
@@ -29,7 +30,10 @@ pub use choice::WinReason;
 pub use classes::{Bucket, PolicyClass, PolicyConfig, PolicyConfigError};
 pub use cost::{CandidateState, CostTerms, Weights, taint_factor};
 pub use fleet::{Fleet, Member};
-pub use ledger::{Booking, FreedBooking, Ledger, Load, PrefillSample, Sign, SignChange};
+pub use ledger::{
+    Booking, FreedBooking, Ledger, LedgerNote, Load, PrefillSample, RankState, Sign, SignChange,
+    TimedLoad,
+};
 pub use map::{FastMap, FoldHasher};
 pub use overlap::{Overlap, RankOverlap};
 pub use policy::{
@@ -41,4 +45,7 @@ pub use queue::{Queue, QueueEntry, QueueFull, QueueLimit, QueueStats};
 pub use request::{Constraints, Hints, InvalidOverride, Overrides, Pin};
 pub use score::{CANDIDATES_KEPT, Candidate, Prompt, Scorer, ScoringContext};
 pub use slot_set::SlotSet;
+pub use time::{
+    Estimator, GAP_TOKENS, LearnedTimes, PlacedWork, StepLaw, TimePolicy, TimeTerms, TimedRequest,
+};
 pub use worker::WorkerSpec;

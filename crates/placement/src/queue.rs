@@ -423,6 +423,39 @@ impl<T> Queue<T> {
         Some(())
     }
 
+    /// The same among requests that are known to be able to go, best first.
+    pub fn next_among(&mut self, ready: &[RequestId]) -> Option<RequestId> {
+        if ready.is_empty() {
+            // Nobody can go: the class that has credit left keeps its turn.
+            return None;
+        }
+        let mut heads: Vec<Option<(RequestId, u64)>> = vec![None; self.classes.len()];
+        for id in ready {
+            let item = self.items.get(id);
+            let head = item.and_then(|item| Some((item, heads.get_mut(item.entry.class)?)));
+            if let Some((item, head @ None)) = head {
+                *head = Some((*id, cost(&item.entry)));
+            }
+        }
+        let at = self.turn(&heads)?;
+        heads.get(at).copied().flatten().map(|(id, _)| id)
+    }
+
+    /// All that wait and since when, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = (&QueueEntry<T>, Time)> {
+        let ids = self.by_age.values();
+        ids.filter_map(|id| self.items.get(id).map(|item| (&item.entry, item.entered)))
+    }
+
+    /// Classes in which somebody waits.
+    #[must_use]
+    pub fn classes_waiting(&self) -> usize {
+        self.classes
+            .iter()
+            .filter(|class| !class.is_empty())
+            .count()
+    }
+
     /// Takes out the request that [`Queue::next`] named, and charges its class.
     pub fn take(&mut self, id: RequestId) -> Option<(QueueEntry<T>, Time)> {
         let entered = self.items.get(&id)?.entered;

@@ -3,6 +3,10 @@
 //! Costs one walk over the prompt, one visit to each rank that holds or runs some of it, and one short loop
 //! over the candidates. Buffers are kept between prompts: nothing is allocated per candidate.
 
+mod time;
+
+pub(crate) use time::{SlotBlocks, SlotCost};
+
 use std::sync::Arc;
 
 use kvasir_types::{Rng, SequenceHash, Time, WorkerRank};
@@ -10,7 +14,7 @@ use kvasir_types::{Rng, SequenceHash, Time, WorkerRank};
 use crate::choice::{LowestCost, WinReason, draw};
 use crate::cost::taint_factor;
 use crate::ledger::RankTotals;
-use crate::{CandidateState, CostTerms, Fleet, Ledger, Overlap, SlotSet, Weights};
+use crate::{CandidateState, CostTerms, Fleet, Ledger, Overlap, SlotSet, TimeTerms, Weights};
 
 /// A prompt as the cost sees it.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +52,12 @@ pub struct Candidate {
     pub rank: WorkerRank,
     /// Its cost, term by term.
     pub terms: CostTerms,
+    /// The same in seconds, where the policy counts in seconds.
+    #[cfg_attr(
+        feature = "serde",
+        serde(default, skip_serializing_if = "Option::is_none")
+    )]
+    pub seconds: Option<TimeTerms>,
 }
 
 /// How many of the cheapest candidates are kept for the record.
@@ -118,6 +128,7 @@ impl Scorer {
                 kept.push(Candidate {
                     rank: context.fleet.rank(slot).unwrap_or_default(),
                     terms: inputs.terms(slot),
+                    seconds: None,
                 });
             }
         }

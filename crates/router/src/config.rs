@@ -5,7 +5,7 @@
 //!
 //! Elsewhere: relations between options (`kvasir-config`); where values come from (the host).
 
-use kvasir_options::{PrefillLoadModel, RouterMode, router};
+use kvasir_options::{PrefillLoadModel, RouterMode, RouterPolicy, router};
 use kvasir_placement::{PolicyConfig, QueuePolicy};
 use kvasir_profile::Preset;
 
@@ -28,6 +28,8 @@ pub struct RouterConfig {
     pub kv_cache_block_size: u32,
     /// How a worker is chosen.
     pub router_mode: RouterMode,
+    /// What `kv` mode takes for the cost of a placement.
+    pub router_policy: RouterPolicy,
     /// What part of a request this router places.
     pub router_role: Role,
     /// Blocks of cost saved per block held in device memory.
@@ -103,6 +105,7 @@ impl Default for RouterConfig {
         Self {
             kv_cache_block_size: router::BLOCK_SIZE_DEFAULT,
             router_mode: router::ROUTER_MODE.default,
+            router_policy: router::ROUTER_POLICY.default,
             router_role: Role::Aggregated,
             router_kv_overlap_score_credit: router::ROUTER_KV_OVERLAP_SCORE_CREDIT.default,
             router_kv_overlap_score_credit_decay: router::ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY
@@ -155,5 +158,11 @@ impl RouterConfig {
     #[must_use]
     pub fn needs_index(&self) -> bool {
         self.router_mode == RouterMode::Kv && self.router_kv_overlap_score_credit > 0.0
+    }
+
+    /// Whether placements cost seconds.
+    #[must_use]
+    pub fn counts_seconds(&self) -> bool {
+        self.router_mode == RouterMode::Kv && self.router_policy == RouterPolicy::Time
     }
 }

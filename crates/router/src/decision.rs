@@ -173,7 +173,25 @@ pub struct Formula {
 
 impl fmt::Display for Formula {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Candidate { rank, terms } = &self.candidate;
+        let Candidate {
+            rank,
+            terms,
+            seconds,
+        } = &self.candidate;
+        if let Some(time) = seconds {
+            return write!(
+                f,
+                "Time for worker_{}: {:.4} s = wait {:.4} + prompt {:.4} + delay {:.4} + decode {:.4} \
+                 (cached_blocks: {:.0})",
+                rank.worker,
+                terms.cost,
+                time.wait,
+                time.own,
+                time.delay,
+                time.decode,
+                terms.cached_blocks
+            );
+        }
         write!(
             f,
             "Formula for worker_{}: {:.1} = {:.1} * {:.1} + {:.1} (cached_blocks: {:.0})",

@@ -47,11 +47,11 @@ pub use input::{
     Arrival, Input, LoadReport, Outcome, PeerChange, PeerEvent, Probe, SessionAction, SessionEvent,
     SessionRequest, ThresholdUpdate,
 };
-pub use kvasir_options::{PrefillLoadModel, RouterMode};
+pub use kvasir_options::{PrefillLoadModel, RouterMode, RouterPolicy};
 pub use kvasir_placement::{
-    Bucket, Candidate, Constraints, CostTerms, Fleet, Gate, Hints, Load, Overlap, Overrides, Pin,
-    Policy, PolicyClass, PolicyConfig, PolicyConfigError, QueuePolicy, QueueStats, RankOverlap,
-    Thresholds, WorkerSpec,
+    Bucket, Candidate, Constraints, CostTerms, Fleet, GAP_TOKENS, Gate, Hints, LearnedTimes, Load,
+    Overlap, Overrides, Pin, Policy, PolicyClass, PolicyConfig, PolicyConfigError, QueuePolicy,
+    QueueStats, RankOverlap, StepLaw, Thresholds, TimeTerms, WorkerSpec,
 };
 pub use lookup::Lookup;
 pub use output::{Observation, Output, Placement, SessionCommand};

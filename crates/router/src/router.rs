@@ -8,6 +8,7 @@ mod arrive;
 mod life;
 mod place;
 mod release;
+mod time;
 mod upkeep;
 
 use std::collections::VecDeque;
@@ -17,7 +18,7 @@ use std::time::Duration;
 use kvasir_placement::{
     Candidate, DeviceAware, Fleet, Gate, LeastLoaded, Ledger, LinearCost, Load, Overlap, Policy,
     PolicyClass, PowerOfTwo, PrefillModel, Prompt, Queue, QueueStats, Random, RankBusy, RoundRobin,
-    Scorer, ScoringContext, SlotSet, Thresholds,
+    Scorer, ScoringContext, SlotSet, Thresholds, TimePolicy,
 };
 use kvasir_profile::StepTimes;
 use kvasir_types::{RequestId, Rng, SequenceHash, Time, WorkerRank};
@@ -55,6 +56,8 @@ struct PinnedRank {
 struct QueuedRequest {
     arrival: Box<Arrival>,
     pin: Option<PinnedRank>,
+    /// How long its prompt takes alone, at best, in seconds; 0 where placements do not cost seconds.
+    alone: f64,
     /// When its overlap was looked up.
     looked_up: Time,
     /// When a new lookup was asked for and has not been answered.
@@ -68,6 +71,8 @@ pub struct Router {
     now: Time,
     rng: Rng,
     policy: Box<dyn Policy>,
+    /// Placement by seconds, where that is the policy.
+    time: Option<Box<TimePolicy>>,
     fleet: Fleet,
     ledger: Ledger,
     model: PrefillModel,
@@ -96,6 +101,8 @@ pub struct Router {
     /// Capacity that may let a held request go.
     freed: FreedCapacity,
     queue_checked: Time,
+    /// When a rank opens by time alone, for those that are held.
+    opens: Option<Time>,
     /// When the next tick is due, as of the last step.
     due: Option<Time>,
     /// How long a booking of which nothing is heard stays.
@@ -151,8 +158,9 @@ impl Router {
             now: Time::ZERO,
             rng: Rng::new(config.router_seed),
             policy,
+            time: time::policy_of(&config),
             fleet: Fleet::default(),
-            ledger: Ledger::new(config.kv_cache_block_size),
+            ledger: time::ledger_of(&config),
             model: model_of(&config),
             queue: Queue::new(classes_of(&config)),
             sessions: Sessions::new(config.router_max_sessions),
@@ -171,6 +179,7 @@ impl Router {
             kept: Vec::new(),
             freed: FreedCapacity::Nothing,
             queue_checked: Time::ZERO,
+            opens: None,
             due: None,
             expiry: upkeep::expiry_of(&config),
             wait_max: upkeep::wait_max_of(&config),
@@ -208,6 +217,7 @@ impl Router {
             Input::Tick => self.apply_new_thresholds(out),
         }
         self.release(out);
+        self.follow_times();
         self.due = self.deadline();
     }
 

@@ -39,6 +39,15 @@ pub enum FleetChange {
         /// Who; one that was never there is new.
         worker: u32,
     },
+    /// Its steps take longer, or less long, from now on.
+    Slows {
+        /// When.
+        at: Time,
+        /// Who, from 0.
+        worker: u32,
+        /// Its speed in percent of what its engine is configured for.
+        percent: u32,
+    },
 }
 
 impl FleetChange {
@@ -46,13 +55,15 @@ impl FleetChange {
     #[must_use]
     pub const fn at(&self) -> Time {
         match self {
-            Self::Leaves { at, .. } | Self::Joins { at, .. } => *at,
+            Self::Leaves { at, .. } | Self::Joins { at, .. } | Self::Slows { at, .. } => *at,
         }
     }
 
     pub(crate) const fn worker(&self) -> u32 {
         match self {
-            Self::Leaves { worker, .. } | Self::Joins { worker, .. } => *worker,
+            Self::Leaves { worker, .. }
+            | Self::Joins { worker, .. }
+            | Self::Slows { worker, .. } => *worker,
         }
     }
 }

@@ -29,6 +29,9 @@ impl Router {
             self.received.resize(class + 1, 0);
         }
         self.received[class] += 1;
+        if self.time.is_some() {
+            return self.arrive_timed(arrival, pin, filled, (class, cached), out);
+        }
         if !self.must_wait(&arrival, class) {
             return self.place_filled(&arrival, pin, filled, None, out);
         }
@@ -222,7 +225,7 @@ impl Router {
     }
 
     /// Whether the queue has room: our own bound on its length, then the class's.
-    fn room(&self, class: usize) -> Result<(), RouteError> {
+    pub(super) fn room(&self, class: usize) -> Result<(), RouteError> {
         let limit = self.config.router_queue_max_requests;
         let (kind, current, limit) = if self.queue.len() >= limit as usize {
             (
@@ -246,7 +249,7 @@ impl Router {
     }
 
     /// Lets a request wait, unless it is known that it would wait too long.
-    fn hold(
+    pub(super) fn hold(
         &mut self,
         arrival: Box<Arrival>,
         pin: Option<PinnedRank>,
@@ -263,6 +266,7 @@ impl Router {
             (Some(_), Some(class)) => hold.urgency(class.queue_policy),
             _ => self.policy.urgency(&hold),
         };
+        let alone = self.alone(&arrival);
         let entry = QueueEntry {
             id: arrival.id,
             class,
@@ -275,6 +279,7 @@ impl Router {
             payload: QueuedRequest {
                 arrival,
                 pin,
+                alone,
                 looked_up: self.now,
                 asked: None,
             },
@@ -372,7 +377,7 @@ impl Router {
 }
 
 /// Whether a request was let in before: another attempt of it is not judged again.
-fn was_admitted(arrival: &Arrival) -> bool {
+pub(super) fn was_admitted(arrival: &Arrival) -> bool {
     arrival.resumed || !arrival.failed.is_empty()
 }
 

@@ -41,7 +41,7 @@ impl Router {
         {
             self.note_freed(slot);
         }
-        if let Some(done) = self.ledger.first_token(self.now, id) {
+        if let Some(done) = self.ledger.prefilled(self.now, id) {
             self.load_changed(done.slot, out);
             self.note_freed(done.slot);
         }
@@ -93,6 +93,9 @@ impl Router {
         }
         if let Outcome::Completed { output_tokens } = outcome {
             self.session_dispatched(id, out);
+            if let Some(time) = &mut self.time {
+                time.estimator_mut().answered(output_tokens);
+            }
             let took = self
                 .ledger
                 .booked_at(id)

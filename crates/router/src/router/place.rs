@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvasir_placement::{
     Booking, Candidate, CostTerms, FleetView, Gate, PlacementRequest, Prompt, ScoringContext,
-    WinReason,
+    TimedRequest, WinReason,
 };
 use kvasir_types::{SequenceHash, Time, WorkerRank};
 
@@ -91,7 +91,7 @@ impl Router {
         }
     }
 
-    fn choose(
+    pub(super) fn choose(
         &mut self,
         arrival: &Arrival,
         pin: Option<PinnedRank>,
@@ -107,6 +107,22 @@ impl Router {
             scorer: &mut self.scorer,
         };
         self.kept.clear();
+        if let Some(time) = &mut self.time {
+            time.sync(view.fleet, view.ledger);
+            let osl = arrival.hints.osl;
+            let timed = TimedRequest {
+                request: &request,
+                osl,
+            };
+            let eligible = match pin {
+                Some(_) => &self.eligible.routable,
+                None => &self.eligible.candidates,
+            };
+            let kept = Some(&mut self.kept);
+            let choice = time.choose(&mut view, &timed, eligible, &mut self.rng, kept);
+            let (slot, won) = choice.ok_or_else(|| filter::no_endpoints(&self.fleet, arrival))?;
+            return Ok((slot, self.reason(pin, won)));
+        }
         if let (Some(pin), Some(slot)) = (pin, self.eligible.pinned()) {
             if self.policy.weighs_load() {
                 let context = ScoringContext {
@@ -117,13 +133,13 @@ impl Router {
                 };
                 let terms = view.scorer.one(&context, slot, view.ledger);
                 let rank = pin.rank;
-                self.kept.push(Candidate { rank, terms });
+                self.kept.push(Candidate {
+                    rank,
+                    terms,
+                    seconds: None,
+                });
             }
-            let reason = match pin.by_session {
-                true => Reason::Session,
-                false => Reason::Pinned,
-            };
-            return Ok((slot, reason));
+            return Ok((slot, self.reason(Some(pin), WinReason::Rule)));
         }
         let candidates = &self.eligible.candidates;
         let choice = self.policy.choose(
@@ -134,17 +150,22 @@ impl Router {
             &mut self.kept,
         );
         let (slot, won) = choice.ok_or_else(|| filter::no_endpoints(&self.fleet, arrival))?;
-        let reason = match won {
-            _ if self.eligible.is_last_resort() => Reason::LastResort,
-            WinReason::LowestCost => Reason::LowestCost,
-            WinReason::Tie { among } => Reason::Tie { among },
-            WinReason::Sampled { probability } => Reason::Sampled { probability },
-            WinReason::Rule => Reason::Rule,
-        };
-        Ok((slot, reason))
+        Ok((slot, self.reason(pin, won)))
     }
 
-    fn send(
+    fn reason(&self, pin: Option<PinnedRank>, won: WinReason) -> Reason {
+        match (pin, won) {
+            (Some(pin), _) if pin.by_session => Reason::Session,
+            (Some(_), _) => Reason::Pinned,
+            _ if self.eligible.is_last_resort() => Reason::LastResort,
+            (_, WinReason::LowestCost) => Reason::LowestCost,
+            (_, WinReason::Tie { among }) => Reason::Tie { among },
+            (_, WinReason::Sampled { probability }) => Reason::Sampled { probability },
+            (_, WinReason::Rule) => Reason::Rule,
+        }
+    }
+
+    pub(super) fn send(
         &mut self,
         arrival: &Arrival,
         slot: u32,
@@ -197,6 +218,7 @@ impl Router {
             false => 0,
         };
         let predicted = match (prefill, self.fleet.rank(slot)) {
+            (1.., Some(_)) if self.time.is_some() => self.own_time(arrival, slot, cached, settings),
             (1.., Some(rank)) => self.model.predict(rank.worker, prefill, cached),
             _ => None,
         };

@@ -12,6 +12,9 @@ impl Router {
     /// Sends whoever may go, best first, until nobody may.
     pub(super) fn release(&mut self, out: &mut Vec<Output>) {
         let freed = std::mem::replace(&mut self.freed, FreedCapacity::Nothing);
+        if self.time.is_some() {
+            return self.bind_held(freed != FreedCapacity::Nothing, out);
+        }
         if self.queue.is_empty() || !self.worth_looking(freed) {
             return;
         }
@@ -65,12 +68,12 @@ impl Router {
         next
     }
 
-    fn awaits_lookup(&self, asked: Option<Time>) -> bool {
+    pub(super) fn awaits_lookup(&self, asked: Option<Time>) -> bool {
         asked.is_some_and(|at| self.now < at + Self::REFRESH_WAIT)
     }
 
     /// Asks for a new lookup if the request's is old. Says whether it was asked for.
-    fn ask_refresh(&mut self, id: RequestId, out: &mut Vec<Output>) -> bool {
+    pub(super) fn ask_refresh(&mut self, id: RequestId, out: &mut Vec<Output>) -> bool {
         let after = self.config.router_overlap_refresh_after_secs;
         if after <= 0.0 || !after.is_finite() || !self.config.needs_index() {
             return false;

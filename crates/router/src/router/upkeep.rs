@@ -15,6 +15,7 @@ const STEP: Duration = Duration::from_secs(1);
 impl Router {
     pub(super) fn join(&mut self, spec: WorkerSpec, back: bool, out: &mut Vec<Output>) {
         let worker = spec.id;
+        let before = self.fleet.member(worker).map(|m| m.slots().to_vec());
         let mut gone = Vec::new();
         self.fleet.put(spec, |slot| gone.push(slot));
         self.forget_slots(&gone);
@@ -26,6 +27,7 @@ impl Router {
                 self.admission.joined(slot, member.spec.max_num_seqs);
             }
         }
+        self.time_joined(worker, &before.unwrap_or_default());
         if self.busy.len() < end as usize {
             self.busy.resize(end as usize, RankBusy::default());
         }
@@ -272,9 +274,10 @@ impl Router {
             .queue
             .oldest()
             .map(|(_, entered)| entered + self.wait_max);
+        let opens = self.opens.filter(|_| !self.queue.is_empty());
         let recheck = (!self.queue.is_empty()).then(|| self.queue_checked + self.recheck());
         let asked = self.asks.front().map(|at| *at + Self::REFRESH_WAIT);
-        [expiry, hidden, session, too_long, recheck, asked]
+        [expiry, hidden, session, too_long, opens, recheck, asked]
             .into_iter()
             .flatten()
             .min()
@@ -327,6 +330,9 @@ impl Router {
             .is_some_and(|at| *at + Self::REFRESH_WAIT <= now)
         {
             self.asks.pop_front();
+            self.freed = FreedCapacity::Anything;
+        }
+        if self.opens.is_some_and(|opens| opens <= now) {
             self.freed = FreedCapacity::Anything;
         }
         if self.queue_checked + self.recheck() <= now {

@@ -16,6 +16,7 @@ mod modes;
 mod overload;
 mod queue;
 mod sessions;
+mod time;
 mod tracking;
 
 use std::collections::BTreeMap;

@@ -83,6 +83,18 @@ impl World<'_> {
         Ok(())
     }
 
+    /// A worker computes at `percent` of its configured speed from its next step on.
+    fn slow(&mut self, worker: u32, percent: u32) {
+        let ranks = self.fleet.ranks as usize;
+        let speedup = self.fleet.engine.speedup * f64::from(percent.max(1)) / 100.0;
+        let hosts = worker as usize * ranks..(worker as usize + 1) * ranks;
+        for host in self.hosts.get_mut(hosts).into_iter().flatten() {
+            if let Some(engine) = &mut host.engine {
+                engine.set_speedup(speedup);
+            }
+        }
+    }
+
     /// A worker's process dies.
     fn leave(&mut self, worker: u32) {
         let ranks = self.fleet.ranks as usize;
@@ -116,6 +128,7 @@ impl World<'_> {
                 let joined = self.join(change.worker());
                 debug_assert!(joined.is_ok(), "the engine was checked at the start");
             }
+            FleetChange::Slows { percent, .. } => self.slow(change.worker(), percent),
         }
     }
 
@@ -205,7 +218,7 @@ impl World<'_> {
                     change: PeerChange::PrefillCompleted,
                 },
             );
-        } else if generated.is_multiple_of(self.fleet.engine.block_size) {
+        } else if generated.is_multiple_of(self.report_every) {
             self.inputs
                 .push_back((replica, Input::Tokens { id, generated }));
         }

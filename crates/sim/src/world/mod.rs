@@ -13,7 +13,7 @@ mod routers;
 use std::collections::VecDeque;
 
 use kvasir_engine::ConfigError;
-use kvasir_router::{Input, Output};
+use kvasir_router::{GAP_TOKENS, Input, Output};
 use kvasir_types::{Rng, Time};
 
 use crate::prompt::PromptHasher;
@@ -128,6 +128,8 @@ struct World<'a> {
     prompt_hasher: PromptHasher,
     losses: Rng,
     tally: Tally,
+    /// Tokens of a stream after which its router is told.
+    report_every: u32,
 }
 
 impl<'a> World<'a> {
@@ -147,6 +149,10 @@ impl<'a> World<'a> {
             prompt_hasher: PromptHasher::new(fleet.engine.block_size),
             losses: Rng::new(fleet.seed ^ 0x105E),
             tally: Tally::default(),
+            report_every: match policy.router.counts_seconds() {
+                true => fleet.engine.block_size.min(GAP_TOKENS),
+                false => fleet.engine.block_size,
+            },
         };
         world.add_routers();
         for worker in 0..fleet.workers {

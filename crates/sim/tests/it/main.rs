@@ -2,6 +2,7 @@
 
 mod overload;
 mod runs;
+mod time;
 mod traces;
 
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use kvasir_engine::EngineConfig;
 use kvasir_index::{Approximate, IndexOptions};
 use kvasir_profile::Preset;
-use kvasir_router::{RouterConfig, RouterMode};
+use kvasir_router::{RouterConfig, RouterMode, RouterPolicy};
 use kvasir_sim::{Fleet, Policy, RunReport, Trace, Workload, simulate};
 
 /// Llama-8B engines with a cache small enough to evict.
@@ -37,6 +38,10 @@ fn policy(text: &str) -> Policy {
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
         match (name, RouterMode::find(part), value.parse()) {
             (_, Some(mode), _) => router.router_mode = mode,
+            ("time", ..) => {
+                router.router_mode = RouterMode::Kv;
+                router.router_policy = RouterPolicy::Time;
+            }
             ("no-router-kv-events", ..) => router.router_kv_events = false,
             ("router-temperature", _, Ok(value)) => router.router_temperature = value,
             ("router-predicted-ttl-secs", _, Ok(value)) => {

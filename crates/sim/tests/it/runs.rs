@@ -21,13 +21,14 @@ fn all_completed(report: &RunReport) {
     assert_eq!(report.counts, expected, "{}", report.policy);
 }
 
-const MODES: [&str; 6] = [
+const MODES: [&str; 7] = [
     "round-robin",
     "random",
     "least-loaded",
     "power-of-two",
     "kv",
     "kv,no-router-kv-events",
+    "time",
 ];
 
 /// Every policy answers every request, with all its tokens, whatever the number of workers.

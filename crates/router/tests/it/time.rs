@@ -1,0 +1,511 @@
+//! Placement by seconds: what it learns, whom it holds, and what keeps its meaning.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvasir_router::{
+    Arrival, Bucket, Gate, Input, LimitKind, Outcome, Output, Pin, PolicyClass, PolicyConfig,
+    QueuePolicy, Reason, Role, RouteError, Router, RouterConfig, RouterMode, RouterPolicy,
+    SessionAction, SessionRequest, WorkerSpec,
+};
+use kvasir_types::{DpRank, RequestId, Time, WorkerId, WorkerRank};
+
+fn config() -> RouterConfig {
+    RouterConfig {
+        router_mode: RouterMode::Kv,
+        router_policy: RouterPolicy::Time,
+        ..RouterConfig::default()
+    }
+}
+
+struct Host {
+    router: Router,
+    now: f64,
+    out: Vec<Output>,
+}
+
+impl Host {
+    fn new(config: RouterConfig, workers: u64) -> Self {
+        let mut host = Self {
+            router: Router::new(config),
+            now: 1.0,
+            out: Vec::new(),
+        };
+        for id in 1..=workers {
+            host.step(Input::Joined(spec(id)));
+        }
+        host.out.clear();
+        host
+    }
+
+    fn step(&mut self, input: Input) {
+        let now = Time::from_secs_f64(self.now);
+        self.router.step(now, input, &mut self.out);
+    }
+
+    fn after(&mut self, seconds: f64, input: Input) {
+        self.now += seconds;
+        self.step(input);
+    }
+
+    fn arrive(&mut self, id: u64, isl: u32) {
+        self.ask(Arrival::new(rid(id), isl));
+    }
+
+    fn ask(&mut self, arrival: Arrival) {
+        self.step(Input::Arrived(Box::new(arrival)));
+    }
+
+    fn first_token(&mut self, id: u64) {
+        self.step(Input::FirstToken { id: rid(id) });
+    }
+
+    fn finish(&mut self, id: u64, output_tokens: u32) {
+        self.step(Input::Finished {
+            id: rid(id),
+            on: None,
+            outcome: Outcome::Completed { output_tokens },
+        });
+    }
+
+    /// Who was sent where since it was last asked.
+    fn sent(&mut self) -> Vec<(u64, u64)> {
+        let sent = self.out.drain(..).filter_map(|output| match output {
+            Output::Send(sent) => Some((sent.id.0 as u64, sent.target.worker.0)),
+            _ => None,
+        });
+        sent.collect()
+    }
+
+    fn refused(&mut self) -> Vec<RouteError> {
+        let refused = self.out.drain(..).filter_map(|output| match output {
+            Output::Refuse { error, .. } => Some(error),
+            _ => None,
+        });
+        refused.collect()
+    }
+
+    /// A rank with so much prompt that nobody else may go there for now.
+    fn close(&mut self, worker: u64, id: u64) {
+        let mut arrival = Arrival::new(rid(id), 60_000);
+        arrival.pin.worker = Some(WorkerId(worker));
+        self.ask(arrival);
+        let sent = self.sent();
+        assert_eq!(sent, [(id, worker)]);
+    }
+}
+
+fn rid(id: u64) -> RequestId {
+    RequestId(u128::from(id))
+}
+
+fn spec(id: u64) -> WorkerSpec {
+    WorkerSpec {
+        kv_total_blocks: Some(50_000),
+        max_num_batched_tokens: Some(8192),
+        ..WorkerSpec::new(WorkerId(id))
+    }
+}
+
+#[test]
+fn a_free_fleet_takes_requests_at_once_and_spreads_them() {
+    let mut host = Host::new(config(), 4);
+    for id in 1..=4 {
+        host.arrive(id, 2000);
+    }
+    let mut workers: Vec<u64> = host.sent().into_iter().map(|(_, worker)| worker).collect();
+    workers.sort_unstable();
+    assert_eq!(workers, [1, 2, 3, 4]);
+    assert_eq!(host.router.queued().0, 0);
+}
+
+/// One at a time, each of its own: every cache gets its share, and none twice before all had one.
+#[test]
+fn new_prompts_on_an_idle_fleet_go_where_cache_is_free() {
+    let mut host = Host::new(config(), 4);
+    for round in 0..5 {
+        let mut workers = Vec::new();
+        for turn in 0..4 {
+            let id = 1 + round * 4 + turn;
+            host.arrive(id, 2000);
+            workers.extend(host.sent().into_iter().map(|(_, worker)| worker));
+            host.now += 0.1;
+            host.first_token(id);
+            host.finish(id, 5);
+        }
+        workers.sort_unstable();
+        assert_eq!(workers, [1, 2, 3, 4], "round {round}");
+    }
+}
+
+#[test]
+fn a_request_is_held_while_its_rank_is_behind_and_goes_when_the_prompt_is_done() {
+    let mut host = Host::new(config(), 1);
+    host.close(1, 1);
+    host.arrive(2, 2000);
+    assert!(host.sent().is_empty());
+    assert_eq!(host.router.queued().0, 1);
+    host.now += 0.5;
+    host.first_token(1);
+    assert_eq!(host.sent(), [(2, 1)]);
+    let decision = host.router.explain(rid(2)).unwrap();
+    assert!((decision.queued.as_secs_f64() - 0.5).abs() < 1e-6);
+    assert!(decision.candidates[0].seconds.is_some());
+    assert!(
+        decision
+            .formula()
+            .unwrap()
+            .to_string()
+            .contains("Time for worker_1")
+    );
+}
+
+/// Nothing happens, but the oldest prompt must be nearly done: the timer alone lets the next one go.
+#[test]
+fn time_alone_opens_a_rank() {
+    let mut host = Host::new(config(), 1);
+    host.close(1, 1);
+    host.arrive(2, 2000);
+    let due = host.router.next_deadline().unwrap();
+    let expected = due.as_secs_f64();
+    assert!(expected > 1.1 && expected < 20.0, "{expected}");
+    host.now = expected - 0.01;
+    host.step(Input::Tick);
+    assert!(host.sent().is_empty());
+    host.now = expected;
+    host.step(Input::Tick);
+    assert_eq!(host.sent(), [(2, 1)]);
+}
+
+/// Both waited equally long: for the short one that is longer.
+#[test]
+fn the_longest_wait_for_its_size_goes_first() {
+    let mut host = Host::new(config(), 1);
+    host.close(1, 1);
+    host.arrive(2, 8000);
+    host.arrive(3, 200);
+    host.now += 0.3;
+    host.first_token(1);
+    let sent = host.sent();
+    assert_eq!(sent.first(), Some(&(3, 1)), "{sent:?}");
+}
+
+#[test]
+fn priorities_count_as_seconds_waited_and_strict_ones_as_tiers() {
+    let order = |jump: Option<i32>, strict: u32| {
+        let mut host = Host::new(config(), 1);
+        host.close(1, 1);
+        host.arrive(2, 200);
+        let mut second = Arrival::new(rid(3), 4000);
+        second.hints.priority = jump;
+        second.hints.strict_priority = strict;
+        host.ask(second);
+        host.now += 0.3;
+        host.first_token(1);
+        host.sent().first().map(|(id, _)| *id)
+    };
+    assert_eq!(order(None, 0), Some(2));
+    assert_eq!(order(Some(60), 0), Some(3));
+    assert_eq!(order(None, 1), Some(3));
+}
+
+#[test]
+fn limits_of_the_queue_refuse() {
+    let limited = RouterConfig {
+        router_queue_max_requests: 1,
+        router_queue_max_wait_secs: 2.0,
+        ..config()
+    };
+    let mut host = Host::new(limited, 1);
+    host.close(1, 1);
+    host.arrive(2, 2000);
+    host.arrive(3, 2000);
+    let refused = host.refused();
+    assert!(matches!(
+        refused[..],
+        [RouteError::QueueLimit {
+            limit_kind: LimitKind::Requests,
+            current: 1,
+            limit: 1,
+            ..
+        }]
+    ));
+    // A prompt that never ends: the one that waits is refused in time.
+    for _ in 0..5 {
+        let mut more = Arrival::new(rid(100 + host.now as u64), 60_000);
+        more.pin.worker = Some(WorkerId(1));
+        host.after(0.5, Input::Tick);
+        let _ = more;
+    }
+    let ended = host.out.iter().any(|output| {
+        matches!(output, Output::Refuse { id, .. } | Output::Send(kvasir_router::Placement { id, .. }) if *id == rid(2))
+    });
+    assert!(ended);
+}
+
+fn class(name: &str, quantum: u64, limit: Option<u64>) -> PolicyClass {
+    PolicyClass {
+        name: name.into(),
+        serves: Some((name.into(), "all".into())),
+        quantum,
+        request_queue_limit_per_worker: limit,
+        ..PolicyClass::only(QueuePolicy::Fcfs, Gate::default())
+    }
+}
+
+fn classes(quanta: (u64, u64), limit: Option<u64>) -> RouterConfig {
+    RouterConfig {
+        router_policy_config: Some(PolicyConfig {
+            default_policy_family: "chat".into(),
+            uncached_isl_buckets: vec![Bucket {
+                min_tokens: 0,
+                bucket: "all".into(),
+            }],
+            classes: vec![
+                class("chat", quanta.0, limit),
+                class("batch", quanta.1, limit),
+            ],
+        }),
+        ..config()
+    }
+}
+
+/// Twenty of each class wait; the class with three times the quantum gets three times the tokens.
+#[test]
+fn classes_share_by_their_quanta() {
+    let mut host = Host::new(classes((6000, 2000), None), 1);
+    host.close(1, 1);
+    for id in 0..20 {
+        for (base, family) in [(100, "batch"), (200, "chat")] {
+            let mut arrival = Arrival::new(rid(base + id), 2000);
+            arrival.policy_class = Some(Arc::from(family));
+            host.ask(arrival);
+        }
+    }
+    host.now += 0.4;
+    host.first_token(1);
+    let mut order: Vec<u64> = host.sent().into_iter().map(|(id, _)| id).collect();
+    while order.len() < 16 {
+        let last = *order.last().unwrap();
+        host.now += 0.3;
+        host.first_token(last);
+        let more = host.sent();
+        assert!(!more.is_empty(), "{order:?}");
+        order.extend(more.into_iter().map(|(id, _)| id));
+    }
+    let chat = order.iter().take(16).filter(|id| **id >= 200).count();
+    assert!((11..=13).contains(&chat), "{order:?}");
+}
+
+#[test]
+fn a_class_keeps_its_limits_and_its_gate() {
+    let mut host = Host::new(classes((1, 1), Some(1)), 1);
+    host.close(1, 1);
+    host.arrive(2, 2000);
+    host.arrive(3, 2000);
+    let refused = host.refused();
+    assert!(matches!(
+        &refused[..],
+        [RouteError::QueueLimit { policy_class, .. }] if policy_class == "chat"
+    ));
+    // A gate of 10 tokens closes a rank that time would leave open.
+    let mut gated = classes((1, 1), None);
+    if let Some(config) = &mut gated.router_policy_config {
+        config.classes[0].gate = Gate {
+            tokens: Some(10),
+            batches: None,
+        };
+    }
+    let mut host = Host::new(gated, 1);
+    host.arrive(1, 100);
+    host.arrive(2, 100);
+    assert_eq!(host.sent(), [(1, 1)]);
+    host.now += 0.01;
+    host.first_token(1);
+    assert_eq!(host.sent(), [(2, 1)]);
+}
+
+/// The other rank is free, and it is not the one.
+#[test]
+fn pins_and_sessions_wait_for_their_rank() {
+    let mut host = Host::new(
+        RouterConfig {
+            router_session_affinity_ttl_secs: Some(60),
+            ..config()
+        },
+        2,
+    );
+    let session = |id| {
+        let mut arrival = Arrival::new(rid(id), 1000);
+        arrival.session = Some(SessionRequest {
+            id: Arc::from("s"),
+            action: SessionAction::Bind {
+                timeout: Duration::from_secs(60),
+            },
+        });
+        arrival
+    };
+    host.ask(session(1));
+    let home = host.sent()[0].1;
+    host.first_token(1);
+    host.finish(1, 10);
+    host.close(home, 2);
+    host.ask(session(3));
+    let mut pinned = Arrival::new(rid(4), 1000);
+    pinned.pin = Pin {
+        worker: Some(WorkerId(home)),
+        rank: Some(DpRank(0)),
+    };
+    host.ask(pinned);
+    host.arrive(5, 1000);
+    assert_eq!(host.sent(), [(5, 3 - home)]);
+    host.now += 0.3;
+    host.first_token(2);
+    let sent = host.sent();
+    assert!(
+        sent.contains(&(3, home)) && sent.iter().all(|(_, w)| *w == home),
+        "{sent:?}"
+    );
+    let reason = host.router.explain(rid(3)).unwrap().winner.unwrap().1;
+    assert_eq!(reason, Reason::Session);
+}
+
+/// A preferred taint multiplies the cost: it draws small differences, not large ones.
+#[test]
+fn preferred_taints_multiply_the_cost() {
+    let mut host = Host::new(config(), 1);
+    let tainted = WorkerSpec {
+        taints: vec![Arc::from("fast")],
+        ..spec(2)
+    };
+    host.step(Input::Joined(tainted));
+    for id in 1..=10 {
+        let mut arrival = Arrival::new(rid(id), 100);
+        arrival.constraints.preferred_taints = vec![(Arc::from("fast"), 1.0)];
+        host.ask(arrival);
+        assert_eq!(host.sent(), [(id, 2)]);
+        host.first_token(id);
+        host.finish(id, 5);
+    }
+    host.close(2, 20);
+    let mut arrival = Arrival::new(rid(21), 100);
+    arrival.constraints.preferred_taints = vec![(Arc::from("fast"), 1.0)];
+    host.ask(arrival);
+    assert_eq!(host.sent(), [(21, 1)]);
+}
+
+#[test]
+fn a_busy_rank_is_no_choice_and_all_busy_refuses() {
+    let thresholds = RouterConfig {
+        active_prefill_tokens_threshold: Some(100),
+        ..config()
+    };
+    let mut host = Host::new(thresholds, 2);
+    host.arrive(1, 200);
+    let first = host.sent()[0].1;
+    host.arrive(2, 200);
+    assert_eq!(host.sent()[0].1, 3 - first);
+    host.arrive(3, 200);
+    assert!(matches!(
+        host.refused()[..],
+        [RouteError::AllEligibleWorkersOverloaded { workers: 2 }]
+    ));
+}
+
+#[test]
+fn a_prefill_router_counts_prompts_and_a_decode_router_answers() {
+    let seconds = |role, id| {
+        let mut host = Host::new(
+            RouterConfig {
+                router_role: role,
+                ..config()
+            },
+            2,
+        );
+        host.arrive(id, 3000);
+        host.sent();
+        host.router.explain(rid(id)).unwrap().candidates[0]
+            .seconds
+            .unwrap()
+    };
+    let prefill = seconds(Role::Prefill, 1);
+    assert!(prefill.own > 0.0 && prefill.decode == 0.0);
+    let decode = seconds(Role::Decode, 1);
+    assert!(decode.own == 0.0 && decode.decode > 0.0);
+    let both = seconds(Role::Aggregated, 1);
+    assert!(both.own > 0.0 && both.decode > 0.0);
+}
+
+#[test]
+fn a_question_is_answered_at_once_and_books_nothing() {
+    let mut host = Host::new(config(), 1);
+    host.close(1, 1);
+    let mut question = Arrival::new(rid(2), 1000);
+    question.query_only = true;
+    host.ask(question);
+    assert_eq!(host.sent(), [(2, 1)]);
+    assert_eq!((host.router.booked(), host.router.queued().0), (1, 0));
+}
+
+#[test]
+fn whoever_leaves_while_held_is_forgotten_and_nothing_is_left_behind() {
+    let mut host = Host::new(config(), 1);
+    host.close(1, 1);
+    host.arrive(2, 2000);
+    host.step(Input::Finished {
+        id: rid(2),
+        on: None,
+        outcome: Outcome::Cancelled,
+    });
+    host.first_token(1);
+    assert!(host.sent().is_empty());
+    host.finish(1, 5);
+    assert!(host.router.is_idle());
+}
+
+/// The worker that all wait for leaves: they are refused, not forgotten.
+#[test]
+fn those_held_for_a_worker_that_leaves_are_answered() {
+    let mut host = Host::new(config(), 1);
+    host.close(1, 1);
+    host.arrive(2, 2000);
+    host.step(Input::Left(WorkerId(1)));
+    assert!(matches!(
+        host.refused()[..],
+        [RouteError::NoEndpoints { .. }]
+    ));
+    assert!(host.router.is_idle());
+}
+
+/// 300 prompts at 0.1 ms a token on a rank that says nothing of itself.
+#[test]
+fn what_prompts_take_is_learned_and_shown() {
+    let mut host = Host::new(config(), 1);
+    for id in 1..=300 {
+        let isl = 500 + 100 * (id as u32 % 30);
+        host.arrive(id, isl);
+        host.now += 0.005 + 1e-4 * f64::from(isl);
+        host.first_token(id);
+        host.now += 0.5;
+        host.finish(id, 20);
+    }
+    let learned = host.router.learned(WorkerRank::new(1, 0)).unwrap();
+    let found = learned.law.chunk + learned.law.work(2000.0, 0.0);
+    assert!((found / 0.205 - 1.0).abs() < 0.05, "{found}");
+    assert_eq!(learned.prompt_samples, 300 - 32);
+    let output = host.router.learned_output().unwrap();
+    assert!((output - 20.0).abs() < 5.0, "{output}");
+}
+
+#[test]
+fn the_linear_policy_learns_nothing() {
+    let linear = RouterConfig {
+        router_policy: RouterPolicy::Kv,
+        ..config()
+    };
+    let mut host = Host::new(linear, 1);
+    host.arrive(1, 100);
+    assert_eq!(host.router.learned(WorkerRank::new(1, 0)), None);
+    let decision = host.router.explain(rid(1)).unwrap();
+    assert_eq!(decision.candidates[0].seconds, None);
+}
