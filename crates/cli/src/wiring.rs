@@ -431,6 +431,7 @@ fn router_config(settings: &Settings) -> Result<RouterConfig, BadConfig> {
     Ok(RouterConfig {
         kv_cache_block_size: RouterConfig::default().kv_cache_block_size,
         router_mode: mode_of_models(settings),
+        router_policy: settings.get(keys::ROUTER_POLICY),
         router_role: Role::Aggregated,
         router_kv_overlap_score_credit: settings.get(keys::ROUTER_KV_OVERLAP_SCORE_CREDIT),
         router_kv_overlap_score_credit_decay: settings
@@ -478,7 +479,7 @@ fn router_config(settings: &Settings) -> Result<RouterConfig, BadConfig> {
 
 #[cfg(test)]
 mod tests {
-    use kvasir_router::QueuePolicy;
+    use kvasir_router::{QueuePolicy, RouterPolicy};
 
     use super::*;
 
@@ -531,7 +532,7 @@ mod tests {
     #[test]
     fn every_option_reaches_its_own_field() {
         let config = config_of(
-            "frontend --seed 1 --router-mode kv --router-kv-overlap-score-credit 0.11
+            "frontend --seed 1 --router-mode kv --router-policy time --router-kv-overlap-score-credit 0.11
              --router-kv-overlap-score-credit-decay 0.12 --router-prefill-load-scale 0.13
              --router-decode-active-request-weight 0.14 --router-host-cache-hit-weight 0.15
              --router-disk-cache-hit-weight 0.16 --router-temperature 0.17
@@ -549,6 +550,7 @@ mod tests {
         let expected = RouterConfig {
             kv_cache_block_size: 16,
             router_mode: RouterMode::Kv,
+            router_policy: RouterPolicy::Time,
             router_role: Role::Aggregated,
             router_kv_overlap_score_credit: 0.11,
             router_kv_overlap_score_credit_decay: 0.12,

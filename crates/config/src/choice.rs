@@ -5,7 +5,9 @@
 //! engine model are declared in `kvasir_options`, which they read, too.
 
 use kvasir_options::choices;
-pub use kvasir_options::{EngineFamily, PreemptionMode, PrefillLoadModel, QueuePolicy, RouterMode};
+pub use kvasir_options::{
+    EngineFamily, PreemptionMode, PrefillLoadModel, QueuePolicy, RouterMode, RouterPolicy,
+};
 
 use crate::value::{Kind, SettingType, Value};
 
@@ -147,6 +149,7 @@ macro_rules! typed_choices {
 typed_choices! {
     AdmissionControl, ChatProcessor, DiscoveryBackend, EngineFamily, EnginePreset, EventPlane,
     EventWire, ForCommand, LogFormat, PlaneCodec, PreemptionMode, PrefillFailure,
-    PrefillLoadModel, QueuePolicy, ReasoningField, RequestPlane, RouterMode, SharedCacheType,
+    PrefillLoadModel, QueuePolicy, ReasoningField, RequestPlane, RouterMode, RouterPolicy,
+    SharedCacheType,
     TokenizerBackend, TraceFormat, TrackingHash, TransferEnforcement,
 }

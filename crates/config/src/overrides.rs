@@ -73,6 +73,8 @@ fn assignment(part: &str, policy: &str, base: &Settings) -> Result<Assignment, P
         .filter(|s| s.is_switch())
     {
         return Ok(made(spec, "true", true));
+    } else if let (true, Some(spec)) = (part == "time", named(keys::ROUTER_POLICY.name())) {
+        return Ok(made(spec, part, false));
     } else if let (Some(_), Some(spec)) = (
         value::parse(&RouterMode::KIND, part),
         named(keys::ROUTER_MODE.name()),

@@ -131,6 +131,27 @@ pub(crate) const WORKER_AT: TextRule = TextRule {
     },
 };
 
+/// A worker, its speed and a moment.
+pub(crate) const WORKER_SPEED_AT: TextRule = TextRule {
+    expects: "a worker from 0, percent from 1 to 1000 and seconds, such as 2=50@0",
+    metavar: "WORKER=PERCENT@SECONDS",
+    accepts: |text| {
+        let Some((worker, rest)) = text.split_once('=') else {
+            return false;
+        };
+        let Some((percent, seconds)) = rest.split_once('@') else {
+            return false;
+        };
+        worker.parse::<u16>().is_ok()
+            && percent
+                .parse::<u32>()
+                .is_ok_and(|p| (1..=1000).contains(&p))
+            && seconds
+                .parse::<f64>()
+                .is_ok_and(|s| (0.0..1e9).contains(&s))
+    },
+};
+
 /// A fault of the mock server.
 pub(crate) const FAULT: TextRule = TextRule {
     expects: "refuse, stall, slow=MS, die=TOKENS, cut=TOKENS or status=CODE, then :share=X or :count=N",

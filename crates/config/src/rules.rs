@@ -7,7 +7,8 @@
 //! Elsewhere: ranges of single options (`table`).
 
 use crate::choice::{
-    ChatProcessor, DiscoveryBackend, EventPlane, PrefillLoadModel, RouterMode, TrackingHash,
+    ChatProcessor, DiscoveryBackend, EventPlane, PrefillLoadModel, RouterMode, RouterPolicy,
+    TrackingHash,
 };
 use crate::command::Command;
 use crate::disagg::ConditionalDisagg;
@@ -34,6 +35,9 @@ pub(crate) fn apply(settings: &mut Settings) -> Vec<Notice> {
 
 fn dependent_defaults(settings: &mut Settings) {
     let kv = Value::Choice(RouterMode::Kv.name());
+    if settings.get(keys::ROUTER_POLICY) == RouterPolicy::Time {
+        settings.prefer(keys::ROUTER_MODE, kv.clone(), "--router-policy time");
+    }
     if matches!(settings.command(), Command::Demo) {
         settings.prefer(keys::ROUTER_MODE, kv.clone(), "kvasir demo");
         // A first look opens no port to the network unless it is asked to.

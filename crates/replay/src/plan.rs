@@ -319,6 +319,20 @@ fn fleet(settings: &Settings, engine: EngineConfig) -> Result<Fleet, ReplayError
         let (worker, at) = worker_at(&text);
         changes.push(FleetChange::Joins { at, worker });
     }
+    for text in settings.get(keys::WORKER_SPEED) {
+        let (worker, percent, at) = worker_speed(&text);
+        if worker >= workers {
+            let last = workers.saturating_sub(1);
+            return Err(ReplayError::Options(format!(
+                "--worker-speed {text}: there is no worker {worker}; workers are 0 to {last}"
+            )));
+        }
+        changes.push(FleetChange::Slows {
+            at,
+            worker,
+            percent,
+        });
+    }
     Ok(Fleet {
         ranks: settings.get(keys::DATA_PARALLEL_SIZE),
         replicas: settings.get(keys::REPLICAS),
@@ -340,6 +354,13 @@ fn worker_at(text: &str) -> (u32, Time) {
     let (worker, seconds) = text.split_once('@').unwrap_or((text, "0"));
     let at = Time::from_secs_f64(seconds.parse().unwrap_or(0.0));
     (worker.parse().unwrap_or(0), at)
+}
+
+/// `worker=percent@seconds`; the option's rule has checked the form.
+fn worker_speed(text: &str) -> (u32, u32, Time) {
+    let (worker, rest) = text.split_once('=').unwrap_or((text, "100@0"));
+    let (percent, at) = worker_at(rest);
+    (worker.parse().unwrap_or(0), percent, at)
 }
 
 fn jobs(settings: &Settings) -> usize {

@@ -312,6 +312,12 @@ fn candidates(decision: &Value) -> String {
     if list.is_empty() {
         return String::new();
     }
+    let in_seconds = list
+        .iter()
+        .any(|c| c.get("seconds").is_some_and(Value::is_object));
+    if in_seconds {
+        return candidates_in_seconds(decision, list);
+    }
     let winner = decision.get("winner").and_then(|winner| winner.get(0));
     let scale = number(decision, "prefill_load_scale").unwrap_or(1.0);
     let term = |candidate: &Value, name: &str| {
@@ -347,6 +353,48 @@ fn candidates(decision: &Value) -> String {
         table.lines(usize::MAX).join("\n"),
         kept.unwrap_or_default(),
         amount(scale),
+    )
+}
+
+/// The same where placements cost seconds.
+fn candidates_in_seconds(decision: &Value, list: &[Value]) -> String {
+    let winner = decision.get("winner").and_then(|winner| winner.get(0));
+    let of = |candidate: &Value, group: &str, name: &str| {
+        candidate.get(group).and_then(|terms| number(terms, name))
+    };
+    let seconds = |candidate: &Value, group: &str, name: &str| {
+        let value = of(candidate, group, name);
+        value.map_or_else(|| UNKNOWN.to_owned(), |value| format!("{value:.3}"))
+    };
+    let mut table = Table::default();
+    let mut add = |title, align, of: &dyn Fn(&Value) -> String| {
+        table.column(title, align, 0, list.iter().map(of));
+    };
+    let mark = |c: &Value| if c.get("rank") == winner { ">" } else { "" }.to_owned();
+    add("", Align::Left, &mark);
+    add("WORKER", Align::Left, &|c| {
+        c.get("rank").map(rank_name).unwrap_or_default()
+    });
+    add("COST", Align::Right, &|c| seconds(c, "terms", "cost"));
+    add("WAIT", Align::Right, &|c| seconds(c, "seconds", "wait"));
+    add("PROMPT", Align::Right, &|c| seconds(c, "seconds", "own"));
+    add("DELAY", Align::Right, &|c| seconds(c, "seconds", "delay"));
+    add("DECODE", Align::Right, &|c| seconds(c, "seconds", "decode"));
+    add("NEW", Align::Right, &|c| {
+        of(c, "seconds", "new_tokens").map_or_else(|| UNKNOWN.to_owned(), amount)
+    });
+    let urls = decision.get("candidate_urls").and_then(Value::as_array);
+    let url = |at: usize| cell(urls.and_then(|urls| urls.get(at)));
+    table.column("URL", Align::Left, 0, (0..list.len()).map(url));
+    let eligible = whole(decision, "eligible").unwrap_or(0);
+    let kept = (eligible > list.len() as u64)
+        .then(|| format!("The {} cheapest of {eligible} are kept. ", list.len()));
+    format!(
+        "\n{}\n\n{}In seconds; the lowest cost wins: cost = (wait + prompt + delay + decode) x taints.\nWAIT is until \
+         the prompt's turn, PROMPT what it then takes, DELAY what it costs others, DECODE what its answer costs, NEW \
+         the tokens not cached.\n",
+        table.lines(usize::MAX).join("\n"),
+        kept.unwrap_or_default(),
     )
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::choice::{EngineFamily, EnginePreset, EventWire, PreemptionMode, TraceFormat};
 use crate::command::Scope;
-use crate::rule_text::{EVENT_FAULT, FAULT, JSON_OBJECT, NUMBERS, TCP, WORKER_AT};
+use crate::rule_text::{EVENT_FAULT, FAULT, JSON_OBJECT, NUMBERS, TCP, WORKER_AT, WORKER_SPEED_AT};
 use crate::spec::{Group, options, var};
 
 options! { ENGINE_ROWS, Group::Engine, Scope::REPLAY.and(Scope::MOCKER);
@@ -160,6 +160,12 @@ options! { REPLAY_ROWS, Group::Replay, Scope::REPLAY;
     /// Start or restart a worker with an empty cache. May be given several times.
     WORKER_JOINS: Vec<String> = "worker-joins" =>
         env(&[var("KVASIR_WORKER_JOINS")]).rule(&WORKER_AT).effective();
+
+    /// Speed of a worker in percent of its engine's, from a moment on: `2=50@0` is worker 2 at half speed.
+    ///
+    /// May be given several times: for engines of different speed, and for one that slows down.
+    WORKER_SPEED: Vec<String> = "worker-speed" =>
+        env(&[var("KVASIR_WORKER_SPEED")]).rule(&WORKER_SPEED_AT).effective();
 
     /// Number of parallel runs.
     JOBS: Option<u32> = "jobs" =>

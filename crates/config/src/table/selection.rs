@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::choice::{AdmissionControl, RouterMode};
+use crate::choice::{AdmissionControl, RouterMode, RouterPolicy};
 use crate::command::Scope;
 use crate::rule_text;
 use crate::spec::{Group, options, var};
@@ -58,6 +58,14 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
         env(&[var("DYN_ROUTER_MODE")])
         .default_note("round-robin; kv for engine servers, in the demo and with --load-aware")
         .metavar("MODE").common().effective();
+
+    /// What `kv` mode takes for the cost of a placement.
+    ///
+    /// `kv` adds blocks by the weights given. `time` adds the seconds that all requests wait; it learns
+    /// how long prompts and steps take, holds a request back while every good worker is behind, and has no
+    /// weights: credit, scale and request weight do not matter to it.
+    ROUTER_POLICY: RouterPolicy = "router-policy" of router =>
+        env(&[var("KVASIR_ROUTER_POLICY")]).metavar("POLICY").common().effective();
 
     /// Route by load alone and ignore caches.
     ///

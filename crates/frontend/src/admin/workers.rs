@@ -6,7 +6,7 @@ use std::sync::Arc;
 use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use kvasir_openai::ApiError;
-use kvasir_router::{Router, WorkerSpec};
+use kvasir_router::{LearnedTimes, Router, WorkerSpec};
 use kvasir_types::{WorkerId, WorkerRecord};
 use kvasir_upstream::{
     AddressError, parse_api_key, parse_remote_worker, parse_url, set_api_key, set_field, worker_id,
@@ -56,6 +56,7 @@ fn served_row(model: &Arc<ServedModel>, router: &Router, spec: &WorkerSpec) -> V
                 "active_requests": load.requests,
                 "active_decode_blocks": load.active_blocks,
                 "active_prefill_tokens": load.prefill_tokens,
+                "learned": router.learned(rank).map(|times| learned_row(&times)),
                 "cache": model.host.views().get(rank).map(|view| view.row()),
             })
         })
@@ -74,6 +75,27 @@ fn served_row(model: &Arc<ServedModel>, router: &Router, spec: &WorkerSpec) -> V
         "down": member.is_some_and(|member| member.ejected_until().is_some()),
         "draining": member.is_some_and(|member| member.is_draining()),
         "ranks": ranks,
+    })
+}
+
+/// How long prompts and steps take there, where that is learned: in figures that one can check.
+fn learned_row(times: &LearnedTimes) -> Value {
+    let law = &times.law;
+    json!({
+        "prompt_8k_s": law.chunk + law.work(8192.0, 0.0),
+        "step_64x2k_s": law.decode(64.0, 64.0 * 2048.0),
+        "prompt_factor": times.prompt_factor,
+        "step_factor": times.step_factor,
+        "prompt_samples": times.prompt_samples,
+        "step_samples": times.step_samples,
+        "seconds": {
+            "chunk": law.chunk,
+            "token": law.token,
+            "pair": law.pair,
+            "step": law.step,
+            "stream": law.stream,
+            "attend": law.attend,
+        },
     })
 }
 
