@@ -108,6 +108,13 @@ impl UpstreamBody {
         }
     }
 
+    /// The answer is complete, as its data says: what may still come is the end of its framing. The connection is kept if that is all
+    /// that comes.
+    pub fn finish(&mut self) {
+        self.give_back();
+        self.place = None;
+    }
+
     /// Closes the connection, as if it were dropped.
     pub fn close(&mut self) {
         self.connection = None;

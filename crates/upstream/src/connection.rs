@@ -4,7 +4,7 @@
 //! answer that is dropped closes its connection at once, and no byte crosses from task to task.
 //!
 //! What always holds: a connection is reused only if its request was sent whole, its answer was read to its end, no byte
-//! followed it, and neither side announced that it closes.
+//! followed it, and neither side announced that it closes. Whether a byte followed is asked of the kernel, just before it is reused.
 
 use std::future::poll_fn;
 use std::io;
@@ -20,9 +20,9 @@ use tokio::io::AsyncWrite;
 use tokio_util::io::poll_read_buf;
 
 use crate::UpstreamError;
-use crate::framing::{Framing, Step};
+use crate::framing::{Chunk, Framing, Step};
 use crate::head::{Destination, Head, UpstreamRequest, invalid};
-use crate::socket::Socket;
+use crate::socket::{Socket, Unread};
 use crate::tls::WorkerTls;
 
 /// A worker has this long to accept a connection (Dynamo's `DYN_TCP_CONNECT_TIMEOUT`).
@@ -35,6 +35,23 @@ const READ_BYTES_MAX: usize = 128 << 10;
 const READ_BYTES_MIN: usize = 1 << 10;
 /// Bodies up to this size are written in one piece with their heads.
 const JOINED_BYTES_MAX: usize = 4 << 10;
+/// Reads in which the end of an answer must have come whose data is complete.
+const END_READS_MAX: u32 = 4;
+/// Bytes that are read of it at once.
+const END_BYTES: usize = 64;
+
+/// Whether another request can go out on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Readiness {
+    /// It can.
+    Ready,
+    /// The end of the last answer has not come yet, though all its data has.
+    Unfinished,
+    /// It cannot: the worker closed it, or it was not kept in step.
+    Unfit,
+    /// It cannot: the worker sent bytes that nobody asked for.
+    Surplus,
+}
 
 /// A connection that is idle or has one request in flight.
 #[derive(Debug)]
@@ -79,23 +96,83 @@ impl Connection {
         })
     }
 
-    /// Whether another request can go out on it. Notices a worker that closed it meanwhile.
-    pub(crate) fn is_ready(&mut self) -> bool {
-        let idle = self.keep_alive && self.framing == Framing::Ended && self.is_sent();
-        idle && self.inbox.is_empty() && self.is_silent()
+    /// Whether another request can go out on it. Notices a worker that closed it meanwhile, and bytes that came meanwhile.
+    pub(crate) fn readiness(&mut self) -> Readiness {
+        match self.may_be_kept() {
+            Readiness::Ready => self.look(),
+            Readiness::Unfinished => match self.read_end() {
+                Readiness::Ready if !self.inbox.is_empty() => Readiness::Surplus,
+                Readiness::Ready => self.look(),
+                other => other,
+            },
+            other => other,
+        }
+    }
+
+    /// The same without asking the kernel, for a connection whose answer has just ended.
+    pub(crate) fn may_be_kept(&self) -> Readiness {
+        let is_kept = self.keep_alive && self.is_sent();
+        match self.framing {
+            _ if !is_kept => Readiness::Unfit,
+            Framing::Ended if self.inbox.is_empty() => Readiness::Ready,
+            Framing::Ended => Readiness::Surplus,
+            Framing::Chunks(Chunk::Data(_)) | Framing::Length(_) | Framing::UntilClose => {
+                Readiness::Unfit
+            }
+            Framing::Chunks(_) => Readiness::Unfinished,
+        }
     }
 
     /// Whether nothing came, not even the end.
-    fn is_silent(&mut self) -> bool {
-        match &self.socket {
-            // Not by polling: tokio tells a task that has used up its budget that nothing is there.
-            Socket::Plain(stream) => {
-                let read = stream.try_read(&mut [0]);
-                matches!(read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    fn look(&mut self) -> Readiness {
+        match self.socket.unread() {
+            Unread::Nothing => {}
+            Unread::Surplus => return Readiness::Surplus,
+            Unread::End => return Readiness::Unfit,
+        }
+        if let Socket::Secure(_) = self.socket {
+            // What was decrypted already.
+            let mut cx = Context::from_waker(Waker::noop());
+            if self.poll_read(&mut cx).is_ready() {
+                return Readiness::Unfit;
             }
-            Socket::Secure(_) => {
-                let mut cx = Context::from_waker(Waker::noop());
-                self.poll_read(&mut cx).is_pending()
+        }
+        Readiness::Ready
+    }
+
+    /// Reads what is left of an answer all of whose data has come: the closing chunk, which engines send apart.
+    fn read_end(&mut self) -> Readiness {
+        for _ in 0..END_READS_MAX {
+            match self.framing.step(&mut self.inbox) {
+                Ok(Step::End) => return Readiness::Ready,
+                // The second half of a line end.
+                Ok(Step::Data(data)) if data.trim_ascii().is_empty() => {}
+                Ok(Step::Data(_)) => return Readiness::Surplus,
+                Err(_) => return Readiness::Unfit,
+                Ok(Step::More) => match self.read_now() {
+                    Poll::Ready(Ok(1..)) => {}
+                    Poll::Ready(_) => return Readiness::Unfit,
+                    Poll::Pending => return Readiness::Unfinished,
+                },
+            }
+        }
+        Readiness::Unfit
+    }
+
+    /// Reads a little of what has come, without waiting.
+    fn read_now(&mut self) -> Poll<io::Result<usize>> {
+        if let Socket::Secure(_) = self.socket {
+            let mut cx = Context::from_waker(Waker::noop());
+            return self.poll_read(&mut cx);
+        }
+        let mut bytes = [0; END_BYTES];
+        match self.socket.read_now(&mut bytes) {
+            None => Poll::Pending,
+            Some(Err(error)) => Poll::Ready(Err(error)),
+            Some(Ok(count)) => {
+                self.inbox
+                    .extend_from_slice(bytes.get(..count).unwrap_or_default());
+                Poll::Ready(Ok(count))
             }
         }
     }
@@ -117,7 +194,7 @@ impl Connection {
 
     /// Frees the buffers of a long answer.
     pub(crate) fn shrink(&mut self) {
-        if self.inbox.capacity() > READ_BYTES {
+        if self.inbox.capacity() > READ_BYTES && self.inbox.is_empty() {
             self.inbox = BytesMut::new();
         }
         self.read_bytes = READ_BYTES;
@@ -149,8 +226,9 @@ impl Connection {
         Poll::Ready(piece.map_err(UpstreamError::Broken).transpose())
     }
 
-    /// Whether the answer was read to its end.
-    pub(crate) fn is_at_end(&self) -> bool {
+    /// Whether the answer was read to its end. The closing chunk is taken if it is there.
+    pub(crate) fn is_at_end(&mut self) -> bool {
+        self.framing.close(&mut self.inbox);
         self.framing == Framing::Ended
     }
 

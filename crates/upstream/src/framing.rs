@@ -96,6 +96,19 @@ impl Framing {
         }
     }
 
+    /// Takes the closing chunk without fields, if all of it and nothing before it is there.
+    pub(crate) fn close(&mut self, inbox: &mut BytesMut) {
+        let end: &[u8] = match self {
+            Self::Chunks(Chunk::End) => b"\r\n0\r\n\r\n",
+            Self::Chunks(Chunk::Size) => b"0\r\n\r\n",
+            _ => return,
+        };
+        if inbox.starts_with(end) {
+            inbox.advance(end.len());
+            *self = Self::Ended;
+        }
+    }
+
     /// The connection ended: whether the body has too.
     pub(crate) fn ends_with_connection(self) -> bool {
         matches!(self, Self::UntilClose | Self::Ended)

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use http::{HeaderValue, Response};
+use http::{HeaderName, HeaderValue, Response};
 use kvasir_types::HttpEndpoint;
 use tokio::sync::futures::OwnedNotified;
 use tokio::sync::{Notify, Semaphore};
@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use crate::UpstreamError;
 use crate::address::bearer;
 use crate::body::UpstreamBody;
-use crate::connection::Connection;
-use crate::head::{Destination, UpstreamRequest};
+use crate::connection::{Connection, Readiness};
+use crate::head::{Destination, Head, UpstreamRequest};
 use crate::thread_slot::{THREAD_SLOTS, thread_slot};
 use crate::tls::WorkerTls;
 
@@ -31,6 +31,10 @@ const IDLE_SWEEPS: u32 = 30;
 const NEVER: u64 = u64::MAX;
 /// How exactly the time of the last byte is known. Threads that read streams share that value, and mostly only read it.
 const RECEIVED_STEP: Duration = Duration::from_millis(10);
+/// Sweeps for which no connection of a worker is kept that sent bytes which nobody asked for: a minute.
+const DISTRUST_SWEEPS: u32 = 30;
+/// Names a request in the logs of everybody on its way; some engines say it back.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Kept connections, latest last, each with the sweep after which it was given back.
 type Idle = Vec<(Connection, u32)>;
@@ -53,6 +57,10 @@ struct Shared {
     /// Kept connections of each thread.
     idle: [Mutex<Idle>; THREAD_SLOTS],
     sweeps: AtomicU32,
+    /// Sweeps for which no connection is kept, as the worker sent bytes that nobody asked for.
+    distrusted: AtomicU32,
+    /// The engine says the id of each request back.
+    echoes_ids: AtomicBool,
     /// Whether the engine takes the larger priority first.
     larger_first: AtomicBool,
     places: Arc<Semaphore>,
@@ -89,6 +97,8 @@ impl Pool {
                 via,
                 idle: [const { Mutex::new(Vec::new()) }; THREAD_SLOTS],
                 sweeps: AtomicU32::new(0),
+                distrusted: AtomicU32::new(0),
+                echoes_ids: AtomicBool::new(false),
                 larger_first: AtomicBool::new(false),
                 places: Arc::new(Semaphore::new(OPEN_MAX)),
                 draining: AtomicBool::new(false),
@@ -115,7 +125,7 @@ impl Pool {
     }
 
     /// The `via` field of requests of our own.
-    pub(crate) fn via(&self) -> Option<&HeaderValue> {
+    pub fn via(&self) -> Option<&HeaderValue> {
         self.shared.via.as_ref()
     }
 
@@ -137,7 +147,8 @@ impl Pool {
     /// Sends a request and waits for the head of the answer; dropping the future closes the connection.
     ///
     /// A kept connection that ends at once, before an answer begins, was most likely closed while it was idle. That is no failure
-    /// of the worker, so the request is sent again on a new connection, once.
+    /// of the worker, so the request is sent again on a new connection, once. The same holds where the answer on a kept connection is
+    /// that of another request, as its id says.
     pub async fn send(
         &self,
         request: &UpstreamRequest<'_>,
@@ -172,6 +183,10 @@ impl Pool {
         };
         let kept = match idle {
             Some(mut connection) => match connection.send(request, &destination).await {
+                Ok(head) if self.is_of_another(request, &head) => {
+                    self.distrust("an answer to another request");
+                    None
+                }
                 Ok(head) => Some((connection, head)),
                 Err(error) if connection.was_stale(&error) && sent_at.elapsed() < STALE_WITHIN => {
                     tracing::debug!(worker = %self.endpoint(), %error, "kept connection was stale");
@@ -187,6 +202,7 @@ impl Pool {
                 let mut connection =
                     Connection::open(&self.shared.endpoint, &self.shared.tls).await?;
                 let head = connection.send(request, &destination).await?;
+                self.learn_echo(request, &head);
                 (connection, head)
             }
         };
@@ -280,10 +296,53 @@ impl Pool {
     /// Drops idle connections that engines have closed, and those that were not used for long.
     pub fn sweep(&self) {
         let sweep = self.shared.sweeps.fetch_add(1, Ordering::Relaxed);
-        let young = |since: u32| sweep.wrapping_sub(since) < IDLE_SWEEPS;
-        self.each_idle(|idle| {
-            idle.retain_mut(|(connection, since)| young(*since) && connection.is_ready())
-        });
+        let distrusted = self.shared.distrusted.load(Ordering::Relaxed);
+        let fewer = distrusted.saturating_sub(1);
+        self.shared.distrusted.store(fewer, Ordering::Relaxed);
+        let age = |since: u32| sweep.wrapping_sub(since);
+        let keeps = |connection: &mut Connection, since: u32| match connection.readiness() {
+            Readiness::Ready => age(since) < IDLE_SWEEPS,
+            Readiness::Unfinished => age(since) < 1,
+            Readiness::Unfit => false,
+            Readiness::Surplus => {
+                self.distrust(SURPLUS);
+                false
+            }
+        };
+        self.each_idle(|idle| idle.retain_mut(|(connection, since)| keeps(connection, *since)));
+    }
+
+    /// The worker sent bytes that nobody asked for: the next answer on a kept connection might be none. New connections are opened for a
+    /// while.
+    fn distrust(&self, what: &str) {
+        let before = self
+            .shared
+            .distrusted
+            .swap(DISTRUST_SWEEPS, Ordering::Relaxed);
+        if before == 0 {
+            tracing::warn!(worker = %self.endpoint(), what,
+                "the engine sent bytes that belong to no request: its connections are not reused for a minute");
+        }
+    }
+
+    fn is_distrusted(&self) -> bool {
+        self.shared.distrusted.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether the head on a kept connection is of another answer: this engine says ids back, and it is another's.
+    fn is_of_another(&self, request: &UpstreamRequest<'_>, head: &Head) -> bool {
+        let echoes = self.shared.echoes_ids.load(Ordering::Relaxed);
+        echoes && is_echo(request, head) == Some(false)
+    }
+
+    /// The first answer on a connection is always the right one: it shows whether the engine says ids back.
+    fn learn_echo(&self, request: &UpstreamRequest<'_>, head: &Head) {
+        let echoes = &self.shared.echoes_ids;
+        if let Some(echo) = is_echo(request, head)
+            && echoes.load(Ordering::Relaxed) != echo
+        {
+            echoes.store(echo, Ordering::Relaxed);
+        }
     }
 
     /// The calling thread's kept connections.
@@ -298,24 +357,54 @@ impl Pool {
     }
 
     fn take_idle(&self) -> Option<Connection> {
+        if self.is_distrusted() {
+            return None;
+        }
         let mut idle = self.idle();
-        let latest = std::iter::from_fn(|| idle.pop());
-        latest
-            .map(|(connection, _)| connection)
-            .find_map(|mut connection| connection.is_ready().then_some(connection))
+        let mut at = idle.len();
+        while let Some((connection, _)) = at.checked_sub(1).and_then(|last| idle.get_mut(last)) {
+            at -= 1;
+            match connection.readiness() {
+                Readiness::Ready => return Some(idle.remove(at).0),
+                Readiness::Unfinished => {}
+                Readiness::Unfit => drop(idle.remove(at)),
+                Readiness::Surplus => {
+                    idle.clear();
+                    self.distrust(SURPLUS);
+                    return None;
+                }
+            }
+        }
+        None
     }
 
     /// Keeps a connection whose answer was read to its end.
     pub(crate) fn give_back(&self, mut connection: Connection, generation: u32) {
-        if connection.is_ready() {
-            connection.shrink();
-            let since = self.shared.sweeps.load(Ordering::Relaxed);
-            let mut idle = self.idle();
-            if self.generation() == generation && idle.len() < IDLE_MAX {
-                idle.push((connection, since));
-            }
+        match connection.may_be_kept() {
+            Readiness::Ready | Readiness::Unfinished => {}
+            Readiness::Unfit => return,
+            Readiness::Surplus => return self.distrust(SURPLUS),
+        }
+        if self.is_distrusted() {
+            return;
+        }
+        connection.shrink();
+        let since = self.shared.sweeps.load(Ordering::Relaxed);
+        let mut idle = self.idle();
+        if self.generation() == generation && idle.len() < IDLE_MAX {
+            idle.push((connection, since));
         }
     }
+}
+
+/// Bytes after an answer or on an idle connection.
+const SURPLUS: &str = "bytes after an answer";
+
+/// Whether the id in an answer is that of the request; none if one of them has no id.
+fn is_echo(request: &UpstreamRequest<'_>, head: &Head) -> Option<bool> {
+    let ours = request.headers.get(REQUEST_ID)?;
+    let theirs = head.headers.get(REQUEST_ID)?;
+    Some(ours == theirs)
 }
 
 fn locked(idle: &Mutex<Idle>) -> MutexGuard<'_, Idle> {

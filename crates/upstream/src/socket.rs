@@ -6,7 +6,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use kvasir_types::HttpEndpoint;
-use rustix::net::sockopt;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::client::TlsStream;
@@ -23,6 +24,20 @@ const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_MAX: u32 = 4;
 /// Unacknowledged data this old closes the connection.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
+
+/// The first bytes of an answer by which a server says that an idle connection timed out (RFC 9110, section 15.5.9).
+const TIMED_OUT: [&[u8]; 2] = [b"HTTP/1.1 408", b"HTTP/1.0 408"];
+
+/// What lies in a socket that nobody has read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unread {
+    /// Nothing.
+    Nothing,
+    /// Bytes that nobody asked for.
+    Surplus,
+    /// The end, an error, or the notice of a server that it closes an idle connection.
+    End,
+}
 
 /// A socket to a worker.
 #[derive(Debug)]
@@ -52,6 +67,35 @@ impl Socket {
             .await
             .map_err(explain_plain_http)?;
         Ok(Self::Secure(Box::new(secure)))
+    }
+
+    /// Reads what lies in a plain socket, whatever the reactor has noted; none if nothing does, and where the socket is not plain.
+    pub(crate) fn read_now(&self, buffer: &mut [u8]) -> Option<io::Result<usize>> {
+        let Self::Plain(stream) = self else {
+            return None;
+        };
+        match recv(stream, buffer, RecvFlags::DONTWAIT) {
+            Err(Errno::AGAIN) => None,
+            Err(error) => Some(Err(error.into())),
+            Ok((count, _)) => Some(Ok(count)),
+        }
+    }
+
+    /// What lies in the socket. Asks the kernel: what the reactor has noted may be older than the last byte.
+    pub(crate) fn unread(&self) -> Unread {
+        let (stream, is_plain) = match self {
+            Self::Plain(stream) => (stream, true),
+            Self::Secure(stream) => (stream.get_ref().0, false),
+        };
+        let mut seen = [0; 12];
+        match recv(stream, &mut seen[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Err(Errno::AGAIN) => Unread::Nothing,
+            Ok((0, _)) | Err(_) => Unread::End,
+            // Records of TLS: most likely the other side says that it closes.
+            Ok(_) if !is_plain => Unread::End,
+            Ok(_) if TIMED_OUT.contains(&&seen[..]) => Unread::End,
+            Ok(_) => Unread::Surplus,
+        }
     }
 }
 

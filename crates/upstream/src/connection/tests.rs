@@ -51,12 +51,16 @@ async fn answer(peer: &mut TcpStream, end: &[u8], says: &[u8]) -> Vec<u8> {
     heard
 }
 
+fn is_ready(connection: &mut Connection) -> bool {
+    connection.readiness() == Readiness::Ready
+}
+
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
 #[tokio::test]
 async fn a_connection_serves_again_and_again() {
     let (mut connection, mut peer) = pair().await;
-    assert!(connection.is_ready());
+    assert!(is_ready(&mut connection));
     for _ in 0..3 {
         let (head, heard) =
             tokio::join!(send(&mut connection, b"hey"), answer(&mut peer, b"hey", OK));
@@ -65,13 +69,13 @@ async fn a_connection_serves_again_and_again() {
             heard,
             b"POST /x HTTP/1.1\r\nhost: e\r\ncontent-length: 3\r\n\r\nhey"
         );
-        assert!(!connection.is_ready(), "its answer was not read");
+        assert!(!is_ready(&mut connection), "its answer was not read");
         assert_eq!(rest(&mut connection).await.unwrap(), b"ok");
-        assert!(connection.is_ready());
+        assert!(is_ready(&mut connection));
     }
     drop(peer);
     connection.socket_readable().await;
-    assert!(!connection.is_ready(), "the worker has closed it");
+    assert!(!is_ready(&mut connection), "the worker has closed it");
 }
 
 #[tokio::test]
@@ -96,7 +100,7 @@ async fn an_answer_is_the_same_wherever_it_is_cut() {
             (201, &"b".parse().unwrap())
         );
         assert_eq!(
-            (&body[..], connection.is_ready()),
+            (&body[..], is_ready(&mut connection)),
             (&b"abcde"[..], true),
             "{cut}"
         );
@@ -120,7 +124,7 @@ async fn a_connection_that_may_be_out_of_step_is_not_kept() {
         head.unwrap();
         drop(peer);
         assert_eq!(rest(&mut connection).await.unwrap(), body);
-        assert!(!connection.is_ready());
+        assert!(!is_ready(&mut connection));
     }
 }
 
@@ -150,7 +154,7 @@ async fn what_breaks_off_is_no_answer() {
                 Err(UpstreamError::Broken(_))
             ));
         }
-        assert!(!connection.is_ready());
+        assert!(!is_ready(&mut connection));
     }
 }
 
@@ -180,7 +184,7 @@ async fn a_refusal_that_comes_before_the_question_was_sent_is_heard() {
     let (head, _) = tokio::join!(send(&mut connection, HUGE), answer(&mut peer, b"xxx", says));
     assert_eq!(head.unwrap().status, StatusCode::PAYLOAD_TOO_LARGE);
     assert_eq!(rest(&mut connection).await.unwrap(), b"no");
-    assert!(!connection.is_ready(), "the request was not sent whole");
+    assert!(!is_ready(&mut connection), "the request was not sent whole");
 }
 
 #[tokio::test]
@@ -197,7 +201,62 @@ async fn a_long_answer_is_read_in_larger_and_larger_pieces() {
         rest(&mut connection).await.unwrap()
     };
     let (came, _) = tokio::join!(asked, answer(&mut peer, b"q", &says));
-    assert!(came == body && connection.read_bytes > READ_BYTES && connection.is_ready());
+    assert!(came == body && connection.read_bytes > READ_BYTES && is_ready(&mut connection));
+}
+
+/// What came is noticed though the reactor, which did not run since, cannot know of it.
+#[tokio::test]
+async fn bytes_are_noticed_before_the_reactor_hears_of_them() {
+    use std::io::Write;
+    let cases: [(&[u8], Readiness); 3] = [
+        (OK, Readiness::Surplus),
+        (b"HTTP/1.1 408 Request Timeout\r\n\r\n", Readiness::Unfit),
+        (b"", Readiness::Unfit),
+    ];
+    for (late, readiness) in cases {
+        let (mut connection, mut peer) = pair().await;
+        let (head, _) = tokio::join!(send(&mut connection, b"q"), answer(&mut peer, b"q", OK));
+        head.unwrap();
+        assert_eq!(rest(&mut connection).await.unwrap(), b"ok");
+        // Another look, so that the reactor's note says that nothing is there.
+        assert_eq!(connection.readiness(), Readiness::Ready);
+        let mut peer = peer.into_std().unwrap();
+        peer.write_all(late).unwrap();
+        if late.is_empty() {
+            drop(peer);
+        }
+        assert_eq!(connection.readiness(), readiness, "{late:?}");
+    }
+}
+
+/// The closing chunk may come after all data: the connection waits for it, and for nothing else.
+#[tokio::test]
+async fn a_connection_waits_for_the_end_of_its_answer() {
+    use std::io::Write;
+    let begun = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok";
+    let cases: [(&[&[u8]], Readiness); 6] = [
+        (&[b"\r\n0\r\n\r\n"], Readiness::Ready),
+        (&[b"\r", b"\n0", b"\r\n\r", b"\n"], Readiness::Ready),
+        (&[b"\r\n1\r\n\n\r\n0\r\n\r\n"], Readiness::Ready),
+        (&[b"\r\n3\r\nmo"], Readiness::Surplus),
+        (&[b"\r\n0\r\n\r\nHTTP/1.1 200 OK\r\n"], Readiness::Surplus),
+        (&[b"\r\nzz\r\n"], Readiness::Unfit),
+    ];
+    for (pieces, readiness) in cases {
+        let (mut connection, mut peer) = pair().await;
+        let (head, _) = tokio::join!(send(&mut connection, b"q"), answer(&mut peer, b"q", begun));
+        head.unwrap();
+        let data = poll_fn(|cx| connection.poll_data(cx)).await;
+        assert_eq!(data.unwrap().unwrap(), "ok");
+        let mut peer = peer.into_std().unwrap();
+        peer.set_nonblocking(false).unwrap();
+        for piece in pieces {
+            assert_eq!(connection.may_be_kept(), Readiness::Unfinished);
+            assert_eq!(connection.readiness(), Readiness::Unfinished);
+            peer.write_all(piece).unwrap();
+        }
+        assert_eq!(connection.readiness(), readiness, "{pieces:?}");
+    }
 }
 
 impl Connection {
