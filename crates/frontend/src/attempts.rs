@@ -5,8 +5,8 @@
 
 use kvasir_host::{Booking, PromptBlocks};
 use kvasir_openai::ApiError;
-use kvasir_router::{Arrival, AttemptLimits, Attempts, NextStep};
-use kvasir_types::AttemptError;
+use kvasir_router::{Arrival, AttemptLimits, Attempts, GiveUp, NextStep};
+use kvasir_types::{AttemptError, RequestId, WorkerRank};
 
 use crate::App;
 use crate::models::ServedModel;
@@ -29,6 +29,16 @@ pub(crate) trait OpenAttempt {
 
     /// What the client is told if no other attempt is made, or none can be.
     fn client_error(&self, error: &Self::Error, next: NextStep) -> ApiError;
+}
+
+/// Names a request under which two workers failed.
+pub(crate) fn warn_failed_twice(request: RequestId, attempts: &Attempts, last: WorkerRank) {
+    tracing::warn!(
+        %request,
+        failed = ?attempts.failed_workers(),
+        worker = %last,
+        "workers failed under this request, one after the other; it is not sent to a third, as it may be what makes them fail"
+    );
 }
 
 /// How often a request may be sent again.
@@ -94,6 +104,9 @@ pub(crate) async fn run<O: OpenAttempt>(
             attempt = attempts.failures(),
             "attempt failed"
         );
+        if next == NextStep::GiveUp(GiveUp::FailedTwice) {
+            warn_failed_twice(arrival.id, attempts, target);
+        }
         booking.finish(outcome);
         client_error = opener.client_error(&error, next);
         if next != NextStep::TryNext {

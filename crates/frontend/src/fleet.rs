@@ -16,6 +16,7 @@ mod registration;
 mod roster;
 mod silence;
 mod subscribe;
+mod token_probe;
 
 pub use context::FleetContext;
 pub use file::{WorkersFile, WorkersFileError};

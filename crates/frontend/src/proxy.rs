@@ -29,7 +29,8 @@ use kvasir_openai::{
     ApiError, Endpoint, HeaderHints, Nvext, ResponseNvext, Scan, Timing, WorkerIds,
 };
 use kvasir_router::{Arrival, Attempts, Placement};
-use kvasir_types::{Time, TransportKind, WorkerRank};
+use kvasir_types::{FailureCause, Time, TransportKind, WorkerRank};
+use kvasir_upstream::cause_of_status;
 
 use crate::App;
 use crate::http::reply::{Reply, ReplyBody};
@@ -414,7 +415,12 @@ impl Forward {
         if source.is_edited() {
             headers.remove(header::CONTENT_LENGTH);
         }
+        let cause = match head.status.is_success() {
+            true => FailureCause::EngineFailed,
+            false => cause_of_status(head.status),
+        };
         let start = AnswerStart {
+            failure: attempts.outcome(cause),
             dispatched,
             first: began,
             status: head.status,

@@ -125,6 +125,16 @@ pub fn tokens_wanted(scan: &Scan<'_>, endpoint: Endpoint) -> Option<u32> {
     scan.max_tokens().or(otherwise)
 }
 
+/// Whether an answer of which `progress` has come is asked for from its beginning: no word was said yet. White space alone is not gone
+/// on from in a chat: engines look for where the last message ends by its words. The next answer's own white space takes
+/// its place ([`Graft::starting_over`]).
+#[must_use]
+pub fn starts_over(scan: &Scan<'_>, endpoint: Endpoint, progress: &Progress) -> bool {
+    let said = progress.text();
+    let in_chat = endpoint == Endpoint::Chat && !scan.continue_final_message();
+    said.is_empty() || in_chat && said.trim().is_empty()
+}
+
 /// The body that asks for the rest of an answer of which `progress` has come. `body` is the buffer that was
 /// scanned; `encode` gives the tokens of a text, for prompts that are tokens. `None`: it cannot be asked.
 #[must_use]
@@ -135,12 +145,10 @@ pub fn continued(
     progress: &Progress,
     encode: impl Fn(&str) -> Option<Vec<Token>>,
 ) -> Option<Bytes> {
-    let said = progress.text();
     // What was counted and not said is generated again.
-    let generated = if said.is_empty() {
-        0
-    } else {
-        progress.tokens()
+    let (said, generated) = match starts_over(scan, endpoint, progress) {
+        true => ("", 0),
+        false => (progress.text(), progress.tokens()),
     };
     let mut edits = scan.edit();
     match endpoint {
@@ -157,12 +165,8 @@ pub fn continued(
             edits.set("max_tokens", &left.to_string());
         }
         Endpoint::Chat => {
-            // With nothing said yet the question is asked again as it was. White space alone is not gone on
-            // from: engines look for where the last message ends by its words.
+            // With nothing said yet the question is asked again as it was.
             if !said.is_empty() {
-                if said.trim().is_empty() && !scan.continue_final_message() {
-                    return None;
-                }
                 edits.set("messages", &messages_with(scan, said)?);
                 edits.set("add_generation_prompt", "false");
                 edits.set("continue_final_message", "true");

@@ -4,11 +4,16 @@
 //! clock; the table in its tests lists every cause, phase and kind of request.
 //!
 //! What always holds: a request that may have been run and is not idempotent is not sent again; a worker that failed it is not
-//! chosen again while others are left; a request is sent at most `1 + retries + resumes` times.
+//! chosen again while others are left; a request is sent at most `1 + retries + resumes` times. A request under which two workers
+//! failed, one after the other, is not sent to a third: it may be what kills them.
 
 use kvasir_types::{FailureCause, Retry, WorkerId};
 
 use crate::input::{Arrival, Outcome};
+
+/// Tokens after which a worker that goes on with an answer has shown that it can run the request. If it fails later, that is held
+/// against the worker, not against the request.
+pub const PROGRESS_TOKENS: u32 = 16;
 
 /// How far an answer has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -47,6 +52,8 @@ pub enum GiveUp {
     Rejected,
     /// The request may have been run, and must not be run twice.
     MayHaveRun,
+    /// Two workers failed under the request, one after the other: it may be what made them fail.
+    FailedTwice,
     /// The limit is reached.
     Limit,
 }
@@ -75,6 +82,8 @@ pub struct Attempts {
     failed: Vec<WorkerId>,
     last_failure: Option<Outcome>,
     again: bool,
+    /// The last worker failed under it, and the request may be why.
+    suspect: bool,
 }
 
 impl Attempts {
@@ -88,6 +97,7 @@ impl Attempts {
             failed: Vec::new(),
             last_failure: None,
             again: false,
+            suspect: false,
         }
     }
 
@@ -100,6 +110,20 @@ impl Attempts {
     /// A worker has begun to answer.
     pub const fn first_byte(&mut self) {
         self.phase = Phase::Streaming;
+    }
+
+    /// A worker that goes on with the answer has generated `tokens` of it. After [`PROGRESS_TOKENS`] the failure before it was not the
+    /// request's fault.
+    pub const fn progressed(&mut self, tokens: u32) {
+        if tokens >= PROGRESS_TOKENS {
+            self.suspect = false;
+        }
+    }
+
+    /// Workers that failed the request, oldest first.
+    #[must_use]
+    pub fn failed_workers(&self) -> &[WorkerId] {
+        &self.failed
     }
 
     /// Times that a worker has failed the request.
@@ -131,16 +155,30 @@ impl Attempts {
         };
         match (give_up, left) {
             (Some(why), _) => NextStep::GiveUp(why),
+            (None, _) if self.suspect && cause.suspects_request() => {
+                NextStep::GiveUp(GiveUp::FailedTwice)
+            }
             (None, 0) => NextStep::GiveUp(GiveUp::Limit),
             (None, _) => NextStep::TryNext,
+        }
+    }
+
+    /// How an attempt ends for the router that fails so. An error that two workers answer with is the request's, and not held against the
+    /// second.
+    #[must_use]
+    pub const fn outcome(&self, cause: FailureCause) -> Outcome {
+        match Outcome::of_failure(cause) {
+            Outcome::Broken if self.suspect => Outcome::Failed,
+            outcome => outcome,
         }
     }
 
     /// `worker` failed the request: how its attempt ended for the router, and what follows. [`NextStep::TryNext`] uses up one of
     /// the attempts that are left.
     pub fn fail(&mut self, worker: WorkerId, cause: FailureCause) -> (Outcome, NextStep) {
-        let outcome = Outcome::of_failure(cause, self.phase);
+        let outcome = self.outcome(cause);
         let next = self.next_step(cause);
+        self.suspect |= cause.suspects_request();
         self.failed.push(worker);
         self.last_failure = Some(outcome);
         self.again = self.phase == Phase::Opening && may_recover(cause);
@@ -159,25 +197,21 @@ impl Attempts {
 }
 
 impl Outcome {
-    /// How an attempt ended that failed in `phase`.
+    /// How an attempt ended that failed so.
     #[must_use]
-    pub const fn of_failure(cause: FailureCause, phase: Phase) -> Self {
-        match (cause, phase) {
-            (FailureCause::ErrorEvent, Phase::Streaming) | (FailureCause::Rejected, _) => {
-                Self::Failed
+    pub const fn of_failure(cause: FailureCause) -> Self {
+        match cause {
+            FailureCause::Rejected => Self::Failed,
+            FailureCause::EngineFailed | FailureCause::BadGateway | FailureCause::ErrorEvent => {
+                Self::Broken
             }
-            (FailureCause::EngineFailed, _) => Self::Broken,
-            (FailureCause::Local, _) => Self::NotSent,
-            (FailureCause::Overloaded | FailureCause::BadGateway, _) => Self::Overloaded,
-            (
-                FailureCause::Absent
-                | FailureCause::Connect
-                | FailureCause::Disconnected
-                | FailureCause::WorkerLost
-                | FailureCause::Timeout
-                | FailureCause::ErrorEvent,
-                _,
-            ) => Self::Unreachable,
+            FailureCause::Local => Self::NotSent,
+            FailureCause::Overloaded => Self::Overloaded,
+            FailureCause::Absent
+            | FailureCause::Connect
+            | FailureCause::Disconnected
+            | FailureCause::WorkerLost
+            | FailureCause::Timeout => Self::Unreachable,
         }
     }
 }

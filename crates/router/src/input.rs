@@ -57,6 +57,9 @@ pub enum Input {
     Load(LoadReport),
     /// The host has asked a worker whether it is well.
     Probed(Probe),
+    /// The host has asked a worker for one token, and got it, or cannot ask it so. Told of one that
+    /// [`Router::awaits_token`](crate::Router::awaits_token); as long as it fails, nothing is told.
+    Generated(TokenProbe),
     /// Busy thresholds change. Takes effect with the next load report, as bookings change, or on `Tick`.
     Thresholds(ThresholdUpdate),
     /// News about a session's state in its engine.
@@ -149,8 +152,8 @@ pub enum Outcome {
     Overloaded,
     /// The worker answered with an error that says nothing about its health.
     Failed,
-    /// The worker answered that it failed. That may be the request's fault: only several in a row, while
-    /// others serve, eject it.
+    /// The worker answered that it failed. That may be the request's fault: two in a row, or one that came faster than any answer did,
+    /// eject it until it generates a token.
     Broken,
     /// Nothing was sent: this machine had no descriptor, port or memory left. It says nothing about the worker.
     NotSent,
@@ -165,6 +168,17 @@ pub struct Probe {
     pub asked: Time,
     /// Whether it is. If not, it is ejected until a probe says that it is.
     pub healthy: bool,
+}
+
+/// What came of asking a worker for one token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenProbe {
+    /// The worker.
+    pub worker: WorkerId,
+    /// When it was asked: an answer outweighs only failures from before.
+    pub asked: Time,
+    /// Whether it has a route that generates: if so it gave a token, if not it is ejected for a span that ends by itself.
+    pub supported: bool,
 }
 
 /// How loaded a rank says it is. Absent figures leave what is known.

@@ -38,14 +38,14 @@ mod ring;
 mod router;
 mod session;
 
-pub use attempts::{AttemptLimits, Attempts, GiveUp, NextStep, Phase};
+pub use attempts::{AttemptLimits, Attempts, GiveUp, NextStep, PROGRESS_TOKENS, Phase};
 pub use config::{Role, RouterConfig};
 pub use decision::{Decision, Exclusion, ExclusionReason, Reason};
 pub use error::{LimitKind, RouteError};
-pub use health::{ERRORS_MAX, FIRST_SPAN, FORGIVEN_AFTER, OUTWEIGHED_MAX};
+pub use health::{BROKEN_MAX, ERRORS_MAX, FIRST_SPAN, FORGIVEN_AFTER, OUTWEIGHED_MAX};
 pub use input::{
     Arrival, Input, LoadReport, Outcome, PeerChange, PeerEvent, Probe, SessionAction, SessionEvent,
-    SessionRequest, ThresholdUpdate,
+    SessionRequest, ThresholdUpdate, TokenProbe,
 };
 pub use kvasir_options::{PrefillLoadModel, RouterMode, RouterPolicy};
 pub use kvasir_placement::{

@@ -211,6 +211,7 @@ impl Router {
             Input::Finished { id, on, outcome } => self.finish(id, on, outcome, out),
             Input::Load(report) => self.load_report(&report, out),
             Input::Probed(probe) => self.probed(&probe, out),
+            Input::Generated(probe) => self.generated(&probe, out),
             Input::Thresholds(update) => self.set_thresholds(&update),
             Input::Session(event) => self.session_event(event, out),
             Input::Peer(event) => self.peer(&event, out),

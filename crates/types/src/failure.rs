@@ -113,8 +113,28 @@ impl FailureCause {
             | Self::WorkerLost
             | Self::Timeout
             | Self::BadGateway
+            | Self::EngineFailed
             | Self::ErrorEvent => Retry::IfIdempotent,
-            Self::Rejected | Self::EngineFailed => Retry::Never,
+            Self::Rejected => Retry::Never,
+        }
+    }
+
+    /// Whether the request may be what made the worker fail: the worker had it, and died or says that it failed. One that could not
+    /// be reached, is full or is slow says nothing about the request.
+    #[must_use]
+    pub const fn suspects_request(self) -> bool {
+        match self {
+            Self::Disconnected
+            | Self::WorkerLost
+            | Self::BadGateway
+            | Self::EngineFailed
+            | Self::ErrorEvent => true,
+            Self::Absent
+            | Self::Connect
+            | Self::Timeout
+            | Self::Overloaded
+            | Self::Rejected
+            | Self::Local => false,
         }
     }
 }

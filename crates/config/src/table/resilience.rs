@@ -8,10 +8,15 @@ use crate::spec::{Group, options, var};
 options! { RESILIENCE_ROWS, Group::Resilience, Scope::SERVE;
 
     /// Retries on other workers after a failure before the first byte of the response.
+    ///
+    /// A request whose worker died under it, or answered with status 500, 502 or 504, is tried once more at most: it may be what makes
+    /// workers fail. It is named in the log.
     RETRY_LIMIT: u32 = "retry-limit" =>
         env(&[var("KVASIR_RETRY_LIMIT")]).default("2").ints(0, 1000).effective();
 
     /// Times that a started stream may be migrated to another worker.
+    ///
+    /// A stream whose next worker fails within 16 tokens is not migrated again.
     MIGRATION_LIMIT: u32 = "migration-limit" =>
         env(&[var("DYN_MIGRATION_LIMIT")]).default("0").effective();
 

@@ -185,6 +185,7 @@ impl HttpWatcher {
                 }
                 () = self.registration.faulted.notified() => {}
             }
+            self.token_wanted.notify_one();
             // It failed a request: one no more is enough.
             self.unwell = self.unwell.max(UNWELL_MAX - 1);
             if !self.check_again().await {

@@ -11,10 +11,12 @@ use kvasir_types::{HttpEndpoint, Transport, WorkerRecord};
 use kvasir_upstream::{
     EngineKind, Facts, Pool, RankLoad, UpstreamError, page_text, read_load, read_loads,
 };
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::registration::Registration;
 use super::silence::Silence;
+use super::token_probe::TokenProber;
 use super::{DRAIN_LOOK, Fleet, Goal, Goals, WatchEnd, health};
 use crate::fleet::members::MemberState;
 use crate::models::links::WorkerLink;
@@ -38,6 +40,8 @@ pub(super) struct HttpWatcher {
     pub(super) unwell: u32,
     /// Since when nothing came from it.
     pub(super) silence: Silence,
+    /// A router may wait until it generates a token.
+    pub(super) token_wanted: Arc<Notify>,
 }
 
 impl HttpWatcher {
@@ -51,6 +55,7 @@ impl HttpWatcher {
             failures: 0,
             unwell: 0,
             silence: Silence::new(Instant::now()),
+            token_wanted: Arc::default(),
         }
     }
 
@@ -64,8 +69,12 @@ impl HttpWatcher {
                         break WatchEnd::OtherTransport;
                     };
                     self.serve_as(&record, endpoint);
+                    let registration = &self.registration;
+                    let context = &registration.fleet.context;
+                    let prober = TokenProber::new(context, registration.id, &self.token_wanted);
                     tokio::select! {
                         () = self.serve() => {}
+                        () = prober.run() => {}
                         _ = goals.changed() => {}
                     }
                 }

@@ -156,9 +156,9 @@ impl RequestIdentity {
         self.is_given.then(|| self.name.clone())
     }
 
-    /// Tells the client how to ask about its request, unless the engine has.
+    /// Tells the client how to ask about its request. What the engine calls it nobody can ask for here.
     pub(crate) fn tell(self, reply: &mut Reply) {
-        reply.headers_mut().entry(REQUEST_ID).or_insert(self.name);
+        reply.headers_mut().insert(REQUEST_ID, self.name);
     }
 }
 

@@ -10,13 +10,16 @@ use kvasir_host::Booking;
 use kvasir_openai::{ApiError, ask_token_ids};
 use kvasir_router::{Attempts, GiveUp, NextStep, Placement};
 use kvasir_types::{AttemptError as _, FailureCause, WorkerRank};
-use kvasir_upstream::{UpstreamBody, UpstreamError, UpstreamRequest, cause_of_status};
+use kvasir_upstream::{UpstreamBody, UpstreamError, UpstreamRequest};
 
 use super::{EngineAnswer, Forward, Kind, PreparedRequest, headers, outgoing, peek};
 use crate::attempts::{self, OpenAttempt, UnplacedRequest};
 use crate::http::reply::Reply;
 use crate::observe::request_record::RequestRecord;
 use crate::proxy::relay::{Form, Source};
+
+/// The client's error when two workers failed under the request.
+const FAILED_TWICE: &str = "Two workers failed while they had this request. It may be what makes them fail, so it was not sent to a third";
 
 /// The client's error when a request may have been run and must not be run twice.
 const NOT_SENT_AGAIN: &str = "The worker failed before it answered. It may have run the request, so it was not sent to another worker";
@@ -37,7 +40,8 @@ pub(crate) struct HttpAttempt<'a> {
     /// Tokens of the prompt.
     tokens: u32,
     record: &'a mut RequestRecord,
-    /// The last answer that said that its engine is not available, and who gave it. It is the answer if no other engine gives one.
+    /// The last answer that said that its engine failed or is not available, and who gave it. It is the answer if no other engine
+    /// gives one.
     unavailable: Option<Box<(EngineAnswer, WorkerRank)>>,
 }
 
@@ -69,20 +73,39 @@ impl OpenAttempt for HttpAttempt<'_> {
     ) -> Result<EngineAnswer, UpstreamError> {
         self.record.placed(booking);
         let answer = self.forward.open(booking, self.tokens).await?;
-        let status = answer.head.status;
-        if status.is_success() || attempts.next_step(cause_of_status(status)) != NextStep::TryNext {
+        let Some(error) = answer.failure() else {
+            return Ok(answer);
+        };
+        let next = attempts.next_step(error.failure_cause());
+        if next == NextStep::GiveUp(GiveUp::FailedTwice) {
+            attempts::warn_failed_twice(booking.placement().id, attempts, booking.target());
+        }
+        if next != NextStep::TryNext {
             return Ok(answer);
         }
         self.unavailable = Some(Box::new((answer, booking.target())));
-        Err(UpstreamError::Status(status))
+        Err(error)
     }
 
     fn client_error(&self, error: &UpstreamError, next: NextStep) -> ApiError {
         match (next, error.failure_cause()) {
             (NextStep::GiveUp(GiveUp::MayHaveRun), _) => ApiError::new(502, NOT_SENT_AGAIN),
+            (NextStep::GiveUp(GiveUp::FailedTwice), _) => ApiError::new(502, FAILED_TWICE),
             (_, FailureCause::Timeout) => ApiError::deadline(),
             (_, FailureCause::Local) => ApiError::new(503, NO_ROOM),
             _ => ApiError::unavailable(),
+        }
+    }
+}
+
+impl EngineAnswer {
+    /// Why it is none, if it says so: its status, or an error in place of the first event.
+    fn failure(&self) -> Option<UpstreamError> {
+        let status = self.head.status;
+        match self.source.begins_with_failure() {
+            _ if !status.is_success() => Some(UpstreamError::Status(status)),
+            true => Some(UpstreamError::ErrorEvent),
+            false => None,
         }
     }
 }

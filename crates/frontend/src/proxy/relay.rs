@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 use kvasir_host::{Booking, UsageReport};
 use kvasir_openai::{ApiError, write_comment, write_done};
-use kvasir_router::{Outcome, Phase};
+use kvasir_router::Outcome;
 use kvasir_telemetry::Clock;
 use kvasir_types::{AttemptError as _, Time, WorkerId, WorkerRank};
 use kvasir_upstream::UpstreamError;
@@ -65,6 +65,8 @@ pub(crate) struct Accounting {
     dispatched: Time,
     first: Time,
     status: StatusCode,
+    /// How its attempt ends if the answer is an error.
+    failure: Outcome,
     /// The router is told the length of the answer every so many tokens, those of a block. None if it is no completion.
     every: Option<u32>,
     /// Tokens that were counted last, and when.
@@ -79,6 +81,8 @@ pub(crate) struct AnswerStart {
     pub(crate) first: Time,
     /// Its status.
     pub(crate) status: StatusCode,
+    /// How its attempt ends if the answer is an error.
+    pub(crate) failure: Outcome,
     /// Tokens in a block, if it is a completion.
     pub(crate) block_size: Option<u32>,
     /// The client gets tokens as they come.
@@ -110,6 +114,7 @@ impl Accounting {
             dispatched: start.dispatched,
             first,
             status: start.status,
+            failure: start.failure,
             every: start.block_size,
             counted: (0, first),
         }
@@ -135,14 +140,15 @@ impl Accounting {
     /// The answer is complete.
     pub(crate) fn close(self, source: &Source) {
         let count = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
-        if !self.status.is_success() {
+        if !self.status.is_success() || source.is_failed() {
             if let Some(booking) = self.booking {
-                booking.finish(match self.status.is_server_error() {
-                    true => Outcome::Broken,
-                    false => Outcome::Failed,
-                });
+                booking.finish(self.failure);
             }
-            return self.record.refused(self.status.as_u16());
+            let status = match self.status.is_success() {
+                true => StatusCode::INTERNAL_SERVER_ERROR,
+                false => self.status,
+            };
+            return self.record.refused(status.as_u16());
         }
         if self.every.is_none() {
             if let Some(booking) = self.booking {
@@ -192,11 +198,16 @@ impl Accounting {
     }
 
     /// The worker failed: its booking ends. Returns the worker.
-    fn fail_worker(&mut self, error: &UpstreamError, events: u32) -> Option<WorkerId> {
+    fn fail_worker(
+        &mut self,
+        error: &UpstreamError,
+        outcome: Outcome,
+        events: u32,
+    ) -> Option<WorkerId> {
         let booking = self.booking.take()?;
         let worker = booking.target();
         tracing::warn!(%worker, %error, events, "answer broke off");
-        booking.finish(Outcome::of_failure(error.failure_cause(), Phase::Streaming));
+        booking.finish(outcome);
         Some(worker.worker)
     }
 
@@ -244,10 +255,16 @@ impl Relay {
     /// The engine failed: another is asked for the rest (`None`), or these are the last bytes.
     fn break_off(&mut self, error: &UpstreamError) -> Option<Next> {
         let events = self.source.events;
-        let worker = self.accounting.as_mut()?.fail_worker(error, events);
+        let cause = error.failure_cause();
+        let outcome = match &self.resume {
+            Some(resume) => resume.outcome(cause),
+            None => Outcome::of_failure(cause),
+        };
+        let accounting = self.accounting.as_mut()?;
+        let worker = accounting.fail_worker(error, outcome, events);
         let is_events = self.source.is_events();
         if let (Some(resume), Some(worker)) = (&mut self.resume, worker) {
-            match resume.after_failure(&mut self.source, worker, error.failure_cause()) {
+            match resume.after_failure(&mut self.source, worker, cause) {
                 Continuation::Resume(resuming) => {
                     self.source.close();
                     self.resuming = Some(resuming);
@@ -276,12 +293,13 @@ impl Relay {
         Some(Ok(out.freeze()))
     }
 
-    /// Bytes came. A body of known length ends here: hyper does not poll again for its end.
+    /// Bytes came, and go to the client now. A stream ends with `[DONE]`, whatever its engine sends after it, and whether the client waits
+    /// for the end of the body or not; a body of known length ends with its last byte: hyper does not poll again for its end.
     fn received(&mut self) {
         if let Some(accounting) = &mut self.accounting {
             accounting.count(&self.source);
         }
-        if self.source.is_ended() {
+        if self.source.is_ended() || self.source.is_done() {
             self.close();
         }
     }
@@ -327,16 +345,8 @@ impl Relay {
         if let Some(idle) = &mut self.idle {
             idle.reset();
         }
+        self.received();
         Poll::Ready(Some(Ok(first)))
-    }
-}
-
-impl Drop for Relay {
-    /// A client may leave when it has read `[DONE]`, before the body has ended: it has its answer, and did not cancel.
-    fn drop(&mut self) {
-        if self.held.is_none() && self.source.is_done() {
-            self.close();
-        }
     }
 }
 
@@ -379,9 +389,8 @@ impl ByteSource for Relay {
                     }
                     return Poll::Ready(Some(Ok(bytes)));
                 }
-                Poll::Ready(Some(Err(error))) if !self.source.is_done() => error,
-                // The answer is complete, however its connection ended.
-                Poll::Ready(Some(Err(_)) | None) => {
+                Poll::Ready(Some(Err(error))) => error,
+                Poll::Ready(None) => {
                     self.close();
                     return Poll::Ready(None);
                 }
@@ -391,10 +400,6 @@ impl ByteSource for Relay {
                         Poll::Pending => return Poll::Pending,
                         Poll::Ready(Due::Comment) => {
                             return Poll::Ready(Some(Ok(keep_alive())));
-                        }
-                        Poll::Ready(Due::Timeout(_)) if self.source.is_done() => {
-                            self.close();
-                            return Poll::Ready(None);
                         }
                         Poll::Ready(Due::Timeout(limit)) => UpstreamError::StreamTimeout(limit),
                     }

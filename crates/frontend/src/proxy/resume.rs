@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use kvasir_host::{Booking, PromptBlocks};
-use kvasir_openai::resume::{Graft, continued};
+use kvasir_openai::resume::{Graft, continued, starts_over};
 use kvasir_openai::{ApiError, Endpoint, Nvext, Scan, write_done};
-use kvasir_router::{Arrival, Attempts, NextStep};
+use kvasir_router::{Arrival, Attempts, GiveUp, NextStep, Outcome};
 use kvasir_types::{FailureCause, WorkerId, WorkerRank};
 use kvasir_upstream::UpstreamError;
 
@@ -31,6 +31,8 @@ pub(crate) struct Resume {
     /// Why the request cannot be resumed, whatever its answer is.
     obstacle: Option<&'static str>,
     too_long: bool,
+    /// Tokens that had come when another worker was last asked for the rest.
+    resumed_at: u32,
 }
 
 /// What a request's body says about resuming its answer.
@@ -83,6 +85,7 @@ impl Resume {
             max_tokens: terms.max_tokens,
             obstacle: terms.obstacle,
             too_long: false,
+            resumed_at: 0,
         }
     }
 
@@ -92,6 +95,10 @@ impl Resume {
             return;
         };
         let progress = &state.progress;
+        if state.is_grafted() {
+            let tokens = progress.tokens().saturating_sub(self.resumed_at);
+            self.attempts.progressed(tokens);
+        }
         let prompt = progress.usage().map(|usage| usage.prompt_tokens);
         let prompt = prompt.and_then(|tokens| u32::try_from(tokens).ok());
         let prompt = prompt.unwrap_or(self.arrival.isl_tokens);
@@ -168,15 +175,18 @@ impl Resume {
         if self.too_long {
             return Err(ResumeObstacle::TooLong);
         }
-        if self.attempts.fail(worker, cause).1 != NextStep::TryNext {
-            return Err(ResumeObstacle::Limit);
+        match self.attempts.fail(worker, cause).1 {
+            NextStep::TryNext => {}
+            NextStep::GiveUp(GiveUp::FailedTwice) => return Err(ResumeObstacle::FailedTwice),
+            NextStep::GiveUp(_) => return Err(ResumeObstacle::Limit),
         }
         let resume = resume.ok_or(ResumeObstacle::NotLegal("nothing_said"))?;
-        let body = self
+        let (body, starts_over) = self
             .body(&resume)
             .ok_or(ResumeObstacle::NotLegal("prompt"))?;
+        self.resumed_at = resume.progress.tokens();
         let resume = resume
-            .grafted()
+            .grafted(starts_over)
             .ok_or(ResumeObstacle::NotLegal("nothing_said"))?;
         let attempt = ResumeAttempt {
             forward: Arc::clone(&self.forward),
@@ -191,18 +201,25 @@ impl Resume {
         Ok(Box::pin(attempt.run(arrival, attempts)))
     }
 
-    fn body(&self, resume: &ResumeState) -> Option<Bytes> {
+    /// How an attempt ends for the router that fails so.
+    pub(crate) fn outcome(&self, cause: FailureCause) -> Outcome {
+        self.attempts.outcome(cause)
+    }
+
+    /// The body that asks for the rest, and whether it asks for all.
+    fn body(&self, resume: &ResumeState) -> Option<(Bytes, bool)> {
         let forward = &self.forward;
         let scan = Scan::parse(&forward.body).ok()?;
         let text = forward.model.text().cloned();
         let encode = |said: &str| text.as_ref()?.encode(said, false).ok();
-        continued(
+        let body = continued(
             &scan,
             &forward.body,
             self.endpoint,
             &resume.progress,
             encode,
-        )
+        )?;
+        Some((body, starts_over(&scan, self.endpoint, &resume.progress)))
     }
 }
 
@@ -282,6 +299,7 @@ impl ResumeAttempt {
         let mut source = Source::new(body, form, Some(reader.resume));
         let first = tokio::time::timeout(timeout, source.first_bytes()).await;
         let error = match first.unwrap_or(Err(UpstreamError::AnswerTimeout)) {
+            Ok(_) if source.begins_with_failure() => UpstreamError::ErrorEvent,
             Ok(FirstBytes::Partial(bytes)) => return Ok((source, bytes)),
             Ok(FirstBytes::Whole(_)) => UpstreamError::Unfinished,
             Err(error) => error,

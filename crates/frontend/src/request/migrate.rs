@@ -95,6 +95,8 @@ pub(crate) enum ResumeObstacle {
     NotLegal(&'static str),
     /// It is too long.
     TooLong,
+    /// Two workers failed under it, one after the other.
+    FailedTwice,
     /// The limit of `--migration-limit` is reached.
     Limit,
 }
@@ -104,6 +106,7 @@ impl ResumeObstacle {
         match self {
             Self::NotLegal(why) => why,
             Self::TooLong => "max_seq_len",
+            Self::FailedTwice => "failed_twice",
             Self::Limit => "limit",
         }
     }

@@ -18,7 +18,7 @@ use kvasir_openai::{
     AnswerHead, ApiError, Choice, ResponseNvext, StreamWriter, Timing, TokenLogprob, Usage,
     WorkerIds, write_done, write_llm_metrics, write_unary,
 };
-use kvasir_router::{Outcome, Phase};
+use kvasir_router::Outcome;
 use kvasir_text::Detokenizer;
 use kvasir_transport::{PlaneError, TokenStream};
 use kvasir_types::{AttemptError as _, FinishReason, Retry, Time, Token, TokenItem, WorkerRank};
@@ -374,7 +374,7 @@ impl ChoiceStream {
 
     /// Its worker failed: another one resumes it, or the choice ends.
     fn break_off(&mut self, app: &Arc<App>, job: &Arc<Job>, error: &PlaneError) -> AfterFailure {
-        let outcome = Outcome::of_failure(error.failure_cause(), Phase::Streaming);
+        let outcome = Outcome::of_failure(error.failure_cause());
         let id = self
             .work
             .as_ref()

@@ -334,7 +334,7 @@ async fn what_passes_is_labelled_and_named() {
         rig.stage.play(vec![Step::Close]);
     }
     let answer = rig.post("/v1/embeddings", r#"{"model":"m"}"#).await;
-    assert_eq!(answer.status, 503);
+    assert_eq!(answer.status, 502);
     assert!(answer.header("x-request-id").is_some());
 }
 

@@ -22,6 +22,8 @@ pub(crate) enum Step {
     Write(Vec<u8>),
     /// Waits for a permit of [`Stage::gate`].
     Gate,
+    /// Waits so long.
+    Pause(Duration),
     /// Waits until the peer hangs up.
     Hang,
     /// Sends this again and again until the peer is slow to take it.
@@ -71,6 +73,10 @@ pub(crate) struct Stage {
     frozen: Mutex<BTreeSet<u16>>,
     /// Questions about health until now.
     pub(crate) checked: AtomicUsize,
+    /// What the engine at a port answers when it is asked for one token; [`ok`] without it.
+    pub(crate) tokens: Mutex<BTreeMap<u16, &'static [u8]>>,
+    /// Questions for one token until now.
+    pub(crate) asked_token: AtomicUsize,
     /// Lets [`Step::Gate`] pass.
     pub(crate) gate: Semaphore,
     /// Connections that are open now.
@@ -96,6 +102,8 @@ impl Stage {
             always: Mutex::default(),
             frozen: Mutex::default(),
             checked: AtomicUsize::new(0),
+            tokens: Mutex::default(),
+            asked_token: AtomicUsize::new(0),
             gate: Semaphore::new(0),
             open: AtomicUsize::new(0),
             hung_up: Semaphore::new(0),
@@ -153,6 +161,13 @@ impl Stage {
         self.checked.fetch_add(1, Ordering::SeqCst);
         let health = self.health.lock().unwrap();
         health.get(&port).copied().unwrap_or(NOT_FOUND).to_vec()
+    }
+
+    fn token_answer(&self, port: u16) -> Vec<u8> {
+        self.asked_token.fetch_add(1, Ordering::SeqCst);
+        let tokens = self.tokens.lock().unwrap();
+        let answer = tokens.get(&port).map(|answer| answer.to_vec());
+        answer.unwrap_or_else(|| unary(ANSWER))
     }
 
     fn next(&self, port: u16) -> Vec<Step> {
@@ -282,11 +297,17 @@ async fn serve(mut stream: TcpStream, port: u16, stage: &Stage, drains: &Cancell
             stream.write_all(NOT_FOUND).await.unwrap_or(());
             continue;
         }
+        if is_for_token(&body) {
+            let answer = stage.token_answer(port);
+            stream.write_all(&answer).await.unwrap_or(());
+            continue;
+        }
         stage.seen.lock().unwrap().push(Seen { port, head, body });
         for step in stage.next(port) {
             match step {
                 Step::Write(bytes) => stream.write_all(&bytes).await.unwrap_or(()),
                 Step::Gate => stage.gate.acquire().await.unwrap().forget(),
+                Step::Pause(span) => tokio::time::sleep(span).await,
                 Step::Close => return,
                 Step::Reset => return stream.set_zero_linger().unwrap(),
                 Step::Hang => {
@@ -297,6 +318,13 @@ async fn serve(mut stream: TcpStream, port: u16, stage: &Stage, drains: &Cancell
             }
         }
     }
+}
+
+/// Whether a body asks for one token, as the fleet does of a worker that answers with errors.
+fn is_for_token(body: &[u8]) -> bool {
+    let body = String::from_utf8_lossy(body);
+    let is_prompt = body.contains(r#""prompt":"1""#) || body.contains(r#""content":"1""#);
+    is_prompt && body.contains(r#""max_tokens":1,"#)
 }
 
 async fn flood(mut stream: TcpStream, bytes: &[u8], stage: &Stage) {

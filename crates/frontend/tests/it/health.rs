@@ -6,13 +6,11 @@ use std::time::Duration;
 use kvasir_frontend::{AppOptions, MigrationOptions};
 
 use crate::client::Client;
-use crate::engine::{ANSWER, DONE, FIRST, LAST, Step, chunk, first_event, ok, stream};
+use crate::engine::{ANSWER, DONE, FIRST, LAST, Step, chunk, first_event, stream};
 use crate::rig::{ASK, ASK_STREAM, CHAT, Rig, Setup, in_time, until};
 
 const WELL: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 const UNWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
-const BROKEN: &[u8] =
-    b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
 
 /// A fleet that looks at its workers often.
 async fn eager(engines: usize) -> Rig {
@@ -29,13 +27,13 @@ async fn lazy(engines: usize) -> Rig {
 #[tokio::test]
 async fn one_bad_request_leaves_the_fleet_serving() {
     let rig = lazy(3).await;
-    for _ in 0..3 {
+    for _ in 0..2 {
         rig.stage.play(vec![Step::Reset]);
     }
     assert_eq!(
         rig.post(CHAT, ASK).await.status,
-        503,
-        "three tries, three deaths"
+        502,
+        "two tries, two deaths"
     );
     for _ in 0..10 {
         let answer = rig.post(CHAT, ASK).await;
@@ -49,8 +47,8 @@ async fn the_only_worker_is_tried_again_before_the_client_is_told() {
     let rig = lazy(1).await;
     for step in [Step::Reset, Step::Close] {
         rig.stage.play(vec![step]);
+        assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
     }
-    assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
     rig.stage.play(vec![first_event(), Step::Reset]);
     let cut = rig.post(CHAT, ASK_STREAM).await;
     assert!(
@@ -110,44 +108,6 @@ async fn a_worker_that_says_it_is_not_well_gets_nothing_until_it_is() {
     let before = rig.stage.seen().len();
     assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
     assert_eq!(rig.stage.seen()[before].port, sick);
-    rig.at_rest().await;
-}
-
-#[tokio::test]
-async fn a_worker_that_answers_500_while_others_serve_is_ejected() {
-    let rig = lazy(2).await;
-    // In turn: whoever has the first turn fails each time.
-    for _ in 0..3 {
-        rig.stage.play(vec![ok()]);
-        rig.stage.play(vec![Step::Write(BROKEN.to_vec())]);
-    }
-    let mut statuses = Vec::new();
-    for _ in 0..6 {
-        statuses.push(rig.post(CHAT, ASK).await.status);
-    }
-    assert_eq!(
-        statuses,
-        [200, 500, 200, 500, 200, 500],
-        "passed on unchanged"
-    );
-    let failing = rig.stage.seen()[1].port;
-    until("it is ejected", || rig.is_ejected(0) || rig.is_ejected(1)).await;
-    rig.only_others_serve(failing).await;
-    until("its time is over", || {
-        !rig.is_ejected(0) && !rig.is_ejected(1)
-    })
-    .await;
-    rig.at_rest().await;
-}
-
-#[tokio::test]
-async fn a_request_that_every_engine_fails_on_ejects_nobody() {
-    let rig = lazy(2).await;
-    for _ in 0..8 {
-        rig.stage.play(vec![Step::Write(BROKEN.to_vec())]);
-        assert_eq!(rig.post(CHAT, ASK).await.status, 500);
-        assert!(!rig.is_ejected(0) && !rig.is_ejected(1));
-    }
     rig.at_rest().await;
 }
 

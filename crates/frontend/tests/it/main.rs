@@ -11,6 +11,8 @@ mod admin;
 mod ahead;
 mod bodies;
 mod client;
+mod complete;
+mod dying;
 mod engine;
 mod facts;
 mod families;

@@ -58,7 +58,16 @@ fn refused(fixture: &Fixture, why: &str) -> u64 {
 }
 
 async fn unbroken(max_tokens: u32) -> String {
-    let fixture = Fixture::with(&[Act::Answer(7)], RouterMode::RoundRobin, moving(0, None)).await;
+    unbroken_of(7, max_tokens).await
+}
+
+async fn unbroken_of(tokens: u32, max_tokens: u32) -> String {
+    let fixture = Fixture::with(
+        &[Act::Answer(tokens)],
+        RouterMode::RoundRobin,
+        moving(0, None),
+    )
+    .await;
     let mut body = ask(true);
     body["max_tokens"] = max_tokens.into();
     told(&fixture.post(&body).await.1).0
@@ -66,9 +75,9 @@ async fn unbroken(max_tokens: u32) -> String {
 
 #[tokio::test]
 async fn a_token_workers_answer_goes_on_where_it_broke_off() {
-    let whole = unbroken(50).await;
+    let whole = unbroken_of(22, 50).await;
     for stream in [true, false] {
-        let acts = [Act::DieAfter(3), Act::DieAfter(2), Act::Answer(7)];
+        let acts = [Act::DieAfter(3), Act::DieAfter(17), Act::Answer(22)];
         let fixture = Fixture::scripted(&acts, moving(2, None)).await;
         let mut body = ask(stream);
         body["max_tokens"] = 50.into();
@@ -93,7 +102,7 @@ async fn a_token_workers_answer_goes_on_where_it_broke_off() {
             json["usage"].clone()
         };
         let seen = fixture.seen.lock().unwrap().clone();
-        assert_eq!(usage["completion_tokens"], 7);
+        assert_eq!(usage["completion_tokens"], 22);
         assert_eq!(usage["prompt_tokens"], seen[0].tokens.len());
         let limits = |at: usize| {
             let sampling = &seen[at].sampling;
@@ -105,7 +114,7 @@ async fn a_token_workers_answer_goes_on_where_it_broke_off() {
         };
         assert_eq!(
             [limits(0), limits(1), limits(2)],
-            [(0, 50, 4), (3, 47, 1), (5, 45, 0)]
+            [(0, 50, 4), (3, 47, 1), (20, 30, 0)]
         );
         assert!(seen.iter().all(|other| other.id == seen[0].id));
         assert!(seen[2].tokens.starts_with(&seen[1].tokens));
@@ -123,25 +132,25 @@ async fn a_token_workers_answer_goes_on_where_it_broke_off() {
 
 #[tokio::test]
 async fn past_its_limit_an_answer_ends_with_the_error() {
-    let acts = [Act::DieAfter(3), Act::DieAfter(2), Act::Answer(7)];
-    let fixture = Fixture::scripted(&acts, moving(1, None)).await;
-    let (_, answer) = fixture.post(&ask(true)).await;
-    assert!(answer.contains("data: {\"error\":{"), "{answer}");
-    assert!(answer.contains("data: [DONE]\n\n"), "{answer}");
-    assert_eq!(fixture.asked().iter().sum::<usize>(), 2);
-    assert_eq!(refused(&fixture, "limit"), 1);
-    fixture.assert_idle().await;
+    // The second dies soon after it took over: it may be the request. Later it is not, and the limit counts.
+    for (limit, tokens, why) in [(1, 17, "limit"), (9, 2, "failed_twice")] {
+        let acts = [Act::DieAfter(3), Act::DieAfter(tokens), Act::Answer(22)];
+        let fixture = Fixture::scripted(&acts, moving(limit, None)).await;
+        let mut body = ask(true);
+        body["max_tokens"] = 50.into();
+        let (_, answer) = fixture.post(&body).await;
+        assert!(answer.contains("data: {\"error\":{"), "{answer}");
+        assert!(answer.contains("data: [DONE]\n\n"), "{answer}");
+        assert_eq!(fixture.asked().iter().sum::<usize>(), 2);
+        assert_eq!(refused(&fixture, why), 1, "{why}");
+        fixture.assert_idle().await;
+    }
 }
 
-/// A worker that fails before its first token counts against the limit too, and is not asked again.
+/// A worker that is full counts against the limit too, and is not asked again.
 #[tokio::test]
 async fn failures_on_the_way_count_and_nobody_is_asked_twice() {
-    let acts = [
-        Act::DieAfter(3),
-        Act::DieAfter(0),
-        Act::Full,
-        Act::Answer(7),
-    ];
+    let acts = [Act::DieAfter(3), Act::Full, Act::Full, Act::Answer(7)];
     let fixture = Fixture::scripted(&acts, moving(3, None)).await;
     let (_, answer) = fixture.post(&ask(true)).await;
     assert_eq!(told(&answer).0, unbroken(50).await);
@@ -445,7 +454,7 @@ async fn the_rest_is_asked_of_as_many_as_the_limit_says() {
     for (limit, goes_on) in [(3, true), (2, false)] {
         let rig = rig(4, limit, None).await;
         rig.stage.play(broken(&begun()));
-        rig.stage.play(broken(&role("chatcmpl-2", 12)));
+        rig.stage.play(vec![refuse("503 Full")]);
         rig.stage.play(vec![refuse("503 Busy")]);
         rig.stage.play(vec![stream(&[rest().as_bytes()])]);
         let answer = rig.post(CHAT, ASK).await;
@@ -478,20 +487,56 @@ async fn the_rest_is_asked_of_as_many_as_the_limit_says() {
 async fn an_answer_goes_on_twice() {
     let rig = rig(3, 2, None).await;
     rig.stage.play(broken(&begun()));
-    let second = role("chatcmpl-2", 12) + &said("chatcmpl-2", " four", 12, 1);
+    let second = role("chatcmpl-2", 12) + &said("chatcmpl-2", " four", 12, 16);
     rig.stage.play(broken(&second));
     let third = role("chatcmpl-3", 13) + &end("chatcmpl-3", 13, 1);
     rig.stage.play(vec![stream(&[third.as_bytes()])]);
     let mut ask: Value = serde_json::from_str(ASK).unwrap();
     ask["stream_options"] = json!({"include_usage": true});
+    ask["max_tokens"] = 50.into();
     let answer = rig.post(CHAT, ask.to_string()).await;
     let (text, finish, usage) = told(answer.text());
     assert_eq!((text.as_str(), finish.len()), ("one two three four.", 1));
-    assert_eq!(usage.unwrap()["completion_tokens"], 5);
+    assert_eq!(usage.unwrap()["completion_tokens"], 20);
     let last: Value = serde_json::from_slice(&rig.stage.seen()[2].body).unwrap();
     assert_eq!(last["messages"][1]["content"], "one two three four");
-    assert_eq!(last["max_tokens"], 5);
+    assert_eq!(last["max_tokens"], 31);
     rig.at_rest().await;
+}
+
+/// White space alone is nothing to go on from: the next engine begins anew, and the client gets white space once.
+#[tokio::test]
+async fn an_answer_of_white_space_begins_anew() {
+    let failed = r#"data: {"error":{"message":"EngineCore died","code":500}}"#;
+    for ending in ["", &format!("{failed}\n\n{DONE}")] {
+        let rig = rig(2, 1, None).await;
+        let blank = role("chatcmpl-1", 7) + &said("chatcmpl-1", "\n\n", 7, 2) + ending;
+        rig.stage.play(broken(&blank));
+        let whole = role("chatcmpl-2", 7)
+            + &said("chatcmpl-2", "\n", 7, 1)
+            + &said("chatcmpl-2", " one\n", 7, 2)
+            + &end("chatcmpl-2", 7, 3);
+        rig.stage.play(vec![stream(&[whole.as_bytes()])]);
+        let mut ask: Value = serde_json::from_str(ASK).unwrap();
+        ask["stream_options"] = json!({"include_usage": true});
+        let answer = rig.post(CHAT, ask.to_string()).await;
+        let (text, finish, usage) = told(answer.text());
+        assert_eq!(
+            (text.as_str(), finish.len()),
+            ("\n\none\n.", 1),
+            "{}",
+            answer.text()
+        );
+        assert_eq!(usage.unwrap()["completion_tokens"], 3);
+        let bodies: Vec<Value> = rig
+            .stage
+            .seen()
+            .iter()
+            .map(|seen| serde_json::from_slice(&seen.body).unwrap())
+            .collect();
+        assert_eq!(bodies[0], bodies[1], "it is asked as at first");
+        rig.at_rest().await;
+    }
 }
 
 /// Text and finish reason came, the end of the stream did not: nothing is asked for again.

@@ -1,6 +1,7 @@
 //! The rest of an answer as chunks of the stream that the client already reads.
 
 use bytes::{Bytes, BytesMut};
+use serde_json::Value;
 
 use super::Progress;
 use super::progress::Head;
@@ -20,6 +21,8 @@ pub struct Graft {
     cached_tokens: Option<u64>,
     /// Tokens that had come.
     tokens: u64,
+    /// The client has white space, and the engine begins anew: what it begins with is left out up to its first word.
+    skips_space: bool,
 }
 
 impl Graft {
@@ -31,6 +34,17 @@ impl Graft {
             prompt_tokens: progress.usage().map(|usage| usage.prompt_tokens),
             cached_tokens: progress.usage().and_then(|usage| usage.cached_tokens),
             tokens: u64::from(progress.tokens()),
+            skips_space: false,
+        })
+    }
+
+    /// The same where the answer is asked for from its beginning ([`starts_over`](super::starts_over)).
+    #[must_use]
+    pub fn starting_over(progress: &Progress) -> Option<Self> {
+        Some(Self {
+            tokens: 0,
+            skips_space: !progress.text().is_empty(),
+            ..Self::new(progress)?
         })
     }
 
@@ -46,9 +60,9 @@ impl Graft {
         }
     }
 
-    /// An event of the engine that resumes, as the client gets it; none if it holds only the role.
+    /// An event of the engine that resumes, as the client gets it; none if it holds only the role, or white space that the client has.
     #[must_use]
-    pub fn event(&self, event: Event) -> Option<Event> {
+    pub fn event(&mut self, event: Event) -> Option<Event> {
         let Some(data) = event.data().map(|data| Bytes::copy_from_slice(&data)) else {
             return Some(event);
         };
@@ -73,10 +87,25 @@ impl Graft {
         {
             edits.set("usage", &text);
         }
-        match speaker(&scan) {
-            Speaker::None => {}
+        let mut choices = match speaker(&scan) {
+            Speaker::None => None,
             Speaker::Alone => return None,
-            Speaker::Within(choices) => drop(edits.set("choices", &choices)),
+            Speaker::Within(choices) => Some(choices),
+        };
+        if self.skips_space {
+            let shown = choices.as_deref().or(scan.raw("choices"));
+            match shown.and_then(without_space) {
+                None => {}
+                Some(Words::None) => return None,
+                Some(Words::Ended(rest)) => choices = Some(rest),
+                Some(Words::Begun(rest)) => {
+                    self.skips_space = false;
+                    choices = Some(rest);
+                }
+            }
+        }
+        if let Some(choices) = &choices {
+            edits.set("choices", choices);
         }
         Some(Event {
             raw: frame(&edits.apply(&data)),
@@ -161,6 +190,37 @@ fn frame(json: &[u8]) -> Bytes {
     }
     out.extend_from_slice(b"\n");
     out.freeze()
+}
+
+/// What a list of choices says after the white space that it begins with.
+enum Words {
+    /// Nothing.
+    None,
+    /// Nothing, and the answer ends: the list without the white space.
+    Ended(String),
+    /// Words: the list without the white space.
+    Begun(String),
+}
+
+/// A list of choices without the white space that its text begins with; none if it has no text.
+fn without_space(choices: &str) -> Option<Words> {
+    let mut list: Vec<Value> = serde_json::from_str(choices).ok()?;
+    let choice = list.first_mut()?;
+    let ended = choice.get("finish_reason").is_some_and(|f| !f.is_null());
+    let has_text = choice.get("text").is_some();
+    let text = match has_text {
+        true => choice.get_mut("text")?,
+        false => choice.get_mut("delta")?.get_mut("content")?,
+    };
+    let words = text.as_str()?.trim_start().to_owned();
+    let said = !words.is_empty();
+    *text = Value::String(words);
+    let rest = serde_json::to_string(&list).ok()?;
+    Some(match (said, ended) {
+        (true, _) => Words::Begun(rest),
+        (false, true) => Words::Ended(rest),
+        (false, false) => Words::None,
+    })
 }
 
 /// Whether a chunk names who speaks, which the client has heard.

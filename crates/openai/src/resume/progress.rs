@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::usage::{RawUsage, Usage};
@@ -53,8 +54,12 @@ struct Chunk<'a> {
     choices: Vec<Part>,
     #[serde(default)]
     usage: Option<RawUsage>,
+    /// An object, or only a text.
     #[serde(default)]
-    error: Option<ErrorBody>,
+    error: Option<Value>,
+    /// Beside `object` in SGLang's older errors.
+    #[serde(default)]
+    code: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -87,10 +92,9 @@ struct Delta {
     refusal: Option<IgnoredAny>,
 }
 
-#[derive(Deserialize)]
-struct ErrorBody {
-    #[serde(default)]
-    code: Option<u16>,
+/// A code that is a status, as a number or a text.
+fn status_code(code: &Value) -> Option<u64> {
+    code.as_u64().or_else(|| code.as_str()?.parse().ok())
 }
 
 impl Delta {
@@ -155,8 +159,10 @@ impl Progress {
                 return ChunkKind::Part(None);
             }
         };
-        if let Some(failed) = chunk.error {
-            return match failed.code {
+        let is_error = |object: &RawValue| object.get() == "\"error\"";
+        if chunk.error.is_some() || chunk.object.is_some_and(is_error) {
+            let inner = chunk.error.as_ref().and_then(|error| error.get("code"));
+            return match inner.or(chunk.code.as_ref()).and_then(status_code) {
                 Some(500..) | None if !self.finished => ChunkKind::Failure,
                 _ => {
                     self.obstacle.get_or_insert("refusal");

@@ -100,7 +100,7 @@ fn check(endpoint: Endpoint, body: &str, want: &Expect) {
     }));
 }
 
-/// With only its role sent, a request is repeated unchanged; white space is nothing to resume from.
+/// With only its role or white space sent, a request is repeated unchanged; the client gets white space once.
 #[test]
 fn what_has_hardly_begun() {
     let body =
@@ -110,7 +110,37 @@ fn what_has_hardly_begun() {
     assert_eq!(rest(&SAID[..1]).unwrap(), body);
     let blank = SAID[1].replace("a \\\"b\\\"", " ");
     assert!(blank.contains(r#""content":" ""#));
-    assert_eq!(rest(&[SAID[0], &blank]), None);
+    assert_eq!(rest(&[SAID[0], &blank]).unwrap(), body);
+    let mut graft = Graft::starting_over(&progress(&[SAID[0], &blank])).unwrap();
+    let mut event = |text: &str, more: &str| {
+        let chunk = format!(
+            r#"data: {{"id":"2","choices":[{{"index":0,"delta":{{"content":"{text}"}}{more}}}]}}"#
+        );
+        let raw = Bytes::from(chunk + "\n\n");
+        let event = graft.event(Event { raw });
+        event.map(|event| String::from_utf8(event.raw.to_vec()).unwrap())
+    };
+    assert_eq!(event("\\n ", ""), None);
+    let said = |text: &str| {
+        format!(
+            "data: {{\"id\":\"chatcmpl-1\",\"choices\":[{{\"delta\":{{\"content\":\"{text}\"}},\"index\":0}}]}}\n\n"
+        )
+    };
+    assert_eq!(event("\\n a", ""), Some(said("a")));
+    assert!(
+        event("\\n", "").unwrap().contains("\\n"),
+        "within the answer it stays"
+    );
+    // The white space was all of it.
+    let mut graft = Graft::starting_over(&progress(&[SAID[0], &blank])).unwrap();
+    let last = r#"{"choices":[{"index":0,"delta":{"content":" "},"finish_reason":"stop"}]}"#;
+    let raw = Bytes::from(format!("data: {last}\n\n"));
+    let last = graft.event(Event { raw }).unwrap();
+    let last = String::from_utf8(last.raw.to_vec()).unwrap();
+    assert!(
+        last.contains("\"content\":\"\"") && last.contains("stop"),
+        "{last}"
+    );
 }
 
 #[test]
@@ -182,10 +212,18 @@ fn what_came_is_known() {
         see(r#"{"error":{"message":"too long","code":400}}"#),
         ChunkKind::Part(None)
     );
+    for failure in [
+        r#"{"error":{"message":"died","type":"InternalServerError","param":null,"code":500}}"#,
+        r#"{"error":{"message":"died","code":"500"}}"#,
+        r#"{"error":"out of memory"}"#,
+        r#"{"object":"error","message":"died","code":500}"#,
+    ] {
+        assert_eq!(see(failure), ChunkKind::Failure, "{failure}");
+    }
 }
 
 fn grafted(chunk: &str) -> String {
-    let graft = Graft::new(&progress(SAID)).unwrap();
+    let mut graft = Graft::new(&progress(SAID)).unwrap();
     let raw = Bytes::from(format!("data: {chunk}\n\n"));
     let event = graft.event(Event { raw });
     event.map_or("none".into(), |event| {

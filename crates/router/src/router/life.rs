@@ -17,7 +17,8 @@ impl Router {
         self.session_dispatched(id, out);
         let slot = self.ledger.slot_of(id);
         if let Some(rank) = slot.and_then(|slot| self.fleet.rank(slot)) {
-            self.served(rank.worker, out);
+            let began = self.ledger.booked_at(id);
+            self.served(rank.worker, began, false, out);
         }
         self.sign(id, Sign::Seen);
         if let Some(slot) = slot.filter(|_| self.admission.is_on()) {
@@ -80,8 +81,11 @@ impl Router {
             let began = self.ledger.booked_at(id).filter(|_| here == Some(rank));
             match outcome {
                 Outcome::Unreachable => self.hide(rank.worker, began, out),
-                Outcome::Broken | Outcome::Overloaded => self.errored(rank.worker, began, out),
-                Outcome::Completed { .. } if began.is_some() => self.served(rank.worker, out),
+                Outcome::Broken => self.broke(rank.worker, began, out),
+                Outcome::Overloaded => self.errored(rank.worker, began, out),
+                Outcome::Completed { .. } if began.is_some() => {
+                    self.served(rank.worker, began, true, out);
+                }
                 _ => {}
             }
         }

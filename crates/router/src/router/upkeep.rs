@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use kvasir_placement::{Member, RankBusy, ReportedLoad, WorkerSpec};
-use kvasir_types::{Time, WorkerId};
+use kvasir_types::{Time, TransportKind, WorkerId};
 
 use super::{FreedCapacity, Router};
 use crate::admission::Admission;
-use crate::{LoadReport, Observation, Output, Probe, RouterConfig, ThresholdUpdate};
+use crate::{LoadReport, Observation, Output, Probe, RouterConfig, ThresholdUpdate, TokenProbe};
 
 /// A request that no longer waits in its engine has its prompt computed after about this long.
 const STEP: Duration = Duration::from_secs(1);
@@ -117,27 +117,75 @@ impl Router {
         self.mark(worker, out);
     }
 
-    /// A worker answered that it failed or is full. Too many such answers in a row eject it, unless it is
-    /// the last: a request that every engine chokes on must not take the fleet down.
+    /// A worker answered that it is full. Too many such answers in a row eject it, unless it is the last: a fleet that is full
+    /// stays whole.
     pub(super) fn errored(&mut self, worker: WorkerId, began: Option<Time>, out: &mut Vec<Output>) {
         if self.fleet.member(worker).is_none() || !self.health.errored(worker, self.now) {
             return;
         }
-        let others = |slot| {
-            self.fleet
-                .rank(slot)
-                .is_some_and(|rank| rank.worker != worker)
-        };
-        if self.fleet.up().iter().any(others) {
+        if self.has_another_up(worker) {
             self.hide(worker, began, out);
         }
     }
 
-    /// A worker served a request.
-    pub(super) fn served(&mut self, worker: WorkerId, out: &mut Vec<Output>) {
-        if self.health.served(worker, self.now) {
+    /// A worker answered that its engine failed. One that does so twice in a row, or faster than it ever answered, is ejected until
+    /// it generates a token, unless it is the last: a request that every engine chokes on must not take the fleet down. Nobody asks
+    /// workers on a request plane for a token: they are ejected as those that are full.
+    pub(super) fn broke(&mut self, worker: WorkerId, began: Option<Time>, out: &mut Vec<Output>) {
+        let Some(member) = self.fleet.member(worker) else {
+            return;
+        };
+        if member.spec.transport != TransportKind::Http {
+            return self.errored(worker, began, out);
+        }
+        let ejects = self.config.runtime_inhibited_duration_secs > 0.0;
+        if self.health.broke(worker, self.now, began) && ejects && self.has_another_up(worker) {
+            self.health.eject_broken(worker, self.now);
             self.mark(worker, out);
         }
+    }
+
+    fn has_another_up(&self, worker: WorkerId) -> bool {
+        let is_another = |slot| {
+            let rank = self.fleet.rank(slot);
+            rank.is_some_and(|rank| rank.worker != worker)
+        };
+        self.fleet.up().iter().any(is_another)
+    }
+
+    /// A worker serves a request that was sent at `began`, and has perhaps completed it.
+    pub(super) fn served(
+        &mut self,
+        worker: WorkerId,
+        began: Option<Time>,
+        completed: bool,
+        out: &mut Vec<Output>,
+    ) {
+        if self.health.served(worker, self.now, began, completed) {
+            self.mark(worker, out);
+        }
+    }
+
+    /// Whether a worker is ejected until it generates a token ([`Input::Generated`](crate::Input::Generated)).
+    #[must_use]
+    pub fn awaits_token(&self, worker: WorkerId) -> bool {
+        self.health.is_broken(worker)
+    }
+
+    /// What came of asking a worker for a token.
+    pub(super) fn generated(&mut self, asked: &TokenProbe, out: &mut Vec<Output>) {
+        if self.fleet.member(asked.worker).is_none() {
+            return;
+        }
+        match asked.supported {
+            true => self.health.generated(asked.worker, asked.asked),
+            false => {
+                if self.health.cannot_generate(asked.worker) {
+                    self.hide(asked.worker, Some(asked.asked), out);
+                }
+            }
+        }
+        self.mark(asked.worker, out);
     }
 
     pub(super) fn probed(&mut self, probe: &Probe, out: &mut Vec<Output>) {

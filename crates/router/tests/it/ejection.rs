@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use kvasir_router::{ERRORS_MAX, Observation, Pin, Probe, Reason};
+use kvasir_router::{BROKEN_MAX, ERRORS_MAX, Observation, Pin, Probe, Reason, TokenProbe};
 
 /// A request pinned to a worker, so that it goes there whatever is held against it.
 fn pinned(id: u128, worker: u64) -> Arrival {
@@ -190,14 +190,73 @@ fn a_sick_worker_gets_nothing_until_it_is_well() {
     assert_eq!(served_by(&mut host, 40), [1, 2].into());
 }
 
-#[test]
-fn one_that_answers_with_errors_while_others_serve_is_ejected() {
-    for outcome in [Outcome::Broken, Outcome::Overloaded] {
-        ejected_for(outcome);
-    }
+fn generated(host: &mut Host, worker: u64, supported: bool) {
+    let (worker, asked) = (WorkerId(worker), host.now);
+    host.input(Input::Generated(TokenProbe {
+        worker,
+        asked,
+        supported,
+    }));
 }
 
-fn ejected_for(outcome: Outcome) {
+/// An engine that is broken answers at once, so it looks idle: two answers are enough, and only a token brings it back.
+#[test]
+fn a_broken_engine_gets_nothing_until_it_generates() {
+    let mut host = Host::kv(|_| {}).workers(3);
+    for id in 0..u128::from(BROKEN_MAX) {
+        assert!(!is_down(&host, 1));
+        ends(&mut host, id, 1, Outcome::Broken);
+    }
+    assert!(is_down(&host, 1), "though nobody has served yet");
+    assert!(host.router.awaits_token(WorkerId(1)));
+    probe(&mut host, 1, true);
+    host.now += Duration::from_secs(3600);
+    host.input(Input::Tick);
+    assert_eq!(served_by(&mut host, 20), [2, 3].into());
+    generated(&mut host, 1, true);
+    assert!(!is_down(&host, 1) && !host.router.awaits_token(WorkerId(1)));
+    // One answer is enough if it comes faster than any before.
+    host.sent(pinned(50, 1));
+    host.now += Duration::from_millis(40);
+    host.first_token(50);
+    host.finish(50);
+    host.sent(pinned(51, 1));
+    host.now += Duration::from_millis(2);
+    host.input(Input::Finished {
+        id: RequestId(51),
+        on: None,
+        outcome: Outcome::Broken,
+    });
+    assert!(host.router.awaits_token(WorkerId(1)));
+    // It has no route that generates: a span that ends has to do.
+    generated(&mut host, 1, false);
+    assert!(is_down(&host, 1) && !host.router.awaits_token(WorkerId(1)));
+    host.now = host.router.next_deadline().unwrap();
+    host.input(Input::Tick);
+    assert!(!is_down(&host, 1));
+}
+
+/// Nobody can ask a worker on a request plane for a token.
+#[test]
+fn workers_on_a_plane_are_ejected_for_spans() {
+    let mut host = Host::kv(|_| {});
+    for worker in [1, 2] {
+        host.join(worker, |spec| {
+            spec.transport = kvasir_types::TransportKind::Plane
+        });
+    }
+    for id in 0..u128::from(ERRORS_MAX) {
+        assert!(!is_down(&host, 1));
+        let well = Outcome::Completed { output_tokens: 1 };
+        ends(&mut host, 100 + id, 2, well);
+        ends(&mut host, id, 1, Outcome::Broken);
+    }
+    assert!(is_down(&host, 1) && !host.router.awaits_token(WorkerId(1)));
+}
+
+#[test]
+fn one_that_is_full_again_and_again_while_others_serve_is_ejected() {
+    let outcome = Outcome::Overloaded;
     let mut host = Host::kv(|_| {}).workers(2);
     for id in 0..u128::from(ERRORS_MAX) {
         assert!(!is_down(&host, 1));
@@ -226,13 +285,23 @@ fn ejected_for(outcome: Outcome) {
 }
 
 #[test]
-fn a_request_that_every_engine_chokes_on_takes_nobody_down() {
-    for outcome in [Outcome::Broken, Outcome::Overloaded] {
-        takes_nobody_down(outcome);
+fn errors_of_every_engine_leave_the_last_one() {
+    let mut host = Host::kv(|_| {}).workers(3);
+    for id in 0..60 {
+        let target = host.sent(Arrival::new(RequestId(id), 16)).target;
+        host.input(Input::Finished {
+            id: RequestId(id),
+            on: Some(target),
+            outcome: Outcome::Broken,
+        });
     }
+    let up = (1..=3).filter(|worker| !is_down(&host, *worker)).count();
+    assert_eq!(up, 1);
 }
 
-fn takes_nobody_down(outcome: Outcome) {
+#[test]
+fn a_fleet_that_is_full_takes_nobody_down() {
+    let outcome = Outcome::Overloaded;
     let mut host = Host::kv(|_| {}).workers(3);
     for id in 0..60 {
         let target = host.sent(Arrival::new(RequestId(id), 16)).target;

@@ -6,7 +6,7 @@ use proptest::test_runner::RngSeed;
 
 use super::model::{BLOCK, Model};
 use super::*;
-use kvasir_router::{LoadReport, Probe, QueuePolicy, RankOverlap, ThresholdUpdate};
+use kvasir_router::{LoadReport, Probe, QueuePolicy, RankOverlap, ThresholdUpdate, TokenProbe};
 use kvasir_types::DpRank;
 
 /// One thing that happens. Small numbers, so that ids, workers and prompts meet often.
@@ -50,6 +50,11 @@ enum Op {
         /// How long ago it was sent.
         ago: u64,
         healthy: bool,
+    },
+    Generated {
+        worker: u64,
+        ago: u64,
+        supported: bool,
     },
     Tick,
     Later {
@@ -132,6 +137,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (prop::option::of(prop::option::of(0..10u8)), prop::option::of(prop::option::of(0..200u64)))
             .prop_map(|(decode, prefill)| Op::Thresholds { decode, prefill }),
         2 => (1..5u64, 0..300u64, any::<bool>()).prop_map(|(worker, ago, healthy)| Op::Probe { worker, ago, healthy }),
+        2 => (1..5u64, 0..300u64, any::<bool>()).prop_map(|(worker, ago, supported)| Op::Generated { worker, ago, supported }),
         1 => Just(Op::Tick),
         3 => (0..400u64).prop_map(|millis| Op::Later { millis }),
         3 => (0..6000u64).prop_map(|millis| Op::Later { millis }),
@@ -291,6 +297,18 @@ fn input(op: &Op, now: Time, targets: &BTreeMap<RequestId, WorkerRank>) -> Input
                 worker: WorkerId(*worker),
                 asked: Time::ZERO + (now - Time::ZERO).saturating_sub(ago),
                 healthy: *healthy,
+            })
+        }
+        Op::Generated {
+            worker,
+            ago,
+            supported,
+        } => {
+            let ago = std::time::Duration::from_millis(*ago);
+            Input::Generated(TokenProbe {
+                worker: WorkerId(*worker),
+                asked: Time::ZERO + (now - Time::ZERO).saturating_sub(ago),
+                supported: *supported,
             })
         }
         Op::Tick | Op::Later { .. } => Input::Tick,

@@ -2,6 +2,7 @@
 //! from scratch whenever it is asked for. The truth for the history test.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 mod held;
 
@@ -70,6 +71,8 @@ pub(crate) struct Model {
     in_force: Thresholds,
     /// Who served a request when, last.
     served: BTreeMap<WorkerId, Time>,
+    /// How fast each has begun to answer at best.
+    fastest: BTreeMap<WorkerId, Duration>,
     /// Until when the router ejects workers, after its step.
     marks: BTreeMap<WorkerId, Time>,
     /// What the router has said, still to be accounted for.
@@ -92,6 +95,7 @@ impl Model {
             wanted: thresholds,
             in_force: thresholds,
             served: BTreeMap::new(),
+            fastest: BTreeMap::new(),
             marks: BTreeMap::new(),
             heard: Default::default(),
         }
@@ -116,6 +120,7 @@ impl Model {
             Input::Left(worker) => {
                 self.workers.remove(worker);
                 self.served.remove(worker);
+                self.fastest.remove(worker);
                 self.booked.retain(|b| b.rank.worker != *worker);
                 self.load_seen();
             }
@@ -125,6 +130,7 @@ impl Model {
             Input::Finished { id, on, outcome } => self.finish(*id, *on, *outcome),
             Input::Load(report) => self.load(report),
             Input::Probed(probe) => self.probed(probe),
+            Input::Generated(probe) => self.generated(probe),
             Input::Thresholds(update) => {
                 let keep = &mut self.wanted;
                 keep.active_decode_blocks = update
@@ -161,8 +167,7 @@ impl Model {
     }
 
     fn due(&mut self) {
-        let expiry =
-            std::time::Duration::from_secs_f64(self.config.router_active_request_expiry_secs);
+        let expiry = Duration::from_secs_f64(self.config.router_active_request_expiry_secs);
         let now = self.now;
         let before = self.booked.len();
         self.booked.retain(|b| b.seen + expiry > now);
@@ -173,7 +178,7 @@ impl Model {
             let until = &mut worker.held.until;
             *until = until.filter(|(.., latest, drawn)| drawn.unwrap_or(*latest) > now);
         }
-        let wait = std::time::Duration::from_secs_f64(self.config.router_queue_max_wait_secs);
+        let wait = Duration::from_secs_f64(self.config.router_queue_max_wait_secs);
         while let Some(at) = self.waiting.iter().position(|w| w.entered + wait <= now) {
             let gone = self.waiting.remove(at);
             let error = RouteError::QueueLimit {
@@ -549,7 +554,8 @@ impl Model {
 
     fn first_token(&mut self, id: RequestId) {
         if let Some(at) = self.booked.iter().position(|b| b.id == id) {
-            self.has_served(self.booked[at].rank.worker);
+            let Booked { rank, began, .. } = self.booked[at];
+            self.has_served(rank.worker, began, false);
             let b = &mut self.booked[at];
             b.seen = self.now;
             if std::mem::take(&mut b.prefill) > 0 {
@@ -595,8 +601,13 @@ impl Model {
             let began = began.filter(|_| here == Some(rank));
             match outcome {
                 Outcome::Unreachable => self.has_failed(rank.worker, began),
-                Outcome::Broken | Outcome::Overloaded => self.has_erred(rank.worker, began),
-                Outcome::Completed { .. } if began.is_some() => self.has_served(rank.worker),
+                Outcome::Broken => self.has_broken(rank.worker, began),
+                Outcome::Overloaded => self.has_erred(rank.worker, began),
+                Outcome::Completed { .. } => {
+                    if let Some(began) = began {
+                        self.has_served(rank.worker, began, true);
+                    }
+                }
                 _ => {}
             }
         }

@@ -3,7 +3,7 @@
 //! What always holds: the client gets the engine's bytes in the engine's order. Only three things change them:
 //! usage and tokens that we asked for and the client did not are left out, `nvext` and annotations are added where the
 //! client asked for them, and the chunks of a resumed answer take over the id of its first part. However the engine's bytes are split
-//! into reads, the client gets whole events.
+//! into reads, the client gets whole events. A stream of a completion ends with `[DONE]`: what comes after it is not read.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use bytes::{Buf as _, Bytes, BytesMut};
 use kvasir_openai::resume::{ChunkKind, Graft, Progress};
 use kvasir_openai::{
-    Event, EventParser, ResponseNvext, Usage, WorkerIds, find_usage, without_usage,
+    Event, EventParser, ResponseNvext, Usage, WorkerIds, find_usage, without_usage, write_done,
     write_llm_metrics,
 };
 use kvasir_telemetry::Clock;
@@ -106,6 +106,14 @@ fn put(nvext: &ResponseNvext, fields: ExtraFields, json: &[u8]) -> BytesMut {
     nvext.put_into(shown.as_ref().unwrap_or(&json))
 }
 
+/// Whether an event says that the engine failed. Only what begins as an error is parsed.
+fn is_failure(event: &Event) -> bool {
+    let begins = |with: &[u8]| event.raw.starts_with(with);
+    let may_be = begins(b"data: {\"error\"") || begins(b"data:{\"error\"");
+    let kind = || Some(Progress::default().add_chunk(&event.data()?));
+    may_be && kind() == Some(ChunkKind::Failure)
+}
+
 /// Whether a chunk says why its choice ended.
 fn has_finish(data: &[u8]) -> bool {
     const KEY: &[u8] = b"\"finish_reason\"";
@@ -142,10 +150,14 @@ impl ResumeState {
         self.graft.is_some()
     }
 
-    /// The state for another engine; none if nothing has come that could be resumed.
-    pub(crate) fn grafted(self) -> Option<Self> {
+    /// The state for another engine, which goes on with the answer or starts over; none if nothing has come that could be resumed.
+    pub(crate) fn grafted(self, starts_over: bool) -> Option<Self> {
+        let graft = match starts_over {
+            true => Graft::starting_over(&self.progress),
+            false => Graft::new(&self.progress),
+        };
         Some(Self {
-            graft: Some(Graft::new(&self.progress)?),
+            graft: Some(graft?),
             progress: self.progress,
         })
     }
@@ -218,6 +230,8 @@ pub(crate) struct Source {
     pub(crate) events: u32,
     /// `[DONE]` came.
     done: bool,
+    /// An event said that the engine failed, and was passed on.
+    failed: bool,
     /// The last event ended with CR: an LF that comes now is its end, too. It is passed on if the CR was.
     half_end: Option<Unchanged>,
     /// The event with the usage of the whole answer was passed on.
@@ -244,6 +258,7 @@ impl Source {
             usage: Usage::default(),
             events: 0,
             done: false,
+            failed: false,
             half_end: None,
         }
     }
@@ -291,6 +306,16 @@ impl Source {
         self.done
     }
 
+    /// Whether an event that the client has got says that the engine failed.
+    pub(crate) fn is_failed(&self) -> bool {
+        self.failed
+    }
+
+    /// Whether the first event was that one: the client could have all of the answer from another engine.
+    pub(crate) fn begins_with_failure(&self) -> bool {
+        self.failed && self.events == 1
+    }
+
     /// Closes the connection: the engine stops working on this answer.
     pub(crate) fn close(&mut self) {
         self.body.close();
@@ -323,10 +348,20 @@ impl Source {
         }
         match poll_fn(|cx| self.poll_bytes(cx)).await {
             Some(Ok(bytes)) => Ok(FirstBytes::Partial(bytes)),
+            Some(Err(UpstreamError::ErrorEvent)) => Ok(FirstBytes::Whole(self.take_failure())),
             Some(Err(error)) => Err(error),
             None if self.is_events() => Err(UpstreamError::Unfinished),
             None => Ok(FirstBytes::Whole(Bytes::new())),
         }
+    }
+
+    /// The error event that was held back, as the client gets it if nobody resumes the answer.
+    pub(crate) fn take_failure(&mut self) -> Bytes {
+        let mut out = BytesMut::from(&*self.error_event.take().unwrap_or_default());
+        write_done(&mut out);
+        (self.failed, self.done) = (true, true);
+        self.close();
+        out.freeze()
     }
 
     async fn hold(&mut self) -> Result<FirstBytes, UpstreamError> {
@@ -367,6 +402,9 @@ impl Source {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, UpstreamError>>> {
         loop {
+            if self.done {
+                return Poll::Ready(None);
+            }
             if self.error_event.is_some() {
                 return Poll::Ready(Some(Err(UpstreamError::ErrorEvent)));
             }
@@ -413,7 +451,7 @@ impl Source {
     fn whole_events(&mut self) -> Bytes {
         let mut single = Bytes::new();
         let mut joined = BytesMut::new();
-        loop {
+        while !self.done {
             let raw = match self.parser.next_event() {
                 Ok(Some(event)) => self.pass_on(event),
                 Ok(None) => break,
@@ -430,10 +468,22 @@ impl Source {
                 joined.extend_from_slice(&raw);
             }
         }
+        if self.done {
+            self.finish();
+        }
         if single.is_empty() {
             joined.freeze()
         } else {
             single
+        }
+    }
+
+    /// `[DONE]` came: the connection is kept if nothing but the end of the body follows.
+    fn finish(&mut self) {
+        let rest = self.parser.take_rest();
+        match rest.trim_ascii().is_empty() {
+            true => self.body.finish(),
+            false => self.body.close(),
         }
     }
 
@@ -446,8 +496,12 @@ impl Source {
             raw.advance(1);
         }
         let half = raw.ends_with(b"\r");
-        let out = self.look(Event { raw });
-        if half {
+        let splits_line_end = half && memchr::memchr(b'\n', &raw).is_some();
+        let mut out = self.look(Event { raw });
+        if self.done && splits_line_end {
+            // Nothing more is read: the other half is ours to write.
+            out = out.map(|out| [&*out, b"\n"].concat().into());
+        } else if half {
             let as_it_came = out.as_ref().is_some_and(|out| out.ends_with(b"\r"));
             self.half_end = Some(Unchanged(as_it_came));
         }
@@ -476,6 +530,7 @@ impl Source {
             return Some(self.last_event(event.raw));
         }
         self.events = self.events.saturating_add(1);
+        self.failed |= self.resume.is_none() && is_failure(&event);
         let event = self.follow(event)?;
         if let (Some(text), Some(data)) = (&mut self.text, event.data()) {
             text.add_chunk(&data);
@@ -518,7 +573,7 @@ impl Source {
         let Some(resume) = &mut self.resume else {
             return Some(event);
         };
-        let event = match &resume.graft {
+        let event = match &mut resume.graft {
             Some(graft) => graft.event(event)?,
             None => event,
         };

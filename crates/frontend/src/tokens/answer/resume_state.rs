@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use kvasir_router::{Attempts, NextStep};
+use kvasir_router::{Attempts, GiveUp, NextStep};
 use kvasir_types::{FailureCause, RequestId, Token, WorkerId};
 use tokio::time::{Instant, Sleep};
 
@@ -21,6 +21,8 @@ pub(super) struct ChoiceResumeState {
     /// Every token that came, or why they are not kept.
     generated: Result<Vec<Token>, ResumeObstacle>,
     attempts: Attempts,
+    /// Tokens that had come when another worker was last asked for the rest.
+    resumed_at: usize,
 }
 
 impl ChoiceResumeState {
@@ -40,6 +42,7 @@ impl ChoiceResumeState {
             prompt: prompt.cloned().unwrap_or_else(|| Arc::from([])),
             generated,
             attempts: lane.attempts.clone(),
+            resumed_at: 0,
         };
         state.add(&[], app, &job.model.name);
         state
@@ -51,6 +54,9 @@ impl ChoiceResumeState {
             return;
         };
         generated.extend_from_slice(tokens);
+        let since = generated.len().saturating_sub(self.resumed_at);
+        self.attempts
+            .progressed(u32::try_from(since).unwrap_or(u32::MAX));
         let count = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
         if self
             .options
@@ -69,8 +75,10 @@ impl ChoiceResumeState {
         cause: FailureCause,
     ) -> Result<BrokenAnswer, ResumeObstacle> {
         let generated = self.generated.as_ref().map_err(|obstacle| *obstacle)?;
-        if self.attempts.fail(worker, cause).1 != NextStep::TryNext {
-            return Err(ResumeObstacle::Limit);
+        match self.attempts.fail(worker, cause).1 {
+            NextStep::TryNext => self.resumed_at = generated.len(),
+            NextStep::GiveUp(GiveUp::FailedTwice) => return Err(ResumeObstacle::FailedTwice),
+            NextStep::GiveUp(_) => return Err(ResumeObstacle::Limit),
         }
         Ok(BrokenAnswer {
             id,
