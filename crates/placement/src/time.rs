@@ -267,6 +267,14 @@ impl TimePolicy {
         (own > 0.0).then(|| Duration::try_from_secs_f64(own).unwrap_or_default())
     }
 
+    /// How long a prompt takes on a rank of which only its size is known: another router placed it.
+    #[must_use]
+    pub fn others_prompt(&self, slot: u32, new: u32, cached: u32) -> Option<Duration> {
+        let rank = self.ranks.get(slot as usize).filter(|_| new > 0)?;
+        let seconds = rank.prompt(f64::from(new), f64::from(cached));
+        Duration::try_from_secs_f64(seconds).ok()
+    }
+
     /// Seconds of a prompt where `blocks` of it are cached and nothing else runs.
     #[must_use]
     pub fn alone(&self, now: Time, timed: &TimedRequest<'_>, blocks: f64, batch: u64) -> f64 {

@@ -168,6 +168,11 @@ impl RankTime {
         )
     }
 
+    /// Seconds of a prompt of which only its size is known.
+    pub(crate) fn prompt(&self, new: f64, cached: f64) -> f64 {
+        self.law.work(new, cached) + (new / self.batch).ceil() * self.over
+    }
+
     /// Expected seconds until everything booked here is computed.
     pub(crate) fn expected_wait(&self, now_ns: u64) -> f64 {
         self.waiting(now_ns).max(0.0)

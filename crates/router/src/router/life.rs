@@ -144,14 +144,18 @@ impl Router {
                 let Some(slot) = self.fleet.slot(event.target) else {
                     return;
                 };
+                let blocks = sequence.len() as u32;
+                let isl_tokens = blocks.saturating_mul(self.config.kv_cache_block_size);
+                let cached = isl_tokens.saturating_sub(*prefill_tokens);
+                let time = self.time.as_ref();
+                let learned = time.and_then(|t| t.others_prompt(slot, *prefill_tokens, cached));
                 let booking = Booking {
                     sequence: sequence.clone(),
                     unnamed_blocks: 0,
                     shares: true,
-                    isl_tokens: (sequence.len() as u32)
-                        .saturating_mul(self.config.kv_cache_block_size),
+                    isl_tokens,
                     prefill_tokens: *prefill_tokens,
-                    prefill_duration: *prefill_duration,
+                    prefill_duration: learned.or(*prefill_duration),
                     osl: *osl,
                     silent: false,
                 };

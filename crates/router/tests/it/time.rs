@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_router::{
-    Arrival, Bucket, Gate, Input, LimitKind, Outcome, Output, Pin, PolicyClass, PolicyConfig,
-    QueuePolicy, Reason, Role, RouteError, Router, RouterConfig, RouterMode, RouterPolicy,
-    SessionAction, SessionRequest, WorkerSpec,
+    Arrival, Bucket, Gate, Input, LimitKind, Outcome, Output, PeerChange, PeerEvent, Pin,
+    PolicyClass, PolicyConfig, QueuePolicy, Reason, Role, RouteError, Router, RouterConfig,
+    RouterMode, RouterPolicy, SessionAction, SessionRequest, WorkerSpec,
 };
-use kvasir_types::{DpRank, RequestId, Time, WorkerId, WorkerRank};
+use kvasir_types::{DpRank, RequestId, SequenceHash, Time, WorkerId, WorkerRank};
 
 fn config() -> RouterConfig {
     RouterConfig {
@@ -230,12 +230,9 @@ fn limits_of_the_queue_refuse() {
             ..
         }]
     ));
-    // A prompt that never ends: the one that waits is refused in time.
+    // Nothing happens any more: by time alone it goes, or is refused.
     for _ in 0..5 {
-        let mut more = Arrival::new(rid(100 + host.now as u64), 60_000);
-        more.pin.worker = Some(WorkerId(1));
         host.after(0.5, Input::Tick);
-        let _ = more;
     }
     let ended = host.out.iter().any(|output| {
         matches!(output, Output::Refuse { id, .. } | Output::Send(kvasir_router::Placement { id, .. }) if *id == rid(2))
@@ -434,6 +431,29 @@ fn a_prefill_router_counts_prompts_and_a_decode_router_answers() {
     assert!(decode.own == 0.0 && decode.decode > 0.0);
     let both = seconds(Role::Aggregated, 1);
     assert!(both.own > 0.0 && both.decode > 0.0);
+}
+
+/// What another replica sent to a rank takes as long as if it were ours.
+#[test]
+fn prompts_of_other_replicas_are_waited_for() {
+    let mut host = Host::new(config(), 1);
+    let added = PeerChange::Add {
+        sequence: (0..3750).map(SequenceHash).collect(),
+        prefill_tokens: 60_000,
+        prefill_duration: None,
+        osl: None,
+    };
+    let peer = |change| PeerEvent {
+        id: rid(900),
+        target: WorkerRank::new(1, 0),
+        change,
+    };
+    host.step(Input::Peer(Box::new(peer(added))));
+    host.arrive(1, 1000);
+    assert!(host.sent().is_empty());
+    host.now += 0.2;
+    host.step(Input::Peer(Box::new(peer(PeerChange::PrefillCompleted))));
+    assert_eq!(host.sent(), [(1, 1)]);
 }
 
 #[test]
