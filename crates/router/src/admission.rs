@@ -349,6 +349,13 @@ impl Admission {
         })
     }
 
+    /// Requests of a model that wait.
+    pub(crate) fn waiting(&self, model: &Option<Arc<str>>) -> usize {
+        self.lanes
+            .get(model)
+            .map_or(0, |lane| lane.waiting as usize)
+    }
+
     /// By when those of a model who wait now are placed.
     pub(crate) fn placed_by(&self, model: &Option<Arc<str>>) -> Duration {
         let lane = self.lanes.get(model);

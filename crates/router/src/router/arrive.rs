@@ -1,12 +1,13 @@
 //! A request wants a worker.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_placement::{Gate, QueueEntry, QueueLimit, WaitingRequest};
+use kvasir_placement::{Gate, QueueEntry, QueueLimit, QueuePolicy, WaitingRequest};
 use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
 
 use super::{FreedCapacity, PinnedRank, QueuedRequest, Router, cached_tokens};
-use crate::admission::{Admission, TooLate};
+use crate::admission::Admission;
 use crate::request_settings::RequestSettings;
 use crate::{Arrival, LimitKind, Output, RouteError, RouterMode};
 
@@ -35,7 +36,11 @@ impl Router {
         if !self.must_wait(&arrival, class) {
             return self.place_filled(&arrival, pin, filled, None, out);
         }
-        if let Err(error) = self.room(class) {
+        let in_time = match pin {
+            None => self.last_in_time(&arrival),
+            Some(_) => Ok(()),
+        };
+        if let Err(error) = self.room(class).and(in_time) {
             return self.refuse(&arrival, error, out);
         }
         if let Err((arrival, error)) = self.hold(arrival, pin, class, cached) {
@@ -270,7 +275,7 @@ impl Router {
         let entry = QueueEntry {
             id: arrival.id,
             class,
-            model: arrival.model.clone(),
+            model: self.lane_of(&arrival),
             rank: pin.map(|p| p.rank),
             strict_priority: arrival.hints.strict_priority,
             urgency,
@@ -304,19 +309,47 @@ impl Router {
             return Ok(());
         }
         let ahead = self.queue.ahead(entry);
-        match self.admission.too_late(self.now, &entry.model, ahead) {
-            None => Ok(()),
-            Some(TooLate {
-                expected,
-                retry_after,
-            }) => Err(RouteError::QueueTooSlow {
-                expected_ms: millis(expected),
+        self.in_time_behind(&entry.model, ahead)
+    }
+
+    /// The same for a request that waits behind everybody of its model, as most do, whatever its prompt is.
+    pub(super) fn last_in_time(&mut self, arrival: &Arrival) -> Result<(), RouteError> {
+        let hints = &arrival.hints;
+        let is_last = hints.priority_jump() == 0.0
+            && hints.strict_priority == 0
+            && self.config.router_queue_policy == QueuePolicy::Fcfs;
+        if !self.admission.is_on() || !is_last || was_admitted(arrival) {
+            return Ok(());
+        }
+        let lane = self.lane_of(arrival);
+        let ahead = self.admission.waiting(&lane);
+        self.in_time_behind(&lane, ahead)
+    }
+
+    /// Who waits behind whom, beside those who are bound to a rank: requests of a model, and under protection those with
+    /// the same constraints, so that a few that only full workers may serve do not hold up all others.
+    fn lane_of(&self, arrival: &Arrival) -> Option<Arc<str>> {
+        let constraints = &arrival.constraints;
+        let free = constraints.required_taints.is_empty() && constraints.allowed.is_none();
+        if free || !self.admission.is_on() {
+            return arrival.model.clone();
+        }
+        let (model, taints) = (arrival.model.as_deref(), &constraints.required_taints);
+        let allowed = constraints.allowed.as_deref();
+        Some(format!("{model:?} {taints:?} {allowed:?}").into())
+    }
+
+    fn in_time_behind(&mut self, model: &Option<Arc<str>>, ahead: usize) -> Result<(), RouteError> {
+        let late = self.admission.too_late(self.now, model, ahead);
+        late.map_or(Ok(()), |late| {
+            Err(RouteError::QueueTooSlow {
+                expected_ms: millis(late.expected),
                 limit_ms: millis(Admission::QUEUE_LIMIT),
                 predicted: true,
                 // Nobody waits longer.
-                retry_after_ms: millis(retry_after.min(self.wait_max)),
-            }),
-        }
+                retry_after_ms: millis(late.retry_after.min(self.wait_max)),
+            })
+        })
     }
 
     pub(super) fn refuse(&mut self, arrival: &Arrival, error: RouteError, out: &mut Vec<Output>) {

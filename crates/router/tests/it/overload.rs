@@ -208,6 +208,31 @@ fn a_session_goes_elsewhere_when_its_worker_stays_full() {
     assert_eq!(target, Some(3 - bound), "{:?}", host.out);
 }
 
+/// Requests that only a full worker may serve wait for it, and hold up nobody else.
+#[test]
+fn constraints_that_nobody_can_meet_now_hold_up_only_those_who_have_them() {
+    let mut host = protected(RouterMode::RoundRobin, 1);
+    host.join(2, |spec| spec.taints = vec!["gpu".into()]);
+    let bound = |id| {
+        let mut arrival = ask(id);
+        arrival.constraints.required_taints = vec!["gpu".into()];
+        arrival
+    };
+    for id in 0..8 {
+        assert_eq!(host.worker(bound(id)), 2);
+    }
+    host.arrive(bound(8));
+    assert_eq!(host.router.queued().0, 1);
+    for id in 100..500 {
+        host.at((id - 90) as u64 * 10);
+        assert_eq!(host.worker(ask(id)), 1);
+        host.first_token(id);
+    }
+    host.arrive(bound(9));
+    host.first_token(0);
+    assert_eq!(host.released(), [8]);
+}
+
 #[test]
 fn a_client_that_leaves_the_queue_makes_room_and_nothing_is_left() {
     let mut host = protected(RouterMode::Random, 1);
