@@ -134,7 +134,7 @@ impl Router {
     fn classify(&self, arrival: &Arrival) -> (usize, u32) {
         let config = &self.config;
         let needs_cached = config.router_policy_config.is_some()
-            || config.router_queue_policy == kvasir_placement::QueuePolicy::WsptUncached;
+            || config.router_queue_policy == QueuePolicy::WsptUncached;
         let cached = if needs_cached {
             self.best_cached(arrival)
         } else {
