@@ -48,7 +48,7 @@ impl Booking {
     /// Tokens of the prompt that are expected in the worker's cache, as its engine would report them.
     #[must_use]
     pub fn predicted_tokens(&self) -> u32 {
-        self.placement.cached_tokens.min(self.cacheable)
+        self.placement.predicted.total().min(self.cacheable)
     }
 
     /// The first tokens came.

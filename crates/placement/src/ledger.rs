@@ -333,11 +333,7 @@ impl Ledger {
 
     /// Calls `found(slot, depth)` with how many leading blocks of `sequence` are active there, deepest
     /// first; `found` returns whether the slot was new to it.
-    pub(crate) fn depths(
-        &mut self,
-        sequence: &[SequenceHash],
-        found: impl FnMut(u32, u32) -> bool,
-    ) {
+    pub fn depths(&mut self, sequence: &[SequenceHash], found: impl FnMut(u32, u32) -> bool) {
         self.trie.depths(sequence, found);
     }
 

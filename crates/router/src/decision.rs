@@ -7,7 +7,7 @@ use std::time::Duration;
 use kvasir_placement::Candidate;
 use kvasir_types::{RequestId, Time, WorkerRank};
 
-use crate::{RouteError, RouterMode};
+use crate::{PredictedTokens, RouteError, RouterMode};
 
 /// One decision with everything that led to it. Bounded: the cheapest [`Decision::CANDIDATES_MAX`]
 /// candidates are kept, the winner always among them.
@@ -45,6 +45,8 @@ pub struct Decision {
     pub candidates: Vec<Candidate>,
     /// How many ranks were left out, and the first of them with the reason.
     pub excluded: Exclusion,
+    /// What the winner should find cached of the prompt, by where that is known from.
+    pub predicted: PredictedTokens,
     /// Who won and why; `None` if nobody did.
     pub winner: Option<(WorkerRank, Reason)>,
     /// Why nobody did.

@@ -33,6 +33,7 @@ mod health;
 mod input;
 mod lookup;
 mod output;
+mod predicted;
 mod request_settings;
 mod ring;
 mod router;
@@ -55,4 +56,5 @@ pub use kvasir_placement::{
 };
 pub use lookup::Lookup;
 pub use output::{Observation, Output, Placement, SessionCommand};
+pub use predicted::PredictedTokens;
 pub use router::{PotentialLoad, Router};

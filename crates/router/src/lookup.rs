@@ -191,6 +191,7 @@ mod tests {
             record,
             overlap_blocks: 0,
             cached_tokens: 0,
+            predicted: Default::default(),
             best_cached_tokens: 0,
             overlap_lost: 0.0,
             queued: Duration::ZERO,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvasir_types::{RequestId, WorkerId, WorkerRank};
 
-use crate::RouteError;
+use crate::{PredictedTokens, RouteError};
 
 /// Something for the host to do or to count.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,7 +59,9 @@ pub struct Placement {
     pub overlap_blocks: u32,
     /// Prompt tokens the worker need not compute.
     pub cached_tokens: u32,
-    /// The same for the candidate that holds most of the prompt.
+    /// Prompt tokens that the engine should find cached, with what requests under way change.
+    pub predicted: PredictedTokens,
+    /// `cached_tokens` of the candidate that holds most of the prompt.
     pub best_cached_tokens: u32,
     /// Effective blocks that candidate holds and this worker does not.
     pub overlap_lost: f64,

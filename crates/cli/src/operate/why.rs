@@ -253,7 +253,11 @@ fn outcome(decision: &Value) -> Vec<(&'static str, String)> {
         let share = text::share(predicted as f64, prompt as f64);
         out.push((
             "predicted",
-            format!("{} tokens cached, {share}", count(predicted)),
+            format!(
+                "{} tokens cached, {share}{}",
+                count(predicted),
+                sources(decision)
+            ),
         ));
     }
     if tokens("output_tokens").is_some() {
@@ -269,6 +273,24 @@ fn outcome(decision: &Value) -> Vec<(&'static str, String)> {
     let total = number(ended, "total_ms").unwrap_or(0.0);
     let _ = write!(answer, ", all after {}", span(total));
     out.push(("answer", answer));
+    out
+}
+
+/// What a prediction is made of, where requests under way have a part in it.
+fn sources(decision: &Value) -> String {
+    let predicted = decision.get("predicted").unwrap_or(&Value::Null);
+    let tokens = |field: &str| whole(predicted, field).unwrap_or(0);
+    let (added, taken) = (tokens("in_flight"), tokens("evicted"));
+    if added == 0 && taken == 0 {
+        return String::new();
+    }
+    let mut out = format!(": {} by the index", count(tokens("indexed")));
+    if added > 0 {
+        let _ = write!(out, ", {} by requests under way", count(added));
+    }
+    if taken > 0 {
+        let _ = write!(out, ", {} fewer for want of room", count(taken));
+    }
     out
 }
 

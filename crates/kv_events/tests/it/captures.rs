@@ -1,6 +1,8 @@
 //! Recorded sessions of a real vLLM: after each batch the index holds what the engine holds, as its own
 //! `cached_tokens` shows at the next request.
 
+use std::time::Duration;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -344,4 +346,74 @@ fn a_gap_is_filled_from_the_recorded_replay() {
     listener.answer(replay(session, "replay_from_future_dealer"));
     assert!(listener.notices.contains(&Notice::Restarted));
     assert_eq!(depths(&listener, session).iter().sum::<u64>(), 0);
+}
+
+/// A recorded session, each message at the time when it really came, every fifth later by `more`. The lag that is learned.
+fn recorded_lag(session: &str, more: Duration) -> Duration {
+    let lines = lines(session, "pub_frames");
+    let came = |line: &Json| line["recv_unix"].as_f64().unwrap();
+    let first = came(&lines[0]);
+    let mut listener = Listener::new(false);
+    listener.input(SourceEvent::Connected);
+    for (at, line) in lines.iter().enumerate() {
+        let frame = parse_live(&parts(line)).unwrap();
+        let late = if at % 5 == 4 { more } else { Duration::ZERO };
+        let now = Time::from_secs_f64(came(line) - first + 1.0) + late;
+        let (index, mut out) = (&listener.index, Vec::new());
+        let event = SourceEvent::Live(frame);
+        listener.sequencer.step(now, event, index, &mut out);
+    }
+    listener.sequencer.status().lag
+}
+
+/// A real vLLM's events come within milliseconds of one another; one that is starved is known by its late ones.
+#[test]
+fn the_lag_of_recorded_events_is_learned() {
+    for session in ["int-sha256", "bytes-sha256_cbor", "int-sha256-hybrid-swa"] {
+        let usual = recorded_lag(session, Duration::ZERO);
+        assert!(usual < Duration::from_millis(300), "{session}: {usual:?}");
+        let starved = recorded_lag(session, Duration::from_millis(500));
+        assert!(
+            starved >= Duration::from_millis(490),
+            "{session}: {starved:?}"
+        );
+    }
+}
+
+/// Two ids in each other's place: as many tokens, and from that block on other names than those that the engine stored.
+#[test]
+fn two_swapped_ids_name_other_blocks_than_the_engine_stored() {
+    let session = "int-sha256";
+    let mut listener = Listener::new(false);
+    listener.input(SourceEvent::Connected);
+    let (mut stored, mut tokens) = (Batch::new(), Vec::new());
+    for frame in live(session) {
+        stored.decode(&frame.payload).unwrap();
+        for event in stored.events() {
+            if let Event::Stored(block) = event
+                && block.parent.is_none()
+                && tokens.is_empty()
+            {
+                tokens = block.tokens.to_vec();
+            }
+        }
+        listener.input(SourceEvent::Live(frame));
+        if !tokens.is_empty() {
+            break;
+        }
+    }
+    let named = |tokens: &[Token]| local_hashes(tokens, BLOCK as usize, &Scope::default());
+    let blocks = (tokens.len() / BLOCK as usize) as u64;
+    assert!(blocks > 1);
+    assert_eq!(listener.depth(&named(&tokens)), blocks);
+    let at = BLOCK as usize + 3;
+    let (a, b) = (tokens[at], tokens[at] + 1);
+    for token in &mut tokens {
+        *token = match *token {
+            t if t == a => b,
+            t if t == b => a,
+            t => t,
+        };
+    }
+    assert!(listener.depth(&named(&tokens)) < blocks);
 }

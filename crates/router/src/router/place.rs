@@ -10,8 +10,11 @@ use kvasir_types::{SequenceHash, Time, WorkerRank};
 
 use super::{PinnedRank, Router, cached_tokens};
 use crate::filter;
+use crate::predicted::RankInFlight;
 use crate::request_settings::RequestSettings;
-use crate::{Arrival, Decision, Output, Placement, Reason, RouteError, SessionCommand};
+use crate::{
+    Arrival, Decision, Output, Placement, PredictedTokens, Reason, RouteError, SessionCommand,
+};
 
 /// A request as the policy sees it.
 pub(super) fn placement_request<'a>(
@@ -183,7 +186,8 @@ impl Router {
             }
             _ => terms.cached_blocks,
         };
-        self.record(arrival, settings, target, reason, entered);
+        let predicted = self.predict(arrival, slot, cached, settings);
+        self.record(arrival, settings, target, reason, entered, predicted);
         let mut sent = Placement {
             id: arrival.id,
             target,
@@ -191,6 +195,7 @@ impl Router {
             record: false,
             overlap_blocks: terms.cached_blocks.round() as u32,
             cached_tokens: cached,
+            predicted,
             best_cached_tokens: cached_tokens(most, arrival.isl_tokens, &self.config),
             overlap_lost: most - terms.cached_blocks,
             queued: entered.map_or(Duration::ZERO, |at| self.now - at),
@@ -204,6 +209,35 @@ impl Router {
             self.load_changed(slot, out);
         }
         out.push(Output::Send(sent));
+    }
+
+    /// What the engine should find cached: `indexed` tokens, with what requests under way there change.
+    fn predict(
+        &mut self,
+        arrival: &Arrival,
+        slot: u32,
+        indexed: u32,
+        settings: &RequestSettings,
+    ) -> PredictedTokens {
+        let known = self.tracks_blocks() && self.policy.weighs_load();
+        if !known || !settings.shares {
+            let in_flight = RankInFlight::default();
+            return PredictedTokens::new(indexed, self.config.kv_cache_block_size, in_flight);
+        }
+        let member = self.fleet.member_of(slot);
+        let mut depth = 0;
+        self.ledger.depths(&arrival.sequence, |found, at| {
+            if found == slot {
+                depth = depth.max(at);
+            }
+            true
+        });
+        let in_flight = RankInFlight {
+            depth,
+            active_blocks: self.ledger.load(slot, self.now).active_blocks,
+            total_blocks: member.and_then(|member| member.spec.kv_total_blocks),
+        };
+        PredictedTokens::new(indexed, self.config.kv_cache_block_size, in_flight)
     }
 
     fn terms_of(&self, rank: WorkerRank) -> CostTerms {
@@ -250,11 +284,13 @@ impl Router {
         target: WorkerRank,
         reason: Reason,
         entered: Option<Time>,
+        predicted: PredictedTokens,
     ) {
         let Some(decision) = self.ring.record(arrival.id) else {
             return;
         };
         begin(decision, arrival, entered, self.now, &self.config);
+        decision.predicted = predicted;
         decision.prefill_load_scale = settings.weights.prefill_load_scale;
         decision.temperature = settings.temperature;
         decision.eligible = self.eligible.candidates.count();

@@ -76,6 +76,45 @@ fn a_choice_says_what_overlap_it_gave_up() {
     assert_eq!(received, [("default", 4)]);
 }
 
+/// A prefix that another request is computing there is cached when this one comes to it; what the index says and what
+/// requests under way add are told apart, and the cost goes by the index as ever.
+#[test]
+fn a_prefix_under_way_counts_in_the_prediction() {
+    let mut host = Host::kv(|_| {}).workers(1);
+    host.sent(prompt(1, &words(1, 10)));
+    let mut longer = words(1, 10);
+    longer.extend(words(2, 4));
+    let mut second = prompt(2, &longer);
+    second.overlap = held(&[(1, 3)]);
+    let sent = host.sent(second);
+    assert_eq!((sent.cached_tokens, sent.predicted.total()), (48, 160));
+    assert_eq!(
+        (sent.predicted.indexed, sent.predicted.in_flight),
+        (48, 112)
+    );
+    let decision = host.router.explain(RequestId(2)).unwrap();
+    assert_eq!(decision.predicted, sent.predicted);
+    let alone = host.sent(prompt(3, &words(3, 10)));
+    assert_eq!(alone.predicted.total(), 0);
+    let mut unshared = Host::kv(|c| c.router_assume_kv_reuse = false).workers(1);
+    unshared.sent(prompt(1, &words(1, 10)));
+    let sent = unshared.sent(prompt(2, &words(1, 10)));
+    assert_eq!(sent.predicted.total(), 0);
+}
+
+/// Blocks of requests under way hold nothing else: what is cached beside them is at most what is left.
+#[test]
+fn a_full_rank_cannot_keep_what_its_requests_need() {
+    let mut host = Host::kv(|_| {});
+    host.join(1, |spec| spec.kv_total_blocks = Some(20));
+    host.sent(prompt(1, &words(1, 14)));
+    let mut second = prompt(2, &words(2, 10));
+    second.overlap = held(&[(1, 9)]);
+    let sent = host.sent(second);
+    assert_eq!((sent.cached_tokens, sent.predicted.total()), (144, 96));
+    assert_eq!(sent.predicted.evicted, 48);
+}
+
 #[test]
 fn with_a_scale_of_0_only_decode_counts() {
     let (worker, lines) = example_a(|c| c.router_prefill_load_scale = 0.0);

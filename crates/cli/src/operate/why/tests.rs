@@ -55,6 +55,29 @@ fn a_decision_in_full() {
 }
 
 #[test]
+fn a_prediction_names_what_it_is_made_of() {
+    let shown = |predicted: Value| {
+        let mut decision = decision();
+        decision["predicted"] = predicted;
+        let text = one(&decision, NOW_MS);
+        let line = text.lines().find(|line| line.starts_with("predicted"));
+        line.unwrap_or_default().to_owned()
+    };
+    assert_eq!(
+        shown(json!({"indexed": 1440, "in_flight": 0, "evicted": 0})),
+        "predicted  1,440 tokens cached, 90%"
+    );
+    assert_eq!(
+        shown(json!({"indexed": 1200, "in_flight": 240, "evicted": 0})),
+        "predicted  1,440 tokens cached, 90%: 1,200 by the index, 240 by requests under way"
+    );
+    assert_eq!(
+        shown(json!({"indexed": 1500, "in_flight": 0, "evicted": 60})),
+        "predicted  1,440 tokens cached, 90%: 1,500 by the index, 60 fewer for want of room"
+    );
+}
+
+#[test]
 fn the_latest_one_a_line() {
     let mut running = decision();
     running["outcome"] = Value::Null;

@@ -179,6 +179,7 @@ fn decisions() -> Value {
             "candidates": { "type": "array", "items": { "type": "object" },
                 "description": "Every worker that was weighed, with each term of its cost" },
             "excluded": field("object", "Workers that were not weighed, and why"),
+            "predicted": field("object", "Tokens that the winner should find cached: indexed, in_flight (added by requests under way), evicted (taken by them)"),
             "winner": { "description": "Who won, and why: lowest cost, a tie, a pin, a session" },
             "queued": field("object", "How long it waited for a worker"),
             "error": maybe("string", "Why nobody was chosen"),
