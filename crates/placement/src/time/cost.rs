@@ -150,9 +150,10 @@ impl RankTime {
         self.prefill - since.min(self.oldest)
     }
 
-    /// Whether a held request may go here.
+    /// Whether a held request may go here. A rank with no prompt to compute always is, even where prompts take no time
+    /// that could be measured.
     pub(crate) fn is_open(&self, now_ns: u64) -> bool {
-        self.waiting(now_ns) - self.pending * self.over < self.open_below
+        self.pending == 0.0 || self.waiting(now_ns) - self.pending * self.over < self.open_below
     }
 
     /// When it opens if nothing happens; `None` if time alone does not open it, or it is open.
@@ -500,6 +501,15 @@ mod tests {
         let never = rank(load(5.0, 0.5));
         assert!(!never.is_open(100 * second) && never.opens_at(0).is_none());
         assert_eq!(rank(load(0.1, 0.1)).opens_at(0), None);
+    }
+
+    /// Prompts too fast to be told apart: all of their time is the fixed cost.
+    #[test]
+    fn an_idle_rank_is_open_whatever_the_law_says() {
+        let law = StepLaw { token: 0.0, ..LAW };
+        let idle = TimedLoad::default();
+        let rank = RankTime::new(law, 1.0, &idle, (16.0, 8192, None), 0.0);
+        assert!(rank.is_open(0) && rank.is_open(1_000_000_000));
     }
 
     #[test]
