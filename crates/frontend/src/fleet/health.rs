@@ -53,6 +53,8 @@ impl HttpWatcher {
                 if self.is_ejected() {
                     tracing::info!(worker = %self.pool.endpoint(), "worker is well again");
                 }
+                // A router that had ejected it already does not tell that it waits for a token now.
+                self.token_wanted.notify_one();
                 self.unwell = 0;
                 self.silence.begin(Instant::now());
                 (Verdict::Well, None)
