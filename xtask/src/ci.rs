@@ -108,6 +108,7 @@ pub(crate) fn run(tree: &Tree, extent: Extent) -> bool {
         report.step("doc tests", |closing| doc_tests(tree, closing));
         report.step("features", |_| features(tree, extent));
         report.step("deny", |_| deny(tree, extent));
+        report.step("faults", |_| faults(tree, extent));
         report.step("end to end", |closing| end_to_end(tree, extent, closing));
     }
     report.print()
@@ -339,6 +340,35 @@ fn deny(tree: &Tree, extent: Extent) -> Outcome {
     };
     let status = Command::new(deny)
         .args(["check", "bans", "licenses", "sources"])
+        .current_dir(&tree.root)
+        .status();
+    outcome(status.is_ok_and(|status| status.success()))
+}
+
+/// Requests of the bounded run with faults; 100,000 are recorded in `bench/faults`.
+const FAULT_REQUESTS: &str = "4000";
+
+/// The real binary before engines and clients that fail, for half a minute. What goes wrong is the same in every run,
+/// when it does is not.
+fn faults(tree: &Tree, extent: Extent) -> Outcome {
+    if extent == Extent::Quick {
+        return Outcome::Skipped("with --quick");
+    }
+    let build = [
+        "build",
+        "--package",
+        "kvasir-cli",
+        "--package",
+        "kvasir-faults",
+    ];
+    if cargo(tree, &build) == Outcome::Failed {
+        return Outcome::Failed;
+    }
+    let binaries = target_directory(tree).join("debug");
+    let status = Command::new(binaries.join("kvasir-faults"))
+        .arg("--binary")
+        .arg(binaries.join("kvasir"))
+        .args(["--requests", FAULT_REQUESTS, "--seed", PROPERTY_SEED])
         .current_dir(&tree.root)
         .status();
     outcome(status.is_ok_and(|status| status.success()))

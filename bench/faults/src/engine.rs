@@ -255,16 +255,19 @@ impl Engine {
     }
 
     async fn play(&self, peer: &mut Peer, job: &Job, steps: Vec<Step>) -> io::Result<End> {
-        let mut begun = false;
+        let mut after_event = false;
         for step in steps {
-            if begun && job.stream && self.condition().core_dead {
-                self.write(peer, &job.error_end()).await?;
+            if job.stream && self.condition().core_dead {
+                // In the midst of an event there is nothing more to say.
+                if after_event {
+                    self.write(peer, &job.error_end()).await?;
+                }
                 return Ok(End::Closed);
             }
             match step {
                 Step::Write(bytes) => {
                     self.write(peer, &bytes).await?;
-                    begun = true;
+                    after_event = bytes.ends_with(b"\n\n\r\n");
                 }
                 Step::Sleep(time) if time.is_zero() => tokio::task::yield_now().await,
                 Step::Sleep(time) => tokio::time::sleep(time).await,
