@@ -81,6 +81,13 @@ struct ExpiryEntry {
     span: SpanId,
 }
 
+/// How far a path is recorded: so many blocks, the last of them at the end of a span.
+#[derive(Clone, Copy, Debug)]
+struct PathEnd {
+    blocks: usize,
+    span: SpanId,
+}
+
 /// What is to be forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Forget {
@@ -115,7 +122,8 @@ impl RoutingTree {
     }
 
     /// Believes from now on that a rank caches these blocks, of which it adds at most [`BLOCKS_AT_ONCE`]. Returns
-    /// how many were added, and whether it is to be called again for the others.
+    /// how many were added, and whether it is to be called again for the others: then with `done` as it was left, so that
+    /// what was recorded already is not followed again.
     fn record(
         &mut self,
         now: Time,
@@ -123,11 +131,14 @@ impl RoutingTree {
         rank: WorkerRank,
         locals: &[LocalHash],
         sequence: &[SequenceHash],
+        done: &mut Option<PathEnd>,
     ) -> (usize, bool) {
         self.tree.free_deferred(NAMES_PER_EVENT);
         let expiry = (now + self.options.ttl).as_nanos().div_ceil(tick_nanos());
         let all = locals.len().min(sequence.len());
-        let Some((known, parent)) = self.confirm(slot, &sequence[..all], expiry) else {
+        // Others had their turn: what is gone or has become shorter is looked for from the start.
+        let from = done.take().filter(|end| self.is_end(*end, slot));
+        let Some((known, parent)) = self.confirm(slot, &sequence[..all], expiry, from) else {
             return (0, false); // Two blocks of one name: no chain of ours.
         };
         let until = all.min(known + BLOCKS_AT_ONCE);
@@ -149,7 +160,7 @@ impl RoutingTree {
             return (0, false); // As above.
         }
         let len = blocks.len() as u32;
-        self.add_span(Span {
+        let span = self.add_span(Span {
             rank,
             slot,
             start: known as u32,
@@ -158,18 +169,32 @@ impl RoutingTree {
             parent,
             children: 0,
         });
+        *done = Some(PathEnd {
+            blocks: until,
+            span,
+        });
         (blocks.len(), until < all)
     }
 
+    /// Whether a path of a slot still ends there.
+    fn is_end(&self, end: PathEnd, slot: u32) -> bool {
+        let span = self.spans.get(end.span);
+        span.is_some_and(|span| {
+            span.slot == slot && (span.start + span.len()) as usize == end.blocks
+        })
+    }
+
     /// Moves the expiries of those blocks of a path on that are believed in already: the first ones. Returns how
-    /// many these are and the span that they end in; `None` if names repeat.
+    /// many these are and the span that they end in; `None` if names repeat. Those up to `from` were moved on before.
     fn confirm(
         &mut self,
         slot: u32,
         sequence: &[SequenceHash],
         expiry: ExpiryTick,
+        from: Option<PathEnd>,
     ) -> Option<(usize, Option<SpanId>)> {
-        let (mut known, mut last) = (0, None);
+        let mut known = from.map_or(0, |end| end.blocks);
+        let mut last = from.map(|end| end.span);
         let Some(heads) = self.heads.get(slot as usize) else {
             return Some((known, last));
         };
@@ -191,7 +216,7 @@ impl RoutingTree {
         Some((known, last))
     }
 
-    fn add_span(&mut self, span: Span) {
+    fn add_span(&mut self, span: Span) -> SpanId {
         let (slot, len) = (span.slot as usize, span.names.len());
         if self.heads.len() <= slot {
             self.heads.resize_with(slot + 1, IdMap::default);
@@ -205,6 +230,7 @@ impl RoutingTree {
         let id = self.spans.insert(span);
         self.heads[slot].insert(first, id);
         self.wait(id);
+        id
     }
 
     /// Puts a span into the bucket of its last block.

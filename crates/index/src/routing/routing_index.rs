@@ -65,13 +65,14 @@ impl RoutingIndex {
         max_bytes: usize,
     ) -> bool {
         let (mut added, mut more) = (0, true);
+        let mut done = None;
         let mut routing = self.lock();
         while more {
             let Some(&slot) = routing.slots.get(&rank) else {
                 return added > 0; // It was removed meanwhile.
             };
             let new;
-            (new, more) = routing.record(now, slot, rank, locals, sequence);
+            (new, more) = routing.record(now, slot, rank, locals, sequence, &mut done);
             added += new;
             if more {
                 drop(routing);
