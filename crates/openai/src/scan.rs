@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use bytes::{Bytes, BytesMut};
 use serde::Deserialize;
 
-use crate::completion::{Prompt, prompts};
+use crate::completion::{Prompt, first_prompt, prompts};
 use crate::object::{JsonError, Object, Span};
 
 /// What the router reads of a body that it does not judge.
@@ -120,6 +120,13 @@ impl<'a> Scan<'a> {
     #[must_use]
     pub fn prompts(&self) -> Option<Vec<Prompt>> {
         prompts(self.raw("prompt")?)
+    }
+
+    /// The first prompt of a completion, and whether it is the only one and was read to its end. Of ids at most `ids_max`
+    /// are read.
+    #[must_use]
+    pub fn first_prompt(&self, ids_max: usize) -> Option<(Prompt, bool)> {
+        first_prompt(self.raw("prompt")?, ids_max)
     }
 
     /// Most tokens of the answer; the newer name wins.

@@ -135,14 +135,20 @@ impl Event {
     /// The data lines joined with newlines; none for comments and blank lines.
     #[must_use]
     pub fn data(&self) -> Option<Cow<'_, [u8]>> {
-        let mut found: Option<Cow<'_, [u8]>> = None;
-        for line in self.values(b"data") {
-            found = Some(match found {
-                None => Cow::Borrowed(line),
-                Some(before) => Cow::Owned([&before, line].join(&b'\n')),
-            });
+        let mut lines = self.values(b"data");
+        let mut found = Cow::Borrowed(lines.next()?);
+        for line in lines {
+            let joined = found.to_mut();
+            joined.push(b'\n');
+            joined.extend_from_slice(line);
         }
-        found
+        Some(found)
+    }
+
+    /// Whether it is only the end of a line: nothing was said.
+    #[must_use]
+    pub fn is_blank(&self) -> bool {
+        matches!(&self.raw[..], b"\n" | b"\r" | b"\r\n")
     }
 
     /// The event's name, if it has one.

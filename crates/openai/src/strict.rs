@@ -4,6 +4,8 @@
 //! reader takes fields by name; what is left at the end is unknown. Errors name the field and its place in
 //! the whole body.
 
+use std::collections::BTreeSet;
+
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -49,8 +51,9 @@ impl<'o, 'a> Reader<'o, 'a> {
         object: &'o Object<'a>,
         path: &'static str,
     ) -> Result<Self, JsonError> {
-        for (i, field) in object.fields().iter().enumerate() {
-            if object.fields()[..i].iter().any(|f| f.key == field.key) {
+        let mut seen = BTreeSet::new();
+        for field in object.fields() {
+            if !seen.insert(&*field.key) {
                 let message =
                     format_args!("{}duplicate field `{}`", before(path), echo(&field.key));
                 return Err(JsonError::at_end(

@@ -78,6 +78,72 @@ pub(crate) fn items<'a>(json: &'a str, mut each: impl FnMut(&'a str)) -> Option<
     }
 }
 
+/// The first value in the list that `json` is, and whether it is the only one; `None` where it is no list or has none.
+pub(crate) fn first_item(json: &str) -> Option<(&str, bool)> {
+    let bytes = json.as_bytes();
+    let at = blank(bytes, 0);
+    if *bytes.get(at)? != b'[' {
+        return None;
+    }
+    let start = blank(bytes, at + 1);
+    let end = value(bytes, start)?;
+    let only = *bytes.get(blank(bytes, end))? == b']';
+    Some((json.get(start..end)?, only))
+}
+
+/// The ids in the list that `json` is, at most `max` of them, and whether these are all; `None` if something else stands
+/// before the end that was read to.
+pub(crate) fn ids(json: &str, max: usize) -> Option<(Vec<u32>, bool)> {
+    let bytes = json.as_bytes();
+    let mut at = blank(bytes, 0);
+    if *bytes.get(at)? != b'[' {
+        return None;
+    }
+    let mut ids = Vec::new();
+    at = blank(bytes, at + 1);
+    if *bytes.get(at)? == b']' {
+        return Some((ids, true));
+    }
+    loop {
+        if ids.len() == max {
+            return Some((ids, false));
+        }
+        let end = digits(bytes, at);
+        ids.push(json.get(at..end)?.parse().ok()?);
+        at = blank(bytes, end);
+        match *bytes.get(at)? {
+            b',' => at = blank(bytes, at + 1),
+            b']' => return Some((ids, true)),
+            _ => return None,
+        }
+    }
+}
+
+/// Whether `json` has more than `max` values in it, those inside others included. It is taken to be well-formed.
+#[must_use]
+pub fn has_more_values(json: &str, max: usize) -> bool {
+    let bytes = json.as_bytes();
+    let (mut at, mut values) = (0, 1usize);
+    while let Some(byte) = bytes.get(at) {
+        match byte {
+            b'"' => match string(bytes, at) {
+                Some(end) => {
+                    at = end;
+                    continue;
+                }
+                None => return false,
+            },
+            b',' | b'[' | b'{' => values += 1,
+            _ => {}
+        }
+        if values > max {
+            return true;
+        }
+        at += 1;
+    }
+    false
+}
+
 /// The end of the value that begins at `at`.
 fn value(bytes: &[u8], mut at: usize) -> Option<usize> {
     // One bit for each open bracket, the innermost lowest: 1 for an object.
