@@ -14,6 +14,10 @@ use crate::meters::Stage;
 use crate::router_host::Needs;
 use crate::view::{PendingPrediction, Prediction};
 
+/// Blocks of a prompt that are looked up and recorded: what follows them changes no choice, and a prompt of any length must
+/// not hold up a serving thread.
+const BLOCKS_MAX: usize = 1 << 17;
+
 /// The names of a prompt's blocks, as far as the router mode asks for them.
 #[derive(Clone, Debug)]
 pub struct PromptBlocks {
@@ -45,7 +49,7 @@ impl PromptBlocks {
 }
 
 impl Model {
-    /// Names the blocks of `tokens` under a cache salt; empty means none.
+    /// Names the blocks of `tokens` under a cache salt; empty means none. Of a very long prompt the first ones.
     #[must_use]
     pub fn name_blocks(&self, tokens: &[Token], salt: &str) -> PromptBlocks {
         let Needs { index, sequence } = self.host.needs();
@@ -61,6 +65,8 @@ impl Model {
             lora: self.lora.as_deref().unwrap_or_default(),
             ..Scope::default()
         };
+        let tokens_max = (self.block_size as usize).saturating_mul(BLOCKS_MAX);
+        let tokens = tokens.get(..tokens_max).unwrap_or(tokens);
         BlockHasher::new(self.block_size as usize, &scope).extend(tokens, &mut locals);
         let hashed = clock.now();
         let sequence = if sequence {

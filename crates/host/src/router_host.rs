@@ -224,6 +224,11 @@ impl RouterHost {
         question(&self.lock().router)
     }
 
+    /// Whether a request would be refused by load alone, whatever its prompt is.
+    pub fn refuses(&self, arrival: &Arrival) -> bool {
+        self.lock().router.refusal_by_load(arrival).is_some()
+    }
+
     /// How loaded each rank is now.
     pub fn loads(&self, now: Time, out: &mut Vec<PotentialLoad>) {
         self.lock()

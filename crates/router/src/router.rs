@@ -7,6 +7,7 @@
 mod arrive;
 mod life;
 mod place;
+mod refuse;
 mod release;
 mod time;
 mod upkeep;

@@ -167,7 +167,7 @@ impl Router {
 
     /// Whether the request joins a backlog, or finds every rank it may go to closed. Nobody to go to is not
     /// a reason to wait: the choice says what is wrong.
-    fn must_wait(&mut self, arrival: &Arrival, class: usize) -> bool {
+    pub(super) fn must_wait(&mut self, arrival: &Arrival, class: usize) -> bool {
         let gate = self.queue.class(class).map(|c| c.gate).unwrap_or_default();
         let gated = gate.is_set() && self.policy.weighs_load();
         let waits = match self.admission.is_on() {
