@@ -165,7 +165,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let mut setup = wiring::router_setup(settings)?;
     setup.silent_rank_ttl = Some(settings.get(keys::ROUTER_TTL_SECS));
     let mut fleet = Fleet::new(app.fleet_context(), setup)
-        .with_model_folders(wiring::model_folders(settings)?)
+        .with_model_folders(wiring::model_folders(settings, app.clock()).await?)
         .with_tls(wiring::worker_tls(settings)?);
     if settings.get(keys::ROUTER_KV_EVENTS) {
         fleet = fleet.with_event_threads(event_threads(settings)?);

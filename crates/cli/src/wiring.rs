@@ -14,7 +14,7 @@ use kvasir_host::{PolicyFile, RouterSetup};
 use kvasir_index::{Approximate, IndexOptions};
 use kvasir_profile::Preset;
 use kvasir_router::{PrefillLoadModel, Role, RouterConfig, RouterMode};
-use kvasir_telemetry::{Identity, LogBounds, MetricOptions, TunedBounds, log};
+use kvasir_telemetry::{Clock, Identity, LogBounds, MetricOptions, TunedBounds, log};
 use kvasir_text::{FolderError, ModelFolders};
 use kvasir_types::{ApiKey, WorkerRecord};
 use kvasir_upstream::{
@@ -371,10 +371,24 @@ pub(crate) fn router_setup(settings: &Settings) -> Result<RouterSetup, Failure> 
     })
 }
 
-/// Tokenizers and templates of models; an error names the option and the folder.
-pub(crate) fn model_folders(settings: &Settings) -> Result<ModelFolders, BadConfig> {
-    let folders = ModelFolders::load(settings.get(keys::MODEL_PATH).as_deref());
-    folders.map_err(|error| bad_folder(&error))
+/// Tokenizers and templates of models, loaded on a thread of their own; an error names the option and the folder.
+pub(crate) async fn model_folders(
+    settings: &Settings,
+    clock: Clock,
+) -> Result<ModelFolders, BadConfig> {
+    let Some(path) = settings.get(keys::MODEL_PATH) else {
+        return Ok(ModelFolders::default());
+    };
+    tracing::info!(model_path = %path, "loading the tokenizer");
+    let start = clock.now();
+    let load = tokio::task::spawn_blocking(move || ModelFolders::load(Some(&path)));
+    let folders = load
+        .await
+        .map_err(|error| BadConfig(format!("--model-path: {error}")))?;
+    let folders = folders.map_err(|error| bad_folder(&error))?;
+    let took_secs = (clock.now() - start).as_secs_f64();
+    tracing::info!(took_secs, "tokenizer loaded");
+    Ok(folders)
 }
 
 /// A folder of `--model-path` that cannot be used.

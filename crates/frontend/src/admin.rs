@@ -9,8 +9,9 @@ mod workers;
 
 use std::collections::HashSet;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use http::header::CONTENT_TYPE;
+use http::request::Parts;
 use http::{HeaderValue, Method, Request, StatusCode};
 use hyper::body::Incoming;
 use kvasir_openai::{ApiError, BusyError, BusyThreshold, BusyUpdate, busy_thresholds};
@@ -20,6 +21,7 @@ use serde_json::{Value, json};
 
 use crate::App;
 use crate::http::body;
+use crate::http::long_work;
 use crate::http::reply::{self, Reply};
 use crate::models::ServedModel;
 
@@ -27,6 +29,8 @@ pub(crate) use workers::{add_worker, remove_worker, workers};
 
 /// What is said of a request that nobody knows, or knows no more.
 const NO_DECISION: &str = "no decision about this request is remembered; the latest ones are kept";
+/// What is said of a body that is longer than any that operators have a use for.
+const TOO_LONG: &str = "Request body exceeds the 128 KiB that operators' requests may have";
 /// Decisions in one answer.
 const DECISIONS_MAX: usize = 100;
 
@@ -37,7 +41,7 @@ pub(crate) async fn busy_threshold(app: &App, request: Request<Incoming>) -> Rep
         return reply::json(StatusCode::OK, busy_thresholds(&list));
     }
     let (parts, incoming) = request.into_parts();
-    let body = match body::read_json(app.http(), &parts, incoming).await {
+    let body = match read_short(app, &parts, incoming).await {
         Ok(body) => body,
         Err(error) => return reply::error(&error),
     };
@@ -48,6 +52,15 @@ pub(crate) async fn busy_threshold(app: &App, request: Request<Incoming>) -> Rep
             reply::json(StatusCode::OK, out.freeze())
         }
         Err(error) => busy_error(&error),
+    }
+}
+
+/// Reads the body of an operator's request, which is short.
+async fn read_short(app: &App, parts: &Parts, incoming: Incoming) -> Result<Bytes, ApiError> {
+    let body = body::read_json(app.http(), parts, incoming).await?;
+    match long_work::is_long(body.len()) {
+        true => Err(ApiError::new(413, TOO_LONG)),
+        false => Ok(body),
     }
 }
 

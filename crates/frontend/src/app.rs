@@ -17,6 +17,7 @@ use crate::http::context::HttpContext;
 use crate::http::in_flight::InFlight;
 use crate::http::keys::ApiKeys;
 use crate::http::limits::Limits;
+use crate::http::long_work::LongWork;
 use crate::http::routes::Paths;
 use crate::http::tls::ServerTls;
 use crate::http::via::Via;
@@ -213,6 +214,11 @@ impl App {
     #[must_use]
     pub fn in_flight(&self) -> &InFlight {
         &self.http.in_flight
+    }
+
+    /// Where work goes that would hold up a serving thread.
+    pub(crate) fn long_work(&self) -> &LongWork {
+        &self.http.long_work
     }
 
     /// What watches its requests.

@@ -14,6 +14,7 @@ pub(crate) mod ids;
 pub(crate) mod in_flight;
 pub(crate) mod keys;
 pub(crate) mod limits;
+pub(crate) mod long_work;
 pub(crate) mod reply;
 pub(crate) mod routes;
 pub(crate) mod server;

@@ -112,19 +112,15 @@ pub(crate) struct PreparedRequest {
 }
 
 /// Answers a completion by one of the model's OpenAI workers.
-pub(crate) async fn handle(
+pub(crate) async fn answer(
     app: &Arc<App>,
-    asked: ClientRequest,
-    scan: &Scan<'_>,
-    model: &Arc<ServedModel>,
+    mut ready: Box<PreparedRequest>,
 ) -> Result<Reply, ApiError> {
-    let keep_alive = keep_alive(app, scan.stream());
-    // Apart, so that what it takes to get ready is not carried along while the engine works.
-    let mut ready = prepare(app, asked, scan, model).await?;
     if let Some(query) = ready.query.take() {
         // In a box: requests that are run do not carry its room.
-        return Box::pin(ask_only(app, model, *query, *ready)).await;
+        return Box::pin(ask_only(app, *query, *ready)).await;
     }
+    let keep_alive = keep_alive(app, ready.forward.is_stream());
     let answer = ready.run();
     match keep_alive {
         Some((every, peek)) => keep_alive::wait(answer, every, peek).await,
@@ -155,10 +151,10 @@ pub(crate) async fn wait(
 /// Answers where a completion would go; nothing is booked.
 pub(crate) async fn ask_only(
     app: &App,
-    model: &ServedModel,
     query: Query,
     ready: PreparedRequest,
 ) -> Result<Reply, ApiError> {
+    let model = &ready.forward.model;
     let (mut arrival, record) = (ready.arrival, ready.record);
     arrival.query_only = true;
     match model.book(Box::new(arrival), &ready.blocks).await {
@@ -191,7 +187,20 @@ pub(crate) async fn prepare(
         Ok(extension) => extension,
         Err(error) => return Err(record.fail(error)),
     };
-    let reading = tokenize::read(app.clock(), model, endpoint, scan, &asked.body, &nvext).await;
+    // A busy engine is not asked for the tokens of a request that will be refused because it is busy.
+    let refused = tokenize::asks_an_engine(model, &nvext) && {
+        let mut arrival = ask::arrival(asked.arrived.id, 1, &nvext, &hints);
+        arrival.constraints.transport = Some(TransportKind::Http);
+        arrival.model = Some(Arc::clone(&model.name));
+        model.host.refuses(&arrival)
+    };
+    let reading = match refused {
+        true => tokenize::unread(model, endpoint, scan),
+        false => {
+            let pool = app.long_work();
+            tokenize::read(pool, model, endpoint, scan, &asked.body, &nvext).await
+        }
+    };
     let tokens = &reading.tokens;
     let salt = nvext
         .cache_salt
@@ -214,7 +223,7 @@ pub(crate) async fn prepare(
         // In a box: those who do not ask for it do not carry its room.
         true => {
             Box::pin(response_extras::formatted(
-                app.clock(),
+                app.long_work(),
                 model,
                 endpoint,
                 &asked.body,
@@ -333,6 +342,11 @@ fn resume_terms(
 }
 
 impl Forward {
+    /// Whether its answer is to be a stream.
+    pub(crate) fn is_stream(&self) -> bool {
+        matches!(self.kind, Kind::Completion { stream: true, .. })
+    }
+
     /// Whether the next turn is to be prefilled.
     fn prefills_next_turn(&self) -> bool {
         matches!(

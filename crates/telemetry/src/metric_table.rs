@@ -368,6 +368,8 @@ metrics! {
         counter workers_file_rejected_total = "workers_file_rejected_total" [];
         /// Prompts read for routing, by what they became tokens by: the client's ids, a folder, the engine, or bytes.
         counter prompts_read_total = "prompts_read_total" ["model", "source"];
+        /// Whether a model's chat template or tokenizer took too long, so that its prompts are routed without it for a while.
+        gauge tokenizer_resting = "tokenizer_resting" ["model"];
         /// Beginnings of next turns that clients asked to be computed ahead (`speculative_prefill`), by how that ended.
         counter speculative_prefills_total = "speculative_prefills_total" ["model", "outcome"];
         /// Answers that broke off and were not continued elsewhere although `--migration-limit` is set, by why.

@@ -39,6 +39,15 @@ pub struct ChatInput<'a> {
     pub dialect: Dialect,
 }
 
+impl ChatInput<'_> {
+    /// Bytes of everything that the template is given.
+    pub(crate) fn bytes(&self) -> usize {
+        let others = [self.tools, self.documents, self.kwargs];
+        let others = others.into_iter().flatten().map(str::len);
+        self.messages.len() + others.sum::<usize>()
+    }
+}
+
 /// What an engine does to a request before its template sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dialect {

@@ -35,6 +35,9 @@ pub enum TextError {
     /// The template failed on this conversation, or the conversation is no JSON.
     #[error("the chat template cannot render this conversation: {0}")]
     Template(String),
+    /// The template would take more time or memory for this conversation than it may.
+    #[error("the chat template does too much for this conversation: {0}")]
+    TooMuch(String),
     /// The model has no chat template.
     #[error("the model has no chat template: use /v1/completions, or add chat_template.jinja")]
     NoTemplate,

@@ -19,6 +19,7 @@ mod error;
 #[cfg(feature = "fast")]
 mod fast;
 mod folders;
+mod linear;
 mod load;
 mod model;
 mod prefix;
@@ -35,5 +36,5 @@ pub use error::{LoadError, TextError};
 pub use folders::{FolderError, ModelFolders};
 pub use model::{DEFAULT_CACHE_BYTES, GenerationDefaults, TextModel};
 pub use prefix::CacheStats;
-pub use template::{ChatTemplate, RenderedPrompt};
+pub use template::{ChatTemplate, Effort, RenderedPrompt};
 pub use tokenizer::{EncoderStatus, Tokenizer};

@@ -10,9 +10,10 @@ use kvasir_types::Token;
 use crate::chat::ChatInput;
 use crate::cuts::CutRules;
 use crate::error::{LoadError, TextError};
+use crate::linear;
 use crate::load::Files;
 use crate::prefix::{CacheStats, PrefixCache};
-use crate::template::{ChatTemplate, RenderedPrompt};
+use crate::template::{ChatTemplate, Effort, RenderedPrompt};
 use crate::tokenizer::Tokenizer;
 
 /// Bytes of text that a token stands for, about; sizes buffers.
@@ -32,6 +33,7 @@ pub struct TextModel {
     defaults: GenerationDefaults,
     cache: Option<PrefixCache>,
     frame: Option<Frame>,
+    linear: bool,
 }
 
 /// What the tokenizer puts around a plain prompt.
@@ -117,6 +119,7 @@ impl TextModel {
         Ok(Self {
             cache: rules.map(|rules| PrefixCache::new(rules, cache_bytes)),
             frame: Frame::of(&tokenizer),
+            linear: linear::is_linear(&files.tokenizer),
             tokenizer: Arc::new(tokenizer),
             template,
             eos,
@@ -152,16 +155,28 @@ impl TextModel {
     /// # Errors
     /// Those of both.
     pub fn encode_conversation(&self, input: &ChatInput<'_>) -> Result<Vec<Token>, TextError> {
-        self.encode_rendered(&self.rendered(input)?)
+        self.encode_rendered(&self.rendered(input, Effort::Full)?)
     }
 
-    /// The first half of [`TextModel::encode_conversation`]: the prompt, and where its texts begin.
+    /// The first half of [`TextModel::encode_conversation`]: the prompt, and where its texts begin. Fails if that takes more
+    /// than `effort`.
     ///
     /// # Errors
     /// Those of [`TextModel::render`].
-    pub fn rendered(&self, input: &ChatInput<'_>) -> Result<RenderedPrompt, TextError> {
+    pub fn rendered(
+        &self,
+        input: &ChatInput<'_>,
+        effort: Effort,
+    ) -> Result<RenderedPrompt, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
-        template.rendered(input)
+        template.rendered(input, effort)
+    }
+
+    /// Whether all patterns of the tokenizer are of kinds that take time in proportion to the text: then a short text is
+    /// tokenized soon, whatever it is.
+    #[must_use]
+    pub fn is_linear(&self) -> bool {
+        self.linear
     }
 
     /// The second half of [`TextModel::encode_conversation`]: its tokens.

@@ -5,11 +5,18 @@
 //! `raise_exception`, `strftime_now`, `tojson`.
 //!
 //! Invariants: a template is compiled once; rendering reads no clock and no file; what a template raises for the
-//! client is told apart from its own failures.
+//! client is told apart from its own failures. Templates come with a model, so they are input: parsing one takes a bounded
+//! stack (`bounds`), running one a bounded number of steps, bytes and levels (`meter`, `guards`).
 
+mod bounds;
+mod guards;
+mod meter;
+mod program;
 mod python;
 mod shapes;
 mod text_use;
+
+use std::collections::BTreeMap;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
@@ -19,6 +26,8 @@ use crate::chat::{ChatInput, ContentStyle, Dialect, bad, messages, tools};
 use crate::error::{LoadError, TextError};
 use crate::pyvalue::{self, JsonStyle};
 use crate::strftime;
+pub use meter::Effort;
+use program::Program;
 pub use shapes::RenderedPrompt;
 use shapes::ShapeCache;
 use text_use::TextRequirements;
@@ -28,12 +37,18 @@ const TOOL_USE: &str = "tool_use";
 const DEFAULT: &str = "default";
 /// Deepest indentation that `tojson` makes.
 const INDENT_MAX: usize = 16;
+/// Frames inside each other; a macro counts as several. What that takes of the stack, any thread has.
+const RECURSION_MAX: usize = 200;
 /// Marks the end of a message that is to be continued.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// A model's template, compiled.
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    /// By name.
+    programs: BTreeMap<String, Program>,
+    /// For each [`Effort`].
+    brief: Environment<'static>,
+    full: Environment<'static>,
     style: ContentStyle,
     specials: Vec<(String, Value)>,
     /// For templates that do not look inside texts.
@@ -62,23 +77,31 @@ impl ChatTemplate {
     ) -> Result<Self, LoadError> {
         let mut environment = environment();
         let mut requirements = Some(TextRequirements::default());
+        let mut programs = BTreeMap::new();
         for (name, source) in templates {
             let source = without_generation_marks(&source);
-            requirements = requirements
-                .and_then(|all| Some(all.and(text_use::requirements(&source, syntax())?)));
-            environment
-                .add_template_owned(name.clone(), source)
-                .map_err(|e| LoadError::Parse {
+            let mut program =
+                Program::compile(&source, &syntax()).map_err(|reason| LoadError::Parse {
                     path: format!("chat template `{name}`").into(),
-                    reason: describe(&e),
+                    reason,
                 })?;
+            requirements = requirements.and_then(|all| Some(all.and(program.requirements.take()?)));
+            guards::add_for(&mut environment, &program);
+            programs.insert(name, program);
         }
+        let with_fuel = |effort: Effort| {
+            let mut environment = environment.clone();
+            environment.set_fuel(Some(effort.fuel()));
+            environment
+        };
         let specials = specials
             .into_iter()
             .map(|(key, token)| (key, Value::from(token)))
             .collect();
         let mut template = Self {
-            environment,
+            programs,
+            brief: with_fuel(Effort::Brief),
+            full: with_fuel(Effort::Full),
             style: ContentStyle::Text,
             specials,
             shapes: requirements.map(ShapeCache::new),
@@ -92,16 +115,21 @@ impl ChatTemplate {
     /// # Errors
     /// The conversation is no JSON list of messages, the template refuses it, or it fails.
     pub fn render(&self, input: &ChatInput<'_>) -> Result<String, TextError> {
-        self.rendered(input).map(|rendered| rendered.text)
+        self.rendered(input, Effort::Full)
+            .map(|rendered| rendered.text)
     }
 
-    /// As [`ChatTemplate::render`], with where texts begin.
-    pub(crate) fn rendered(&self, input: &ChatInput<'_>) -> Result<RenderedPrompt, TextError> {
+    /// As [`ChatTemplate::render`], with where texts begin, and with no more effort than this.
+    pub(crate) fn rendered(
+        &self,
+        input: &ChatInput<'_>,
+        effort: Effort,
+    ) -> Result<RenderedPrompt, TextError> {
         let style = match (self.style, input.dialect) {
             (ContentStyle::Parts, Dialect::Vllm) => ContentStyle::PartsOnly,
             (style, _) => style,
         };
-        let render = |messages: &str| self.render_messages(messages, style, input);
+        let render = |messages: &str| self.render_messages(messages, style, input, effort);
         match &self.shapes {
             Some(shapes) if style != ContentStyle::PartsOnly => shapes.render(input, render),
             _ => render(input.messages).map(RenderedPrompt::from),
@@ -114,6 +142,7 @@ impl ChatTemplate {
         json: &str,
         style: ContentStyle,
         input: &ChatInput<'_>,
+        effort: Effort,
     ) -> Result<String, TextError> {
         let mut list = messages(json, style)?;
         if input.continue_final_message
@@ -123,7 +152,8 @@ impl ChatTemplate {
         }
         let list: Value = list.into_iter().map(|m| m.into_value()).collect();
         let context = self.context(input, list)?;
-        let rendered = self.render_with(input.tools.is_some(), context)?;
+        let terms = (effort, input.bytes());
+        let rendered = self.render_with(input.tools.is_some(), context, terms)?;
         Ok(if input.continue_final_message {
             cut_at_tag(rendered)
         } else {
@@ -158,16 +188,21 @@ impl ChatTemplate {
         Ok(Value::from_pairs(vars))
     }
 
-    fn render_with(&self, with_tools: bool, context: Value) -> Result<String, TextError> {
-        let tool_use = with_tools.then(|| self.environment.get_template(TOOL_USE).ok());
-        let template = match tool_use.flatten() {
-            Some(template) => template,
-            None => self
-                .environment
-                .get_template(DEFAULT)
-                .map_err(|_| TextError::NoTemplate)?,
+    fn render_with(
+        &self,
+        with_tools: bool,
+        context: Value,
+        (effort, bytes): (Effort, usize),
+    ) -> Result<String, TextError> {
+        let tool_use = self.programs.get(TOOL_USE).filter(|_| with_tools);
+        let program = tool_use.or_else(|| self.programs.get(DEFAULT));
+        let program = program.ok_or(TextError::NoTemplate)?;
+        let environment = match effort {
+            Effort::Brief => &self.brief,
+            Effort::Full => &self.full,
         };
-        template.render(context).map_err(|e| failure(&e))
+        let rendered = program.run(environment, context, effort, bytes);
+        rendered.map_err(|e| failure(&e))
     }
 
     /// Shows the template a message in parts. If the text comes out whole and nothing of the parts' own
@@ -179,7 +214,7 @@ impl ChatTemplate {
         let input = ChatInput::default();
         let rendered = messages_as_parts(&messages)
             .and_then(|list| self.context(&input, list))
-            .and_then(|context| self.render_with(false, context));
+            .and_then(|context| self.render_with(false, context, (Effort::Full, messages.len())));
         match rendered {
             Ok(text) if text.contains(PROBE) && !text.contains("'text'") => ContentStyle::Parts,
             _ => ContentStyle::Text,
@@ -211,12 +246,16 @@ fn environment() -> Environment<'static> {
     env.set_unknown_method_callback(python::method);
     env.set_formatter(|out, _, value| {
         if let Some(text) = value.as_str() {
+            meter::charge(text.len() as u64)?;
             return out.write_str(text).map_err(Error::from);
         }
+        meter::charge_all(value)?;
         let mut text = String::new();
         pyvalue::print(&mut text, value);
         out.write_str(&text).map_err(Error::from)
     });
+    env.set_recursion_limit(RECURSION_MAX);
+    guards::add_to(&mut env);
     env.add_filter("tojson", to_json);
     env.add_filter("length", python::length);
     env.add_filter("count", python::length);
@@ -247,6 +286,10 @@ fn to_json(value: &Value, indent: Option<Value>, kwargs: Kwargs) -> Result<Value
         ascii: kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
         sort_keys: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
     };
+    // Indentation may be more than what is indented.
+    for _ in 0..=style.indent.unwrap_or(0) {
+        meter::charge_all(value)?;
+    }
     let mut out = String::new();
     pyvalue::json(&mut out, value, style, 0);
     Ok(Value::from_safe_string(out))
@@ -296,6 +339,9 @@ fn without_generation_marks(source: &str) -> String {
 }
 
 fn failure(error: &Error) -> TextError {
+    if error.kind() == ErrorKind::OutOfFuel {
+        return TextError::TooMuch(describe(error));
+    }
     let mut source = std::error::Error::source(error);
     while let Some(inner) = source {
         if let Some(TemplateException(message)) = inner.downcast_ref() {
@@ -313,5 +359,7 @@ fn describe(error: &Error) -> String {
     }
 }
 
+#[cfg(test)]
+mod hostile;
 #[cfg(test)]
 mod tests;

@@ -33,6 +33,8 @@ const READ_BYTES: usize = 8 << 10;
 const READ_BYTES_MAX: usize = 128 << 10;
 /// Room that must be left for a read.
 const READ_BYTES_MIN: usize = 1 << 10;
+/// Bytes of a body that are handed to the socket at once, so that others on the thread get their turn.
+const WRITE_BYTES_MAX: usize = 256 << 10;
 /// Bodies up to this size are written in one piece with their heads.
 const JOINED_BYTES_MAX: usize = 4 << 10;
 /// Reads in which the end of an answer must have come whose data is complete.
@@ -303,7 +305,8 @@ impl Connection {
             let written = ready!(if self.body.is_empty() {
                 socket.poll_write(cx, &self.head)
             } else {
-                let parts = [IoSlice::new(&self.head), IoSlice::new(&self.body)];
+                let piece = self.body.get(..WRITE_BYTES_MAX).unwrap_or(&self.body);
+                let parts = [IoSlice::new(&self.head), IoSlice::new(piece)];
                 socket.poll_write_vectored(cx, &parts)
             })?;
             if written == 0 {

@@ -14,9 +14,9 @@ use kvasir_upstream::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::read_short;
 use crate::App;
 use crate::fleet::members::{JoinOutcome, Member, MemberState, MembersError};
-use crate::http::body;
 use crate::http::reply::{self, Reply};
 use crate::models::ServedModel;
 
@@ -188,7 +188,7 @@ impl NewWorker {
 pub(crate) async fn add_worker(app: &App, request: Request<Incoming>) -> Reply {
     let (parts, incoming) = request.into_parts();
     let read = async {
-        let body = body::read_json(app.http(), &parts, incoming).await?;
+        let body = read_short(app, &parts, incoming).await?;
         let new: NewWorker = serde_json::from_slice(&body)
             .map_err(|error| ApiError::bad_request(format!("Validation: {error}")))?;
         new.record()

@@ -14,6 +14,7 @@ use crate::http::body::MIB;
 use crate::http::body_budget::BodyBudget;
 use crate::http::in_flight::InFlight;
 use crate::http::limits::Limits;
+use crate::http::long_work::LongWork;
 use crate::http::server::connections::ClientConnections;
 use crate::http::shortage::Shortage;
 use crate::http::tls::ServerTls;
@@ -38,6 +39,8 @@ pub struct HttpContext {
     pub(crate) shortage: Shortage,
     /// Requests under way.
     pub(crate) in_flight: InFlight,
+    /// Where long work goes.
+    pub(crate) long_work: LongWork,
     leaving: CancellationToken,
     /// The same as `leaving`, read without its lock.
     is_leaving: AtomicBool,
@@ -68,6 +71,7 @@ impl HttpContext {
             clock,
             tasks,
             in_flight: InFlight::default(),
+            long_work: LongWork::default(),
             leaving: CancellationToken::new(),
             is_leaving: AtomicBool::new(false),
             draining: AtomicBool::new(false),

@@ -6,8 +6,12 @@ use kvasir_openai::{
     ApiError, ChatRequest, CompletionRequest, Endpoint, Options, Prompt, Scan, Span, content_spans,
     is_outside,
 };
-use kvasir_text::{ChatInput, DetokenizeOptions, Detokenizer, Dialect, TextError, TextModel};
+use kvasir_text::{
+    ChatInput, DetokenizeOptions, Detokenizer, Dialect, Effort, TextError, TextModel,
+};
 use kvasir_types::Token;
+
+use crate::models::tokenize::fitting;
 
 /// The prompts of one request as tokens.
 #[derive(Debug, Default)]
@@ -25,14 +29,60 @@ impl Prompts {
     }
 }
 
-/// The prompt of a conversation for a token worker.
+/// JSON values that a conversation may have: a template that is given more takes gigabytes, and no model reads so many.
+const VALUES_MAX: usize = 1 << 18;
+/// What is said of one with more.
+const TOO_MANY_VALUES: &str = "the conversation has more than 262144 JSON values";
+
+/// Why a prompt did not become tokens.
+#[derive(Debug)]
+pub(crate) enum PromptError {
+    /// The client can be told why.
+    Refused(ApiError),
+    /// It takes more effort than was to be spent.
+    TooMuch(TextError),
+    /// What the engine will make of it is not known.
+    Unknown,
+}
+
+impl PromptError {
+    /// What the client is told.
+    pub(crate) fn told(self) -> ApiError {
+        match self {
+            Self::Refused(error) => error,
+            Self::TooMuch(error) => client_error(error),
+            Self::Unknown => ApiError::internal(),
+        }
+    }
+}
+
+impl From<TextError> for PromptError {
+    fn from(error: TextError) -> Self {
+        match error {
+            TextError::TooMuch(_) => Self::TooMuch(error),
+            error => Self::Refused(client_error(error)),
+        }
+    }
+}
+
+impl From<ApiError> for PromptError {
+    fn from(error: ApiError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// The prompt of a conversation for a token worker. `rendered` is called when the template is done.
 pub(crate) fn of_chat(
     text: &TextModel,
     chat: &ChatRequest,
     now_unix: u64,
+    (context_length, effort): (u32, Effort),
     rendered: impl FnOnce(),
-) -> Result<Prompts, ApiError> {
+) -> Result<Prompts, PromptError> {
     let messages = chat.messages.as_str();
+    if has_too_many_values(messages) {
+        return Err(ApiError::validation(TOO_MANY_VALUES).into());
+    }
     let spans = content_spans(messages);
     let input = ChatInput {
         messages,
@@ -46,34 +96,65 @@ pub(crate) fn of_chat(
         now_unix: i64::try_from(now_unix).unwrap_or(i64::MAX),
         dialect: Dialect::Schema,
     };
-    let prompt = text.rendered(&input).map_err(client_error)?;
+    let prompt = text.rendered(&input, effort)?;
     rendered();
-    one_prompt(text.encode_rendered(&prompt).map_err(client_error)?)
+    check_fits(prompt.as_str(), context_length, |part| {
+        text.encode_chat(part)
+    })?;
+    Ok(one_prompt(text.encode_rendered(&prompt)?)?)
 }
 
 /// The prompts of a completion for a token worker.
 pub(crate) fn of_completion(
     text: &TextModel,
-    request: CompletionRequest,
-) -> Result<Prompts, ApiError> {
+    request: &CompletionRequest,
+    context_length: u32,
+) -> Result<Prompts, PromptError> {
     let mut prompts = Prompts::default();
-    for prompt in request.prompts {
+    for prompt in &request.prompts {
         if request.echo {
-            prompts.echo.push(match &prompt {
+            prompts.echo.push(match prompt {
                 Prompt::Text(prompt) => prompt.clone(),
-                Prompt::Tokens(ids) => text.tokenizer().decode(ids, false).map_err(client_error)?,
+                Prompt::Tokens(ids) => text.tokenizer().decode(ids, false)?,
             });
         }
-        let tokens = match prompt {
-            Prompt::Text(prompt) => text.encode_prompt(&prompt).map_err(client_error)?,
+        let tokens: Arc<[Token]> = match prompt {
+            Prompt::Text(prompt) => {
+                check_fits(prompt, context_length, |part| text.encode_prompt(part))?;
+                non_empty(text.encode_prompt(prompt)?)?.into()
+            }
             Prompt::Tokens(ids) => {
-                text.tokenizer().check(&ids).map_err(client_error)?;
-                ids
+                text.tokenizer().check(ids)?;
+                ids.as_slice().into()
             }
         };
-        prompts.tokens.push(non_empty(tokens)?.into());
+        prompts.tokens.push(tokens);
     }
     Ok(prompts)
+}
+
+/// Refuses a long text by its beginning, where that has more tokens than the model takes.
+fn check_fits(
+    prompt: &str,
+    context_length: u32,
+    encode: impl FnOnce(&str) -> Result<Vec<Token>, TextError>,
+) -> Result<(), PromptError> {
+    let bytes_max = fitting(context_length);
+    if prompt.len() <= bytes_max {
+        return Ok(());
+    }
+    let tokens = encode(beginning(prompt, bytes_max))?.len();
+    if tokens < context_length as usize {
+        return Ok(());
+    }
+    Err(PromptError::Refused(ApiError::validation(format_args!(
+        "This model's maximum context length is {context_length} tokens, the prompt has more than {tokens}; shorten it"
+    ))))
+}
+
+/// Whether a list of messages has more values than a template is given. Short ones cannot.
+fn has_too_many_values(messages: &str) -> bool {
+    messages.len() > VALUES_MAX && kvasir_openai::has_more_values(messages, VALUES_MAX)
 }
 
 /// A prompt that came as tokens.
@@ -110,49 +191,59 @@ fn client_error(error: TextError) -> ApiError {
 }
 
 /// At most so many bytes of a text, in whole characters.
-fn beginning(text: &str, bytes_max: usize) -> &str {
+pub(crate) fn beginning(text: &str, bytes_max: usize) -> &str {
     text.get(..text.floor_char_boundary(bytes_max))
         .unwrap_or(text)
 }
 
-/// The tokens that an engine will see for a body that it judges itself, and whether they are its only prompt;
-/// `None` where we cannot know.
+/// How a body that an engine judges is read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReadTerms {
+    /// It is a conversation.
+    pub(crate) chat: bool,
+    /// The time for templates that print the date.
+    pub(crate) now_unix: u64,
+    /// Of a text with more bytes only the beginning is read: then the tokens are not those that the engine will count.
+    pub(crate) bytes_max: usize,
+    /// What its template may do.
+    pub(crate) effort: Effort,
+}
+
+/// The tokens that an engine will see for a body that it judges itself, and whether they are its only prompt, whole.
 ///
-/// `rendered` is called when the template is done. A prompt that came as tokens needs no tokenizer. `spans` are the texts of the messages, if they are known. Of a text
-/// with more than `bytes_max` bytes only the beginning is read: then the tokens are not those that the engine will count.
+/// `rendered` is called when the template is done. `spans` are the texts of the messages, if they are known.
 pub(crate) fn of_scan(
-    text: Option<&TextModel>,
+    text: &TextModel,
     scan: &Scan<'_>,
     spans: Option<&[Span]>,
-    chat: bool,
-    now_unix: u64,
-    bytes_max: usize,
+    terms: &ReadTerms,
     rendered: impl FnOnce(),
-) -> Option<(Vec<Token>, bool)> {
-    if !chat {
-        let mut prompts = scan.prompts()?.into_iter();
-        let (tokens, whole) = match prompts.next()? {
-            Prompt::Tokens(tokens) => (tokens, true),
-            Prompt::Text(prompt) => {
+) -> Result<(Vec<Token>, bool), PromptError> {
+    let bytes_max = terms.bytes_max;
+    if !terms.chat {
+        let first = scan.first_prompt(usize::MAX);
+        return match first.ok_or(PromptError::Unknown)? {
+            (Prompt::Tokens(tokens), alone) => Ok((tokens, alone)),
+            (Prompt::Text(prompt), alone) => {
                 let read = beginning(&prompt, bytes_max);
-                (text?.encode_prompt(read).ok()?, read.len() == prompt.len())
+                let tokens = text.encode_prompt(read)?;
+                Ok((tokens, alone && read.len() == prompt.len()))
             }
         };
-        return Some((tokens, whole && prompts.next().is_none()));
     }
-    let text = text.filter(|_| scan.chat_template().is_none())?;
+    if scan.chat_template().is_some() || scan.messages().is_some_and(has_too_many_values) {
+        return Err(PromptError::Unknown);
+    }
     let effort = scan.reasoning_effort();
-    let input = conversation(scan, spans, effort.as_deref(), now_unix)?;
-    if input.messages.len() <= bytes_max {
-        let prompt = text.rendered(&input).ok()?;
-        rendered();
-        return Some((text.encode_rendered(&prompt).ok()?, true));
-    }
-    let prompt = text.render(&input).ok()?;
+    let input = conversation(scan, spans, effort.as_deref(), terms.now_unix);
+    let input = input.ok_or(PromptError::Unknown)?;
+    let prompt = text.rendered(&input, terms.effort)?;
     rendered();
-    let read = beginning(&prompt, bytes_max);
-    let tokens = text.encode_chat(read).ok()?;
-    Some((tokens, read.len() == prompt.len()))
+    if prompt.as_str().len() <= bytes_max {
+        return Ok((text.encode_rendered(&prompt)?, true));
+    }
+    let tokens = text.encode_chat(beginning(prompt.as_str(), bytes_max))?;
+    Ok((tokens, false))
 }
 
 /// What a forwarded chat hands to the template.
@@ -184,12 +275,12 @@ pub(crate) fn formatted(
     now_unix: u64,
 ) -> Option<String> {
     if endpoint == Endpoint::Completions {
-        return match scan.prompts()?.into_iter().next()? {
+        return match scan.first_prompt(usize::MAX)?.0 {
             Prompt::Text(prompt) => Some(prompt),
             Prompt::Tokens(ids) => text.tokenizer().decode(&ids, false).ok(),
         };
     }
-    if scan.chat_template().is_some() {
+    if scan.chat_template().is_some() || scan.messages().is_some_and(has_too_many_values) {
         return None;
     }
     let effort = scan.reasoning_effort();
@@ -280,8 +371,16 @@ mod tests {
         let prompt = "na\u{ef}ve words ".repeat(50);
         let body = format!(r#"{{"prompt":"{prompt}"}}"#);
         let scan = Scan::parse(body.as_bytes()).unwrap();
-        let read =
-            |bytes_max| of_scan(Some(&text), &scan, None, false, 0, bytes_max, || ()).unwrap();
+        let read_as = |scan: &Scan<'_>, chat, bytes_max| {
+            let terms = ReadTerms {
+                chat,
+                now_unix: 0,
+                bytes_max,
+                effort: Effort::Brief,
+            };
+            of_scan(&text, scan, None, &terms, || ()).unwrap()
+        };
+        let read = |bytes_max| read_as(&scan, false, bytes_max);
         let whole = text.encode_prompt(&prompt).unwrap();
         assert_eq!(
             read(prompt.len()),
@@ -295,15 +394,7 @@ mod tests {
         assert_eq!((part, complete), (text.encode_prompt("na").unwrap(), false));
         let chat = r#"{"messages":[{"role":"user","content":"hello there"}]}"#;
         let scan = Scan::parse(chat.as_bytes()).unwrap();
-        assert!(
-            of_scan(Some(&text), &scan, None, true, 0, usize::MAX, || ())
-                .unwrap()
-                .1
-        );
-        assert!(
-            !of_scan(Some(&text), &scan, None, true, 0, 8, || ())
-                .unwrap()
-                .1
-        );
+        assert!(read_as(&scan, true, usize::MAX).1);
+        assert!(!read_as(&scan, true, 8).1);
     }
 }

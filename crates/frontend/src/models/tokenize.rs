@@ -9,6 +9,7 @@
 //! request is counted under the source that it was read by.
 
 mod remote;
+mod text_work;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,15 +17,18 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use kvasir_openai::{Endpoint, Nvext, Scan, Span, content_spans};
-use kvasir_telemetry::Clock;
-use kvasir_text::TextModel;
+use kvasir_openai::{Endpoint, Nvext, Prompt, Scan, Span, content_spans};
+use kvasir_text::{Effort, TextModel};
 use kvasir_transport::Tasks;
 use kvasir_types::{Token, WorkerId};
 
+use crate::http::long_work::LongWork;
+use crate::models::prompt::{PromptError, ReadTerms};
 use crate::models::{ServedModel, prompt};
 use crate::observe::token_source::TokenSource;
 use remote::Remote;
+use text_work::TextStanding;
+pub(crate) use text_work::TextWork;
 
 /// Bytes of text that count as one token where no tokenizer is at hand.
 pub(crate) const BYTES_PER_TOKEN: usize = 4;
@@ -34,6 +38,8 @@ pub(crate) const BYTES_PER_TOKEN: usize = 4;
 const FITTING_BYTES_PER_TOKEN: usize = 16;
 /// Longest text that is read to its end where nobody says how long prompts may be.
 const TEXT_BYTES_MAX: usize = 16 << 20;
+/// Most ids of a prompt that are read there.
+const IDS_MAX: usize = 4 << 20;
 /// Prompts in a row that must be read by another source before that is said: one that fails now and then is no news.
 const SAY_AFTER: u32 = 16;
 
@@ -41,6 +47,8 @@ const SAY_AFTER: u32 = 16;
 #[derive(Default)]
 pub struct TokenSources {
     text: OnceLock<(Arc<TextModel>, TokenSource)>,
+    /// How template and tokenizer have done so far.
+    standing: Arc<TextStanding>,
     /// The folder that an engine named was looked at.
     looked: AtomicBool,
     remote: Box<Remote>,
@@ -69,6 +77,7 @@ impl TokenSources {
     /// What the next prompt would be read by.
     pub(crate) fn best(&self) -> TokenSource {
         match self.text.get() {
+            Some(_) if self.standing.is_resting() => TokenSource::Bytes,
             Some((_, source)) => *source,
             None if self.remote.is_offered() => TokenSource::Engine,
             None => TokenSource::Bytes,
@@ -101,10 +110,14 @@ fn load_announced(model: &ServedModel, folder: &Path) {
     if !folder.join("tokenizer.json").is_file() {
         return;
     }
+    let clock = model.host.context().clock;
+    let start = clock.now();
+    tracing::info!(model = %model.name, folder = %folder.display(),
+        "loading the tokenizer from the folder that the engine names");
     match TextModel::load(folder) {
         Ok(text) => {
             let _ = tokens.text.set((Arc::new(text), TokenSource::Announced));
-            tracing::info!(model = %model.name, folder = %folder.display(),
+            tracing::info!(model = %model.name, took_secs = (clock.now() - start).as_secs_f64(),
                 "tokenizer loaded from the folder that the engine names");
         }
         Err(error) => tracing::warn!(model = %model.name, folder = %folder.display(), %error,
@@ -130,30 +143,44 @@ impl Reading {
 
 /// The prompt's tokens as the engine will see them, or a stand-in. `body` is the buffer that was scanned.
 pub(crate) async fn read(
-    clock: Clock,
+    pool: &LongWork,
     model: &ServedModel,
     endpoint: Endpoint,
     scan: &Scan<'_>,
     body: &Bytes,
     nvext: &Nvext,
 ) -> Reading {
-    let reading = find(clock, model, endpoint, scan, body, nvext).await;
+    let reading = find(pool, model, endpoint, scan, body, nvext).await;
     model.meters.prompt_read(reading.source);
-    say(model, reading.source);
+    // A tokenizer that rests has said so.
+    if !model.tokens().standing.is_resting() {
+        say(model, reading.source);
+    }
     reading
 }
 
+/// Whether a prompt is read by asking an engine, which then has to answer before it is known whether there is a worker.
+pub(crate) fn asks_an_engine(model: &ServedModel, nvext: &Nvext) -> bool {
+    nvext.token_data.is_none() && model.text().is_none() && model.host.needs().any()
+}
+
+/// The prompt of a request that nobody reads, since it is likely to be refused: a stand-in.
+pub(crate) fn unread(model: &ServedModel, endpoint: Endpoint, scan: &Scan<'_>) -> Reading {
+    bytes(scan, endpoint, fitting(model.context_length))
+}
+
 async fn find(
-    clock: Clock,
+    pool: &LongWork,
     model: &ServedModel,
     endpoint: Endpoint,
     scan: &Scan<'_>,
     body: &Bytes,
     nvext: &Nvext,
 ) -> Reading {
+    let ids_max = fitting_ids(model.context_length);
     if let Some(tokens) = &nvext.token_data {
         return Reading {
-            tokens: tokens.clone(),
+            tokens: tokens.iter().copied().take(ids_max).collect(),
             source: TokenSource::Client,
             certain: false,
         };
@@ -165,12 +192,12 @@ async fn find(
         certain: alone && prompt::is_plain(scan, spans.as_deref()),
     };
     let chat = endpoint == Endpoint::Chat;
-    if let Some((tokens, alone)) = by_ids(scan, chat) {
+    if let Some((tokens, alone)) = by_ids(scan, chat, ids_max) {
         return reading(tokens, TokenSource::Client, alone);
     }
     let tokens = model.tokens();
     if let Some((text, source)) = tokens.text.get() {
-        let found = by_text(clock, model, text, scan, spans.as_deref(), body, chat).await;
+        let found = by_text(pool, model, text, scan, spans.as_deref(), body, chat).await;
         if let Some((tokens, alone)) = found {
             return reading(tokens, *source, alone);
         }
@@ -181,7 +208,7 @@ async fn find(
     {
         return reading(tokens, TokenSource::Engine, alone);
     }
-    bytes(scan, endpoint)
+    bytes(scan, endpoint, fitting(model.context_length))
 }
 
 /// Whether a worker may be asked for tokens: nothing is held against it, unless something is against everybody.
@@ -198,25 +225,33 @@ fn up(model: &ServedModel) -> impl Fn(WorkerId) -> bool + use<> {
 }
 
 /// Bytes of text that a prompt of a model may have to be read to its end.
-fn fitting(context_length: u32) -> usize {
+pub(crate) fn fitting(context_length: u32) -> usize {
     (context_length as usize)
         .saturating_mul(FITTING_BYTES_PER_TOKEN)
         .min(TEXT_BYTES_MAX)
 }
 
-/// A completion's prompt that came as ids, and whether it is the only one.
-fn by_ids(scan: &Scan<'_>, chat: bool) -> Option<(Vec<Token>, bool)> {
+/// Ids that a prompt of a model may have to be read to its end: more of them cannot be served.
+fn fitting_ids(context_length: u32) -> usize {
+    (context_length as usize).min(IDS_MAX)
+}
+
+/// A completion's prompt that came as ids, and whether it is the only one and was read to its end.
+fn by_ids(scan: &Scan<'_>, chat: bool, ids_max: usize) -> Option<(Vec<Token>, bool)> {
     // Text is not parsed twice.
     let listed = scan.raw("prompt").is_some_and(|raw| raw.starts_with('['));
     if chat || !listed {
         return None;
     }
-    prompt::of_scan(None, scan, None, false, 0, usize::MAX, || ())
+    match scan.first_prompt(ids_max)? {
+        (Prompt::Tokens(tokens), alone) => Some((tokens, alone)),
+        (Prompt::Text(_), _) => None,
+    }
 }
 
-/// By the tokenizer; on a thread of its own where that takes long.
+/// By the tokenizer; on a thread of its own where that takes long, or may.
 async fn by_text(
-    clock: Clock,
+    pool: &LongWork,
     model: &ServedModel,
     text: &Arc<TextModel>,
     scan: &Scan<'_>,
@@ -224,39 +259,55 @@ async fn by_text(
     body: &Bytes,
     chat: bool,
 ) -> Option<(Vec<Token>, bool)> {
+    let clock = model.host.context().clock;
     let start = clock.now();
-    let now = clock.unix_secs(start);
-    let bytes_max = fitting(model.context_length);
-    let read = move |text: &TextModel, scan: &Scan<'_>, spans: Option<&[Span]>| {
-        let mut printed = None;
-        let rendered = || printed = Some(clock.now());
-        let found = prompt::of_scan(Some(text), scan, spans, chat, now, bytes_max, rendered);
-        (found, printed)
+    let mut terms = ReadTerms {
+        chat,
+        now_unix: clock.unix_secs(start),
+        bytes_max: fitting(model.context_length),
+        effort: Effort::Brief,
     };
-    let (found, printed) = if text.is_long(body.len()) {
-        let (text, body) = (Arc::clone(text), body.clone());
-        let work = move || {
-            let scan = Scan::parse(&body).ok()?;
-            let spans = scan.messages().and_then(content_spans);
-            Some(read(&text, &scan, spans.as_deref()))
-        };
-        let done = tokio::task::spawn_blocking(work).await;
-        done.ok().flatten().unwrap_or_default()
-    } else {
-        read(text, scan, spans)
+    let work = TextWork::new(pool, model);
+    let mut found = None;
+    if !text.is_long(body.len()) && work.is_quick() {
+        found = work.inline(|effort| {
+            terms.effort = effort;
+            let mut printed = None;
+            let read = prompt::of_scan(text, scan, spans, &terms, || printed = Some(clock.now()));
+            read.map(|read| (read, printed))
+        });
+    }
+    let read: Result<_, PromptError> = match found {
+        Some(read) => read,
+        None => {
+            terms.effort = Effort::Full;
+            let (text, body, bytes) = (Arc::clone(text), body.clone(), body.len());
+            let read = move || {
+                let scan = Scan::parse(&body).map_err(|_| PromptError::Unknown)?;
+                let spans = scan.messages().and_then(content_spans);
+                let spans = spans.as_deref();
+                let mut printed = None;
+                let rendered = || printed = Some(clock.now());
+                let read = prompt::of_scan(&text, &scan, spans, &terms, rendered)?;
+                Ok((read, printed))
+            };
+            work.elsewhere(bytes, read).await??
+        }
     };
+    let (found, printed) = read.ok()?;
     model.meters.tokenized(start, printed, clock.now());
-    found
+    Some(found)
 }
 
 /// Tokens made of the text's bytes: no engine knows them, but equal beginnings give equal blocks.
-fn bytes(scan: &Scan<'_>, endpoint: Endpoint) -> Reading {
+fn bytes(scan: &Scan<'_>, endpoint: Endpoint, bytes_max: usize) -> Reading {
     let text = match endpoint {
         Endpoint::Chat => scan.messages(),
         Endpoint::Completions => scan.raw("prompt"),
     };
+    let text = prompt::beginning(text.unwrap_or_default(), bytes_max);
     Reading {
-        tokens: kvasir_text::approximate_tokens(text.unwrap_or_default()),
+        tokens: kvasir_text::approximate_tokens(text),
         source: TokenSource::Bytes,
         certain: false,
     }

@@ -11,20 +11,22 @@ use kvasir_openai::{
     ApiError, ChatRequest, CompletionRequest, Endpoint, HeaderHints, Nvext, Options, Prompt, Scan,
 };
 use kvasir_telemetry::Clock;
-use kvasir_text::TextModel;
+use kvasir_text::{Effort, TextModel};
 use kvasir_types::Time;
 
-use super::mixed;
+use super::mixed::{self, MixedRequest};
 use crate::App;
 use crate::http::body;
+use crate::http::long_work;
 use crate::http::reply::{self, Reply};
 use crate::models::ServedModel;
 use crate::models::links::Transports;
 use crate::models::prompt;
-use crate::models::prompt::Prompts;
+use crate::models::prompt::{PromptError, Prompts};
+use crate::models::tokenize::TextWork;
 use crate::observe::outcomes::RequestIdentity;
 use crate::observe::request_record::{RequestRecord, Totals};
-use crate::proxy;
+use crate::proxy::{self, PreparedRequest};
 use crate::request::ask;
 use crate::request::client_request::ClientRequest;
 use crate::request::query::Query;
@@ -99,9 +101,45 @@ fn unparsed(
     .fail(error)
 }
 
+/// A completion that was read: what it asks for is known, and no worker has been chosen yet.
+pub(super) enum Ready {
+    /// For engines behind HTTP.
+    Http(Box<PreparedRequest>),
+    /// For workers of either kind.
+    Both(Box<MixedRequest>),
+    /// For token workers.
+    Plane(Box<PlaneRequest>),
+}
+
+/// A completion for token workers.
+pub(super) struct PlaneRequest {
+    job: Job,
+    record: RequestRecord,
+}
+
+/// Reads the body, here or, if it is long, elsewhere; then looks for a worker.
+async fn by_worker_kind(app: &Arc<App>, asked: ClientRequest) -> Result<Reply, ApiError> {
+    let ready = match long_work::is_long(asked.body.len()) {
+        // Apart, so that what it takes to get ready is not carried along while the engine works.
+        false => make_ready(app, asked).await?,
+        true => {
+            let own = Arc::clone(app);
+            let work = async move { make_ready(&own, asked).await };
+            let ready = Box::pin(app.long_work().drive(work)).await;
+            ready.unwrap_or_else(|| Err(ApiError::internal()))?
+        }
+    };
+    match ready {
+        Ready::Http(ready) => proxy::answer(app, ready).await,
+        // Boxed: what other requests carry along stays small.
+        Ready::Both(ready) => Box::pin(mixed::answer(app, *ready)).await,
+        Ready::Plane(ready) => Box::pin(answer(app, *ready)).await,
+    }
+}
+
 /// An engine behind HTTP judges the body itself; for a token worker we do. Where a model has both, the request goes the way of
 /// the worker that is chosen.
-async fn by_worker_kind(app: &Arc<App>, asked: ClientRequest) -> Result<Reply, ApiError> {
+async fn make_ready(app: &Arc<App>, asked: ClientRequest) -> Result<Ready, ApiError> {
     let body = &asked.body.clone();
     let scanned = Scan::parse(body).ok();
     let model = match scanned.as_ref().map_or(Ok(None), |scan| served(app, scan)) {
@@ -118,15 +156,21 @@ async fn by_worker_kind(app: &Arc<App>, asked: ClientRequest) -> Result<Reply, A
     };
     if let (Some(scan), Some(model)) = (&scanned, &model) {
         match model.transports() {
-            Transports::Http => return proxy::handle(app, asked, scan, model).await,
-            // Boxed: what other requests carry along stays small.
-            Transports::Both => return Box::pin(mixed::handle(app, asked, scan, model)).await,
+            Transports::Http => {
+                return proxy::prepare(app, asked, scan, model)
+                    .await
+                    .map(Ready::Http);
+            }
+            Transports::Both => return Box::pin(mixed::prepare(app, asked, scan, model)).await,
             Transports::Plane => {}
         }
     }
     match CheckedBody::parse(app, asked.endpoint, body) {
         // Boxed: what forwarded requests carry along stays small.
-        Ok(parsed) => Box::pin(run(app, &asked, parsed, model)).await,
+        Ok(parsed) => {
+            let ready = Box::pin(make_job(app, &asked, parsed, model)).await?;
+            Ok(Ready::Plane(Box::new(ready)))
+        }
         Err(error) => Err(unparsed(
             app,
             &asked.arrived,
@@ -155,12 +199,12 @@ fn served(app: &App, scan: &Scan<'_>) -> Result<Option<Arc<ServedModel>>, ApiErr
     }
 }
 
-async fn run(
+async fn make_job(
     app: &Arc<App>,
     asked: &ClientRequest,
     parsed: CheckedBody,
     model: Option<Arc<ServedModel>>,
-) -> Result<Reply, ApiError> {
+) -> Result<PlaneRequest, ApiError> {
     let (stream, began) = (parsed.options().stream, app.clock().now());
     let record = RequestRecord::start(
         app.observer(),
@@ -179,6 +223,13 @@ async fn run(
     drop(inside);
     let took = app.clock().now() - began;
     job.model.placements.stage_took(Stage::Preprocess, took);
+    Ok(PlaneRequest { job, record })
+}
+
+/// Answers a completion by token workers.
+async fn answer(app: &Arc<App>, ready: PlaneRequest) -> Result<Reply, ApiError> {
+    let PlaneRequest { job, record } = ready;
+    let stream = job.options.stream;
     if job.nvext.query_only() {
         return match query(app, &job).await {
             Ok(reply) => {
@@ -225,7 +276,7 @@ pub(super) async fn prepare(
         _ => None,
     };
     let start = app.clock().now();
-    let (prompts, printed) = tokenize(app, &text, parsed, &mut nvext).await?;
+    let (prompts, printed) = tokenize(app, &model, &text, parsed, &mut nvext).await?;
     model.meters.tokenized(start, printed, app.clock().now());
     let formatted = match options.stream && response_extras::wants_formatted(&nvext) {
         true => prompts.formatted(&text),
@@ -273,9 +324,11 @@ pub(super) async fn further_lanes(
     Ok(lanes)
 }
 
-/// The prompts as tokens, and when their template was done.
+/// The prompts as tokens, and when their template was done. Long texts, and those of a model that is not known to be quick,
+/// are read on a thread of their own.
 async fn tokenize(
     app: &App,
+    model: &ServedModel,
     text: &Arc<TextModel>,
     parsed: CheckedBody,
     nvext: &mut Nvext,
@@ -283,15 +336,22 @@ async fn tokenize(
     if let Some(tokens) = nvext.token_data.take() {
         return Ok((prompt::of_tokens(text, tokens)?, None));
     }
-    let clock = app.clock();
-    if parsed.text_bytes() <= INLINE_TEXT_BYTES {
-        return parsed.tokenize(text, clock);
+    let (clock, length) = (app.clock(), model.context_length);
+    let bytes = parsed.text_bytes();
+    let work = TextWork::new(app.long_work(), model);
+    if bytes <= INLINE_TEXT_BYTES && work.is_quick() {
+        let read = work.inline(|effort| parsed.tokenize(text, clock, length, effort));
+        if let Some(read) = read {
+            return read.map_err(|error| error.told());
+        }
     }
     let text = Arc::clone(text);
-    let work = move || parsed.tokenize(&text, clock);
-    tokio::task::spawn_blocking(work)
-        .await
-        .unwrap_or_else(|_| Err(ApiError::internal()))
+    let read = move || parsed.tokenize(&text, clock, length, Effort::Full);
+    match work.elsewhere(bytes, read).await {
+        Some(Some(read)) => read.map_err(|error| error.told()),
+        Some(None) => Err(ApiError::internal()),
+        None => Err(ApiError::deadline()),
+    }
 }
 
 impl CheckedBody {
@@ -322,14 +382,21 @@ impl CheckedBody {
         }
     }
 
-    fn tokenize(self, text: &TextModel, clock: Clock) -> Result<(Prompts, Option<Time>), ApiError> {
+    fn tokenize(
+        &self,
+        text: &TextModel,
+        clock: Clock,
+        context_length: u32,
+        effort: Effort,
+    ) -> Result<(Prompts, Option<Time>), PromptError> {
         let mut printed = None;
+        let terms = (context_length, effort);
         let prompts = match self {
             Self::Chat(chat) => {
                 let now_unix = clock.unix_secs(clock.now());
-                prompt::of_chat(text, &chat, now_unix, || printed = Some(clock.now()))
+                prompt::of_chat(text, chat, now_unix, terms, || printed = Some(clock.now()))
             }
-            Self::Completion(request) => prompt::of_completion(text, *request),
+            Self::Completion(request) => prompt::of_completion(text, request, context_length),
         };
         Ok((prompts?, printed))
     }

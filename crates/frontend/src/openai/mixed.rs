@@ -17,9 +17,10 @@ use kvasir_transport::PlaneError;
 use kvasir_types::{AttemptError, FailureCause, TransportKind};
 use kvasir_upstream::UpstreamError;
 
-use super::generate::{self, CheckedBody};
+use super::generate::{self, CheckedBody, Ready};
 use crate::App;
 use crate::attempts::{self, OpenAttempt, UnplacedRequest};
+use crate::http::long_work;
 use crate::http::reply::{self, Reply};
 use crate::models::ServedModel;
 use crate::models::links::WorkerLink;
@@ -30,16 +31,25 @@ use crate::tokens::answer::{Answer, StreamedAnswer};
 use crate::tokens::job::Job;
 use crate::tokens::lane::{self, Lane, TokenAnswer, TokenAttempt};
 
-/// Answers a completion by any of the model's workers.
-pub(super) async fn handle(
+/// A completion for workers of either kind.
+pub(super) struct MixedRequest {
+    model: Arc<ServedModel>,
+    ready: Box<PreparedRequest>,
+    for_tokens: ForTokens,
+}
+
+/// Reads a completion for any of the model's workers.
+pub(super) async fn prepare(
     app: &Arc<App>,
     asked: ClientRequest,
     scan: &Scan<'_>,
     model: &Arc<ServedModel>,
-) -> Result<Reply, ApiError> {
+) -> Result<Ready, ApiError> {
     let checked = CheckedBody::parse(app, asked.endpoint, &asked.body).ok();
     let Some(body) = checked.filter(|_| model.text().is_some()) else {
-        return proxy::handle(app, asked, scan, model).await;
+        return proxy::prepare(app, asked, scan, model)
+            .await
+            .map(Ready::Http);
     };
     let for_tokens = ForTokens {
         asked: asked.clone(),
@@ -49,11 +59,25 @@ pub(super) async fn handle(
     };
     let mut ready = proxy::prepare(app, asked, scan, model).await?;
     ready.arrival.constraints.transport = None;
+    Ok(Ready::Both(Box::new(MixedRequest {
+        model: Arc::clone(model),
+        ready,
+        for_tokens,
+    })))
+}
+
+/// Answers a completion by any of the model's workers.
+pub(super) async fn answer(app: &Arc<App>, request: MixedRequest) -> Result<Reply, ApiError> {
+    let MixedRequest {
+        model,
+        mut ready,
+        for_tokens,
+    } = request;
     if let Some(query) = ready.query.take() {
-        return Box::pin(proxy::ask_only(app, model, *query, *ready)).await;
+        return Box::pin(proxy::ask_only(app, *query, *ready)).await;
     }
-    let keep_alive = proxy::keep_alive(app, scan.stream());
-    let answer = run(Arc::clone(app), Arc::clone(model), ready, for_tokens);
+    let keep_alive = proxy::keep_alive(app, ready.forward.is_stream());
+    let answer = run(Arc::clone(app), model, ready, for_tokens);
     proxy::wait(Box::pin(answer), keep_alive).await
 }
 
@@ -138,10 +162,19 @@ struct ForTokens {
 }
 
 impl ForTokens {
-    async fn job(&mut self, app: &App, model: &Arc<ServedModel>) -> Result<&Job, ApiError> {
+    async fn job(&mut self, app: &Arc<App>, model: &Arc<ServedModel>) -> Result<&Job, ApiError> {
         if let Some(body) = self.body.take() {
             let model = Some(Arc::clone(model));
-            match generate::prepare(app, &self.asked, body, model).await {
+            let job = match long_work::is_long(self.asked.body.len()) {
+                false => generate::prepare(app, &self.asked, body, model).await,
+                true => {
+                    let (own, asked) = (Arc::clone(app), self.asked.clone());
+                    let work = async move { generate::prepare(&own, &asked, body, model).await };
+                    let job = Box::pin(app.long_work().drive(work)).await;
+                    job.unwrap_or_else(|| Err(ApiError::internal()))
+                }
+            };
+            match job {
                 Ok(job) => self.job = Some(job),
                 Err(error) => self.invalid = Some(error),
             }
@@ -156,7 +189,7 @@ impl ForTokens {
 
 /// An attempt at a worker of either kind.
 struct EitherAttempt<'a> {
-    app: &'a App,
+    app: &'a Arc<App>,
     model: &'a Arc<ServedModel>,
     http: HttpAttempt<'a>,
     tokens: ForTokens,

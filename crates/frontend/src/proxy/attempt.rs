@@ -14,6 +14,7 @@ use kvasir_upstream::{UpstreamBody, UpstreamError, UpstreamRequest};
 
 use super::{EngineAnswer, Forward, Kind, PreparedRequest, headers, outgoing, peek};
 use crate::attempts::{self, OpenAttempt, UnplacedRequest};
+use crate::http::long_work;
 use crate::http::reply::Reply;
 use crate::observe::request_record::RequestRecord;
 use crate::proxy::relay::{Form, Source};
@@ -200,11 +201,12 @@ impl Forward {
         let has_ranks = self.model.has_ranks(target.worker);
         let rank = has_ranks.then(|| headers::rank_field(target.rank));
         let urgency = urgency.filter(|_| pool.larger_first());
-        let turned = urgency.and_then(|urgency| outgoing::larger_first(body, urgency));
-        let body = turned.as_ref().unwrap_or(body);
         let asks_ids = self.extra_fields().asks_ids() && pool.returns_token_ids();
-        let with_ids = asks_ids.then(|| ask_token_ids(body));
-        let body = with_ids.as_ref().unwrap_or(body);
+        let changed = match urgency.is_some() || asks_ids {
+            true => Some(Box::pin(self.changed_for(body.clone(), urgency, asks_ids)).await),
+            false => None,
+        };
+        let body = changed.as_ref().unwrap_or(body);
         let request = UpstreamRequest {
             method: &self.method,
             path: self.path.as_str(),
@@ -232,6 +234,24 @@ impl Forward {
         self.model.links().close_idle();
         // In a box: requests that find a connection do not carry its room.
         Box::pin(tokio::time::sleep(LOCAL_PAUSE)).await;
+    }
+
+    /// The body as one kind of engine wants it.
+    async fn changed_for(&self, body: Bytes, urgency: Option<i32>, asks_ids: bool) -> Bytes {
+        let change = move |body: &Bytes| {
+            let turned = urgency.and_then(|urgency| outgoing::larger_first(body, urgency));
+            let body = turned.as_ref().unwrap_or(body);
+            match asks_ids {
+                true => ask_token_ids(body),
+                false => body.clone(),
+            }
+        };
+        if !long_work::is_long(body.len()) {
+            return change(&body);
+        }
+        let own = body.clone();
+        let changed = self.app.long_work().drive(async move { change(&own) });
+        changed.await.unwrap_or(body)
     }
 
     async fn try_worker(

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kvasir_host::PromptBlocks;
 use kvasir_openai::{Endpoint, Nvext, Scan, next_turn};
 use kvasir_router::{Arrival, Outcome, Pin};
 use kvasir_types::WorkerRank;
 
 use super::Forward;
+use crate::http::long_work;
 use crate::models::tokenize;
 use crate::observe::outcomes::{self, REQUEST_ID};
 use crate::request::speculative_prefill::{self, PrefillOutcome};
@@ -27,13 +29,8 @@ impl NextTurn {
     /// The turn ended with the answer `said`.
     pub(crate) fn prefill(self, said: &str) {
         let forward = self.forward;
-        let scan = Scan::parse(&forward.body).ok();
-        let Some(body) = scan.and_then(|scan| next_turn(&scan, said)) else {
-            return;
-        };
-        let body = least_urgent(&forward.body, body);
         let (app, model) = (Arc::clone(&forward.app), Arc::clone(&forward.model));
-        let work = run(forward, self.target, body);
+        let work = run(forward, self.target, said.to_owned());
         speculative_prefill::start(
             (app.prefill_slots(), app.tasks()),
             &model,
@@ -41,6 +38,24 @@ impl NextTurn {
             work,
         );
     }
+}
+
+/// The body of the next turn, and its prompt; none if that cannot be told.
+async fn next(forward: Arc<Forward>, said: String) -> Option<(Bytes, u32, PromptBlocks)> {
+    let scan = Scan::parse(&forward.body).ok();
+    let body = scan.and_then(|scan| next_turn(&scan, &said))?;
+    let body = least_urgent(&forward.body, body);
+    let (app, model) = (&forward.app, &forward.model);
+    let scan = Scan::parse(&body).ok()?;
+    let pool = app.long_work();
+    let nvext = Nvext::default();
+    let reading = tokenize::read(pool, model, Endpoint::Chat, &scan, &body, &nvext).await;
+    let length = u32::try_from(reading.tokens.len()).unwrap_or(u32::MAX);
+    let salt = scan.cache_salt();
+    let mut blocks = model.name_blocks(&reading.tokens, salt.as_deref().unwrap_or_default());
+    blocks.set_guessed(reading.guessed());
+    drop(scan);
+    Some((body, length, blocks))
 }
 
 /// The body with the least urgency there is, as vLLM writes it. Only where the turn said a priority: an engine
@@ -56,24 +71,16 @@ fn least_urgent(turn: &Bytes, body: Bytes) -> Bytes {
     }
 }
 
-async fn run(forward: Arc<Forward>, target: WorkerRank, body: Bytes) -> PrefillOutcome {
+async fn run(forward: Arc<Forward>, target: WorkerRank, said: String) -> PrefillOutcome {
     let (app, model) = (&forward.app, &forward.model);
-    let Ok(scan) = Scan::parse(&body) else {
+    let work = next(Arc::clone(&forward), said);
+    let next = match long_work::is_long(forward.body.len()) {
+        false => work.await,
+        true => app.long_work().drive(work).await.flatten(),
+    };
+    let Some((body, length, blocks)) = next else {
         return PrefillOutcome::Failed;
     };
-    let reading = tokenize::read(
-        app.clock(),
-        model,
-        Endpoint::Chat,
-        &scan,
-        &body,
-        &Nvext::default(),
-    )
-    .await;
-    let length = u32::try_from(reading.tokens.len()).unwrap_or(u32::MAX);
-    let salt = scan.cache_salt();
-    let mut blocks = model.name_blocks(&reading.tokens, salt.as_deref().unwrap_or_default());
-    blocks.set_guessed(reading.guessed());
     let arrival = Arrival {
         pin: Pin {
             worker: Some(target.worker),

@@ -18,6 +18,7 @@ use kvasir_types::TransportKind;
 use super::{Forward, Kind, PreparedRequest, headers, moved_to, path_of};
 use crate::App;
 use crate::http::body;
+use crate::http::long_work;
 use crate::http::reply::{self, Reply};
 use crate::http::routes::{MESSAGES, RESPONSES, is_idempotent};
 use crate::models::ServedModel;
@@ -40,7 +41,7 @@ pub(crate) async fn pass(
     let path = path.map_or_else(|| path_of(&parts.uri), |path| moved_to(path, &parts.uri));
     let anthropic = path.path().starts_with(MESSAGES);
     let outcome = match read(app, &parts, incoming).await {
-        Ok(body) => pass_on(app, &arrived, &parts, &path, &body).await,
+        Ok(body) => pass_on(app, &arrived, &parts, &path, body).await,
         Err(error) => Err(unplaced(app, &arrived, &parts, &path, error)),
     };
     let mut reply = outcome.unwrap_or_else(|error| match anthropic {
@@ -127,8 +128,35 @@ async fn pass_on(
     arrived: &RequestIdentity,
     parts: &Parts,
     path: &PathAndQuery,
-    body: &Bytes,
+    body: Bytes,
 ) -> Result<Reply, ApiError> {
+    let ready = match long_work::is_long(body.len()) {
+        false => prepare(app, arrived, parts, path, &body)?,
+        true => {
+            let own = (
+                Arc::clone(app),
+                arrived.clone(),
+                parts.clone(),
+                path.clone(),
+            );
+            let work = async move {
+                let (app, arrived, parts, path) = own;
+                prepare(&app, &arrived, &parts, &path, &body)
+            };
+            let ready = Box::pin(app.long_work().drive(work)).await;
+            ready.unwrap_or_else(|| Err(ApiError::internal()))?
+        }
+    };
+    ready.run().await
+}
+
+fn prepare(
+    app: &Arc<App>,
+    arrived: &RequestIdentity,
+    parts: &Parts,
+    path: &PathAndQuery,
+    body: &Bytes,
+) -> Result<Box<PreparedRequest>, ApiError> {
     let said = match PassedRequest::read(app, parts, body) {
         Ok(said) => said,
         Err(error) => return Err(unplaced(app, arrived, parts, path, error)),
@@ -170,14 +198,13 @@ async fn pass_on(
         model: Arc::clone(model),
         notes: Bytes::new(),
     };
-    let ready = Box::new(PreparedRequest {
+    Ok(Box::new(PreparedRequest {
         forward: Arc::new(forward),
         arrival,
         blocks: PromptBlocks::none(),
         record,
         query: None,
-    });
-    ready.run().await
+    }))
 }
 
 /// Whether an engine might read a body as an object, though we cannot: then nobody could take our extension out. Engines

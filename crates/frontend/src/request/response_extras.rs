@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use kvasir_openai::{Endpoint, Extra, Nvext, Scan, asks_token_ids, write_annotation};
-use kvasir_telemetry::Clock;
 use kvasir_types::{RequestId, Token};
 
+use crate::http::long_work::LongWork;
 use crate::models::ServedModel;
 use crate::models::prompt;
+use crate::models::tokenize::TextWork;
 
 /// The annotation that says at the end what an answer amounted to.
 const LLM_METRICS: &str = "llm_metrics";
@@ -76,20 +77,22 @@ pub(crate) fn wants_formatted(nvext: &Nvext) -> bool {
 /// The prompt of a forwarded body as its engine's template prints it; none where no template and no tokenizer is at
 /// hand. On a thread of its own, as a prompt may be long.
 pub(crate) async fn formatted(
-    clock: Clock,
+    pool: &LongWork,
     model: &ServedModel,
     endpoint: Endpoint,
     body: &Bytes,
     nvext: &Nvext,
 ) -> Option<String> {
     let text = Arc::clone(model.text()?);
+    let clock = model.host.context().clock;
     let now = clock.unix_secs(clock.now());
+    let (bytes, work) = (body.len(), TextWork::new(pool, model));
     let (body, ids) = (body.clone(), nvext.token_data.clone());
-    let work = move || match ids {
+    let read = move || match ids {
         Some(ids) => text.tokenizer().decode(&ids, false).ok(),
         None => prompt::formatted(&text, &Scan::parse(&body).ok()?, endpoint, now),
     };
-    tokio::task::spawn_blocking(work).await.ok().flatten()
+    work.elsewhere(bytes, read).await?.flatten()
 }
 
 /// What the client wants to be told before its stream, as far as it is known.

@@ -68,6 +68,17 @@ impl Client {
         self.send(request).await;
     }
 
+    /// Posts as long as the other side takes it, on a connection that ends with the answer.
+    pub(crate) async fn try_post(&mut self, path: &str, body: impl AsRef<[u8]>) {
+        let body = body.as_ref();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: door\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        self.try_send(head).await;
+        self.try_send(body).await;
+    }
+
     /// Reads until `end` has come; false if the connection ended before.
     pub(crate) async fn read_until(&mut self, end: &str) -> bool {
         loop {

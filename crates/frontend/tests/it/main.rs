@@ -18,6 +18,7 @@ mod facts;
 mod families;
 mod faults;
 mod fleet;
+mod freezes;
 mod health;
 mod leaving;
 mod limits;

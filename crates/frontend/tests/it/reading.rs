@@ -170,3 +170,40 @@ async fn engines_that_are_ejected_are_not_asked() {
     assert!(rig.stage.seen().iter().all(|seen| seen.port == well));
     assert_eq!(read_by(&rig, "tokenize"), 4);
 }
+
+/// What is refused because its workers are busy is refused at once: they are not asked for its tokens first.
+#[tokio::test]
+async fn a_busy_engine_is_not_asked_for_the_tokens_of_what_it_will_not_get() {
+    let setup = Setup {
+        router: RouterConfig {
+            router_mode: RouterMode::Kv,
+            active_prefill_tokens_threshold: Some(1),
+            ..RouterConfig::default()
+        },
+        ..Setup::usual()
+    };
+    let rig = Rig::with(1, setup).await;
+    rig.stage.tokenizes.store(true, Ordering::SeqCst);
+    rig.stage
+        .play(vec![Step::Write(unary(r#"{"tokens":[5,6,7,8]}"#))]);
+    rig.stage.play(vec![Step::Gate, crate::engine::ok()]);
+    // A stream: nobody guesses when its prompt is computed.
+    let mut first = rig.client().await;
+    let stream = ASK.replace("{\"model\"", "{\"stream\":true,\"model\"");
+    first.post(CHAT, "", stream).await;
+    crate::rig::until("the first is booked", || rig.booked_prefill() > 1).await;
+    let asked = |rig: &Rig| {
+        let paths = paths(rig);
+        paths.iter().filter(|path| *path == "/tokenize").count()
+    };
+    assert_eq!(asked(&rig), 1);
+    for n in 0..20 {
+        let ask = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"no {n}"}}]}}"#);
+        assert_eq!(rig.post(CHAT, ask).await.status, 503);
+    }
+    assert_eq!(asked(&rig), 1, "only for the one that went there");
+    rig.stage.gate.add_permits(1);
+    assert_eq!(in_time("the first", first.answer()).await.status, 200);
+    drop(first);
+    rig.at_rest().await;
+}

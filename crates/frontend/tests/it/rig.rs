@@ -2,9 +2,10 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use kvasir_frontend::{App, AppOptions, Fleet, Limits, ServedModel, Server};
+use kvasir_frontend::{App, AppOptions, Fleet, Limits, ServedModel, Server, http_threads};
 use kvasir_host::RouterSetup;
 use kvasir_index::IndexOptions;
 use kvasir_router::{Load, Router, RouterConfig, RouterMode};
@@ -49,6 +50,39 @@ pub(crate) struct Setup {
     pub(crate) router: RouterConfig,
     /// What is said about each worker after its URL.
     pub(crate) additions: String,
+    /// Serves on a thread of its own, on which this runs too.
+    pub(crate) probe: Option<Probe>,
+}
+
+/// How long a thread computes at a stretch: between two turns of a timer of a millisecond. Counted in time on the
+/// processor, so that others who want it too do not count.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Probe {
+    worst_nanos: Arc<AtomicU64>,
+}
+
+impl Probe {
+    /// The longest stretch until now; the next one begins.
+    pub(crate) fn take(&self) -> Duration {
+        Duration::from_nanos(self.worst_nanos.swap(0, Ordering::SeqCst))
+    }
+
+    async fn watch(self) {
+        let mut before = Self::computed();
+        loop {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let now = Self::computed();
+            self.worst_nanos.fetch_max(now - before, Ordering::SeqCst);
+            before = now;
+        }
+    }
+
+    /// Nanoseconds that this thread has had a processor.
+    fn computed() -> u64 {
+        let line = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+        let first = line.split(' ').next();
+        first.and_then(|nanos| nanos.parse().ok()).unwrap_or(0)
+    }
 }
 
 impl Setup {
@@ -79,6 +113,7 @@ impl Setup {
             options: AppOptions::default(),
             router,
             additions: String::new(),
+            probe: None,
         }
     }
 }
@@ -143,9 +178,15 @@ impl Rig {
             let said = [engine.url(), setup.additions.clone()].concat();
             assert!(fleet.watch(parse_worker(&said).unwrap()));
         }
-        let server = Server::start(Arc::clone(&app), "127.0.0.1:0".parse().unwrap())
-            .await
-            .unwrap();
+        let (door, free) = (Arc::clone(&app), "127.0.0.1:0".parse().unwrap());
+        let server = match setup.probe {
+            None => Server::start(door, free).await.unwrap(),
+            Some(probe) => {
+                let threads = http_threads(1).unwrap();
+                threads.on_each(|| probe.clone().watch());
+                Server::start_on(threads, door, free).await.unwrap()
+            }
+        };
         let mut rig = Self {
             app,
             fleet,

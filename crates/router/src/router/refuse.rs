@@ -8,14 +8,17 @@ impl Router {
     /// its prompt. Nothing changes by asking, so that nobody has to read a prompt that will be refused.
     pub fn refusal_by_load(&mut self, arrival: &Arrival) -> Option<RouteError> {
         let bound = arrival.pin.worker.is_some() || arrival.session.is_some();
-        if bound || self.config.router_policy_config.is_some() {
+        if bound || self.config.router_policy_config.is_some() || self.time.is_some() {
             return None;
         }
         // Without a policy file there is one class.
         let class = 0;
         let filled = self.fill(arrival, None);
-        match self.policy.weighs_load() && self.must_wait(arrival, class) {
-            true => self.room(class).err(),
+        match self.can_queue() && self.must_wait(arrival, class) {
+            true => {
+                let in_time = self.last_in_time(arrival);
+                self.room(class).and(in_time).err()
+            }
             false => filled.err().filter(RouteError::is_overload),
         }
     }

@@ -6,6 +6,8 @@
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
 
+use super::guards;
+
 /// Calls a Python method that a value does not have of itself.
 pub(super) fn method(
     state: &mut State<'_, '_>,
@@ -13,12 +15,14 @@ pub(super) fn method(
     name: &str,
     args: &[Value],
 ) -> Result<Value, Error> {
-    if let Some(text) = value.as_str()
-        && let Some(result) = string_method(text, name, args)
-    {
-        return result;
-    }
-    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
+    guards::call_method(name, value, args, || {
+        if let Some(text) = value.as_str()
+            && let Some(result) = string_method(text, name, args)
+        {
+            return result;
+        }
+        minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
+    })
 }
 
 /// The method `name` of a string, if it is one of those kept here.

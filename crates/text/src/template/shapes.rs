@@ -50,6 +50,14 @@ pub struct RenderedPrompt {
     pub(crate) begins: Vec<usize>,
 }
 
+impl RenderedPrompt {
+    /// Its text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+}
+
 impl From<String> for RenderedPrompt {
     fn from(text: String) -> Self {
         Self {

@@ -17,8 +17,6 @@ use minijinja::machinery::ast::{
     BinOpKind, Call, CallArg, CallType, CompareOpKind, Expr, Filter, GetAttr, Macro, Spanned, Stmt,
     UnaryOpKind,
 };
-use minijinja::machinery::parse;
-use minijinja::syntax::SyntaxConfig;
 
 /// Rounds until what is known of the variables no longer grows; each round can only taint more of them.
 const ROUNDS_MAX: usize = 16;
@@ -73,14 +71,13 @@ struct Inside;
 
 type Judged<T> = Result<T, Inside>;
 
-/// What the template called `source` asks of texts; `None` if it looks inside them.
-pub(super) fn requirements(source: &str, syntax: SyntaxConfig) -> Option<TextRequirements> {
-    let tree = parse(source, "template", syntax).ok()?;
+/// What the template of this tree asks of texts; `None` if it looks inside them.
+pub(super) fn requirements(tree: &Stmt<'_>) -> Option<TextRequirements> {
     let mut judge = Judge::default();
     judge.known.insert("messages".to_owned(), Taint::Messages);
     for _ in 0..ROUNDS_MAX {
         judge.changed = false;
-        judge.statement(&tree).ok()?;
+        judge.statement(tree).ok()?;
         if !judge.changed {
             return Some(judge.requirements);
         }

@@ -268,7 +268,11 @@ fn question(scan: &Scan<'_>, endpoint: Endpoint) -> Option<(Bytes, bool)> {
             if UNKNOWN_FIELDS.iter().any(|key| scan.raw(key).is_some()) {
                 return None;
             }
-            field(&mut out, "messages", scan.messages()?);
+            let messages = scan.messages()?;
+            if messages.len() > QUESTION_BYTES_MAX {
+                return None;
+            }
+            field(&mut out, "messages", messages);
             for key in CHAT_FIELDS {
                 if let Some(value) = scan.raw(key) {
                     field(&mut out, key, value);
@@ -277,8 +281,7 @@ fn question(scan: &Scan<'_>, endpoint: Endpoint) -> Option<(Bytes, bool)> {
             true
         }
         Endpoint::Completions => {
-            let mut prompts = scan.prompts()?.into_iter();
-            let Prompt::Text(prompt) = prompts.next()? else {
+            let (Prompt::Text(prompt), alone) = scan.first_prompt(0)? else {
                 return None;
             };
             let mut text = BytesMut::new();
@@ -287,7 +290,7 @@ fn question(scan: &Scan<'_>, endpoint: Endpoint) -> Option<(Bytes, bool)> {
             if let Some(special) = scan.raw("add_special_tokens") {
                 field(&mut out, "add_special_tokens", special);
             }
-            prompts.next().is_none()
+            alone
         }
     };
     out.extend_from_slice(b"}");

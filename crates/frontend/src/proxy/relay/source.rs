@@ -212,6 +212,11 @@ pub(crate) enum FirstBytes {
     Partial(Bytes),
 }
 
+/// Pieces and events of an answer that are worth one unit of the runtime's budget for a task: an engine that sends
+/// millions of tiny ones must not keep the thread to itself.
+const PIECES_PER_UNIT: u32 = 64;
+/// Events that are looked into before what came of them is passed on.
+const EVENTS_AT_ONCE: u32 = 4096;
 /// Events of a stream that may carry no token: the role, the end, the usage.
 const EVENTS_WITHOUT_TOKEN: u32 = 3;
 
@@ -228,6 +233,10 @@ pub(crate) struct Source {
     pub(crate) usage: Usage,
     /// Events that came, `[DONE]` not counted.
     pub(crate) events: u32,
+    /// Pieces and events since the last unit of the task's budget.
+    pieces: u32,
+    /// More events have come than were looked into.
+    has_more_events: bool,
     /// `[DONE]` came.
     done: bool,
     /// An event said that the engine failed, and was passed on.
@@ -257,6 +266,8 @@ impl Source {
             parser: EventParser::new(EVENT_BYTES_MAX),
             usage: Usage::default(),
             events: 0,
+            pieces: 0,
+            has_more_events: false,
             done: false,
             failed: false,
             half_end: None,
@@ -405,11 +416,20 @@ impl Source {
             if self.done {
                 return Poll::Ready(None);
             }
+            std::task::ready!(self.poll_budget(cx));
             if self.error_event.is_some() {
                 return Poll::Ready(Some(Err(UpstreamError::ErrorEvent)));
             }
+            if std::mem::take(&mut self.has_more_events) {
+                let bytes = self.whole_events();
+                if !bytes.is_empty() {
+                    return Poll::Ready(Some(Ok(bytes)));
+                }
+                continue;
+            }
             match std::task::ready!(self.body.poll_data(cx)) {
                 Some(Ok(data)) => {
+                    self.pieces += 1;
                     let bytes = match self.form {
                         Form::Events { .. } => {
                             self.parser.push(data);
@@ -425,6 +445,16 @@ impl Source {
                 None => return Poll::Ready(self.end()),
             }
         }
+    }
+
+    /// Pays for the pieces and events that came; others are let in between where the task's budget is used up.
+    fn poll_budget(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.pieces >= PIECES_PER_UNIT {
+            let unit = std::task::ready!(tokio::task::coop::poll_proceed(cx));
+            unit.made_progress();
+            self.pieces -= PIECES_PER_UNIT;
+        }
+        Poll::Ready(())
     }
 
     /// What is left when the body has ended.
@@ -451,9 +481,17 @@ impl Source {
     fn whole_events(&mut self) -> Bytes {
         let mut single = Bytes::new();
         let mut joined = BytesMut::new();
+        let most = self.pieces.saturating_add(EVENTS_AT_ONCE);
         while !self.done {
+            if self.pieces >= most {
+                self.has_more_events = true;
+                break;
+            }
             let raw = match self.parser.next_event() {
-                Ok(Some(event)) => self.pass_on(event),
+                Ok(Some(event)) => {
+                    self.pieces += 1;
+                    self.pass_on(event)
+                }
                 Ok(None) => break,
                 // Too large to look into: it passes as it is.
                 Err(_) => Some(self.take_rest()),
@@ -522,7 +560,7 @@ impl Source {
 
     /// One event as the client gets it; none if it is not for the client.
     fn look(&mut self, event: Event) -> Option<Bytes> {
-        if !self.is_events() || self.error_event.is_some() {
+        if !self.is_events() || self.error_event.is_some() || event.is_blank() {
             return (self.error_event.is_none()).then_some(event.raw);
         }
         if event.is_done() {

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use kvasir_openai::{AgentHints, HeaderHints, JsonText, Nvext, Options};
 use kvasir_router::Outcome;
+use kvasir_text::Effort;
 use kvasir_types::{RequestId, WorkerRank};
 
 use crate::App;
 use crate::models::prompt;
+use crate::models::tokenize::TextWork;
 use crate::request::speculative_prefill::{self, PrefillOutcome};
 use crate::tokens::job::Job;
 use crate::tokens::lane;
@@ -19,7 +21,14 @@ pub(super) fn prefill(app: &Arc<App>, job: &Arc<Job>, target: WorkerRank, said: 
 }
 
 async fn run(app: Arc<App>, job: Arc<Job>, target: WorkerRank, said: String) -> PrefillOutcome {
-    let Some(next) = next_job(&app, &job, target, &said) else {
+    let work = TextWork::new(app.long_work(), &job.model);
+    let bytes = job
+        .chat
+        .as_ref()
+        .map_or(0, |chat| chat.messages.as_str().len());
+    let (own, turn) = (Arc::clone(&app), Arc::clone(&job));
+    let next = work.elsewhere(bytes, move || next_job(&own, &turn, target, &said));
+    let Some(next) = next.await.flatten().flatten() else {
         return PrefillOutcome::Failed;
     };
     let Some(prompt) = next.prompt_of(0) else {
@@ -43,7 +52,8 @@ fn next_job(app: &App, job: &Job, target: WorkerRank, said: &str) -> Option<Job>
     chat.messages = JsonText::new(&messages)?;
     chat.add_generation_prompt = false;
     let now = app.clock().unix_secs(app.clock().now());
-    let prompts = prompt::of_chat(&job.text, &chat, now, || ()).ok()?;
+    let terms = (job.model.context_length, Effort::Full);
+    let prompts = prompt::of_chat(&job.text, &chat, now, terms, || ()).ok()?;
     let options = Options {
         max_tokens: Some(1),
         min_tokens: 0,

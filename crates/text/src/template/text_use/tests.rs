@@ -2,10 +2,16 @@
 
 use expect_test::{Expect, expect};
 
+use minijinja::machinery::parse;
+
 use super::*;
 
+fn tree(source: &str) -> Stmt<'_> {
+    parse(source, "template", super::super::syntax()).unwrap()
+}
+
 fn check(source: &str, expected: &Expect) {
-    let said = match requirements(source, super::super::syntax()) {
+    let said = match requirements(&tree(source)) {
         None => "looks inside".to_owned(),
         Some(TextRequirements {
             trimmed,

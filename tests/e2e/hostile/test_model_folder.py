@@ -1,0 +1,127 @@
+"""Chat templates and tokenizers that mean harm: they come from an engine's folder, so they are input."""
+
+import json
+import pathlib
+import shutil
+import time
+
+import httpx
+import pytest
+
+from conftest import Kvasir, until
+from engines import ScriptedEngine, frontend_before
+
+BUILTIN = pathlib.Path(__file__).parents[3] / "crates/text/src/builtin"
+ANSWER = json.dumps({"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 3, "completion_tokens": 1}})
+ASK = {"model": "m", "messages": [{"role": "user", "content": "hello " + "a" * 40}]}
+
+
+def folder(tmp_path, template=None, pattern=None):
+    """The folder of the built-in tokenizer with another template or pattern."""
+    made = tmp_path / "model"
+    made.mkdir()
+    for file in BUILTIN.iterdir():
+        if file.suffix in (".json", ".jinja"):
+            shutil.copy(file, made / file.name)
+    if template is not None:
+        (made / "chat_template.jinja").write_text(template)
+    if pattern is not None:
+        tokenizer = json.loads((made / "tokenizer.json").read_text())
+        tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = pattern
+        (made / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return made
+
+
+def announcing(root):
+    """An engine that names this folder as its model's."""
+    models = {"object": "list", "data": [{"id": "m", "object": "model", "root": str(root), "max_model_len": 4096}]}
+    return ScriptedEngine("m", pages={"/v1/models": json.dumps(models)})
+
+
+def served(kvasir, engine, times=6):
+    """Requests are answered and `/live` is; the seconds that the slowest took."""
+    slowest = 0
+    for _ in range(times):
+        engine.say(ANSWER)
+        start = time.monotonic()
+        answer = httpx.post(f"{kvasir.url}/v1/chat/completions", json=ASK, timeout=60)
+        assert answer.status_code == 200, answer.text
+        slowest = max(slowest, time.monotonic() - start)
+        assert httpx.get(f"{kvasir.url}/live", timeout=5).status_code == 200
+    return slowest
+
+
+def metric(kvasir, line):
+    return any(l.startswith(line) for l in httpx.get(f"{kvasir.url}/metrics", timeout=30).text.splitlines())
+
+
+DOUBLES = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}"
+RUNNING = {
+    "loops": "{% for a in range(90000) %}{% for b in range(90000) %}x{% endfor %}{% endfor %}",
+    "doubles": DOUBLES,
+    "nests": "{% set ns = namespace(x=1) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}",
+    "recurses": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "elifs": "{% if x %}" + "{% elif x %}" * 900 + "{% endif %}",
+}
+REFUSED = {
+    "not": "{{ " + "not " * 100_000 + "x }}",
+    "elif": "{% if x %}" + "{% elif x %}" * 10_000 + "{% endif %}",
+    "long": "x" * (2 << 20),
+}
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_a_template_that_does_too_much_is_done_without(tmp_path, name):
+    engine = announcing(folder(tmp_path, template=RUNNING[name]))
+    kvasir = frontend_before([engine.url], "--router-mode", "kv", "--no-router-kv-events")
+    kvasir.until_logged("loading the tokenizer from the folder that the engine names")
+    served(kvasir, engine)
+    assert kvasir.process.poll() is None
+    assert kvasir.stop() == 0
+    engine.stop()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_template_that_would_overflow_the_stack_is_refused(tmp_path, name):
+    made = folder(tmp_path, template=REFUSED[name])
+    engine = announcing(made)
+    kvasir = frontend_before([engine.url], "--router-mode", "kv", "--no-router-kv-events")
+    kvasir.until_logged("the folder that the engine names has no usable tokenizer")
+    served(kvasir, engine, 2)
+    assert kvasir.stop() == 0
+    engine.stop()
+    # Named by the operator, it stops the start, in words.
+    stopped = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", "--model-path", str(made))
+    assert stopped.process.wait(60) == 2
+    until(lambda: "chat template `default` is not usable" in stopped.log(), told=stopped.log)
+
+
+def test_a_tokenizer_that_never_ends_rests(tmp_path):
+    """Each `a` may be read in two ways, and the engine of the pattern tries them all."""
+    engine = announcing(folder(tmp_path, pattern="(?:(?:a|a)+)+(?=b)|."))
+    kvasir = frontend_before([engine.url], "--router-mode", "kv", "--no-router-kv-events")
+    kvasir.until_logged("tokenizer loaded from the folder that the engine names", 60)
+    body = {"model": "m", "prompt": "a" * 3000}
+    for n in range(3):
+        engine.say(ANSWER)
+        answer = httpx.post(f"{kvasir.url}/v1/completions", json={**body, "prompt": "a" * (3000 + n)}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert httpx.get(f"{kvasir.url}/live", timeout=5).status_code == 200
+    if metric(kvasir, 'kvasir_tokenizer_resting{model="m"} 1'):
+        assert kvasir.log().count("took too long: prompts are routed without it for a while") == 1
+        engine.say(ANSWER)
+        start = time.monotonic()
+        assert httpx.post(f"{kvasir.url}/v1/completions", json=body, timeout=60).status_code == 200
+        assert time.monotonic() - start < 2, "it is not asked again"
+    kvasir.process.terminate()
+    assert kvasir.process.wait(20) is not None, "a thread that never ends holds nobody up"
+    engine.stop()
+
+
+def test_loading_a_tokenizer_is_logged(tmp_path):
+    engine = ScriptedEngine("m")
+    kvasir = frontend_before([engine.url], "--model-path", str(folder(tmp_path)))
+    kvasir.until_logged("loading the tokenizer")
+    kvasir.until_logged("tokenizer loaded", 60)
+    assert kvasir.stop() == 0
+    engine.stop()
