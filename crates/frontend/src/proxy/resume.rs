@@ -266,8 +266,15 @@ impl ResumeAttempt {
         };
         let (app, model) = (&forward.app, &forward.model);
         let nvext = Nvext::default();
-        let reading =
-            tokenize::read(app.long_work(), model, self.endpoint, &scan, &self.body, &nvext).await;
+        let reading = tokenize::read(
+            app.long_work(),
+            model,
+            self.endpoint,
+            &scan,
+            &self.body,
+            &nvext,
+        )
+        .await;
         let tokens = &reading.tokens;
         arrival.isl_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX).max(1);
         let salt = scan.cache_salt();

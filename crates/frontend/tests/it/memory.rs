@@ -101,7 +101,7 @@ async fn bytes_of_a_body_come_back_however_its_request_ends() {
     let rig = Rig::with(2, two_mib()).await;
     let large = chat(500 * KIB);
     let stream = large.replacen('{', r#"{"stream":true,"#, 1);
-    for _ in 0..5 {
+    for round in 0..5 {
         assert_eq!(rig.post(CHAT, &large).await.status, 200);
         assert_eq!(
             rig.post(CHAT, &large.replace("\"m\"", "\"n\""))
@@ -119,14 +119,16 @@ async fn bytes_of_a_body_come_back_however_its_request_ends() {
         client.post(CHAT, "", &stream).await;
         bodies_take(&rig, 500 * KIB).await;
         until("the engine has it", || {
-            rig.stage
-                .seen()
-                .iter()
-                .any(|seen| seen.body.len() > stream.len())
+            let seen = rig.stage.seen();
+            let copies = seen.iter().filter(|seen| seen.body.len() > stream.len());
+            copies.count() > round
         })
         .await;
         drop(client);
-        rig.stage.hung_up.acquire().await.unwrap().forget();
+        in_time("the engine is left", rig.stage.hung_up.acquire())
+            .await
+            .unwrap()
+            .forget();
         // It leaves while it sends.
         let client = unfinished(&rig, 900 * KIB, 500 * KIB).await;
         bodies_take(&rig, 500 * KIB).await;
