@@ -73,8 +73,8 @@ impl Model {
         self.describe(spec);
         let known = self.write().insert(spec.id, spec.clone());
         if known.is_none() {
-            let url = self.host.views().urls().get(spec.id);
-            tracing::info!(worker = %spec.id, %url, model = %self.name, "worker joined");
+            let url = self.host.views().urls().field(spec.id);
+            tracing::info!(worker = %spec.id, url, model = %self.name, "worker joined");
         }
         known
     }
@@ -145,8 +145,8 @@ impl Model {
             ready.with_label_values(&[&*self.name]).set(0.0);
         }
         drop(workers);
-        let url = self.host.views().urls().get(worker);
-        tracing::info!(%worker, %url, model = %self.name, "worker left");
+        let url = self.host.views().urls().field(worker);
+        tracing::info!(%worker, url, model = %self.name, "worker left");
         Some(spec)
     }
 

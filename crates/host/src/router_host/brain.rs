@@ -174,22 +174,22 @@ impl Brain {
 fn observe(observation: &Observation, urls: &WorkerUrls) {
     match observation {
         Observation::Busy { worker, busy } => {
-            let url = urls.get(*worker);
+            let url = urls.field(*worker);
             match busy {
-                true => tracing::info!(%worker, %url, "worker is busy"),
-                false => tracing::info!(%worker, %url, "worker is free again"),
+                true => tracing::info!(%worker, url, "worker is busy"),
+                false => tracing::info!(%worker, url, "worker is free again"),
             }
         }
         Observation::Down { worker, down } => {
-            let url = urls.get(*worker);
+            let url = urls.field(*worker);
             match down {
-                true => tracing::warn!(%worker, %url, "worker ejected"),
-                false => tracing::info!(%worker, %url, "worker readmitted"),
+                true => tracing::warn!(%worker, url, "worker ejected"),
+                false => tracing::info!(%worker, url, "worker readmitted"),
             }
         }
         Observation::Expired { id, target } => {
-            let url = urls.get(target.worker);
-            tracing::warn!(%id, %target, %url, "booking expired: nothing was heard of it for too long");
+            let url = urls.field(target.worker);
+            tracing::warn!(%id, %target, url, "booking expired: nothing was heard of it for too long");
         }
         other => tracing::debug!(?other, "router"),
     }
