@@ -9,6 +9,7 @@
 
 mod answer;
 mod body;
+mod event_plane;
 mod events;
 mod mutate;
 mod pieces;
@@ -45,6 +46,12 @@ pub const TARGETS: &[Target] = &[
         check: body::check,
         len_max: 4096,
         words: body::WORDS,
+    },
+    Target {
+        name: "event_plane",
+        check: event_plane::check,
+        len_max: 4096,
+        words: event_plane::WORDS,
     },
     Target {
         name: "events",

@@ -3,12 +3,25 @@
 //! The same event comes as JSON (JetStream, HTTP dumps, recovery) and as MessagePack with names (event
 //! plane). Blocks carry their local hashes already, so nothing is hashed here. Field order never matters;
 //! absent fields have the defaults of older releases.
+//!
+//! Beside them all else that the event plane carries: load, what routers book, sessions, what an engine computed in
+//! a step; and the questions that a worker's own index answers.
 
+mod forward_pass;
 mod plane;
 mod read;
+mod recovery;
+mod sequences;
+mod topic;
+mod write;
 
-pub use plane::{ActiveLoad, ENVELOPE_VERSION, Envelope, RecoveryReply, RecoveryRequest};
+pub use forward_pass::{ForwardPass, QueuedWork, ScheduledWork};
+pub use plane::{ActiveLoad, ENVELOPE_VERSION, Envelope};
 pub use read::decode_router_events;
+pub use recovery::{RecoveryReply, RecoveryRequest};
+pub use sequences::{PrefillHint, SequenceChange, SequenceEvent, SessionBinding};
+pub use topic::{EventScope, Topic};
+pub use write::encode_router_events;
 
 use kvasir_types::{EngineHash, KvEvent, LocalHash, StoredBlock, Tier, WorkerRank};
 
@@ -238,6 +251,50 @@ fn residency_of(name: &[u8]) -> Result<Residency, DecodeError> {
             field: "residency_domain",
         }),
     }
+}
+
+/// The encoded form of a tree.
+fn encode(value: &Value, encoding: Encoding, out: &mut Vec<u8>) {
+    match encoding {
+        Encoding::MessagePack => value.to_msgpack(out),
+        Encoding::Json => out.extend_from_slice(value.to_json().to_string().as_bytes()),
+    }
+}
+
+/// The tree of an encoded form.
+fn decode(encoding: Encoding, bytes: &[u8]) -> Result<Value, DecodeError> {
+    match encoding {
+        Encoding::MessagePack => Value::from_msgpack(bytes),
+        Encoding::Json => Value::from_json(bytes),
+    }
+}
+
+/// A rank as most messages write it: two fields, the second 0 where it is left out.
+fn rank_of(value: &Value) -> Result<WorkerRank, DecodeError> {
+    let worker = value.get("worker_id").and_then(Value::uint);
+    let rank = match value.get("dp_rank") {
+        None | Some(Value::Nil) => 0,
+        Some(rank) => rank
+            .uint()
+            .and_then(|rank| u32::try_from(rank).ok())
+            .ok_or(DecodeError::Range { field: "dp_rank" })?,
+    };
+    Ok(WorkerRank::new(worker.ok_or(missing("worker_id"))?, rank))
+}
+
+fn rank_fields(rank: WorkerRank) -> [(&'static str, Value); 2] {
+    [
+        ("worker_id", Value::Uint(rank.worker.0)),
+        ("dp_rank", Value::Uint(u64::from(rank.rank.0))),
+    ]
+}
+
+fn number(value: Option<u64>) -> Value {
+    value.map_or(Value::Nil, Value::Uint)
+}
+
+fn uint(value: &Value, field: &'static str) -> Result<u64, DecodeError> {
+    value.get(field).and_then(Value::uint).ok_or(missing(field))
 }
 
 fn text(text: &str) -> Value {

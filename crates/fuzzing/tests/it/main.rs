@@ -78,6 +78,11 @@ fn bodies_of_clients() {
 }
 
 #[test]
+fn messages_of_the_event_plane() {
+    run("event_plane", 11, ROUNDS);
+}
+
+#[test]
 fn messages_of_event_sockets() {
     run("events", 3, ROUNDS);
 }

@@ -1,8 +1,8 @@
-//! What carries router events: the event plane's envelope, recovery questions and answers, load reports.
+//! What carries everything on the event plane: the envelope; and the smallest thing that it carries, load reports.
 
 use kvasir_types::WorkerRank;
 
-use super::{RouterEvent, map, missing};
+use super::{map, missing, number, rank_fields, rank_of};
 use crate::DecodeError;
 use crate::msgpack::Reader;
 use crate::value::Value;
@@ -92,98 +92,6 @@ impl Envelope {
     }
 }
 
-/// What a router asks of a worker's own index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecoveryRequest {
-    /// Whose events.
-    pub rank: WorkerRank,
-    /// First id wanted; `None` for the whole state.
-    pub start: Option<u64>,
-}
-
-impl RecoveryRequest {
-    /// The question as a tree.
-    #[must_use]
-    pub fn to_value(&self) -> Value {
-        map([
-            ("worker_id", Value::Uint(self.rank.worker.0)),
-            ("dp_rank", Value::Uint(u64::from(self.rank.rank.0))),
-            ("start_event_id", self.start.map_or(Value::Nil, Value::Uint)),
-            ("end_event_id", Value::Nil),
-            ("supports_tree_dump_failed", Value::Bool(true)),
-            ("kind", Value::Text("recovery".to_owned())),
-        ])
-    }
-}
-
-/// What a worker's own index answers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RecoveryReply {
-    /// The events from the asked id to the newest.
-    Events {
-        /// In order.
-        events: Vec<RouterEvent>,
-        /// The newest id.
-        last: u64,
-    },
-    /// The whole state, under made-up ids: replaces what was known.
-    TreeDump {
-        /// Parents before children.
-        events: Vec<RouterEvent>,
-        /// The newest real id; 0 if there was none.
-        last: u64,
-    },
-    /// No dump could be made; go on with live events after this id.
-    TreeDumpFailed {
-        /// The newest real id.
-        last: u64,
-    },
-    /// The asked id does not exist yet: the publisher began again.
-    TooNew {
-        /// The newest id that it has.
-        newest: u64,
-    },
-    /// The question made no sense, or was put to the wrong worker.
-    Refused {
-        /// In the worker's words.
-        reason: String,
-    },
-}
-
-impl RecoveryReply {
-    /// Reads an answer.
-    pub fn from_value(value: &Value) -> Result<Self, DecodeError> {
-        let number =
-            |body: &Value, field| body.get(field).and_then(Value::uint).ok_or(missing(field));
-        let listed = |body: &Value| {
-            let events = body.get("events").ok_or(missing("events"))?;
-            let last = number(body, "last_event_id")?;
-            RouterEvent::list_from_value(events).map(|events| (events, last))
-        };
-        if let Some(body) = value.get("Events") {
-            return listed(body).map(|(events, last)| Self::Events { events, last });
-        }
-        if let Some(body) = value.get("TreeDump") {
-            return listed(body).map(|(events, last)| Self::TreeDump { events, last });
-        }
-        if let Some(body) = value.get("TreeDumpFailed") {
-            let last = number(body, "last_event_id")?;
-            return Ok(Self::TreeDumpFailed { last });
-        }
-        if let Some(body) = value.get("TooNew") {
-            let newest = number(body, "newest_available")?;
-            return Ok(Self::TooNew { newest });
-        }
-        if value.get("InvalidRange").is_some() {
-            let reason = "the asked range ends before it begins".to_owned();
-            return Ok(Self::Refused { reason });
-        }
-        let reason = value.get("Error").and_then(Value::text);
-        let reason = reason.ok_or(missing("Events"))?.to_owned();
-        Ok(Self::Refused { reason })
-    }
-}
-
 /// A worker's load report (`kv_metrics`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActiveLoad {
@@ -201,10 +109,8 @@ impl ActiveLoad {
     /// Reads a report.
     pub fn from_value(value: &Value) -> Result<Self, DecodeError> {
         let number = |field| value.get(field).and_then(Value::uint);
-        let rank = number("dp_rank").unwrap_or(0);
-        let rank = u32::try_from(rank).map_err(|_| DecodeError::Range { field: "dp_rank" })?;
         Ok(Self {
-            rank: WorkerRank::new(number("worker_id").ok_or(missing("worker_id"))?, rank),
+            rank: rank_of(value)?,
             active_decode_blocks: number("active_decode_blocks"),
             active_prefill_tokens: number("active_prefill_tokens"),
             used_blocks: number("kv_used_blocks"),
@@ -214,10 +120,10 @@ impl ActiveLoad {
     /// The report as a tree.
     #[must_use]
     pub fn to_value(&self) -> Value {
-        let number = |value: Option<u64>| value.map_or(Value::Nil, Value::Uint);
+        let [worker, rank] = rank_fields(self.rank);
         map([
-            ("worker_id", Value::Uint(self.rank.worker.0)),
-            ("dp_rank", Value::Uint(u64::from(self.rank.rank.0))),
+            worker,
+            rank,
             ("active_decode_blocks", number(self.active_decode_blocks)),
             ("active_prefill_tokens", number(self.active_prefill_tokens)),
             ("kv_used_blocks", number(self.used_blocks)),

@@ -44,18 +44,33 @@ pub fn decode_router_events(
 
 fn read_payload(payload: &[u8], out: &mut Vec<RouterEvent>) -> Result<()> {
     let mut reader = Reader::new(payload);
-    if reader.peek()? == Kind::Array {
-        let events = reader.array()?;
-        if events > EVENTS_MAX {
-            return Err(DecodeError::Range { field: "events" });
-        }
-        for _ in 0..events {
-            out.push(read_event(&mut reader)?);
-        }
-    } else {
-        out.push(read_event(&mut reader)?);
-    }
+    read_events(&mut reader, out)?;
     reader.finish()
+}
+
+/// A list of events, or a single one, wherever it stands.
+pub(super) fn read_events(reader: &mut Reader<'_>, out: &mut Vec<RouterEvent>) -> Result<()> {
+    if reader.peek()? != Kind::Array {
+        out.push(read_event(reader)?);
+        return Ok(());
+    }
+    let events = reader.array()?;
+    if events > EVENTS_MAX {
+        return Err(DecodeError::Range { field: "events" });
+    }
+    for _ in 0..events {
+        out.push(read_event(reader)?);
+    }
+    Ok(())
+}
+
+/// A text, if that is what stands here.
+pub(super) fn read_text(reader: &mut Reader<'_>) -> Result<Option<String>> {
+    if reader.peek()? == Kind::Str {
+        return reader.str().map(|text| Some(text.to_owned()));
+    }
+    reader.skip()?;
+    Ok(None)
 }
 
 /// What changed, before the tier is known.

@@ -1,12 +1,14 @@
 //! Dynamo's event plane, byte for byte.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 
 use kvasir_types::{EngineHash, KvEvent, LocalHash, StoredBlock, Tier, WorkerRank};
 use kvasir_wire::DecodeError;
 use kvasir_wire::native::{
-    ActiveLoad, Encoding, Envelope, RecoveryReply, RecoveryRequest, Residency, RouterEvent,
-    decode_router_events,
+    ActiveLoad, Encoding, Envelope, ForwardPass, RecoveryReply, RecoveryRequest, Residency,
+    RouterEvent, SequenceEvent, SessionBinding, Topic, decode_router_events, encode_router_events,
 };
 use kvasir_wire::value::Value;
 
@@ -19,60 +21,109 @@ fn direct(payload: &[u8]) -> Result<Vec<RouterEvent>, DecodeError> {
     Ok(events)
 }
 
+/// A payload of the event plane as what it says, written again.
+fn again(envelope: &Envelope) -> (Topic, Vec<u8>) {
+    let topic = Topic::named(&envelope.topic).unwrap();
+    let payload = Value::from_msgpack(&envelope.payload).unwrap();
+    let mut again = Vec::new();
+    match topic {
+        Topic::KvEvents => {
+            let list = RouterEvent::list_from_value(&payload).unwrap();
+            assert_eq!(direct(&envelope.payload).as_ref(), Ok(&list));
+            let consecutive = |pair: &[RouterEvent]| pair[1].id == pair[0].id + 1;
+            assert!(list.windows(2).all(consecutive), "{list:?}");
+            encode_router_events(Encoding::MessagePack, &list, &mut again);
+        }
+        Topic::KvMetrics => {
+            let load = ActiveLoad::from_value(&payload).unwrap();
+            load.to_value().to_msgpack(&mut again);
+        }
+        Topic::ActiveSequences => {
+            let list = SequenceEvent::list_from_value(&payload).unwrap();
+            let value = match payload.get("events") {
+                Some(_) => SequenceEvent::batch_to_value(&list),
+                None => list[0].to_value(),
+            };
+            value.to_msgpack(&mut again);
+        }
+        Topic::SessionAffinity => {
+            let binding = SessionBinding::from_value(&payload).unwrap();
+            binding.to_value().to_msgpack(&mut again);
+        }
+        Topic::ForwardPass => {
+            let step = ForwardPass::from_value(&payload).unwrap();
+            step.to_value().to_msgpack(&mut again);
+        }
+    }
+    (topic, again)
+}
+
 #[test]
 fn every_recorded_message_decodes_and_encodes_back_to_its_bytes() {
-    let (mut events, mut loads) = (0, 0);
+    let mut topics = BTreeMap::new();
     for parts in messages("dynamo-events/zmq.jsonl") {
         let envelope = Envelope::decode_prefixed(&parts[3]).unwrap();
         assert_eq!(envelope.topic.as_bytes(), parts[0]);
         assert_eq!(envelope.publisher.to_be_bytes(), parts[1][..]);
         assert_eq!(envelope.sequence.to_be_bytes(), parts[2][..]);
-        let mut again = Vec::new();
-        envelope.encode_prefixed(&mut again);
-        assert_eq!(again, parts[3]);
-        let payload = Value::from_msgpack(&envelope.payload).unwrap();
-        let mut again = Vec::new();
-        match envelope.topic.as_str() {
-            "kv-events" => {
-                let list = RouterEvent::list_from_value(&payload).unwrap();
-                assert_eq!(direct(&envelope.payload).as_ref(), Ok(&list));
-                events += list.len();
-                Value::List(list.iter().map(RouterEvent::to_value).collect())
-                    .to_msgpack(&mut again);
-            }
-            "kv_metrics" => {
-                loads += 1;
-                ActiveLoad::from_value(&payload)
-                    .unwrap()
-                    .to_value()
-                    .to_msgpack(&mut again);
-            }
-            _ => continue,
-        }
-        assert_eq!(again, envelope.payload);
+        let mut written = Vec::new();
+        envelope.encode_prefixed(&mut written);
+        assert_eq!(written, parts[3]);
+        let (topic, payload) = again(&envelope);
+        assert_eq!(payload, envelope.payload, "{topic}");
+        *topics.entry(topic).or_insert(0) += 1;
     }
-    assert!(
-        events > 50 && loads > 10,
-        "{events} events, {loads} load reports"
-    );
+    assert_eq!(topics.len(), 5, "{topics:?}");
+    assert!(topics.values().all(|count| *count >= 2), "{topics:?}");
 }
 
 #[test]
-fn every_recorded_nats_message_decodes() {
-    let mut events = 0;
+fn every_recorded_nats_message_decodes_and_encodes_back_to_its_bytes() {
+    let mut topics = BTreeMap::new();
     for line in lines("dynamo-events/nats-event-plane.jsonl") {
         let Some(body) = line.get("b64") else {
             continue;
         };
-        let envelope = Envelope::decode(&bytes(body)).unwrap();
-        if envelope.topic == "kv-events" {
-            let list = direct(&envelope.payload).unwrap();
-            let consecutive = |pair: &[RouterEvent]| pair[1].id == pair[0].id + 1;
-            assert!(list.windows(2).all(consecutive), "{list:?}");
-            events += list.len();
-        }
+        let (body, mut written) = (bytes(body), Vec::new());
+        let envelope = Envelope::decode(&body).unwrap();
+        envelope.encode(&mut written);
+        assert_eq!(written, body);
+        let (topic, payload) = again(&envelope);
+        assert_eq!(payload, envelope.payload, "{topic}");
+        *topics.entry(topic).or_insert(0) += 1;
     }
-    assert!(events > 5, "{events}");
+    assert_eq!(topics.len(), 5, "{topics:?}");
+}
+
+/// The questions and answers of two routers' start, recorded: empty and filled dumps. Bodies of two-part frames.
+#[test]
+fn recorded_recovery_encodes_back_to_its_bytes() {
+    let (mut questions, mut dumped) = (0, 0);
+    for line in lines("dynamo-events/recovery.jsonl") {
+        let body = bytes(&line["body"]);
+        let mut written = Vec::new();
+        if line["kind"] == "question" {
+            let question = RecoveryRequest::decode(Encoding::MessagePack, &body).unwrap();
+            assert_eq!(
+                question,
+                RecoveryRequest::new(question.rank, question.start)
+            );
+            question.encode(Encoding::MessagePack, &mut written);
+            questions += 1;
+        } else {
+            let reply = RecoveryReply::decode(Encoding::MessagePack, &body).unwrap();
+            let tree = Value::from_msgpack(&body).unwrap();
+            assert_eq!(RecoveryReply::from_value(&tree).as_ref(), Ok(&reply));
+            reply.encode(Encoding::MessagePack, &mut written);
+            match &reply {
+                RecoveryReply::TreeDump { events, .. } => dumped += events.len(),
+                RecoveryReply::Events { events, .. } => assert!(!events.is_empty()),
+                _ => {}
+            }
+        }
+        assert_eq!(written, body, "{line}");
+    }
+    assert!(questions > 3 && dumped > 10, "{questions} {dumped}");
 }
 
 /// The form that the documentation shows, and the defaults of older releases.
@@ -119,7 +170,18 @@ fn json_events_have_the_old_defaults() {
 
 #[test]
 fn recovery_answers_are_told_apart() {
-    let read = |json: &str| RecoveryReply::from_value(&Value::from_json(json.as_bytes()).unwrap());
+    let read = |json: &str| {
+        let reply = RecoveryReply::decode(Encoding::Json, json.as_bytes())?;
+        for encoding in [Encoding::Json, Encoding::MessagePack] {
+            let mut written = Vec::new();
+            reply.encode(encoding, &mut written);
+            assert_eq!(
+                RecoveryReply::decode(encoding, &written).as_ref(),
+                Ok(&reply)
+            );
+        }
+        Ok::<_, DecodeError>(reply)
+    };
     let dump = read(r#"{"TreeDump":{"events":[],"last_event_id":9,"reset_scope":"all"}}"#);
     assert_eq!(
         dump,
@@ -129,23 +191,35 @@ fn recovery_answers_are_told_apart() {
         })
     );
     let new = read(r#"{"TooNew":{"requested_start":5,"requested_end":4,"newest_available":4}}"#);
-    assert_eq!(new, Ok(RecoveryReply::TooNew { newest: 4 }));
+    let (start, end, newest) = (5, 4, 4);
+    assert_eq!(new, Ok(RecoveryReply::TooNew { start, end, newest }));
+    let range = read(r#"{"InvalidRange":{"start_id":3,"end_id":1}}"#);
+    let (start, end) = (3, 1);
+    assert_eq!(range, Ok(RecoveryReply::InvalidRange { start, end }));
+    let failed = read(r#"{"TreeDumpFailed":{"last_event_id":7,"message":"no room"}}"#);
+    let message = "no room".to_owned();
+    assert_eq!(
+        failed,
+        Ok(RecoveryReply::TreeDumpFailed { last: 7, message })
+    );
     let wrong = read(r#"{"Error":"worker mismatch"}"#);
     assert_eq!(
         wrong,
-        Ok(RecoveryReply::Refused {
-            reason: "worker mismatch".to_owned()
-        })
+        Ok(RecoveryReply::Error("worker mismatch".to_owned()))
     );
     assert!(read(r#"{"Later":{}}"#).is_err());
-    let request = RecoveryRequest {
-        rank: WorkerRank::new(1, 0),
-        start: Some(2),
-    };
-    assert_eq!(
-        request.to_value().get("start_event_id"),
-        Some(&Value::Uint(2))
-    );
+    assert!(read("[]").is_err());
+}
+
+/// Only worker and rank must be there.
+#[test]
+fn a_question_may_leave_out_all_but_whom_it_is_about() {
+    let read = |json: &str| RecoveryRequest::decode(Encoding::Json, json.as_bytes());
+    let short = read(r#"{"worker_id":1,"dp_rank":2}"#).unwrap();
+    assert_eq!((short.rank, short.start), (WorkerRank::new(1, 2), None));
+    assert!(!short.takes_dump_failed);
+    assert!(read(r#"{"worker_id":1}"#).is_err());
+    assert!(read(r#"{"worker_id":1,"dp_rank":0,"start_event_id":"x"}"#).is_err());
 }
 
 fn an_event() -> impl Strategy<Value = RouterEvent> {
@@ -221,6 +295,20 @@ proptest! {
         turn in 0usize..7,
     ) {
         let list = Value::List(events.iter().map(RouterEvent::to_value).collect());
+        let (mut tree, mut payload) = (Vec::new(), Vec::new());
+        list.to_msgpack(&mut tree);
+        encode_router_events(Encoding::MessagePack, &events, &mut payload);
+        prop_assert_eq!(&tree, &payload);
+        for reply in [
+            RecoveryReply::Events { events: events.clone(), last: 7 },
+            RecoveryReply::TreeDump { events: events.clone(), last: u64::MAX },
+        ] {
+            let (mut tree, mut direct) = (Vec::new(), Vec::new());
+            reply.to_value().to_msgpack(&mut tree);
+            reply.encode(Encoding::MessagePack, &mut direct);
+            prop_assert_eq!(&tree, &direct);
+            prop_assert_eq!(RecoveryReply::decode(Encoding::MessagePack, &tree), Ok(reply));
+        }
         let list = reordered(&list, turn);
         let mut payload = Vec::new();
         list.to_msgpack(&mut payload);
