@@ -1,0 +1,30 @@
+//! Which endpoints, models and event channels a fleet has, and how a process announces its own.
+//!
+//! Answers one question: who is there? Workers write records into a store (a folder, etcd, Kubernetes, this process); whoever
+//! wants to know them watches it. Records and keys are those of Dynamo 1.6.1, so its workers and frontends share a store with
+//! ours.
+//!
+//! Pure parts: [`record`] (values and keys), [`card`] (what a model card says), `fleet` (records joined into workers and
+//! models), [`mirror`] (a store's content as a watcher knows it). Edges: [`store`] (the trait), [`mem`], [`file`].
+//!
+//! What always holds: a store that is out of reach takes nothing away from whoever watches it; a value that cannot be read
+//! leaves the one before it; what a store holds is bounded in number and size before it is kept.
+//!
+//! Elsewhere: how a worker is reached (`transport`), what is made of its records (`frontend`).
+
+pub mod card;
+pub mod file;
+pub mod mem;
+pub mod mirror;
+pub mod record;
+pub mod store;
+
+pub use card::{Artefact, Card, CardError, ModelInput, ModelType, WorkerType};
+pub use file::FileStore;
+pub use mem::MemStore;
+pub use mirror::{Change, Mirror};
+pub use record::{
+    Bucket, EndpointName, EventChannel, EventScope, EventSource, EventTransport, Instance,
+    KvSource, ModelEntry, Record, RecordError, RecordKey, RequestTransport,
+};
+pub use store::{Lease, Store, StoreError, StoreFuture, Watch};

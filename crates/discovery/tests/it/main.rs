@@ -1,0 +1,13 @@
+//! Records as recorded, and the backends against real files and servers.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a helper that fails is a failed test"
+)]
+
+mod file;
+mod mem;
+mod recorded;
+mod rig;
