@@ -3,6 +3,7 @@
 use kvasir_types::{LocalHash, SequenceHash, Token};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
+use crate::short::{SHORT_TOKENS, ShortBlocks};
 use crate::{BASE_SEED, Scope, ScopeSeed};
 
 /// Tokens of a block that are serialised on the stack; longer blocks are fed in pieces of this size.
@@ -51,6 +52,12 @@ impl BlockHasher {
     pub fn extend(&self, tokens: &[Token], out: &mut Vec<LocalHash>) {
         let blocks = self.complete_blocks(tokens.len());
         out.reserve(blocks);
+        if self.window == SHORT_TOKENS && self.block_size == SHORT_TOKENS {
+            let short = ShortBlocks::new(self.seed.0);
+            let (blocks, _) = tokens.as_chunks::<SHORT_TOKENS>();
+            out.extend(blocks.iter().map(|block| LocalHash(short.hash(block))));
+            return;
+        }
         for window in self.windows(tokens) {
             out.push(self.hash(window, &[]));
         }

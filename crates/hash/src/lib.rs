@@ -10,6 +10,7 @@
 mod block;
 mod media;
 mod scope;
+mod short;
 
 pub use block::{BlockHasher, local_hashes, next_sequence_hash, sequence_hashes};
 pub use media::{MediaRun, media_pad_token, normalize_media_runs};

@@ -19,12 +19,13 @@ const BYTES: usize = 4;
 /// ```
 #[must_use]
 pub fn approximate_tokens(text: &str) -> Vec<Token> {
-    let chunks = text.as_bytes().chunks(BYTES);
-    chunks
-        .map(|chunk| {
-            let mut word = [0; BYTES];
-            word[..chunk.len()].copy_from_slice(chunk);
-            Token::from_le_bytes(word)
-        })
-        .collect()
+    let (whole, rest) = text.as_bytes().as_chunks::<BYTES>();
+    let mut tokens = Vec::with_capacity(whole.len() + 1);
+    tokens.extend(whole.iter().map(|word| Token::from_le_bytes(*word)));
+    if !rest.is_empty() {
+        let mut word = [0; BYTES];
+        word[..rest.len()].copy_from_slice(rest);
+        tokens.push(Token::from_le_bytes(word));
+    }
+    tokens
 }
