@@ -3,6 +3,7 @@
 //! What always holds: a booking is freed exactly once, by its end or by its drop.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvasir_router::{Input, Outcome, Placement};
 use kvasir_types::WorkerRank;
@@ -61,11 +62,9 @@ impl Booking {
         });
     }
 
-    /// Its prompt is likely computed, though nothing has come.
-    pub fn likely_begun(&self) {
-        self.host.tell(Input::Prefilled {
-            id: self.placement.id,
-        });
+    /// Its prompt is taken for computed after `span`, though nothing has come by then.
+    pub fn presume_prefill(&self, span: Duration) {
+        self.host.presume_prefill(self.placement.id, span);
     }
 
     /// Keeps what was predicted until [`Self::reported`] compares it.

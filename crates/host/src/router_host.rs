@@ -6,6 +6,7 @@
 
 mod brain;
 mod options;
+mod presumed;
 
 pub use options::{HostOptions, Needs};
 
@@ -221,23 +222,50 @@ impl RouterHost {
 
     /// Asks the router something, between two steps.
     pub fn ask<T>(&self, question: impl FnOnce(&Router) -> T) -> T {
-        question(&self.lock().router)
+        question(&self.lock_current().router)
     }
 
     /// Whether a request would be refused by load alone, whatever its prompt is.
     pub fn refuses(&self, arrival: &Arrival) -> bool {
-        self.lock().router.refusal_by_load(arrival).is_some()
+        let mut brain = self.lock_current();
+        brain.router.refusal_by_load(arrival).is_some()
     }
 
     /// How loaded each rank is now.
     pub fn loads(&self, now: Time, out: &mut Vec<PotentialLoad>) {
-        self.lock()
+        self.lock_current()
             .router
             .potential_loads(now, 0, &Overlap::none(), &[], out);
     }
 
     fn lock(&self) -> MutexGuard<'_, Brain> {
         self.brain.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The brain, after what is presumed done by now.
+    fn lock_current(&self) -> MutexGuard<'_, Brain> {
+        let brain = self.lock();
+        let presumed = brain.presumed.next();
+        if presumed.is_none_or(|at| at > self.context.clock.now()) {
+            return brain;
+        }
+        drop(brain);
+        self.tell(Input::Tick);
+        self.lock()
+    }
+
+    /// The prompt of a request is taken for computed after `span`, if nothing is heard of it until then.
+    pub(crate) fn presume_prefill(&self, id: RequestId, span: Duration) {
+        let at = self.context.clock.now() + span;
+        let mut brain = self.lock();
+        let early = brain.presumed.push(at, id);
+        let late = brain.is_late();
+        drop(brain);
+        if let Some(id) = early {
+            self.tell(Input::Prefilled { id });
+        } else if late {
+            self.sooner.notify_one();
+        }
     }
 
     /// One step. `request` is the one that takes it; if the step leaves it without a verdict, the verdict
@@ -253,10 +281,9 @@ impl RouterHost {
         brain.step(clock, input, request.as_deref_mut(), &mut refresh);
         let later = request.and_then(|request| brain.await_later(request));
         // Only then: the timer is a task elsewhere, and waking it costs more than a step.
-        let deadline = brain.router.next_deadline();
-        let sooner = deadline.is_some_and(|deadline| deadline < brain.ticks_at);
+        let late = brain.is_late();
         drop(brain);
-        if sooner {
+        if late {
             self.sooner.notify_one();
         }
         for (id, lookup) in refresh {

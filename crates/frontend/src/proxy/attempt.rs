@@ -149,19 +149,12 @@ impl Forward {
 
     /// Sends the request to the booked worker and waits for the first bytes of its answer, whatever its status.
     async fn open(&self, booking: &Booking, tokens: u32) -> Result<EngineAnswer, UpstreamError> {
-        let timeout = self.first_byte_timeout();
-        // In one place: moved into a timeout it would have its room twice.
-        let mut attempt = std::pin::pin!(self.try_worker(booking.placement(), tokens));
-        let mut left = timeout;
-        if let Some(prefill) = self.prefill_span(booking.placement(), tokens) {
-            let prefill = prefill.min(timeout);
-            if let Ok(answer) = tokio::time::timeout(prefill, &mut attempt).await {
-                return answer;
-            }
-            booking.likely_begun();
-            left -= prefill;
+        if let Some(span) = self.prefill_span(booking.placement(), tokens) {
+            booking.presume_prefill(span);
         }
-        let answer = tokio::time::timeout(left, attempt).await;
+        // In one place: moved into the timeout it would have its room twice.
+        let attempt = std::pin::pin!(self.try_worker(booking.placement(), tokens));
+        let answer = tokio::time::timeout(self.first_byte_timeout(), attempt).await;
         answer.unwrap_or(Err(UpstreamError::AnswerTimeout))
     }
 

@@ -14,6 +14,7 @@ use kvasir_telemetry::Clock;
 use kvasir_types::{RequestId, Time, WorkerId};
 use tokio::sync::{Notify, oneshot};
 
+use super::presumed::PresumedPrefills;
 use crate::view::WorkerUrls;
 
 /// Where the cost of each candidate is logged: `--log-level info,kvasir_router=debug` shows it.
@@ -30,6 +31,7 @@ pub(super) struct Brain {
     pub(super) waiting: HashMap<RequestId, Waiter>,
     /// Who is to look at a worker that is ejected.
     pub(super) watchers: HashMap<WorkerId, Arc<Notify>>,
+    pub(super) presumed: PresumedPrefills,
     /// For log lines.
     urls: WorkerUrls,
     /// Reused by every step.
@@ -62,6 +64,7 @@ impl Brain {
             router: Router::new(config),
             waiting: HashMap::new(),
             watchers: HashMap::new(),
+            presumed: PresumedPrefills::default(),
             urls,
             outputs: Vec::new(),
             ticks_at: Time::ZERO,
@@ -71,13 +74,44 @@ impl Brain {
     /// How long the timer may sleep at `now` if the index has something to forget at `expiry`; whoever needs it
     /// sooner wakes it.
     pub(super) fn wait(&mut self, now: Time, expiry: Option<Time>) -> Duration {
-        let deadlines = [self.router.next_deadline(), expiry, Some(now + TICK_EVERY)];
+        let deadlines = [self.next_deadline(), expiry, Some(now + TICK_EVERY)];
         self.ticks_at = deadlines.into_iter().flatten().min().unwrap_or(now);
         self.ticks_at - now
     }
 
-    /// One step, and those that follow from it: a verdict that nobody takes is a request that ended.
+    /// Whether the timer is to tick earlier than it will.
+    pub(super) fn is_late(&self) -> bool {
+        self.next_deadline()
+            .is_some_and(|deadline| deadline < self.ticks_at)
+    }
+
+    /// When something is due that somebody waits for.
+    fn next_deadline(&self) -> Option<Time> {
+        let presumed = self.presumed.next();
+        let awaited = presumed.filter(|_| self.router.queued().0 > 0);
+        let deadlines = [self.router.next_deadline(), awaited];
+        deadlines.into_iter().flatten().min()
+    }
+
+    /// One step, after those for prompts that are presumed done by now.
     pub(super) fn step(
+        &mut self,
+        clock: &Clock,
+        input: Input,
+        request: Option<&mut Step<'_>>,
+        refresh: &mut Vec<(RequestId, Lookup)>,
+    ) {
+        if self.presumed.next().is_some() {
+            let now = clock.now();
+            while let Some(id) = self.presumed.pop_due(now) {
+                self.run(clock, Input::Prefilled { id }, None, refresh);
+            }
+        }
+        self.run(clock, input, request, refresh);
+    }
+
+    /// One step, and those that follow from it: a verdict that nobody takes is a request that ended.
+    fn run(
         &mut self,
         clock: &Clock,
         input: Input,
