@@ -81,8 +81,10 @@ fn compare(reference: &Fields, scan: &Scan<'_>) {
     if let Some(text) = scan.nvext() {
         let _ = Nvext::parse(text);
     }
+    let contents = scan.messages().and_then(content_spans);
+    assert_eq!(scan.content_spans(), contents.as_deref());
     if let Some(messages) = scan.messages()
-        && let Some(spans) = content_spans(messages)
+        && let Some(spans) = contents
     {
         let quoted = |span: &std::ops::Range<usize>| messages.get(span.start - 1..span.end + 1);
         let is_text = |text: &str| serde_json::from_str::<&RawValue>(text).is_ok();

@@ -18,21 +18,36 @@ use crate::walk::{self, JsonField};
 /// ```
 #[must_use]
 pub fn content_spans(messages: &str) -> Option<Vec<Span>> {
+    let bytes = messages.as_bytes();
+    let start = walk::blank(bytes, 0);
+    let (end, spans) = contents_at(messages, start)?;
+    let mut spans = spans.filter(|_| walk::blank(bytes, end) == bytes.len())?;
+    for span in &mut spans {
+        *span = span.start + start..span.end + start;
+    }
+    Some(spans)
+}
+
+/// Where the list of messages that begins at `at` ends, and the contents in it, from there. `None` where it is no list that
+/// the quick reader is sure of.
+pub(crate) fn contents_at(json: &str, at: usize) -> Option<(usize, Option<Vec<Span>>)> {
     let mut spans = Vec::with_capacity(8);
-    let mut clear = true;
-    walk::items(messages, |message| {
-        let mut contents = 0;
-        let complete = walk::fields(message, |JsonField { key, value }| {
-            if key != "content" {
-                return;
-            }
-            contents += 1;
-            let text = value.strip_prefix('"').and_then(|v| v.strip_suffix('"'));
-            spans.extend(text.map(|text| span_in(messages, text)));
-        });
-        clear &= complete.is_some() && contents <= 1;
-    })?;
-    clear.then_some(spans)
+    let (mut clear, mut last) = (true, None);
+    let mut others = false;
+    let field = |message, JsonField { key, value }| {
+        if key != "content" {
+            return;
+        }
+        clear &= last.replace(message) != Some(message);
+        let text = value.strip_prefix('"').and_then(|v| v.strip_suffix('"'));
+        let within = |text| {
+            let span = span_in(json, text);
+            span.start - at..span.end - at
+        };
+        spans.extend(text.map(within));
+    };
+    let end = walk::objects(json, at, field, || others = true)?;
+    Some((end, (clear && !others).then_some(spans)))
 }
 
 /// Whether `word` stands in `messages` outside of `spans`.

@@ -106,6 +106,14 @@ fn position(body: &str, offset: usize) -> (usize, usize) {
     (line, column)
 }
 
+/// The text that a body is.
+pub(crate) fn text_of(body: &[u8]) -> Result<&str, JsonError> {
+    std::str::from_utf8(body).map_err(|error| {
+        let head = std::str::from_utf8(&body[..error.valid_up_to()]).unwrap_or_default();
+        JsonError::at_end(head, "the body is not UTF-8")
+    })
+}
+
 impl<'a> Object<'a> {
     /// Reads the top level of `body`. Values are checked to be well-formed JSON and are not decoded.
     ///
@@ -119,11 +127,7 @@ impl<'a> Object<'a> {
     /// # Errors
     /// Not UTF-8, not JSON, not an object, or more than 1024 fields.
     pub fn parse(body: &'a [u8]) -> Result<Self, JsonError> {
-        let text = std::str::from_utf8(body).map_err(|error| {
-            let head = std::str::from_utf8(&body[..error.valid_up_to()]).unwrap_or_default();
-            JsonError::at_end(head, "the body is not UTF-8")
-        })?;
-        Self::parse_str(text)
+        Self::parse_str(text_of(body)?)
     }
 
     /// As [`Object::parse`], for text known to be UTF-8.
@@ -131,17 +135,25 @@ impl<'a> Object<'a> {
     /// # Errors
     /// As [`Object::parse`].
     pub fn parse_str(body: &'a str) -> Result<Self, JsonError> {
-        match Self::walk(body) {
+        Self::parse_with(body, |_, at| walk::value(body.as_bytes(), at))
+    }
+
+    /// As [`Object::parse_str`]; `end` finds where the value ends that has this key and begins there.
+    pub(crate) fn parse_with(
+        body: &'a str,
+        end: impl FnMut(&'a str, usize) -> Option<usize>,
+    ) -> Result<Self, JsonError> {
+        match Self::walk(body, end) {
             Some(object) => Ok(object),
             None => Self::read(body),
         }
     }
 
     /// The quick reading; `None` where it is not sure.
-    fn walk(body: &'a str) -> Option<Self> {
+    fn walk(body: &'a str, end: impl FnMut(&'a str, usize) -> Option<usize>) -> Option<Self> {
         let mut fields = Vec::with_capacity(16);
         let span = |part: &str| span_in(body, part);
-        walk::fields(body, |JsonField { key, value }| {
+        walk::fields_with(body, end, |JsonField { key, value }| {
             let inner = span(key);
             fields.push(Field {
                 key: Cow::Borrowed(key),
@@ -250,7 +262,7 @@ mod tests {
         /// The quick reading is the careful one, or none.
         #[test]
         fn both_readings_agree(body in near_json()) {
-            if let Some(quick) = Object::walk(&body) {
+            if let Some(quick) = Object::walk(&body, |_, at| walk::value(body.as_bytes(), at)) {
                 prop_assert_eq!(Ok(quick), Object::read(&body), "{}", body);
             }
         }

@@ -11,12 +11,16 @@ use bytes::{Bytes, BytesMut};
 use serde::Deserialize;
 
 use crate::completion::{Prompt, first_prompt, prompts};
-use crate::object::{JsonError, Object, Span};
+use crate::contents::{content_spans, contents_at};
+use crate::object::{JsonError, Object, Span, text_of};
+use crate::walk;
 
 /// What the router reads of a body that it does not judge.
 #[derive(Clone, Debug)]
 pub struct Scan<'a> {
     object: Object<'a>,
+    /// Where the texts of the messages are in them, where that is clear.
+    contents: Option<Vec<Span>>,
 }
 
 impl<'a> Scan<'a> {
@@ -25,7 +29,32 @@ impl<'a> Scan<'a> {
     /// # Errors
     /// Not UTF-8, not JSON, or not an object: no engine could read it either.
     pub fn parse(body: &'a [u8]) -> Result<Self, JsonError> {
-        Object::parse(body).map(|object| Self { object })
+        let body = text_of(body)?;
+        // Most of a body is its messages: one walk finds where they end and what is in them.
+        let (mut contents, mut lists) = (None, 0);
+        let object = Object::parse_with(body, |key, at| {
+            if key == "messages" {
+                lists += 1;
+                if let Some((end, spans)) = contents_at(body, at) {
+                    contents = spans;
+                    return Some(end);
+                }
+                contents = None;
+            }
+            walk::value(body.as_bytes(), at)
+        })?;
+        // What the quick reader saw counts if it saw all: a later one of the same name counts instead.
+        let named = object.fields().iter().filter(|f| f.key == "messages");
+        if lists != 1 || named.count() != 1 {
+            contents = object.get("messages").and_then(|f| content_spans(f.value));
+        }
+        Ok(Self { object, contents })
+    }
+
+    /// Where in [`Self::messages`] the contents that are strings stand, as [`content_spans`] finds them.
+    #[must_use]
+    pub fn content_spans(&self) -> Option<&[Span]> {
+        self.contents.as_deref()
     }
 
     /// All fields.

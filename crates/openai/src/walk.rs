@@ -22,15 +22,35 @@ pub(crate) struct JsonField<'a> {
 
 /// Calls `each` for the fields of the object that `json` is; `None` where `serde_json` must be asked. What was
 /// called for before counts only if the end is reached.
-pub(crate) fn fields<'a>(json: &'a str, mut each: impl FnMut(JsonField<'a>)) -> Option<()> {
+pub(crate) fn fields<'a>(json: &'a str, each: impl FnMut(JsonField<'a>)) -> Option<()> {
+    fields_with(json, |_, at| value(json.as_bytes(), at), each)
+}
+
+/// As [`fields`]; `end` finds the end of the value that begins there, which has this key.
+pub(crate) fn fields_with<'a>(
+    json: &'a str,
+    end: impl FnMut(&'a str, usize) -> Option<usize>,
+    each: impl FnMut(JsonField<'a>),
+) -> Option<()> {
     let bytes = json.as_bytes();
-    let mut at = blank(bytes, 0);
+    let at = object(json, blank(bytes, 0), end, each)?;
+    (blank(bytes, at) == bytes.len()).then_some(())
+}
+
+/// The end of the object that begins at `at`, with its fields.
+fn object<'a>(
+    json: &'a str,
+    at: usize,
+    mut end: impl FnMut(&'a str, usize) -> Option<usize>,
+    mut each: impl FnMut(JsonField<'a>),
+) -> Option<usize> {
+    let bytes = json.as_bytes();
     if *bytes.get(at)? != b'{' {
         return None;
     }
-    at = blank(bytes, at + 1);
+    let mut at = blank(bytes, at + 1);
     if *bytes.get(at)? == b'}' {
-        return (blank(bytes, at + 1) == bytes.len()).then_some(());
+        return Some(at + 1);
     }
     loop {
         let start = at;
@@ -41,7 +61,7 @@ pub(crate) fn fields<'a>(json: &'a str, mut each: impl FnMut(JsonField<'a>)) -> 
             return None;
         }
         let start = blank(bytes, at + 1);
-        let end = value(bytes, start)?;
+        let end = end(name, start)?;
         each(JsonField {
             key: name,
             value: json.get(start..end)?,
@@ -49,33 +69,44 @@ pub(crate) fn fields<'a>(json: &'a str, mut each: impl FnMut(JsonField<'a>)) -> 
         at = blank(bytes, end);
         match *bytes.get(at)? {
             b',' => at = blank(bytes, at + 1),
-            b'}' => return (blank(bytes, at + 1) == bytes.len()).then_some(()),
+            b'}' => return Some(at + 1),
             _ => return None,
         }
     }
 }
 
-/// Calls `each` for the values in the list that `json` is; `None` and what was called for as in [`fields`].
-pub(crate) fn items<'a>(json: &'a str, mut each: impl FnMut(&'a str)) -> Option<()> {
+/// The end of the list that begins at `at`. Calls `each` for the fields of every object in it, with its number; `other`
+/// for each item that is none.
+pub(crate) fn objects<'a>(
+    json: &'a str,
+    at: usize,
+    mut each: impl FnMut(usize, JsonField<'a>),
+    mut other: impl FnMut(),
+) -> Option<usize> {
     let bytes = json.as_bytes();
-    let mut at = blank(bytes, 0);
     if *bytes.get(at)? != b'[' {
         return None;
     }
-    at = blank(bytes, at + 1);
+    let mut at = blank(bytes, at + 1);
     if *bytes.get(at)? == b']' {
-        return (blank(bytes, at + 1) == bytes.len()).then_some(());
+        return Some(at + 1);
     }
-    loop {
-        let end = value(bytes, at)?;
-        each(json.get(at..end)?);
+    for number in 0.. {
+        let end = match *bytes.get(at)? {
+            b'{' => object(json, at, |_, at| value(bytes, at), |f| each(number, f))?,
+            _ => {
+                other();
+                value(bytes, at)?
+            }
+        };
         at = blank(bytes, end);
         match *bytes.get(at)? {
             b',' => at = blank(bytes, at + 1),
-            b']' => return (blank(bytes, at + 1) == bytes.len()).then_some(()),
+            b']' => return Some(at + 1),
             _ => return None,
         }
     }
+    None
 }
 
 /// The first value in the list that `json` is, and whether it is the only one; `None` where it is no list or has none.
@@ -145,7 +176,7 @@ pub fn has_more_values(json: &str, max: usize) -> bool {
 }
 
 /// The end of the value that begins at `at`.
-fn value(bytes: &[u8], mut at: usize) -> Option<usize> {
+pub(crate) fn value(bytes: &[u8], mut at: usize) -> Option<usize> {
     // One bit for each open bracket, the innermost lowest: 1 for an object.
     let (mut open, mut depth) = (0u64, 0u32);
     loop {
@@ -308,7 +339,7 @@ fn word(bytes: &[u8], at: usize, word: &[u8]) -> Option<usize> {
 }
 
 /// The next byte that is no white space.
-fn blank(bytes: &[u8], at: usize) -> usize {
+pub(crate) fn blank(bytes: &[u8], at: usize) -> usize {
     let rest = bytes.get(at..).unwrap_or_default();
     at + rest
         .iter()

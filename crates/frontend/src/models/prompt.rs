@@ -350,8 +350,7 @@ mod tests {
         let plain = |messages: &str| {
             let body = format!("{{\"messages\":{messages}}}");
             let scan = Scan::parse(body.as_bytes()).unwrap();
-            let spans = scan.messages().and_then(content_spans);
-            is_plain(&scan, spans.as_deref())
+            is_plain(&scan, scan.content_spans())
         };
         assert!(plain(r#"[{"role":"user","content":"image_url"}]"#));
         assert!(plain(r#"[{"role":"user","content":"a","tool_calls":[]}]"#));

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use kvasir_openai::{Endpoint, Nvext, Prompt, Scan, Span, content_spans};
+use kvasir_openai::{Endpoint, Nvext, Prompt, Scan, Span};
 use kvasir_text::{Effort, TextModel};
 use kvasir_transport::Tasks;
 use kvasir_types::{Token, WorkerId};
@@ -185,11 +185,11 @@ async fn find(
             certain: false,
         };
     }
-    let spans = scan.messages().and_then(content_spans);
+    let spans = scan.content_spans();
     let reading = |tokens, source, alone: bool| Reading {
         tokens,
         source,
-        certain: alone && prompt::is_plain(scan, spans.as_deref()),
+        certain: alone && prompt::is_plain(scan, spans),
     };
     let chat = endpoint == Endpoint::Chat;
     if let Some((tokens, alone)) = by_ids(scan, chat, ids_max) {
@@ -197,7 +197,7 @@ async fn find(
     }
     let tokens = model.tokens();
     if let Some((text, source)) = tokens.text.get() {
-        let found = by_text(pool, model, text, scan, spans.as_deref(), body, chat).await;
+        let found = by_text(pool, model, text, scan, spans, body, chat).await;
         if let Some((tokens, alone)) = found {
             return reading(tokens, *source, alone);
         }
@@ -284,8 +284,7 @@ async fn by_text(
             let (text, body, bytes) = (Arc::clone(text), body.clone(), body.len());
             let read = move || {
                 let scan = Scan::parse(&body).map_err(|_| PromptError::Unknown)?;
-                let spans = scan.messages().and_then(content_spans);
-                let spans = spans.as_deref();
+                let spans = scan.content_spans();
                 let mut printed = None;
                 let rendered = || printed = Some(clock.now());
                 let read = prompt::of_scan(&text, &scan, spans, &terms, rendered)?;
