@@ -6,6 +6,7 @@ use kvasir_index::{ApplyError, Index};
 use kvasir_kv_events::Cache;
 use kvasir_telemetry::{IntCounter, Metrics};
 use kvasir_types::{KvEvent, WorkerRank};
+use kvasir_wire::native::RouterEvent;
 
 /// What an event that was applied is counted as.
 const OK: &str = "ok";
@@ -39,32 +40,54 @@ impl CountedIndex {
     }
 }
 
-impl Cache for CountedIndex {
-    fn apply(&self, rank: WorkerRank, event: &KvEvent) -> Result<(), ApplyError> {
-        let outcome = self.index.apply(rank, event);
-        let (kind, applied) = match event {
-            KvEvent::Stored { .. } => ("stored", &self.stored),
-            KvEvent::Removed { .. } => ("removed", &self.removed),
-            KvEvent::Cleared { .. } => ("cleared", &self.cleared),
-        };
-        let status = match &outcome {
-            Ok(_) => {
-                applied.inc();
-                return outcome;
-            }
-            Err(ApplyError::ParentBlockNotFound(_)) => "parent_block_not_found",
-            Err(ApplyError::BlockNotFound(_)) => "block_not_found",
-            Err(_) => "invalid_block",
-        };
-        if let Err(error) = &outcome {
-            tracing::debug!(%rank, %error, "cache event not applied");
+impl CountedIndex {
+    fn applied(&self, event: &KvEvent) -> &IntCounter {
+        match event {
+            KvEvent::Stored { .. } => &self.stored,
+            KvEvent::Removed { .. } => &self.removed,
+            KvEvent::Cleared { .. } => &self.cleared,
         }
+    }
+
+    fn refused(&self, rank: WorkerRank, event: &KvEvent, error: &ApplyError) {
+        let kind = match event {
+            KvEvent::Stored { .. } => "stored",
+            KvEvent::Removed { .. } => "removed",
+            KvEvent::Cleared { .. } => "cleared",
+        };
+        let status = match error {
+            ApplyError::ParentBlockNotFound(_) => "parent_block_not_found",
+            ApplyError::BlockNotFound(_) => "block_not_found",
+            _ => "invalid_block",
+        };
+        tracing::debug!(%rank, %error, "cache event not applied");
         let failed = &self.metrics.kv_cache_events_applied;
         failed.with_label_values(&[kind, status]).inc();
+    }
+}
+
+impl Cache for CountedIndex {
+    fn apply(&self, rank: WorkerRank, event: &KvEvent, copies: bool) -> Result<(), ApplyError> {
+        let outcome = Cache::apply(&*self.index, rank, event, copies);
+        match &outcome {
+            Ok(()) => self.applied(event).inc(),
+            Err(error) => self.refused(rank, event, error),
+        }
         outcome
     }
 
     fn remove_rank(&self, rank: WorkerRank) {
         self.index.remove_rank(rank);
+    }
+
+    fn replace_rank(&self, rank: WorkerRank, events: &[RouterEvent]) -> Vec<(usize, ApplyError)> {
+        let refused = Cache::replace_rank(&*self.index, rank, events);
+        // What a dump brings are no events; what it could not bring is.
+        for (at, error) in &refused {
+            if let Some(event) = events.get(*at) {
+                self.refused(rank, &event.event, error);
+            }
+        }
+        refused
     }
 }

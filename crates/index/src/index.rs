@@ -22,7 +22,7 @@ use crate::{ApplyError, Approximate, IndexOptions, Matches, Stats};
 const RECLAIM_EVERY: u32 = 32;
 
 /// Runs taken from a rank before other writers get a turn.
-const CLEAR_SLICE: usize = 256;
+pub(crate) const CLEAR_SLICE: usize = 256;
 
 /// Names of removed ranks that are forgotten when somebody asks for figures: some hundred microseconds.
 const NAMES_PER_STATS: usize = 128 * NAMES_PER_EVENT;
@@ -130,6 +130,22 @@ impl Index {
     /// Any thread may call this at any time; events are applied one after the other. Events of one rank must
     /// come in the order in which it sent them.
     pub fn apply(&self, rank: WorkerRank, event: &KvEvent) -> Result<(), ApplyError> {
+        self.apply_with(rank, event, Repeats::Count)
+    }
+
+    /// As [`Index::apply`], for publishers that take a block back once, however often they announced it: a block that is
+    /// announced again is held once.
+    pub fn apply_once(&self, rank: WorkerRank, event: &KvEvent) -> Result<(), ApplyError> {
+        self.apply_with(rank, event, Repeats::Ignore)
+    }
+
+    #[inline]
+    fn apply_with(
+        &self,
+        rank: WorkerRank,
+        event: &KvEvent,
+        repeats: Repeats,
+    ) -> Result<(), ApplyError> {
         reclaim();
         if let KvEvent::Cleared { tier } = event {
             self.clear(rank, *tier);
@@ -150,10 +166,8 @@ impl Index {
                     return refuse(*parent, blocks);
                 }
                 let slot = writer.ranks.slot(rank, &self.ranks);
-                let stored = events.store(holder(slot, *tier), *parent, blocks, Repeats::Count);
-                if self.max_bytes > 0 {
-                    self.keep_budget(writer, blocks.len());
-                }
+                let stored = events.store(holder(slot, *tier), *parent, blocks, repeats);
+                self.keep_budget_after(writer, blocks.len());
                 stored
             }
             KvEvent::Removed { tier, blocks } => match (writer.ranks.get(rank), blocks.first()) {
@@ -219,9 +233,7 @@ impl Index {
         for tier in TIERS {
             writer.events.clear(holder(slot, tier), usize::MAX);
         }
-        if let Some(routing) = &self.routing {
-            routing.remove(rank);
-        }
+        self.forget_routing(rank);
         writer.ranks.remove(rank);
     }
 
@@ -314,6 +326,21 @@ impl Index {
         self.event_bytes.store(bytes, Ordering::Relaxed);
         let routed = self.routing.as_ref().map_or(0, RoutingIndex::bytes);
         (bytes + routed) as u64 > self.max_bytes
+    }
+
+    /// What a writer that stored so many blocks owes to the budget, if there is one.
+    #[inline]
+    pub(crate) fn keep_budget_after(&self, writer: &mut Writer, stored: usize) {
+        if self.max_bytes > 0 {
+            self.keep_budget(writer, stored);
+        }
+    }
+
+    /// Forgets what routing decisions taught of a rank, and which slot it has.
+    pub(crate) fn forget_routing(&self, rank: WorkerRank) {
+        if let Some(routing) = &self.routing {
+            routing.remove(rank);
+        }
     }
 
     /// Drops some of the least useful entries if the index is larger than it may be: what routing decisions taught,

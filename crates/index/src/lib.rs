@@ -26,6 +26,7 @@ mod options;
 mod oracle;
 mod owners;
 mod ranks;
+mod replace;
 mod routing;
 mod run;
 mod shared_ranges;

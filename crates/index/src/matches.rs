@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvasir_types::{LocalHash, WorkerRank};
 use sdd::Guard;
 
-use crate::ranks::RankTable;
+use crate::ranks::{NOBODY, RankTable};
 use crate::view::View;
 
 /// How many leading blocks of a prompt one rank holds, tier by tier.
@@ -110,6 +110,7 @@ impl Matches {
         let by_slot = self.ranks.iter().zip(&self.device).zip(lower).zip(routed);
         let found = by_slot
             .filter(|(((_, device), lower), routed)| **device | *routed != 0 || *lower != [0, 0])
+            .filter(|(((rank, _), _), _)| **rank != NOBODY)
             .map(|(((rank, device), [host, disk]), routed)| MatchSources {
                 events: Match {
                     rank: *rank,

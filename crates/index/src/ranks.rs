@@ -5,11 +5,17 @@
 
 use std::sync::Arc;
 
-use kvasir_types::{WorkerId, WorkerRank};
+use kvasir_types::{DpRank, WorkerId, WorkerRank};
 use sdd::{AtomicShared, Guard, Shared, Tag};
 
 use crate::mix::IdMap;
 use crate::sync::{AtomicU64, Ordering};
+
+/// Whoever has a slot that stands for no rank: what is stored there is nobody's.
+pub(crate) const NOBODY: WorkerRank = WorkerRank {
+    worker: WorkerId(u64::MAX),
+    rank: DpRank(u32::MAX),
+};
 
 /// The readers' side.
 #[derive(Debug)]
@@ -78,6 +84,17 @@ impl Ranks {
 
     #[cold]
     fn add(&mut self, rank: WorkerRank, table: &RankTable) -> u32 {
+        let slot = self.take_slot(rank, table);
+        self.slots.insert(rank, slot);
+        slot
+    }
+
+    /// A slot that stands for no rank yet.
+    pub(crate) fn reserve(&mut self, table: &RankTable) -> u32 {
+        self.take_slot(NOBODY, table)
+    }
+
+    fn take_slot(&mut self, rank: WorkerRank, table: &RankTable) -> u32 {
         let slot = match self.free.pop() {
             Some(slot) => {
                 self.by_slot[slot as usize] = rank;
@@ -89,10 +106,38 @@ impl Ranks {
                 self.by_slot.len() as u32 - 1
             }
         };
-        self.slots.insert(rank, slot);
+        self.publish(table);
+        slot
+    }
+
+    /// From now on `slot` stands for `rank`. Returns the one that did, which stands for nobody now.
+    pub(crate) fn exchange(
+        &mut self,
+        rank: WorkerRank,
+        slot: u32,
+        table: &RankTable,
+    ) -> Option<u32> {
+        let old = self.slots.insert(rank, slot);
+        self.by_slot[slot as usize] = rank;
+        if let Some(old) = old {
+            self.by_slot[old as usize] = NOBODY;
+        }
+        // Counted on both sides of the change: whoever began between the two may have the ranks of before, and the
+        // slot of before is emptied from now on.
+        table.reused.fetch_add(1, Ordering::AcqRel);
+        self.publish(table);
+        table.reused.fetch_add(1, Ordering::AcqRel);
+        old
+    }
+
+    /// Frees a slot that stands for nobody and holds nothing.
+    pub(crate) fn release(&mut self, slot: u32) {
+        self.free.push(slot);
+    }
+
+    fn publish(&self, table: &RankTable) {
         let new = (Some(Shared::new(self.by_slot.as_slice().into())), Tag::None);
         drop(table.ranks.swap(new, Ordering::AcqRel));
-        slot
     }
 
     /// Frees the slot of a rank that holds nothing any more.

@@ -117,6 +117,8 @@ impl BatchSequencer {
             SourceEvent::Replayed { attempt, frame } => self.on_replayed(attempt, frame, io),
             SourceEvent::ReplayEnded { attempt } => self.on_replay_ended(attempt, io),
             SourceEvent::ReplayFailed { attempt, .. } => self.on_replay_failed(attempt, io),
+            // Engines have no such index; nobody asked.
+            SourceEvent::Answered { .. } => {}
         }
     }
 

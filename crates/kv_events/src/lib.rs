@@ -12,6 +12,8 @@
 //! ([`StreamStatus::exact`]); an event is applied once; whatever is kept (live messages during a recovery,
 //! blocks without parents, a replay that is to replace a rank) is bounded; a recovery always ends.
 //!
+//! The other side, what a worker publishes and answers, is [`publisher`].
+//!
 //! Elsewhere: bytes (`kvasir-wire`), sockets (`kvasir-transport`), whether the cache's content can be believed
 //! (`kvasir-trust`).
 
@@ -20,8 +22,11 @@ mod counts;
 mod cursor;
 mod lag;
 mod notice;
+mod numbered_rank;
 mod options;
 mod orphans;
+pub mod publisher;
+mod query;
 mod rank;
 mod recovery;
 mod router_events;
@@ -38,24 +43,35 @@ pub use sequencer::{Output, Sequencer, StreamStatus};
 
 use kvasir_index::{ApplyError, Index};
 use kvasir_types::{KvEvent, WorkerRank};
+use kvasir_wire::native::RouterEvent;
 
 /// Ranks that one source may speak of. Engines have one socket per rank; a relay or a broker merges some.
 pub const RANKS_MAX: usize = 1024;
 
 /// Where events are applied.
 pub trait Cache {
-    /// Applies one event of one rank.
-    fn apply(&self, rank: WorkerRank, event: &KvEvent) -> Result<(), ApplyError>;
+    /// Applies one event of one rank. What was stored twice is to be removed twice, unless `copies` is false.
+    fn apply(&self, rank: WorkerRank, event: &KvEvent, copies: bool) -> Result<(), ApplyError>;
     /// Forgets everything that one rank held.
     fn remove_rank(&self, rank: WorkerRank);
+    /// Replaces everything that one rank held by what `events` make of an empty cache, at once as far as readers see.
+    /// Returns which were refused, by their place.
+    fn replace_rank(&self, rank: WorkerRank, events: &[RouterEvent]) -> Vec<(usize, ApplyError)>;
 }
 
 impl Cache for Index {
-    fn apply(&self, rank: WorkerRank, event: &KvEvent) -> Result<(), ApplyError> {
-        Index::apply(self, rank, event)
+    fn apply(&self, rank: WorkerRank, event: &KvEvent, copies: bool) -> Result<(), ApplyError> {
+        match copies {
+            true => Index::apply(self, rank, event),
+            false => self.apply_once(rank, event),
+        }
     }
 
     fn remove_rank(&self, rank: WorkerRank) {
         Index::remove_rank(self, rank);
+    }
+
+    fn replace_rank(&self, rank: WorkerRank, events: &[RouterEvent]) -> Vec<(usize, ApplyError)> {
+        Index::replace_rank(self, rank, events.iter().map(|event| &event.event))
     }
 }

@@ -63,6 +63,13 @@ pub enum Notice {
         /// Why it ran.
         cause: RecoveryCause,
     },
+    /// The questions to a worker's own index were given up, or it cannot say what its cache holds.
+    QueryFailed {
+        /// Whose.
+        rank: WorkerRank,
+        /// Why they were put.
+        cause: RecoveryCause,
+    },
     /// Messages are missing and there is no replay socket; the rank was emptied.
     GapWithoutReplay,
     /// The engine cleared its cache.
@@ -134,6 +141,11 @@ impl fmt::Display for Notice {
                 f,
                 "replay socket does not answer (cause: {cause}); continuing without past events; \
                  check the replay address"
+            ),
+            Self::QueryFailed { cause, .. } => write!(
+                f,
+                "worker does not answer what its cache holds (cause: {cause}); continuing with live events; \
+                 check its KV query endpoint"
             ),
             Self::GapWithoutReplay => f.write_str(
                 "event messages missing and no replay socket known; the rank's blocks are forgotten \

@@ -25,9 +25,9 @@ pub enum EventFormat {
 pub struct StreamOptions {
     /// Block size and image placeholder of the model.
     pub translate: TranslateOptions,
-    /// Whether the engine has a replay socket that we know of.
+    /// Whether what is missing can be asked for: the engine has a replay socket that we know of, the worker an index of its own.
     pub replay: bool,
-    /// Silence after which a replay counts as broken. A server under load answers between batches.
+    /// Silence after which a replay or a question counts as broken. A server under load answers between batches.
     pub replay_timeout: Duration,
     /// Attempts without progress before a recovery is given up.
     pub attempts_max: u32,
@@ -41,6 +41,12 @@ pub struct StreamOptions {
     pub replace_bytes_max: usize,
     /// Blocks per rank that wait for their parent.
     pub orphan_blocks_max: usize,
+    /// Whether what was stored twice is to be removed twice, as engines do it; who publishes router events counts copies itself.
+    pub copies: bool,
+    /// The first question about a rank is put within this time, so that many routers and workers do not ask at once.
+    pub start_jitter: Duration,
+    /// What the jitter comes from.
+    pub seed: u64,
     /// How often a quiet stream is compared with the engine's buffer: finds a lost last message.
     pub verify_every: Option<Duration>,
 }
@@ -62,7 +68,34 @@ impl StreamOptions {
             held_bytes_max: 64 << 20,
             replace_bytes_max: 256 << 20,
             orphan_blocks_max: 1 << 16,
+            copies: true,
+            start_jitter: Duration::ZERO,
+            seed: 0,
             verify_every: Some(Duration::from_secs(60)),
+        }
+    }
+
+    /// The defaults for router events of a worker that answers questions about its own index.
+    #[must_use]
+    pub const fn router_events(block_size: u32, seed: u64) -> Self {
+        Self {
+            replay_timeout: Duration::from_secs(30),
+            attempts_max: 8,
+            backoff_max: Duration::from_secs(30),
+            held_bytes_max: 16 << 20,
+            copies: false,
+            start_jitter: Duration::from_millis(100),
+            seed,
+            ..Self::new(block_size)
+        }
+    }
+
+    /// The defaults for router events of a worker that cannot be asked.
+    #[must_use]
+    pub const fn unanswered(block_size: u32) -> Self {
+        Self {
+            replay: false,
+            ..Self::new(block_size)
         }
     }
 }

@@ -3,6 +3,7 @@
 use kvasir_index::ApplyError;
 use kvasir_types::{KvEvent, WorkerRank};
 use kvasir_wire::engine::Batch;
+use kvasir_wire::native::RouterEvent;
 use kvasir_wire::{Skip, TranslateOptions, Translation, Translator, TranslatorState};
 
 use crate::orphans::Orphans;
@@ -17,6 +18,8 @@ pub(crate) struct RankState {
     pub(crate) rank: WorkerRank,
     /// Whether the cache holds exactly what the engine announced since it was last empty.
     pub(crate) exact: bool,
+    /// Whether what was stored twice is to be removed twice.
+    copies: bool,
     orphans: Orphans,
     reported: ReportedOnce,
 }
@@ -48,10 +51,11 @@ impl<C> Effects<'_, C> {
 }
 
 impl RankState {
-    pub(crate) fn new(rank: WorkerRank, exact: bool) -> Self {
+    pub(crate) fn new(rank: WorkerRank, exact: bool, copies: bool) -> Self {
         Self {
             rank,
             exact,
+            copies,
             orphans: Orphans::default(),
             reported: ReportedOnce::default(),
         }
@@ -63,6 +67,30 @@ impl RankState {
         self.orphans.clear();
         self.exact = exact;
         self.reported.orphans = false;
+    }
+
+    /// Replaces the rank's blocks by what `events` make of an empty cache; it is exact then if none of them is left over.
+    pub(crate) fn replace<C: Cache>(
+        &mut self,
+        events: &[RouterEvent],
+        effects: &mut Effects<'_, C>,
+    ) {
+        let refused = effects.cache.replace_rank(self.rank, events);
+        self.orphans.clear();
+        self.exact = true;
+        self.reported.orphans = false;
+        effects.counts.events += (events.len() - refused.len()) as u64;
+        for (at, error) in refused {
+            let event = events.get(at).map(|event| &event.event);
+            match (event, error) {
+                (Some(event), ApplyError::ParentBlockNotFound(_)) => self.park(event, effects),
+                (Some(KvEvent::Removed { .. }), _) => effects.counts.unknown_removed += 1,
+                _ => {
+                    effects.counts.invalid += 1;
+                    self.exact = false;
+                }
+            }
+        }
     }
 
     /// Blocks that wait for their parents.
@@ -84,7 +112,7 @@ impl RankState {
                     true => 0,
                     false => self.orphans.remove(*tier, blocks),
                 };
-                let applied = effects.cache.apply(self.rank, event);
+                let applied = effects.cache.apply(self.rank, event, self.copies);
                 if applied.is_err() && parked < blocks.len() {
                     effects.counts.unknown_removed += 1;
                 }
@@ -92,7 +120,7 @@ impl RankState {
             KvEvent::Cleared { tier } => {
                 effects.counts.cleared += 1;
                 self.orphans.clear();
-                let _ = effects.cache.apply(self.rank, event);
+                let _ = effects.cache.apply(self.rank, event, self.copies);
                 self.exact |= tier.is_none();
                 if effects.is_news {
                     effects.notice(Notice::Cleared { rank: self.rank });
@@ -102,7 +130,7 @@ impl RankState {
     }
 
     fn store<C: Cache>(&mut self, event: &KvEvent, effects: &mut Effects<'_, C>) {
-        match effects.cache.apply(self.rank, event) {
+        match effects.cache.apply(self.rank, event, self.copies) {
             Ok(()) => {
                 if !self.orphans.is_empty() {
                     self.adopt(event, effects);
@@ -142,7 +170,7 @@ impl RankState {
             };
             for block in blocks {
                 for child in self.orphans.adopt(block.engine) {
-                    let applied = effects.cache.apply(self.rank, &child);
+                    let applied = effects.cache.apply(self.rank, &child, self.copies);
                     let KvEvent::Stored { blocks, .. } = &child else {
                         continue;
                     };
@@ -193,7 +221,7 @@ pub(crate) struct BatchRank {
 impl BatchRank {
     pub(crate) fn new(rank: WorkerRank, options: TranslateOptions, exact: bool) -> Self {
         Self {
-            state: RankState::new(rank, exact),
+            state: RankState::new(rank, exact, true),
             translator: Translator::new(options),
             fitting: 0,
         }

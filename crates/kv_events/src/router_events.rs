@@ -3,29 +3,26 @@
 //! Answers one question: which of these events come next in their rank? A source may carry any number of
 //! workers, up to [`RANKS_MAX`] ranks; what one rank lost says nothing about another.
 //!
-//! What always holds: events of a rank are applied in the order of their numbers, each once; after a missing
-//! number the rank is emptied before the next event is applied; a worker that was not added, or was removed,
-//! leaves nothing in the cache.
+//! What always holds: a worker that was not added, or was removed, leaves nothing in the cache. What a rank does with its
+//! events is in `numbered_rank`; where nobody can be asked, a rank is emptied after a missing number.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use kvasir_types::{KvEvent, WorkerId, WorkerRank};
+use kvasir_types::{Rng, Time, WorkerId, WorkerRank};
 use kvasir_wire::native::{Encoding, RouterEvent, decode_router_events};
-use kvasir_wire::{DecodeError, Skip, SourceEvent};
+use kvasir_wire::{DecodeError, SourceEvent};
 
+use crate::numbered_rank::{NumberedRank, Step};
 use crate::rank::{Effects, RankState};
-use crate::sequencer::{Io, STALE_RUN_MAX};
-use crate::{Cache, Counts, Notice, Output, RANKS_MAX, Resync, StreamStatus};
-
-/// The number of a rank's first event.
-const FIRST_ID: u64 = 1;
+use crate::sequencer::Io;
+use crate::{Cache, Counts, Notice, RANKS_MAX, Resync, StreamOptions, StreamStatus};
 
 /// The ranks of one source of router events.
 #[derive(Clone, Debug)]
 pub(crate) struct RouterEventSequencer {
     encoding: Encoding,
-    orphan_blocks_max: usize,
+    options: StreamOptions,
     connected: bool,
     workers: BTreeSet<WorkerId>,
     ranks: BTreeMap<WorkerRank, NumberedRank>,
@@ -33,40 +30,38 @@ pub(crate) struct RouterEventSequencer {
     unknown_reported: bool,
     /// The message that is being read.
     events: Vec<RouterEvent>,
+    /// Questions put so far.
+    attempts: u64,
+    rng: Rng,
     counts: Counts,
 }
 
-/// One rank, and how far its events were applied.
-#[derive(Clone, Debug)]
-struct NumberedRank {
-    state: RankState,
-    last: Option<u64>,
-    stale_run: u32,
-}
-
 impl RouterEventSequencer {
-    pub(crate) fn new(encoding: Encoding, orphan_blocks_max: usize) -> Self {
+    pub(crate) fn new(encoding: Encoding, options: StreamOptions) -> Self {
         Self {
             encoding,
-            orphan_blocks_max,
+            rng: Rng::new(options.seed),
+            options,
             connected: false,
             workers: BTreeSet::new(),
             ranks: BTreeMap::new(),
             unknown_reported: false,
             events: Vec::new(),
+            attempts: 0,
             counts: Counts::default(),
         }
     }
 
     pub(crate) fn status(&self) -> StreamStatus {
-        let states = || self.ranks.values().map(|rank| &rank.state);
+        let ranks = || self.ranks.values();
+        let states = || ranks().map(|rank| &rank.state);
         StreamStatus {
             connected: self.connected,
-            recovering: None,
+            recovering: ranks().find_map(NumberedRank::recovering),
             exact: states().all(|state| state.exact),
             cursor: None,
             orphan_blocks: states().map(RankState::orphan_blocks).sum(),
-            held_bytes: 0,
+            held_bytes: ranks().map(NumberedRank::held_bytes).sum(),
             lag: Duration::ZERO,
             counts: self.counts,
         }
@@ -76,8 +71,27 @@ impl RouterEventSequencer {
         self.ranks.keys().copied()
     }
 
+    pub(crate) fn next_deadline(&self) -> Option<Time> {
+        self.ranks
+            .values()
+            .filter_map(NumberedRank::next_deadline)
+            .min()
+    }
+
     pub(crate) fn add_worker(&mut self, worker: WorkerId) {
         self.workers.insert(worker);
+    }
+
+    pub(crate) fn add_rank(&mut self, rank: WorkerRank) {
+        self.workers.insert(rank.worker);
+        if self.ranks.contains_key(&rank) || self.ranks.len() >= RANKS_MAX {
+            return;
+        }
+        let mut made = NumberedRank::new(rank, &self.options);
+        if self.connected && self.options.replay {
+            made.join_at_once();
+        }
+        self.ranks.insert(rank, made);
     }
 
     pub(crate) fn remove_worker<C: Cache>(&mut self, worker: WorkerId, cache: &C) {
@@ -94,8 +108,10 @@ impl RouterEventSequencer {
 
     pub(crate) fn step<C: Cache>(&mut self, event: SourceEvent, io: &mut Io<'_, C>) {
         match event {
-            // The next numbers tell whether anything was missed.
-            SourceEvent::Connected => self.connected = true,
+            SourceEvent::Connected => {
+                self.connected = true;
+                self.each_rank(io, |rank, jitter, step| rank.connected(jitter, step));
+            }
             SourceEvent::Disconnected(_) => self.connected = false,
             SourceEvent::Live(frame) => {
                 let mut events = std::mem::take(&mut self.events);
@@ -107,17 +123,31 @@ impl RouterEventSequencer {
             }
             SourceEvent::Events(events) => self.apply_all(events.into_iter(), io),
             SourceEvent::Refused(error) => self.refuse(error, io),
-            // Nothing was asked for.
-            SourceEvent::Replayed { .. }
-            | SourceEvent::ReplayEnded { .. }
-            | SourceEvent::ReplayFailed { .. } => {}
+            SourceEvent::Answered { attempt, reply } => {
+                self.asked(attempt, io, |rank, step| rank.answered(reply, step));
+            }
+            SourceEvent::ReplayFailed { attempt, .. } => {
+                self.asked(attempt, io, |rank, step| rank.failed(step));
+            }
+            // Nobody asked for a replay.
+            SourceEvent::Replayed { .. } | SourceEvent::ReplayEnded { .. } => {}
         }
     }
 
-    /// There is no replay: a cache view that is wrong is forgotten, one that may be incomplete stays.
+    pub(crate) fn tick<C: Cache>(&mut self, io: &mut Io<'_, C>) {
+        self.each_rank(io, |rank, _, step| rank.tick(step));
+    }
+
+    /// Where nobody can be asked, a cache view that is wrong is forgotten and one that may be incomplete stays.
     pub(crate) fn resync<C: Cache>(&mut self, resync: Resync, io: &mut Io<'_, C>) {
-        if matches!(resync, Resync::Replay | Resync::Forget) {
-            self.leave(io.cache);
+        let can_ask = self.options.replay;
+        match resync {
+            Resync::Verify if can_ask => self.each_rank(io, |rank, _, step| rank.verify(step)),
+            Resync::Fill | Resync::Replay if can_ask => {
+                self.each_rank(io, |rank, _, step| rank.resync(step));
+            }
+            Resync::Replay | Resync::Forget => self.leave(io.cache),
+            Resync::Verify | Resync::Fill => {}
         }
     }
 
@@ -138,18 +168,17 @@ impl RouterEventSequencer {
     }
 
     fn apply<C: Cache>(&mut self, event: &RouterEvent, io: &mut Io<'_, C>) {
-        let Some(rank) = admit(&mut self.ranks, &self.workers, event.rank) else {
-            return self.ignore(event.rank.worker, io);
-        };
-        let mut effects = Effects {
-            cache: io.cache,
-            counts: &mut self.counts,
-            out: io.out,
-            orphan_blocks_max: self.orphan_blocks_max,
-            is_news: true,
-        };
-        if rank.is_next(event.id, &mut effects) {
-            rank.apply(event, &mut effects);
+        match admit(&mut self.ranks, &self.workers, event.rank, &self.options) {
+            None => self.ignore(event.rank.worker, io),
+            Some(rank) => {
+                let mut step = Step {
+                    now: io.now,
+                    options: &self.options,
+                    attempts: &mut self.attempts,
+                    effects: effects(&self.options, &mut self.counts, io),
+                };
+                rank.live(event, &mut step);
+            }
         }
     }
 
@@ -160,6 +189,60 @@ impl RouterEventSequencer {
             io.notice(Notice::UnknownWorker(worker));
         }
     }
+
+    /// Does something with every rank; each is given a part of the start's jitter.
+    fn each_rank<C: Cache>(
+        &mut self,
+        io: &mut Io<'_, C>,
+        mut act: impl FnMut(&mut NumberedRank, Duration, &mut Step<'_, C>),
+    ) {
+        for rank in self.ranks.values_mut() {
+            let jitter = match self.options.start_jitter.is_zero() {
+                true => Duration::ZERO,
+                false => self.options.start_jitter.mul_f64(self.rng.unit()),
+            };
+            let mut step = Step {
+                now: io.now,
+                options: &self.options,
+                attempts: &mut self.attempts,
+                effects: effects(&self.options, &mut self.counts, io),
+            };
+            act(rank, jitter, &mut step);
+        }
+    }
+
+    /// Does something with the rank that waits for this answer; an answer that nobody waits for is too late.
+    fn asked<C: Cache>(
+        &mut self,
+        attempt: u64,
+        io: &mut Io<'_, C>,
+        act: impl FnOnce(&mut NumberedRank, &mut Step<'_, C>),
+    ) {
+        let Some(rank) = self.ranks.values_mut().find(|rank| rank.wants(attempt)) else {
+            return;
+        };
+        let mut step = Step {
+            now: io.now,
+            options: &self.options,
+            attempts: &mut self.attempts,
+            effects: effects(&self.options, &mut self.counts, io),
+        };
+        act(rank, &mut step);
+    }
+}
+
+fn effects<'a, C>(
+    options: &StreamOptions,
+    counts: &'a mut Counts,
+    io: &'a mut Io<'_, C>,
+) -> Effects<'a, C> {
+    Effects {
+        cache: io.cache,
+        counts,
+        out: io.out,
+        orphan_blocks_max: options.orphan_blocks_max,
+        is_news: true,
+    }
 }
 
 /// The state of `rank`, made if it is new; `None` if its worker was not added or there are too many ranks.
@@ -167,58 +250,12 @@ fn admit<'r>(
     ranks: &'r mut BTreeMap<WorkerRank, NumberedRank>,
     workers: &BTreeSet<WorkerId>,
     rank: WorkerRank,
+    options: &StreamOptions,
 ) -> Option<&'r mut NumberedRank> {
     let known = ranks.contains_key(&rank);
     if !known && (!workers.contains(&rank.worker) || ranks.len() >= RANKS_MAX) {
         return None;
     }
-    Some(ranks.entry(rank).or_insert_with(|| NumberedRank {
-        state: RankState::new(rank, false),
-        last: None,
-        stale_run: 0,
-    }))
-}
-
-impl NumberedRank {
-    /// Whether the event with this number is to be applied; the rank is emptied first if events before it are
-    /// missing or if its publisher began again.
-    fn is_next<C: Cache>(&mut self, id: u64, effects: &mut Effects<'_, C>) -> bool {
-        let expected = self.last.map_or(FIRST_ID, |last| last.saturating_add(1));
-        if id == expected {
-            self.state.exact |= self.last.is_none();
-        } else if self.last.is_none() {
-            // What came before this one is not known.
-        } else if id > expected {
-            effects.counts.missed += id - expected;
-            effects.out.push(Output::Notice(Notice::RankGap {
-                rank: self.state.rank,
-                expected,
-                found: id,
-            }));
-            self.state.forget(effects.cache, false);
-        } else {
-            effects.counts.stale += 1;
-            self.stale_run += 1;
-            if self.stale_run < STALE_RUN_MAX {
-                return false;
-            }
-            effects.counts.restarts += 1;
-            effects.out.push(Output::Notice(Notice::Restarted));
-            self.state.forget(effects.cache, id == FIRST_ID);
-        }
-        self.last = Some(id);
-        self.stale_run = 0;
-        true
-    }
-
-    fn apply<C: Cache>(&mut self, event: &RouterEvent, effects: &mut Effects<'_, C>) {
-        // Blocks from the middle of a sequence without a parent would be taken for its beginning.
-        let rootless = event.position.is_some_and(|position| position > 0)
-            && matches!(event.event, KvEvent::Stored { parent: None, .. });
-        if rootless {
-            self.state.exact = false;
-            return self.state.skip(Skip::Shape, effects);
-        }
-        self.state.apply(&event.event, effects);
-    }
+    let made = || NumberedRank::new(rank, options);
+    Some(ranks.entry(rank).or_insert_with(made))
 }

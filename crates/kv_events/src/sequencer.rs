@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kvasir_types::{Time, WorkerId, WorkerRank};
 use kvasir_wire::SourceEvent;
+use kvasir_wire::native::RecoveryRequest;
 
 use crate::batches::BatchSequencer;
 use crate::router_events::RouterEventSequencer;
@@ -46,7 +47,14 @@ pub enum Output {
         /// First sequence number wanted.
         from: u64,
     },
-    /// The replay with this number is no longer wanted.
+    /// Ask the worker's own index.
+    Query {
+        /// Goes with the answer.
+        attempt: u64,
+        /// What to ask.
+        request: RecoveryRequest,
+    },
+    /// The replay or the question with this number is no longer wanted.
     CancelReplay {
         /// As the request was numbered.
         attempt: u64,
@@ -76,8 +84,7 @@ impl Sequencer {
                 Format::Batches(Box::new(BatchSequencer::new(rank, options, None)))
             }
             EventFormat::RouterEvents(encoding) => {
-                let orphans = options.orphan_blocks_max;
-                Format::RouterEvents(Box::new(RouterEventSequencer::new(encoding, orphans)))
+                Format::RouterEvents(Box::new(RouterEventSequencer::new(encoding, options)))
             }
         };
         Self { format }
@@ -138,7 +145,7 @@ impl Sequencer {
     pub fn next_deadline(&self) -> Option<Time> {
         match &self.format {
             Format::Batches(batches) => batches.next_deadline(),
-            Format::RouterEvents(_) => None,
+            Format::RouterEvents(events) => events.next_deadline(),
         }
     }
 
@@ -174,8 +181,18 @@ impl Sequencer {
 
     /// A deadline may have passed.
     pub fn tick<C: Cache>(&mut self, now: Time, cache: &C, out: &mut Vec<Output>) {
-        if let Format::Batches(batches) = &mut self.format {
-            batches.tick(&mut Io { now, cache, out });
+        let mut io = Io { now, cache, out };
+        match &mut self.format {
+            Format::Batches(batches) => batches.tick(&mut io),
+            Format::RouterEvents(events) => events.tick(&mut io),
+        }
+    }
+
+    /// Router events of this rank count from now on, and its whole state is asked for as soon as the source is
+    /// connected. A stream of batches has its rank from the start.
+    pub fn add_rank(&mut self, rank: WorkerRank) {
+        if let Format::RouterEvents(events) = &mut self.format {
+            events.add_rank(rank);
         }
     }
 

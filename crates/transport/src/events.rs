@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use kvasir_types::{KvEvent, WorkerRank};
-use kvasir_wire::native::RouterEvent;
+use kvasir_wire::native::{RecoveryRequest, RouterEvent};
 use kvasir_wire::{SourceEvent, SourceFault};
 use tokio::sync::mpsc;
 
@@ -21,8 +21,11 @@ pub trait EventSource: Send {
     /// Asks for all messages from `from` on. Ends an earlier replay.
     fn replay(&mut self, attempt: u64, from: u64);
 
-    /// Ends the replay with this number.
+    /// Ends the replay or the question with this number.
     fn cancel_replay(&mut self, attempt: u64);
+
+    /// Asks the worker's own index. A source that cannot says so in its answer.
+    fn query(&mut self, _attempt: u64, _request: RecoveryRequest) {}
 }
 
 /// What happened next at `source`. Dropping the future loses nothing.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::DecodeError;
 use crate::frame::Frame;
-use crate::native::RouterEvent;
+use crate::native::{RecoveryReply, RouterEvent};
 
 /// What happened at a source, in the order in which it happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +34,14 @@ pub enum SourceEvent {
         /// As the request was numbered.
         attempt: u64,
     },
-    /// The replay broke off.
+    /// A worker's own index answered the question with this number.
+    Answered {
+        /// As the question was numbered.
+        attempt: u64,
+        /// What it said.
+        reply: RecoveryReply,
+    },
+    /// The replay broke off, or the question found no answer.
     ReplayFailed {
         /// As the request was numbered.
         attempt: u64,

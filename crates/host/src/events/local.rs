@@ -62,7 +62,7 @@ impl LocalEvents {
 /// A sequencer for the events of one rank in this process, and who reads what it reports.
 pub(super) fn sequencer(rank: WorkerRank, block_size: u32) -> (Sequencer, Arc<dyn StreamObserver>) {
     let format = EventFormat::RouterEvents(Encoding::MessagePack);
-    let mut sequencer = Sequencer::new(format, StreamOptions::new(block_size));
+    let mut sequencer = Sequencer::new(format, StreamOptions::unanswered(block_size));
     sequencer.add_worker(rank.worker);
     (sequencer, Arc::new(LocalObserver { rank }))
 }

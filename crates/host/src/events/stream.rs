@@ -244,6 +244,7 @@ impl<S: EventSource, C: Cache> Runner<S, C> {
         for output in self.out.drain(..) {
             match output {
                 Output::Replay { attempt, from } => self.source.replay(attempt, from),
+                Output::Query { attempt, request } => self.source.query(attempt, request),
                 Output::CancelReplay { attempt } => self.source.cancel_replay(attempt),
                 Output::Notice(notice) => self.observer.notice(&notice),
             }

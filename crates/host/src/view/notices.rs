@@ -91,10 +91,10 @@ impl StreamObserver for CacheView {
 /// What a notice is called in listings, if it is a fault.
 fn fault_name(notice: &Notice) -> Option<&'static str> {
     Some(match notice {
-        Notice::Gap { .. } | Notice::GapWithoutReplay => "gap",
+        Notice::Gap { .. } | Notice::GapWithoutReplay | Notice::RankGap { .. } => "gap",
         Notice::Restarted => "restart",
         Notice::ReplayTooShort { .. } => "replay_too_short",
-        Notice::RecoveryFailed { .. } => "replay_failed",
+        Notice::RecoveryFailed { .. } | Notice::QueryFailed { .. } => "replay_failed",
         Notice::Refused(_) => "unreadable",
         Notice::Skipped(Skip::BlockSize { .. }) => "block_size",
         Notice::Orphans { .. } => "orphans",
@@ -108,7 +108,6 @@ fn kind_of(notice: &Notice) -> &'static str {
     fault_name(notice).unwrap_or(match notice {
         Notice::Recovered { .. } => "recovered",
         Notice::Cleared { .. } => "cleared",
-        Notice::RankGap { .. } => "rank gap",
         Notice::Skipped(_) => "skipped",
         Notice::UnknownWorker(_) => "unknown worker",
         _ => "other",

@@ -20,7 +20,7 @@ use crate::run::{Run, TAIL_MAX};
 pub(crate) enum Repeats {
     /// An engine stored another copy.
     Count,
-    /// A routing decision only confirms what is believed.
+    /// It only confirms what is known: a routing decision, a publisher that counts copies itself.
     Ignore,
 }
 

@@ -77,7 +77,7 @@ impl Listener {
             match output {
                 Output::Replay { attempt, from } => self.asked.push((attempt, from)),
                 Output::Notice(notice) => self.notices.push(notice),
-                Output::CancelReplay { .. } => {}
+                Output::CancelReplay { .. } | Output::Query { .. } => {}
             }
         }
     }

@@ -5,5 +5,7 @@
 mod captures;
 mod faults;
 mod machine;
+mod publisher;
+mod recovery;
 mod router_events;
 mod sim;

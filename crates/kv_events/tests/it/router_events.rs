@@ -24,7 +24,7 @@ struct Stream {
 impl Stream {
     fn new(encoding: Encoding, workers: &[u64]) -> Self {
         let format = EventFormat::RouterEvents(encoding);
-        let mut sequencer = Sequencer::new(format, StreamOptions::new(16));
+        let mut sequencer = Sequencer::new(format, StreamOptions::unanswered(16));
         for worker in workers {
             sequencer.add_worker(WorkerId(*worker));
         }

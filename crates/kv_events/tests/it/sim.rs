@@ -308,6 +308,7 @@ impl Worker {
             match output {
                 Output::Notice(notice) => self.notices.push(notice),
                 Output::CancelReplay { attempt } => self.cancel(attempt),
+                Output::Query { .. } => panic!("engines have no index to ask"),
                 Output::Replay { attempt, from } => {
                     self.answers.clear();
                     if !self.replay_up {

@@ -165,7 +165,7 @@ async fn router_events_of_several_workers_run_over_one_stream() {
     let index = Arc::new(Index::new());
     let (publisher, source) = memory_source();
     let format = EventFormat::RouterEvents(kvasir_kv_events::Encoding::MessagePack);
-    let sequencer = Sequencer::new(format, StreamOptions::new(4));
+    let sequencer = Sequencer::new(format, StreamOptions::unanswered(4));
     let (cache, now) = (Arc::clone(&index), Arc::new(|| Time::ZERO));
     let mut stream = EventStream::spawn(&tasks, source, sequencer, cache, now, Arc::new(()));
     let handle = stream.handle();
