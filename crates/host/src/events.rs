@@ -25,7 +25,7 @@ pub(crate) use local::LocalStreams;
 
 use std::sync::Arc;
 
-use kvasir_kv_events::{EventFormat, Sequencer, StreamCheckpoint, StreamOptions};
+use kvasir_kv_events::{Encoding, EventFormat, Sequencer, StreamCheckpoint, StreamOptions};
 use kvasir_transport::{EventSource, RuntimeThreads, Tasks};
 use kvasir_types::WorkerRank;
 
@@ -48,6 +48,24 @@ impl RouterHost {
             Some(checkpoint) => Sequencer::restore(rank, options, checkpoint),
             None => Sequencer::new(EventFormat::EngineBatches { rank }, options),
         };
+        let observer = Arc::clone(&view);
+        let start = || self.run_stream(sequencer, observer, open);
+        Some(view.subscribe(address, start))
+    }
+
+    /// Applies the router events of a rank from now on, as [`Self::subscribe`] does an engine's. `None` if the rank is not
+    /// judged.
+    pub(crate) fn subscribe_router_events<S: EventSource + 'static>(
+        &self,
+        rank: WorkerRank,
+        address: &str,
+        options: StreamOptions,
+        open: impl FnOnce(&Tasks) -> S,
+    ) -> Option<EventStream> {
+        let view = self.views().get(rank)?;
+        let format = EventFormat::RouterEvents(Encoding::MessagePack);
+        let mut sequencer = Sequencer::new(format, options);
+        sequencer.add_rank(rank);
         let observer = Arc::clone(&view);
         let start = || self.run_stream(sequencer, observer, open);
         Some(view.subscribe(address, start))

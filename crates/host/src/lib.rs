@@ -19,6 +19,7 @@ mod meters;
 mod model;
 mod models;
 mod place;
+mod plane;
 mod policy_file;
 mod prefill_times;
 mod router_host;
@@ -39,6 +40,10 @@ pub use meters::{ENDPOINT, PlacementMeters, RouterMeters, Stage, StageGuard, hit
 pub use model::{Model, ModelSpec};
 pub use models::{ModelEntry, Models, Routers};
 pub use place::PromptBlocks;
+pub use plane::{
+    EventPlane, EventPlaneOptions, PlaneChange, PlaneChannel, PlaneSource, RecoveryClient,
+    RecoveryFuture,
+};
 pub use policy_file::{PolicyFile, PolicyFileError};
 pub use prefill_times::PrefillTimes;
 pub use router_host::{HostOptions, Needs, RouterHost};

@@ -8,6 +8,7 @@
 //! answer's own length); dropping the reading end cancels the request; a sending end that vanishes is
 //! seen as a disconnection, never as a quiet end.
 
+pub mod event_plane;
 mod events;
 mod local_error;
 mod memory;

@@ -20,4 +20,4 @@ pub use connection::ZmqLimits;
 pub use endpoint::{Endpoint, EndpointError};
 pub use publisher::ZmqPublisher;
 pub use replay_server::{ReplayStore, ZmqReplayServer};
-pub use source::{ZmqSource, ZmqSourceOptions};
+pub use source::{ZmqFraming, ZmqSource, ZmqSourceOptions};

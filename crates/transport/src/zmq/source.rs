@@ -19,6 +19,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::codec::Item;
 use super::connection::{LinkError, LinkReader, LinkWriter, Roles, handshake};
 use super::{Endpoint, ZmqLimits};
+use crate::event_plane::PlaneReader;
 use crate::{EventSource, SourceEvent, SourceFault, Tasks};
 
 const SUB: Roles = Roles {
@@ -39,6 +40,8 @@ pub struct ZmqSourceOptions {
     pub replay: Option<Endpoint>,
     /// Prefix of the topics wanted; all if empty.
     pub topic: String,
+    /// How its messages are cut.
+    pub framing: ZmqFraming,
     /// First pause before connecting again; doubles.
     pub reconnect: Duration,
     /// Longest pause before connecting again.
@@ -55,11 +58,21 @@ impl ZmqSourceOptions {
             events,
             replay,
             topic: String::new(),
+            framing: ZmqFraming::Engine,
             reconnect: Duration::from_millis(100),
             reconnect_max: Duration::from_secs(2),
             limits: ZmqLimits::default(),
         }
     }
+}
+
+/// What the parts of a message are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ZmqFraming {
+    /// An engine's: topic, number, payload.
+    Engine,
+    /// The event plane's: topic, publisher, number, envelope.
+    EventPlane,
 }
 
 /// An event and its share of the queue's bytes, given back when it is read.
@@ -166,8 +179,9 @@ async fn subscribe(options: Arc<ZmqSourceOptions>, queue: Queue) {
     let mut rng = Rng::new(seed);
     let mut pause = options.reconnect;
     let mut said: Option<SourceFault> = None;
+    let mut messages = MessageReader::new(&options);
     loop {
-        let (connected, error) = listen(&options, &queue).await;
+        let (connected, error) = listen(&options, &queue, &mut messages).await;
         if connected {
             pause = options.reconnect;
             said = None;
@@ -188,7 +202,11 @@ async fn subscribe(options: Arc<ZmqSourceOptions>, queue: Queue) {
 }
 
 /// One connection, from its making to its end. Says whether it stood.
-async fn listen(options: &ZmqSourceOptions, queue: &Queue) -> (bool, LinkError) {
+async fn listen(
+    options: &ZmqSourceOptions,
+    queue: &Queue,
+    messages: &mut MessageReader,
+) -> (bool, LinkError) {
     let made = connect(&options.events, SUB, &options.limits).await;
     let (reader, mut writer) = match made {
         Ok(halves) => halves,
@@ -202,7 +220,7 @@ async fn listen(options: &ZmqSourceOptions, queue: &Queue) -> (bool, LinkError) 
     if let Err(error) = queue.push(SourceEvent::Connected, 0).await {
         return (true, error);
     }
-    let ended = read(options, queue, reader, writer).await;
+    let ended = read(options, queue, reader, writer, messages).await;
     (true, ended.err().unwrap_or(LinkError::Silent))
 }
 
@@ -211,6 +229,7 @@ async fn read(
     queue: &Queue,
     mut reader: LinkReader,
     mut writer: LinkWriter,
+    messages: &mut MessageReader,
 ) -> Result<(), LinkError> {
     let mut silences = 0;
     loop {
@@ -228,14 +247,39 @@ async fn read(
         match item? {
             Item::Message(parts) => {
                 let size = parts.iter().map(Bytes::len).sum();
-                let event = match parse_live(&parts) {
-                    Ok(frame) => SourceEvent::Live(frame),
-                    Err(error) => SourceEvent::Refused(error),
-                };
-                queue.push(event, size).await?;
+                if let Some(event) = messages.read(&parts) {
+                    queue.push(event, size).await?;
+                }
             }
             Item::Ping(context) => writer.pong(&context).await?,
             Item::Ready(_) | Item::Error(_) | Item::Pong | Item::Subscribe(..) | Item::Other => {}
+        }
+    }
+}
+
+/// Makes events of messages; knows what came before.
+enum MessageReader {
+    Engine,
+    EventPlane(PlaneReader),
+}
+
+impl MessageReader {
+    fn new(options: &ZmqSourceOptions) -> Self {
+        match options.framing {
+            ZmqFraming::Engine => Self::Engine,
+            ZmqFraming::EventPlane => Self::EventPlane(PlaneReader::new(&options.topic)),
+        }
+    }
+
+    /// What a message says; nothing if it is for others, or came before.
+    fn read(&mut self, parts: &[Bytes]) -> Option<SourceEvent> {
+        let read = match self {
+            Self::Engine => parse_live(parts).map(Some),
+            Self::EventPlane(plane) => plane.read_parts(parts),
+        };
+        match read {
+            Ok(frame) => frame.map(SourceEvent::Live),
+            Err(error) => Some(SourceEvent::Refused(error)),
         }
     }
 }

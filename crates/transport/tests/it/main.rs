@@ -7,5 +7,6 @@
     reason = "a helper that fails is a failed test"
 )]
 
+mod event_plane;
 mod libzmq;
 mod zmq;

@@ -1,0 +1,327 @@
+//! The event plane of a process: what its workers publish, to the routers that they belong to.
+//!
+//! Answers one question: who listens to which channel, and whom does it tell? Discovery says which channels and sources there are,
+//! membership which workers there are and whose; [`EventPlane`] listens to what concerns them. Cache events of a rank become a stream like an
+//! engine's, with the worker's own index to ask ([`RecoveryClient`]), and are judged as those are. Published load drives busy thresholds; a prompt
+//! that a worker says is computed is booked no longer.
+//!
+//! What always holds: a rank's stream is opened when its worker, its source and its channel are all known, and closed with the first of them that
+//! goes; a rank is subscribed again only when its earlier stream has ended; what is held here is bounded by what discovery and membership hold.
+//!
+//! Elsewhere: discovery's backends, how a question travels (`kvasir-transport`), what is asked (`kvasir-kv-events`).
+
+mod asking;
+mod topics;
+
+pub use asking::{RecoveryClient, RecoveryFuture};
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kvasir_kv_events::StreamOptions;
+use kvasir_transport::event_plane::ChannelAddress;
+use kvasir_transport::zmq::{Endpoint, ZmqFraming, ZmqLimits, ZmqSource, ZmqSourceOptions};
+use kvasir_transport::{RuntimeThreads, Tasks};
+use kvasir_trust::Cause;
+use kvasir_types::{PlaneEndpoint, WorkerId, WorkerRank};
+use kvasir_wire::native::Topic;
+use tokio::sync::mpsc;
+
+use crate::context::HostContext;
+use crate::events::Subscriptions;
+use crate::router_host::RouterHost;
+use asking::AskingSource;
+use topics::{Listener, WorkerRouters};
+
+/// Changes that wait; who brings more waits.
+const CHANGES_MAX: usize = 1024;
+/// Messages and bytes that wait in one channel.
+const QUEUE_MESSAGES_MAX: usize = 4096;
+const QUEUE_BYTES_MAX: usize = 16 << 20;
+
+/// Where a publisher publishes a topic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlaneChannel {
+    /// The publisher's id, which is not a worker's.
+    pub publisher: u64,
+    /// What it publishes.
+    pub topic: Topic,
+    /// Where.
+    pub address: ChannelAddress,
+}
+
+/// Whose cache a publisher's events describe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlaneSource {
+    /// The publisher; its channel has the same id.
+    pub publisher: u64,
+    /// The rank.
+    pub rank: WorkerRank,
+    /// Who answers what its cache holds, if anybody does.
+    pub recovery: Option<PlaneEndpoint>,
+}
+
+/// What changed.
+#[derive(Clone, Debug)]
+pub enum PlaneChange {
+    /// A channel is there, or has another address.
+    Channel(PlaneChannel),
+    /// A channel is gone.
+    ChannelGone {
+        /// Whose.
+        publisher: u64,
+        /// Of which topic.
+        topic: Topic,
+    },
+    /// A source is there, or is another.
+    Source(PlaneSource),
+    /// A source is gone.
+    SourceGone {
+        /// Whose.
+        publisher: u64,
+    },
+    /// A worker is a member of this router from now on.
+    Worker(WorkerId, Arc<RouterHost>),
+    /// A worker has left.
+    WorkerGone(WorkerId),
+}
+
+/// Tells the event plane what changed. Clones are one; the plane ends with the last of them.
+#[derive(Clone, Debug)]
+pub struct EventPlane {
+    changes: mpsc::Sender<PlaneChange>,
+}
+
+/// How an event plane listens.
+pub struct EventPlaneOptions {
+    /// Who asks workers what their caches hold.
+    pub recovery: Arc<dyn RecoveryClient>,
+    /// Where streams run; the caller's runtime if there are none.
+    pub threads: Option<Arc<RuntimeThreads>>,
+    /// What jitter comes from.
+    pub seed: u64,
+}
+
+impl EventPlane {
+    /// Begins to listen to whatever it will be told of.
+    #[must_use]
+    pub fn start(context: &HostContext, options: EventPlaneOptions) -> Self {
+        let (changes, received) = mpsc::channel(CHANGES_MAX);
+        let plane = Plane {
+            context: context.clone(),
+            options,
+            channels: BTreeMap::new(),
+            sources: BTreeMap::new(),
+            workers: WorkerRouters::default(),
+            streams: Subscriptions::default(),
+            listeners: BTreeMap::new(),
+        };
+        context.tasks.background().spawn(plane.run(received));
+        Self { changes }
+    }
+
+    /// Something changed. Waits while others are being taken in.
+    pub async fn tell(&self, change: PlaneChange) {
+        let _ = self.changes.send(change).await;
+    }
+}
+
+/// Where the events of an open stream come from.
+#[derive(Debug, PartialEq, Eq)]
+struct StreamOrigin {
+    publisher: u64,
+    address: ChannelAddress,
+    recovery: Option<PlaneEndpoint>,
+}
+
+struct Plane {
+    context: HostContext,
+    options: EventPlaneOptions,
+    channels: BTreeMap<(Topic, u64), ChannelAddress>,
+    /// By publisher.
+    sources: BTreeMap<u64, PlaneSource>,
+    workers: WorkerRouters,
+    streams: Subscriptions<WorkerRank, StreamOrigin>,
+    /// Of topics that are not cache events.
+    listeners: BTreeMap<(Topic, u64), Listener>,
+}
+
+impl Plane {
+    async fn run(mut self, mut changes: mpsc::Receiver<PlaneChange>) {
+        while let Some(change) = changes.recv().await {
+            self.take(change).await;
+        }
+        self.streams.close(|_, _| true);
+        self.streams.settle().await;
+    }
+
+    async fn take(&mut self, change: PlaneChange) {
+        match change {
+            PlaneChange::Channel(channel) => {
+                let key = (channel.topic, channel.publisher);
+                self.channels.insert(key, channel.address.clone());
+                match channel.topic {
+                    Topic::KvEvents => self.follow_publisher(channel.publisher).await,
+                    _ => self.listen(channel),
+                }
+            }
+            PlaneChange::ChannelGone { publisher, topic } => {
+                self.channels.remove(&(topic, publisher));
+                self.listeners.remove(&(topic, publisher));
+                if topic == Topic::KvEvents {
+                    self.follow_publisher(publisher).await;
+                }
+            }
+            PlaneChange::Source(source) => {
+                let (publisher, rank) = (source.publisher, source.rank);
+                let before = self.sources.insert(publisher, source);
+                let before = before.map(|source| source.rank).filter(|b| *b != rank);
+                for rank in before.into_iter().chain([rank]) {
+                    self.follow(rank).await;
+                }
+            }
+            PlaneChange::SourceGone { publisher } => {
+                if let Some(gone) = self.sources.remove(&publisher) {
+                    self.follow(gone.rank).await;
+                }
+            }
+            PlaneChange::Worker(worker, host) => {
+                self.workers.insert(worker, host);
+                self.follow_worker(worker).await;
+            }
+            PlaneChange::WorkerGone(worker) => {
+                self.workers.remove(worker);
+                self.follow_worker(worker).await;
+            }
+        }
+    }
+
+    async fn follow_publisher(&mut self, publisher: u64) {
+        if let Some(rank) = self.sources.get(&publisher).map(|source| source.rank) {
+            self.follow(rank).await;
+        }
+    }
+
+    async fn follow_worker(&mut self, worker: WorkerId) {
+        let sources = self.sources.values();
+        let mut ranks: Vec<WorkerRank> = sources
+            .map(|source| source.rank)
+            .filter(|rank| rank.worker == worker)
+            .collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        for rank in ranks {
+            self.follow(rank).await;
+        }
+    }
+
+    /// Where a rank's events come from, as far as is known. Of several publishers the last one counts.
+    fn origin(&self, rank: WorkerRank) -> Option<StreamOrigin> {
+        let of_rank = |source: &&PlaneSource| source.rank == rank;
+        let sources = self.sources.values().filter(of_rank);
+        let mut origins = sources.filter_map(|source| {
+            let address = self.channels.get(&(Topic::KvEvents, source.publisher))?;
+            Some(StreamOrigin {
+                publisher: source.publisher,
+                address: address.clone(),
+                recovery: source.recovery.clone(),
+            })
+        });
+        origins.next_back()
+    }
+
+    /// Opens, closes or changes a rank's stream, so that it is what it should be.
+    async fn follow(&mut self, rank: WorkerRank) {
+        let host = self.workers.get(rank.worker);
+        let wanted = host.as_ref().and(self.origin(rank));
+        if self.streams.origin(&rank) == wanted.as_ref() && wanted.is_some() {
+            return;
+        }
+        self.streams.close(|open, _| *open == rank);
+        self.streams.settle().await;
+        let Some(host) = host else {
+            return;
+        };
+        match wanted {
+            Some(origin) => self.open(&host, rank, origin),
+            // It was heard before, or may be later.
+            None => drop(host.judge(rank, "", Some(Cause::NoEvents), None)),
+        }
+    }
+
+    fn open(&mut self, host: &RouterHost, rank: WorkerRank, origin: StreamOrigin) {
+        let ChannelAddress::Zmq(endpoint) = &origin.address else {
+            return tracing::warn!(%rank, address = %origin.address, "cannot listen to this event channel");
+        };
+        let endpoint: Endpoint = match endpoint.parse() {
+            Ok(endpoint) => endpoint,
+            Err(error) => {
+                return tracing::warn!(%rank, %error, "cannot listen to this event channel");
+            }
+        };
+        host.judge(rank, "", None, None);
+        let seed = self.options.seed ^ rank.worker.0 ^ u64::from(rank.rank.0) << 32;
+        let options = match origin.recovery {
+            Some(_) => StreamOptions::router_events(host.block_size(), seed),
+            None => StreamOptions {
+                replay: false,
+                ..StreamOptions::router_events(host.block_size(), seed)
+            },
+        };
+        let (address, recovery) = (endpoint.to_string(), origin.recovery.clone());
+        let client = Arc::clone(&self.options.recovery);
+        let start = || {
+            host.subscribe_router_events(rank, &address, options, |tasks| {
+                let source = zmq_source(tasks, endpoint, Topic::KvEvents);
+                AskingSource::new(tasks, source, client, recovery)
+            })
+        };
+        let threads = self.options.threads.as_deref();
+        self.streams.open(rank, origin, threads, start);
+    }
+
+    /// Listens to load and bookings; other topics concern nobody here.
+    fn listen(&mut self, channel: PlaneChannel) {
+        let (topic, key) = (channel.topic, (channel.topic, channel.publisher));
+        if !matches!(topic, Topic::KvMetrics | Topic::ActiveSequences) {
+            return;
+        }
+        let ChannelAddress::Zmq(endpoint) = &channel.address else {
+            return tracing::warn!(address = %channel.address, "cannot listen to this event channel");
+        };
+        let endpoint: Endpoint = match endpoint.parse() {
+            Ok(endpoint) => endpoint,
+            Err(error) => return tracing::warn!(%error, "cannot listen to this event channel"),
+        };
+        if self
+            .listeners
+            .get(&key)
+            .is_some_and(|open| open.address == channel.address)
+        {
+            return;
+        }
+        let tasks = self.context.tasks.background();
+        let source = zmq_source(&tasks, endpoint, topic);
+        let clock = self.context.clock;
+        let workers = self.workers.clone();
+        let listener = Listener::start(&tasks, channel.address, topic, source, workers, clock);
+        self.listeners.insert(key, listener);
+    }
+}
+
+fn zmq_source(tasks: &Tasks, endpoint: Endpoint, topic: Topic) -> ZmqSource {
+    let options = ZmqSourceOptions {
+        topic: topic.name().to_owned(),
+        framing: ZmqFraming::EventPlane,
+        limits: ZmqLimits {
+            queue_messages_max: QUEUE_MESSAGES_MAX,
+            queue_bytes_max: QUEUE_BYTES_MAX,
+            ..ZmqLimits::default()
+        },
+        ..ZmqSourceOptions::new(endpoint, None)
+    };
+    ZmqSource::start(tasks, options)
+}
+
+#[cfg(test)]
+mod tests;
