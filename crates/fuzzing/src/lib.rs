@@ -13,6 +13,7 @@ mod event_plane;
 mod events;
 mod mutate;
 mod pieces;
+mod request_plane;
 mod snapshot;
 mod sse;
 mod template;
@@ -64,6 +65,12 @@ pub const TARGETS: &[Target] = &[
         check: snapshot::check_index,
         len_max: 4096,
         words: &[],
+    },
+    Target {
+        name: "request_plane",
+        check: request_plane::check,
+        len_max: 4096,
+        words: request_plane::WORDS,
     },
     Target {
         name: "snapshot",

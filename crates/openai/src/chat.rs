@@ -11,9 +11,12 @@ use serde_json::value::RawValue;
 
 use crate::nvext::Nvext;
 use crate::object::Object;
-use crate::options::{Options, invalid, range};
+use crate::options::{Options, guide, invalid, range};
 use crate::strict::{Reader, Unknown, echo};
 use crate::{ApiError, JsonError, JsonText};
+
+/// What `response_format` `json_object` asks of an engine.
+const ANY_OBJECT: &str = r#"{"json":{"type":"object"}}"#;
 
 /// Messages in one request.
 const MESSAGES_MAX: usize = 65_536;
@@ -151,7 +154,6 @@ struct Limits<'a> {
     logprobs: Option<bool>,
     top_logprobs: Option<u32>,
     response_format: Option<ResponseFormat<'a>>,
-    response_text: Option<JsonText>,
 }
 
 impl<'a> Limits<'a> {
@@ -163,7 +165,6 @@ impl<'a> Limits<'a> {
             logprobs: body.take("logprobs")?,
             top_logprobs: body.take("top_logprobs")?,
             response_format: body.take("response_format")?,
-            response_text: body.json("response_format"),
         })
     }
 
@@ -181,21 +182,22 @@ impl<'a> Limits<'a> {
             return Ok(None);
         };
         match format.kind {
-            FormatKind::Text => return Ok(None),
-            FormatKind::JsonObject => {}
+            FormatKind::Text => Ok(None),
+            FormatKind::JsonObject => Ok(Some(JsonText::from_checked(ANY_OBJECT))),
             FormatKind::JsonSchema => {
                 let schema = format.json_schema.as_ref();
                 if schema.is_none_or(|s| s.name.as_deref().unwrap_or_default().is_empty()) {
                     return invalid("`response_format.json_schema.name` cannot be empty");
                 }
-                if schema.is_none_or(|s| s.schema.is_none()) {
+                let Some(schema) = schema.and_then(|s| s.schema) else {
                     return invalid(
                         "`response_format.json_schema.schema` is required for type `json_schema`",
                     );
-                }
+                };
+                let schema = JsonText::from_checked(schema.get());
+                Ok(Some(guide("json", &schema)))
             }
         }
-        Ok(self.response_text.clone())
     }
 }
 

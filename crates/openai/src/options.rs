@@ -68,7 +68,8 @@ pub struct Options {
     pub seed: Option<i64>,
     /// Log probabilities wanted, with this many alternatives a token.
     pub logprobs: Option<u32>,
-    /// The answer must follow a grammar or schema: JSON text of what was asked.
+    /// The answer must follow a grammar or schema: JSON text of an object that has it under the name of its kind, such as
+    /// `{"regex":"a+"}`.
     pub guided: Option<JsonText>,
     /// Cache namespace from the body's top level; empty is none.
     pub cache_salt: Option<String>,
@@ -88,13 +89,13 @@ impl Options {
             min_tokens: self.min_tokens,
             stop_tokens: self.stop_token_ids.clone(),
             ignore_eos: self.ignore_eos,
-            temperature: self.temperature.unwrap_or(1.0),
-            top_p: self.top_p.unwrap_or(1.0),
-            top_k: self.top_k.unwrap_or(-1),
-            min_p: self.min_p.unwrap_or(0.0),
-            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
-            presence_penalty: self.presence_penalty.unwrap_or(0.0),
-            repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            repetition_penalty: self.repetition_penalty,
             logit_bias: self.logit_bias.clone(),
             guided: self.guided.as_ref().map(|text| text.as_str().into()),
             logprobs: self.logprobs,
@@ -117,13 +118,7 @@ impl Options {
         for ignored in ACCEPTED_WITHOUT_EFFECT {
             body.raw(ignored);
         }
-        let guided = [
-            "guided_json",
-            "guided_regex",
-            "guided_grammar",
-            "guided_choice",
-        ]
-        .map(|key| body.json(key));
+        let guided = GUIDES.map(|(key, name)| body.json(key).map(|text| guide(name, &text)));
         Ok(RawOptions {
             stream: body.take("stream")?,
             stream_options: body.take("stream_options")?,
@@ -150,6 +145,19 @@ impl Options {
             user: body.take("user")?,
         })
     }
+}
+
+/// Fields that ask for an answer of a certain form, and what engines call that kind.
+const GUIDES: [(&str, &str); 4] = [
+    ("guided_json", "json"),
+    ("guided_regex", "regex"),
+    ("guided_grammar", "grammar"),
+    ("guided_choice", "choice"),
+];
+
+/// An answer must have this form: `text` is the JSON of a schema or grammar of this kind.
+pub(crate) fn guide(kind: &str, text: &JsonText) -> JsonText {
+    JsonText::from_checked(&format!("{{\"{kind}\":{}}}", text.as_str()))
 }
 
 /// Fields of the API or of engines that are read past: they change nothing that we or a token worker do.

@@ -8,6 +8,10 @@
 //! answer's own length); dropping the reading end cancels the request; a sending end that vanishes is
 //! seen as a disconnection, never as a quiet end.
 
+#[cfg(feature = "tcp")]
+mod call_home;
+#[cfg(feature = "tcp")]
+mod endpoint;
 pub mod event_plane;
 mod events;
 mod local_error;
@@ -16,10 +20,21 @@ mod on_wake;
 mod plane;
 mod stream;
 mod tasks;
+#[cfg(feature = "tcp")]
+pub mod tcp;
 mod threads;
+#[cfg(feature = "tcp")]
+mod tokens;
 #[cfg(feature = "zmq")]
 pub mod zmq;
 
+#[cfg(feature = "tcp")]
+pub use call_home::{CallStream, HomeCounts, ResponseOptions, ResponseServer, local_address};
+#[cfg(feature = "tcp")]
+pub use endpoint::{
+    CallContext, CallFuture, Dispatcher, EndpointClient, EndpointHandler, HandlerFuture,
+    IncomingCall, ReplySink, ServedEndpoint,
+};
 pub use events::{
     EventPublisher, EventSource, MEMORY_QUEUE_MAX, MemoryPublisher, MemorySource, ReplayRequest,
     memory_source, next_event, worker_events,
@@ -28,7 +43,9 @@ pub use kvasir_wire::{SourceEvent, SourceFault};
 pub use local_error::{is_local_error, is_out_of_descriptors};
 pub use memory::{Call, MemoryPlane, WorkerInbox};
 pub use on_wake::OnWake;
-pub use plane::{PlaneError, RequestPlane, SendFuture};
-pub use stream::{TokenSink, TokenStream, token_stream};
+pub use plane::{AnswerStep, PlaneError, RequestPlane, SendFuture};
+pub use stream::{TokenSink, TokenSource, TokenStream, token_stream};
 pub use tasks::Tasks;
 pub use threads::{RuntimeThreads, ThreadSlot};
+#[cfg(feature = "tcp")]
+pub use tokens::{TokenEndpoint, TokenPlane};

@@ -110,7 +110,7 @@ impl Drop for WorkerInbox {
 
 #[cfg(test)]
 mod tests {
-    use kvasir_types::{DpRank, FinishReason, RequestId, Sampling, TokenItem};
+    use kvasir_types::{DpRank, FinishReason, RequestContext, RequestId, Sampling, TokenItem};
 
     use super::*;
 
@@ -126,6 +126,7 @@ mod tests {
             priority: 0,
             lora: None,
             salt: None,
+            context: RequestContext::default(),
         }
     }
 

@@ -4,6 +4,7 @@
 //! reader has not taken yet is kept as *one* item to which new tokens are appended: the memory held is
 //! bounded by the length of the answer, and a reader that was late catches up in one step.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -23,7 +24,9 @@ pub fn token_stream(worker: WorkerId) -> (TokenSink, TokenStream) {
         TokenSink {
             shared: Arc::clone(&shared),
         },
-        TokenStream { shared },
+        TokenStream {
+            source: Source::Memory(shared),
+        },
     )
 }
 
@@ -52,11 +55,33 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Option<Result<TokenItem, PlaneError>>> {
+        let mut state = self.lock();
+        if let Some(item) = state.pending.take() {
+            return Poll::Ready(Some(Ok(item)));
+        }
+        match &mut state.end {
+            None => {
+                state.reader = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            Some(end) => Poll::Ready(std::mem::replace(end, Ok(())).err().map(Err)),
+        }
+    }
+
     fn end(&self, how: Result<(), PlaneError>) {
         let mut state = self.lock();
         state.end.get_or_insert(how);
         wake(state, |state| &mut state.reader);
     }
+}
+
+/// Makes one item of two that follow each other.
+pub(crate) fn append(pending: &mut TokenItem, item: TokenItem) {
+    pending.tokens.extend_from_slice(&item.tokens);
+    pending.logprobs.extend(item.logprobs);
+    pending.cached_tokens = pending.cached_tokens.or(item.cached_tokens);
+    pending.finish = item.finish;
 }
 
 /// Wakes one side after the lock is given back, so that it does not wake into a held lock.
@@ -86,12 +111,7 @@ impl TokenSink {
             let finished = item.finish.is_some();
             match &mut state.pending {
                 None => state.pending = Some(item),
-                Some(pending) => {
-                    pending.tokens.extend_from_slice(&item.tokens);
-                    pending.logprobs.extend(item.logprobs);
-                    pending.cached_tokens = pending.cached_tokens.or(item.cached_tokens);
-                    pending.finish = item.finish;
-                }
+                Some(pending) => append(pending, item),
             }
             if finished {
                 state.end = Some(Ok(()));
@@ -133,13 +153,43 @@ impl Drop for TokenSink {
     }
 }
 
+/// Where tokens come from when it is not a [`TokenSink`] of this process. Dropping it cancels the request.
+pub trait TokenSource: Send + Sync {
+    /// As [`TokenStream::poll_next`].
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<TokenItem, PlaneError>>>;
+}
+
 /// The frontend's end. Dropping it cancels the request.
 #[derive(Debug)]
 pub struct TokenStream {
-    shared: Arc<Shared>,
+    source: Source,
+}
+
+enum Source {
+    /// A sink of this process.
+    Memory(Arc<Shared>),
+    /// A plane over sockets.
+    Remote(Box<dyn TokenSource>),
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory(shared) => shared.fmt(f),
+            Self::Remote(_) => f.write_str("Remote"),
+        }
+    }
 }
 
 impl TokenStream {
+    /// Tokens of a plane over sockets.
+    #[must_use]
+    pub fn from_source(source: Box<dyn TokenSource>) -> Self {
+        Self {
+            source: Source::Remote(source),
+        }
+    }
+
     /// Everything that came since the last call; `None` after the item that carried a finish reason.
     /// Safe to drop while waiting: nothing is lost.
     pub async fn next(&mut self) -> Option<Result<TokenItem, PlaneError>> {
@@ -151,25 +201,20 @@ impl TokenStream {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<TokenItem, PlaneError>>> {
-        let mut state = self.shared.lock();
-        if let Some(item) = state.pending.take() {
-            return Poll::Ready(Some(Ok(item)));
-        }
-        match &mut state.end {
-            None => {
-                state.reader = Some(cx.waker().clone());
-                Poll::Pending
-            }
-            Some(end) => Poll::Ready(std::mem::replace(end, Ok(())).err().map(Err)),
+        match &mut self.source {
+            Source::Memory(shared) => shared.poll_next(cx),
+            Source::Remote(source) => source.poll_next(cx),
         }
     }
 }
 
 impl Drop for TokenStream {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
-        state.closed = true;
-        wake(state, |state| &mut state.sender);
+        if let Source::Memory(shared) = &self.source {
+            let mut state = shared.lock();
+            state.closed = true;
+            wake(state, |state| &mut state.sender);
+        }
     }
 }
 

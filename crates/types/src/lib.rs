@@ -15,10 +15,12 @@ mod worker;
 pub use event::{KvEvent, StoredBlock, Tier};
 pub use failure::{AttemptError, FailureCause, Fault, Retry};
 pub use id::{DpRank, EngineHash, LocalHash, RequestId, SequenceHash, Token, WorkerId, WorkerRank};
-pub use request::{FinishReason, Likelihood, Sampling, TokenItem, TokenRequest};
+pub use request::{
+    AgentSession, FinishReason, Likelihood, RequestContext, Sampling, TokenItem, TokenRequest,
+};
 pub use rng::Rng;
 pub use time::Time;
 pub use worker::{
-    ApiKey, Capacity, Device, EventFeed, HttpEndpoint, ModelCard, PlaneEndpoint, Role, Transport,
-    TransportKind, WorkerRecord,
+    ApiKey, Capacity, Codec, Device, EventFeed, HttpEndpoint, ModelCard, PlaneEndpoint, Role,
+    Transport, TransportKind, WorkerRecord,
 };

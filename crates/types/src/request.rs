@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{DpRank, RequestId, Token};
+use crate::{DpRank, RequestId, Token, WorkerId};
 
 /// Tokens in: what the frontend hands to a worker once a prompt is templated and tokenized.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,9 +23,49 @@ pub struct TokenRequest {
     pub lora: Option<Arc<str>>,
     /// Cache namespace: blocks are shared only under the same salt.
     pub salt: Option<Arc<str>>,
+    /// What else workers of a fleet are told.
+    pub context: RequestContext,
 }
 
-/// When to stop and how to draw the next token.
+/// What a worker is told beside the prompt and how to draw. Most requests leave most of it out.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RequestContext {
+    /// The model's end-of-sequence tokens; none where the answer goes on past them.
+    pub eos_tokens: Arc<[Token]>,
+    /// Checksum of the model card by which the request was made (`mdc_sum`).
+    pub card_sum: Option<Arc<str>>,
+    /// What the client wants to be told beside the answer.
+    pub annotations: Vec<Arc<str>>,
+    /// How many tokens the client expects.
+    pub expected_output_tokens: Option<u32>,
+    /// Seconds by which it jumps the queue.
+    pub priority_jump: Option<f64>,
+    /// Goes before everything of a lower number.
+    pub strict_priority: Option<u32>,
+    /// The worker that the client asked for by id.
+    pub pinned: Option<WorkerId>,
+    /// The session that it belongs to.
+    pub session: Option<AgentSession>,
+    /// What the engine alone understands: JSON text of an object.
+    pub extra_args: Option<Arc<str>>,
+    /// What the client's headers say to the worker, by name.
+    pub metadata: Vec<(Arc<str>, Arc<str>)>,
+    /// Tell how likely the prompt's tokens were, with this many alternatives.
+    pub prompt_logprobs: Option<u32>,
+    /// Whether special tokens stay out of text that the engine makes.
+    pub skip_special_tokens: Option<bool>,
+}
+
+/// The session of an agent, as its worker is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentSession {
+    /// Its id.
+    pub id: Arc<str>,
+    /// What caused this turn, such as `user_message`.
+    pub trigger: Option<Arc<str>>,
+}
+
+/// When to stop and how to draw the next token. What is `None` is left to the engine and its model's own defaults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Stop after this many tokens.
@@ -37,22 +77,23 @@ pub struct Sampling {
     /// Continue past the model's end-of-sequence token.
     pub ignore_eos: bool,
     /// 0 draws the likeliest token.
-    pub temperature: f32,
+    pub temperature: Option<f32>,
     /// Nucleus share, 1 for all.
-    pub top_p: f32,
+    pub top_p: Option<f32>,
     /// Draw among this many of the likeliest tokens; -1 for all.
-    pub top_k: i32,
+    pub top_k: Option<i32>,
     /// Draw only tokens at least this likely, relative to the likeliest; 0 for all.
-    pub min_p: f32,
+    pub min_p: Option<f32>,
     /// Against tokens by how often they came; 0 is none.
-    pub frequency_penalty: f32,
+    pub frequency_penalty: Option<f32>,
     /// Against tokens that came at all; 0 is none.
-    pub presence_penalty: f32,
+    pub presence_penalty: Option<f32>,
     /// Divides the odds of tokens that came, the prompt's included; 1 is none.
-    pub repetition_penalty: f32,
+    pub repetition_penalty: Option<f32>,
     /// Added to the odds of these tokens.
     pub logit_bias: Vec<(Token, f32)>,
-    /// The answer must follow a grammar or schema: JSON text of what the client asked for.
+    /// The answer must follow a grammar or schema: JSON text of an object with one member, `json`, `regex`, `grammar` or
+    /// `choice`.
     pub guided: Option<Arc<str>>,
     /// Tell how likely each token was, with this many alternatives.
     pub logprobs: Option<u32>,
@@ -67,13 +108,13 @@ impl Default for Sampling {
             min_tokens: 0,
             stop_tokens: Vec::new(),
             ignore_eos: false,
-            temperature: 1.0,
-            top_p: 1.0,
-            top_k: -1,
-            min_p: 0.0,
-            frequency_penalty: 0.0,
-            presence_penalty: 0.0,
-            repetition_penalty: 1.0,
+            temperature: None,
+            top_p: None,
+            top_k: None,
+            min_p: None,
+            frequency_penalty: None,
+            presence_penalty: None,
+            repetition_penalty: None,
             logit_bias: Vec::new(),
             guided: None,
             logprobs: None,

@@ -146,6 +146,37 @@ pub struct PlaneEndpoint {
     pub plane: Arc<str>,
     /// Where on it, as the plane writes it; empty where the worker's id says it.
     pub address: Arc<str>,
+    /// How payloads for it are written.
+    pub codec: Codec,
+}
+
+/// How payloads on a request plane are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Codec {
+    /// JSON; also what an endpoint that names no codec reads.
+    #[default]
+    Json,
+    /// MessagePack with field names.
+    MessagePack,
+}
+
+impl Codec {
+    /// Its name on the wire and in discovery.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Json => "json",
+            Self::MessagePack => "msgpack",
+        }
+    }
+
+    /// The codec of this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Json, Self::MessagePack]
+            .into_iter()
+            .find(|codec| codec.name() == name)
+    }
 }
 
 impl fmt::Display for PlaneEndpoint {
@@ -364,6 +395,7 @@ mod tests {
         let plane = Transport::Plane(PlaneEndpoint {
             plane: "tcp".into(),
             address: "gpu-1:9000/1f/dynamo/backend/generate".into(),
+            codec: Codec::MessagePack,
         });
         assert_eq!(
             plane.to_string(),

@@ -458,6 +458,11 @@ impl<'b> Writer<'b> {
         }
     }
 
+    /// Writes a float of 32 bits.
+    pub fn float32(&mut self, value: f32) {
+        self.put(0xca, &value.to_be_bytes());
+    }
+
     /// Writes a float of 64 bits.
     pub fn float(&mut self, value: f64) {
         self.put(0xcb, &value.to_be_bytes());

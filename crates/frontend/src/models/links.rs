@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kvasir_transport::RequestPlane;
-use kvasir_types::{PlaneEndpoint, TransportKind, WorkerId};
+use kvasir_types::{Codec, PlaneEndpoint, TransportKind, WorkerId};
 use kvasir_upstream::Pool;
 
 /// The way to one worker. Clones are one.
@@ -34,6 +34,7 @@ impl WorkerLink {
         let endpoint = PlaneEndpoint {
             plane: name.into(),
             address: address.into(),
+            codec: Codec::default(),
         };
         Self::Plane { endpoint, plane }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvasir_openai::{ApiError, ChatRequest, Endpoint, HeaderHints, Nvext, Options};
 use kvasir_text::TextModel;
-use kvasir_types::{RequestId, Sampling, Token};
+use kvasir_types::{AgentSession, RequestContext, RequestId, Sampling, Token, WorkerId};
 
 use crate::models::ServedModel;
 use crate::models::prompt::Prompts;
@@ -76,12 +76,41 @@ impl Job {
             .options
             .sampling(self.model.context_length.saturating_sub(prompt));
         if self.nvext.greedy {
-            sampling.temperature = 0.0;
+            sampling.temperature = Some(0.0);
         }
         if !sampling.ignore_eos {
             sampling.stop_tokens.extend_from_slice(self.text.eos());
         }
         sampling
+    }
+
+    /// What a worker is told beside the prompt and how to draw.
+    pub(crate) fn context(&self) -> RequestContext {
+        let (nvext, headers) = (&self.nvext, &self.headers);
+        let eos = (!self.options.ignore_eos).then(|| self.text.eos().into());
+        let priority = nvext.hints.priority.map(f64::from);
+        let session = headers.session.id.as_deref();
+        let meta = headers.meta.iter();
+        RequestContext {
+            eos_tokens: eos.unwrap_or_default(),
+            annotations: nvext
+                .annotations
+                .iter()
+                .map(|a| a.as_str().into())
+                .collect(),
+            expected_output_tokens: nvext.hints.osl,
+            priority_jump: priority.or(nvext.hints.latency_sensitivity),
+            strict_priority: nvext.hints.strict_priority,
+            pinned: nvext.pinned_worker().map(WorkerId),
+            session: session.map(|id| AgentSession {
+                id: id.into(),
+                trigger: None,
+            }),
+            metadata: meta
+                .map(|(name, value)| (name.as_str().into(), value.as_str().into()))
+                .collect(),
+            ..RequestContext::default()
+        }
     }
 
     /// Why an answer cannot be resumed at another worker.

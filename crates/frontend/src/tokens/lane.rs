@@ -8,7 +8,7 @@ use std::sync::Arc;
 use kvasir_host::Booking;
 use kvasir_openai::ApiError;
 use kvasir_router::{Attempts, NextStep};
-use kvasir_transport::{PlaneError, TokenStream};
+use kvasir_transport::{AnswerStep, PlaneError, TokenStream};
 use kvasir_types::{
     RequestId, Sampling, Time, Token, TokenItem, TokenRequest, TransportKind, WorkerRank,
 };
@@ -159,6 +159,7 @@ impl OpenAttempt for TokenAttempt<'_> {
                 .unwrap_or(0),
             lora: job.model.lora.clone(),
             salt: job.salt().map(Into::into),
+            context: job.context(),
         };
         let dispatched = app.clock().now();
         job.model.placements.dispatched();
@@ -244,7 +245,12 @@ pub(crate) fn client_error(app: &App, error: &PlaneError) -> ApiError {
     match error {
         PlaneError::Overloaded(_) => ApiError::overloaded(app.options().overload_status),
         PlaneError::Rejected(message) => ApiError::bad_request(message.clone()),
-        PlaneError::Engine(_) => ApiError::internal(),
+        PlaneError::Engine(_) => ApiError::backend(500, "", app.options().overload_status),
+        PlaneError::Protocol { .. } => ApiError::internal(),
+        PlaneError::Timeout {
+            step: AnswerStep::Ack,
+            ..
+        } => ApiError::deadline(),
         _ => ApiError::unavailable(),
     }
 }

@@ -8,7 +8,8 @@ use kvasir_router::{RouterConfig, RouterMode};
 use kvasir_text::{ModelFolders, TextModel};
 use kvasir_transport::MemoryPlane;
 use kvasir_types::{
-    EventFeed, FinishReason, ModelCard, PlaneEndpoint, TokenItem, Transport, WorkerId, WorkerRecord,
+    Codec, EventFeed, FinishReason, ModelCard, PlaneEndpoint, TokenItem, Transport, WorkerId,
+    WorkerRecord,
 };
 use kvasir_upstream::parse_worker;
 use serde_json::{Value, json};
@@ -35,6 +36,7 @@ fn record() -> WorkerRecord {
     let endpoint = PlaneEndpoint {
         plane: "memory".into(),
         address: "m".into(),
+        codec: Codec::default(),
     };
     let mut record = WorkerRecord::new(PLANE_WORKER, Transport::Plane(endpoint));
     record.events = EventFeed::Delivered;

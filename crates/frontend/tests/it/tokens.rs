@@ -275,6 +275,10 @@ async fn an_engines_failure_tells_nothing_of_its_inside() {
     let (status, body) = fixture.post(&ask(false)).await;
     assert_eq!(status, 500);
     assert!(!body.contains("memory"), "{body}");
+    assert!(
+        body.contains(r#""details":{"backend_status":500}"#),
+        "{body}"
+    );
     fixture.assert_idle().await;
 }
 
@@ -408,15 +412,18 @@ async fn a_worker_is_told_how_to_draw() {
     }
     assert_eq!(fixture.post(&body).await.0, 200);
     let sampling = fixture.seen.lock().unwrap()[0].sampling.clone();
-    assert_eq!((sampling.temperature, sampling.top_p), (0.5, 0.75));
-    assert_eq!((sampling.top_k, sampling.min_p), (7, 0.25));
+    assert_eq!(
+        (sampling.temperature, sampling.top_p),
+        (Some(0.5), Some(0.75))
+    );
+    assert_eq!((sampling.top_k, sampling.min_p), (Some(7), Some(0.25)));
     assert_eq!(
         (sampling.frequency_penalty, sampling.presence_penalty),
-        (1.0, -1.0)
+        (Some(1.0), Some(-1.0))
     );
-    assert_eq!(sampling.repetition_penalty, 1.5);
+    assert_eq!(sampling.repetition_penalty, Some(1.5));
     assert_eq!(sampling.logit_bias, [(5, 2.0), (9, -100.0)]);
-    assert_eq!(sampling.guided.as_deref(), Some("\"a+\""));
+    assert_eq!(sampling.guided.as_deref(), Some(r#"{"regex":"a+"}"#));
     assert_eq!((sampling.seed, sampling.logprobs), (Some(11), Some(2)));
     assert!(sampling.stop_tokens.contains(&3));
     let mut odd = ask(false);

@@ -93,6 +93,11 @@ fn snapshots_of_the_index() {
 }
 
 #[test]
+fn messages_of_request_planes() {
+    run("request_plane", 12, ROUNDS);
+}
+
+#[test]
 fn snapshot_files() {
     run("snapshot", 5, ROUNDS);
 }

@@ -270,7 +270,7 @@ fn sampling(fields: &Fields, chat: bool) -> Result<Sampling, Refusal> {
             .filter_map(|id| Token::try_from(id.as_u64()?).ok())
             .collect(),
         ignore_eos: fields.flag("ignore_eos"),
-        temperature: temperature as f32,
+        temperature: Some(temperature as f32),
         seed: fields.get("seed").and_then(Value::as_u64),
         ..Sampling::default()
     })

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use kvasir_transport::{PlaneError, token_stream};
-use kvasir_types::TokenRequest;
+use kvasir_types::{RequestContext, TokenRequest};
 
 use super::answer::{Head, Usage, Whole, framed};
 use super::ask::Ask;
@@ -231,6 +231,7 @@ fn begin(mock: &Mock, ask: &Ask, index: usize) -> Choice {
         priority: ask.priority,
         lora: ask.adapter.clone(),
         salt: ask.salt.clone(),
+        context: RequestContext::default(),
     };
     mock.worker.submit(&request, sink);
     Choice::new(index, tokens, ask.detokenizer(mock), ask.stop.clone())

@@ -17,7 +17,8 @@ use kvasir_mocker::{
 use kvasir_transport::zmq::{Endpoint, ZmqSource, ZmqSourceOptions};
 use kvasir_transport::{SourceFault, Tasks, token_stream};
 use kvasir_types::{
-    DpRank, RequestId, Rng, Sampling, Time, Token, TokenRequest, WorkerId, WorkerRank,
+    DpRank, RequestContext, RequestId, Rng, Sampling, Time, Token, TokenRequest, WorkerId,
+    WorkerRank,
 };
 use kvasir_wire::Skip;
 use kvasir_wire::engine::Dialect;
@@ -157,6 +158,7 @@ impl Setup {
             priority: 0,
             lora: None,
             salt: salt.map(Into::into),
+            context: RequestContext::default(),
         };
         let (sink, mut stream) = token_stream(ID);
         self.worker.submit(&request, sink);

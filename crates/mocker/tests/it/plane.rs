@@ -9,7 +9,8 @@ use kvasir_mocker::{Observer, TokenWorker, WorkerOptions, seeded_answer};
 use kvasir_profile::{Constants, StepTimes};
 use kvasir_transport::{MemoryPlane, PlaneError, RequestPlane, Tasks, TokenStream};
 use kvasir_types::{
-    DpRank, FinishReason, KvEvent, RequestId, Sampling, TokenRequest, WorkerId, WorkerRank,
+    DpRank, FinishReason, KvEvent, RequestContext, RequestId, Sampling, TokenRequest, WorkerId,
+    WorkerRank,
 };
 use tokio::time::Instant;
 
@@ -85,6 +86,7 @@ fn request(id: u128, tokens: usize, max_tokens: u32) -> TokenRequest {
         priority: 0,
         lora: None,
         salt: None,
+        context: RequestContext::default(),
     }
 }
 

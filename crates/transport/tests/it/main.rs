@@ -10,3 +10,10 @@
 mod event_plane;
 mod libzmq;
 mod zmq;
+
+#[cfg(feature = "tcp")]
+mod dynamo;
+#[cfg(feature = "tcp")]
+mod faults;
+#[cfg(feature = "tcp")]
+mod rpc;

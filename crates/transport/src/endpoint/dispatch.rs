@@ -1,0 +1,180 @@
+//! The worker's side: a request that arrived, by whichever plane, is taken or refused, and answered.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use kvasir_protocol::control::ControlMessage;
+use kvasir_protocol::frame::{Ack, TwoPart};
+use kvasir_protocol::{Payload, ProtocolError};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::{ReplySink, Tasks};
+
+/// Longest time to connect to whoever asked.
+const CONNECT_HOME_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What [`EndpointHandler::handle`] returns.
+pub type HandlerFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Answers calls to one endpoint.
+pub trait EndpointHandler: Send + Sync + 'static {
+    /// Answers one call. It is dropped at its next await if the process stops; a caller that has left is seen by the reply.
+    fn handle(&self, call: IncomingCall) -> HandlerFuture;
+}
+
+impl<F: Fn(IncomingCall) -> HandlerFuture + Send + Sync + 'static> EndpointHandler for F {
+    fn handle(&self, call: IncomingCall) -> HandlerFuture {
+        self(call)
+    }
+}
+
+/// One call, as its endpoint receives it.
+#[derive(Debug)]
+pub struct IncomingCall {
+    /// The call's name, as the caller gave it.
+    pub id: String,
+    /// What is asked.
+    pub payload: Payload,
+    /// What the client's headers say, by name.
+    pub metadata: Vec<(String, String)>,
+    /// Where the answer goes.
+    pub reply: ReplySink,
+}
+
+/// The endpoints of one process and the calls that they answer. Clones are one.
+#[derive(Clone)]
+pub struct Dispatcher {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    endpoints: RwLock<HashMap<String, Arc<dyn EndpointHandler>>>,
+    /// Calls under way.
+    active: AtomicUsize,
+    /// Most calls under way.
+    capacity: usize,
+    tasks: Tasks,
+}
+
+/// An endpoint that is served; dropped, it is served no more. Calls under way go on.
+pub struct ServedEndpoint {
+    path: String,
+    handler: Arc<dyn EndpointHandler>,
+    shared: Arc<Shared>,
+}
+
+/// A call under way.
+struct Active(Arc<Shared>);
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.0.active.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Dispatcher {
+    /// Answers at most `capacity` calls at once, as tasks of `tasks`.
+    #[must_use]
+    pub fn new(capacity: usize, tasks: &Tasks) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                endpoints: RwLock::default(),
+                active: AtomicUsize::new(0),
+                capacity,
+                tasks: tasks.clone(),
+            }),
+        }
+    }
+
+    /// Serves `path`. Whoever served it before does so no more.
+    #[must_use]
+    pub fn serve(&self, path: &str, handler: Arc<dyn EndpointHandler>) -> ServedEndpoint {
+        let mut endpoints = self.shared.write();
+        endpoints.insert(path.to_owned(), Arc::clone(&handler));
+        drop(endpoints);
+        ServedEndpoint {
+            path: path.to_owned(),
+            handler,
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// How many calls are under way.
+    #[must_use]
+    pub fn active(&self) -> usize {
+        self.shared.active.load(Ordering::Acquire)
+    }
+
+    /// Takes a request for `path`, or says why not. What is taken is answered by a task.
+    pub fn accept(&self, path: &str, payload: Bytes) -> Ack {
+        let handler = self.shared.read().get(path).cloned();
+        let Some(handler) = handler else {
+            return Ack::unknown_endpoint(path);
+        };
+        if self.shared.active.fetch_add(1, Ordering::AcqRel) >= self.shared.capacity {
+            self.shared.active.fetch_sub(1, Ordering::AcqRel);
+            return Ack::Overloaded;
+        }
+        let active = Active(Arc::clone(&self.shared));
+        let tasks = self.shared.tasks.clone();
+        self.shared.tasks.spawn(async move {
+            // A request that cannot be read names nobody who could be told so.
+            if let Ok(call) = open(&payload, &tasks).await {
+                handler.handle(call).await;
+            }
+            drop(active);
+        });
+        Ack::Accepted
+    }
+}
+
+/// Connects to whoever asked.
+async fn open(payload: &Bytes, tasks: &Tasks) -> io::Result<IncomingCall> {
+    let invalid = |error: ProtocolError| io::Error::new(io::ErrorKind::InvalidData, error);
+    let frame = TwoPart::decode(payload).map_err(invalid)?;
+    let control = ControlMessage::decode(&frame.header).map_err(invalid)?;
+    let connecting = TcpStream::connect(&control.home.address);
+    let socket = timeout(CONNECT_HOME_TIMEOUT, connecting).await??;
+    socket.set_nodelay(true)?;
+    let subject = control.home.subject;
+    let reply = ReplySink::open(socket, subject, control.codec, tasks).await?;
+    Ok(IncomingCall {
+        id: control.id,
+        payload: Payload::new(control.codec, frame.body),
+        metadata: control.metadata,
+        reply,
+    })
+}
+
+type Endpoints = HashMap<String, Arc<dyn EndpointHandler>>;
+
+impl Shared {
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, Endpoints> {
+        self.endpoints
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, Endpoints> {
+        self.endpoints
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for ServedEndpoint {
+    fn drop(&mut self) {
+        let mut endpoints = self.shared.write();
+        let served = endpoints.get(&self.path);
+        if served.is_some_and(|served| Arc::ptr_eq(served, &self.handler)) {
+            endpoints.remove(&self.path);
+        }
+    }
+}
