@@ -52,6 +52,10 @@ pub struct Candidate {
     pub rank: WorkerRank,
     /// Its cost, term by term.
     pub terms: CostTerms,
+    /// What the linear cost is made from, so that it can be made again with other weights ([`Weights::terms`]); empty
+    /// where the rank was named and not weighed.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub state: CandidateState,
     /// The same in seconds, where the policy counts in seconds.
     #[cfg_attr(
         feature = "serde",
@@ -128,6 +132,7 @@ impl Scorer {
                 kept.push(Candidate {
                     rank: context.fleet.rank(slot).unwrap_or_default(),
                     terms: inputs.terms(slot),
+                    state: inputs.state(slot),
                     seconds: None,
                 });
             }
@@ -321,18 +326,24 @@ impl<'a> CostInputs<'a> {
     }
 
     #[inline]
-    fn terms(&self, slot: u32) -> CostTerms {
+    fn state(&self, slot: u32) -> CandidateState {
         let mut state = self.plain_state(slot);
         let ScoringContext {
-            now,
-            weights,
-            prompt,
-            fleet,
+            now, prompt, fleet, ..
         } = *self.context;
         if self.ledger.decays() {
             state.prefill_tokens = self.ledger.prefill_tokens(slot, now) as f64;
         }
         state.taint_factor = preference(prompt.preferred_taints, slot, fleet);
+        state
+    }
+
+    #[inline]
+    fn terms(&self, slot: u32) -> CostTerms {
+        let state = self.state(slot);
+        let ScoringContext {
+            weights, prompt, ..
+        } = *self.context;
         let terms = weights.terms(prompt.isl_tokens, &state);
         debug_assert!(
             !self.is_plain() || terms.cost == self.plain_cost(slot) || terms.cost.is_nan(),

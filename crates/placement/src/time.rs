@@ -347,6 +347,7 @@ impl SlotCost for TimedCosts<'_> {
             rank: self.fleet.rank(slot).unwrap_or_default(),
             terms,
             seconds: Some(parts.terms()),
+            ..Candidate::default()
         }
     }
 }

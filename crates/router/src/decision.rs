@@ -179,6 +179,7 @@ impl fmt::Display for Formula {
             rank,
             terms,
             seconds,
+            ..
         } = &self.candidate;
         if let Some(time) = seconds {
             return write!(

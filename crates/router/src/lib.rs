@@ -38,6 +38,7 @@ mod request_settings;
 mod ring;
 mod router;
 mod session;
+mod what_if;
 
 pub use attempts::{AttemptLimits, Attempts, GiveUp, NextStep, PROGRESS_TOKENS, Phase};
 pub use config::{Role, RouterConfig};
@@ -52,9 +53,11 @@ pub use kvasir_options::{PrefillLoadModel, RouterMode, RouterPolicy};
 pub use kvasir_placement::{
     Bucket, Candidate, Constraints, CostTerms, Fleet, GAP_TOKENS, Gate, Hints, LearnedTimes, Load,
     Overlap, Overrides, Pin, Policy, PolicyClass, PolicyConfig, PolicyConfigError, QueuePolicy,
-    QueueStats, RankOverlap, StepLaw, Thresholds, TimeTerms, WorkerSpec,
+    QueueStats, RankOverlap, StepLaw, Thresholds, TimeTerms, Weights, WorkerSpec,
 };
 pub use lookup::Lookup;
 pub use output::{Observation, Output, Placement, SessionCommand};
 pub use predicted::PredictedTokens;
 pub use router::{PotentialLoad, Router};
+pub use session::SessionRow;
+pub use what_if::{MovedDecision, RankShare, WeightChange, WhatIf, WhatIfSum};

@@ -29,7 +29,7 @@ use crate::filter::EligibleRanks;
 use crate::health::Health;
 use crate::request_settings::RequestSettings;
 use crate::ring::Ring;
-use crate::session::Sessions;
+use crate::session::{SessionRow, Sessions};
 use crate::{Arrival, Decision, Input, Output, PrefillLoadModel, RouterConfig, RouterMode};
 
 /// What a rank would have to do if a prompt went there.
@@ -281,6 +281,12 @@ impl Router {
     #[must_use]
     pub fn sessions(&self) -> usize {
         self.sessions.len()
+    }
+
+    /// Up to `most` of the sessions bound: first those that requests hold, then the ones that last longest.
+    #[must_use]
+    pub fn session_rows(&self, most: usize) -> Vec<SessionRow> {
+        self.sessions.rows(most)
     }
 
     /// Requests booked.

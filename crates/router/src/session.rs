@@ -57,6 +57,21 @@ pub(crate) struct Sessions {
     leases: FastMap<RequestId, Lease>,
 }
 
+/// A session as operators see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionRow {
+    /// What its client calls it.
+    pub id: Arc<str>,
+    /// Where its requests go.
+    pub target: WorkerRank,
+    /// Whether the engine holds a session, too.
+    pub in_engine: bool,
+    /// When it ends unless it is used; `None` while requests hold it.
+    pub due: Option<Time>,
+    /// Requests that hold it.
+    pub requests: u32,
+}
+
 /// A session that is no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClosedSession {
@@ -77,6 +92,21 @@ impl Sessions {
     /// Bindings there are.
     pub(crate) fn len(&self) -> usize {
         self.bindings.len()
+    }
+
+    /// Up to `most` of them: first those that requests hold, then the ones that last longest.
+    pub(crate) fn rows(&self, most: usize) -> Vec<SessionRow> {
+        let row = |(id, binding): (&Arc<str>, &Binding)| SessionRow {
+            id: Arc::clone(id),
+            target: binding.target,
+            in_engine: binding.kind == BindingKind::Engine,
+            due: binding.due.map(|(at, _)| at),
+            requests: binding.leases,
+        };
+        let held = self.bindings.iter().filter(|(_, b)| b.due.is_none());
+        let idle = self.by_due.iter().rev();
+        let idle = idle.filter_map(|(_, _, id)| self.bindings.get_key_value(id));
+        held.chain(idle).take(most).map(row).collect()
     }
 
     /// Where a session lives.

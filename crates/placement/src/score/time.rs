@@ -2,7 +2,7 @@
 
 use kvasir_types::Rng;
 
-use super::{CandidateScan, Scorer, ScoringContext, TopCandidates, preference};
+use super::{CandidateScan, CostInputs, Scorer, ScoringContext, TopCandidates, preference};
 use crate::choice::{LowestCost, WinReason, draw};
 use crate::{Candidate, Ledger, SlotSet};
 
@@ -69,9 +69,12 @@ impl Scorer {
         if let (Some((winner, _)), Some(kept)) = (won, kept) {
             kept.clear();
             self.cheapest.include(winner);
+            let inputs = CostInputs::new(context, overlaps, eligible, ledger);
             for slot in self.cheapest.slots() {
                 let factor = preference(taints, slot, context.fleet);
-                kept.push(by.candidate(slot, blocks(slot), factor));
+                let candidate = by.candidate(slot, blocks(slot), factor);
+                let state = inputs.state(slot);
+                kept.push(Candidate { state, ..candidate });
             }
         }
         self.reset();

@@ -139,7 +139,7 @@ impl Router {
                 self.kept.push(Candidate {
                     rank,
                     terms,
-                    seconds: None,
+                    ..Candidate::default()
                 });
             }
             return Ok((slot, self.reason(Some(pin), WinReason::Rule)));

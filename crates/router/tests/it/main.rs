@@ -18,6 +18,7 @@ mod queue;
 mod sessions;
 mod time;
 mod tracking;
+mod what_if;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
