@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::tidy;
 use crate::tree::Tree;
+use crate::{dashboard, tidy};
 
 /// How much to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,6 +94,7 @@ pub(crate) fn run(tree: &Tree, extent: Extent) -> bool {
             Outcome::Failed
         }
     });
+    report.step("dashboard", |_| compiled_page(tree, extent));
     let clippy = [
         "clippy",
         "--workspace",
@@ -112,6 +113,18 @@ pub(crate) fn run(tree: &Tree, extent: Extent) -> bool {
         report.step("end to end", |closing| end_to_end(tree, extent, closing));
     }
     report.print()
+}
+
+/// The dashboard's TypeScript passes its compiler and is what was checked in.
+fn compiled_page(tree: &Tree, extent: Extent) -> Outcome {
+    match (extent, dashboard::has_compiler(tree)) {
+        (Extent::Quick, _) => Outcome::Skipped("with --quick"),
+        (Extent::Full, false) => {
+            eprintln!("no TypeScript compiler; run ./test, which brings it");
+            Outcome::Failed
+        }
+        (Extent::Full, true) => outcome(dashboard::check(tree)),
+    }
 }
 
 fn cargo(tree: &Tree, args: &[&str]) -> Outcome {

@@ -27,6 +27,7 @@ group what belongs together. Written by `cargo xtask docs`.
 | 07 | HTTP, workers, TLS |
 | 08 | trust and warm restart |
 | 09, 10 | operation, faults, logs |
+| 12 | from 0126 on: the dashboard |
 
 ";
 

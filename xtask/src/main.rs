@@ -1,4 +1,4 @@
-//! Tasks of the repository: `cargo xtask tidy | docs | ci`.
+//! Tasks of the repository: `cargo xtask tidy | docs | dashboard | ci`.
 //!
 //! Answers: is the tree as the house wants it, are generated pages fresh, does everything pass?
 //!
@@ -11,6 +11,7 @@
 )]
 
 mod ci;
+mod dashboard;
 mod docs;
 mod tidy;
 mod tree;
@@ -24,6 +25,7 @@ Usage: cargo xtask <task>
 
   tidy                 check the house rules
   docs [--check]       write the generated pages, or only compare them
+  dashboard            compile the dashboard's TypeScript into dashboard/dist
   ci [--quick]         everything a change must pass; --quick leaves out what ./test installs
 ";
 
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
         ["tidy"] => tidy::run(&tree),
         ["docs"] => docs::write(&tree),
         ["docs", "--check"] => docs::check_and_tell(&tree),
+        ["dashboard"] => dashboard::write(&tree),
         ["ci"] => ci::run(&tree, ci::Extent::Full),
         ["ci", "--quick"] => ci::run(&tree, ci::Extent::Quick),
         _ => {

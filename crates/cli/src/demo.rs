@@ -53,7 +53,12 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
         None => "http",
     };
     let url = format!("{scheme}://{}", loopback(server.address()));
-    greet(&url, &model.name, settings.get(keys::WORKERS));
+    let operators = server.admin_address().unwrap_or(server.address());
+    let dashboard = match app.options().admin_enabled {
+        true => format!("{scheme}://{}/dashboard", loopback(operators)),
+        false => "switched off with the admin API".to_owned(),
+    };
+    greet(&url, &dashboard, &model.name, settings.get(keys::WORKERS));
     if settings.get(keys::TRAFFIC) {
         let summary = Arc::new(Mutex::new(Summary::default()));
         // It talks to itself: it believes its own certificate.
@@ -204,10 +209,11 @@ fn loopback(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-fn greet(url: &str, model: &str, workers: u32) {
+fn greet(url: &str, dashboard: &str, model: &str, workers: u32) {
     let text = format!(
         r#"
 Kvasir demo: model {model} on {workers} mock workers at {url}
+Dashboard, where requests go and why: {dashboard}
 
 Ask something, then the same again: the second time its prefix is cached and it goes to the same worker.
 

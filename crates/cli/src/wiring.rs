@@ -206,6 +206,7 @@ pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
         keys: key_file("--http-api-key-file", settings.get(keys::HTTP_API_KEY_FILE))?,
         outcomes_max: settings.get(keys::ROUTER_DECISION_LOG) as usize,
         tracer: traces::tracer(settings)?,
+        settings: settings.to_json().into(),
     })
 }
 

@@ -1,13 +1,15 @@
-//! Answers to operators: thresholds, workers, decisions.
+//! Answers to operators: thresholds, workers, decisions, the dashboard.
 //!
 //! Everything here reads the router between two steps, or tells it something; nothing is decided here.
 
+pub(crate) mod dashboard;
+mod decisions;
 pub(crate) mod dump;
+mod lists;
 pub(crate) mod openapi;
 pub(crate) mod pages;
+mod what_if;
 mod workers;
-
-use std::collections::HashSet;
 
 use bytes::{Bytes, BytesMut};
 use http::header::CONTENT_TYPE;
@@ -15,9 +17,7 @@ use http::request::Parts;
 use http::{HeaderValue, Method, Request, StatusCode};
 use hyper::body::Incoming;
 use kvasir_openai::{ApiError, BusyError, BusyThreshold, BusyUpdate, busy_thresholds};
-use kvasir_router::{Decision, Input, Router, ThresholdUpdate};
-use kvasir_types::RequestId;
-use serde_json::{Value, json};
+use kvasir_router::{Input, ThresholdUpdate};
 
 use crate::App;
 use crate::http::body;
@@ -25,14 +25,13 @@ use crate::http::long_work;
 use crate::http::reply::{self, Reply};
 use crate::models::ServedModel;
 
+pub(crate) use decisions::{decision, decisions};
+pub(crate) use lists::{sessions, settings};
+pub(crate) use what_if::what_if;
 pub(crate) use workers::{add_worker, remove_worker, workers};
 
-/// What is said of a request that nobody knows, or knows no more.
-const NO_DECISION: &str = "no decision about this request is remembered; the latest ones are kept";
 /// What is said of a body that is longer than any that operators have a use for.
 const TOO_LONG: &str = "Request body exceeds the 128 KiB that operators' requests may have";
-/// Decisions in one answer.
-const DECISIONS_MAX: usize = 100;
 
 /// `GET` and `POST /busy_threshold`.
 pub(crate) async fn busy_threshold(app: &App, request: Request<Incoming>) -> Reply {
@@ -106,83 +105,4 @@ fn busy_error(error: &BusyError) -> Reply {
         );
     }
     reply
-}
-
-/// `GET /decisions`: the latest, newest first.
-pub(crate) fn decisions(app: &App) -> Reply {
-    let mut rows: Vec<(kvasir_types::Time, Value)> = Vec::new();
-    let mut seen = HashSet::new();
-    for model in app.models().of_routers() {
-        model.host.ask(|router| {
-            for decision in router.decisions().take(DECISIONS_MAX) {
-                let mut row = decision_row(app, &model, router, decision);
-                // What came of a request is what its last worker made of it.
-                let superseded = !seen.insert(decision.id);
-                row["superseded"] = superseded.into();
-                if superseded {
-                    row["outcome"] = Value::Null;
-                }
-                rows.push((decision.at, row));
-            }
-        });
-    }
-    rows.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
-    rows.truncate(DECISIONS_MAX);
-    let rows: Vec<Value> = rows.into_iter().map(|(_, row)| row).collect();
-    reply::json(StatusCode::OK, json!({ "decisions": rows }).to_string())
-}
-
-/// `GET /decisions/{id}`: why a request went where it went. The id may have its `chatcmpl-` still on, and
-/// may be the client's own (`x-request-id`).
-pub(crate) fn decision(app: &App, id: &str) -> Reply {
-    let bare = id
-        .strip_prefix("chatcmpl-")
-        .or_else(|| id.strip_prefix("cmpl-"))
-        .unwrap_or(id);
-    // Clients' own names may look like our ids.
-    let named = |name| app.observer().outcomes().named(name);
-    let requests = [RequestId::parse(bare), named(id), named(bare)];
-    for request in requests.into_iter().flatten() {
-        if let Some(row) = explained(app, request) {
-            return reply::json(StatusCode::OK, row.to_string());
-        }
-    }
-    reply::error(&ApiError::new(404, NO_DECISION))
-}
-
-fn explained(app: &App, request: RequestId) -> Option<Value> {
-    let models = app.models().of_routers();
-    models.iter().find_map(|model| {
-        model.host.ask(|router| {
-            let decision = router.explain(request)?;
-            Some(decision_row(app, model, router, decision))
-        })
-    })
-}
-
-/// `of_router` is a model of the router that decided.
-fn decision_row(app: &App, of_router: &ServedModel, router: &Router, decision: &Decision) -> Value {
-    let mut row = serde_json::to_value(decision).unwrap_or_default();
-    let asked = decision.model.as_deref();
-    let asked = asked.and_then(|name| app.models().get(name));
-    let model = asked.as_deref().unwrap_or(of_router);
-    if let Some(fields) = row.as_object_mut() {
-        let name = decision.model.as_deref().unwrap_or(&model.name);
-        fields.insert("model".into(), Value::from(name));
-        fields.insert(
-            "at_unix_ms".into(),
-            Value::from(app.clock().unix_millis(decision.at)),
-        );
-        let mode = router.config().router_mode.name();
-        fields.insert("router_mode".into(), mode.into());
-        let formulas: Vec<String> = decision.formulas().map(|f| f.to_string()).collect();
-        fields.insert("formulas".into(), Value::from(formulas));
-        let url = |candidate: &kvasir_router::Candidate| model.url_of(candidate.rank.worker);
-        let urls: Vec<Option<String>> = decision.candidates.iter().map(url).collect();
-        fields.insert("candidate_urls".into(), Value::from(urls));
-        fields.insert("block_size".into(), Value::from(model.block_size));
-        let ended = app.observer().outcomes().of(decision.id);
-        fields.insert("outcome".into(), ended.map(|e| e.to_json()).into());
-    }
-    row
 }

@@ -5,6 +5,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use bytes::Bytes;
 use kvasir_host::HostContext;
 use kvasir_openai::ApiError;
 use kvasir_telemetry::{Clock, Metrics, Tracer};
@@ -65,6 +66,8 @@ pub struct AppOptions {
     pub tracer: Option<Tracer>,
     /// Our certificate (`--tls-cert-path`); without one the doors are plain.
     pub tls: Option<ServerTls>,
+    /// All settings with their origin, as JSON without secrets, for operators to look at.
+    pub settings: Bytes,
 }
 
 impl Default for AppOptions {
@@ -87,6 +90,7 @@ impl Default for AppOptions {
             kv_cache_block_size: None,
             tracer: None,
             tls: None,
+            settings: Bytes::from_static(b"{}"),
         }
     }
 }

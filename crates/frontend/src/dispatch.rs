@@ -12,7 +12,7 @@ use http::{HeaderMap, Method, Request, StatusCode};
 use hyper::body::Incoming;
 use kvasir_openai::{ApiError, Endpoint};
 
-use crate::admin::{self, dump, openapi, pages};
+use crate::admin::{self, dashboard, dump, openapi, pages};
 use crate::app::App;
 use crate::http::context::HttpContext;
 use crate::http::keys::API_KEY;
@@ -61,6 +61,10 @@ impl Service for App {
                 refusal.answer(self, &head)
             }
         }
+    }
+
+    fn started(self: &Arc<Self>) {
+        dashboard::start(self);
     }
 
     fn connection_failed(&self, error: &(dyn Error + 'static)) {
@@ -112,7 +116,10 @@ impl App {
             Route::Health => pages::health(self),
             Route::Live => reply::json(StatusCode::OK, kvasir_openai::live()),
             Route::Metrics => pages::metrics(self),
-            Route::Root => pages::root(self),
+            Route::Root => {
+                let has_page = self.is_served(Audience::Page, door);
+                pages::root(self, has_page, request.headers())
+            }
             Route::OpenApi => self.describe(door),
             Route::BusyThreshold => admin::busy_threshold(self, request).await,
             Route::Workers if request.method() == Method::POST => {
@@ -121,7 +128,12 @@ impl App {
             Route::Workers => admin::workers(self),
             Route::Worker(name) => admin::remove_worker(self, &name, request.uri().query()),
             Route::Dump => dump::answer(self),
-            Route::Decisions => admin::decisions(self),
+            Route::Decisions => admin::decisions(self, request.uri().query()),
+            Route::WhatIf => admin::what_if(self, request).await,
+            Route::Sessions => admin::sessions(self),
+            Route::Settings => admin::settings(self),
+            Route::Dashboard(file) => dashboard::page(&file),
+            Route::DashboardStream => dashboard::stream(self, request.headers()),
             Route::Decision(id) => admin::decision(self, &id),
         }
     }
@@ -131,7 +143,7 @@ impl App {
         match audience {
             Audience::Anyone => true,
             Audience::Clients => door == Door::Data,
-            Audience::Operators => {
+            Audience::Operators | Audience::Page => {
                 let here = door == Door::Admin || !self.options().admin_apart;
                 here && self.options().admin_enabled
             }
@@ -142,7 +154,7 @@ impl App {
     /// operators' routes.
     fn admit(&self, audience: Audience, door: Door, headers: &HeaderMap) -> Result<(), ApiError> {
         let (keys, needed, wrong) = match audience {
-            Audience::Anyone => return Ok(()),
+            Audience::Anyone | Audience::Page => return Ok(()),
             Audience::Operators if !self.options().admin_token.is_empty() => {
                 (&self.options().admin_token, NO_TOKEN, WRONG_TOKEN)
             }

@@ -13,6 +13,7 @@ mod options;
 #[cfg(feature = "otel")]
 mod otel;
 mod promtool;
+mod read;
 mod trace;
 
 pub use absent::{ABSENT, Absent};
@@ -24,4 +25,5 @@ pub use options::{Identity, LogBounds, MetricOptions, TunableHistogram, TunedBou
 pub use otel::{Carried, Carry, EXPORT_TIMEOUT, Otel, OtelOptions};
 pub use prometheus::{Gauge, GaugeVec, Histogram, IntCounter};
 pub use promtool::PROMTOOL;
+pub use read::{HistogramReading, MetricFamily, SeriesReading, read_series};
 pub use trace::{Attribute, RequestSpans, Span, SpanKind, SpanSink, TraceContext, Tracer};

@@ -58,13 +58,13 @@ impl Scope {
         match audience {
             Audience::Anyone => true,
             Audience::Clients => self.clients,
-            Audience::Operators => self.operators,
+            Audience::Operators | Audience::Page => self.operators,
         }
     }
 
     fn needs_key(self, audience: Audience) -> bool {
         match audience {
-            Audience::Anyone => false,
+            Audience::Anyone | Audience::Page => false,
             Audience::Clients => self.client_key,
             Audience::Operators => self.operator_key,
         }
@@ -110,7 +110,7 @@ fn tag(audience: Audience) -> &'static str {
     match audience {
         Audience::Anyone => "health",
         Audience::Clients => "inference",
-        Audience::Operators => "admin",
+        Audience::Operators | Audience::Page => "admin",
     }
 }
 
@@ -133,6 +133,19 @@ fn parameters(tail: Tail, operation: &Operation) -> Vec<Value> {
             "description": "Cut off what runs there instead of waiting for it",
         }));
     }
+    if operation.method == "get" && operation.gives.1 == "Decisions" {
+        let query = |name: &str, of: &str, about: &str| {
+            json!({
+                "name": name, "in": "query", "required": false, "schema": { "type": of },
+                "description": about,
+            })
+        };
+        out.push(query("model", "string", "Only decisions about this model"));
+        out.push(query("worker", "integer", "Only decisions for this worker"));
+        let outcomes = "Only requests that ended so: ok, failed, rejected, cancelled, running";
+        out.push(query("outcome", "string", outcomes));
+        out.push(query("limit", "integer", "At most so many, up to 100"));
+    }
     out
 }
 
@@ -144,6 +157,8 @@ fn content(schema: &str) -> Value {
     let schema_ref = json!({ "schema": { "$ref": format!("#/components/schemas/{schema}") } });
     match schema {
         "Text" => json!({ "text/plain": schema_ref }),
+        "Page" => json!({ "text/html": schema_ref }),
+        "EventStream" => json!({ "text/event-stream": schema_ref }),
         "Completion" => json!({
             "application/json": schema_ref,
             "text/event-stream": { "schema": { "type": "string" } },

@@ -1,17 +1,28 @@
 //! The pages for probes, scrapers and passers-by: health, metrics, and what this is.
 
-use http::{HeaderValue, StatusCode};
+use http::header::{ACCEPT, LOCATION};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use kvasir_openai::{ApiError, Health};
 use serde_json::json;
 
 use crate::app::App;
 use crate::http::reply::{self, Reply};
 
+/// Where the operators' page is.
+const DASHBOARD: &str = "/dashboard";
 /// Workers that the health page names as waited for.
 const AWAITED_NAMED_MAX: usize = 16;
 
-/// What this is, for whoever opens the address in a browser.
-pub(crate) fn root(app: &App) -> Reply {
+/// What this is. A browser is sent on to the dashboard, if that is at this door.
+pub(crate) fn root(app: &App, has_page: bool, headers: &HeaderMap) -> Reply {
+    let accepts = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
+    let is_browser = accepts.is_some_and(|accept| accept.contains("text/html"));
+    if has_page && is_browser {
+        let mut reply = reply::json(StatusCode::SEE_OTHER, "");
+        let page = HeaderValue::from_static(DASHBOARD);
+        reply.headers_mut().insert(LOCATION, page);
+        return reply;
+    }
     let paths = &app.options().paths;
     let page = json!({
         "name": "kvasir",
@@ -22,6 +33,7 @@ pub(crate) fn root(app: &App) -> Reply {
         "health": paths.health,
         "metrics": paths.metrics,
         "api": "/openapi.json",
+        "dashboard": has_page.then_some(DASHBOARD),
     });
     reply::json(StatusCode::OK, page.to_string())
 }

@@ -133,6 +133,16 @@ pub enum Route {
     Decisions,
     /// Why one request went where it went.
     Decision(String),
+    /// How the latest decisions would have gone with other weights.
+    WhatIf,
+    /// Which sessions are bound, and where.
+    Sessions,
+    /// What is set, and who set it.
+    Settings,
+    /// The operators' page, or a file of it.
+    Dashboard(String),
+    /// What keeps the page up to date.
+    DashboardStream,
 }
 
 /// Whom a route is for.
@@ -144,6 +154,8 @@ pub enum Audience {
     Clients,
     /// Operators.
     Operators,
+    /// Anybody where operators are served: their page, which holds nothing until it is given their token.
+    Page,
 }
 
 /// Why there is no route.
@@ -409,6 +421,57 @@ pub(crate) const ROWS: &[Row] = &[
             &[get("Why a request went where it went", "Decision")],
         )
     },
+    Row {
+        audience: Audience::Operators,
+        ..posted(
+            Place::At("/what_if"),
+            |_| Route::WhatIf,
+            &[post(
+                "How the latest decisions would have gone with other weights",
+                "WhatIfRequest",
+                "WhatIf",
+            )],
+        )
+    },
+    read(
+        Place::At("/sessions"),
+        Audience::Operators,
+        |_| Route::Sessions,
+        &[get("The sessions that are bound, and where", "Sessions")],
+    ),
+    read(
+        Place::At("/settings"),
+        Audience::Operators,
+        |_| Route::Settings,
+        &[get(
+            "What is set, and who set it; secrets are hidden",
+            "Any",
+        )],
+    ),
+    read(
+        Place::At("/dashboard/stream"),
+        Audience::Operators,
+        |_| Route::DashboardStream,
+        &[get(
+            "All that the dashboard shows, then what changes each second; `last-event-id` goes on from there",
+            "EventStream",
+        )],
+    ),
+    read(
+        Place::At("/dashboard"),
+        Audience::Page,
+        |_| Route::Dashboard(String::new()),
+        &[get("The dashboard, a page for browsers", "Page")],
+    ),
+    Row {
+        tail: Tail::Name("file"),
+        ..read(
+            Place::At("/dashboard"),
+            Audience::Page,
+            Route::Dashboard,
+            &[get("A file of the dashboard", "Page")],
+        )
+    },
     posted(
         Place::Each(IDEMPOTENT_PATHS),
         |_| Route::Engine(None),
@@ -565,7 +628,7 @@ impl Paths {
 }
 
 /// Undoes percent-encoding; what is not valid stays as it is.
-fn percent_decode(text: &str) -> String {
+pub(crate) fn percent_decode(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
     let mut i = 0;

@@ -70,6 +70,9 @@ pub trait Service: Send + Sync + 'static {
         door: Door,
     ) -> impl Future<Output = Reply> + Send;
 
+    /// It is served from now on.
+    fn started(self: &Arc<Self>) {}
+
     /// A connection ended by an error, perhaps because its head could not be read.
     fn connection_failed(&self, error: &(dyn Error + 'static));
 }
@@ -116,6 +119,7 @@ impl<S: Service> HttpServer<S> {
         if let Some(threads) = &threads {
             threads.on_each(|| event_loop_lag::watch(http.metrics.clone(), http.clock));
         }
+        service.started();
         Ok(Self {
             service,
             address,

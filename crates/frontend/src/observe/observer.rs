@@ -6,6 +6,7 @@ use kvasir_telemetry::{Clock, Metrics, Tracer};
 use kvasir_types::RequestId;
 
 use crate::http::ids::RequestIds;
+use crate::observe::feed::Feed;
 use crate::observe::meter::ModelMeters;
 use crate::observe::outcomes::Outcomes;
 
@@ -17,6 +18,7 @@ pub(crate) struct Observer {
     outcomes: Outcomes,
     tracer: Option<Tracer>,
     ids: RequestIds,
+    feed: Feed,
     /// Of requests for models that are not served; made when the first one comes.
     unknown: OnceLock<Arc<ModelMeters>>,
 }
@@ -35,6 +37,7 @@ impl Observer {
             outcomes: Outcomes::new(outcomes_max),
             tracer,
             ids: RequestIds::new(),
+            feed: Feed::default(),
             unknown: OnceLock::new(),
         }
     }
@@ -52,6 +55,11 @@ impl Observer {
     /// How the latest requests ended.
     pub(crate) fn outcomes(&self) -> &Outcomes {
         &self.outcomes
+    }
+
+    /// Who watches the dashboard.
+    pub(crate) fn feed(&self) -> &Feed {
+        &self.feed
     }
 
     /// Where spans go.

@@ -4,7 +4,7 @@
 //! Bounded: the oldest is forgotten for the newest.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -71,8 +71,15 @@ impl RequestOutcome {
 /// The latest requests that ended. Clones are one memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcomes {
-    latest: Arc<Mutex<VecDeque<RequestOutcome>>>,
+    latest: Arc<Mutex<Latest>>,
     max: usize,
+}
+
+#[derive(Debug, Default)]
+struct Latest {
+    outcomes: VecDeque<RequestOutcome>,
+    /// How many there have ever been.
+    ended: u64,
 }
 
 impl Outcomes {
@@ -89,11 +96,22 @@ impl Outcomes {
         if self.max == 0 {
             return;
         }
-        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        if latest.len() >= self.max {
-            latest.pop_front();
+        let mut latest = self.lock();
+        latest.ended += 1;
+        if latest.outcomes.len() >= self.max {
+            latest.outcomes.pop_front();
         }
-        latest.push_back(ended);
+        latest.outcomes.push_back(ended);
+    }
+
+    /// Calls `each` with those of the latest that ended after the first `seen` ever, oldest first; how many there have
+    /// been by now. Requests wait meanwhile to be remembered.
+    pub(crate) fn since(&self, seen: u64, each: impl FnMut(&RequestOutcome)) -> u64 {
+        let latest = self.lock();
+        let new = usize::try_from(latest.ended.saturating_sub(seen)).unwrap_or(usize::MAX);
+        let old = latest.outcomes.len().saturating_sub(new);
+        latest.outcomes.iter().skip(old).for_each(each);
+        latest.ended
     }
 
     /// How the request of this id ended.
@@ -108,8 +126,11 @@ impl Outcomes {
     }
 
     fn find(&self, is: impl Fn(&&RequestOutcome) -> bool) -> Option<RequestOutcome> {
-        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        latest.iter().rev().find(is).cloned()
+        self.lock().outcomes.iter().rev().find(is).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Latest> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -206,6 +227,11 @@ mod tests {
         assert!(outcomes.of(RequestId(1)).is_none() && outcomes.named("a").is_none());
         assert_eq!(outcomes.of(RequestId(2)).unwrap().id, RequestId(2));
         assert_eq!(outcomes.named("b"), Some(RequestId(3)));
+        let mut ids = Vec::new();
+        assert_eq!(outcomes.since(0, |ended| ids.push(ended.id.0)), 3);
+        assert_eq!(ids, [2, 3], "the first is forgotten");
+        assert_eq!(outcomes.since(2, |ended| assert_eq!(ended.id.0, 3)), 3);
+        outcomes.since(3, |_| panic!("there is nothing new"));
         let none = Outcomes::new(0);
         none.keep(ended(1, "a"));
         assert!(none.of(RequestId(1)).is_none());

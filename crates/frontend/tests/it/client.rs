@@ -154,6 +154,17 @@ impl Client {
         }
     }
 
+    /// Takes what has come up to and with `end`; what came if the connection ended before.
+    pub(crate) async fn take_until(&mut self, end: &str) -> String {
+        self.read_until(end).await;
+        let found = self
+            .unread
+            .windows(end.len())
+            .position(|w| w == end.as_bytes());
+        let taken = found.map_or(self.unread.len(), |at| at + end.len());
+        String::from_utf8(self.unread.drain(..taken).collect()).unwrap()
+    }
+
     /// Whether the other side has closed.
     pub(crate) async fn closed(&mut self) -> bool {
         self.more().await == 0

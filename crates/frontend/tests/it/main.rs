@@ -12,6 +12,7 @@ mod ahead;
 mod bodies;
 mod client;
 mod complete;
+mod dashboard;
 mod dying;
 mod engine;
 mod facts;

@@ -52,7 +52,7 @@ fn route(out: &mut String, named: &mut BTreeSet<String>, path: &str, method: &st
         let kind = content.as_object().and_then(|kinds| kinds.values().next());
         let name = kind.and_then(|kind| schema_name(&kind["schema"]));
         match name {
-            Some("Any" | "Text") | None => "-".to_owned(),
+            Some("Any" | "Text" | "Page" | "EventStream") | None => "-".to_owned(),
             Some(name) => {
                 named.insert(name.to_owned());
                 format!("[{name}](#{})", name.to_lowercase())

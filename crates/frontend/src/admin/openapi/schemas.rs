@@ -26,7 +26,14 @@ fn maybe(of: &str, meaning: &str) -> Value {
 /// Every schema by name.
 pub(super) fn all() -> Value {
     let mut schemas = inference();
-    for more in [health(), thresholds(), workers(), decisions()] {
+    for more in [
+        health(),
+        thresholds(),
+        workers(),
+        decisions(),
+        what_if(),
+        sessions(),
+    ] {
         if let (Some(all), Value::Object(more)) = (schemas.as_object_mut(), more) {
             all.extend(more);
         }
@@ -48,6 +55,8 @@ fn inference() -> Value {
     json!({
         "Any": {},
         "Text": text,
+        "Page": text,
+        "EventStream": text,
         "Error": open(&[], &json!({ "message": text, "type": text, "code": number })),
         "ChatRequest": open(&["model", "messages"], &json!({
             "model": text,
@@ -186,6 +195,9 @@ fn decisions() -> Value {
             "resumed": field("boolean", "It continued an answer that broke off"),
             "failed_before": field("integer", "Workers that had failed the request by then"),
             "superseded": field("boolean", "A later decision of the same request replaced it"),
+            "candidate_names": { "type": "array", "items": { "type": "string" },
+                "description": "The candidates' workers and ranks as text: ids have 64 bits" },
+            "winner_name": maybe("string", "The winner's worker and rank as text"),
             "outcome": { "anyOf": [{ "$ref": "#/components/schemas/Outcome" }, { "type": "null" }],
                 "description": "What became of the request, once it has ended" },
         })),
@@ -203,5 +215,62 @@ fn decisions() -> Value {
             "total_ms": field("number", "Time to the end"),
         })),
         "Decisions": open(&["decisions"], &json!({ "decisions": list("Decision") })),
+    })
+}
+
+fn what_if() -> Value {
+    let weight = |meaning: &str| maybe("number", meaning);
+    let sum = open(
+        &[],
+        &json!({
+            "cached_blocks": field("number", "Prompt blocks that the winners hold"),
+            "queued_prompt_blocks": field("number", "Prompt blocks to be computed at the winners, these prompts' included"),
+            "decode_blocks": field("number", "Blocks that running requests hold there"),
+        }),
+    );
+    json!({
+        "WhatIfRequest": { "type": "object", "additionalProperties": false, "properties": {
+            "model": maybe("string", "Only decisions about this model"),
+            "last": { "type": "integer", "minimum": 1, "maximum": 1000,
+                "description": "The newest so many decisions of each router; 500 if it is left out" },
+            "weights": { "$ref": "#/components/schemas/WeightChange" },
+        } },
+        "WeightChange": { "type": "object", "additionalProperties": false, "properties": {
+            "overlap_score_credit": weight("In place of --router-kv-overlap-score-credit"),
+            "overlap_score_credit_decay": weight("In place of --router-kv-overlap-score-credit-decay"),
+            "prefill_load_scale": weight("In place of --router-prefill-load-scale"),
+            "decode_active_request_weight": weight("In place of --router-decode-active-request-weight"),
+        } },
+        "WhatIf": open(&["considered", "moved"], &json!({
+            "considered": field("integer", "Decisions that were scored again"),
+            "skipped": field("integer", "Decisions that no cost made: pinned, by session, in another mode, refused"),
+            "partial": field("integer", "Of those considered: had more candidates than are kept, so that a better one may be missing"),
+            "moved": field("integer", "Of those considered: would have gone elsewhere"),
+            "prompt_blocks": field("number", "Blocks of all their prompts"),
+            "before": { "$ref": "#/components/schemas/WhatIfSum" },
+            "after": { "$ref": "#/components/schemas/WhatIfSum" },
+            "ranks": { "type": "array", "items": { "type": "object" },
+                "description": "Each rank with the decisions that it got and would have got" },
+            "moves": { "type": "array", "items": { "type": "object" },
+                "description": "The newest that moved, at most 50" },
+        })),
+        "WhatIfSum": sum,
+    })
+}
+
+fn sessions() -> Value {
+    json!({
+        "Session": open(&["id", "worker"], &json!({
+            "id": field("string", "What its client calls it"),
+            "router": field("string", "The router that knows it"),
+            "worker": field("string", "Where its requests go: worker and rank"),
+            "in_engine": field("boolean", "The engine holds a session, too"),
+            "requests": field("integer", "Requests that hold it"),
+            "idle_ms_left": maybe("integer", "Until it ends unless it is used"),
+        })),
+        "Sessions": open(&["total", "sessions"], &json!({
+            "total": field("integer", "How many are bound"),
+            "sessions": list("Session"),
+        })),
     })
 }

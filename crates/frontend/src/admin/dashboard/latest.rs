@@ -1,0 +1,144 @@
+//! The latest decisions and what became of them, as the page lists them.
+//!
+//! What always holds: at most [`SHOWN_MAX`] are remembered as shown, so that their ends can follow; of a busy second the
+//! newest [`NEW_MAX`] are shown and the others counted.
+
+use std::collections::{HashMap, VecDeque};
+
+use kvasir_router::{Decision, Reason};
+use kvasir_types::{RequestId, Time};
+use serde_json::{Value, json};
+
+use crate::App;
+use crate::models::ServedModel;
+use crate::observe::outcomes::RequestOutcome;
+
+/// Decisions that a page begins with, and whose ends are told.
+pub(super) const SHOWN_MAX: usize = 200;
+/// New decisions in one event.
+pub(super) const NEW_MAX: usize = 40;
+
+/// What has been shown.
+#[derive(Debug, Default)]
+pub(super) struct LatestDecisions {
+    /// The newest decision of each router that has been looked at, by the router's name.
+    seen: HashMap<String, (Time, RequestId)>,
+    /// Oldest first, with the end where it is known.
+    shown: VecDeque<(RequestId, Value)>,
+    /// Requests that had ended when last looked.
+    ended: u64,
+}
+
+impl LatestDecisions {
+    /// Forgets what was shown: the next look begins with the newest [`SHOWN_MAX`].
+    pub(super) fn restart(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Decisions since the last look, oldest first, and how many are left out.
+    pub(super) fn decided(&mut self, app: &App) -> (Vec<Value>, usize) {
+        let most = match self.shown.is_empty() {
+            true => SHOWN_MAX,
+            false => NEW_MAX,
+        };
+        let (mut rows, mut count) = (Vec::new(), 0);
+        for model in app.models().of_routers() {
+            let seen = self.seen.get(&**model.host.name()).copied();
+            let newest = model.host.ask(|router| {
+                let is_new = |d: &&Decision| Some((d.at, d.id)) != seen;
+                let mut newest = None;
+                for decision in router.decisions().take_while(is_new) {
+                    newest.get_or_insert((decision.at, decision.id));
+                    count += 1;
+                    if count <= most {
+                        rows.push((decision.at, decision.id, row(app, &model, decision)));
+                    }
+                }
+                newest
+            });
+            if let Some(newest) = newest {
+                self.seen.insert(model.host.name().to_string(), newest);
+            }
+        }
+        rows.sort_by_key(|(at, ..)| *at);
+        let skipped = count - rows.len();
+        for (_, id, row) in &rows {
+            self.shown.push_back((*id, row.clone()));
+        }
+        while self.shown.len() > SHOWN_MAX {
+            self.shown.pop_front();
+        }
+        let rows = rows.into_iter().map(|(.., row)| row).collect();
+        (rows, skipped)
+    }
+
+    /// What became of those that are shown, since the last look. `each` sees every request that has ended since.
+    pub(super) fn ended(&mut self, app: &App, mut each: impl FnMut(&RequestOutcome)) -> Vec<Value> {
+        let mut by_id: HashMap<RequestId, usize> = HashMap::new();
+        for (at, (id, _)) in self.shown.iter().enumerate() {
+            by_id.insert(*id, at);
+        }
+        let mut found = Vec::new();
+        let outcomes = app.observer().outcomes();
+        self.ended = outcomes.since(self.ended, |ended| {
+            each(ended);
+            if let Some(at) = by_id.get(&ended.id) {
+                found.push((*at, ended.clone()));
+            }
+        });
+        let mut rows = Vec::new();
+        for (at, ended) in found {
+            let outcome = ended.to_json();
+            if let Some((_, row)) = self.shown.get_mut(at) {
+                row["outcome"] = outcome.clone();
+            }
+            rows.push(json!({ "id": ended.id.to_string(), "outcome": outcome }));
+        }
+        rows
+    }
+
+    /// All that are shown, oldest first.
+    pub(super) fn all(&self) -> Vec<&Value> {
+        self.shown.iter().map(|(_, row)| row).collect()
+    }
+}
+
+/// A decision in a line.
+fn row(app: &App, of_router: &ServedModel, decision: &Decision) -> Value {
+    let model = decision.model.as_deref().unwrap_or(&of_router.name);
+    let chosen = decision.chosen();
+    let seconds = chosen.is_some_and(|chosen| chosen.seconds.is_some());
+    json!({
+        "id": decision.id.to_string(),
+        "at": app.clock().unix_millis(decision.at),
+        "model": model,
+        "worker": decision.winner.map(|(rank, _)| rank.to_string()),
+        "reason": decision.winner.map(|(_, reason)| reason_name(reason)),
+        "cost": chosen.map(|chosen| chosen.terms.cost),
+        "runner_up": decision.runner_up().map(|other| other.terms.cost),
+        "seconds": seconds,
+        "tokens": decision.isl_tokens,
+        "blocks": decision.request_blocks,
+        "cached_blocks": chosen.map(|chosen| chosen.terms.cached_blocks),
+        "predicted": decision.predicted.total(),
+        "eligible": decision.eligible,
+        "excluded": decision.excluded.count,
+        "queued_ms": decision.queued.as_millis() as u64,
+        "failed_before": decision.failed_before,
+        "resumed": decision.resumed,
+        "error": decision.error.as_ref().map(ToString::to_string),
+        "outcome": null,
+    })
+}
+
+fn reason_name(reason: Reason) -> &'static str {
+    match reason {
+        Reason::LowestCost => "lowest cost",
+        Reason::Tie { .. } => "tie",
+        Reason::Sampled { .. } => "drawn",
+        Reason::Pinned => "pinned",
+        Reason::Session => "session",
+        Reason::LastResort => "last resort",
+        Reason::Rule => "rule",
+    }
+}

@@ -1,0 +1,259 @@
+// Which requests were routed of late, where to, and what came of them? Live without a filter; with one, the server looks
+// through all decisions that it keeps.
+
+import { get, message } from "./api.js";
+import { button, el, Keyed, mark, write } from "./dom.js";
+import { Explanation, statusText, type Decision } from "./explain.js";
+import { clock, cost, count, milliseconds, percent, UNKNOWN, workerName } from "./format.js";
+import type { DecisionRow, State, View } from "./state.js";
+
+/** Rows that are shown at once. */
+const SHOWN_MAX = 100;
+/** How often a filtered list is asked for. */
+const ASK_MS = 3000;
+
+const OUTCOMES = ["", "ok", "failed", "rejected", "cancelled", "running"] as const;
+
+export function outcomeText(row: DecisionRow): string {
+  if (row.error !== null) return "refused";
+  return row.outcome === null ? "running" : statusText(row.outcome.status);
+}
+
+/** How a row is marked: the word in it says the same. */
+function tone(row: DecisionRow): string {
+  if (row.error !== null) return "bad";
+  if (row.outcome === null) return "idle";
+  const { status } = row.outcome;
+  return status < 400 ? "ok" : status === 499 ? "warn" : "bad";
+}
+
+/** Predicted against reported share of the prompt. */
+function hits(row: DecisionRow): string {
+  const predicted = row.tokens > 0 ? percent(row.predicted / row.tokens) : UNKNOWN;
+  const ended = row.outcome;
+  if (ended === null || ended.reported_cached_tokens === null || !ended.prompt_tokens) return `${predicted} / ${UNKNOWN}`;
+  return `${predicted} / ${percent(ended.reported_cached_tokens / ended.prompt_tokens)}`;
+}
+
+class Row {
+  readonly root: HTMLTableRowElement;
+  private readonly cells: HTMLTableCellElement[] = [];
+  private readonly open: HTMLButtonElement;
+
+  constructor(row: DecisionRow, show: (id: string) => void) {
+    this.open = button(clock(row.at, true), () => show(row.id), "linklike");
+    this.open.setAttribute("aria-label", `Why request ${row.id} went where it went`);
+    this.root = el("tr", { onclick: () => show(row.id) }, el("th", { scope: "row" }, this.open));
+    for (const kind of ["", "", "num", "num", "", "num", "num", ""]) {
+      const cell = el("td", { class: kind });
+      this.cells.push(cell);
+      this.root.append(cell);
+    }
+  }
+
+  update(row: DecisionRow, state: State, chosen: string | null): void {
+    const texts = [
+      row.model,
+      row.worker === null ? "nobody" : workerName(row.worker, state.urlOf(row.worker)),
+      count(row.tokens),
+      hits(row),
+      row.reason ?? row.error ?? "",
+      cost(row.cost, row.seconds),
+      milliseconds(row.outcome?.ttft_ms ?? null),
+    ];
+    texts.forEach((text, index) => {
+      const cell = this.cells[index];
+      if (cell !== undefined) write(cell, text);
+    });
+    const last = this.cells[texts.length];
+    if (last !== undefined) {
+      write(last, outcomeText(row));
+      last.className = `tone ${tone(row)}`;
+    }
+    mark(this.root, "aria-selected", row.id === chosen ? "true" : null);
+  }
+}
+
+/** A table of decisions, in the overview and in its own view. */
+export class DecisionTable {
+  readonly root: HTMLElement;
+  private readonly empty = el("p", { class: "empty" });
+  private readonly rows: Keyed<DecisionRow, Row>;
+  private state: State | null = null;
+
+  constructor(show: (id: string) => void, private readonly chosen: () => string | null) {
+    const body = el("tbody");
+    this.rows = new Keyed(
+      body,
+      (row) => new Row(row, show),
+      (made, row) => this.state && made.update(row, this.state, this.chosen()),
+    );
+    const head = el("tr");
+    for (const [name, kind] of [["Time", ""], ["Model", ""], ["Went to", ""], ["Prompt", "num"], ["Cached, said / found", "num"], ["Because of", ""], ["Cost", "num"], ["First token", "num"], ["Outcome", ""]] as const) {
+      head.append(el("th", { scope: "col", class: kind }, name));
+    }
+    const table = el("table", { class: "rows decisions" }, el("caption", { class: "hidden" }, "Decisions, newest first"), el("thead", {}, head), body);
+    this.root = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Decisions" }, table, this.empty);
+  }
+
+  update(state: State, rows: readonly DecisionRow[], none: string): void {
+    this.state = state;
+    // A request that was tried twice has two rows.
+    const seen = new Map<string, number>();
+    const keyed = rows.map((row) => {
+      const at = seen.get(row.id) ?? 0;
+      seen.set(row.id, at + 1);
+      return [`${row.id} ${row.at} ${at}`, row] as const;
+    });
+    this.rows.show(keyed);
+    write(this.empty, rows.length === 0 ? none : "");
+    this.empty.hidden = rows.length > 0;
+  }
+}
+
+export class DecisionsView implements View {
+  readonly root = el("div", { class: "view split" });
+  private readonly worker = el("select", { id: "filter-worker" });
+  private readonly outcome = el("select", { id: "filter-outcome" });
+  private readonly pause = button("Pause", () => this.hold(), "quiet");
+  private readonly said = el("p", { class: "soft", role: "status" });
+  private readonly explanation = new Explanation(() => this.show(null));
+  private readonly table = new DecisionTable((id) => this.show(id), () => this.chosen);
+  private chosen: string | null = null;
+  private held: DecisionRow[] | null = null;
+  private asked: DecisionRow[] | null = null;
+  private pointed: DecisionRow[] | null = null;
+  private timer = 0;
+  private state: State | null = null;
+
+  constructor(chosen: string | null) {
+    for (const outcome of OUTCOMES) this.outcome.append(el("option", { value: outcome }, outcome === "" ? "any" : outcome));
+    for (const select of [this.worker, this.outcome]) select.addEventListener("change", () => this.filter());
+    const tools = el("div", { class: "toolbar" }, el("label", {}, "Worker ", this.worker), el("label", {}, "Outcome ", this.outcome), this.pause, this.said);
+    const list = el("section", { class: "card" }, el("h2", {}, "Decisions"), tools, this.table.root);
+    this.table.root.addEventListener("pointerenter", (event) => {
+      if (event.pointerType === "mouse") this.pointed = [...(this.state?.decisions ?? [])];
+    });
+    this.table.root.addEventListener("pointerleave", () => (this.pointed = null));
+    this.root.append(list);
+    this.chosen = chosen;
+  }
+
+  update(state: State): void {
+    const first = this.state === null;
+    this.state = state;
+    this.fillWorkers(state);
+    this.list(state);
+    if (first && this.chosen !== null) this.show(this.chosen);
+    const chosen = state.decisions.find((row) => row.id === this.chosen);
+    if (chosen?.outcome) this.explanation.ended(chosen.id, state);
+  }
+
+  leave(): void {
+    window.clearTimeout(this.timer);
+  }
+
+  private list(state: State): void {
+    // Rows that move away under the pointer cannot be clicked.
+    const still = this.held ?? this.pointed;
+    const all = this.asked ?? still ?? state.decisions;
+    const ours = state.scope === "" ? all : all.filter((row) => row.model === state.scope);
+    const none = this.asked !== null ? "No decision that is kept fits the filter." : "No decision yet: send a request, and it is here within a second.";
+    this.table.update(state, ours.slice(0, SHOWN_MAX), none);
+    const skipped = state.skipped > 0 && this.asked === null && still === null ? `${count(state.skipped)} more in the last second` : "";
+    write(this.said, this.asked !== null ? `${ours.length} found among those kept` : this.held !== null ? "paused" : this.pointed !== null ? "still while you point at it" : skipped);
+  }
+
+  private fillWorkers(state: State): void {
+    const names = new Map<string, string>();
+    for (const row of state.ranks()) names.set(row.worker, workerName(row.worker, row.url));
+    const want = [...names.keys()].join();
+    if (this.worker.dataset.for === want) return;
+    this.worker.dataset.for = want;
+    const kept = this.worker.value;
+    this.worker.replaceChildren(el("option", { value: "" }, "any"));
+    for (const [id, name] of names) this.worker.append(el("option", { value: id }, name));
+    this.worker.value = names.has(kept) ? kept : "";
+  }
+
+  private hold(): void {
+    this.held = this.held === null ? [...(this.state?.decisions ?? [])] : null;
+    write(this.pause, this.held === null ? "Pause" : "Go on");
+    if (this.state !== null) this.list(this.state);
+  }
+
+  private filter(): void {
+    window.clearTimeout(this.timer);
+    if (this.worker.value === "" && this.outcome.value === "") {
+      this.asked = null;
+      if (this.state !== null) this.list(this.state);
+      return;
+    }
+    void this.ask();
+  }
+
+  private async ask(): Promise<void> {
+    const query = new URLSearchParams();
+    const scope = this.state?.scope ?? "";
+    if (scope !== "") query.set("model", scope);
+    if (this.worker.value !== "") query.set("worker", this.worker.value);
+    if (this.outcome.value !== "") query.set("outcome", this.outcome.value);
+    try {
+      const found = await get<{ decisions: readonly Decision[] }>(`/decisions?${query.toString()}`);
+      this.asked = found.decisions.map(asRow);
+    } catch (error) {
+      this.asked = [];
+      write(this.said, message(error));
+    }
+    if (this.state !== null && this.root.isConnected) {
+      this.list(this.state);
+      this.timer = window.setTimeout(() => this.filter(), ASK_MS);
+    }
+  }
+
+  private show(id: string | null): void {
+    this.chosen = id;
+    history.replaceState(null, "", id === null ? "#decisions" : `#decisions/${encodeURIComponent(id)}`);
+    if (this.state === null) return;
+    if (id === null) this.explanation.root.remove();
+    else {
+      this.root.append(this.explanation.root);
+      void this.explanation.show(id, this.state);
+      const below = matchMedia("(max-width: 1100px)").matches;
+      this.explanation.root.focus({ preventScroll: !below });
+    }
+    this.root.classList.toggle("open", id !== null);
+    this.list(this.state);
+  }
+}
+
+/** A decision as the server tells it in full, as a row. */
+function asRow(decision: Decision): DecisionRow {
+  const won = decision.candidate_names.indexOf(decision.winner_name ?? "");
+  const chosen = decision.candidates[won];
+  const rival = decision.candidates.find((_, index) => index !== won);
+  const reason = decision.winner?.[1] ?? null;
+  const kind = reason === null ? null : typeof reason === "string" ? reason : (Object.keys(reason)[0] ?? null);
+  const { indexed, in_flight, evicted } = decision.predicted;
+  return {
+    id: decision.id,
+    at: decision.at_unix_ms,
+    model: decision.model,
+    worker: decision.winner_name,
+    reason: kind?.replaceAll("_", " ") ?? null,
+    cost: chosen?.terms.cost ?? null,
+    runner_up: rival?.terms.cost ?? null,
+    seconds: chosen?.seconds !== undefined,
+    tokens: decision.isl_tokens,
+    blocks: decision.request_blocks,
+    cached_blocks: chosen?.terms.cached_blocks ?? null,
+    predicted: Math.max(0, indexed + in_flight - evicted),
+    eligible: decision.eligible,
+    excluded: decision.excluded.count,
+    queued_ms: decision.queued.secs * 1000 + decision.queued.nanos / 1e6,
+    failed_before: decision.failed_before,
+    resumed: decision.resumed,
+    error: decision.error,
+    outcome: decision.outcome,
+  };
+}

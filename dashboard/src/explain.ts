@@ -1,0 +1,297 @@
+// Why did one request go where it went? Every candidate's cost as stacked terms, the winner's lead in a sentence, and what
+// the engine then said.
+
+import { get, message } from "./api.js";
+import { button, el, type Child } from "./dom.js";
+import { clock, cost, count, digits, milliseconds, percent, time, UNKNOWN, workerName } from "./format.js";
+import type { Outcome, State } from "./state.js";
+
+interface Terms {
+  readonly raw_prefill_blocks: number;
+  readonly credit_blocks: number;
+  readonly prefill_blocks: number;
+  readonly decode_blocks: number;
+  readonly request_cost: number;
+  readonly taint_factor: number;
+  readonly cached_blocks: number;
+  readonly cost: number;
+}
+
+interface Seconds {
+  readonly wait: number;
+  readonly room: number;
+  readonly own: number;
+  readonly delay: number;
+  readonly decode: number;
+  readonly new_tokens: number;
+}
+
+interface Candidate {
+  readonly terms: Terms;
+  readonly seconds?: Seconds;
+}
+
+type Reason = string | Readonly<Record<string, Readonly<Record<string, number>>>>;
+
+export interface Decision {
+  readonly id: string;
+  readonly at_unix_ms: number;
+  readonly model: string;
+  readonly mode: string;
+  readonly isl_tokens: number;
+  readonly request_blocks: number;
+  readonly block_size: number;
+  readonly prefill_load_scale: number;
+  readonly temperature: number;
+  readonly eligible: number;
+  readonly queued: { readonly secs: number; readonly nanos: number };
+  readonly failed_before: number;
+  readonly resumed: boolean;
+  readonly candidates: readonly Candidate[];
+  readonly candidate_names: readonly string[];
+  readonly candidate_urls: readonly (string | null)[];
+  readonly winner: readonly [unknown, Reason] | null;
+  readonly winner_name: string | null;
+  readonly excluded: { readonly count: number; readonly named: readonly (readonly [unknown, string])[] };
+  readonly excluded_names: readonly string[];
+  readonly predicted: { readonly indexed: number; readonly in_flight: number; readonly evicted: number };
+  readonly error: string | null;
+  readonly outcome: Outcome | null;
+}
+
+/** A part of a bar. */
+interface Part {
+  readonly name: string;
+  readonly kind: "prefill" | "credit" | "decode" | "requests" | "wait";
+  readonly value: number;
+}
+
+const ABOUT: Readonly<Record<Part["kind"], string>> = {
+  prefill: "prompt to compute",
+  credit: "saved by its cache",
+  decode: "decode load",
+  requests: "running requests",
+  wait: "waiting for its turn",
+};
+
+/** What a candidate's cost is made of. The credit is what it would cost more without its cache: it is drawn behind the sum. */
+function parts(decision: Decision, candidate: Candidate): Part[] {
+  const { terms, seconds } = candidate;
+  if (seconds !== undefined) {
+    return [
+      { name: "wait", kind: "wait", value: seconds.wait },
+      { name: "prompt", kind: "prefill", value: seconds.own },
+      { name: "delay of others", kind: "requests", value: seconds.delay },
+      { name: "decode", kind: "decode", value: seconds.decode },
+    ];
+  }
+  const factor = terms.taint_factor || 1;
+  const scale = decision.prefill_load_scale * factor;
+  return [
+    { name: "prompt", kind: "prefill", value: scale * terms.prefill_blocks },
+    { name: "decode", kind: "decode", value: factor * terms.decode_blocks },
+    { name: "requests", kind: "requests", value: factor * terms.request_cost },
+    { name: "credit", kind: "credit", value: scale * (terms.raw_prefill_blocks - terms.prefill_blocks) },
+  ];
+}
+
+/** Why the winner won, in a sentence. */
+export function sentence(decision: Decision, nameOf: (index: number) => string): string {
+  if (decision.winner === null) return `Nobody was chosen: ${decision.error ?? "no worker could take it"}.`;
+  const [, reason] = decision.winner;
+  const kind = typeof reason === "string" ? reason : (Object.keys(reason)[0] ?? "");
+  const detail = typeof reason === "string" ? {} : (reason[kind] ?? {});
+  const won = decision.candidate_names.indexOf(decision.winner_name ?? "");
+  const who = won >= 0 ? nameOf(won) : workerName(decision.winner_name ?? "", null);
+  const chosen = decision.candidates[won];
+  switch (kind) {
+    case "pinned":
+      return `The request named ${who}.`;
+    case "session":
+      return `Its session lives on ${who}.`;
+    case "last_resort":
+      return `Every other worker is down or has failed this request; ${who} was the least bad.`;
+    case "rule":
+      return `${who} was next by the rule of mode ${decision.mode}, which weighs no cost.`;
+    case "sampled":
+      return `${who} was drawn with a chance of ${percent(detail.probability ?? 0)} (temperature ${decision.temperature}).`;
+    default:
+  }
+  const other = decision.candidates.findIndex((_, index) => index !== won);
+  const rival = decision.candidates[other];
+  if (chosen === undefined || rival === undefined) return `${who} was the only candidate.`;
+  const inSeconds = chosen.seconds !== undefined;
+  const lead = rival.terms.cost - chosen.terms.cost;
+  if (kind === "tie") return `${who} shared the lowest cost with ${detail.among === 2 ? "one other" : `${(detail.among ?? 2) - 1} others`} and was drawn among them.`;
+  return `${who} costs ${cost(lead, inSeconds)}${inSeconds ? "" : " blocks"} less than the next, ${nameOf(other)}: ${because(decision, chosen, rival)}.`;
+}
+
+/** The term that decided it. */
+function because(decision: Decision, chosen: Candidate, rival: Candidate): string {
+  const [ours, theirs] = [parts(decision, chosen), parts(decision, rival)];
+  let most = 0;
+  let kind: Part["kind"] | null = null;
+  ours.forEach((part, index) => {
+    const gain = (theirs[index]?.value ?? 0) - part.value;
+    if (part.kind !== "credit" && gain > most) [most, kind] = [gain, part.kind];
+  });
+  const held = `it holds ${digits(chosen.terms.cached_blocks, 3)} of ${decision.request_blocks} blocks of the prompt, the next ${digits(rival.terms.cached_blocks, 3)}`;
+  const cached = chosen.terms.cached_blocks > rival.terms.cached_blocks;
+  if (kind === "prefill") return cached ? held : "less prompt work waits there";
+  if (kind === "decode") return "its running requests hold fewer blocks";
+  if (kind === "requests") return "fewer requests run there";
+  if (kind === "wait") return "the prompt waits less there";
+  return cached ? held : "by a small margin";
+}
+
+function capital(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+export class Explanation {
+  readonly root = el("section", { class: "card explain", "aria-label": "Why this request went where it went", tabindex: -1 });
+  private asked = "";
+  /** The request that is shown had not ended. */
+  private open = false;
+
+  constructor(private readonly close: () => void) {}
+
+  /** A request has ended: if it is shown, it is shown again. */
+  ended(id: string, state: State): void {
+    if (this.open && this.asked === id) void this.show(id, state);
+  }
+
+  async show(id: string, state: State): Promise<void> {
+    if (this.asked !== id) this.fill(id, el("p", { class: "empty" }, "Loading."));
+    this.asked = id;
+    this.open = false;
+    try {
+      const decision = await get<Decision>(`/decisions/${encodeURIComponent(id)}`);
+      if (this.asked !== id) return;
+      this.open = decision.outcome === null;
+      this.fill(id, ...this.body(decision, state));
+    } catch (error) {
+      if (this.asked === id) this.fill(id, el("p", { class: "empty" }, message(error)));
+    }
+  }
+
+  private fill(id: string, ...body: Child[]): void {
+    const head = el("div", { class: "cardhead" }, el("h2", {}, "Why it went there"), button("Close", this.close, "quiet"));
+    this.root.replaceChildren(head, el("p", { class: "soft id" }, id));
+    for (const child of body) if (child) this.root.append(child);
+  }
+
+  private body(decision: Decision, state: State): Child[] {
+    const nameOf = (index: number) => {
+      const name = decision.candidate_names[index] ?? "";
+      return workerName(name, decision.candidate_urls[index] ?? state.urlOf(name));
+    };
+    const waited = decision.queued.secs + decision.queued.nanos / 1e9;
+    const facts: [string, string][] = [
+      ["Model", decision.model],
+      ["At", clock(decision.at_unix_ms, true)],
+      ["Prompt", `${count(decision.isl_tokens)} tokens, ${count(decision.request_blocks)} blocks of ${decision.block_size}`],
+      ["Candidates", `${decision.eligible} weighed, ${decision.excluded.count} left out`],
+    ];
+    if (waited > 0.001) facts.push(["Waited in the queue", time(waited)]);
+    if (decision.failed_before > 0) facts.push(["Tried before", `${decision.failed_before} workers failed it${decision.resumed ? "; the answer goes on here" : ""}`]);
+    return [
+      el("p", { class: "why" }, capital(sentence(decision, nameOf))),
+      decision.candidates.length > 0 && this.bars(decision, nameOf),
+      decision.excluded.named.length > 0 && excluded(decision, state),
+      el("h3", {}, "What came of it"),
+      outcome(decision),
+      list(facts),
+    ];
+  }
+
+  private bars(decision: Decision, nameOf: (index: number) => string): HTMLElement {
+    const rows = decision.candidates.map((candidate) => parts(decision, candidate));
+    const sum = (row: readonly Part[]) => row.reduce((all, part) => all + part.value, 0);
+    const widest = Math.max(...rows.map(sum), 1e-9);
+    const inSeconds = decision.candidates.some((candidate) => candidate.seconds !== undefined);
+    const unit = inSeconds ? "seconds" : "blocks";
+    const used = new Set(rows.flatMap((row) => row.filter((part) => part.value > 0).map((part) => part.kind)));
+    const legend = el("ul", { class: "keys" });
+    for (const kind of Object.keys(ABOUT) as Part["kind"][]) {
+      if (used.has(kind)) legend.append(el("li", {}, el("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), ABOUT[kind]));
+    }
+    const body = el("tbody");
+    rows.forEach((row, index) => {
+      const candidate = decision.candidates[index];
+      if (candidate === undefined) return;
+      const won = decision.candidate_names[index] === decision.winner_name;
+      const bar = el("div", { class: "stack", "aria-hidden": "true" });
+      for (const part of row) {
+        if (part.value <= 0) continue;
+        const piece = el("span", { class: `piece ${part.kind}`, title: `${part.name}: ${cost(part.value, inSeconds)}` });
+        piece.style.width = `${(part.value / widest) * 100}%`;
+        bar.append(piece);
+      }
+      const figures = row.filter((part) => part.kind === "prefill" || part.value > 0).map((part) => `${part.name} ${part.kind === "credit" ? "−" : ""}${cost(part.value, inSeconds)}`);
+      body.append(
+        el(
+          "tr",
+          { class: won ? "won" : "" },
+          el("th", { scope: "row" }, won ? "▶ " : "", nameOf(index), won && el("span", { class: "hidden" }, " (chosen)")),
+          el("td", { class: "num" }, cost(candidate.terms.cost, inSeconds)),
+          el("td", { class: "num" }, `${digits(candidate.terms.cached_blocks, 3)}`),
+          el("td", { class: "wide" }, bar, el("span", { class: "soft terms" }, figures.join(" · "))),
+        ),
+      );
+    });
+    const more = decision.eligible - decision.candidates.length;
+    return el(
+      "div",
+      {},
+      legend,
+      el(
+        "table",
+        { class: "candidates" },
+        el("caption", { class: "hidden" }, `Candidates and their cost in ${unit}, cheapest first`),
+        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Candidate"), el("th", { scope: "col", class: "num" }, "Cost"), el("th", { scope: "col", class: "num" }, "Cached"), el("th", { scope: "col" }, `Terms, in ${unit}`))),
+        body,
+      ),
+      more > 0 && decision.mode === "kv" && el("p", { class: "soft" }, `${count(more)} dearer candidates are not kept.`),
+    );
+  }
+}
+
+function excluded(decision: Decision, state: State): HTMLElement {
+  const words = decision.excluded.named.map(([, reason], index) => {
+    const name = decision.excluded_names[index] ?? "";
+    return `${workerName(name, state.urlOf(name))} (${reason.replaceAll("_", " ")})`;
+  });
+  const more = decision.excluded.count - words.length;
+  return el("p", { class: "soft" }, `Left out: ${words.join(", ")}${more > 0 ? `, and ${more} more` : ""}.`);
+}
+
+function outcome(decision: Decision): HTMLElement {
+  const ended = decision.outcome;
+  if (ended === null) return el("p", { class: "soft" }, "The request has not ended, or is remembered no more.");
+  const predicted = ended.predicted_cached_tokens;
+  const reported = ended.reported_cached_tokens;
+  const rows: [string, string][] = [
+    ["Status", statusText(ended.status)],
+    ["Predicted as cached", predicted === null ? UNKNOWN : `${count(predicted)} tokens`],
+    ["Reported as cached", reported === null ? "the engine did not say" : `${count(reported)} of ${count(ended.prompt_tokens)} tokens`],
+    ["First token", milliseconds(ended.ttft_ms)],
+    ["Whole answer", `${milliseconds(ended.total_ms)}, ${count(ended.output_tokens)} tokens`],
+  ];
+  if (ended.moves > 0) rows.push(["Moved", `${ended.moves} times to another worker`]);
+  if (ended.client_request_id) rows.push(["Client's name of it", ended.client_request_id]);
+  return list(rows);
+}
+
+export function statusText(status: number): string {
+  if (status < 400) return `${status} ok`;
+  if (status === 499) return "the client left";
+  if (status === 429 || status === 503 || status === 529) return `${status} rejected`;
+  return `${status} failed`;
+}
+
+function list(rows: readonly (readonly [string, string])[]): HTMLElement {
+  const facts = el("dl", { class: "facts" });
+  for (const [name, value] of rows) facts.append(el("div", {}, el("dt", {}, name), el("dd", {}, value)));
+  return facts;
+}

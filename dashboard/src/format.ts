@@ -1,0 +1,79 @@
+// How are figures written? Short, with a unit, the same everywhere. What is not known is a dash.
+
+export const UNKNOWN = "–";
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
+/** 0, 7, 1,234, 12.3k, 4.5M. */
+export function count(value: number | null | undefined): string {
+  if (value === null || value === undefined) return UNKNOWN;
+  if (value < 10_000) return whole.format(value);
+  if (value < 1e6) return `${digits(value / 1e3, 3)}k`;
+  return `${digits(value / 1e6, 3)}M`;
+}
+
+/** So many significant digits, without zeros at the end. */
+export function digits(value: number, significant: number): string {
+  if (value === 0) return "0";
+  return String(Number(value.toPrecision(significant)));
+}
+
+/** A cost: blocks, or seconds where the policy counts in seconds. */
+export function cost(value: number | null, seconds: boolean): string {
+  if (value === null) return UNKNOWN;
+  return seconds ? time(value) : digits(value, value < 100 ? 3 : 4);
+}
+
+/** Seconds as µs, ms or s. */
+export function time(seconds: number | null | undefined, significant = 3): string {
+  if (seconds === null || seconds === undefined) return UNKNOWN;
+  if (seconds === 0) return "0";
+  if (seconds < 0.001) return `${digits(seconds * 1e6, significant)} µs`;
+  if (seconds < 1) return `${digits(seconds * 1e3, significant)} ms`;
+  if (seconds < 120) return `${digits(seconds, significant)} s`;
+  return `${digits(seconds / 60, significant)} min`;
+}
+
+export function milliseconds(ms: number | null | undefined): string {
+  return ms === null || ms === undefined ? UNKNOWN : time(ms / 1000);
+}
+
+/** A rate per second. */
+export function rate(value: number | null): string {
+  if (value === null) return UNKNOWN;
+  if (value === 0) return "0";
+  if (value < 10) return digits(value, 2);
+  return count(Math.round(value));
+}
+
+export function percent(share: number | null): string {
+  if (share === null || !Number.isFinite(share)) return UNKNOWN;
+  const value = share * 100;
+  return `${value !== 0 && value < 10 ? digits(value, 2) : Math.round(value)}%`;
+}
+
+/** The time of day, with tenths where things happen often. */
+export function clock(unixMs: number, tenths = false): string {
+  const at = new Date(unixMs);
+  const two = (value: number) => String(value).padStart(2, "0");
+  const text = `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
+  return tenths ? `${text}.${Math.floor(at.getMilliseconds() / 100)}` : text;
+}
+
+/** How long something has run. */
+export function span(ms: number): string {
+  const seconds = Math.max(0, Math.floor(ms / 1000));
+  if (seconds < 60) return `${seconds} s`;
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 60) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d`;
+}
+
+/** A worker as people name it: its address, or its id where it has none; long ids are cut in the middle. */
+export function workerName(worker: string, url: string | null | undefined): string {
+  if (url) return url.replace(/^https?:\/\//, "").replace(/\/$/, "");
+  const [id, rank] = worker.split("/");
+  const short = (id ?? "").length > 10 ? `${id?.slice(0, 5)}…${id?.slice(-3)}` : id;
+  return rank === undefined || rank === "0" ? `worker ${short}` : `worker ${short}/${rank}`;
+}

@@ -1,0 +1,90 @@
+// How do events arrive? One stream of server-sent events, read with the token in a header, which the browser's own
+// reader of such streams cannot send. After a break it goes on from the last event it saw.
+
+import { authorization, fault, message } from "./api.js";
+import type { Hello, Tick } from "./state.js";
+
+export interface Listener {
+  hello(told: Hello): void;
+  tick(told: Tick): void;
+  link(state: "live" | "connecting" | "locked", about: string): void;
+}
+
+const WAIT_MIN_MS = 500;
+const WAIT_MAX_MS = 10_000;
+/** Without any event for so long the stream is taken for dead. */
+const SILENCE_MS = 10_000;
+
+export class Stream {
+  private last: string | null = null;
+  private wait = WAIT_MIN_MS;
+  private running: AbortController | null = null;
+  private timer = 0;
+
+  constructor(private readonly listener: Listener) {}
+
+  /** Opens the stream, in place of the one that is open. */
+  open(): void {
+    window.clearTimeout(this.timer);
+    this.running?.abort();
+    const running = new AbortController();
+    this.running = running;
+    void this.run(running);
+  }
+
+  private async run(running: AbortController): Promise<void> {
+    let about = "the stream ended";
+    try {
+      const headers: Record<string, string> = { ...authorization(), accept: "text/event-stream" };
+      if (this.last !== null) headers["last-event-id"] = this.last;
+      const answer = await fetch("/dashboard/stream", { headers, cache: "no-store", signal: running.signal });
+      if (answer.status === 401) {
+        const refused = await fault(answer);
+        this.listener.link("locked", refused.message);
+        return;
+      }
+      if (!answer.ok || answer.body === null) throw await fault(answer);
+      this.wait = WAIT_MIN_MS;
+      await this.read(answer.body, running);
+    } catch (error) {
+      about = message(error);
+    }
+    if (this.running !== running) return;
+    this.listener.link("connecting", about);
+    this.timer = window.setTimeout(() => this.open(), this.wait);
+    this.wait = Math.min(WAIT_MAX_MS, this.wait * 2);
+  }
+
+  private async read(body: ReadableStream<Uint8Array>, running: AbortController): Promise<void> {
+    const reader = body.getReader();
+    const decoder = new TextDecoder();
+    let unread = "";
+    for (;;) {
+      const silence = window.setTimeout(() => running.abort(new Error("no event for 10 s")), SILENCE_MS);
+      const part = await reader.read();
+      window.clearTimeout(silence);
+      if (part.done) return;
+      unread += decoder.decode(part.value, { stream: true });
+      let end = unread.indexOf("\n\n");
+      while (end >= 0) {
+        this.event(unread.slice(0, end));
+        unread = unread.slice(end + 2);
+        end = unread.indexOf("\n\n");
+      }
+    }
+  }
+
+  private event(text: string): void {
+    let name = "";
+    let data = "";
+    for (const line of text.split("\n")) {
+      if (line.startsWith("event: ")) name = line.slice(7);
+      else if (line.startsWith("id: ")) this.last = line.slice(4);
+      else if (line.startsWith("data: ")) data += line.slice(6);
+    }
+    if (name === "hello") this.listener.hello(JSON.parse(data) as Hello);
+    else if (name === "tick") this.listener.tick(JSON.parse(data) as Tick);
+    else return;
+    this.listener.link("live", "");
+  }
+}
