@@ -9,6 +9,9 @@ use crate::svg::{Axis, Line, Plot, Scale, escape};
 use crate::table::ratio;
 use crate::{Plan, RunResult};
 
+/// Colours and type, the same as the dashboard's.
+const BASE: &str = include_str!("../../../dashboard/base.css");
+/// What only this page has.
 const STYLE: &str = include_str!("page.css");
 /// Colours that people with any kind of sight tell apart; the dashes help where there are more policies,
 /// and on paper.
@@ -49,7 +52,7 @@ pub fn html_report(plan: &Plan, comparison: &Comparison, finished: &[RunResult])
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
-         <title>Replay: {}</title>\n<style>\n{STYLE}</style></head>\n<body>\n{body}</body></html>\n",
+         <title>Replay: {}</title>\n<style>\n{BASE}{STYLE}</style></head>\n<body>\n{body}</body></html>\n",
         escape(plan.traces.first().map_or("", |trace| trace.name.as_str()))
     )
 }
