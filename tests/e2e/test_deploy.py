@@ -1,0 +1,142 @@
+"""What is in `deploy`, judged by the programs that it is for: promtool and a real Prometheus, systemd, the Kubernetes schemas."""
+
+import importlib.util
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from conftest import until
+from engines import Fleet
+from test_cli import kvasir
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+KUBERNETES = ["1.28", "1.34"]
+
+
+def needs(tool):
+    return pytest.mark.skipif(shutil.which(tool) is None, reason=f"{tool} is not installed")
+
+
+@needs("promtool")
+def test_every_alert_fires_when_it_should_and_not_before():
+    rules = yaml.safe_load((DEPLOY / "alerts/kvasir.rules.yml").read_text())["groups"][0]["rules"]
+    tested = {test["name"] for test in yaml.safe_load((DEPLOY / "alerts/kvasir.test.yml").read_text())["tests"]}
+    assert tested == {rule["alert"] for rule in rules}
+    assert all("kvasir " in rule["annotations"]["action"] for rule in rules), "each ends in a command"
+    known = (ROOT / "docs/reference/metrics.md").read_text()
+    for rule in rules:
+        for name in re.findall(r"\b(?:dynamo|kvasir)_\w+", rule["expr"]):
+            assert f"`{name.removesuffix('_bucket')}`" in known, name
+    for command in (["check", "rules", "kvasir.rules.yml"], ["test", "rules", "kvasir.test.yml"]):
+        done = subprocess.run(["promtool", *command], cwd=DEPLOY / "alerts", capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def boards():
+    spec = importlib.util.spec_from_file_location("boards", DEPLOY / "grafana/boards.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_boards_are_as_their_table_is():
+    for name, text in boards().files().items():
+        assert (DEPLOY / "grafana" / name).read_text() == text, f"{name} is stale: python3 deploy/grafana/boards.py"
+
+
+def ready(address):
+    try:
+        return httpx.get(f"{address}/-/ready", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@needs("prometheus")
+def test_every_query_of_a_board_finds_data(tmp_path):
+    fleet = Fleet("mock", mocker=["--events", "tcp://127.0.0.1:0", "--replay", "tcp://127.0.0.1:0"], frontend=["--router-mode", "kv"])
+    target = fleet.url.removeprefix("http://")
+    config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [{"job_name": "kvasir", "static_configs": [{"targets": [target]}]}]}
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    with (
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen(
+            ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{port}"],
+            stdout=log, stderr=log,
+        ) as prometheus,
+    ):  # fmt: skip
+        try:
+            until(lambda: ready(address), 60, (tmp_path / "log").read_text)
+            ask = {"model": "mock", "prompt": "the same long beginning " * 20, "max_tokens": 8, "stream": True}
+
+            def missing():
+                httpx.post(f"{fleet.url}/v1/completions", json=ask, timeout=30).raise_for_status()
+                found = {}
+                for title, query in boards().queries():
+                    answer = httpx.get(f"{address}/api/v1/query", params={"query": query}, timeout=30).json()
+                    assert answer["status"] == "success", (query, answer)
+                    values = [row["value"][1] for row in answer["data"]["result"]]
+                    if not any(value not in ("NaN", "+Inf") for value in values):
+                        found[title] = query
+                return found
+
+            end = time.monotonic() + 60
+            while left := missing():
+                assert time.monotonic() < end, left
+                time.sleep(0.5)
+        finally:
+            prometheus.kill()
+    fleet.stop()
+
+
+@needs("systemd-analyze")
+def test_systemd_takes_the_unit_and_calls_it_well_confined(tmp_path):
+    unit = (DEPLOY / "systemd/kvasir.service").read_text()
+    copy = tmp_path / "kvasir.service"
+    copy.write_text(unit.replace("/usr/bin/kvasir", os.environ["KVASIR_BIN"]).replace("Documentation=man:kvasir(1)\n", ""))
+    done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    judged = subprocess.run(["systemd-analyze", "security", "--offline=true", "--threshold=20", copy], capture_output=True, text=True, timeout=60)
+    assert judged.returncode == 0, judged.stdout
+    flags = re.findall(r"--[a-z-]+", next(line for line in unit.splitlines() if line.startswith("ExecStart=")))
+    told = kvasir("help", "frontend").stdout
+    assert flags and all(flag in told for flag in flags)
+
+
+def test_kubernetes_takes_the_manifests(tmp_path):
+    import kubernetes_validate
+
+    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/kvasir.yaml").read_text()))
+    for document in documents:
+        for version in KUBERNETES:
+            kubernetes_validate.validate(document, version, strict=True)
+    by_kind = {document["kind"]: document for document in documents}
+    pod = by_kind["Deployment"]["spec"]["template"]
+    labels = pod["metadata"]["labels"]
+    for kind in ("Service", "PodDisruptionBudget"):
+        selector = by_kind[kind]["spec"]["selector"]
+        assert selector.get("matchLabels", selector) == labels, kind
+    assert by_kind["Deployment"]["spec"]["selector"]["matchLabels"] == labels
+    # What the pod is started with is what the binary takes.
+    settings = by_kind["ConfigMap"]["data"]["kvasir.toml"]
+    (tmp_path / "workers").write_text(by_kind["ConfigMap"]["data"]["workers"])
+    (tmp_path / "token").write_text("t")
+    settings = settings.replace("/etc/kvasir/workers", f"{tmp_path}/workers").replace("/etc/kvasir-admin/token", f"{tmp_path}/token")
+    (tmp_path / "kvasir.toml").write_text(settings)
+    checked = kvasir("config", "check", "--config", str(tmp_path / "kvasir.toml"))
+    assert checked.returncode == 0, checked.stderr
+    monitor = yaml.safe_load((DEPLOY / "kubernetes/service-monitor.yaml").read_text())
+    ports = {port["name"] for document in documents if document["kind"] == "Service" for port in document["spec"]["ports"]}
+    assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= ports
