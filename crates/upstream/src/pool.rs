@@ -1,15 +1,18 @@
 //! Kept connections to one worker.
 
+mod distrust;
+
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use http::{HeaderName, HeaderValue, Response};
+use http::{HeaderName, HeaderValue, Response, StatusCode};
 use kvasir_types::HttpEndpoint;
 use tokio::sync::futures::OwnedNotified;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
+use self::distrust::Distrust;
 use crate::UpstreamError;
 use crate::address::bearer;
 use crate::body::UpstreamBody;
@@ -31,8 +34,6 @@ const IDLE_SWEEPS: u32 = 30;
 const NEVER: u64 = u64::MAX;
 /// How exactly the time of the last byte is known. Threads that read streams share that value, and mostly only read it.
 const RECEIVED_STEP: Duration = Duration::from_millis(10);
-/// Sweeps for which no connection of a worker is kept that sent bytes which nobody asked for: a minute.
-const DISTRUST_SWEEPS: u32 = 30;
 /// Names a request in the logs of everybody on its way; some engines say it back.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -57,8 +58,8 @@ struct Shared {
     /// Kept connections of each thread.
     idle: [Mutex<Idle>; THREAD_SLOTS],
     sweeps: AtomicU32,
-    /// Sweeps for which no connection is kept, as the worker sent bytes that nobody asked for.
-    distrusted: AtomicU32,
+    /// Whether the worker sent bytes that nobody asked for.
+    distrust: Distrust,
     /// The engine says the id of each request back.
     echoes_ids: AtomicBool,
     /// Whether the engine takes the larger priority first.
@@ -97,7 +98,7 @@ impl Pool {
                 via,
                 idle: [const { Mutex::new(Vec::new()) }; THREAD_SLOTS],
                 sweeps: AtomicU32::new(0),
-                distrusted: AtomicU32::new(0),
+                distrust: Distrust::default(),
                 echoes_ids: AtomicBool::new(false),
                 larger_first: AtomicBool::new(false),
                 places: Arc::new(Semaphore::new(OPEN_MAX)),
@@ -147,8 +148,8 @@ impl Pool {
     /// Sends a request and waits for the head of the answer; dropping the future closes the connection.
     ///
     /// A kept connection that ends at once, before an answer begins, was most likely closed while it was idle. That is no failure
-    /// of the worker, so the request is sent again on a new connection, once. The same holds where the answer on a kept connection is
-    /// that of another request, as its id says.
+    /// of the worker, so the request is sent again on a new connection, once. The same holds where what comes on a kept connection is
+    /// not this request's answer, or may not be.
     pub async fn send(
         &self,
         request: &UpstreamRequest<'_>,
@@ -183,11 +184,9 @@ impl Pool {
         };
         let kept = match idle {
             Some(mut connection) => match connection.send(request, &destination).await {
-                Ok(head) if self.is_of_another(request, &head) => {
-                    self.distrust("an answer to another request");
-                    None
-                }
-                Ok(head) => Some((connection, head)),
+                Ok(head) => self
+                    .is_answer(request, &head, sent_at)
+                    .then_some((connection, head)),
                 Err(error) if connection.was_stale(&error) && sent_at.elapsed() < STALE_WITHIN => {
                     tracing::debug!(worker = %self.endpoint(), %error, "kept connection was stale");
                     None
@@ -267,7 +266,7 @@ impl Pool {
     /// Bytes came from the worker.
     pub(crate) fn mark_received(&self) {
         let received = &self.shared.received_millis;
-        let now = self.shared.created.elapsed().as_millis() as u64;
+        let now = self.millis();
         let last = received.load(Ordering::Relaxed);
         if last == NEVER || now >= last + RECEIVED_STEP.as_millis() as u64 {
             received.store(now, Ordering::Relaxed);
@@ -296,11 +295,9 @@ impl Pool {
     /// Drops idle connections that engines have closed, and those that were not used for long.
     pub fn sweep(&self) {
         let sweep = self.shared.sweeps.fetch_add(1, Ordering::Relaxed);
-        let distrusted = self.shared.distrusted.load(Ordering::Relaxed);
-        let fewer = distrusted.saturating_sub(1);
-        self.shared.distrusted.store(fewer, Ordering::Relaxed);
         let age = |since: u32| sweep.wrapping_sub(since);
         let keeps = |connection: &mut Connection, since: u32| match connection.readiness() {
+            _ if !self.reuses_connections() => false,
             Readiness::Ready => age(since) < IDLE_SWEEPS,
             Readiness::Unfinished => age(since) < 1,
             Readiness::Unfit => false,
@@ -312,27 +309,41 @@ impl Pool {
         self.each_idle(|idle| idle.retain_mut(|(connection, since)| keeps(connection, *since)));
     }
 
-    /// The worker sent bytes that nobody asked for: the next answer on a kept connection might be none. New connections are opened for a
-    /// while.
+    /// The worker sent bytes that nobody asked for: the next answer on a kept connection might be none.
     fn distrust(&self, what: &str) {
-        let before = self
-            .shared
-            .distrusted
-            .swap(DISTRUST_SWEEPS, Ordering::Relaxed);
-        if before == 0 {
-            tracing::warn!(worker = %self.endpoint(), what,
-                "the engine sent bytes that belong to no request: its connections are not reused for a minute");
+        if let Some(span) = self.shared.distrust.notice(self.millis()) {
+            tracing::warn!(worker = %self.endpoint(), what, seconds = span.as_secs(),
+                "the engine sent bytes that belong to no request: its connections are not reused for so long");
         }
     }
 
-    fn is_distrusted(&self) -> bool {
-        self.shared.distrusted.load(Ordering::Relaxed) > 0
+    /// Whether connections to the worker are kept for further requests. They are not for a while after it sent bytes that belong to no
+    /// request.
+    #[must_use]
+    pub fn reuses_connections(&self) -> bool {
+        !self.shared.distrust.runs(|| self.millis())
     }
 
-    /// Whether the head on a kept connection is of another answer: this engine says ids back, and it is another's.
-    fn is_of_another(&self, request: &UpstreamRequest<'_>, head: &Head) -> bool {
+    /// Milliseconds since the pool was made.
+    fn millis(&self) -> u64 {
+        self.shared.created.elapsed().as_millis() as u64
+    }
+
+    /// Whether the head that came on a kept connection is that of this request's answer. It is if the engine says ids back and this is
+    /// its id. It is not if that is another's; if the server ended its wait for a request just when this one was sent; or if it came
+    /// soon, from an engine that sent surplus bytes meanwhile: then nobody can tell.
+    fn is_answer(&self, request: &UpstreamRequest<'_>, head: &Head, sent_at: Instant) -> bool {
         let echoes = self.shared.echoes_ids.load(Ordering::Relaxed);
-        echoes && is_echo(request, head) == Some(false)
+        match is_echo(request, head).filter(|_| echoes) {
+            Some(true) => return true,
+            Some(false) => {
+                self.distrust("an answer to another request");
+                return false;
+            }
+            None => {}
+        }
+        let is_doubtful = head.status == StatusCode::REQUEST_TIMEOUT || !self.reuses_connections();
+        !(is_doubtful && sent_at.elapsed() < STALE_WITHIN)
     }
 
     /// The first answer on a connection is always the right one: it shows whether the engine says ids back.
@@ -357,7 +368,7 @@ impl Pool {
     }
 
     fn take_idle(&self) -> Option<Connection> {
-        if self.is_distrusted() {
+        if !self.reuses_connections() {
             return None;
         }
         let mut idle = self.idle();
@@ -385,7 +396,7 @@ impl Pool {
             Readiness::Unfit => return,
             Readiness::Surplus => return self.distrust(SURPLUS),
         }
-        if self.is_distrusted() {
+        if !self.reuses_connections() {
             return;
         }
         connection.shrink();

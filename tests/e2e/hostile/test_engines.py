@@ -255,21 +255,45 @@ def quietly(send, data):
         pass
 
 
-@pytest.mark.parametrize(
-    ("twice", "echoes"), [(twice_at_once, False), (twice_apart, False), (twice_at_once, True), (twice_later, True)]
-)
-def test_an_engine_that_sends_answers_twice_mixes_none_up(started, twice, echoes):
-    """The second one may come when the connection has its next request: then only the id tells whose it is."""
+def reuses_connections(url):
+    """Whether connections to every worker serve more than one request."""
+    return all(row["reuses_connections"] for row in CLIENT.get(f"{url}/workers").json()["workers"])
 
-    def doubling(engine, send, body):
-        twice(send, sized(completion(said(body)), request_id=body["id"] if echoes else None))
 
-    frontend = fleet(started, [RawEngine(doubling)])
+def mixed_up(url, prompts):
+    """Asks all of them, eight at a time; those whose answer is another's."""
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda n: ask(frontend.url, str(n)), range(400)))
+        answers = list(pool.map(lambda n: ask(url, str(n)), prompts))
     assert {answer.status_code for answer in answers} == {200}
     got = [answer.json()["choices"][0]["message"]["content"] for answer in answers]
-    assert [(n, text) for n, text in enumerate(got) if text != str(n)] == []
+    return [(n, text) for n, text in zip(prompts, got, strict=True) if text != str(n)]
+
+
+@pytest.mark.parametrize("twice", [twice_at_once, twice_later])
+def test_an_engine_that_sends_answers_twice_with_their_ids_mixes_none_up(started, twice):
+    """The second one may come when the connection has its next request: its id says whose it is."""
+
+    def doubling(engine, send, body):
+        twice(send, sized(completion(said(body)), request_id=body["id"]))
+
+    frontend = fleet(started, [RawEngine(doubling)])
+    assert mixed_up(frontend.url, range(400)) == []
+
+
+@pytest.mark.parametrize("twice", [twice_at_once, twice_apart, twice_later])
+def test_an_engine_that_sends_answers_twice_gets_a_connection_for_each_request(started, twice):
+    """Without an id nobody can tell whose an answer is that comes when the connection has its next request. The first surplus byte
+    that is seen ends the reuse of connections, and from then on none is mixed up."""
+    frontend = fleet(started, [RawEngine(lambda engine, send, body: twice(send, sized(completion(said(body)))))])
+
+    def noticed():
+        ask(frontend.url, "anything")
+        return not reuses_connections(frontend.url)
+
+    until(noticed, told=frontend.log)
+    assert mixed_up(frontend.url, range(400)) == []
+    assert not reuses_connections(frontend.url)
+    assert frontend.until_logged("belong to no request") and frontend.log().count("belong to no request") == 1
 
 
 def test_a_timeout_on_an_idle_connection_is_nobodys_answer(started):

@@ -74,6 +74,7 @@ fn served_row(model: &Arc<ServedModel>, router: &Router, spec: &WorkerSpec) -> V
         "busy": member.is_some_and(|member| member.is_busy()),
         "down": member.is_some_and(|member| member.ejected_until().is_some()),
         "draining": member.is_some_and(|member| member.is_draining()),
+        "reuses_connections": model.links().http(spec.id).map(|pool| pool.reuses_connections()),
         "ranks": ranks,
     })
 }

@@ -121,6 +121,8 @@ fn workers() -> Value {
             "busy": field("boolean", "Over a busy threshold: it gets no new requests"),
             "down": field("boolean", "Ejected after a fault, until a probe passes"),
             "draining": field("boolean", "Ends what it has and gets nothing new"),
+            "reuses_connections": maybe("boolean", "Whether its connections serve more than one request; not so for a while \
+                after it sent bytes that belong to no request"),
             "block_size": field("integer", "Tokens in a block of the model's index"),
             "tokens_from": maybe("string", "Who says what the tokens of a prompt are"),
             "told": field("object", "What its user said about it"),
