@@ -10,7 +10,7 @@ from conftest import Kvasir
 
 MODEL = "tiny"
 BLOCK = 16
-TIMEOUT = 15
+TIMEOUT = 60
 VOCABULARY = 4000
 
 

@@ -16,7 +16,8 @@ from engines import frontend_before
 # Slow enough that an answer runs for seconds, so that it is struck in the middle.
 MOCKER = ("mocker", "--workers", "1", "--model-name", "tiny", "--http-host", "127.0.0.1", "--http-port", "0",
           "--speedup-ratio", "2")
-TOKENS = 800
+# More in each further try: where this machine is busy, some would end before all run.
+TOKENS = (800, 1600, 3200, 6400)
 REQUESTS = 6
 # A frozen worker is given up after some 12 s; what it had is then computed anew.
 TIMEOUT = 60
@@ -59,15 +60,15 @@ class Engines:
 class Question(threading.Thread):
     """One request under way; `text` is what came."""
 
-    def __init__(self, url, number, stream):
+    def __init__(self, url, number, stream, tokens):
         super().__init__(daemon=True)
-        self.url, self.number, self.stream = url, number, stream
+        self.url, self.number, self.stream, self.tokens = url, number, stream, tokens
         self.text, self.status, self.begun = "", None, threading.Event()
         self.start()
 
     def run(self):
         body = {"model": "tiny", "messages": [{"role": "user", "content": f"{self.number} other words " * 20}],
-                "max_tokens": TOKENS, "ignore_eos": True, "stream": self.stream,
+                "max_tokens": self.tokens, "ignore_eos": True, "stream": self.stream,
                 "nvext": {"extra_fields": ["worker_id"]}}
         with httpx.stream("POST", f"{self.url}/v1/chat/completions", json=body, timeout=TIMEOUT) as answer:
             self.status = answer.status_code
@@ -78,22 +79,33 @@ class Question(threading.Thread):
     def is_whole(self):
         if self.stream:
             return self.text.endswith("data: [DONE]\n\n") and '"error"' not in self.text
-        return json.loads(self.text)["usage"]["completion_tokens"] == TOKENS
+        return json.loads(self.text)["usage"]["completion_tokens"] == self.tokens
+
+
+def ask_all(engines, tokens):
+    """Workers are taken in turn and questions asked one after the other, so that each engine has two streams and one answer in one
+    piece. None if one of them ended before all ran."""
+    asked = []
+    for number in range(REQUESTS):
+        one = Question(engines.url, number, stream=number % 4 < 2, tokens=tokens)
+        asked.append(one)
+        until(lambda: engines.running() == len(asked) or not asked[0].is_alive(), TIMEOUT)
+        if one.stream:
+            assert one.begun.wait(TIMEOUT)
+    if all(one.is_alive() for one in asked) and engines.running() == REQUESTS:
+        return asked
+    for one in asked:
+        one.join(TIMEOUT)
+    until(lambda: engines.running() == 0, TIMEOUT)
+    return None
 
 
 def strike(engines, kill):
-    """Asks, strikes the first engine when everything runs, and waits for all answers. Workers are taken in turn and
-    questions asked one after the other, so that each engine has two streams and one answer in one piece."""
-    asked = []
-    for number in range(REQUESTS):
-        one = Question(engines.url, number, stream=number % 4 < 2)
-        asked.append(one)
-        until(lambda: engines.running() == len(asked), TIMEOUT)
-        if one.stream:
-            assert one.begun.wait(TIMEOUT)
+    """Asks, strikes the first engine when everything runs, and waits for all answers."""
+    asked = next(filter(None, (ask_all(engines, tokens) for tokens in TOKENS)))
     engines.mockers[0].process.send_signal(kill)
     for one in asked:
-        one.join(TIMEOUT)
+        one.join(2 * TIMEOUT)
         assert not one.is_alive(), "it still waits for a worker that is gone"
     return asked
 

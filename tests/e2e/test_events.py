@@ -136,7 +136,8 @@ def test_messages_in_disorder_are_put_in_order(rig, engine):
 
 def test_a_late_message_is_asked_for(rig, engine):
     rig.prove(engine)
-    engine.fault("delay=4000")
+    # Longer than events are ever waited for.
+    engine.fault("delay=7000")
     rig.ask(rig.fresh(), engine)
     assert rig.same(engine)
     assert rig.findings(engine, "events_missing") == 1
@@ -185,7 +186,7 @@ def test_a_restarted_engine_is_emptied(rig, engine, how):
 
 def test_a_silent_clear_is_named_and_forgotten(rig, engine):
     rig.prove(engine)
-    old = [rig.fresh() for _ in range(16)]
+    old = [rig.fresh() for _ in range(24)]
     for prompt in old:
         rig.ask(prompt, engine)
     rig.settle(engine)
@@ -282,7 +283,8 @@ def test_an_engine_that_falls_silent_is_no_longer_believed(rig, engine):
         assert rig.cached(prompt, engine) == 144
         return rig.cache(engine)["state"] == "approximate"
 
-    rig.until(unbelieved, "it is not believed")
+    # Some fifteen answers must show it, each at least a second old.
+    rig.until(unbelieved, "it is not believed", seconds=120)
     assert rig.cache(engine)["cause"] == "events_missing"
     # From here on its own requests say where a prompt was sent.
     prompt = rig.fresh()

@@ -515,16 +515,22 @@ def test_cpu_workers_get_their_share_by_the_ratio(fleet):
     def where(answer):
         return answer["nvext"]["worker_id"]
 
+    def beside_a_stream(url):
+        """Where a request goes while a stream runs; none if the stream ended meanwhile."""
+        long = {**ask, "stream": True, "max_tokens": 3000, "ignore_eos": True}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=long, timeout=30) as stream:
+            chunks = stream.iter_raw()
+            next(chunks)
+            second = where(httpx.post(f"{url}/v1/chat/completions", json={**ask, "max_tokens": 1}, timeout=30).json())
+            rows = httpx.get(f"{url}/workers", timeout=30).json()["workers"]
+        return second if any(rank["active_requests"] for row in rows for rank in row["ranks"]) else None
+
     for ratio, same in [("1", False), ("8", True)]:
         frontend = frontend_before([f"{cpu},device=cpu", gpu], *options, ratio)
         url = f"{frontend.url}/v1/chat/completions"
         idle = {str(where(httpx.post(url, json={**ask, "max_tokens": 1}, timeout=30).json())) for _ in range(6)}
         assert len(idle) == 1, "the GPU"
-        long = {**ask, "stream": True, "max_tokens": 3000, "ignore_eos": True}
-        with httpx.stream("POST", url, json=long, timeout=30) as stream:
-            chunks = stream.iter_raw()
-            next(chunks)
-            second = where(httpx.post(url, json={**ask, "max_tokens": 1}, timeout=30).json())
+        second = until(lambda: beside_a_stream(frontend.url), seconds=60)
         assert ({str(second)} == idle) == same, ratio
         assert frontend.stop() == 0, frontend.log()
     bad = subprocess.run([os.environ["KVASIR_BIN"], "frontend", "--worker", f"{cpu},device=abacus"], capture_output=True, text=True, timeout=30)

@@ -288,7 +288,8 @@ impl Answer {
         let over = self.cached > reported;
         Some(match over {
             true if recovering => Finding::Wrong(Cause::EventsLate),
-            false if recovering => Finding::Late,
+            // What is missing is being asked for: says nothing, and must not outweigh what does.
+            false if recovering => return None,
             _ if shown.others => Finding::Wrong(Cause::OtherEngine),
             true if self.hybrid => Finding::Wrong(Cause::Hybrid),
             true => Finding::Wrong(Cause::SilentEviction),

@@ -361,6 +361,29 @@ fn what_events_explain_is_late_and_not_wrong() {
     );
 }
 
+/// Answers that come while events are asked for again say nothing: a replay socket that answers late, or not at all, does not keep a
+/// silent engine believed.
+#[test]
+fn slow_replays_do_not_keep_a_silent_engine_believed() {
+    let mut worker = Worker::new();
+    worker
+        .show("hit", 3, cached(320, 320))
+        .show("silent", 1, cached(0, 320))
+        .show("asking", 1, Evidence::Recovering(true))
+        .show("meanwhile", 60, cached(0, 320))
+        .show("nothing", 1, Evidence::Recovering(false))
+        .show("still silent", 11, cached(0, 320));
+    worker.check(&expect![[r#"
+        hit 3: Exact
+        silent 1: ask
+        still silent 1: ask
+        still silent 3: resynchronise
+        still silent 5: ask
+        still silent 7: Discounted events_missing
+        still silent 11: Approximate events_missing
+    "#]]);
+}
+
 /// Blocks that the engine stored for a prompt, and that are not the prompt's, are another content and not a loss.
 #[test]
 fn another_content_is_not_called_a_loss() {
