@@ -16,6 +16,7 @@ use kvasir_upstream::UpstreamError;
 
 use super::{Forward, headers};
 use crate::attempts::{self, OpenAttempt, UnplacedRequest};
+use crate::http::long_work;
 use crate::models::tokenize;
 use crate::proxy::relay::{FirstBytes, Form, ResumeState, Source};
 use crate::request::migrate::{self, Migration, ResumeObstacle};
@@ -181,67 +182,67 @@ impl Resume {
             NextStep::GiveUp(_) => return Err(ResumeObstacle::Limit),
         }
         let resume = resume.ok_or(ResumeObstacle::NotLegal("nothing_said"))?;
-        let (body, starts_over) = self
-            .body(&resume)
-            .ok_or(ResumeObstacle::NotLegal("prompt"))?;
         self.resumed_at = resume.progress.tokens();
-        let resume = resume
-            .grafted(starts_over)
-            .ok_or(ResumeObstacle::NotLegal("nothing_said"))?;
-        let attempt = ResumeAttempt {
+        let rest = UnpreparedRest {
             forward: Arc::clone(&self.forward),
             endpoint: self.endpoint,
-            body,
-            reader: Some(ReaderState {
-                form: source.take_form(),
-                resume: Box::new(resume),
-            }),
+            form: source.take_form(),
+            resume,
         };
         let (arrival, attempts) = (self.arrival.clone(), self.attempts.clone());
-        Ok(Box::pin(attempt.run(arrival, attempts)))
+        Ok(Box::pin(rest.run(arrival, attempts)))
     }
 
     /// How an attempt ends for the router that fails so.
     pub(crate) fn outcome(&self, cause: FailureCause) -> Outcome {
         self.attempts.outcome(cause)
     }
-
-    /// The body that asks for the rest, and whether it asks for all.
-    fn body(&self, resume: &ResumeState) -> Option<(Bytes, bool)> {
-        let forward = &self.forward;
-        let scan = Scan::parse(&forward.body).ok()?;
-        let text = forward.model.text().cloned();
-        let encode = |said: &str| text.as_ref()?.encode(said, false).ok();
-        let body = continued(
-            &scan,
-            &forward.body,
-            self.endpoint,
-            &resume.progress,
-            encode,
-        )?;
-        Some((body, starts_over(&scan, self.endpoint, &resume.progress)))
-    }
 }
 
-/// A request for the rest of an answer.
-struct ResumeAttempt {
+/// The rest of an answer is wanted; the request for it is not written yet.
+struct UnpreparedRest {
     forward: Arc<Forward>,
     endpoint: Endpoint,
-    body: Bytes,
-    /// None while an attempt is made.
-    reader: Option<ReaderState>,
+    form: Form,
+    resume: Box<ResumeState>,
 }
 
-impl ResumeAttempt {
+/// The request for the rest, and what its prompt is.
+struct PreparedRest {
+    attempt: ResumeAttempt,
+    blocks: PromptBlocks,
+    tokens: u32,
+}
+
+impl UnpreparedRest {
     async fn run(
-        mut self,
+        self,
         mut arrival: Arrival,
         mut attempts: Attempts,
     ) -> Result<ResumedAnswer, ApiError> {
         let forward = Arc::clone(&self.forward);
         let (app, model) = (&forward.app, &forward.model);
+        let rest = match long_work::is_long(forward.body.len()) {
+            false => self.prepare().await,
+            true => {
+                let prepared = app.long_work().drive(self.prepare());
+                prepared
+                    .await
+                    .unwrap_or(Err(ResumeObstacle::NotLegal("prompt")))
+            }
+        };
+        let rest = rest.map_err(|obstacle| {
+            let limit = app.options().migration.limit;
+            migrate::count_obstacle(app.observer(), limit, &model.name, obstacle);
+            ApiError::unavailable()
+        })?;
+        let PreparedRest {
+            mut attempt,
+            blocks,
+            tokens,
+        } = rest;
+        arrival.isl_tokens = tokens;
         let migration = Migration::begin(app.observer(), &model.name, attempts.phase());
-        let blocks = self.name_blocks(&mut arrival).await;
         let unplaced = UnplacedRequest {
             app,
             model,
@@ -249,7 +250,8 @@ impl ResumeAttempt {
             blocks: &blocks,
             migration: Some(migration),
         };
-        let (booking, (source, first)) = attempts::run(unplaced, &mut attempts, &mut self).await?;
+        let (booking, (source, first)) =
+            attempts::run(unplaced, &mut attempts, &mut attempt).await?;
         Ok(ResumedAnswer {
             source,
             first,
@@ -258,32 +260,64 @@ impl ResumeAttempt {
         })
     }
 
-    /// The names of the blocks of the prompt and the answer so far.
-    async fn name_blocks(&self, arrival: &mut Arrival) -> PromptBlocks {
-        let forward = &self.forward;
-        let Ok(scan) = Scan::parse(&self.body) else {
-            return PromptBlocks::none();
+    /// Writes the request and reads its prompt. Both take as long as the client's body is.
+    async fn prepare(self) -> Result<PreparedRest, ResumeObstacle> {
+        let body = self.body();
+        let (body, starts_over) = body.ok_or(ResumeObstacle::NotLegal("prompt"))?;
+        let resume = self.resume.grafted(starts_over);
+        let resume = resume.ok_or(ResumeObstacle::NotLegal("nothing_said"))?;
+        let (blocks, tokens) = name_blocks(&self.forward, self.endpoint, &body).await;
+        let attempt = ResumeAttempt {
+            forward: self.forward,
+            body,
+            reader: Some(ReaderState {
+                form: self.form,
+                resume: Box::new(resume),
+            }),
         };
-        let (app, model) = (&forward.app, &forward.model);
-        let nvext = Nvext::default();
-        let reading = tokenize::read(
-            app.long_work(),
-            model,
-            self.endpoint,
-            &scan,
-            &self.body,
-            &nvext,
-        )
-        .await;
-        let tokens = &reading.tokens;
-        arrival.isl_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX).max(1);
-        let salt = scan.cache_salt();
-        let salt = salt.as_deref().unwrap_or_default();
-        let mut blocks = model.name_blocks(tokens, salt);
-        blocks.set_guessed(reading.guessed());
-        blocks
+        Ok(PreparedRest {
+            attempt,
+            blocks,
+            tokens,
+        })
     }
 
+    /// The body that asks for the rest, and whether it asks for all.
+    fn body(&self) -> Option<(Bytes, bool)> {
+        let (forward, progress) = (&self.forward, &self.resume.progress);
+        let scan = Scan::parse(&forward.body).ok()?;
+        let text = forward.model.text().cloned();
+        let encode = |said: &str| text.as_ref()?.encode(said, false).ok();
+        let body = continued(&scan, &forward.body, self.endpoint, progress, encode)?;
+        Some((body, starts_over(&scan, self.endpoint, progress)))
+    }
+}
+
+/// The names of the blocks of the prompt and the answer so far, and how many tokens they are.
+async fn name_blocks(forward: &Forward, endpoint: Endpoint, body: &Bytes) -> (PromptBlocks, u32) {
+    let Ok(scan) = Scan::parse(body) else {
+        return (PromptBlocks::none(), 1);
+    };
+    let (app, model) = (&forward.app, &forward.model);
+    let nvext = Nvext::default();
+    let reading = tokenize::read(app.long_work(), model, endpoint, &scan, body, &nvext).await;
+    let tokens = &reading.tokens;
+    let salt = scan.cache_salt();
+    let mut blocks = model.name_blocks(tokens, salt.as_deref().unwrap_or_default());
+    blocks.set_guessed(reading.guessed());
+    let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX).max(1);
+    (blocks, count)
+}
+
+/// A request for the rest of an answer.
+struct ResumeAttempt {
+    forward: Arc<Forward>,
+    body: Bytes,
+    /// None while an attempt is made.
+    reader: Option<ReaderState>,
+}
+
+impl ResumeAttempt {
     /// Sends the request and reads the first bytes; the reader comes back with an error.
     async fn try_open(
         &self,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kvasir_router::{RouterConfig, RouterMode};
 use kvasir_text::ModelFolders;
 
-use crate::engine::{Step, unary};
+use crate::engine::{DONE, FIRST, LAST, STREAM_HEAD, Step, chunk, stream, unary};
 use crate::rig::{ASK_STREAM, CHAT, Probe, Rig, Setup, in_time};
 
 /// What no handler computes longer than at a stretch.
@@ -219,6 +219,56 @@ async fn nor_does_one_that_has_to_be_tokenized() {
     })
     .await;
     let late = worst_of(&rig, &probe).await;
+    assert!(late.is_empty(), "{late:#?}");
+    rig.at_rest().await;
+}
+
+/// The request for the rest of an answer is as long as the one that broke off.
+#[tokio::test]
+async fn nor_does_one_whose_answer_goes_on_elsewhere() {
+    let probe = Probe::default();
+    let mut setup = kv_setup(&probe);
+    setup.options.migration.limit = 1;
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../text/src/builtin");
+    let folders = ModelFolders::load(folder.to_str()).unwrap();
+    let rig = Rig::with_fleet(2, setup, |fleet| fleet.with_model_folders(folders)).await;
+    let message = r#"{"role":"user","content":"a"}"#;
+    let chat = format!(
+        r#"{{"model":"m","stream":true,"messages":[{}]}}"#,
+        many(message)
+    );
+    let ids = format!(r#"{{"model":"m","stream":true,"prompt":[{}]}}"#, many("1"));
+    let mut late = Vec::new();
+    for (name, path, body) in [("messages", CHAT, chat), ("ids", COMPLETIONS, ids)] {
+        let said = match path {
+            CHAT => FIRST.to_owned(),
+            _ => FIRST.replace(
+                "\"delta\":{\"role\":\"assistant\",\"content\":\"h\u{e9}\"}",
+                "\"text\":\"h\u{e9}\"",
+            ),
+        };
+        let first = [STREAM_HEAD.as_bytes(), &chunk(said.as_bytes())].concat();
+        rig.stage.play(vec![Step::Write(first), Step::Close]);
+        rig.stage.play(vec![stream(&[
+            said.as_bytes(),
+            LAST.as_bytes(),
+            DONE.as_bytes(),
+        ])]);
+        let before = rig.stage.seen().len();
+        probe.take();
+        let answer = in_time(name, rig.post(path, body)).await;
+        let stretch = probe.take();
+        assert!(answer.text().ends_with(DONE), "{name}: {}", answer.text());
+        assert_eq!(
+            rig.stage.seen().len() - before,
+            2,
+            "{name}: {}",
+            answer.text()
+        );
+        if stretch > STRETCH_MAX {
+            late.push(format!("{name}: {stretch:?}"));
+        }
+    }
     assert!(late.is_empty(), "{late:#?}");
     rig.at_rest().await;
 }
