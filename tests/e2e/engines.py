@@ -46,7 +46,8 @@ def frontend_before(engines, *options, env=None, token=None, open_files=None):
     frontend.url = "http://" + frontend.wait_for(r"address\W+(127\.0\.0\.1:\d+)").group(1)
     shown = {"authorization": f"Bearer {token}"} if token else {}
     joined = lambda: len(httpx.get(f"{frontend.url}/workers", headers=shown, timeout=30).json()["workers"])  # noqa: E731
-    until(lambda: joined() == len(engines), told=frontend.log)
+    # It listens before it has read its tokenizer.
+    until(lambda: joined() == len(engines), seconds=60, told=frontend.log)
     return frontend
 
 

@@ -9,7 +9,7 @@ mod traffic;
 
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
@@ -75,7 +75,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
         traffic.start(wiring::seed(settings));
         app.tasks().spawn(show(app.tasks().clone(), summary));
     }
-    let ended = serve::until_signal(server, settings, None).await;
+    let ended = serve::until_signal(server, settings, &OnceLock::new()).await;
     traces::flush(&app).await;
     ended
 }

@@ -74,6 +74,8 @@ fn start(run: &Run) -> ExitCode {
         }
         .map(|()| ExitCode::SUCCESS)
     });
+    // A file that is still being read, on a thread that waits for a disk, keeps nobody from ending.
+    runtime.shutdown_background();
     match outcome {
         Ok(code) => code,
         Err(error) => {

@@ -1,6 +1,8 @@
 //! Serving until a signal: what `frontend` and `demo` have in common.
 
-use std::sync::Arc;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
@@ -64,11 +66,11 @@ fn warn_of_open_routes(app: &App, server: &Server) {
 }
 
 /// Waits for SIGINT or SIGTERM, then drains; after SIGTERM not before those who send requests had time to notice. A
-/// second signal ends at once. The index goes to `snapshot`.
+/// second signal ends at once. The index goes to `snapshot`, once there is one.
 pub(crate) async fn until_signal(
     server: Server,
     settings: &Settings,
-    snapshot: Option<Arc<SnapshotWriter>>,
+    snapshot: &OnceLock<Arc<SnapshotWriter>>,
 ) -> Result<(), Failure> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -91,7 +93,7 @@ pub(crate) async fn until_signal(
         "draining; a second signal ends at once"
     );
     let drained = async {
-        let timeout = match &snapshot {
+        let timeout = match snapshot.get() {
             Some(snapshot) => keep_index(&server, snapshot, timeout).await,
             None => timeout,
         };
@@ -132,10 +134,9 @@ async fn keep_index(server: &Server, snapshot: &SnapshotWriter, timeout: Duratio
 }
 
 /// What an earlier process kept in `--index-snapshot`. A file that cannot be used costs a cold start, no more.
-fn load_snapshot(settings: &Settings) -> Option<LoadedSnapshot> {
-    let path = settings.get(keys::INDEX_SNAPSHOT)?;
+fn load_snapshot(path: &Path) -> Option<LoadedSnapshot> {
     let shown = path.display();
-    match LoadedSnapshot::load(&path) {
+    match LoadedSnapshot::load(path) {
         Ok(Some(snapshot)) => return Some(snapshot),
         Ok(None) => tracing::info!(path = %shown, "no index snapshot: starting cold"),
         Err(error) => {
@@ -154,7 +155,7 @@ pub(crate) fn event_threads(settings: &Settings) -> Result<RuntimeThreads, Failu
     })
 }
 
-/// `kvasir frontend`.
+/// `kvasir frontend`. It listens before it reads what may take long: tokenizers and the index snapshot.
 pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let app = app(settings, Clock::new())?;
     let workers = wiring::workers(settings)?;
@@ -164,18 +165,13 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     descriptors::say(settings);
     let mut setup = wiring::router_setup(settings)?;
     setup.silent_rank_ttl = Some(settings.get(keys::ROUTER_TTL_SECS));
-    let mut fleet = Fleet::new(app.fleet_context(), setup)
-        .with_model_folders(wiring::model_folders(settings, app.clock()).await?)
-        .with_tls(wiring::worker_tls(settings)?);
-    if settings.get(keys::ROUTER_KV_EVENTS) {
-        fleet = fleet.with_event_threads(event_threads(settings)?);
-        if let Some(snapshot) = load_snapshot(settings) {
-            fleet = fleet.with_snapshot(snapshot);
-        }
-    } else {
-        fleet = fleet.without_events();
-    }
-    fleet.start();
+    let mut fleet = Fleet::new(app.fleet_context(), setup).with_tls(wiring::worker_tls(settings)?);
+    fleet = match settings.get(keys::ROUTER_KV_EVENTS) {
+        true => fleet.with_event_threads(event_threads(settings)?),
+        false => fleet.without_events(),
+    };
+    // Workers may be named from now on; the fleet follows them when it begins.
+    let _named = app.members().follow();
     for worker in workers {
         let shown = worker.transport.to_string();
         if !fleet.watch(worker) {
@@ -190,17 +186,67 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
             "no workers yet: give --worker, --workers-file, or `kvasir workers add URL`"
         );
     }
+    app.set_loading(true);
     let server = listen(&app, settings).await?;
     tracing::info!(address = %server.address(), "listening");
     if let Some(address) = server.admin_address() {
         tracing::info!(%address, "listening for operators");
     }
-    let snapshot = settings.get(keys::INDEX_SNAPSHOT).map(|path| {
-        let snapshot = fleet.snapshot_writer(path);
-        snapshot.start(settings.get(keys::INDEX_SNAPSHOT_INTERVAL_SECS));
-        snapshot
-    });
-    let ended = until_signal(server, settings, snapshot).await;
+    let ended = serve_while_loading(&app, &fleet, server, settings).await;
     traces::flush(&app).await;
     ended
+}
+
+/// Serves until a signal, and lets the fleet begin when what it needs was read. What cannot be used ends the process.
+async fn serve_while_loading(
+    app: &App,
+    fleet: &Fleet,
+    server: Server,
+    settings: &Settings,
+) -> Result<(), Failure> {
+    let snapshot = OnceLock::new();
+    let mut serving = pin!(until_signal(server, settings, &snapshot));
+    let loading = async {
+        let writer = start_fleet(fleet.clone(), settings, app.clock()).await?;
+        if let Some(writer) = writer {
+            let _ = snapshot.set(writer);
+        }
+        app.set_loading(false);
+        Ok(())
+    };
+    let loaded = tokio::select! {
+        // In this order: a signal is heard from the first moment on.
+        biased;
+        ended = &mut serving => return ended,
+        loaded = loading => loaded,
+    };
+    match loaded {
+        Ok(()) => serving.await,
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads what the fleet needs, and lets it begin; what writes its index down, where that is wanted.
+async fn start_fleet(
+    mut fleet: Fleet,
+    settings: &Settings,
+    clock: Clock,
+) -> Result<Option<Arc<SnapshotWriter>>, Failure> {
+    fleet = fleet.with_model_folders(wiring::model_folders(settings, clock).await?);
+    let path = settings.get(keys::INDEX_SNAPSHOT);
+    if let Some(path) = path
+        .clone()
+        .filter(|_| settings.get(keys::ROUTER_KV_EVENTS))
+    {
+        let loaded = tokio::task::spawn_blocking(move || load_snapshot(&path)).await;
+        if let Some(snapshot) = loaded.ok().flatten() {
+            fleet = fleet.with_snapshot(snapshot);
+        }
+    }
+    fleet.start();
+    Ok(path.map(|path| {
+        let writer = fleet.snapshot_writer(path);
+        writer.start(settings.get(keys::INDEX_SNAPSHOT_INTERVAL_SECS));
+        writer
+    }))
 }

@@ -2,6 +2,7 @@
 //!
 //! State alone: which handler answers a request is known by `dispatch`, and nothing here calls one.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -110,6 +111,8 @@ pub struct App {
     prefill_slots: PrefillSlots,
     /// Whoever dumps the index holds it.
     dump_turn: Arc<Semaphore>,
+    /// Files are read without which no worker can serve.
+    loading: AtomicBool,
 }
 
 impl App {
@@ -145,6 +148,7 @@ impl App {
             observer,
             prefill_slots: PrefillSlots::default(),
             dump_turn: Arc::new(Semaphore::new(1)),
+            loading: AtomicBool::new(false),
         })
     }
 
@@ -266,12 +270,22 @@ impl App {
         &self.via
     }
 
+    /// Files are read without which no worker can serve, or no longer. Its health page says so, and models may still come.
+    pub fn set_loading(&self, loading: bool) {
+        self.loading.store(loading, Ordering::Relaxed);
+    }
+
+    /// Whether such files are read.
+    pub(crate) fn is_loading(&self) -> bool {
+        self.loading.load(Ordering::Relaxed)
+    }
+
     /// What a client is told that names a model which nobody serves: it may still come with a worker that has not
     /// answered yet.
     pub(crate) fn unknown_model(&self) -> ApiError {
-        match self.members.awaited().is_empty() {
-            true => ApiError::model_not_found(),
-            false => ApiError::not_ready(),
+        match self.is_loading() || !self.members.awaited().is_empty() {
+            true => ApiError::not_ready(),
+            false => ApiError::model_not_found(),
         }
     }
 }

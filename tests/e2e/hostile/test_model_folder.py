@@ -1,6 +1,7 @@
 """Chat templates and tokenizers that mean harm: they come from an engine's folder, so they are input."""
 
 import json
+import os
 import pathlib
 import shutil
 import time
@@ -125,3 +126,39 @@ def test_loading_a_tokenizer_is_logged(tmp_path):
     kvasir.until_logged("tokenizer loaded", 60)
     assert kvasir.stop() == 0
     engine.stop()
+
+
+def test_a_folder_that_takes_long_to_read_delays_nobody(tmp_path):
+    """It is live at once, says that it loads, asks clients to come again, and serves when all is read."""
+    made = folder(tmp_path)
+    tokenizer = (made / "tokenizer.json").read_bytes()
+    (made / "tokenizer.json").unlink()
+    os.mkfifo(made / "tokenizer.json")
+    engine = ScriptedEngine("m")
+    engine.say(ANSWER)
+    options = ["--http-host", "127.0.0.1", "--http-port", "0", "--worker", engine.url, "--model-path", str(made)]
+    kvasir = Kvasir("frontend", *options)
+    kvasir.url = "http://" + kvasir.wait_for(r"address\W+(127\.0\.0\.1:\d+)").group(1)
+    assert httpx.get(f"{kvasir.url}/live", timeout=30).status_code == 200
+    health = httpx.get(f"{kvasir.url}/health", timeout=30)
+    assert (health.status_code, health.json()["stage"]) == (503, "loading")
+    early = httpx.post(f"{kvasir.url}/v1/chat/completions", json=ASK, timeout=30)
+    assert early.status_code == 503 and int(early.headers["retry-after"]) >= 1, early.text
+    # Nobody reads it before it is open at both ends.
+    (made / "tokenizer.json").write_bytes(tokenizer)
+    until(lambda: httpx.get(f"{kvasir.url}/health", timeout=30).status_code == 200, seconds=60, told=kvasir.log)
+    assert served(kvasir, engine, times=2) < 30
+    assert kvasir.stop() == 0, kvasir.log()
+    # A signal is heard while it still waits for the file.
+    kvasir = Kvasir("frontend", *options)
+    kvasir.wait_for("loading the tokenizer")
+    assert kvasir.stop() == 0, kvasir.log()
+    engine.stop()
+
+
+def test_a_folder_that_cannot_be_used_ends_the_process(tmp_path):
+    made = folder(tmp_path)
+    (made / "tokenizer.json").write_text("{")
+    kvasir = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", "--model-path", str(made))
+    assert kvasir.process.wait(60) == 2, kvasir.log()
+    until(lambda: "--model-path" in kvasir.log() and "tokenizer.json" in kvasir.log(), told=kvasir.log)

@@ -40,11 +40,13 @@ pub(crate) fn root(app: &App, has_page: bool, headers: &HeaderMap) -> Reply {
 
 /// Whether requests are served, and by whom.
 pub(crate) fn health(app: &App) -> Reply {
-    if app.http().is_leaving() {
-        return reply::json(
-            StatusCode::SERVICE_UNAVAILABLE,
-            kvasir_openai::not_ready("draining"),
-        );
+    let stage = match app.http().is_leaving() {
+        true => Some("draining"),
+        false => app.is_loading().then_some("loading"),
+    };
+    if let Some(stage) = stage {
+        let body = kvasir_openai::not_ready(stage);
+        return reply::json(StatusCode::SERVICE_UNAVAILABLE, body);
     }
     let mut health = Health::default();
     for model in app.models().all() {
