@@ -19,6 +19,8 @@ pub struct UpstreamBody {
     pool: Pool,
     /// The generation of the pool when the request was sent.
     generation: u32,
+    /// The connection had served another request before.
+    is_reused: bool,
     place: Option<OwnedSemaphorePermit>,
     /// Wakes the reader when requests are aborted. Made when the body is first pending.
     aborted: Option<(Pin<Box<OwnedNotified>>, Waker)>,
@@ -28,13 +30,14 @@ impl UpstreamBody {
     pub(crate) fn new(
         connection: Connection,
         pool: Pool,
-        generation: u32,
+        (generation, is_reused): (u32, bool),
         place: Option<OwnedSemaphorePermit>,
     ) -> Self {
         Self {
             connection: Some(connection),
             pool,
             generation,
+            is_reused,
             place,
             aborted: None,
         }
@@ -79,6 +82,13 @@ impl UpstreamBody {
     #[must_use]
     pub fn is_ended(&self) -> bool {
         self.connection.is_none()
+    }
+
+    /// The body names a request, ours or not. Says whether it is another request's answer, for all that is known of the engine: then
+    /// it must not be used, and ours is to be asked again.
+    #[must_use]
+    pub fn is_named_otherwise(&self, names_ours: bool) -> bool {
+        self.pool.is_named_otherwise(names_ours, self.is_reused)
     }
 
     fn give_back(&mut self) {

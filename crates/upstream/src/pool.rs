@@ -60,8 +60,10 @@ struct Shared {
     sweeps: AtomicU32,
     /// Whether the worker sent bytes that nobody asked for.
     distrust: Distrust,
-    /// The engine says the id of each request back.
+    /// The engine says the id of each request back, in a field of the head.
     echoes_ids: AtomicBool,
+    /// The same in the body, as vLLM does: `chatcmpl-<id>`.
+    names_ids: AtomicBool,
     /// Whether the engine takes the larger priority first.
     larger_first: AtomicBool,
     places: Arc<Semaphore>,
@@ -100,6 +102,7 @@ impl Pool {
                 sweeps: AtomicU32::new(0),
                 distrust: Distrust::default(),
                 echoes_ids: AtomicBool::new(false),
+                names_ids: AtomicBool::new(false),
                 larger_first: AtomicBool::new(false),
                 places: Arc::new(Semaphore::new(OPEN_MAX)),
                 draining: AtomicBool::new(false),
@@ -195,6 +198,7 @@ impl Pool {
             },
             None => None,
         };
+        let is_reused = kept.is_some();
         let (connection, head) = match kept {
             Some(answered) => answered,
             None => {
@@ -209,7 +213,7 @@ impl Pool {
         let mut response = Response::new(UpstreamBody::new(
             connection,
             self.clone(),
-            generation,
+            (generation, is_reused),
             place,
         ));
         *response.status_mut() = head.status;
@@ -333,14 +337,16 @@ impl Pool {
     /// its id. It is not if that is another's; if the server ended its wait for a request just when this one was sent; or if it came
     /// soon, from an engine that sent surplus bytes meanwhile: then nobody can tell.
     fn is_answer(&self, request: &UpstreamRequest<'_>, head: &Head, sent_at: Instant) -> bool {
-        let echoes = self.shared.echoes_ids.load(Ordering::Relaxed);
-        match is_echo(request, head).filter(|_| echoes) {
-            Some(true) => return true,
-            Some(false) => {
-                self.distrust("an answer to another request");
+        match is_echo(request, head) {
+            Some(true) => {
+                learn(&self.shared.echoes_ids, true);
+                return true;
+            }
+            Some(false) if self.shared.echoes_ids.load(Ordering::Relaxed) => {
+                self.distrust(ANOTHERS);
                 return false;
             }
-            None => {}
+            _ => {}
         }
         let is_doubtful = head.status == StatusCode::REQUEST_TIMEOUT || !self.reuses_connections();
         !(is_doubtful && sent_at.elapsed() < STALE_WITHIN)
@@ -348,12 +354,24 @@ impl Pool {
 
     /// The first answer on a connection is always the right one: it shows whether the engine says ids back.
     fn learn_echo(&self, request: &UpstreamRequest<'_>, head: &Head) {
-        let echoes = &self.shared.echoes_ids;
-        if let Some(echo) = is_echo(request, head)
-            && echoes.load(Ordering::Relaxed) != echo
-        {
-            echoes.store(echo, Ordering::Relaxed);
+        if let Some(echo) = is_echo(request, head) {
+            learn(&self.shared.echoes_ids, echo);
         }
+    }
+
+    /// The body of an answer names a request, ours or not. Says whether the answer is another's: it came on a connection that was used
+    /// before, from an engine that names ours.
+    pub(crate) fn is_named_otherwise(&self, names_ours: bool, is_reused: bool) -> bool {
+        let names_ids = &self.shared.names_ids;
+        if names_ours || !is_reused {
+            learn(names_ids, names_ours);
+            return false;
+        }
+        let is_anothers = names_ids.load(Ordering::Relaxed);
+        if is_anothers {
+            self.distrust(ANOTHERS);
+        }
+        is_anothers
     }
 
     /// The calling thread's kept connections.
@@ -410,6 +428,16 @@ impl Pool {
 
 /// Bytes after an answer or on an idle connection.
 const SURPLUS: &str = "bytes after an answer";
+
+/// An answer on a kept connection that names another request.
+const ANOTHERS: &str = "an answer to another request";
+
+/// Stores what was seen, if it is new: all threads read it.
+fn learn(known: &AtomicBool, seen: bool) {
+    if known.load(Ordering::Relaxed) != seen {
+        known.store(seen, Ordering::Relaxed);
+    }
+}
 
 /// Whether the id in an answer is that of the request; none if one of them has no id.
 fn is_echo(request: &UpstreamRequest<'_>, head: &Head) -> Option<bool> {

@@ -24,10 +24,10 @@ def sized(body, status="200 OK", request_id=None):
     return head % (status.encode(), named, len(body)) + body
 
 
-def completion(text):
+def completion(text, id="x"):
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "text": text, "finish_reason": "stop"}
     usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
-    return json.dumps({"id": "x", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
+    return json.dumps({"id": id, "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
 
 
 def event(text, finish=None):
@@ -270,11 +270,17 @@ def mixed_up(url, prompts):
 
 
 @pytest.mark.parametrize("twice", [twice_at_once, twice_later])
-def test_an_engine_that_sends_answers_twice_with_their_ids_mixes_none_up(started, twice):
-    """The second one may come when the connection has its next request: its id says whose it is."""
+@pytest.mark.parametrize("where", ["head", "body"])
+def test_an_engine_that_sends_answers_twice_with_their_ids_mixes_none_up(started, twice, where):
+    """The second one may come when the connection has its next request: its id says whose it is, in the head, or in the body as vLLM
+    writes it."""
 
     def doubling(engine, send, body):
-        twice(send, sized(completion(said(body)), request_id=body["id"]))
+        match where:
+            case "head":
+                twice(send, sized(completion(said(body)), request_id=body["id"]))
+            case "body":
+                twice(send, sized(completion(said(body), f"chatcmpl-{body['id'].decode()}")))
 
     frontend = fleet(started, [RawEngine(doubling)])
     assert mixed_up(frontend.url, range(400)) == []

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Response};
+use http::{HeaderMap, HeaderValue, Response};
 use kvasir_host::Booking;
 use kvasir_openai::{ApiError, ask_token_ids};
 use kvasir_router::{Attempts, GiveUp, NextStep, Placement};
@@ -16,8 +16,9 @@ use super::{EngineAnswer, Forward, Kind, PreparedRequest, headers, outgoing, pee
 use crate::attempts::{self, OpenAttempt, UnplacedRequest};
 use crate::http::long_work;
 use crate::http::reply::Reply;
+use crate::observe::outcomes::REQUEST_ID;
 use crate::observe::request_record::RequestRecord;
-use crate::proxy::relay::{Form, Source};
+use crate::proxy::relay::{FirstBytes, Form, Source};
 
 /// The client's error when two workers failed under the request.
 const FAILED_TWICE: &str = "Two workers failed while they had this request. It may be what makes them fail, so it was not sent to a third";
@@ -252,6 +253,35 @@ impl Forward {
         sent: &Placement,
         tokens: u32,
     ) -> Result<EngineAnswer, UpstreamError> {
+        let mut answer = self.begin(sent, tokens).await?;
+        if self.is_of_another(&answer) {
+            // In a box: it hardly ever happens, and each request would have its room.
+            answer = Box::pin(self.begin(sent, tokens)).await?;
+        }
+        Ok(match self.app.options().error_peek {
+            Some(_) => peek::error_as_status(answer),
+            None => answer,
+        })
+    }
+
+    /// Whether the answer of a completion names another request than this one, where its engine names requests.
+    fn is_of_another(&self, answer: &EngineAnswer) -> bool {
+        if !matches!(self.kind, Kind::Completion { .. }) || !answer.head.status.is_success() {
+            return false;
+        }
+        let (FirstBytes::Whole(first) | FirstBytes::Partial(first)) = &answer.first;
+        let ours = self.headers.get(&REQUEST_ID).map(HeaderValue::as_bytes);
+        match (peek::answer_id(first), ours) {
+            (Some(id), Some(ours)) if !ours.is_empty() => {
+                let names_ours = memchr::memmem::find(id, ours).is_some();
+                answer.source.body().is_named_otherwise(names_ours)
+            }
+            _ => false,
+        }
+    }
+
+    /// Sends the request and waits for the beginning of its answer.
+    async fn begin(&self, sent: &Placement, tokens: u32) -> Result<EngineAnswer, UpstreamError> {
         let dispatched = self.app.clock().now();
         self.model.placements.dispatched();
         let _inside = self.model.placements.enter(kvasir_host::Stage::Dispatch);
@@ -264,15 +294,11 @@ impl Forward {
         let mut source = Source::new(body, form, resume);
         source.keep_text(self.prefills_next_turn());
         let first = source.first_bytes().await?;
-        let answer = EngineAnswer {
+        Ok(EngineAnswer {
             dispatched,
             head,
             source,
             first,
-        };
-        Ok(match self.app.options().error_peek {
-            Some(_) => peek::error_as_status(answer),
-            None => answer,
         })
     }
 

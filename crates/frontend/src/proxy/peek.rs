@@ -1,6 +1,7 @@
-//! Engines that answer 200 and then an error as the first event of the stream: the error becomes the status of the answer.
+//! What the first bytes of an answer show, before the client has any of it.
 //!
-//! The head has not been sent to the client by then. A client that reads only the status learns of the error, and so does a retry.
+//! Engines that answer 200 and then an error as the first event of the stream: the error becomes the status of the answer. A client that
+//! reads only the status learns of the error, and so does a retry. And which request an answer names.
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
@@ -45,6 +46,20 @@ pub(super) fn error_as_status(mut answer: EngineAnswer) -> EngineAnswer {
     answer.source.close();
     answer.first = FirstBytes::Whole(body);
     answer
+}
+
+/// The id of a completion or of its first event, if that is its first field, as engines write it.
+pub(super) fn answer_id(first: &[u8]) -> Option<&[u8]> {
+    let json = first.strip_prefix(b"data:").unwrap_or(first);
+    let mut rest = json.trim_ascii_start();
+    for token in [&b"{"[..], b"\"id\"", b":", b"\""] {
+        rest = rest.strip_prefix(token)?;
+        if token != b"\"" {
+            rest = rest.trim_ascii_start();
+        }
+    }
+    let end = memchr::memchr(b'"', rest)?;
+    rest.get(..end)
 }
 
 /// The status and the body of the error that a stream begins with.
@@ -109,6 +124,27 @@ mod tests {
             ": comment\n\n",
         ] {
             assert_eq!(status(answer), None, "{answer}");
+        }
+    }
+
+    #[test]
+    fn the_id_of_an_answer_is_its_first_field() {
+        let id = |text: &'static str| answer_id(text.as_bytes()).map(String::from_utf8_lossy);
+        for text in [
+            r#"{"id":"chatcmpl-1","object":"x"}"#,
+            "data: {\"id\": \"chatcmpl-1\"}\n\n",
+            "data:{ \"id\" :\"chatcmpl-1\"",
+        ] {
+            assert_eq!(id(text).as_deref(), Some("chatcmpl-1"), "{text}");
+        }
+        for text in [
+            r#"{"object":"x","id":"chatcmpl-1"}"#,
+            r#"{"id":"chatcmpl-1"#,
+            r#"{"id":1}"#,
+            "",
+            ": comment",
+        ] {
+            assert_eq!(id(text), None, "{text}");
         }
     }
 }

@@ -327,6 +327,11 @@ impl Source {
         self.failed && self.events == 1
     }
 
+    /// The body as it comes from the engine.
+    pub(crate) fn body(&self) -> &UpstreamBody {
+        &self.body
+    }
+
     /// Closes the connection: the engine stops working on this answer.
     pub(crate) fn close(&mut self) {
         self.body.close();
