@@ -1,8 +1,8 @@
 //! Objects that one engine stores under an id: the engine that has it is searched for.
 //!
-//! An id does not name its engine, and it may be older than this process or come from another router. So the workers are asked, and
-//! the first that has it answers: all at once where something is read, one after another where it is changed, so that no more
-//! workers than needed see the change.
+//! An id does not name its engine, and it may be older than this process or come from another router. So all workers are asked at
+//! once, and the first that has it answers. That holds for changes, too: to remove or to cancel what one does not have changes nothing, and
+//! doing it twice is doing it once.
 //!
 //! What always holds: at most [`SOUGHT_MAX`] workers are asked, and the search ends in time; an error of one worker is the
 //! answer only if no other has it; what nobody has is not found only if all could be asked.
@@ -89,15 +89,11 @@ async fn seek_all(
     if !complete {
         app.http().limit_reached("workers_asked");
     }
-    let at_once = match parts.method.is_safe() {
-        true => SOUGHT_MAX,
-        false => 1,
-    };
     let mut search = Search {
         all: complete,
         found: None,
     };
-    let searching = search.run(sought, at_once);
+    let searching = search.run(sought);
     if tokio::time::timeout(SEARCH_TIMEOUT, searching)
         .await
         .is_err()
@@ -161,16 +157,12 @@ struct Search {
 }
 
 impl Search {
-    /// Asks workers, so many at once, until one has it. Whoever has not answered by then is not waited for.
-    async fn run(&mut self, sought: Vec<(Arc<Forward>, WorkerRank)>, at_once: usize) {
-        let mut sought = sought.into_iter();
-        let mut asked: Vec<Pin<Box<dyn Future<Output = Asked> + Send>>> = Vec::new();
-        loop {
-            let next = sought.by_ref().take(at_once - asked.len());
-            asked.extend(next.map(|(forward, target)| Box::pin(ask(forward, target)) as _));
-            if asked.is_empty() {
-                return;
-            }
+    /// Asks all of them until one has it. Whoever has not answered by then is not waited for.
+    async fn run(&mut self, sought: Vec<(Arc<Forward>, WorkerRank)>) {
+        let ask = |(forward, target)| Box::pin(ask(forward, target)) as _;
+        let mut asked: Vec<Pin<Box<dyn Future<Output = Asked> + Send>>> =
+            sought.into_iter().map(ask).collect();
+        while !asked.is_empty() {
             let told = poll_fn(|cx| {
                 let ready = |one: &mut Pin<Box<dyn Future<Output = Asked> + Send>>| match one
                     .as_mut()
