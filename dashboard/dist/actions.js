@@ -30,7 +30,10 @@ function confirm(title, body, label, act, danger = false) {
             go.disabled = false;
         }
     };
-    dialog(title, ...body, said, el("div", { class: "buttons" }, button("Cancel", closeDialog, "quiet"), go));
+    const back = button("Cancel", closeDialog, "quiet");
+    dialog(title, ...body, said, el("div", { class: "buttons" }, back, go));
+    // Enter alone must not act, nor tick what cuts requests off.
+    back.focus();
 }
 /** Asks for the token; `given` is told when it is there. */
 export function askToken(about, given) {

@@ -59,6 +59,8 @@ export function sentence(decision, nameOf) {
         return `${who} was the only candidate.`;
     const inSeconds = chosen.seconds !== undefined;
     const lead = rival.terms.cost - chosen.terms.cost;
+    if (inSeconds && lead < 1e-6)
+        return `${who} costs as little as the next, ${nameOf(other)}: where seconds are equal, the worker goes first into whose cache least was written.`;
     if (kind === "tie")
         return `${who} shared the lowest cost with ${detail.among === 2 ? "one other" : `${(detail.among ?? 2) - 1} others`} and was drawn among them.`;
     return `${who} costs ${cost(lead, inSeconds)}${inSeconds ? "" : " blocks"} less than the next, ${nameOf(other)}: ${because(decision, chosen, rival)}.`;
@@ -161,7 +163,7 @@ export class Explanation {
         const legend = el("ul", { class: "keys" });
         for (const kind of Object.keys(ABOUT)) {
             if (used.has(kind))
-                legend.append(el("li", {}, el("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), ABOUT[kind]));
+                legend.append(el("li", {}, el("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), inSeconds && kind === "requests" ? "delay of others" : ABOUT[kind]));
         }
         const body = el("tbody");
         rows.forEach((row, index) => {

@@ -107,6 +107,9 @@ export class WhatIfView {
         }
         write(this.said, moved === 0 ? `All ${count(considered)} would have gone where they went.` : `${count(moved)} of ${count(considered)} (${percent(moved / considered)}) would have gone elsewhere.`);
         const notes = [];
+        const inSeconds = this.state?.models.some((row) => row.policy === "time" && (this.state?.scope === "" || row.name === this.state?.scope));
+        if (inSeconds)
+            notes.push("These decisions were made in seconds, which has no weights: what is shown is what the cost in blocks would have chosen.");
         if (answer.skipped > 0)
             notes.push(`${count(answer.skipped)} were not made by a cost and are left out.`);
         if (answer.partial > 0)

@@ -39,12 +39,18 @@ function navigate(): void {
   const [name, ...rest] = location.hash.slice(1).split("/");
   const found = VIEWS.find(([id]) => id === name) ?? VIEWS[0];
   if (found === undefined) return;
-  for (const entry of document.querySelectorAll("#nav a")) mark(entry, "aria-current", entry.getAttribute("href") === `#${found[0]}` ? "page" : null);
+  for (const entry of document.querySelectorAll("#nav a")) {
+    const current = entry.getAttribute("href") === `#${found[0]}`;
+    mark(entry, "aria-current", current ? "page" : null);
+    // On a phone the list of views is wider than the window.
+    if (current) entry.scrollIntoView({ block: "nearest", inline: "center" });
+  }
   document.title = `${found[1]} – Kvasir`;
   view?.leave?.();
   view = null;
   if (!state.ready) return;
   view = found[2](decodeURIComponent(rest.join("/")));
+  if (view.root.querySelector("h1") === null) view.root.prepend(el("h1", { class: "hidden" }, found[1]));
   main.replaceChildren(view.root);
   view.update(state);
 }

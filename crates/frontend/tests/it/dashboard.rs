@@ -141,6 +141,19 @@ async fn a_viewer_is_told_everything_and_then_what_changed() {
         }
         last = id;
     }
+    // Of a busy second the newest are told and the others counted.
+    for _ in 0..60 {
+        assert_eq!(rig.post(CHAT, ASK).await.status, 200);
+    }
+    let mut counted = 0;
+    while counted < 60 {
+        let (_, id, told) = event(&mut viewer).await;
+        let listed = told["decisions"].as_array().unwrap().len() as u64;
+        assert!(listed <= 40, "{listed}");
+        counted += listed + told["skipped"].as_u64().unwrap();
+        last = id;
+    }
+    assert_eq!(counted, 60);
     // Who comes back is told what it has missed; who was never here, or in another process, everything.
     drop(viewer);
     let mut other = watch(rig.address(), "").await;

@@ -4,6 +4,7 @@
 //! newest [`NEW_MAX`] are shown and the others counted.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use kvasir_router::{Decision, Reason};
 use kvasir_types::{RequestId, Time};
@@ -41,17 +42,21 @@ impl LatestDecisions {
             true => SHOWN_MAX,
             false => NEW_MAX,
         };
-        let (mut rows, mut count) = (Vec::new(), 0);
-        for model in app.models().of_routers() {
+        let (mut decisions, mut count) = (Vec::new(), 0);
+        let routers = app.models().of_routers();
+        // Of each router so many that the newest of all are among them, unless there are many routers.
+        let of_each = (4 * most / routers.len().max(1)).clamp(1, most);
+        for model in routers {
             let seen = self.seen.get(&**model.host.name()).copied();
+            // The router waits meanwhile: nothing but copies is made.
             let newest = model.host.ask(|router| {
                 let is_new = |d: &&Decision| Some((d.at, d.id)) != seen;
                 let mut newest = None;
-                for decision in router.decisions().take_while(is_new) {
+                for (at, decision) in router.decisions().take_while(is_new).enumerate() {
                     newest.get_or_insert((decision.at, decision.id));
                     count += 1;
-                    if count <= most {
-                        rows.push((decision.at, decision.id, row(app, &model, decision)));
+                    if at < of_each {
+                        decisions.push((Arc::clone(&model), decision.clone()));
                     }
                 }
                 newest
@@ -60,15 +65,18 @@ impl LatestDecisions {
                 self.seen.insert(model.host.name().to_string(), newest);
             }
         }
-        rows.sort_by_key(|(at, ..)| *at);
+        decisions.sort_by_key(|(_, decision)| decision.at);
+        decisions.drain(..decisions.len().saturating_sub(most));
+        let made = |(model, decision): &(Arc<ServedModel>, Decision)| {
+            (decision.id, row(app, model, decision))
+        };
+        let rows: Vec<(RequestId, Value)> = decisions.iter().map(made).collect();
         let skipped = count - rows.len();
-        for (_, id, row) in &rows {
-            self.shown.push_back((*id, row.clone()));
-        }
+        self.shown.extend(rows.iter().cloned());
         while self.shown.len() > SHOWN_MAX {
             self.shown.pop_front();
         }
-        let rows = rows.into_iter().map(|(.., row)| row).collect();
+        let rows = rows.into_iter().map(|(_, row)| row).collect();
         (rows, skipped)
     }
 
