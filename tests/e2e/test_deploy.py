@@ -140,3 +140,40 @@ def test_kubernetes_takes_the_manifests(tmp_path):
     monitor = yaml.safe_load((DEPLOY / "kubernetes/service-monitor.yaml").read_text())
     ports = {port["name"] for document in documents if document["kind"] == "Service" for port in document["spec"]["ports"]}
     assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= ports
+
+
+def into(root, program):
+    """Copies a program and what it is linked with into another root."""
+    path = shutil.which(program)
+    linked = subprocess.run(["ldd", path], capture_output=True, text=True).stdout
+    for file in [path, *re.findall(r"(/\S+) \(0x", linked)]:
+        copy = root / file.lstrip("/")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(os.path.realpath(file), copy)
+
+
+@needs("dpkg-deb")
+@pytest.mark.skipif(os.geteuid() != 0, reason="dpkg changes its root as root only")
+def test_dpkg_installs_the_package_and_it_runs(tmp_path):
+    binary, package, root = os.environ["KVASIR_BIN"], tmp_path / "kvasir.deb", tmp_path / "root"
+    made = subprocess.run([DEPLOY / "debian/package.sh", binary, package], env={**os.environ, "COMPRESSION": "none"}, capture_output=True, text=True, timeout=120)
+    assert made.returncode == 0, made.stderr
+    for folder in ("var/lib/dpkg/info", "var/lib/dpkg/updates", "dev", "etc"):
+        (root / folder).mkdir(parents=True)
+    (root / "var/lib/dpkg/status").touch()
+    (root / "bin").symlink_to("usr/bin")
+    os.mknod(root / "dev/urandom", 0o20666, os.makedev(1, 9))
+    for program in ("sh", "od", "tr", binary):
+        into(root, program)
+    shutil.move(root / binary.lstrip("/"), tmp_path / "copy")  # Only what it is linked with: the package brings it.
+    dpkg = lambda *words: subprocess.run(["dpkg", f"--root={root}", "--force-depends", *words], capture_output=True, text=True, timeout=120)  # noqa: E731
+    installed = dpkg("-i", str(package))
+    assert installed.returncode == 0, installed.stdout + installed.stderr
+    ran = subprocess.run([shutil.which("chroot"), root, "/usr/bin/kvasir", "config", "check", "--config", "/etc/kvasir/kvasir.toml"], env={}, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0 and ran.stdout.startswith("ok: "), ran.stdout + ran.stderr
+    token = root / "etc/kvasir/admin-token"
+    assert re.fullmatch(r"[0-9a-f]{64}", token.read_text()) and token.stat().st_mode & 0o777 == 0o600
+    again = token.read_text()
+    assert dpkg("-i", str(package)).returncode == 0 and token.read_text() == again, "a token stays"
+    assert dpkg("-r", "kvasir").returncode == 0
+    assert not (root / "usr/bin/kvasir").exists() and (root / "etc/kvasir/kvasir.toml").exists()
