@@ -6,7 +6,7 @@
 //!
 //! What always holds: a card has a usable name; two cards with the same [`Card::checksum`] are served alike.
 //!
-//! Elsewhere: loading the files that a card names (`frontend`), which workers belong together (`fleet`).
+//! Elsewhere: loading the files that a card names (`frontend`), which workers belong together ([`crate::fleet`]).
 
 mod checksum;
 mod kinds;
@@ -108,6 +108,17 @@ pub struct Artefact {
 }
 
 impl Artefact {
+    /// A file of this kind, at this place, that has these bytes.
+    #[must_use]
+    pub fn new(kind: &str, path: &str, bytes: &[u8]) -> Self {
+        Self {
+            kind: kind.into(),
+            path: path.into(),
+            checksum: Some(format!("blake3:{}", blake3::hash(bytes).to_hex())),
+            size: Some(bytes.len() as u64),
+        }
+    }
+
     /// The name of the file itself.
     #[must_use]
     pub fn file_name(&self) -> &str {
@@ -227,6 +238,20 @@ impl Card {
         found.extend(extra.filter_map(|file| Artefact::read_file("extra_file", file)));
         found.dedup_by(|one, other| one.path == other.path);
         found
+    }
+
+    /// Names the tokenizer and the template: cards that have it in common can share them.
+    #[must_use]
+    pub fn text_key(&self) -> String {
+        let slots = ["tokenizer", "prompt_formatter", "chat_template_file"];
+        let files = slots.iter().filter_map(|slot| self.artefact(slot));
+        let names: Vec<String> = files
+            .map(|file| file.checksum.unwrap_or(file.path))
+            .collect();
+        match names.is_empty() {
+            true => self.source_path.clone().unwrap_or_default(),
+            false => names.join(" "),
+        }
     }
 
     fn artefact(&self, slot: &str) -> Option<Artefact> {

@@ -4,8 +4,8 @@
 //! wants to know them watches it. Records and keys are those of Dynamo 1.6.1, so its workers and frontends share a store with
 //! ours.
 //!
-//! Pure parts: [`record`] (values and keys), [`card`] (what a model card says), `fleet` (records joined into workers and
-//! models), [`mirror`] (a store's content as a watcher knows it). Edges: [`store`] (the trait), [`mem`], [`file`].
+//! Pure parts: [`record`] (values and keys), [`card`] (what a model card says), [`fleet`] (records joined into workers and
+//! models), [`mirror`] (a store's content as a watcher knows it). Edges: [`store`] (the trait), [`mem`], [`file`], `etcd`.
 //!
 //! What always holds: a store that is out of reach takes nothing away from whoever watches it; a value that cannot be read
 //! leaves the one before it; what a store holds is bounded in number and size before it is kept.
@@ -13,14 +13,20 @@
 //! Elsewhere: how a worker is reached (`transport`), what is made of its records (`frontend`).
 
 pub mod card;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod file;
+pub mod fleet;
 pub mod mem;
 pub mod mirror;
 pub mod record;
 pub mod store;
 
-pub use card::{Artefact, Card, CardError, ModelInput, ModelType, WorkerType};
+pub use card::{Artefact, Card, CardError, ModelInput, ModelType, NewCard, WorkerType};
+#[cfg(feature = "etcd")]
+pub use etcd::{EtcdOptions, EtcdOptionsError, EtcdStore};
 pub use file::FileStore;
+pub use fleet::{FleetJoin, FleetNote, FleetView, FoundWorker, Namespaces, SetName};
 pub use mem::MemStore;
 pub use mirror::{Change, Mirror};
 pub use record::{

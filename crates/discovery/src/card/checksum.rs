@@ -1,6 +1,7 @@
 //! What names a card: the parts that decide how its model is served, and not where its files lie.
 //!
-//! The order and the form of the parts are those of Dynamo 1.6, whose frontends send the result to workers as `mdc_sum`.
+//! The order and the form of the parts are those of Dynamo 1.6.1, whose frontend sends the result to workers as `mdc_sum`: compared with
+//! what a real one sent for cards that differ in their context lengths.
 
 use serde_json::Value;
 
@@ -26,7 +27,7 @@ pub(super) fn of(card: &Card) -> String {
         hasher.update(&[0]);
         hasher.update(sum.as_bytes());
     }
-    hasher.update(&context_length(card).to_be_bytes());
+    hasher.update(&card.context_length.unwrap_or(0).to_be_bytes());
     hasher.update(&card.kv_cache_block_size.to_be_bytes());
     hasher.update(&[declared(card).map_or(0, WorkerType::ordinal)]);
     hasher.update(&length(card.needs.len()));
@@ -51,17 +52,6 @@ pub(super) fn of(card: &Card) -> String {
         }
     }
     hasher.finalize().to_hex().to_string()
-}
-
-/// The limit that the engine has, else that of the model; nothing is left out for being unknown.
-fn context_length(card: &Card) -> u32 {
-    let of_engine = card
-        .raw
-        .get("runtime_config")
-        .and_then(|of| of.get("context_length"));
-    let known = of_engine.filter(|value| !value.is_null());
-    let of_model = || card.raw.get("architectural_max_context_length");
-    super::uint(known.or_else(of_model)).unwrap_or(0)
 }
 
 /// The role that the card names, and not one that was read out of its type.
