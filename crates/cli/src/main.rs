@@ -5,6 +5,7 @@ mod descriptors;
 mod doctor;
 mod mocker;
 mod operate;
+mod planes;
 mod serve;
 mod traces;
 mod wiring;

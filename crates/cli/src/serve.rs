@@ -13,7 +13,7 @@ use kvasir_transport::{RuntimeThreads, Tasks};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::wiring::{self, Failure};
-use crate::{descriptors, traces};
+use crate::{descriptors, planes, traces};
 
 /// The application with the settings of its HTTP side.
 pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure> {
@@ -207,7 +207,7 @@ async fn serve_while_loading(
     let snapshot = OnceLock::new();
     let mut serving = pin!(until_signal(server, settings, &snapshot));
     let loading = async {
-        let writer = start_fleet(fleet.clone(), settings, app.clock()).await?;
+        let writer = start_fleet(fleet.clone(), settings, app).await?;
         if let Some(writer) = writer {
             let _ = snapshot.set(writer);
         }
@@ -230,9 +230,10 @@ async fn serve_while_loading(
 async fn start_fleet(
     mut fleet: Fleet,
     settings: &Settings,
-    clock: Clock,
+    app: &App,
 ) -> Result<Option<Arc<SnapshotWriter>>, Failure> {
-    fleet = fleet.with_model_folders(wiring::model_folders(settings, clock).await?);
+    fleet = planes::with_planes(fleet, settings, app.tasks()).await?;
+    fleet = fleet.with_model_folders(wiring::model_folders(settings, app.clock()).await?);
     let path = settings.get(keys::INDEX_SNAPSHOT);
     if let Some(path) = path
         .clone()
@@ -244,6 +245,7 @@ async fn start_fleet(
         }
     }
     fleet.start();
+    planes::discover(&fleet, settings, app.tasks())?;
     Ok(path.map(|path| {
         let writer = fleet.snapshot_writer(path);
         writer.start(settings.get(keys::INDEX_SNAPSHOT_INTERVAL_SECS));

@@ -14,7 +14,7 @@ use kvasir_transport::Tasks;
 use tokio::sync::Semaphore;
 
 use crate::fleet::FleetContext;
-use crate::fleet::members::{Members, SourceName, WorkerSource};
+use crate::fleet::members::{Members, SourceName, SourceState, WorkerSource};
 use crate::http::context::HttpContext;
 use crate::http::in_flight::InFlight;
 use crate::http::keys::ApiKeys;
@@ -283,7 +283,10 @@ impl App {
     /// What a client is told that names a model which nobody serves: it may still come with a worker that has not
     /// answered yet.
     pub(crate) fn unknown_model(&self) -> ApiError {
-        match self.is_loading() || !self.members.awaited().is_empty() {
+        let sources = self.members.sources();
+        let mut states = sources.iter().map(|(_, state)| state);
+        let starts = self.is_loading() || states.any(|state| *state == SourceState::Starting);
+        match starts || !self.members.awaited().is_empty() {
             true => ApiError::not_ready(),
             false => ApiError::model_not_found(),
         }

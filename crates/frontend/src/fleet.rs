@@ -4,8 +4,10 @@
 //! probed ([`http_watcher`]), a worker on a request plane serves what its record says ([`plane_watcher`]). One that no source
 //! has any more gets nothing new and leaves when what it has is done.
 
+mod card_text;
 mod context;
 mod describe;
+mod discovery;
 mod event_addresses;
 mod file;
 mod health;
@@ -19,6 +21,7 @@ mod subscribe;
 mod token_probe;
 
 pub use context::FleetContext;
+pub use discovery::DiscoveryOptions;
 pub use file::{WorkersFile, WorkersFileError};
 
 use std::collections::BTreeMap;
@@ -33,6 +36,7 @@ use kvasir_types::{HttpEndpoint, PlaneEndpoint, Role, Transport, WorkerId, Worke
 use kvasir_upstream::{Bounds, Pool, WorkerTls};
 use tokio::sync::watch;
 
+use self::discovery::CardText;
 use self::event_addresses::EventAddresses;
 use self::http_watcher::HttpWatcher;
 use self::plane_watcher::PlaneWatcher;
@@ -71,6 +75,8 @@ pub struct Fleet {
     setup: Arc<RouterSetup>,
     /// Tokenizers and templates of models.
     folders: Arc<ModelFolders>,
+    /// Those of models that were discovered, by name.
+    card_texts: Arc<Mutex<BTreeMap<Arc<str>, CardText>>>,
     /// Whether workers' cache events are listened to.
     events: bool,
     /// Where; on the caller's runtime if nowhere else.
@@ -130,6 +136,7 @@ impl Fleet {
             context,
             setup: Arc::new(setup),
             folders: Arc::default(),
+            card_texts: Arc::default(),
             events: true,
             event_threads: None,
             every: LOAD_EVERY,
@@ -380,6 +387,11 @@ impl Fleet {
 
     pub(super) fn snapshot(&self) -> &LoadedSnapshot {
         &self.snapshot
+    }
+
+    fn card_texts(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, CardText>> {
+        let texts = self.card_texts.lock();
+        texts.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn watchers(&self) -> MutexGuard<'_, BTreeMap<WorkerId, watch::Sender<Goal>>> {

@@ -31,9 +31,11 @@ pub use crate::http::tls::ServerTls;
 pub use app::{App, AppOptions};
 pub use fleet::members::{
     Change, Changes, JoinOutcome, Member, MemberState, Members, MembersError, SnapshotRefused,
-    SourceName, WorkerSource,
+    SourceName, SourceState, WorkerSource,
 };
-pub use fleet::{ConnectPlane, Fleet, FleetContext, WorkersFile, WorkersFileError};
+pub use fleet::{
+    ConnectPlane, DiscoveryOptions, Fleet, FleetContext, WorkersFile, WorkersFileError,
+};
 pub use models::links::WorkerLink;
 pub use models::tokenize::TokenSources;
 pub use models::{Models, ServedModel};

@@ -63,6 +63,19 @@ pub struct Health {
     pub instances: Vec<Box<RawValue>>,
     /// Workers that are named and have not answered yet. Without any instance it is not ready because of them.
     pub waiting_for: Vec<String>,
+    /// Discovery backends, and why each is out of reach, if it is.
+    pub discovery: Vec<DiscoveryHealth>,
+}
+
+/// A discovery backend on the health page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiscoveryHealth {
+    /// Which one, and where.
+    pub source: String,
+    /// `ready`, `starting` or `lost`.
+    pub state: &'static str,
+    /// Why it is lost.
+    pub error: Option<String>,
 }
 
 impl Health {
@@ -105,6 +118,20 @@ impl Health {
             list.extend_from_slice(b"[");
             separated(list, &self.waiting_for, |out, name| {
                 crate::json::write_json_str(out, name);
+            });
+            list.extend_from_slice(b"]");
+        }
+        if !self.discovery.is_empty() {
+            let list = fields.key("discovery");
+            list.extend_from_slice(b"[");
+            separated(list, &self.discovery, |out, one| {
+                let mut fields = Fields::open(out);
+                fields.str("source", &one.source);
+                fields.str("state", one.state);
+                if let Some(error) = &one.error {
+                    fields.str("error", error);
+                }
+                fields.close();
             });
             list.extend_from_slice(b"]");
         }

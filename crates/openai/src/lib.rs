@@ -30,8 +30,8 @@ mod usage;
 mod walk;
 
 pub use admin::{
-    BusyError, BusyThreshold, BusyUpdate, Health, ModelInfo, busy_thresholds, live, models,
-    not_ready,
+    BusyError, BusyThreshold, BusyUpdate, DiscoveryHealth, Health, ModelInfo, busy_thresholds,
+    live, models, not_ready,
 };
 pub use answer::{AnswerHead, Choice, Endpoint, StreamWriter, write_unary};
 pub use chat::{ChatRequest, ToolChoice, Tools};

@@ -364,6 +364,8 @@ metrics! {
         gauge worker_events_connected = "worker_events_connected" ["model", "worker_id", "dp_rank"];
         /// What went wrong with a rank's stream of events, by kind.
         counter kv_event_faults_total = "kv_event_faults_total" ["model", "worker_id", "dp_rank", "kind"];
+        /// Whether the discovery backend is in reach; while it is not, the workers that were known go on serving.
+        gauge discovery_up = "discovery_up" ["backend"];
         /// Changes of the workers file that could not be taken over; the workers stayed as they were.
         counter workers_file_rejected_total = "workers_file_rejected_total" [];
         /// Prompts read for routing, by what they became tokens by: the client's ids, a folder, the engine, or bytes.

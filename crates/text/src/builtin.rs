@@ -3,11 +3,11 @@
 //! Answers one question: where do tokens come from when there is no model? Trained on the text beside it by
 //! `cargo run -p kvasir-text --example train_builtin`, which writes the file again, byte for byte.
 
-use crate::load::Files;
+use crate::load::TextFiles;
 
 /// The files of the built-in model.
-pub(crate) fn files() -> Files {
-    Files {
+pub(crate) fn files() -> TextFiles {
+    TextFiles {
         folder: "(built-in)".into(),
         tokenizer: include_bytes!("builtin/tokenizer.json").to_vec(),
         tokenizer_config: Some(include_bytes!("builtin/tokenizer_config.json").to_vec()),

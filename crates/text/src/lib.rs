@@ -34,6 +34,7 @@ pub use chat::{ChatInput, Dialect};
 pub use detokenizer::{DetokenizeOptions, Detokenizer, StopHit};
 pub use error::{LoadError, TextError};
 pub use folders::{FolderError, ModelFolders};
+pub use load::TextFiles;
 pub use model::{DEFAULT_CACHE_BYTES, GenerationDefaults, TextModel};
 pub use prefix::CacheStats;
 pub use template::{ChatTemplate, Effort, RenderedPrompt};

@@ -20,14 +20,20 @@ const FILE_BYTES_MAX: u64 = 512 << 20;
 const CONTEXT_UNSET: f64 = 1e9;
 
 /// The files of a model, unread.
-#[derive(Debug, Default)]
-pub(crate) struct Files {
-    pub(crate) folder: PathBuf,
-    pub(crate) tokenizer: Vec<u8>,
-    pub(crate) tokenizer_config: Option<Vec<u8>>,
-    pub(crate) generation_config: Option<Vec<u8>>,
-    pub(crate) config: Option<Vec<u8>>,
-    pub(crate) chat_template: Option<Vec<u8>>,
+#[derive(Clone, Debug, Default)]
+pub struct TextFiles {
+    /// Where they came from, for messages.
+    pub folder: PathBuf,
+    /// `tokenizer.json`.
+    pub tokenizer: Vec<u8>,
+    /// `tokenizer_config.json`.
+    pub tokenizer_config: Option<Vec<u8>>,
+    /// `generation_config.json`.
+    pub generation_config: Option<Vec<u8>>,
+    /// `config.json`.
+    pub config: Option<Vec<u8>>,
+    /// `chat_template.jinja`.
+    pub chat_template: Option<Vec<u8>>,
 }
 
 /// What the files say.
@@ -43,7 +49,7 @@ pub(crate) struct Config {
     pub(crate) defaults: GenerationDefaults,
 }
 
-impl Files {
+impl TextFiles {
     pub(crate) fn read(folder: &Path) -> Result<Self, LoadError> {
         let optional = |name: &str| match read(&folder.join(name)) {
             Err(LoadError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),

@@ -11,7 +11,7 @@ use crate::chat::ChatInput;
 use crate::cuts::CutRules;
 use crate::error::{LoadError, TextError};
 use crate::linear;
-use crate::load::Files;
+use crate::load::TextFiles;
 use crate::prefix::{CacheStats, PrefixCache};
 use crate::template::{ChatTemplate, Effort, RenderedPrompt};
 use crate::tokenizer::Tokenizer;
@@ -88,7 +88,15 @@ impl TextModel {
     /// # Errors
     /// As [`TextModel::load`].
     pub fn load_with(folder: &Path, cache_bytes: usize) -> Result<Self, LoadError> {
-        Self::from_files(&Files::read(folder)?, cache_bytes)
+        Self::from_files(&TextFiles::read(folder)?, cache_bytes)
+    }
+
+    /// Made of files that came otherwise than from a folder.
+    ///
+    /// # Errors
+    /// One of them is not usable.
+    pub fn of_files(files: &TextFiles) -> Result<Self, LoadError> {
+        Self::from_files(files, DEFAULT_CACHE_BYTES)
     }
 
     /// The small tokenizer that the demo carries: byte-level BPE of about 4,000 tokens with a ChatML-like
@@ -100,7 +108,7 @@ impl TextModel {
         Self::from_files(&crate::builtin::files(), DEFAULT_CACHE_BYTES)
     }
 
-    fn from_files(files: &Files, cache_bytes: usize) -> Result<Self, LoadError> {
+    fn from_files(files: &TextFiles, cache_bytes: usize) -> Result<Self, LoadError> {
         let path = files.folder.join("tokenizer.json");
         let tokenizer = Tokenizer::from_json(&files.tokenizer).map_err(|e| LoadError::Parse {
             path,

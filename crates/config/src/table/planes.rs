@@ -15,16 +15,18 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
     /// How workers are discovered.
     DISCOVERY_BACKEND: DiscoveryBackend = "discovery-backend" =>
         env(&[var("DYN_DISCOVERY_BACKEND")]).default("etcd")
-        .default_note("etcd; static with --worker").common();
+        .default_note("etcd; static with --worker").common()
+        .partly("the frontend follows etcd, file and mem; kubernetes does not act yet");
 
     /// Root directory of `file` discovery.
     FILE_KV: Option<PathBuf> = "file-kv" =>
         env(&[var("DYN_FILE_KV")]).default_note("dynamo_store_kv in the temporary directory")
-        .metavar("DIR");
+        .metavar("DIR").effective();
 
     /// Transport of requests to token workers.
     REQUEST_PLANE: RequestPlane = "request-plane" =>
-        env(&[var("DYN_REQUEST_PLANE")]).default("tcp");
+        env(&[var("DYN_REQUEST_PLANE")]).default("tcp")
+        .partly("the frontend reaches workers over tcp; nats and http do not act yet");
 
     /// Transport of KV events and load reports.
     EVENT_PLANE: EventPlane = "event-plane" =>
@@ -35,12 +37,12 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
     NAMESPACE: Option<String> = "namespace" =>
         env(&[var("DYN_NAMESPACE")])
         .default_note("all; the endpoint's own in the standalone router").metavar("NAME")
-
-        .partly("it labels metrics, and does not choose workers yet");
+        .effective();
 
     /// Discover workers in all namespaces with this prefix; takes precedence over `--namespace`.
     NAMESPACE_PREFIX: Option<String> = "namespace-prefix" =>
-        scope(Scope::FRONTEND).env(&[var("DYN_NAMESPACE_PREFIX")]).metavar("NAME");
+        scope(Scope::FRONTEND).env(&[var("DYN_NAMESPACE_PREFIX")]).metavar("NAME")
+        .effective();
 
     /// Address of the NATS server; several are separated by commas.
     NATS_SERVER: String = "nats-server" =>
@@ -60,26 +62,27 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
 
     /// Addresses of etcd, separated by commas.
     ETCD_ENDPOINTS: String = "etcd-endpoints" =>
-        env(&[var("ETCD_ENDPOINTS")]).default("http://localhost:2379").rule(&ETCD);
+        env(&[var("ETCD_ENDPOINTS")]).default("http://localhost:2379").rule(&ETCD).effective();
 
     /// User name for etcd.
     ETCD_AUTH_USERNAME: Option<String> = "etcd-auth-username" =>
-        env(&[var("ETCD_AUTH_USERNAME")]).metavar("NAME");
+        env(&[var("ETCD_AUTH_USERNAME")]).metavar("NAME").effective();
 
     /// Password for etcd. Not a flag: other users of a machine can read command lines.
     ETCD_AUTH_PASSWORD: Option<String> = "etcd-auth-password" =>
-        env(&[var("ETCD_AUTH_PASSWORD")]).secret();
+        env(&[var("ETCD_AUTH_PASSWORD")]).secret().effective();
 
     /// Certificate authority of etcd.
-    ETCD_AUTH_CA: Option<PathBuf> = "etcd-auth-ca" => env(&[var("ETCD_AUTH_CA")]).metavar("FILE");
+    ETCD_AUTH_CA: Option<PathBuf> = "etcd-auth-ca" =>
+        env(&[var("ETCD_AUTH_CA")]).metavar("FILE").effective();
 
     /// Client certificate for etcd; needs the key too.
     ETCD_AUTH_CLIENT_CERT: Option<PathBuf> = "etcd-auth-client-cert" =>
-        env(&[var("ETCD_AUTH_CLIENT_CERT")]).metavar("FILE");
+        env(&[var("ETCD_AUTH_CLIENT_CERT")]).metavar("FILE").effective();
 
     /// Key of that certificate.
     ETCD_AUTH_CLIENT_KEY: Option<PathBuf> = "etcd-auth-client-key" =>
-        env(&[var("ETCD_AUTH_CLIENT_KEY")]).metavar("FILE");
+        env(&[var("ETCD_AUTH_CLIENT_KEY")]).metavar("FILE").effective();
 
     /// Encoding of events.
     EVENT_PLANE_CODEC: Option<PlaneCodec> = "event-plane-codec" =>
@@ -91,23 +94,23 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
 
     /// Address on which responses of workers arrive.
     TCP_RPC_HOST: Option<String> = "tcp-rpc-host" =>
-        env(&[var("DYN_TCP_RPC_HOST")]).default_note("found by itself").rule(&HOST);
+        env(&[var("DYN_TCP_RPC_HOST")]).default_note("found by itself").rule(&HOST).effective();
 
     /// Port on which responses of workers arrive; 0 takes any free one.
     TCP_RPC_PORT: u16 = "tcp-rpc-port" =>
-        env(&[var("DYN_TCP_RPC_PORT")]).default("0").metavar("PORT");
+        env(&[var("DYN_TCP_RPC_PORT")]).default("0").metavar("PORT").effective();
 
     /// Largest message on the request plane, in bytes.
     TCP_MAX_MESSAGE_SIZE: u64 = "tcp-max-message-size" =>
-        env(&[var("DYN_TCP_MAX_MESSAGE_SIZE")]).default("33554432").ints(1024, 1 << 40);
+        env(&[var("DYN_TCP_MAX_MESSAGE_SIZE")]).default("33554432").ints(1024, 1 << 40).effective();
 
     /// Time to wait for a worker to accept a request.
     TCP_REQUEST_TIMEOUT: Duration = "tcp-request-timeout" =>
-        env(&[var("DYN_TCP_REQUEST_TIMEOUT")]).default("10").metavar("SECONDS");
+        env(&[var("DYN_TCP_REQUEST_TIMEOUT")]).default("10").metavar("SECONDS").effective();
 
     /// Time to wait for a connection to a worker.
     TCP_CONNECT_TIMEOUT: Duration = "tcp-connect-timeout" =>
-        env(&[var("DYN_TCP_CONNECT_TIMEOUT")]).default("3").metavar("SECONDS");
+        env(&[var("DYN_TCP_CONNECT_TIMEOUT")]).default("3").metavar("SECONDS").effective();
 
     /// Connections kept open to each worker.
     TCP_POOL_SIZE: u32 = "tcp-pool-size" =>
@@ -115,7 +118,7 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
 
     /// Messages buffered for each connection.
     TCP_CHANNEL_BUFFER: u32 = "tcp-channel-buffer" =>
-        env(&[var("DYN_TCP_CHANNEL_BUFFER")]).default("100").ints(1, 1 << 20);
+        env(&[var("DYN_TCP_CHANNEL_BUFFER")]).default("100").ints(1, 1 << 20).effective();
 
     /// Certificate for the request plane; needs the key too.
     TCP_TLS_CERT_PATH: Option<PathBuf> = "tcp-tls-cert-path" =>
@@ -127,5 +130,5 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
 
     /// Certificate authority for the request plane.
     TCP_TLS_CA_CERT_PATH: Option<PathBuf> = "tcp-tls-ca-cert-path" =>
-        env(&[var("DYN_TCP_TLS_CA_CERT_PATH")]).metavar("FILE");
+        env(&[var("DYN_TCP_TLS_CA_CERT_PATH")]).metavar("FILE").effective();
 }

@@ -45,7 +45,8 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
 
     /// Number of workers to wait for at start; 0 does not wait.
     ROUTER_MIN_INITIAL_WORKERS: u32 = "router-min-initial-workers" =>
-        env(&[var("DYN_ROUTER_MIN_INITIAL_WORKERS")]).default("0");
+        env(&[var("DYN_ROUTER_MIN_INITIAL_WORKERS")]).default("0")
+        .partly("it holds back models that discovery finds, not those of --worker");
 }
 
 options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;

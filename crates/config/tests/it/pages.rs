@@ -165,7 +165,7 @@ fn config_show() {
         {
           "command": "frontend",
           "notices": [
-            "--router-kv-overlap-score-weight (flag) is deprecated: use --router-prefill-load-scale and --router-kv-overlap-score-credit",
+            "--router-kv-overlap-score-weight (flag) is deprecated: use --router-prefill-load-scale and --router-kv-overlap-score-credit"
           ],
           "options": {
             "config": {
@@ -178,6 +178,7 @@ fn config_show() {
               "default": "etcd",
               "from": "because of --worker",
               "origin": "rule",
+              "status": "Partly: the frontend follows etcd, file and mem; kubernetes does not act yet.",
               "value": "static"
             },
             "etcd-auth-password": {

@@ -2,10 +2,11 @@
 
 use http::header::{ACCEPT, LOCATION};
 use http::{HeaderMap, HeaderValue, StatusCode};
-use kvasir_openai::{ApiError, Health};
+use kvasir_openai::{ApiError, DiscoveryHealth, Health};
 use serde_json::json;
 
 use crate::app::App;
+use crate::fleet::members::SourceState;
 use crate::http::reply::{self, Reply};
 
 /// Where the operators' page is.
@@ -59,7 +60,28 @@ pub(crate) fn health(app: &App) -> Reply {
     };
     let named = awaited.iter().take(AWAITED_NAMED_MAX);
     health.waiting_for = named.map(|worker| worker.transport.to_string()).collect();
+    health.discovery = discovery(app);
     reply::json(status, health.to_body())
+}
+
+/// What the health page says of discovery.
+fn discovery(app: &App) -> Vec<DiscoveryHealth> {
+    let sources = app.members().sources().into_iter();
+    let backends = sources.filter(|(name, _)| name.kind == "discovery");
+    let described = backends.map(|(name, state)| {
+        let (state, error) = match state {
+            SourceState::Ready => ("ready", None),
+            SourceState::Starting => ("starting", None),
+            SourceState::Lost(why) => ("lost", Some(why)),
+        };
+        let source = name.instance.clone();
+        DiscoveryHealth {
+            source,
+            state,
+            error,
+        }
+    });
+    described.collect()
 }
 
 /// All series, brought up to date.

@@ -42,6 +42,18 @@ impl SourceName {
     }
 }
 
+/// What a source is like.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum SourceState {
+    /// What it brought is what it has.
+    #[default]
+    Ready,
+    /// It has not said yet whom it has.
+    Starting,
+    /// It is out of reach, and why: what it brought last stays.
+    Lost(String),
+}
+
 /// What a worker is to be from now on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
@@ -168,6 +180,7 @@ struct Snapshot {
     /// The records of its last snapshot that were taken. An operator may have removed some: they come back when the source
     /// says something else about them.
     taken: BTreeMap<WorkerId, WorkerRecord>,
+    state: SourceState,
 }
 
 #[derive(Debug)]
@@ -202,6 +215,7 @@ impl Members {
         let snapshot = Snapshot {
             name: Arc::new(name),
             taken: BTreeMap::new(),
+            state: SourceState::Ready,
         };
         inner.sources.insert(key, snapshot);
         drop(inner);
@@ -258,6 +272,16 @@ impl Members {
         let inner = self.lock();
         let rows = inner.rows.iter();
         rows.map(|(id, row)| (*id, inner.member(row))).collect()
+    }
+
+    /// The sources, oldest first.
+    #[must_use]
+    pub fn sources(&self) -> Vec<(Arc<SourceName>, SourceState)> {
+        let inner = self.lock();
+        let sources = inner.sources.values();
+        sources
+            .map(|source| (Arc::clone(&source.name), source.state.clone()))
+            .collect()
     }
 
     /// The row of a worker.
@@ -343,6 +367,23 @@ impl WorkerSource {
     ) -> Result<(), SnapshotRefused> {
         let records = snapshot.into_iter().map(|record| (record.id, record));
         self.members.lock().replace(self.key, records.collect())
+    }
+
+    /// Says what the source is like. What it brought stays.
+    pub fn report(&self, state: SourceState) {
+        if let Some(source) = self.members.lock().sources.get_mut(&self.key) {
+            source.state = state;
+        }
+    }
+
+    /// What it was last said to be like.
+    #[must_use]
+    pub fn state(&self) -> SourceState {
+        let inner = self.members.lock();
+        let source = inner.sources.get(&self.key);
+        source
+            .map(|source| source.state.clone())
+            .unwrap_or_default()
     }
 
     /// Takes back all that the source has brought.

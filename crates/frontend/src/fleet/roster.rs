@@ -14,6 +14,7 @@ use kvasir_host::{ModelEntry, ModelSpec, Routers};
 use kvasir_types::{TransportKind, WorkerId};
 
 use super::Fleet;
+use crate::models::tokenize::TokenSources;
 use crate::models::{Models, ServedModel};
 
 /// Who claims which model.
@@ -102,10 +103,21 @@ impl Fleet {
         let make = || {
             let beside = beside.map(|other| other.model());
             let model = self.setup.make(new, beside, &self.context.host);
-            let tokens = self.folders.of(&new.name, new.parent.as_deref()).into();
-            ServedModel::new(model, tokens, transport)
+            ServedModel::new(model, self.tokens_of(new), transport)
         };
         Some(models.make(make, fill))
+    }
+
+    /// By the folder that the operator named, else by what the model's card names.
+    fn tokens_of(&self, new: &ModelSpec) -> TokenSources {
+        let parent = new.parent.as_deref();
+        match self.folders.of(&new.name, parent) {
+            Some(text) => Some(text).into(),
+            None => match self.card_text(&new.name, parent) {
+                Some(card) => TokenSources::of_card(card.text, card.sum),
+                None => TokenSources::default(),
+            },
+        }
     }
 
     fn claims(&self) -> MutexGuard<'_, Claims> {

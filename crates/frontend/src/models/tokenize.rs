@@ -47,6 +47,8 @@ const SAY_AFTER: u32 = 16;
 #[derive(Default)]
 pub struct TokenSources {
     text: OnceLock<(Arc<TextModel>, TokenSource)>,
+    /// Names the card that the tokenizer comes from.
+    card_sum: Option<Arc<str>>,
     /// How template and tokenizer have done so far.
     standing: Arc<TextStanding>,
     /// The folder that an engine named was looked at.
@@ -69,6 +71,21 @@ impl From<Option<Arc<TextModel>>> for TokenSources {
 }
 
 impl TokenSources {
+    /// With the tokenizer that the card of a discovered model names; `sum` names the card.
+    pub(crate) fn of_card(text: Arc<TextModel>, sum: Arc<str>) -> Self {
+        let sources = Self {
+            card_sum: Some(sum),
+            ..Self::default()
+        };
+        let _ = sources.text.set((text, TokenSource::Announced));
+        sources
+    }
+
+    /// What names the model's card, if it was discovered.
+    pub(crate) fn card_sum(&self) -> Option<&Arc<str>> {
+        self.card_sum.as_ref()
+    }
+
     /// The tokenizer, where one is loaded.
     pub(crate) fn text(&self) -> Option<&Arc<TextModel>> {
         self.text.get().map(|(text, _)| text)

@@ -93,6 +93,7 @@ impl Job {
         let meta = headers.meta.iter();
         RequestContext {
             eos_tokens: eos.unwrap_or_default(),
+            card_sum: self.model.tokens().card_sum().cloned(),
             annotations: nvext
                 .annotations
                 .iter()

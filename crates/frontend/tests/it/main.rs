@@ -13,6 +13,7 @@ mod bodies;
 mod client;
 mod complete;
 mod dashboard;
+mod discovery;
 mod dying;
 mod engine;
 mod facts;

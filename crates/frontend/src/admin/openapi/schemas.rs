@@ -85,6 +85,12 @@ fn health() -> Value {
             "instances": { "type": "array", "items": { "type": "object" } },
             "waiting_for": { "type": "array", "items": { "type": "string" },
                 "description": "Named workers that have never answered" },
+            "discovery": list("DiscoveryHealth"),
+        })),
+        "DiscoveryHealth": open(&["source", "state"], &json!({
+            "source": field("string", "Backend and address"),
+            "state": field("string", "`ready`, `starting` or `lost`; the workers of a lost one go on serving"),
+            "error": field("string", "Why it is lost"),
         })),
         "Live": open(&["status"], &json!({
             "status": field("string", "`live` while the process runs"),

@@ -1,0 +1,162 @@
+//! Discovery and request planes of a frontend, from its options.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use kvasir_config::{DiscoveryBackend, Origin, RequestPlane as PlaneName, Settings, keys};
+use kvasir_discovery::{
+    EtcdOptions, EtcdOptionsError, EtcdStore, FileStore, MemStore, Namespaces, Store,
+};
+use kvasir_frontend::{DiscoveryOptions, Fleet};
+use kvasir_transport::tcp::{TcpClient, TcpOptions, client_tls};
+use kvasir_transport::{
+    EndpointClient, RequestPlane, ResponseOptions, ResponseServer, Tasks, TokenPlane,
+};
+use kvasir_types::{PlaneEndpoint, WorkerId};
+
+use crate::wiring::{BadConfig, Failure};
+
+/// The folder of `file` discovery in the temporary directory, where `--file-kv` names none.
+const FILE_KV: &str = "dynamo_store_kv";
+
+/// A store, and the option that says where it is.
+type NamedStore = (Arc<dyn Store>, &'static str);
+
+/// Where workers are looked for; none if all are named.
+fn store(settings: &Settings, tasks: &Tasks) -> Result<Option<NamedStore>, Failure> {
+    let store: NamedStore = match settings.get(keys::DISCOVERY_BACKEND) {
+        DiscoveryBackend::File => (
+            Arc::new(FileStore::new(file_kv(settings), tasks)),
+            "--file-kv",
+        ),
+        DiscoveryBackend::Mem => (Arc::new(MemStore::new()), "--discovery-backend"),
+        DiscoveryBackend::Etcd => {
+            let store = EtcdStore::new(etcd_options(settings), tasks);
+            let bad = |error: EtcdOptionsError| match &error {
+                EtcdOptionsError::BadEndpoint(_) => format!("--etcd-endpoints: {error}"),
+                EtcdOptionsError::BadFile { .. } => format!("--etcd-auth-*: {error}"),
+            };
+            let store = store.map_err(|error| BadConfig(bad(error)))?;
+            (Arc::new(store), "--etcd-endpoints")
+        }
+        DiscoveryBackend::Static | DiscoveryBackend::Kubernetes => return Ok(None),
+    };
+    Ok(Some(store))
+}
+
+fn etcd_options(settings: &Settings) -> EtcdOptions {
+    let user = settings.get(keys::ETCD_AUTH_USERNAME);
+    let password = settings.get(keys::ETCD_AUTH_PASSWORD).unwrap_or_default();
+    let certificate = settings.get(keys::ETCD_AUTH_CLIENT_CERT);
+    EtcdOptions {
+        endpoints: settings.get(keys::ETCD_ENDPOINTS),
+        user: user.map(|user| (user, password)),
+        authority: settings.get(keys::ETCD_AUTH_CA),
+        identity: certificate.zip(settings.get(keys::ETCD_AUTH_CLIENT_KEY)),
+        lease_ttl: 0,
+    }
+}
+
+fn file_kv(settings: &Settings) -> PathBuf {
+    let named = settings.get(keys::FILE_KV);
+    named.unwrap_or_else(|| std::env::temp_dir().join(FILE_KV))
+}
+
+/// The same fleet, with the request planes on which discovered workers are.
+pub(crate) async fn with_planes(
+    fleet: Fleet,
+    settings: &Settings,
+    tasks: &Tasks,
+) -> Result<Fleet, Failure> {
+    if settings.get(keys::DISCOVERY_BACKEND) == DiscoveryBackend::Static {
+        return Ok(fleet);
+    }
+    let named = settings.get(keys::REQUEST_PLANE);
+    if named != PlaneName::Tcp {
+        tracing::warn!(
+            request_plane = named.name(),
+            "only workers on tcp can be reached yet: those that announce another plane get no requests"
+        );
+    }
+    let options = response_options(settings);
+    let bind = options.bind;
+    let home = ResponseServer::start(options, tasks).await.map_err(|error| {
+        format!("answers of workers cannot be taken at {bind}: {error}; set --tcp-rpc-host and --tcp-rpc-port")
+    })?;
+    let client = TcpClient::new(home, tcp_options(settings)?, tasks);
+    let client: Arc<dyn EndpointClient> = Arc::new(client);
+    let connect = move |_: WorkerId, endpoint: &PlaneEndpoint| {
+        let plane = TokenPlane::new(Arc::clone(&client), endpoint.clone());
+        Ok(Arc::new(plane) as Arc<dyn RequestPlane>)
+    };
+    Ok(fleet.with_plane("tcp", Arc::new(connect)))
+}
+
+/// Where workers bring their answers.
+fn response_options(settings: &Settings) -> ResponseOptions {
+    let host = settings.get(keys::TCP_RPC_HOST);
+    // A name is what workers are told; only an address of this machine can be listened on.
+    let address = host.as_deref().and_then(|host| host.parse::<IpAddr>().ok());
+    let address = address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    ResponseOptions {
+        bind: SocketAddr::new(address, settings.get(keys::TCP_RPC_PORT)),
+        advertise: host.filter(|_| address.is_unspecified()),
+        ..ResponseOptions::default()
+    }
+}
+
+fn tcp_options(settings: &Settings) -> Result<TcpOptions, Failure> {
+    let bytes = settings.get(keys::TCP_MAX_MESSAGE_SIZE);
+    let tls = match settings.get(keys::TCP_TLS_CA_CERT_PATH) {
+        None => None,
+        Some(path) => {
+            let shown = path.display();
+            let bad = |error: &dyn std::fmt::Display| {
+                BadConfig(format!("--tcp-tls-ca-cert-path {shown}: {error}"))
+            };
+            let pem = std::fs::read(&path).map_err(|error| bad(&error))?;
+            Some(client_tls(&pem).map_err(|error| bad(&error))?)
+        }
+    };
+    Ok(TcpOptions {
+        connect_timeout: settings.get(keys::TCP_CONNECT_TIMEOUT),
+        ack_timeout: settings.get(keys::TCP_REQUEST_TIMEOUT),
+        message_bytes_max: usize::try_from(bytes).unwrap_or(usize::MAX),
+        queue_max: settings.get(keys::TCP_CHANNEL_BUFFER) as usize,
+        tls,
+        ..TcpOptions::default()
+    })
+}
+
+/// Lets a fleet follow the store that the options name.
+pub(crate) fn discover(fleet: &Fleet, settings: &Settings, tasks: &Tasks) -> Result<(), Failure> {
+    let Some((store, flag)) = store(settings, tasks)? else {
+        return Ok(());
+    };
+    let namespaces = match (
+        settings.get(keys::NAMESPACE_PREFIX),
+        settings.get(keys::NAMESPACE),
+    ) {
+        (Some(prefix), _) => Namespaces::Prefix(prefix),
+        (None, Some(name)) => Namespaces::One(name),
+        (None, None) => Namespaces::All,
+    };
+    tracing::info!(
+        backend = store.backend(),
+        address = store.address(),
+        ?namespaces,
+        "workers are discovered"
+    );
+    let is_set = |origin: &Origin| *origin != Origin::Default;
+    let options = DiscoveryOptions {
+        namespaces,
+        min_initial_workers: settings.get(keys::ROUTER_MIN_INITIAL_WORKERS),
+        flag,
+        is_asked: is_set(settings.origin(keys::DISCOVERY_BACKEND))
+            || is_set(settings.origin(keys::ETCD_ENDPOINTS)),
+        ..DiscoveryOptions::default()
+    };
+    fleet.discover(store, options);
+    Ok(())
+}

@@ -1,0 +1,294 @@
+//! Workers that a store announces.
+//!
+//! Answers one question: who are the workers, where discovery says so? Follows a store, joins its records into workers
+//! (`kvasir_discovery`: `FleetJoin`), loads the text of each model that is new, and brings the workers whose text is there as one
+//! source of membership.
+//!
+//! What always holds: a store that is lost changes nothing, is said once, and shows on the health page and in a metric; one that
+//! is back and has forgotten its workers takes none away before they had time to announce themselves again; a worker is brought once its model can be served; what stands in the way of a worker is said once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvasir_discovery::{
+    Bucket, Change, FleetJoin, FleetNote, FoundWorker, Namespaces, Store, Watch,
+};
+use kvasir_text::TextModel;
+use kvasir_types::{ModelCard, WorkerId, WorkerRecord};
+use tokio::time::Instant;
+
+use super::Fleet;
+use super::card_text::CardTexts;
+use crate::fleet::members::{SourceName, SourceState, WorkerSource};
+
+/// Workers that a store no longer has when it is back go on for so long, unless a follower is told otherwise: they announce
+/// themselves again with their next sign of life, which is 10 seconds away at most.
+const RESTORE_GRACE: Duration = Duration::from_secs(15);
+
+/// How a store is followed.
+#[derive(Clone, Debug)]
+pub struct DiscoveryOptions {
+    /// Which workers count.
+    pub namespaces: Namespaces,
+    /// A model is served when so many of its workers are there for the first time (`--router-min-initial-workers`).
+    pub min_initial_workers: u32,
+    /// What an operator changes if the store is not where it was looked for, such as `--etcd-endpoints`.
+    pub flag: &'static str,
+    /// Whether an operator asked for this store, or it is looked for by default.
+    pub is_asked: bool,
+    /// How long workers go on that a store no longer has when it is back.
+    pub restore_grace: Duration,
+}
+
+impl Default for DiscoveryOptions {
+    fn default() -> Self {
+        Self {
+            namespaces: Namespaces::All,
+            min_initial_workers: 0,
+            flag: "--discovery-backend",
+            is_asked: true,
+            restore_grace: RESTORE_GRACE,
+        }
+    }
+}
+
+/// What the card of a discovered model gives its requests.
+#[derive(Clone)]
+pub(super) struct CardText {
+    /// Tokenizer and template.
+    pub(super) text: Arc<TextModel>,
+    /// Names the card.
+    pub(super) sum: Arc<str>,
+}
+
+/// Follows one store.
+struct Follower {
+    fleet: Fleet,
+    store: Arc<dyn Store>,
+    options: DiscoveryOptions,
+    source: WorkerSource,
+    join: FleetJoin,
+    texts: CardTexts,
+    /// All that the store held at first is known.
+    is_synced: bool,
+    /// Models that had enough workers once.
+    opened: BTreeSet<String>,
+    /// What was said of workers that are not served.
+    said: BTreeSet<FleetNote>,
+    /// The list of members refused some, which was said.
+    was_refused: bool,
+    /// Who was brought last.
+    brought: BTreeMap<WorkerId, WorkerRecord>,
+    /// Until then those go on that a store which is back does not have.
+    held_until: Option<Instant>,
+}
+
+impl Fleet {
+    /// Brings the workers that a store announces, from now on.
+    pub fn discover(&self, store: Arc<dyn Store>, options: DiscoveryOptions) {
+        let instance = format!("{} {}", store.backend(), store.address());
+        let source = self
+            .members()
+            .source(SourceName::new("discovery", instance));
+        source.report(SourceState::Starting);
+        let tasks = self.tasks();
+        let mut follower = Follower {
+            join: FleetJoin::new(options.namespaces.clone()),
+            texts: CardTexts::new(tasks, &self.tls),
+            fleet: self.clone(),
+            source,
+            options,
+            is_synced: false,
+            opened: BTreeSet::new(),
+            said: BTreeSet::new(),
+            was_refused: false,
+            brought: BTreeMap::new(),
+            held_until: None,
+            store,
+        };
+        follower.measure(true);
+        let ending = tasks.clone();
+        tasks.spawn(async move {
+            tokio::select! {
+                biased;
+                () = ending.draining() => {}
+                () = follower.run() => {}
+            }
+            follower.source.detach();
+        });
+    }
+
+    /// The text of a model that was discovered.
+    pub(super) fn card_text(&self, model: &str, parent: Option<&str>) -> Option<CardText> {
+        let texts = self.card_texts();
+        let found = texts.get(model).or_else(|| texts.get(parent?));
+        found.cloned()
+    }
+}
+
+impl Follower {
+    async fn run(&mut self) {
+        let mut watch = self.store.watch(&[Bucket::Instances, Bucket::Models]);
+        loop {
+            let held_until = self.held_until;
+            let released = async {
+                match held_until {
+                    Some(until) => tokio::time::sleep_until(until).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                change = watch.next() => self.follow(change, &mut watch),
+                () = self.texts.next_loaded() => {}
+                () = released => self.held_until = None,
+            }
+            if self.is_synced {
+                self.bring();
+            }
+        }
+    }
+
+    /// Takes note of a change, and of all that wait behind it.
+    fn follow(&mut self, first: Change, watch: &mut Watch) {
+        let mut next = Some(first);
+        while let Some(change) = next {
+            match &change {
+                Change::Synced => self.is_synced = true,
+                Change::Lost(why) => self.lost(why),
+                Change::Restored => self.restored(),
+                _ => drop(self.join.apply(&change)),
+            }
+            next = watch.try_next();
+        }
+    }
+
+    fn lost(&self, why: &str) {
+        let (backend, address) = (self.store.backend(), self.store.address());
+        let flag = self.options.flag;
+        self.measure(false);
+        self.source.report(SourceState::Lost(why.into()));
+        match (self.is_synced, self.options.is_asked) {
+            (true, _) => tracing::error!(
+                backend,
+                address,
+                why,
+                "discovery is lost: the workers that were known go on serving; it is tried until it is back"
+            ),
+            (false, true) => tracing::error!(
+                backend,
+                address,
+                why,
+                "discovery cannot be reached: start it, or set {flag} or --discovery-backend; it is tried until it comes"
+            ),
+            (false, false) => tracing::warn!(
+                backend,
+                address,
+                why,
+                "nothing is discovered there, which is the default; it is tried until it comes: --discovery-backend static \
+                 if it never will"
+            ),
+        }
+    }
+
+    fn restored(&mut self) {
+        self.measure(true);
+        self.held_until = Some(Instant::now() + self.options.restore_grace);
+        let (backend, address) = (self.store.backend(), self.store.address());
+        tracing::info!(backend, address, "discovery is back");
+        self.source.report(SourceState::Starting);
+    }
+
+    fn measure(&self, up: bool) {
+        let gauge = &self.fleet.context.host.metrics.discovery_up;
+        let gauge = gauge.with_label_values(&[self.store.backend()]);
+        gauge.set(f64::from(u8::from(up)));
+    }
+
+    /// Brings all workers that can be served.
+    fn bring(&mut self) {
+        let view = self.join.view();
+        for note in view.notes.difference(&self.said) {
+            match note.is_refusal() {
+                true => tracing::error!("{note}"),
+                false => tracing::warn!("{note}"),
+            }
+        }
+        self.said = view.notes;
+        let found = view.workers.values();
+        self.texts
+            .keep(&found.clone().map(|worker| &*worker.text).collect());
+        self.forget_texts(found.clone());
+        let ready: Vec<&FoundWorker> = found.filter(|worker| self.has_text(worker)).collect();
+        self.open(&ready);
+        let open = ready.into_iter().filter(|worker| self.is_open(worker));
+        let records = open.map(|worker| (worker.record.id, worker.record.clone()));
+        let mut records: BTreeMap<WorkerId, WorkerRecord> = records.collect();
+        if self.held_until.is_some() {
+            for (id, record) in &self.brought {
+                records.entry(*id).or_insert_with(|| record.clone());
+            }
+        }
+        let refused = self.source.replace(records.values().cloned()).err();
+        self.brought = records;
+        if let Some(refused) = refused
+            && !self.was_refused
+        {
+            tracing::error!(%refused, "workers that discovery found are left out");
+        }
+        self.was_refused = refused.is_some();
+        if self.source.state() == SourceState::Starting && !self.texts.is_loading() {
+            self.source.report(SourceState::Ready);
+        }
+    }
+
+    /// Whether a model's prompts can be read; else that is being seen to.
+    fn has_text(&mut self, worker: &FoundWorker) -> bool {
+        let names = worker.record.models.iter();
+        let in_folder = |card: &ModelCard| {
+            let parent = card.parent.as_deref();
+            self.fleet.folders.of(&card.name, parent).is_some()
+        };
+        if names.clone().all(in_folder) {
+            return true;
+        }
+        let Some(text) = self.texts.of(&worker.text, &worker.card) else {
+            return false;
+        };
+        let mut texts = self.fleet.card_texts();
+        for card in names {
+            let text = CardText {
+                text: Arc::clone(&text),
+                sum: worker.sum.as_str().into(),
+            };
+            texts.insert(card.name.as_str().into(), text);
+        }
+        true
+    }
+
+    /// Lets go of the texts of models that are gone.
+    fn forget_texts<'a>(&self, found: impl Iterator<Item = &'a FoundWorker>) {
+        let models = found.flat_map(|worker| &worker.record.models);
+        let names: BTreeSet<&str> = models.map(|card| card.name.as_str()).collect();
+        let mut texts = self.fleet.card_texts();
+        texts.retain(|name, _| names.contains(&**name));
+    }
+
+    /// Takes note of models that have enough workers.
+    fn open(&mut self, ready: &[&FoundWorker]) {
+        for worker in ready {
+            let model = &worker.card.name;
+            if self.opened.contains(model) {
+                continue;
+            }
+            let alike = ready.iter().filter(|other| other.card.name == *model);
+            if alike.count() >= self.options.min_initial_workers as usize {
+                self.opened.insert(model.clone());
+            }
+        }
+    }
+
+    fn is_open(&self, worker: &FoundWorker) -> bool {
+        self.opened.contains(&worker.card.name)
+    }
+}
