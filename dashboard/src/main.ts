@@ -120,7 +120,9 @@ const stream = new Stream({
     if (now === "locked") {
       main.replaceChildren(el("p", { class: "empty" }, "This dashboard is locked with the admin token."));
       view = null;
-      askToken(about, () => stream.open());
+      // Without a token there is nothing to say but that one is needed.
+      const why = about.startsWith("The admin token is needed") ? "This page shows nothing without the token that the server was started with." : about;
+      askToken(why, () => stream.open());
     } else if (now === "connecting") {
       tell(`The server does not answer (${about}); what is shown is from before. Trying again.`);
     }
