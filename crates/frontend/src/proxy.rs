@@ -271,6 +271,7 @@ pub(crate) async fn prepare(
         received: record.received(),
         notes,
     };
+    kvasir_text::recycle_tokens(reading.tokens);
     let took = app.clock().now() - began;
     model.placements.stage_took(Stage::Preprocess, took);
     drop(preprocess);

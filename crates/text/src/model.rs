@@ -13,6 +13,7 @@ use crate::error::{LoadError, TextError};
 use crate::linear;
 use crate::load::TextFiles;
 use crate::prefix::{CacheStats, PrefixCache};
+use crate::scratch;
 use crate::template::{ChatTemplate, Effort, RenderedPrompt};
 use crate::tokenizer::Tokenizer;
 
@@ -230,7 +231,7 @@ impl TextModel {
         let (Some(cache), true) = (&self.cache, frame.is_some() == add_special) else {
             return self.tokenizer.encode(text, add_special);
         };
-        let mut ids = Vec::with_capacity(text.len() / BYTES_PER_TOKEN + 8);
+        let mut ids = scratch::take_tokens(text.len() / BYTES_PER_TOKEN + 8);
         ids.extend(frame.iter().flat_map(|f| &f.before));
         let tokenizer = &self.tokenizer;
         let encode = |piece: &str| tokenizer.encode(piece, false);

@@ -116,7 +116,7 @@ impl ChatTemplate {
     /// The conversation is no JSON list of messages, the template refuses it, or it fails.
     pub fn render(&self, input: &ChatInput<'_>) -> Result<String, TextError> {
         self.rendered(input, Effort::Full)
-            .map(|rendered| rendered.text)
+            .map(RenderedPrompt::into_text)
     }
 
     /// As [`ChatTemplate::render`], with where texts begin, and with no more effort than this.

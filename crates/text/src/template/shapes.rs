@@ -20,6 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::text_use::TextRequirements;
 use crate::chat::ChatInput;
 use crate::error::TextError;
+use crate::scratch;
 
 /// Memory for shapes; when it is used up, all are forgotten.
 const SHAPES_BYTES_MAX: usize = 8 << 20;
@@ -55,6 +56,17 @@ impl RenderedPrompt {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
+    }
+
+    /// Its text, alone.
+    pub(crate) fn into_text(mut self) -> String {
+        std::mem::take(&mut self.text)
+    }
+}
+
+impl Drop for RenderedPrompt {
+    fn drop(&mut self) {
+        scratch::give_text(std::mem::take(&mut self.text));
     }
 }
 
@@ -320,7 +332,7 @@ impl Shape {
             .iter()
             .map(|(_, number)| text(*number).len())
             .sum();
-        let mut prompt = String::with_capacity(self.printed.len() + longer);
+        let mut prompt = scratch::take_text(self.printed.len() + longer);
         let mut begins = Vec::with_capacity(self.texts.len());
         let mut done = 0;
         for (at, number) in &self.texts {
