@@ -16,6 +16,8 @@ const REST_MAX: Duration = Duration::from_secs(45);
 const WARM_SHARE: u64 = 5;
 /// One request without faults follows for so many with.
 const CLEAN_SHARE: u64 = 50;
+/// Between two looks at the memory while requests run.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Memory may grow by this much after the warm-up, in KiB.
 const GROWTH_KIB_MAX: u64 = 48 << 10;
 /// Descriptors that may be open beyond those after the warm-up: kept connections to engines.
@@ -27,6 +29,8 @@ const WHOLE_MIN_PERCENT: u64 = 75;
 struct Rest {
     kib: u64,
     descriptors: u64,
+    /// What the index says that it holds, in KiB.
+    index_kib: u64,
 }
 
 pub(crate) async fn run(options: &Options) -> io::Result<bool> {
@@ -104,9 +108,20 @@ pub(crate) async fn run(options: &Options) -> io::Result<bool> {
         log.errors
     );
     println!(
-        "memory {} -> {} KiB, descriptors {} -> {}",
-        before.kib, after.kib, before.descriptors, after.descriptors
+        "memory {} -> {} KiB, of that the index {} -> {} KiB, descriptors {} -> {}",
+        before.kib,
+        after.kib,
+        before.index_kib,
+        after.index_kib,
+        before.descriptors,
+        after.descriptors
     );
+    let looks = world.memory();
+    let looks: Vec<_> = looks
+        .iter()
+        .map(|(at, kib)| format!("{at} s {kib}"))
+        .collect();
+    println!("memory over time, KiB: {}", looks.join(", "));
     Ok(verdict(&world, options))
 }
 
@@ -154,9 +169,22 @@ async fn requests(options: &Options, world: &Arc<World>, router: &Router, limit:
     world.set_limit(limit);
     let run = |_| tokio::spawn(client::run(Arc::clone(world), router.address));
     let clients: Vec<_> = (0..options.clients).map(run).collect();
-    for client in clients {
-        if client.await.is_err() {
-            world.violation("a client of this program panicked", "");
+    let mut all = std::pin::pin!(async {
+        for client in clients {
+            if client.await.is_err() {
+                world.violation("a client of this program panicked", "");
+            }
+        }
+    });
+    let mut looks = tokio::time::interval(LOOK_EVERY);
+    loop {
+        tokio::select! {
+            () = &mut all => return,
+            _ = looks.tick() => {
+                if let Ok((kib, _)) = router.usage() {
+                    world.saw_memory(kib);
+                }
+            }
         }
     }
 }
@@ -206,9 +234,12 @@ fn is_at_rest(router: &Router, engines: usize) -> io::Result<Result<(), String>>
 
 /// What the router holds when engines have closed its idle connections, which it notices within seconds.
 async fn measured(router: &Router) -> Rest {
+    let index = router.page("/metrics");
+    let index = index.map(|page| Router::metric(&page, "kvasir_index_bytes"));
     let mut rest = Rest {
         kib: 0,
         descriptors: u64::MAX,
+        index_kib: index.map_or(0, |bytes| bytes as u64 >> 10),
     };
     for _ in 0..20 {
         tokio::time::sleep(Duration::from_millis(250)).await;

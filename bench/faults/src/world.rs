@@ -26,6 +26,8 @@ pub(crate) struct World {
     violations: Mutex<BTreeMap<String, (u64, String)>>,
     /// When descriptors were last scarce, in milliseconds after the start, plus one.
     scarce: AtomicU64,
+    /// The router's memory in KiB, by seconds after the start.
+    memory: Mutex<Vec<(u64, u64)>>,
 }
 
 impl World {
@@ -43,7 +45,21 @@ impl World {
             counts: Mutex::default(),
             violations: Mutex::default(),
             scarce: AtomicU64::new(0),
+            memory: Mutex::default(),
         }
+    }
+
+    /// The router has so much memory now.
+    pub(crate) fn saw_memory(&self, kib: u64) {
+        let at = self.started.elapsed().as_secs();
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.push((at, kib));
+    }
+
+    /// The router's memory in KiB, by seconds after the start.
+    pub(crate) fn memory(&self) -> Vec<(u64, u64)> {
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.clone()
     }
 
     /// Lets clients take requests up to this one.
