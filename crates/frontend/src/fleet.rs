@@ -9,6 +9,7 @@ mod context;
 mod describe;
 mod discovery;
 mod event_addresses;
+mod event_plane;
 mod file;
 mod health;
 mod http_watcher;
@@ -22,6 +23,7 @@ mod token_probe;
 
 pub use context::FleetContext;
 pub use discovery::DiscoveryOptions;
+pub use event_plane::EventPlaneSetup;
 pub use file::{WorkersFile, WorkersFileError};
 
 use std::collections::BTreeMap;
@@ -29,7 +31,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvasir_host::{LoadedSnapshot, RouterSetup, SnapshotWriter};
+use kvasir_host::{EventPlane, LoadedSnapshot, RouterSetup, SnapshotWriter};
 use kvasir_text::ModelFolders;
 use kvasir_transport::{RequestPlane, RuntimeThreads, Tasks};
 use kvasir_types::{HttpEndpoint, PlaneEndpoint, Role, Transport, WorkerId, WorkerRecord};
@@ -81,6 +83,8 @@ pub struct Fleet {
     events: bool,
     /// Where; on the caller's runtime if nowhere else.
     event_threads: Option<Arc<RuntimeThreads>>,
+    /// What token workers publish.
+    event_plane: Option<EventPlane>,
     /// Between two questions about load.
     every: Duration,
     /// What a question may take.
@@ -139,6 +143,7 @@ impl Fleet {
             card_texts: Arc::default(),
             events: true,
             event_threads: None,
+            event_plane: None,
             every: LOAD_EVERY,
             question: QUESTION,
             silence_max: SILENCE_MAX,

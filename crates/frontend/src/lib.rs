@@ -34,7 +34,8 @@ pub use fleet::members::{
     SourceName, SourceState, WorkerSource,
 };
 pub use fleet::{
-    ConnectPlane, DiscoveryOptions, Fleet, FleetContext, WorkersFile, WorkersFileError,
+    ConnectPlane, DiscoveryOptions, EventPlaneSetup, Fleet, FleetContext, WorkersFile,
+    WorkersFileError,
 };
 pub use models::links::WorkerLink;
 pub use models::tokenize::TokenSources;

@@ -41,8 +41,8 @@ pub use model::{Model, ModelSpec};
 pub use models::{ModelEntry, Models, Routers};
 pub use place::PromptBlocks;
 pub use plane::{
-    EventPlane, EventPlaneOptions, PlaneChange, PlaneChannel, PlaneSource, RecoveryClient,
-    RecoveryFuture,
+    EndpointRecovery, EventPlane, EventPlaneOptions, PlaneChange, PlaneChannel, PlaneSource,
+    PlaneWorker, RecoveryClient, RecoveryFuture,
 };
 pub use policy_file::{PolicyFile, PolicyFileError};
 pub use prefill_times::PrefillTimes;

@@ -11,17 +11,22 @@
 //! Elsewhere: discovery's backends, how a question travels (`kvasir-transport`), what is asked (`kvasir-kv-events`).
 
 mod asking;
+mod carriers;
+mod endpoint_recovery;
+mod members;
 mod topics;
 
 pub use asking::{RecoveryClient, RecoveryFuture};
+pub use endpoint_recovery::EndpointRecovery;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvasir_kv_events::StreamOptions;
+use kvasir_transport::RuntimeThreads;
 use kvasir_transport::event_plane::ChannelAddress;
-use kvasir_transport::zmq::{Endpoint, ZmqFraming, ZmqLimits, ZmqSource, ZmqSourceOptions};
-use kvasir_transport::{RuntimeThreads, Tasks};
+#[cfg(feature = "nats")]
+use kvasir_transport::event_plane::NatsEventOptions;
 use kvasir_trust::Cause;
 use kvasir_types::{PlaneEndpoint, WorkerId, WorkerRank};
 use kvasir_wire::native::Topic;
@@ -31,13 +36,12 @@ use crate::context::HostContext;
 use crate::events::Subscriptions;
 use crate::router_host::RouterHost;
 use asking::AskingSource;
-use topics::{Listener, WorkerRouters};
+use carriers::Carriers;
+use members::{Member, WorkerRouters};
+use topics::Listener;
 
 /// Changes that wait; who brings more waits.
 const CHANGES_MAX: usize = 1024;
-/// Messages and bytes that wait in one channel.
-const QUEUE_MESSAGES_MAX: usize = 4096;
-const QUEUE_BYTES_MAX: usize = 16 << 20;
 
 /// Where a publisher publishes a topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,22 +84,37 @@ pub enum PlaneChange {
         /// Whose.
         publisher: u64,
     },
-    /// A worker is a member of this router from now on.
-    Worker(WorkerId, Arc<RouterHost>),
-    /// A worker has left.
-    WorkerGone(WorkerId),
+}
+
+/// A worker, as a member of a router.
+#[derive(Clone, Debug)]
+pub struct PlaneWorker {
+    /// Who it is.
+    pub id: WorkerId,
+    /// Whose member.
+    pub host: Arc<RouterHost>,
+    /// Its ranks.
+    pub ranks: Vec<WorkerRank>,
+    /// Where it is, for people.
+    pub url: String,
+    /// Whether its cache events are wanted; its load always is.
+    pub events: bool,
 }
 
 /// Tells the event plane what changed. Clones are one; the plane ends with the last of them.
 #[derive(Clone, Debug)]
 pub struct EventPlane {
     changes: mpsc::Sender<PlaneChange>,
+    workers: WorkerRouters,
 }
 
 /// How an event plane listens.
 pub struct EventPlaneOptions {
     /// Who asks workers what their caches hold.
     pub recovery: Arc<dyn RecoveryClient>,
+    /// Where NATS is, for channels that are there.
+    #[cfg(feature = "nats")]
+    pub nats: NatsEventOptions,
     /// Where streams run; the caller's runtime if there are none.
     pub threads: Option<Arc<RuntimeThreads>>,
     /// What jitter comes from.
@@ -107,17 +126,29 @@ impl EventPlane {
     #[must_use]
     pub fn start(context: &HostContext, options: EventPlaneOptions) -> Self {
         let (changes, received) = mpsc::channel(CHANGES_MAX);
+        let workers = WorkerRouters::default();
         let plane = Plane {
             context: context.clone(),
+            carriers: Carriers::new(&options),
             options,
             channels: BTreeMap::new(),
             sources: BTreeMap::new(),
-            workers: WorkerRouters::default(),
+            workers: workers.clone(),
             streams: Subscriptions::default(),
             listeners: BTreeMap::new(),
         };
         context.tasks.background().spawn(plane.run(received));
-        Self { changes }
+        Self { changes, workers }
+    }
+
+    /// A worker is a member of a router from now on, or something about it changed.
+    pub fn join(&self, worker: PlaneWorker) {
+        self.workers.join(worker);
+    }
+
+    /// A worker has left its router.
+    pub fn leave(&self, worker: WorkerId) {
+        self.workers.leave(worker);
     }
 
     /// Something changed. Waits while others are being taken in.
@@ -126,9 +157,10 @@ impl EventPlane {
     }
 }
 
-/// Where the events of an open stream come from.
+/// Where the events of an open stream come from, and for which stay of its worker.
 #[derive(Debug, PartialEq, Eq)]
 struct StreamOrigin {
+    stay: u64,
     publisher: u64,
     address: ChannelAddress,
     recovery: Option<PlaneEndpoint>,
@@ -137,6 +169,7 @@ struct StreamOrigin {
 struct Plane {
     context: HostContext,
     options: EventPlaneOptions,
+    carriers: Carriers,
     channels: BTreeMap<(Topic, u64), ChannelAddress>,
     /// By publisher.
     sources: BTreeMap<u64, PlaneSource>,
@@ -148,8 +181,19 @@ struct Plane {
 
 impl Plane {
     async fn run(mut self, mut changes: mpsc::Receiver<PlaneChange>) {
-        while let Some(change) = changes.recv().await {
-            self.take(change).await;
+        loop {
+            let workers = self.workers.clone();
+            tokio::select! {
+                change = changes.recv() => match change {
+                    Some(change) => self.take(change).await,
+                    None => break,
+                },
+                changed = workers.changed() => {
+                    for worker in changed {
+                        self.follow_worker(worker).await;
+                    }
+                }
+            }
         }
         self.streams.close(|_, _| true);
         self.streams.settle().await;
@@ -162,7 +206,7 @@ impl Plane {
                 self.channels.insert(key, channel.address.clone());
                 match channel.topic {
                     Topic::KvEvents => self.follow_publisher(channel.publisher).await,
-                    _ => self.listen(channel),
+                    _ => self.listen(channel).await,
                 }
             }
             PlaneChange::ChannelGone { publisher, topic } => {
@@ -185,14 +229,6 @@ impl Plane {
                     self.follow(gone.rank).await;
                 }
             }
-            PlaneChange::Worker(worker, host) => {
-                self.workers.insert(worker, host);
-                self.follow_worker(worker).await;
-            }
-            PlaneChange::WorkerGone(worker) => {
-                self.workers.remove(worker);
-                self.follow_worker(worker).await;
-            }
         }
     }
 
@@ -203,11 +239,11 @@ impl Plane {
     }
 
     async fn follow_worker(&mut self, worker: WorkerId) {
-        let sources = self.sources.values();
-        let mut ranks: Vec<WorkerRank> = sources
-            .map(|source| source.rank)
-            .filter(|rank| rank.worker == worker)
-            .collect();
+        let sources = self.sources.values().map(|source| source.rank);
+        let member = self.workers.get(worker);
+        let members = member.iter().flat_map(|member| member.ranks.clone());
+        let of_worker = sources.filter(|rank| rank.worker == worker);
+        let mut ranks: Vec<WorkerRank> = of_worker.chain(members).collect();
         ranks.sort_unstable();
         ranks.dedup();
         for rank in ranks {
@@ -216,12 +252,13 @@ impl Plane {
     }
 
     /// Where a rank's events come from, as far as is known. Of several publishers the last one counts.
-    fn origin(&self, rank: WorkerRank) -> Option<StreamOrigin> {
+    fn origin(&self, rank: WorkerRank, stay: u64) -> Option<StreamOrigin> {
         let of_rank = |source: &&PlaneSource| source.rank == rank;
         let sources = self.sources.values().filter(of_rank);
         let mut origins = sources.filter_map(|source| {
             let address = self.channels.get(&(Topic::KvEvents, source.publisher))?;
             Some(StreamOrigin {
+                stay,
                 publisher: source.publisher,
                 address: address.clone(),
                 recovery: source.recovery.clone(),
@@ -232,47 +269,56 @@ impl Plane {
 
     /// Opens, closes or changes a rank's stream, so that it is what it should be.
     async fn follow(&mut self, rank: WorkerRank) {
-        let host = self.workers.get(rank.worker);
-        let wanted = host.as_ref().and(self.origin(rank));
+        let member = self.workers.get(rank.worker);
+        let wanted = member.as_ref().filter(|member| member.events);
+        let wanted = wanted.and_then(|member| self.origin(rank, member.stay));
         if self.streams.origin(&rank) == wanted.as_ref() && wanted.is_some() {
             return;
         }
         self.streams.close(|open, _| *open == rank);
         self.streams.settle().await;
-        let Some(host) = host else {
+        let Some(member) = member else {
             return;
         };
         match wanted {
-            Some(origin) => self.open(&host, rank, origin),
-            // It was heard before, or may be later.
-            None => drop(host.judge(rank, "", Some(Cause::NoEvents), None)),
+            Some(origin) => self.open(&member, rank, origin).await,
+            None => {
+                let cause = match member.events {
+                    // It was heard before, or may be later.
+                    true => Cause::NoEvents,
+                    false => Cause::Forced,
+                };
+                member.host.judge(rank, &member.url, Some(cause), None);
+            }
         }
     }
 
-    fn open(&mut self, host: &RouterHost, rank: WorkerRank, origin: StreamOrigin) {
-        let ChannelAddress::Zmq(endpoint) = &origin.address else {
-            return tracing::warn!(%rank, address = %origin.address, "cannot listen to this event channel");
-        };
-        let endpoint: Endpoint = match endpoint.parse() {
-            Ok(endpoint) => endpoint,
+    async fn open(&mut self, member: &Member, rank: WorkerRank, origin: StreamOrigin) {
+        let host = &member.host;
+        let tasks = self.context.tasks.background();
+        let carriers = &mut self.carriers;
+        let listening = carriers.listen(&tasks, &origin.address, Topic::KvEvents, origin.publisher);
+        let source = match listening.await {
+            Ok(source) => source,
             Err(error) => {
-                return tracing::warn!(%rank, %error, "cannot listen to this event channel");
+                member
+                    .host
+                    .judge(rank, &member.url, Some(Cause::NoEvents), None);
+                return tracing::warn!(%rank, address = %origin.address, error, "cannot listen to this event channel");
             }
         };
-        host.judge(rank, "", None, None);
+        host.judge(rank, &member.url, None, None);
         let seed = self.options.seed ^ rank.worker.0 ^ u64::from(rank.rank.0) << 32;
-        let options = match origin.recovery {
-            Some(_) => StreamOptions::router_events(host.block_size(), seed),
-            None => StreamOptions {
-                replay: false,
-                ..StreamOptions::router_events(host.block_size(), seed)
-            },
+        let options = StreamOptions {
+            replay: origin.recovery.is_some(),
+            ..StreamOptions::router_events(host.block_size(), seed)
         };
-        let (address, recovery) = (endpoint.to_string(), origin.recovery.clone());
+        tracing::info!(%rank, router = %host.name(), events = %origin.address,
+            recovery = origin.recovery.is_some(), "subscribed to cache events");
+        let (address, recovery) = (origin.address.to_string(), origin.recovery.clone());
         let client = Arc::clone(&self.options.recovery);
         let start = || {
             host.subscribe_router_events(rank, &address, options, |tasks| {
-                let source = zmq_source(tasks, endpoint, Topic::KvEvents);
                 AskingSource::new(tasks, source, client, recovery)
             })
         };
@@ -281,46 +327,27 @@ impl Plane {
     }
 
     /// Listens to load and bookings; other topics concern nobody here.
-    fn listen(&mut self, channel: PlaneChannel) {
+    async fn listen(&mut self, channel: PlaneChannel) {
         let (topic, key) = (channel.topic, (channel.topic, channel.publisher));
-        if !matches!(topic, Topic::KvMetrics | Topic::ActiveSequences) {
-            return;
-        }
-        let ChannelAddress::Zmq(endpoint) = &channel.address else {
-            return tracing::warn!(address = %channel.address, "cannot listen to this event channel");
-        };
-        let endpoint: Endpoint = match endpoint.parse() {
-            Ok(endpoint) => endpoint,
-            Err(error) => return tracing::warn!(%error, "cannot listen to this event channel"),
-        };
-        if self
-            .listeners
-            .get(&key)
-            .is_some_and(|open| open.address == channel.address)
+        let open = self.listeners.get(&key);
+        if !matches!(topic, Topic::KvMetrics | Topic::ActiveSequences)
+            || open.is_some_and(|open| open.address == channel.address)
         {
             return;
         }
         let tasks = self.context.tasks.background();
-        let source = zmq_source(&tasks, endpoint, topic);
-        let clock = self.context.clock;
-        let workers = self.workers.clone();
+        let carriers = &mut self.carriers;
+        let listening = carriers.listen(&tasks, &channel.address, topic, channel.publisher);
+        let source = match listening.await {
+            Ok(source) => source,
+            Err(error) => {
+                return tracing::warn!(address = %channel.address, error, "cannot listen to this event channel");
+            }
+        };
+        let (clock, workers) = (self.context.clock, self.workers.clone());
         let listener = Listener::start(&tasks, channel.address, topic, source, workers, clock);
         self.listeners.insert(key, listener);
     }
-}
-
-fn zmq_source(tasks: &Tasks, endpoint: Endpoint, topic: Topic) -> ZmqSource {
-    let options = ZmqSourceOptions {
-        topic: topic.name().to_owned(),
-        framing: ZmqFraming::EventPlane,
-        limits: ZmqLimits {
-            queue_messages_max: QUEUE_MESSAGES_MAX,
-            queue_bytes_max: QUEUE_BYTES_MAX,
-            ..ZmqLimits::default()
-        },
-        ..ZmqSourceOptions::new(endpoint, None)
-    };
-    ZmqSource::start(tasks, options)
 }
 
 #[cfg(test)]

@@ -28,6 +28,24 @@ pub trait EventSource: Send {
     fn query(&mut self, _attempt: u64, _request: RecoveryRequest) {}
 }
 
+impl<S: EventSource + ?Sized> EventSource for Box<S> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<SourceEvent> {
+        (**self).poll_next(cx)
+    }
+
+    fn replay(&mut self, attempt: u64, from: u64) {
+        (**self).replay(attempt, from);
+    }
+
+    fn cancel_replay(&mut self, attempt: u64) {
+        (**self).cancel_replay(attempt);
+    }
+
+    fn query(&mut self, attempt: u64, request: RecoveryRequest) {
+        (**self).query(attempt, request);
+    }
+}
+
 /// What happened next at `source`. Dropping the future loses nothing.
 pub async fn next_event<S: EventSource + ?Sized>(source: &mut S) -> SourceEvent {
     poll_fn(|cx| source.poll_next(cx)).await

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use kvasir_host::{ModelSpec, RouterHost};
+use kvasir_host::{ModelSpec, PlaneWorker, RouterHost};
 use kvasir_router::{Input, LoadReport, WorkerSpec};
 use kvasir_trust::Cause;
 use kvasir_types::{
@@ -253,8 +253,18 @@ impl Registration {
             return;
         };
         let spec = self.spec(models, facts);
-        if self.record.events != EventFeed::Delivered {
-            self.subscribe(first, &spec, facts);
+        match (&self.record.events, &self.fleet.event_plane) {
+            (EventFeed::Delivered, _) => {}
+            (_, Some(plane)) if self.link.kind() != TransportKind::Http => {
+                plane.join(PlaneWorker {
+                    id: self.id,
+                    host: Arc::clone(&first.host),
+                    ranks: spec.rank_iter().collect(),
+                    url: self.record.transport.to_string(),
+                    events: self.wants_events_of(first),
+                })
+            }
+            _ => self.subscribe(first, &spec, facts),
         }
         let here = |m: &&mut Membership| Arc::ptr_eq(m.host(), &first.host);
         let known = self.routers.iter_mut().find(here);
@@ -346,6 +356,9 @@ impl Registration {
     fn leave_routers(&mut self, gone: impl Fn(&Arc<RouterHost>) -> bool) {
         for left in self.routers.extract_if(.., |m| gone(m.host())) {
             self.subscriptions.unsubscribe(left.host().name());
+            if let Some(plane) = &self.fleet.event_plane {
+                plane.leave(self.id);
+            }
             left.host().unwatch(self.id);
             left.model.leave_router(&left.spec);
         }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
-use kvasir_host::Booking;
+use kvasir_host::{Booking, UsageReport};
 use kvasir_openai::{
     AnswerHead, ApiError, Choice, ResponseNvext, StreamWriter, Timing, TokenLogprob, Usage,
     WorkerIds, write_done, write_llm_metrics, write_unary,
@@ -65,6 +65,8 @@ struct ChoiceStream {
     target: WorkerRank,
     /// Another worker resumed it, which is not recorded yet.
     resume_unrecorded: bool,
+    /// One worker had the prompt and nothing else: what it found cached can be compared with what was expected.
+    is_whole: bool,
     prompt_tokens: u32,
     hit_rate: f64,
     cached_tokens: Option<u32>,
@@ -308,6 +310,7 @@ impl ChoiceStream {
             said: job.chat.is_some().then(String::new),
             target: lane.booking.target(),
             resume_unrecorded: false,
+            is_whole: true,
             work: Some((lane.booking, lane.stream)),
             first: Some(lane.first),
             prompt_tokens: lane.prompt_tokens,
@@ -357,6 +360,7 @@ impl ChoiceStream {
     fn adopt(&mut self, lane: Lane) {
         self.resume.resumed(lane.attempts);
         (self.target, self.resume_unrecorded) = (lane.booking.target(), true);
+        self.is_whole = false;
         self.work = Some((lane.booking, lane.stream));
         self.first = Some(lane.first);
         if let Some(silence) = &mut self.silence {
@@ -444,6 +448,7 @@ impl ChoiceStream {
         }
         self.last_token = now;
         if finish.is_some() {
+            self.report_cached();
             self.end(Outcome::Completed {
                 output_tokens: self.generated,
             });
@@ -457,6 +462,17 @@ impl ChoiceStream {
             tokens,
             logprobs,
             finish,
+        }
+    }
+
+    /// Has what the worker found in its cache compared with what was expected there.
+    fn report_cached(&mut self) {
+        if let Some((booking, _)) = self.work.as_mut().filter(|_| self.is_whole) {
+            booking.reported(UsageReport {
+                prompt: self.prompt_tokens,
+                cached: self.cached_tokens,
+                output: self.generated,
+            });
         }
     }
 

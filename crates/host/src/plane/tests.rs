@@ -7,8 +7,8 @@ use std::time::Duration;
 use kvasir_index::Matches;
 use kvasir_kv_events::publisher::RankPublisher;
 use kvasir_router::{Arrival, Input, Lookup, ThresholdUpdate, WorkerSpec};
-use kvasir_transport::SourceFault;
 use kvasir_transport::event_plane::{PlanePublisher, PlanePublisherOptions};
+use kvasir_transport::{SourceFault, Tasks};
 use kvasir_types::{EngineHash, KvEvent, LocalHash, RequestId, StoredBlock, Tier};
 use kvasir_wire::native::{
     ActiveLoad, Encoding, RecoveryReply, RecoveryRequest, SequenceChange, SequenceEvent,
@@ -80,10 +80,21 @@ impl Worker {
     }
 }
 
+fn member(host: &Arc<RouterHost>) -> PlaneWorker {
+    PlaneWorker {
+        id: RANK.worker,
+        host: Arc::clone(host),
+        ranks: vec![RANK],
+        url: "tcp:worker".to_owned(),
+        events: true,
+    }
+}
+
 fn endpoint() -> PlaneEndpoint {
     PlaneEndpoint {
         plane: "tcp".into(),
         address: "worker".into(),
+        codec: kvasir_types::Codec::MessagePack,
     }
 }
 
@@ -121,6 +132,11 @@ fn plane(context: &HostContext, worker: &Arc<Worker>) -> EventPlane {
     let recovery: Arc<dyn RecoveryClient> = Arc::clone(worker) as _;
     let options = EventPlaneOptions {
         recovery,
+        #[cfg(feature = "nats")]
+        nats: NatsEventOptions {
+            servers: vec!["nats://127.0.0.1:1".to_owned()],
+            tls_ca: None,
+        },
         threads: None,
         seed: 1,
     };
@@ -154,9 +170,7 @@ async fn a_workers_cache_is_known_from_the_start_through_losses_to_its_end() {
     let plane = plane(&context, &worker);
     // In any order: nothing happens before all three are known.
     plane.tell(worker.source()).await;
-    plane
-        .tell(PlaneChange::Worker(RANK.worker, Arc::clone(&host)))
-        .await;
+    plane.join(member(&host));
     assert_eq!(worker.asked.load(Ordering::Relaxed), 0);
     plane.tell(worker.channel()).await;
     until("the whole state", || depth(&host) == 5).await;
@@ -178,7 +192,12 @@ async fn a_workers_cache_is_known_from_the_start_through_losses_to_its_end() {
     until("its blocks gone with its source", || depth(&host) == 0).await;
     plane.tell(worker.source()).await;
     until("and back with it", || depth(&host) == 9).await;
-    plane.tell(PlaneChange::WorkerGone(RANK.worker)).await;
+    // Gone and back before anybody looked: another stay, asked for anew.
+    plane.leave(RANK.worker);
+    host.leave(RANK.worker);
+    plane.join(member(&host));
+    until("its next stay", || depth(&host) == 9).await;
+    plane.leave(RANK.worker);
     host.leave(RANK.worker);
     until("nothing left of it", || depth(&host) == 0).await;
     until("nobody listens", || worker.events.subscribers() == Some(0)).await;
@@ -191,9 +210,7 @@ async fn a_worker_that_does_not_answer_is_heard() {
     let (host, worker) = (testing::host(&context), Worker::start(&context.tasks).await);
     let plane = plane(&context, &worker);
     plane.tell(worker.channel()).await;
-    plane
-        .tell(PlaneChange::Worker(RANK.worker, Arc::clone(&host)))
-        .await;
+    plane.join(member(&host));
     let source = PlaneSource {
         publisher: PUBLISHER,
         rank: RANK,
@@ -221,9 +238,7 @@ async fn published_load_drives_busy_thresholds() {
     }));
     let loads = publisher(&context.tasks, Topic::KvMetrics).await;
     let plane = plane(&context, &worker);
-    plane
-        .tell(PlaneChange::Worker(RANK.worker, Arc::clone(&host)))
-        .await;
+    plane.join(member(&host));
     plane.tell(channel_of(&loads)).await;
     until("a listener", || loads.subscribers() == Some(1)).await;
     let arrival = Arrival::new(RequestId(1), 10);
@@ -256,9 +271,7 @@ async fn a_prompt_that_its_worker_computed_is_booked_no_longer() {
     host.tell(Input::Joined(WorkerSpec::new(RANK.worker)));
     let sequences = publisher(&context.tasks, Topic::ActiveSequences).await;
     let plane = plane(&context, &worker);
-    plane
-        .tell(PlaneChange::Worker(RANK.worker, Arc::clone(&host)))
-        .await;
+    plane.join(member(&host));
     plane.tell(channel_of(&sequences)).await;
     until("a listener", || sequences.subscribers() == Some(1)).await;
     let lookup = Lookup {

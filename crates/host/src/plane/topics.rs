@@ -1,40 +1,16 @@
 //! What workers say beside cache events: how loaded they are, and which prompts are computed.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
-
 use kvasir_router::{Input, LoadReport};
 use kvasir_telemetry::Clock;
 use kvasir_transport::event_plane::ChannelAddress;
 use kvasir_transport::{EventSource, SourceEvent, Tasks, next_event};
-use kvasir_types::{RequestId, WorkerId};
+use kvasir_types::RequestId;
 use kvasir_wire::DecodeError;
 use kvasir_wire::native::{ActiveLoad, SequenceChange, SequenceEvent, Topic};
 use kvasir_wire::value::Value;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::router_host::RouterHost;
-
-/// Which router each worker belongs to. Clones are one.
-#[derive(Clone, Default)]
-pub(super) struct WorkerRouters(Arc<RwLock<BTreeMap<WorkerId, Arc<RouterHost>>>>);
-
-impl WorkerRouters {
-    pub(super) fn insert(&self, worker: WorkerId, host: Arc<RouterHost>) {
-        let mut workers = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        workers.insert(worker, host);
-    }
-
-    pub(super) fn remove(&self, worker: WorkerId) {
-        let mut workers = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        workers.remove(&worker);
-    }
-
-    pub(super) fn get(&self, worker: WorkerId) -> Option<Arc<RouterHost>> {
-        let workers = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        workers.get(&worker).cloned()
-    }
-}
+use super::members::WorkerRouters;
 
 /// Listens to one channel until it is dropped.
 pub(super) struct Listener {
@@ -88,8 +64,8 @@ fn take(
     match topic {
         Topic::KvMetrics => {
             let load = ActiveLoad::from_value(&value)?;
-            if let Some(host) = workers.get(load.rank.worker) {
-                host.tell(Input::Load(LoadReport {
+            if let Some(member) = workers.get(load.rank.worker) {
+                member.host.tell(Input::Load(LoadReport {
                     rank: load.rank,
                     active_decode_blocks: load.active_decode_blocks,
                     active_prefill_tokens: load.active_prefill_tokens,
@@ -115,8 +91,8 @@ fn take_sequence(event: &SequenceEvent, workers: &WorkerRouters) {
         return;
     }
     let id = RequestId::parse(&event.request);
-    if let (Some(id), Some(host)) = (id, workers.get(event.rank.worker)) {
-        host.tell(Input::Prefilled { id });
+    if let (Some(id), Some(member)) = (id, workers.get(event.rank.worker)) {
+        member.host.tell(Input::Prefilled { id });
     }
 }
 

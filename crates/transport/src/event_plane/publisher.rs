@@ -7,6 +7,8 @@ use bytes::Bytes;
 use kvasir_wire::native::{Envelope, Topic};
 
 use super::ChannelAddress;
+#[cfg(feature = "nats")]
+use super::nats::NatsEvents;
 use crate::Tasks;
 use crate::zmq::{Endpoint, ZmqLimits, ZmqPublisher};
 
@@ -39,6 +41,8 @@ enum Carrier {
         socket: ZmqPublisher,
         address: String,
     },
+    #[cfg(feature = "nats")]
+    Nats { events: NatsEvents, subject: String },
 }
 
 impl PlanePublisher {
@@ -63,11 +67,28 @@ impl PlanePublisher {
         })
     }
 
+    /// Publishes on a subject; `prefix` is the subject without the topic.
+    #[cfg(feature = "nats")]
+    #[must_use]
+    pub fn on_nats(events: &NatsEvents, prefix: &str, options: &PlanePublisherOptions) -> Self {
+        Self {
+            publisher: options.publisher,
+            topic: options.topic,
+            sequence: AtomicU64::new(0),
+            carrier: Carrier::Nats {
+                events: events.clone(),
+                subject: format!("{prefix}.{}", options.topic),
+            },
+        }
+    }
+
     /// Where it is listened to.
     #[must_use]
     pub fn address(&self) -> ChannelAddress {
         match &self.carrier {
             Carrier::Zmq { address, .. } => ChannelAddress::Zmq(address.clone()),
+            #[cfg(feature = "nats")]
+            Carrier::Nats { subject, .. } => ChannelAddress::Nats(subject.clone()),
         }
     }
 
@@ -88,6 +109,8 @@ impl PlanePublisher {
     pub const fn is_bare(&self) -> bool {
         match &self.carrier {
             Carrier::Zmq { .. } => false,
+            #[cfg(feature = "nats")]
+            Carrier::Nats { .. } => true,
         }
     }
 
@@ -112,6 +135,11 @@ impl PlanePublisher {
                     body.into(),
                 ])
             }
+            #[cfg(feature = "nats")]
+            Carrier::Nats { events, subject } => {
+                envelope.encode(&mut body);
+                usize::from(!events.publish(subject, body.into()))
+            }
         }
     }
 
@@ -120,6 +148,8 @@ impl PlanePublisher {
     pub fn subscribers(&self) -> Option<usize> {
         match &self.carrier {
             Carrier::Zmq { socket, .. } => Some(socket.subscribers()),
+            #[cfg(feature = "nats")]
+            Carrier::Nats { .. } => None,
         }
     }
 }

@@ -9,6 +9,8 @@
 
 mod event_plane;
 mod libzmq;
+#[cfg(feature = "nats")]
+mod nats_events;
 mod zmq;
 
 #[cfg(feature = "tcp")]

@@ -1,0 +1,376 @@
+//! What token workers publish: found in a store, told to the event plane.
+//!
+//! Answers one question: which event channels and sources does a store announce? What is listened to, and for whom, is the event
+//! plane's business (`kvasir_host`: `EventPlane`).
+//!
+//! What always holds: a store that is lost takes no channel away; a record that says nothing we can use is passed over and said
+//! once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kvasir_discovery::{
+    Bucket, Change, EventChannel, EventSource, EventTransport, Instance, Record, RequestTransport,
+    Store, Watch,
+};
+use kvasir_host::{
+    EndpointRecovery, EventPlane, EventPlaneOptions, PlaneChange, PlaneChannel, PlaneSource,
+};
+use kvasir_transport::EndpointClient;
+use kvasir_transport::event_plane::{ChannelAddress, NatsEventOptions};
+use kvasir_types::{Codec, PlaneEndpoint, WorkerRank};
+use kvasir_wire::native::Topic;
+
+use super::Fleet;
+
+/// How token workers' events are listened to.
+pub struct EventPlaneSetup {
+    /// How workers are asked what their caches hold, by the request plane's name.
+    pub clients: BTreeMap<&'static str, Arc<dyn EndpointClient>>,
+    /// Where NATS is, for channels that are there.
+    pub nats: NatsEventOptions,
+}
+
+impl Fleet {
+    /// The same, listening to what token workers publish; to be called after [`Self::with_event_threads`].
+    #[must_use]
+    pub fn with_event_plane(self, setup: EventPlaneSetup) -> Self {
+        let clock = self.context.host.clock;
+        let seed = clock.unix_nanos(clock.now()) ^ u64::from(std::process::id()) << 32;
+        let options = EventPlaneOptions {
+            recovery: Arc::new(EndpointRecovery::new(setup.clients, seed)),
+            nats: setup.nats,
+            threads: self.event_threads.clone(),
+            seed,
+        };
+        let plane = EventPlane::start(&self.context.host, options);
+        Self {
+            event_plane: Some(plane),
+            ..self
+        }
+    }
+
+    /// Listens to the channels and sources that a store announces in namespaces that are `wanted`, from now on.
+    pub fn follow_events(
+        &self,
+        store: &Arc<dyn Store>,
+        wanted: impl Fn(&str) -> bool + Send + 'static,
+    ) {
+        let Some(plane) = self.event_plane.clone() else {
+            return;
+        };
+        let watch = store.watch(&[Bucket::EventChannels, Bucket::EventSources]);
+        let follow = follow(plane, watch, wanted);
+        self.tasks().background().spawn(follow);
+    }
+}
+
+/// Tells the plane what a store announces, for ever.
+async fn follow(plane: EventPlane, mut watch: Watch, wanted: impl Fn(&str) -> bool) {
+    let mut known = BTreeMap::new();
+    loop {
+        let told = match watch.next().await {
+            Change::Added(key, record) | Change::Updated(key, record) => {
+                let is_wanted = wanted(record.namespace());
+                let change = is_wanted.then(|| change_of(&record)).flatten();
+                let before = match &change {
+                    Some(change) => known.insert(key, undo_of(change)),
+                    None => known.remove(&key),
+                };
+                // What says nothing that we can use any more is gone.
+                let gone = before.filter(|_| change.is_none());
+                gone.or(change)
+            }
+            Change::Removed(key) => known.remove(&key),
+            Change::Synced | Change::Lost(_) | Change::Restored => None,
+        };
+        if let Some(change) = told {
+            plane.tell(change).await;
+        }
+    }
+}
+
+/// What takes a change back.
+fn undo_of(change: &PlaneChange) -> PlaneChange {
+    match change {
+        PlaneChange::Channel(PlaneChannel {
+            publisher, topic, ..
+        }) => PlaneChange::ChannelGone {
+            publisher: *publisher,
+            topic: *topic,
+        },
+        PlaneChange::Source(PlaneSource { publisher, .. }) => PlaneChange::SourceGone {
+            publisher: *publisher,
+        },
+        gone => gone.clone(),
+    }
+}
+
+/// What a record says to the event plane, if it concerns it.
+fn change_of(record: &Record) -> Option<PlaneChange> {
+    match record {
+        Record::EventChannel(channel) => channel_of(channel).map(PlaneChange::Channel),
+        Record::EventSource(source) => source_of(source).map(PlaneChange::Source),
+        Record::Endpoint(_) | Record::Model(_) => None,
+    }
+}
+
+fn channel_of(channel: &EventChannel) -> Option<PlaneChannel> {
+    let topic = Topic::named(&channel.topic)?;
+    let address = match &channel.transport {
+        EventTransport::Zmq { endpoint } => ChannelAddress::Zmq(endpoint.clone()),
+        EventTransport::Nats { subject_prefix } => {
+            ChannelAddress::Nats(format!("{subject_prefix}.{topic}"))
+        }
+        EventTransport::ZmqBroker { .. } => {
+            tracing::warn!(topic = %topic, "a channel through a ZeroMQ broker is not listened to");
+            return None;
+        }
+    };
+    Some(PlaneChannel {
+        publisher: channel.instance_id,
+        topic,
+        address,
+    })
+}
+
+fn source_of(source: &EventSource) -> Option<PlaneSource> {
+    if Topic::named(&source.topic) != Some(Topic::KvEvents) {
+        return None;
+    }
+    let kv = match source.kv() {
+        Ok(kv) => kv,
+        Err(error) => {
+            tracing::warn!(publisher = source.publisher_id, %error, "an event source cannot be read");
+            return None;
+        }
+    };
+    Some(PlaneSource {
+        publisher: source.publisher_id,
+        rank: WorkerRank::new(kv.worker.worker_id, kv.worker.dp_rank),
+        recovery: kv.recovery_target.as_ref().map(endpoint_of),
+    })
+}
+
+/// Where an instance takes requests, as this process names it.
+fn endpoint_of(instance: &Instance) -> PlaneEndpoint {
+    let (plane, address) = match &instance.transport {
+        RequestTransport::Tcp(address) => ("tcp", address),
+        RequestTransport::NatsTcp(subject) => ("nats", subject),
+        RequestTransport::Http(url) => ("http", url),
+    };
+    let codec = match instance.request_plane_codec.as_deref() {
+        Some("msgpack") => Codec::MessagePack,
+        _ => Codec::Json,
+    };
+    PlaneEndpoint {
+        plane: plane.into(),
+        address: address.as_str().into(),
+        codec,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_host::{HostContext, HostOptions, PlaneWorker, RouterHost};
+    use kvasir_transport::tcp::{TcpClient, TcpOptions};
+    use kvasir_transport::{RequestPlane, ResponseOptions, ResponseServer, Tasks, TokenPlane};
+    use kvasir_types::{RequestContext, RequestId, Sampling, TokenRequest, WorkerId};
+
+    use super::*;
+
+    /// Every event record of a real worker, as it was found in its store.
+    #[test]
+    fn records_of_real_workers_are_understood() {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../testdata/dynamo-discovery/file-dp2.json"
+        );
+        let text = std::fs::read_to_string(path).unwrap();
+        let all: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let mut found = Vec::new();
+        collect(&all, &mut found);
+        let changes: Vec<PlaneChange> = found.iter().filter_map(change_of).collect();
+        let mut ranks = Vec::new();
+        let mut topics = Vec::new();
+        for change in &changes {
+            match change {
+                PlaneChange::Channel(channel) => {
+                    assert!(matches!(channel.address, ChannelAddress::Zmq(_)));
+                    topics.push(channel.topic);
+                }
+                PlaneChange::Source(source) => {
+                    let recovery = source.recovery.as_ref().unwrap();
+                    assert_eq!(
+                        (&*recovery.plane, recovery.codec),
+                        ("tcp", Codec::MessagePack)
+                    );
+                    assert!(recovery.address.contains("worker_kv_query_source_"));
+                    assert_ne!(source.rank.worker, WorkerId(0));
+                    ranks.push(source.rank.rank.0);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        ranks.sort_unstable();
+        topics.sort_unstable();
+        assert_eq!(ranks, [0, 1]);
+        let kv_events = topics.iter().filter(|topic| **topic == Topic::KvEvents);
+        assert_eq!(kv_events.count(), 2, "{topics:?}");
+        assert!(topics.contains(&Topic::KvMetrics) && topics.contains(&Topic::ActiveSequences));
+    }
+
+    /// Every value in a tree that is a record of events.
+    fn collect(value: &serde_json::Value, out: &mut Vec<Record>) {
+        let bytes = value.to_string();
+        for bucket in [Bucket::EventChannels, Bucket::EventSources] {
+            out.extend(Record::parse(bucket, bytes.as_bytes()));
+        }
+        match value {
+            serde_json::Value::Object(members) => {
+                members.values().for_each(|value| collect(value, out));
+            }
+            serde_json::Value::Array(items) => items.iter().for_each(|value| collect(value, out)),
+            _ => {}
+        }
+    }
+
+    /// A real worker's cache, and what a router that starts later knows of it. Needs `KVASIR_TEST_DYNAMO_KV`, the folder of the
+    /// worker's file discovery.
+    #[tokio::test]
+    async fn the_cache_of_a_real_worker_is_known() {
+        #[expect(clippy::disallowed_methods, reason = "where the test's worker is")]
+        let Ok(folder) = std::env::var("KVASIR_TEST_DYNAMO_KV") else {
+            println!("skipped: KVASIR_TEST_DYNAMO_KV is not set");
+            return;
+        };
+        let real = RealWorker::find(&folder).await;
+        let first = real.listen();
+        let is_judged = || first.views().get(real.rank).is_some();
+        real.until("listened to", is_judged).await;
+        real.generate(1).await;
+        real.until("its cache known from events", || {
+            first.index().stats().entries > 5
+        })
+        .await;
+        real.generate(2).await;
+        let entries = || first.index().stats().entries;
+        real.until("a second prompt", || entries() > 10).await;
+        let known = entries();
+        let later = real.listen();
+        let started = tokio::time::Instant::now();
+        real.until("the whole state", || later.index().stats().entries >= known)
+            .await;
+        println!(
+            "{known} blocks by events; by the whole state after {:?}",
+            started.elapsed()
+        );
+    }
+
+    struct RealWorker {
+        context: HostContext,
+        store: Arc<dyn Store>,
+        client: Arc<dyn EndpointClient>,
+        endpoint: PlaneEndpoint,
+        rank: WorkerRank,
+    }
+
+    impl RealWorker {
+        async fn find(folder: &str) -> Self {
+            let context = HostContext {
+                clock: kvasir_telemetry::Clock::new(),
+                metrics: kvasir_telemetry::Metrics::new(&Default::default()).unwrap(),
+                tasks: Tasks::new(),
+            };
+            let store: Arc<dyn Store> =
+                Arc::new(kvasir_discovery::FileStore::new(folder, &context.tasks));
+            let mut watch = store.watch(&[Bucket::Instances]);
+            let instance = loop {
+                if let Change::Added(_, record) = watch.next().await
+                    && let Record::Endpoint(instance) = &*record
+                    && instance.endpoint == "generate"
+                {
+                    break instance.clone();
+                }
+            };
+            let home = ResponseOptions {
+                bind: ([127, 0, 0, 1], 0).into(),
+                ..ResponseOptions::default()
+            };
+            let home = ResponseServer::start(home, &context.tasks).await.unwrap();
+            let client = TcpClient::new(home, TcpOptions::default(), &context.tasks);
+            Self {
+                client: Arc::new(client),
+                endpoint: endpoint_of(&instance),
+                rank: WorkerRank::new(instance.instance_id, 0),
+                store,
+                context,
+            }
+        }
+
+        /// A router that knows of the worker and listens to it from now on.
+        fn listen(&self) -> Arc<RouterHost> {
+            let config = kvasir_router::RouterConfig {
+                router_mode: kvasir_router::RouterMode::Kv,
+                ..Default::default()
+            };
+            let options = HostOptions::new(config, Default::default());
+            let host = RouterHost::start(&Arc::from("m"), options, &self.context);
+            let clients = BTreeMap::from([("tcp", Arc::clone(&self.client))]);
+            let options = EventPlaneOptions {
+                recovery: Arc::new(EndpointRecovery::new(clients, 7)),
+                nats: NatsEventOptions {
+                    servers: vec!["nats://127.0.0.1:42299".to_owned()],
+                    tls_ca: None,
+                },
+                threads: None,
+                seed: 7,
+            };
+            let plane = EventPlane::start(&self.context, options);
+            plane.join(PlaneWorker {
+                id: self.rank.worker,
+                host: Arc::clone(&host),
+                ranks: vec![self.rank],
+                url: "real".to_owned(),
+                events: true,
+            });
+            let watch = self
+                .store
+                .watch(&[Bucket::EventChannels, Bucket::EventSources]);
+            self.context.tasks.spawn(follow(plane, watch, |_| true));
+            host
+        }
+
+        async fn generate(&self, number: u32) {
+            let plane = TokenPlane::new(Arc::clone(&self.client), self.endpoint.clone());
+            let request = TokenRequest {
+                id: RequestId(u128::from(number) << 64 | 9),
+                model: "m".into(),
+                tokens: (0..100).map(|token| token + 1000 * number).collect(),
+                sampling: Sampling {
+                    max_tokens: 20,
+                    ..Sampling::default()
+                },
+                rank: self.rank.rank,
+                priority: 0,
+                lora: None,
+                salt: None,
+                context: RequestContext::default(),
+            };
+            let mut stream = plane.send(self.rank.worker, request).await.unwrap();
+            while let Some(item) = stream.next().await {
+                item.unwrap();
+            }
+        }
+
+        async fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
+            let wait = async {
+                while !holds() {
+                    tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+                }
+            };
+            let waited = tokio::time::timeout(std::time::Duration::from_secs(20), wait).await;
+            assert!(waited.is_ok(), "{what}");
+        }
+    }
+}
