@@ -1,5 +1,6 @@
 //! Discovery and request planes of a frontend, from its options.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +9,8 @@ use kvasir_config::{DiscoveryBackend, Origin, RequestPlane as PlaneName, Setting
 use kvasir_discovery::{
     EtcdOptions, EtcdOptionsError, EtcdStore, FileStore, MemStore, Namespaces, Store,
 };
-use kvasir_frontend::{DiscoveryOptions, Fleet};
+use kvasir_frontend::{DiscoveryOptions, EventPlaneSetup, Fleet};
+use kvasir_transport::event_plane::NatsEventOptions;
 use kvasir_transport::tcp::{TcpClient, TcpOptions, client_tls};
 use kvasir_transport::{
     EndpointClient, RequestPlane, ResponseOptions, ResponseServer, Tasks, TokenPlane,
@@ -86,11 +88,25 @@ pub(crate) async fn with_planes(
     })?;
     let client = TcpClient::new(home, tcp_options(settings)?, tasks);
     let client: Arc<dyn EndpointClient> = Arc::new(client);
+    let fleet = fleet.with_event_plane(EventPlaneSetup {
+        clients: BTreeMap::from([("tcp", Arc::clone(&client))]),
+        nats: nats_options(settings),
+    });
     let connect = move |_: WorkerId, endpoint: &PlaneEndpoint| {
         let plane = TokenPlane::new(Arc::clone(&client), endpoint.clone());
         Ok(Arc::new(plane) as Arc<dyn RequestPlane>)
     };
     Ok(fleet.with_plane("tcp", Arc::new(connect)))
+}
+
+/// Where event channels on NATS are listened to.
+fn nats_options(settings: &Settings) -> NatsEventOptions {
+    let servers = settings.get(keys::NATS_SERVER);
+    let servers = servers.split(',').map(|server| server.trim().to_owned());
+    NatsEventOptions {
+        servers: servers.filter(|server| !server.is_empty()).collect(),
+        tls_ca: settings.get(keys::NATS_TLS_CA_CERT_PATH),
+    }
 }
 
 /// Where workers bring their answers.
@@ -148,6 +164,7 @@ pub(crate) fn discover(fleet: &Fleet, settings: &Settings, tasks: &Tasks) -> Res
         ?namespaces,
         "workers are discovered"
     );
+    let heard = namespaces.clone();
     let is_set = |origin: &Origin| *origin != Origin::Default;
     let options = DiscoveryOptions {
         namespaces,
@@ -157,6 +174,7 @@ pub(crate) fn discover(fleet: &Fleet, settings: &Settings, tasks: &Tasks) -> Res
             || is_set(settings.origin(keys::ETCD_ENDPOINTS)),
         ..DiscoveryOptions::default()
     };
+    fleet.follow_events(&store, move |namespace| heard.holds(namespace));
     fleet.discover(store, options);
     Ok(())
 }

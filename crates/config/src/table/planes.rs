@@ -46,11 +46,13 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
 
     /// Address of the NATS server; several are separated by commas.
     NATS_SERVER: String = "nats-server" =>
-        env(&[var("NATS_SERVER")]).default("nats://localhost:4222").rule(&NATS);
+        env(&[var("NATS_SERVER")]).default("nats://localhost:4222").rule(&NATS)
+        .partly("the frontend listens to event channels there; requests over NATS do not act yet");
 
     /// Certificate authority of the NATS server.
     NATS_TLS_CA_CERT_PATH: Option<PathBuf> = "nats-tls-ca-cert-path" =>
-        env(&[var("NATS_TLS_CA_CERT_PATH")]).metavar("FILE");
+        env(&[var("NATS_TLS_CA_CERT_PATH")]).metavar("FILE")
+        .partly("for event channels; requests over NATS do not act yet");
 
     /// Do not verify the certificate of the NATS server.
     NATS_TLS_INSECURE: bool = "nats-tls-insecure" =>
