@@ -52,3 +52,36 @@ def test_the_linear_policy_shows_nothing_learned():
     ask(fleet, 1)
     assert learned(fleet) == [None, None]
     fleet.stop()
+
+
+def test_a_shadow_policy_is_compared_and_acts_on_nothing():
+    fleet = Fleet(MODEL, frontend=["--shadow-policy", "round-robin"])
+    with ThreadPoolExecutor(4) as clients:
+        list(clients.map(lambda number: ask(fleet, number), range(60)))
+    last = ask(fleet, 999, stream=False)
+    (shadow,) = httpx.get(f"{fleet.url}/shadow", timeout=30).json()["shadows"]
+    assert shadow["policy"] == "round-robin" and shadow["model"] == MODEL
+    assert shadow["placements"] == shadow["compared"] == 61, shadow
+    assert 0 < shadow["disagreed"] < 61, shadow
+    assert shadow["disagreement"] == shadow["disagreed"] / 61
+    page = httpx.get(f"{fleet.url}/metrics", timeout=30).text
+    for result, count in [("agrees", 61 - shadow["disagreed"]), ("disagrees", shadow["disagreed"])]:
+        assert f'kvasir_shadow_placements_total{{model="{MODEL}",result="{result}"}} {count}\n' in page
+    assert f'kvasir_shadow_regret_seconds{{better="live",model="{MODEL}"}}' in page
+    decision = httpx.get(f"{fleet.url}/decisions/{last}", timeout=30).json()
+    assert decision["shadow"]["policy"] == "round-robin"
+    run = lambda *words: subprocess.run(  # noqa: E731
+        [os.environ["KVASIR_BIN"], *words, "--url", fleet.url], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "shadow     round-robin" in run("why", last).stdout
+    assert "of 61 placements elsewhere" in run("top", "--once").stdout
+    fleet.stop()
+
+
+def test_a_shadow_policy_that_is_none_is_refused_at_the_start():
+    command = [os.environ["KVASIR_BIN"], "frontend", "--worker", "http://127.0.0.1:1"]
+    for spec in ["kv,no-such-thing=3", "direct"]:
+        told = subprocess.run(
+            [*command, "--shadow-policy", spec], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert told.returncode == 2 and spec.split(",")[0] in told.stderr, told.stderr

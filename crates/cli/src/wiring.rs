@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use kvasir_config::{Command, LogFormat, Origin, Settings, keys, redacted};
+use kvasir_config::{Command, LogFormat, Origin, Settings, keys, parse_overrides, redacted};
 use kvasir_frontend::{
     ApiKeys, AppOptions, Limits, MigrationOptions, Paths, ServerTls, WorkersFile,
 };
 use kvasir_host::{PolicyFile, RouterSetup};
 use kvasir_index::{Approximate, IndexOptions};
 use kvasir_profile::Preset;
-use kvasir_router::{PrefillLoadModel, Role, RouterConfig, RouterMode};
+use kvasir_router::{PrefillLoadModel, Role, RouterConfig, RouterMode, ShadowPolicy};
 use kvasir_telemetry::{Clock, Identity, LogBounds, MetricOptions, TunedBounds, log};
 use kvasir_text::{FolderError, ModelFolders};
 use kvasir_types::{ApiKey, WorkerRecord};
@@ -429,8 +429,30 @@ pub(crate) fn protects(settings: &Settings) -> bool {
     serves && settings.get(keys::OVERLOAD_PROTECTION) && (asked || !by_hand.into_iter().any(is_set))
 }
 
-/// The settings of routers; block size and policy classes are their models'.
+/// The settings of routers with their shadow, if there is one; an error names the option and its value.
 fn router_config(settings: &Settings) -> Result<RouterConfig, BadConfig> {
+    let mut config = choice_config(settings)?;
+    if let Some(spec) = settings.get(keys::SHADOW_POLICY) {
+        config.shadow_policy = Some(shadow_policy(settings, &spec)?);
+    }
+    Ok(config)
+}
+
+fn shadow_policy(settings: &Settings, spec: &str) -> Result<ShadowPolicy, BadConfig> {
+    let bad = |error: &dyn std::fmt::Display| BadConfig(format!("--shadow-policy {spec}: {error}"));
+    let own = parse_overrides(settings, spec).map_err(|error| bad(&error))?;
+    let config = choice_config(&own)?;
+    if config.router_mode == RouterMode::Direct {
+        return Err(bad(&"direct mode chooses nobody; name a mode that does"));
+    }
+    Ok(ShadowPolicy {
+        name: spec.into(),
+        config: Box::new(config),
+    })
+}
+
+/// The settings of routers; block size and policy classes are their models'.
+fn choice_config(settings: &Settings) -> Result<RouterConfig, BadConfig> {
     let secs = |span: Duration| span.as_secs_f64();
     let aic_profile = match settings.get(keys::ROUTER_PREFILL_LOAD_MODEL) {
         PrefillLoadModel::Aic => Some(aic_profile(settings)?),
@@ -485,6 +507,7 @@ fn router_config(settings: &Settings) -> Result<RouterConfig, BadConfig> {
         router_max_sessions: settings.get(keys::ROUTER_MAX_SESSIONS),
         encoder_cuda_to_cpu_ratio: settings.get(keys::ENCODER_CUDA_TO_CPU_RATIO),
         runtime_inhibited_duration_secs: secs(settings.get(keys::RUNTIME_INHIBITED_DURATION_SECS)),
+        shadow_policy: None,
         router_decision_log: settings.get(keys::ROUTER_DECISION_LOG),
         router_seed: seed(settings),
         // No shared cache is asked yet, so the option has no effect.
@@ -598,12 +621,43 @@ mod tests {
             router_max_sessions: 28,
             encoder_cuda_to_cpu_ratio: 29,
             runtime_inhibited_duration_secs: 0.3,
+            shadow_policy: None,
             router_decision_log: 31,
             router_seed: 1,
         };
         assert_eq!(config, expected);
         let without = config_of("frontend --no-router-kv-events --no-router-track-active-blocks");
         assert!(!without.router_kv_events && !without.router_track_active_blocks);
+    }
+
+    /// A shadow differs from the live policy only in what its words say.
+    #[test]
+    fn a_shadow_policy_is_the_live_one_with_its_words_laid_over() {
+        let config = config_of(
+            "frontend --router-policy time --shadow-policy kv,router-policy=kv,router-prefill-load-scale=16",
+        );
+        let shadow = config.shadow_policy.clone().unwrap();
+        assert_eq!(
+            &*shadow.name,
+            "kv,router-policy=kv,router-prefill-load-scale=16"
+        );
+        let expected = RouterConfig {
+            kv_cache_block_size: shadow.config.kv_cache_block_size,
+            router_policy: RouterPolicy::Kv,
+            router_prefill_load_scale: 16.0,
+            shadow_policy: None,
+            ..config
+        };
+        assert_eq!(*shadow.config, expected);
+        let time = config_of("frontend --shadow-policy time")
+            .shadow_policy
+            .unwrap();
+        assert!(time.config.counts_seconds());
+        let plain = config_of("frontend --router-policy time --shadow-policy kv");
+        assert!(
+            !plain.shadow_policy.unwrap().config.counts_seconds(),
+            "the name is the policy"
+        );
     }
 
     #[test]

@@ -4,18 +4,19 @@
 //! policies such as `kv,router-prefill-load-scale=16`; names, ranges, rules and messages are those
 //! of the command line.
 
-use crate::choice::RouterMode;
+use crate::choice::{RouterMode, RouterPolicy};
 use crate::error::{ConfigError, NameScope, Problem};
 use crate::keys;
 use crate::rules;
 use crate::settings::{Assignment, Origin, Settings};
+use crate::spec::Spec;
 use crate::table;
 use crate::value::{self, SettingType};
 
 /// Lays a policy string over settings and applies the rules between options again.
 ///
 /// Parts are separated by commas. A part is `name=value`, a switch or its `no-` form, or the name of
-/// a router mode. Later parts win.
+/// a router mode or policy: `kv` and `time` set both. Later parts win.
 ///
 /// ```
 /// use kvasir_config::{Command, RouterMode, Settings, keys, parse_overrides};
@@ -34,8 +35,10 @@ pub fn parse_overrides(base: &Settings, policy: &str) -> Result<Settings, Config
         .map(str::trim)
         .filter(|part| !part.is_empty())
     {
-        let done = assignment(part, policy, base).and_then(|found| settings.assign(&found));
-        problems.extend(done.err());
+        match assignments(part, policy, base) {
+            Ok(found) => problems.extend(found.iter().filter_map(|f| settings.assign(f).err())),
+            Err(problem) => problems.push(problem),
+        }
     }
     if problems.is_empty() {
         rules::apply(&mut settings);
@@ -50,7 +53,7 @@ pub fn parse_overrides(base: &Settings, policy: &str) -> Result<Settings, Config
     ))
 }
 
-fn assignment(part: &str, policy: &str, base: &Settings) -> Result<Assignment, Problem> {
+fn assignments(part: &str, policy: &str, base: &Settings) -> Result<Vec<Assignment>, Problem> {
     let origin = Origin::Policy(policy.into());
     let made = |spec, text: &str, negated| Assignment {
         spec,
@@ -63,23 +66,21 @@ fn assignment(part: &str, policy: &str, base: &Settings) -> Result<Assignment, P
     if let Some((name, text)) = part.split_once('=') {
         let bare = name.trim().trim_start_matches('-');
         if let Some(spec) = named(bare) {
-            return Ok(made(spec, text, false));
+            return Ok(vec![made(spec, text, false)]);
         }
     } else if let Some(spec) = named(part).filter(|spec| spec.is_switch()) {
-        return Ok(made(spec, "true", false));
+        return Ok(vec![made(spec, "true", false)]);
     } else if let Some(spec) = part
         .strip_prefix("no-")
         .and_then(named)
         .filter(|s| s.is_switch())
     {
-        return Ok(made(spec, "true", true));
-    } else if let (true, Some(spec)) = (part == "time", named(keys::ROUTER_POLICY.name())) {
-        return Ok(made(spec, part, false));
-    } else if let (Some(_), Some(spec)) = (
-        value::parse(&RouterMode::KIND, part),
-        named(keys::ROUTER_MODE.name()),
-    ) {
-        return Ok(made(spec, part, false));
+        return Ok(vec![made(spec, "true", true)]);
+    } else if let Some(found) = policy_names(part, &named) {
+        return Ok(found
+            .into_iter()
+            .map(|(spec, text)| made(spec, text, false))
+            .collect());
     }
     let name = part.split('=').next().unwrap_or(part);
     Err(Problem::unknown_name(
@@ -88,4 +89,20 @@ fn assignment(part: &str, policy: &str, base: &Settings) -> Result<Assignment, P
         &origin.to_string(),
         NameScope(Some(scope)),
     ))
+}
+
+/// What a bare name sets: a mode, and where the mode has several policies, which one.
+fn policy_names<'t>(
+    part: &'t str,
+    named: &impl Fn(&str) -> Option<&'static Spec>,
+) -> Option<Vec<(&'static Spec, &'t str)>> {
+    let mode = named(keys::ROUTER_MODE.name());
+    let policy = named(keys::ROUTER_POLICY.name());
+    let kv = RouterMode::Kv.name();
+    if RouterPolicy::find(part).is_some() {
+        let sets = [mode.map(|mode| (mode, kv)), policy.map(|p| (p, part))];
+        return Some(sets.into_iter().flatten().collect());
+    }
+    value::parse(&RouterMode::KIND, part)?;
+    mode.map(|mode| vec![(mode, part)])
 }

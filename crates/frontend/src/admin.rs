@@ -8,6 +8,7 @@ pub(crate) mod dump;
 mod lists;
 pub(crate) mod openapi;
 pub(crate) mod pages;
+mod shadow;
 mod what_if;
 mod workers;
 
@@ -27,6 +28,7 @@ use crate::models::ServedModel;
 
 pub(crate) use decisions::{decision, decisions};
 pub(crate) use lists::{sessions, settings};
+pub(crate) use shadow::shadow;
 pub(crate) use what_if::what_if;
 pub(crate) use workers::{add_worker, remove_worker, workers};
 

@@ -134,6 +134,7 @@ impl App {
             Route::Settings => admin::settings(self),
             Route::Dashboard(file) => dashboard::page(&file),
             Route::DashboardStream => dashboard::stream(self, request.headers()),
+            Route::Shadow => admin::shadow(self),
             Route::Decision(id) => admin::decision(self, &id),
         }
     }

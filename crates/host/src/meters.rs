@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use kvasir_router::{LimitKind, Placement, RouteError, RouterMode};
+use kvasir_router::{LimitKind, Placement, RouteError, RouterMode, ShadowStats};
 use kvasir_telemetry::{Histogram, IntCounter, Metrics};
 use kvasir_types::WorkerRank;
 
@@ -56,6 +56,8 @@ pub struct RouterMeters {
 struct Counted {
     received: HashMap<String, u64>,
     repeated: u64,
+    /// Placements that a shadow would have made alike, and others.
+    shadowed: [u64; 2],
 }
 
 impl RouterMeters {
@@ -141,6 +143,25 @@ impl RouterMeters {
             for reason in [DUE_TIME_PASSED, PREDICTED_MISS] {
                 self.too_late(class, reason);
             }
+        }
+    }
+
+    /// What a shadow policy has made of placements since the start.
+    pub(crate) fn shadow(&self, stats: &ShadowStats) {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = [stats.compared - stats.disagreed, stats.disagreed];
+        let results = ["agrees", "disagrees"];
+        for ((before, now), result) in counted.shadowed.iter_mut().zip(now).zip(results) {
+            let placements = &self.metrics.shadow_placements_total;
+            let placements = placements.with_label_values(&[&*self.name, result]);
+            placements.inc_by(now.saturating_sub(*before));
+            *before = now;
+        }
+        for (better, seconds) in [("shadow", stats.better_s), ("live", stats.worse_s)] {
+            let regret = &self.metrics.shadow_regret_seconds;
+            regret
+                .with_label_values(&[&*self.name, better])
+                .set(seconds);
         }
     }
 

@@ -201,6 +201,9 @@ impl RouterHost {
             .set(forgotten);
         self.ask(|brain| {
             meters.catch_up(brain.received(), index.repeated);
+            if let Some((_, stats)) = brain.shadow() {
+                meters.shadow(stats);
+            }
             for (class, waiting) in brain.queue_stats() {
                 let labels = [router, "decode", class];
                 let set = |gauge: &GaugeVec, value: u64| {

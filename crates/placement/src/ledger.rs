@@ -49,6 +49,8 @@ pub struct Booking {
     pub prefill_tokens: u32,
     /// How long that is expected to take; `None` keeps the charge until the first token.
     pub prefill_duration: Option<Duration>,
+    /// Whether the charge shrinks as that time passes; if not, the time only counts in seconds.
+    pub decays: bool,
     /// Tokens the client expects to be generated.
     pub osl: Option<u32>,
     /// Nothing will show when its prompt is computed: its answer comes in one piece.
@@ -106,6 +108,7 @@ struct BookingEntry {
     /// Prompt tokens still charged.
     prefill: u32,
     prefill_duration: Option<Duration>,
+    decays: bool,
     silent: bool,
     sign: Sign,
     /// Prompts that were to be computed on the rank when it came.
@@ -362,6 +365,7 @@ impl Ledger {
             osl: booking.osl,
             prefill: booking.prefill_tokens,
             prefill_duration: booking.prefill_duration,
+            decays: booking.decays,
             silent: booking.silent,
             sign: Sign::Awaited,
             ahead: self.ranks[slot as usize].waiting.len(),
@@ -652,7 +656,7 @@ impl OldestPrompt {
         Self {
             tokens: entry.prefill,
             duration_ns: nanos(duration),
-            modelled: duration.is_some(),
+            modelled: duration.is_some() && entry.decays,
             since,
         }
     }

@@ -14,6 +14,7 @@ mod fit;
 mod law;
 #[cfg(test)]
 mod tests;
+mod writes;
 
 pub use cost::TimeTerms;
 pub use estimate::{Estimator, GAP_TOKENS};
@@ -28,7 +29,8 @@ use crate::{
     Candidate, CostTerms, Fleet, FleetView, Ledger, LedgerNote, PlacementRequest, ScoringContext,
     SlotSet, WinReason,
 };
-use cost::{RankPlan, RankTime, TimedPrompt, known_batch};
+use cost::{CacheUse, RankPlan, RankTime, TimedPrompt, known_batch};
+use writes::CacheWrites;
 
 /// Which part of a request's life is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +68,7 @@ pub struct TimePolicy {
     ranks: Vec<RankTime>,
     plans: Vec<RankPlan>,
     planned: Vec<u32>,
-    /// Tokens that prompts wrote into a rank's cache.
-    written: Vec<f64>,
+    writes: CacheWrites,
 }
 
 /// A request under this policy.
@@ -91,7 +92,7 @@ impl TimePolicy {
             ranks: Vec::new(),
             plans: Vec::new(),
             planned: Vec::new(),
-            written: Vec::new(),
+            writes: CacheWrites::default(),
         }
     }
 
@@ -122,8 +123,8 @@ impl TimePolicy {
 
     /// A slot has a rank; `new` if it was another's before.
     pub fn joined(&mut self, slot: u32, max_batched: u64, new: bool) {
-        if let Some(written) = self.written.get_mut(slot as usize).filter(|_| new) {
-            *written = 0.0;
+        if new {
+            self.writes.forget(slot);
         }
         self.estimator.set_rank(slot, known_batch(max_batched), new);
     }
@@ -131,13 +132,14 @@ impl TimePolicy {
     /// Learns from what the ledger noted, and follows the loads.
     pub fn sync(&mut self, fleet: &Fleet, ledger: &mut Ledger) {
         let estimator = &mut self.estimator;
-        let (written, end) = (&mut self.written, fleet.slot_end() as usize);
-        written.resize(end.max(written.len()), 0.0);
+        let (writes, end) = (&mut self.writes, fleet.slot_end() as usize);
+        writes.grow(end);
         ledger.read_journal(|note| {
-            if let LedgerNote::FirstToken { slot, new, .. } = note
-                && let Some(tokens) = written.get_mut(slot as usize)
+            if let LedgerNote::FirstToken {
+                slot, new, cached, ..
+            } = note
             {
-                *tokens += f64::from(new);
+                writes.prompt(slot, f64::from(new), f64::from(cached));
             }
             estimator.observe(&note);
         });
@@ -145,6 +147,10 @@ impl TimePolicy {
             self.seen = self.estimator.version();
             let law = self.estimator.law();
             self.plans.resize(end, RankPlan::default());
+            let blocks = |slot| fleet.member_of(slot)?.spec.kv_total_blocks;
+            let blocks: u64 = (0..fleet.slot_end()).filter_map(blocks).sum();
+            self.writes
+                .set_capacity(blocks as f64 * f64::from(self.block_size));
             while ledger.next_changed().is_some() {}
             self.ranks.clear();
             for slot in 0..fleet.slot_end() {
@@ -175,12 +181,13 @@ impl TimePolicy {
             law.scaled(prompts, steps),
             prompts,
             load,
-            (
-                f64::from(self.block_size),
-                fleet.max_batched(slot),
-                blocks.filter(|blocks| *blocks > 0),
-            ),
-            self.written.get(slot as usize).copied().unwrap_or(0.0),
+            fleet.max_batched(slot),
+            &CacheUse {
+                block: f64::from(self.block_size),
+                blocks: blocks.filter(|blocks| *blocks > 0),
+                written: self.writes.written(slot),
+                pressure: self.writes.pressure(slot),
+            },
         )
     }
 

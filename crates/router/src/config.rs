@@ -9,6 +9,8 @@ use kvasir_options::{PrefillLoadModel, RouterMode, RouterPolicy, router};
 use kvasir_placement::{PolicyConfig, QueuePolicy};
 use kvasir_profile::Preset;
 
+use crate::ShadowPolicy;
+
 /// Which part of a request's life this router places.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Role {
@@ -94,6 +96,8 @@ pub struct RouterConfig {
     pub encoder_cuda_to_cpu_ratio: u32,
     /// How long a worker that fails is ejected at most; 0 never. The first time it is much shorter.
     pub runtime_inhibited_duration_secs: f64,
+    /// Another policy that decides beside this one and acts on nothing. Ours.
+    pub shadow_policy: Option<ShadowPolicy>,
     /// Decisions kept for `why`. Ours.
     pub router_decision_log: u32,
     /// Seed of every draw. Ours.
@@ -141,6 +145,7 @@ impl Default for RouterConfig {
             router_max_sessions: router::ROUTER_MAX_SESSIONS.default,
             encoder_cuda_to_cpu_ratio: router::ENCODER_CUDA_TO_CPU_RATIO.default,
             runtime_inhibited_duration_secs: router::RUNTIME_INHIBITED_DURATION_SECS.default,
+            shadow_policy: None,
             router_decision_log: router::ROUTER_DECISION_LOG.default,
             router_seed: 0,
         }
@@ -154,10 +159,30 @@ impl RouterConfig {
         self.needs_index() && (!self.router_kv_events || self.router_predicted_ttl_secs.is_some())
     }
 
-    /// Whether an index is of any use: only in kv mode with a credit.
+    /// Whether an index is of any use: only in kv mode with a credit, or to a shadow of that kind.
     #[must_use]
     pub fn needs_index(&self) -> bool {
-        self.router_mode == RouterMode::Kv && self.router_kv_overlap_score_credit > 0.0
+        let by_cache = |config: &Self| {
+            config.router_mode == RouterMode::Kv && config.router_kv_overlap_score_credit > 0.0
+        };
+        by_cache(self) || self.shadow().is_some_and(by_cache)
+    }
+
+    /// Whether blocks of running requests are told apart by name.
+    #[must_use]
+    pub fn names_active_blocks(&self) -> bool {
+        let by_load = |config: &Self| config.router_mode == RouterMode::Kv;
+        self.router_track_active_blocks && (by_load(self) || self.shadow().is_some_and(by_load))
+    }
+
+    fn shadow(&self) -> Option<&Self> {
+        self.shadow_policy.as_ref().map(|shadow| &*shadow.config)
+    }
+
+    /// Whether it is learned how long prompts and steps take: to place by it, or to price what a shadow does.
+    #[must_use]
+    pub fn learns_seconds(&self) -> bool {
+        self.counts_seconds() || self.shadow_policy.is_some()
     }
 
     /// Whether placements cost seconds.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kvasir_placement::Candidate;
 use kvasir_types::{RequestId, Time, WorkerRank};
 
-use crate::{PredictedTokens, RouteError, RouterMode};
+use crate::{PredictedTokens, RouteError, RouterMode, ShadowChoice};
 
 /// One decision with everything that led to it. Bounded: the cheapest [`Decision::CANDIDATES_MAX`]
 /// candidates are kept, the winner always among them.
@@ -47,6 +47,9 @@ pub struct Decision {
     pub excluded: Exclusion,
     /// What the winner should find cached of the prompt, by where that is known from.
     pub predicted: PredictedTokens,
+    /// What a shadow policy would have done, where there is one and it was asked.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    pub shadow: Option<ShadowChoice>,
     /// Who won and why; `None` if nobody did.
     pub winner: Option<(WorkerRank, Reason)>,
     /// Why nobody did.
@@ -184,7 +187,7 @@ impl fmt::Display for Formula {
         if let Some(time) = seconds {
             return write!(
                 f,
-                "Time for worker_{}: {:.4} s = wait {:.4} + prompt {:.4} + delay {:.4} + decode {:.4} \
+                "Time for worker_{}: {:.4} s = wait {:.4} + prompt {:.4} + delay {:.4} + decode {:.4} + evict {:.4} \
                  (cached_blocks: {:.0})",
                 rank.worker,
                 terms.cost,
@@ -192,6 +195,7 @@ impl fmt::Display for Formula {
                 time.own,
                 time.delay,
                 time.decode,
+                time.evict,
                 terms.cached_blocks
             );
         }

@@ -38,6 +38,7 @@ mod request_settings;
 mod ring;
 mod router;
 mod session;
+mod shadow;
 mod what_if;
 
 pub use attempts::{AttemptLimits, Attempts, GiveUp, NextStep, PROGRESS_TOKENS, Phase};
@@ -61,3 +62,4 @@ pub use predicted::PredictedTokens;
 pub use router::{PotentialLoad, Router};
 pub use session::SessionRow;
 pub use what_if::{MovedDecision, RankShare, WeightChange, WhatIf, WhatIfSum};
+pub use shadow::{ShadowChoice, ShadowPolicy, ShadowStats};

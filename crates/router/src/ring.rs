@@ -38,6 +38,12 @@ impl Ring {
         self.decisions.get_mut(at)
     }
 
+    /// The record filled last.
+    pub(crate) fn latest(&mut self) -> Option<&mut Decision> {
+        let at = self.newest_first().next()?;
+        self.decisions.get_mut(at)
+    }
+
     /// The latest decision about a request.
     pub(crate) fn find(&self, id: RequestId) -> Option<&Decision> {
         self.newest_first()

@@ -9,6 +9,7 @@ mod life;
 mod place;
 mod refuse;
 mod release;
+mod shadow;
 mod time;
 mod upkeep;
 
@@ -30,6 +31,7 @@ use crate::health::Health;
 use crate::request_settings::RequestSettings;
 use crate::ring::Ring;
 use crate::session::{SessionRow, Sessions};
+use crate::shadow::Shadow;
 use crate::{Arrival, Decision, Input, Output, PrefillLoadModel, RouterConfig, RouterMode};
 
 /// What a rank would have to do if a prompt went there.
@@ -74,6 +76,10 @@ pub struct Router {
     policy: Box<dyn Policy>,
     /// Placement by seconds, where that is the policy.
     time: Option<Box<TimePolicy>>,
+    /// The same where it only prices what a shadow would have done.
+    judge: Option<Box<TimePolicy>>,
+    /// A policy that decides beside the real one.
+    shadow: Option<Box<Shadow>>,
     fleet: Fleet,
     ledger: Ledger,
     model: PrefillModel,
@@ -131,19 +137,7 @@ impl Router {
     /// A router without workers.
     #[must_use]
     pub fn new(config: RouterConfig) -> Self {
-        let policy: Box<dyn Policy> = match config.router_mode {
-            // Direct mode never chooses: a request without a worker is refused before.
-            RouterMode::RoundRobin | RouterMode::Direct => Box::new(RoundRobin::default()),
-            RouterMode::Random => Box::new(Random),
-            RouterMode::Kv => Box::new(LinearCost {
-                order: config.router_queue_policy,
-            }),
-            RouterMode::PowerOfTwo => Box::new(PowerOfTwo),
-            RouterMode::LeastLoaded => Box::new(LeastLoaded),
-            RouterMode::DeviceAwareWeighted => Box::new(DeviceAware {
-                ratio: config.encoder_cuda_to_cpu_ratio,
-            }),
-        };
+        let policy = policy_of(&config);
         Self::with_policy(config, policy)
     }
 
@@ -160,6 +154,8 @@ impl Router {
             rng: Rng::new(config.router_seed),
             policy,
             time: time::policy_of(&config),
+            judge: time::judge_of(&config),
+            shadow: Shadow::of(&config),
             fleet: Fleet::default(),
             ledger: time::ledger_of(&config),
             model: model_of(&config),
@@ -365,6 +361,23 @@ impl Router {
             FreedCapacity::Slot(same) if same == slot => FreedCapacity::Slot(slot),
             _ => FreedCapacity::Anything,
         };
+    }
+}
+
+/// The policy of these settings, where placements do not cost seconds.
+pub(crate) fn policy_of(config: &RouterConfig) -> Box<dyn Policy> {
+    match config.router_mode {
+        // Direct mode never chooses: a request without a worker is refused before.
+        RouterMode::RoundRobin | RouterMode::Direct => Box::new(RoundRobin::default()),
+        RouterMode::Random => Box::new(Random),
+        RouterMode::Kv => Box::new(LinearCost {
+            order: config.router_queue_policy,
+        }),
+        RouterMode::PowerOfTwo => Box::new(PowerOfTwo),
+        RouterMode::LeastLoaded => Box::new(LeastLoaded),
+        RouterMode::DeviceAwareWeighted => Box::new(DeviceAware {
+            ratio: config.encoder_cuda_to_cpu_ratio,
+        }),
     }
 }
 

@@ -350,6 +350,10 @@ metrics! {
         gauge index_entries = "index_entries" ["model"];
         /// Blocks that the index forgot, since the start, because of its limits.
         gauge index_forgotten = "index_forgotten" ["model"];
+        /// Placements that the shadow policy decided, too (`--shadow-policy`), by whether it would have placed them elsewhere.
+        counter shadow_placements_total = "shadow_placements_total" ["model", "result"];
+        /// Seconds of waiting of all requests, by the time model and since the start, that the shadow's choices would have cost less (`shadow`) or more (`live`) than the real ones. An estimate; no time to first token.
+        gauge shadow_regret_seconds = "shadow_regret_seconds" ["model", "better"];
         /// Events that waited too long for the index and were dropped; the rank is resynchronised.
         counter kv_events_dropped_total = "kv_events_dropped_total" ["model"];
         /// What a block that a rank's events predict counts: 1 trusted, 0.5 unproven or discounted, 0 not at all.

@@ -55,10 +55,12 @@ pub(super) async fn run(client: &Client, run: &Run) -> Result<(), Failure> {
 async fn look(client: &Client, clock: Clock) -> Result<Look, Failure> {
     let workers = workers::list(client).await?;
     let decisions = client.get("/decisions").await.unwrap_or(Value::Null);
+    let shadows = client.get("/shadow").await.unwrap_or(Value::Null);
     let counts = client.page("/metrics").await.ok();
     Ok(Look {
         workers,
         decisions,
+        shadows,
         counts: counts.map(|page| Counts::read(&page)),
         unix_ms: clock.unix_millis(clock.now()),
     })

@@ -16,6 +16,8 @@ pub(super) struct Look {
     pub(super) workers: Value,
     /// The answer of `/decisions`.
     pub(super) decisions: Value,
+    /// The answer of `/shadow`.
+    pub(super) shadows: Value,
     /// What the metrics count, if they could be read.
     pub(super) counts: Option<Counts>,
     /// When.
@@ -117,6 +119,7 @@ impl Look {
         let mut lines = vec![format!("kvasir top  {url}  {when} UTC")];
         lines.extend(self.traffic(before));
         lines.extend(quality(&latest));
+        lines.extend(self.shadows());
         lines.push(String::new());
         let mut lines: Vec<String> = lines.iter().map(|line| cut(line, width)).collect();
         lines.extend(self.table(&latest).lines(width));
@@ -160,6 +163,26 @@ impl Look {
         ]
     }
 
+    /// A line for each shadow policy. Its regret is the time model's and no time to first token.
+    fn shadows(&self) -> Vec<String> {
+        let rows = self.shadows.get("shadows").and_then(Value::as_array);
+        let line = |row: &Value| {
+            let of = |field: &str| number(row, field).unwrap_or(0.0);
+            let regret = of("mean_regret_s") * 1e3;
+            let judged = match regret {
+                r if r >= 0.0 => format!("{r:.1} ms cheaper"),
+                r => format!("{:.1} ms dearer", -r),
+            };
+            format!(
+                "shadow     {}: {} of {} placements elsewhere, {judged} each on average by the time model",
+                text::cell(row.get("policy")),
+                text::share(of("disagreed"), of("compared")),
+                count(of("compared") as u64),
+            )
+        };
+        rows.into_iter().flatten().map(line).collect()
+    }
+
     /// The workers, with their share of the latest requests.
     fn table(&self, latest: &Latest) -> Table {
         let mut table = workers::table(&self.workers);
@@ -201,6 +224,7 @@ impl Look {
                 "predicted_cached_tokens": latest.predicted,
                 "reported_cached_tokens": latest.cached,
             },
+            "shadows": self.shadows.get("shadows"),
             "workers": self.workers.get("workers"),
         })
     }
@@ -242,6 +266,7 @@ mod tests {
         Look {
             workers: json!({"workers": [worker(1, "http://a:8000"), worker(2, "http://b:8000")]}),
             decisions: json!({"decisions": [ended(1, 30.0, 80), ended(1, 50.0, 60), ended(2, 10.0, 0), {"outcome": null}]}),
+            shadows: Value::Null,
             counts: Some(Counts {
                 in_flight: 2.0,
                 waiting: 1.0,
@@ -274,6 +299,22 @@ mod tests {
     }
 
     #[test]
+    fn a_shadow_policy_has_a_line() {
+        let shadow =
+            json!({"policy": "time", "compared": 1200, "disagreed": 300, "mean_regret_s": 0.0123});
+        let mut look = look(0, 1.0);
+        look.shadows = json!({ "shadows": [shadow] });
+        let lines = look.frame("http://h", None, 120);
+        assert!(
+            lines.contains(
+                &"shadow     time: 25% of 1,200 placements elsewhere, 12.3 ms cheaper each on average by the time model"
+                    .to_owned()
+            ),
+            "{lines:?}"
+        );
+    }
+
+    #[test]
     fn a_path_that_there_is_not_is_no_failed_request() {
         let line = |endpoint: &str, status: &str, count: u32| {
             format!(
@@ -300,6 +341,7 @@ mod tests {
         let empty = Look {
             workers: json!({"workers": []}),
             decisions: json!({"decisions": []}),
+            shadows: Value::Null,
             counts: None,
             unix_ms: 0,
         };

@@ -113,6 +113,9 @@ fn one(decision: &Value, now_ms: u64) -> String {
     if let Some(excluded) = excluded {
         line("left out", excluded);
     }
+    if let Some(shadow) = shadow(decision) {
+        line("shadow", shadow);
+    }
     for (title, text) in outcome(decision) {
         line(title, text);
     }
@@ -235,6 +238,25 @@ fn excluded(decision: &Value) -> Option<String> {
     let more = all.saturating_sub(named.len() as u64);
     let tail = (more > 0).then(|| format!(" and {more} more"));
     Some(format!("{}{}", named.join(", "), tail.unwrap_or_default()))
+}
+
+/// What another policy would have done. Its regret is the time model's and no time to first token.
+fn shadow(decision: &Value) -> Option<String> {
+    let shadow = decision.get("shadow").filter(|shadow| shadow.is_object())?;
+    let policy = cell(shadow.get("policy"));
+    if shadow.get("disagrees").and_then(Value::as_bool) != Some(true) {
+        return Some(format!("{policy} agrees"));
+    }
+    let to = shadow.get("rank").map(rank_name).unwrap_or_default();
+    let regret = number(shadow, "regret_s").unwrap_or(0.0);
+    let judged = match regret {
+        r if r > 0.0 => format!("{r:.3} s cheaper"),
+        r if r < 0.0 => format!("{:.3} s dearer", -r),
+        _ => "as dear".to_owned(),
+    };
+    Some(format!(
+        "{policy} would have chosen {to}, {judged} by the time model"
+    ))
 }
 
 /// What was predicted, what the engine said, how it ended.
@@ -402,6 +424,7 @@ fn candidates_in_seconds(decision: &Value, list: &[Value]) -> String {
     add("PROMPT", Align::Right, &|c| seconds(c, "seconds", "own"));
     add("DELAY", Align::Right, &|c| seconds(c, "seconds", "delay"));
     add("DECODE", Align::Right, &|c| seconds(c, "seconds", "decode"));
+    add("EVICT", Align::Right, &|c| seconds(c, "seconds", "evict"));
     add("NEW", Align::Right, &|c| {
         of(c, "seconds", "new_tokens").map_or_else(|| UNKNOWN.to_owned(), amount)
     });
@@ -412,9 +435,9 @@ fn candidates_in_seconds(decision: &Value, list: &[Value]) -> String {
     let kept = (eligible > list.len() as u64)
         .then(|| format!("The {} cheapest of {eligible} are kept. ", list.len()));
     format!(
-        "\n{}\n\n{}In seconds; the lowest cost wins: cost = (wait + prompt + delay + decode) x taints.\nWAIT is until \
-         the prompt's turn, PROMPT what it then takes, DELAY what it costs others, DECODE what its answer costs, NEW \
-         the tokens not cached.\n",
+        "\n{}\n\n{}In seconds; the lowest cost wins: cost = (wait + prompt + delay + decode + evict) x taints.\nWAIT is \
+         until the prompt's turn, PROMPT what it then takes, DELAY what it costs others, DECODE what its answer costs, EVICT \
+         what leaves the cache for it, NEW the tokens not cached.\n",
         table.lines(usize::MAX).join("\n"),
         kept.unwrap_or_default(),
     )

@@ -68,6 +68,14 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
     ROUTER_POLICY: RouterPolicy = "router-policy" of router =>
         env(&[var("KVASIR_ROUTER_POLICY")]).metavar("POLICY").common().effective();
 
+    /// Let another policy decide beside the real one, without acting on it.
+    ///
+    /// A policy as in `kvasir replay --policy`: a mode or `time`, then `option=value`, between commas, such as
+    /// `kv,router-prefill-load-scale=16`. How often it would place a request elsewhere, and what the time model thinks of
+    /// that, is in the metrics, `kvasir why`, `kvasir top` and at `/shadow`. At most 200 placements a second are compared.
+    SHADOW_POLICY: Option<String> = "shadow-policy" =>
+        scope(Scope::SERVE).env(&[var("KVASIR_SHADOW_POLICY")]).metavar("POLICY").effective();
+
     /// Route by load alone and ignore caches.
     ///
     /// Sets `kv` mode, credit 0, no KV events, no reuse, no indexer, no shared cache, no
@@ -97,7 +105,7 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
 
     /// Keep a session on its worker until it was idle for this many seconds.
     ROUTER_SESSION_AFFINITY_TTL_SECS: Option<u64> = "router-session-affinity-ttl-secs" of router =>
-        scope(Scope::SERVE).env(&[var("DYN_ROUTER_SESSION_AFFINITY_TTL_SECS")])
+        scope(Scope::SERVE.and(Scope::REPLAY)).env(&[var("DYN_ROUTER_SESSION_AFFINITY_TTL_SECS")])
         .metavar("SECONDS").effective();
 
     /// Maximum number of sessions; beyond it the least recently used is dropped.

@@ -177,6 +177,12 @@ fn decision_row(app: &App, of_router: &ServedModel, router: &Router, decision: &
             "at_unix_ms".into(),
             Value::from(app.clock().unix_millis(decision.at)),
         );
+        if let (Some(shadow), Some((policy, _))) = (&decision.shadow, router.shadow())
+            && let Some(said) = fields.get_mut("shadow")
+        {
+            said["policy"] = policy.into();
+            said["url"] = model.url_of(shadow.rank.worker).into();
+        }
         let mode = router.config().router_mode.name();
         fields.insert("router_mode".into(), mode.into());
         let formulas: Vec<String> = decision.formulas().map(|f| f.to_string()).collect();

@@ -143,6 +143,8 @@ pub enum Route {
     Dashboard(String),
     /// What keeps the page up to date.
     DashboardStream,
+    /// What another policy would have done.
+    Shadow,
 }
 
 /// Whom a route is for.
@@ -410,6 +412,15 @@ pub(crate) const ROWS: &[Row] = &[
         &[get(
             "The latest routing decisions, newest first",
             "Decisions",
+        )],
+    ),
+    read(
+        Place::At("/shadow"),
+        Audience::Operators,
+        |_| Route::Shadow,
+        &[get(
+            "What the shadow policy would have done, by the time model",
+            "Shadows",
         )],
     ),
     Row {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvasir_index::IndexOptions;
-use kvasir_router::{RouterConfig, RouterMode};
+use kvasir_router::RouterConfig;
 
 /// What a router is made from.
 #[derive(Clone, Debug)]
@@ -59,10 +59,9 @@ impl Needs {
 
     pub(super) fn of(config: &RouterConfig) -> Self {
         let index = config.needs_index();
-        let ledger = config.router_mode == RouterMode::Kv && config.router_track_active_blocks;
         Self {
             index,
-            sequence: index || ledger,
+            sequence: index || config.names_active_blocks(),
         }
     }
 }

@@ -20,6 +20,7 @@ fn booking(hashes: &[u64]) -> Booking {
         isl_tokens: hashes.len() as u32 * 16,
         prefill_tokens: hashes.len() as u32 * 16,
         prefill_duration: None,
+        decays: true,
         osl: None,
         silent: false,
     }

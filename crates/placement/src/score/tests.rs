@@ -62,6 +62,7 @@ impl World {
             isl_tokens: sequence.len() as u32 * 16,
             prefill_tokens: 0,
             prefill_duration: None,
+            decays: true,
             osl: None,
             silent: false,
         };

@@ -4,13 +4,19 @@
 //! own   = work(new, cached) + ceil(new / M) · over            over = chunk + stream · decoding + attend · context
 //! wait  = what is booked there and not computed yet + planned + waiting for room
 //! n     = decoding + pending + planned                        D = a decode step with this request added
-//! cost  = wait + own · (1 + κ + λ · n) + λ · O · (D + n/2 · slow)
+//! evict = token · ρ · pressure · tokens that leave the cache for those of this prompt and its answer
+//! cost  = wait + own · (1 + κ + λ · n) + λ · O · (D + n/2 · slow) + evict
 //! ```
 //!
 //! The request waits, then is computed; its prompt delays each of the `n` others by all its length, and its tokens slow
 //! their steps for as long as both run. `λ` is what a second of somebody's decoding is worth in seconds to a first token:
 //! an answer of `O` tokens may take 25 ms for each, a first token 2 s. `κ` counts the prompt a second time: it also
 //! delays whoever comes next.
+//!
+//! What is written where the cache is full takes the place of something that somebody may want again and that must then be
+//! computed: `ρ` is the share of prompt tokens that were found cached of late, and `pressure` how much was written there of late
+//! beside the other ranks, because a cache that is written fast forgets what is young. A second copy of what another rank holds costs
+//! that, too.
 //!
 //! Where all that is equal, as for a new prompt on idle ranks, the rank goes first into whose cache least was written:
 //! [`TIE`] seconds for each time that its cache was filled, less than any real difference.
@@ -24,7 +30,7 @@ use crate::ledger::TimedLoad;
 /// What a prompt costs those that come after it, in units of its own length.
 const KAPPA: f64 = 1.0;
 /// Most that a second of decoding counts.
-const LAMBDA_MAX: f64 = 0.25;
+const LAMBDA_MAX: f64 = 0.5;
 /// Seconds that a first token may take, and a gap between tokens.
 const TTFT_GOAL: f64 = 2.0;
 const ITL_GOAL: f64 = 0.025;
@@ -48,6 +54,8 @@ pub struct TimeTerms {
     pub delay: f32,
     /// What its tokens cost, and how far they slow the others'.
     pub decode: f32,
+    /// What it costs to compute again what leaves the cache for it.
+    pub evict: f32,
     /// Prompt tokens to compute there.
     pub new_tokens: u32,
 }
@@ -61,6 +69,7 @@ pub(crate) struct CostParts {
     pub(crate) own: f64,
     pub(crate) delay: f64,
     pub(crate) decode: f64,
+    pub(crate) evict: f64,
     /// The sum, multiplied by what preferred taints say.
     pub(crate) cost: f64,
 }
@@ -73,6 +82,7 @@ impl CostParts {
             own: self.own as f32,
             delay: self.delay as f32,
             decode: self.decode as f32,
+            evict: self.evict as f32,
             new_tokens: self.new_tokens as u32,
         }
     }
@@ -110,6 +120,23 @@ pub(crate) struct RankTime {
     open_below: f64,
     /// [`TIE`] times how often its cache was filled.
     tie: f64,
+    /// Tokens of its cache that nothing was written to yet.
+    free: f64,
+    /// Seconds for each token that leaves its cache.
+    evict: f64,
+}
+
+/// A rank's cache as the cost reads it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CacheUse {
+    /// Tokens of a block.
+    pub(crate) block: f64,
+    /// Blocks it has, where that is known.
+    pub(crate) blocks: Option<u64>,
+    /// Tokens that prompts and answers wrote there.
+    pub(crate) written: f64,
+    /// What was written there of late over the mean of all ranks, times the share of tokens that are wanted again.
+    pub(crate) pressure: f64,
 }
 
 impl RankTime {
@@ -117,17 +144,19 @@ impl RankTime {
         law: StepLaw,
         prompt_factor: f64,
         load: &TimedLoad,
-        (block, batch, blocks): (f64, u64, Option<u64>),
-        written: f64,
+        batch: u64,
+        cache: &CacheUse,
     ) -> Self {
         let batch = known_batch(batch);
+        let size = cache.blocks.map(|blocks| blocks as f64 * cache.block);
+        let capacity = size.unwrap_or(f64::INFINITY);
         let (decoding, pending) = (f64::from(load.decoding), f64::from(load.pending));
         let (context, running) = (load.context as f64, decoding + pending);
         Self {
             law,
             prompt_factor,
             batch,
-            capacity: blocks.map_or(f64::INFINITY, |blocks| blocks as f64 * block),
+            capacity,
             over: law.chunk + law.ride(decoding, context),
             prefill: load.prefill,
             oldest: load.oldest,
@@ -136,10 +165,12 @@ impl RankTime {
             decoding,
             running,
             step: law.decode(running, context + load.pending_tokens as f64),
-            active_tokens: load.active_blocks as f64 * block,
+            active_tokens: load.active_blocks as f64 * cache.block,
             step_now: law.decode(decoding.max(1.0), context),
             open_below: OPEN_SHARE * law.work(batch, 0.0),
-            tie: TIE * written / blocks.map_or(1e6, |blocks| blocks as f64 * block),
+            tie: TIE * cache.written / size.unwrap_or(1e6),
+            free: (capacity - cache.written).max(0.0),
+            evict: law.token * cache.pressure,
         }
     }
 
@@ -278,11 +309,19 @@ impl TimedPrompt {
     /// The cost without taints: the same operations in the same order as [`TimedPrompt::terms`].
     #[inline(always)]
     pub(crate) fn cost(&self, rank: &RankTime, plan: &RankPlan, held: f64, active: f64) -> f64 {
-        let own = self.own(rank, self.cached(held.max(active)));
+        let cached = self.cached(held.max(active));
+        let own = self.own(rank, cached);
         let room = self.room(rank, plan, active);
         let wait = rank.waiting(self.now_ns) + plan.own + room;
         let n = rank.running + plan.requests;
-        wait + own + own * (KAPPA + self.lambda * n) + self.decode(rank, plan, n) + rank.tie
+        let delay = own * (KAPPA + self.lambda * n);
+        wait + own + delay + self.decode(rank, plan, n) + self.evict(rank, cached) + rank.tie
+    }
+
+    /// Seconds to compute again what leaves the cache for this prompt and its answer.
+    #[inline(always)]
+    fn evict(&self, rank: &RankTime, cached: f64) -> f64 {
+        rank.evict * (self.isl - cached + self.output - rank.free).max(0.0)
     }
 
     #[inline(always)]
@@ -308,6 +347,7 @@ impl TimedPrompt {
         let n = rank.running + plan.requests;
         let delay = own * (KAPPA + self.lambda * n);
         let decode = self.decode(rank, plan, n);
+        let evict = self.evict(rank, cached);
         CostParts {
             new_tokens: self.isl - cached,
             wait,
@@ -315,7 +355,8 @@ impl TimedPrompt {
             own,
             delay,
             decode,
-            cost: (wait + own + delay + decode + rank.tie) * taint_factor,
+            evict,
+            cost: (wait + own + delay + decode + evict + rank.tie) * taint_factor,
         }
     }
 }
@@ -336,7 +377,16 @@ mod tests {
     };
 
     fn rank(load: TimedLoad) -> RankTime {
-        RankTime::new(LAW, 1.0, &load, (16.0, 8192, Some(1000)), 0.0)
+        RankTime::new(LAW, 1.0, &load, 8192, &cache(Some(1000), 0.0))
+    }
+
+    fn cache(blocks: Option<u64>, written: f64) -> CacheUse {
+        CacheUse {
+            block: 16.0,
+            blocks,
+            written,
+            pressure: 0.0,
+        }
     }
 
     fn prompt(isl: u32, output: f64) -> TimedPrompt {
@@ -359,7 +409,7 @@ mod tests {
         near(terms.own, 0.110);
         near(terms.wait, 0.0);
         near(terms.delay, 0.110);
-        let lambda = 0.25 * 2.0 / (0.025 * 100.0);
+        let lambda = 0.5 * 2.0 / (0.025 * 100.0);
         near(
             terms.decode,
             lambda * 100.0 * (0.005 + 1e-4 + 1e-8 * 1050.0),
@@ -425,7 +475,7 @@ mod tests {
             ..TimedLoad::default()
         };
         let terms = prompt(1000, 100.0).terms(&rank(load), &RankPlan::default(), (0.0, 0.0), 1.0);
-        let lambda = 0.2;
+        let lambda = 0.4;
         near(terms.own, 0.1 + 0.010 + 10.0 * 1e-4 + 20_000.0 * 1e-8);
         near(terms.delay, terms.own * (1.0 + lambda * 10.0));
         let slow = 1e-4 + 1e-8 * 1050.0;
@@ -451,9 +501,30 @@ mod tests {
         let short: f64 = mine + 1600.0 - 16_000.0;
         near(room(0.0), short / mine * 200.0 * (0.005 + 1e-3));
         assert!(room(99.0) < room(0.0));
-        let unknown = RankTime::new(LAW, 1.0, &load, (16.0, 8192, None), 0.0);
+        let unknown = RankTime::new(LAW, 1.0, &load, 8192, &cache(None, 0.0));
         let plan = RankPlan::default();
         assert_eq!(prompt(1600, 100.0).room(&unknown, &plan, 0.0), 0.0);
+    }
+
+    /// 16,000 tokens of cache, 15,500 written: 1,000 new tokens and an answer of 100 push 600 out.
+    #[test]
+    fn what_leaves_a_full_cache_has_a_price() {
+        let evict = |written, pressure, held| {
+            let used = CacheUse {
+                pressure,
+                ..cache(Some(1000), written)
+            };
+            let rank = RankTime::new(LAW, 2.0, &TimedLoad::default(), 8192, &used);
+            let plan = RankPlan::default();
+            prompt(1000, 100.0)
+                .terms(&rank, &plan, (held, 0.0), 1.0)
+                .evict
+        };
+        assert_eq!(evict(14_900.0, 0.6, 0.0), 0.0);
+        near(evict(15_500.0, 0.6, 0.0), 0.6 * 1e-4 * 600.0);
+        near(evict(99_000.0, 0.6, 0.0), 0.6 * 1e-4 * 1100.0);
+        near(evict(99_000.0, 0.6, 50.0), 0.6 * 1e-4 * 300.0);
+        assert_eq!(evict(99_000.0, 0.0, 0.0), 0.0);
     }
 
     /// Both ways to the cost agree to the last bit.
@@ -508,7 +579,7 @@ mod tests {
     fn an_idle_rank_is_open_whatever_the_law_says() {
         let law = StepLaw { token: 0.0, ..LAW };
         let idle = TimedLoad::default();
-        let rank = RankTime::new(law, 1.0, &idle, (16.0, 8192, None), 0.0);
+        let rank = RankTime::new(law, 1.0, &idle, 8192, &cache(None, 0.0));
         assert!(rank.is_open(0) && rank.is_open(1_000_000_000));
     }
 

@@ -65,6 +65,7 @@ impl Rig {
             isl_tokens: new + cached,
             prefill_tokens: new,
             prefill_duration: Some(Duration::from_millis(100)),
+            decays: true,
             osl: None,
             silent: false,
             unnamed_blocks: 0,

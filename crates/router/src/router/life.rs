@@ -97,8 +97,8 @@ impl Router {
         }
         if let Outcome::Completed { output_tokens } = outcome {
             self.session_dispatched(id, out);
-            if let Some(time) = &mut self.time {
-                time.estimator_mut().answered(output_tokens);
+            if let Some(times) = self.times_mut() {
+                times.estimator_mut().answered(output_tokens);
             }
             let took = self
                 .ledger
@@ -147,15 +147,21 @@ impl Router {
                 let blocks = sequence.len() as u32;
                 let isl_tokens = blocks.saturating_mul(self.config.kv_cache_block_size);
                 let cached = isl_tokens.saturating_sub(*prefill_tokens);
-                let time = self.time.as_ref();
-                let learned = time.and_then(|t| t.others_prompt(slot, *prefill_tokens, cached));
+                let times = self.time.as_ref().or(self.judge.as_ref());
+                let learned = times.and_then(|t| t.others_prompt(slot, *prefill_tokens, cached));
+                let (said, counts) = (*prefill_duration, self.time.is_some());
+                let decays = counts || said.is_some();
                 let booking = Booking {
                     sequence: sequence.clone(),
                     unnamed_blocks: 0,
                     shares: true,
                     isl_tokens,
                     prefill_tokens: *prefill_tokens,
-                    prefill_duration: learned.or(*prefill_duration),
+                    prefill_duration: match counts {
+                        true => learned.or(said),
+                        false => said.or(learned),
+                    },
+                    decays,
                     osl: *osl,
                     silent: false,
                 };

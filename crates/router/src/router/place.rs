@@ -187,7 +187,11 @@ impl Router {
             _ => terms.cached_blocks,
         };
         let predicted = self.predict(arrival, slot, cached, settings);
+        let shadow = self.consult_shadow(arrival, slot, reason);
         self.record(arrival, settings, target, reason, entered, predicted);
+        if let Some(decision) = self.ring.latest().filter(|_| shadow.is_some()) {
+            decision.shadow = shadow;
+        }
         let mut sent = Placement {
             id: arrival.id,
             target,
@@ -251,17 +255,26 @@ impl Router {
             true => arrival.isl_tokens - cached,
             false => 0,
         };
-        let predicted = match (prefill, self.fleet.rank(slot)) {
-            (1.., Some(_)) if self.time.is_some() => self.own_time(arrival, slot, cached, settings),
-            (1.., Some(rank)) => self.model.predict(rank.worker, prefill, cached),
+        let modelled = match (prefill, self.fleet.rank(slot)) {
+            (1.., Some(rank)) if self.time.is_none() => {
+                self.model.predict(rank.worker, prefill, cached)
+            }
             _ => None,
         };
+        // What a shadow's judge counts in seconds changes no charge.
+        let decays = modelled.is_some() || self.time.is_some();
+        let predicted = modelled.or_else(|| match prefill {
+            0 => None,
+            _ => self.own_time(arrival, slot, cached, settings),
+        });
+        let shadowed = self.shadow.as_ref().is_some_and(|s| s.weighs_load());
+        let weighs_load = self.policy.weighs_load() || shadowed;
         let booking = Booking {
-            sequence: match self.policy.weighs_load() && self.tracks_blocks() {
+            sequence: match weighs_load && self.tracks_blocks() {
                 true => arrival.sequence.clone(),
                 false => self.nothing.clone(),
             },
-            unnamed_blocks: match !self.policy.weighs_load() && self.tracks_blocks() {
+            unnamed_blocks: match !weighs_load && self.tracks_blocks() {
                 true => arrival.isl_tokens / self.config.kv_cache_block_size.max(1),
                 false => 0,
             },
@@ -269,6 +282,7 @@ impl Router {
             isl_tokens: arrival.isl_tokens,
             prefill_tokens: prefill,
             prefill_duration: predicted,
+            decays,
             osl: arrival.hints.osl,
             silent: arrival.silent,
         };

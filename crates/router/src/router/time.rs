@@ -59,20 +59,28 @@ enum Look {
 
 /// The policy of these settings, if it counts seconds.
 pub(super) fn policy_of(config: &RouterConfig) -> Option<Box<TimePolicy>> {
+    config.counts_seconds().then(|| times_of(config))
+}
+
+/// What prices a shadow's choices, where the live policy does not count seconds.
+pub(super) fn judge_of(config: &RouterConfig) -> Option<Box<TimePolicy>> {
+    let judges = config.learns_seconds() && !config.counts_seconds();
+    judges.then(|| times_of(config))
+}
+
+fn times_of(config: &RouterConfig) -> Box<TimePolicy> {
     let work = PlacedWork {
         prompt: config.router_role != Role::Decode,
         answer: config.router_role != Role::Prefill,
     };
-    config.counts_seconds().then(|| {
-        let prior = StepLaw::default();
-        Box::new(TimePolicy::new(&prior, config.kv_cache_block_size, work))
-    })
+    let prior = StepLaw::default();
+    Box::new(TimePolicy::new(&prior, config.kv_cache_block_size, work))
 }
 
 /// An empty ledger, with a journal if somebody reads it.
 pub(super) fn ledger_of(config: &RouterConfig) -> Ledger {
     let mut ledger = Ledger::new(config.kv_cache_block_size);
-    if config.counts_seconds() {
+    if config.learns_seconds() {
         ledger.keep_journal();
     }
     ledger
@@ -83,18 +91,28 @@ impl Router {
     #[must_use]
     pub fn learned(&self, rank: WorkerRank) -> Option<LearnedTimes> {
         let slot = self.fleet.slot(rank)?;
-        self.time.as_ref().map(|time| time.learned(slot))
+        self.times().map(|times| times.learned(slot))
     }
 
     /// Tokens of a usual answer, as learned.
     #[must_use]
     pub fn learned_output(&self) -> Option<f64> {
-        self.time.as_ref().map(|time| time.estimator().output())
+        self.times().map(|times| times.estimator().output())
+    }
+
+    /// What learns seconds: the policy, or what judges a shadow.
+    fn times(&self) -> Option<&TimePolicy> {
+        self.time.as_deref().or(self.judge.as_deref())
+    }
+
+    pub(super) fn times_mut(&mut self) -> Option<&mut TimePolicy> {
+        self.time.as_deref_mut().or(self.judge.as_deref_mut())
     }
 
     /// The worker has these slots now; it had those `before`.
     pub(super) fn time_joined(&mut self, worker: WorkerId, before: &[u32]) {
-        let (Some(time), Some(member)) = (&mut self.time, self.fleet.member(worker)) else {
+        let times = self.time.as_deref_mut().or(self.judge.as_deref_mut());
+        let (Some(time), Some(member)) = (times, self.fleet.member(worker)) else {
             return;
         };
         for &slot in member.slots() {
@@ -105,6 +123,9 @@ impl Router {
 
     /// Learns from what happened in this step, and plans the next look at those that are held.
     pub(super) fn follow_times(&mut self) {
+        if let Some(judge) = &mut self.judge {
+            judge.sync(&self.fleet, &mut self.ledger);
+        }
         let Some(time) = &mut self.time else {
             return;
         };
@@ -216,7 +237,7 @@ impl Router {
             request: &request,
             osl: arrival.hints.osl,
         };
-        self.time.as_ref()?.own(slot, self.now, &timed, cached)
+        self.times()?.own(slot, self.now, &timed, cached)
     }
 
     /// Lets those go whose time has come. `changed`: something happened since the last time.

@@ -254,7 +254,7 @@ fn the_record_is_compact_and_complete() {
     let bytes = size_of_val(decision)
         + size_of_val(&decision.candidates[..])
         + size_of_val(&decision.excluded.named[..]);
-    assert!(bytes <= 1840, "{bytes} bytes");
+    assert!(bytes <= 1888, "{bytes} bytes");
     let mut refused = prompt(2, &words(1, 10));
     refused.constraints.allowed = Some(vec![]);
     host.refused(refused);

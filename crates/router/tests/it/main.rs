@@ -16,6 +16,7 @@ mod modes;
 mod overload;
 mod queue;
 mod sessions;
+mod shadow;
 mod time;
 mod tracking;
 mod what_if;

@@ -78,6 +78,17 @@ impl Trace {
         }
     }
 
+    /// For each request the first one of its conversation: the one that follows nothing.
+    #[must_use]
+    pub fn conversations(&self) -> Vec<u32> {
+        let mut first: Vec<u32> = Vec::with_capacity(self.requests.len());
+        for (at, request) in (0u32..).zip(&self.requests) {
+            let before = request.follows.map(|(before, _)| before as usize);
+            first.push(before.and_then(|b| first.get(b).copied()).unwrap_or(at));
+        }
+        first
+    }
+
     /// Keeps the first `count` requests.
     pub fn truncate(&mut self, count: usize) {
         self.requests.truncate(count);

@@ -120,6 +120,8 @@ struct World<'a> {
     now: Time,
     queue: Queue,
     requests: Vec<Request>,
+    /// Of each request, where sessions matter.
+    conversations: Vec<u32>,
     clients: Clients,
     hosts: Vec<SimulatedEngine>,
     replicas: Vec<Replica>,
@@ -141,6 +143,10 @@ impl<'a> World<'a> {
             now: Time::ZERO,
             queue: Queue::default(),
             requests: vec![Request::default(); trace.requests.len()],
+            conversations: match policy.router.router_session_affinity_ttl_secs {
+                Some(_) => trace.conversations(),
+                None => Vec::new(),
+            },
             clients: Clients::new(trace, fleet.arrivals),
             hosts: Vec::new(),
             replicas: Vec::new(),
@@ -149,7 +155,7 @@ impl<'a> World<'a> {
             prompt_hasher: PromptHasher::new(fleet.engine.block_size),
             losses: Rng::new(fleet.seed ^ 0x105E),
             tally: Tally::default(),
-            report_every: match policy.router.counts_seconds() {
+            report_every: match policy.router.learns_seconds() {
                 true => fleet.engine.block_size.min(GAP_TOKENS),
                 false => fleet.engine.block_size,
             },

@@ -6,7 +6,7 @@ use kvasir_engine::{AdmitError, CacheEvent, EngineRequest, OutputTokens, Prompt}
 use kvasir_index::{Index, Matches};
 use kvasir_router::{
     Arrival, Input, LoadReport, Lookup, Outcome, Output, Overlap, PeerChange, PeerEvent, Placement,
-    Router, WorkerSpec,
+    Router, SessionAction, SessionRequest, WorkerSpec,
 };
 use kvasir_trust::TrustLevels;
 use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
@@ -34,6 +34,14 @@ pub(super) fn id(request: u32) -> RequestId {
 
 pub(super) fn request_of(id: RequestId) -> u32 {
     id.0 as u32
+}
+
+/// A conversation as its client names it in a header.
+fn session(conversation: &u32) -> SessionRequest {
+    SessionRequest {
+        id: conversation.to_string().into(),
+        action: SessionAction::Header,
+    }
 }
 
 impl World<'_> {
@@ -78,6 +86,7 @@ impl World<'_> {
         let mut arrival = Arrival {
             failed: slot.failed.clone(),
             last_failure: slot.failed.last().map(|_| Outcome::Unreachable),
+            session: self.conversations.get(request as usize).map(session),
             ..Arrival::new(id(request), hashed.len)
         };
         lookup.arrive(&mut arrival, overlap);

@@ -78,6 +78,31 @@ fn a_prediction_names_what_it_is_made_of() {
 }
 
 #[test]
+fn a_shadow_says_what_it_would_have_done_and_what_the_model_thinks_of_it() {
+    let shown = |shadow: Value| {
+        let mut decision = decision();
+        decision["shadow"] = shadow;
+        let text = one(&decision, NOW_MS);
+        let line = text.lines().find(|line| line.starts_with("shadow"));
+        line.unwrap_or_default().to_owned()
+    };
+    let other = |regret: f64| json!({"policy": "time", "rank": {"worker": 12, "rank": 1}, "disagrees": true, "regret_s": regret});
+    assert_eq!(
+        shown(other(0.25)),
+        "shadow     time would have chosen 12/1, 0.250 s cheaper by the time model"
+    );
+    assert_eq!(
+        shown(other(-0.25)),
+        "shadow     time would have chosen 12/1, 0.250 s dearer by the time model"
+    );
+    assert_eq!(
+        shown(json!({"policy": "time", "disagrees": false})),
+        "shadow     time agrees"
+    );
+    assert_eq!(shown(Value::Null), "");
+}
+
+#[test]
 fn the_latest_one_a_line() {
     let mut running = decision();
     running["outcome"] = Value::Null;

@@ -197,6 +197,7 @@ fn decisions() -> Value {
                 "description": "Every worker that was weighed, with each term of its cost" },
             "excluded": field("object", "Workers that were not weighed, and why"),
             "predicted": field("object", "Tokens that the winner should find cached: indexed, in_flight (added by requests under way), evicted (taken by them)"),
+            "shadow": maybe("object", "What the shadow policy would have done: policy, rank, url, disagrees, and regret_s, the seconds that the real choice costs beyond it by the time model"),
             "winner": { "description": "Who won, and why: lowest cost, a tie, a pin, a session" },
             "queued": field("object", "How long it waited for a worker"),
             "error": maybe("string", "Why nobody was chosen"),
@@ -222,6 +223,18 @@ fn decisions() -> Value {
             "ttft_ms": maybe("number", "Time to first token"),
             "total_ms": field("number", "Time to the end"),
         })),
+        "Shadow": open(&["model", "policy"], &json!({
+            "model": field("string", "The router, by the name of its first model"),
+            "policy": field("string", "The shadow policy"),
+            "placements": field("integer", "Placements in which there was a choice"),
+            "compared": field("integer", "Of those, the ones that it decided, too"),
+            "disagreed": field("integer", "Of those, the ones that it would have placed elsewhere"),
+            "disagreement": field("number", "The same as a share of the compared ones, 0 to 1"),
+            "mean_regret_s": field("number", "Seconds of waiting of all requests that a compared placement costs beyond the shadow's, by the time model; below 0 where the real policy is better. No time to first token"),
+            "better_s": field("number", "Sum over those that the shadow would have placed better"),
+            "worse_s": field("number", "Sum over those that it would have placed worse"),
+        })),
+        "Shadows": open(&["shadows"], &json!({ "shadows": list("Shadow") })),
         "Decisions": open(&["decisions"], &json!({ "decisions": list("Decision") })),
     })
 }
