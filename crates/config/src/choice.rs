@@ -100,6 +100,7 @@ choices! {
         H200Llama8b = "h200-llama-8b": "Llama-3.1-8B on one H200",
         H200Qwen32b = "h200-qwen-32b": "Qwen3-32B on one H200",
         Polynomial = "polynomial": "the formula of Dynamo's mock engine, 16384 blocks",
+        Constant = "constant": "the costs of --step-ms, --prompt-token-ms and --decode-ms, 16384 blocks",
     }
 
     /// Format of published KV events. Option `event-wire`.

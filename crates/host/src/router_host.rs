@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use kvasir_index::{Index, Matches};
 use kvasir_router::{
-    Arrival, Input, Lookup, Outcome, Overlap, Placement, PotentialLoad, RouteError, Router,
+    Arrival, Input, LearnedRecord, Lookup, Outcome, Overlap, Placement, PotentialLoad, RouteError,
+    Router,
 };
 use kvasir_trust::{Cause, TrustRecord};
 use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
@@ -223,6 +224,11 @@ impl RouterHost {
     /// Asks the router something, between two steps.
     pub fn ask<T>(&self, question: impl FnOnce(&Router) -> T) -> T {
         question(&self.lock_current().router)
+    }
+
+    /// Goes on from what another process had learned of its engines. Says whether that is of use.
+    pub fn resume_learned(&self, record: &LearnedRecord) -> bool {
+        self.lock().router.resume_learned(record)
     }
 
     /// Whether a request would be refused by load alone, whatever its prompt is.

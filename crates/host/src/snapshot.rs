@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use kvasir_index::RestoreError;
 use kvasir_kv_events::{Cursor, StreamCheckpoint, TranslatorState};
+use kvasir_router::LearnedRecord;
 use kvasir_transport::Tasks;
 use kvasir_trust::{CacheState, TrustRecord};
 use kvasir_types::WorkerRank;
@@ -76,6 +77,7 @@ struct Waiting {
     index: Option<Vec<u8>>,
     block_size: u32,
     streams: BTreeMap<WorkerRank, StreamSnapshot>,
+    learned: Option<LearnedRecord>,
 }
 
 impl LoadedSnapshot {
@@ -100,6 +102,7 @@ impl LoadedSnapshot {
                 index: Some(router.index),
                 block_size: router.block_size,
                 streams: router.streams.into_iter().map(|s| (s.rank, s)).collect(),
+                learned: router.learned,
             };
             (router.name, waiting)
         });
@@ -117,6 +120,14 @@ impl LoadedSnapshot {
         let Some(bytes) = waiting.index.take() else {
             return;
         };
+        if let Some(learned) = waiting.learned.take()
+            && host.resume_learned(&learned)
+        {
+            tracing::info!(model = %host.name(), ranks = learned.ranks.len(), "learned step times restored");
+        }
+        if bytes.is_empty() {
+            return;
+        }
         let restored = match waiting.block_size == host.block_size() {
             true => host.index().restore(&bytes),
             false => Err(RestoreError::NotASnapshot),
@@ -207,6 +218,7 @@ impl LoadedSnapshot {
                 name: name.clone(),
                 block_size: waiting.block_size,
                 streams: waiting.streams.values().cloned().collect(),
+                learned: waiting.learned.clone(),
                 index: waiting.index.clone()?,
             })
         };
@@ -244,6 +256,7 @@ impl LoadedSnapshot {
             index: Some(index),
             block_size,
             streams: ranks.iter().map(stream).collect(),
+            learned: None,
         };
         Self {
             routers: Mutex::new([(router.to_owned(), waiting)].into()),

@@ -183,11 +183,18 @@ impl ApiError {
         limit_ms: u64,
         retry_after_ms: u64,
     ) -> Self {
-        let secs = retry_after_ms.div_ceil(1000).clamp(1, RETRY_AFTER_SECS_MAX);
-        Self {
-            retry_after_secs: u32::try_from(secs).ok(),
-            ..Self::queue_full(status, "default", "wait_ms", expected_ms, limit_ms)
+        Self::queue_full(status, "default", "wait_ms", expected_ms, limit_ms)
+            .retry_after(Some(retry_after_ms))
+    }
+
+    /// The same with the time after which the client should come back, where that is known.
+    #[must_use]
+    pub fn retry_after(mut self, millis: Option<u64>) -> Self {
+        if let Some(millis) = millis {
+            let secs = millis.div_ceil(1000).clamp(1, RETRY_AFTER_SECS_MAX);
+            self.retry_after_secs = u32::try_from(secs).ok();
         }
+        self
     }
 
     /// 503: no worker can be reached, or it died before its answer was whole.

@@ -46,6 +46,7 @@ pub use request::{Constraints, Hints, InvalidOverride, Overrides, Pin};
 pub use score::{CANDIDATES_KEPT, Candidate, Prompt, Scorer, ScoringContext};
 pub use slot_set::SlotSet;
 pub use time::{
-    Estimator, GAP_TOKENS, LearnedTimes, PlacedWork, StepLaw, TimePolicy, TimeTerms, TimedRequest,
+    Estimator, GAP_TOKENS, LearnedRecord, LearnedTimes, PlacedWork, StepLaw, TimePolicy, TimeTerms,
+    TimedRequest,
 };
 pub use worker::WorkerSpec;

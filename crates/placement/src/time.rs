@@ -12,6 +12,8 @@ mod cost;
 mod estimate;
 mod fit;
 mod law;
+mod profile;
+mod record;
 #[cfg(test)]
 mod tests;
 mod writes;
@@ -19,6 +21,7 @@ mod writes;
 pub use cost::TimeTerms;
 pub use estimate::{Estimator, GAP_TOKENS};
 pub use law::StepLaw;
+pub use record::LearnedRecord;
 
 use std::time::Duration;
 

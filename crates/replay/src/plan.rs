@@ -6,7 +6,7 @@ use std::time::Duration;
 use kvasir_config::{ConfigError, EnginePreset, Settings, TraceFormat, keys, parse_overrides};
 use kvasir_engine::EngineConfig;
 use kvasir_index::IndexOptions;
-use kvasir_profile::Preset;
+use kvasir_profile::{Constants, Preset, StepTimes};
 use kvasir_router::{RouterConfig, RouterMode};
 use kvasir_sim::{
     ArrivalMode, Fleet, FleetChange, Policy, SimError, Slo, Trace, TraceError, TraceOptions,
@@ -147,7 +147,7 @@ pub fn engine_config(settings: &Settings) -> Result<(EngineConfig, String), Repl
     let preset = match engine_preset {
         EnginePreset::H200Llama8b => Some(Preset::H200Llama8b),
         EnginePreset::H200Qwen32b => Some(Preset::H200Qwen32b),
-        EnginePreset::Polynomial => None,
+        EnginePreset::Polynomial | EnginePreset::Constant => None,
     };
     let base = match preset {
         Some(preset) => EngineConfig::preset(preset, block_size).map_err(SimError::from)?,
@@ -156,7 +156,16 @@ pub fn engine_config(settings: &Settings) -> Result<(EngineConfig, String), Repl
             ..EngineConfig::default()
         },
     };
+    let times = match engine_preset {
+        EnginePreset::Constant => StepTimes::Constant(Constants {
+            step_ms: settings.get(keys::STEP_MS),
+            prompt_token_ms: settings.get(keys::PROMPT_TOKEN_MS),
+            decode_ms: settings.get(keys::DECODE_MS),
+        }),
+        _ => base.times.clone(),
+    };
     let mut engine = EngineConfig {
+        times,
         family: settings.get(keys::ENGINE_TYPE),
         num_blocks: settings.get(keys::NUM_BLOCKS).unwrap_or(base.num_blocks),
         max_num_seqs: settings.get(keys::MAX_NUM_SEQS),

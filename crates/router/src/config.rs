@@ -9,7 +9,7 @@ use kvasir_options::{PrefillLoadModel, RouterMode, RouterPolicy, router};
 use kvasir_placement::{PolicyConfig, QueuePolicy};
 use kvasir_profile::Preset;
 
-use crate::ShadowPolicy;
+use crate::{ShadowPolicy, StepLaw};
 
 /// Which part of a request's life this router places.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -96,6 +96,8 @@ pub struct RouterConfig {
     pub encoder_cuda_to_cpu_ratio: u32,
     /// How long a worker that fails is ejected at most; 0 never. The first time it is much shorter.
     pub runtime_inhibited_duration_secs: f64,
+    /// How long prompts and steps take, to begin with, where that is learned. Ours.
+    pub engine_law: Option<StepLaw>,
     /// Another policy that decides beside this one and acts on nothing. Ours.
     pub shadow_policy: Option<ShadowPolicy>,
     /// Decisions kept for `why`. Ours.
@@ -145,6 +147,7 @@ impl Default for RouterConfig {
             router_max_sessions: router::ROUTER_MAX_SESSIONS.default,
             encoder_cuda_to_cpu_ratio: router::ENCODER_CUDA_TO_CPU_RATIO.default,
             runtime_inhibited_duration_secs: router::RUNTIME_INHIBITED_DURATION_SECS.default,
+            engine_law: None,
             shadow_policy: None,
             router_decision_log: router::ROUTER_DECISION_LOG.default,
             router_seed: 0,

@@ -107,6 +107,8 @@ pub enum RouteError {
         current: u64,
         /// Where it ends.
         limit: u64,
+        /// By when those who wait now are expected to be served, where that was learned.
+        retry_after_ms: Option<u64>,
     },
     /// It would wait, or has waited, for too long.
     #[error("the queue is too slow: {expected_ms} ms to wait, {limit_ms} ms are allowed")]
@@ -161,10 +163,8 @@ impl RouteError {
     pub fn retry(&self) -> Retry {
         match self.fault() {
             Fault::Client => Retry::Never,
-            Fault::Router if matches!(self, Self::QueueTooSlow { .. }) => {
-                Retry::After(self.retry_after_ms())
-            }
-            Fault::Router | Fault::Worker => Retry::After(Self::RETRY_AFTER_MS),
+            Fault::Router => Retry::After(self.retry_after_ms()),
+            Fault::Worker => Retry::After(Self::RETRY_AFTER_MS),
         }
     }
 
@@ -173,6 +173,9 @@ impl RouteError {
     pub fn retry_after_ms(&self) -> u64 {
         match self {
             Self::QueueTooSlow { retry_after_ms, .. } => *retry_after_ms,
+            Self::QueueLimit { retry_after_ms, .. } => {
+                retry_after_ms.unwrap_or(Self::RETRY_AFTER_MS)
+            }
             _ => Self::RETRY_AFTER_MS,
         }
     }

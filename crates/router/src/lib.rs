@@ -52,14 +52,15 @@ pub use input::{
 };
 pub use kvasir_options::{PrefillLoadModel, RouterMode, RouterPolicy};
 pub use kvasir_placement::{
-    Bucket, Candidate, Constraints, CostTerms, Fleet, GAP_TOKENS, Gate, Hints, LearnedTimes, Load,
-    Overlap, Overrides, Pin, Policy, PolicyClass, PolicyConfig, PolicyConfigError, QueuePolicy,
-    QueueStats, RankOverlap, StepLaw, Thresholds, TimeTerms, Weights, WorkerSpec,
+    Bucket, Candidate, Constraints, CostTerms, Fleet, GAP_TOKENS, Gate, Hints, LearnedRecord,
+    LearnedTimes, Load, Overlap, Overrides, Pin, Policy, PolicyClass, PolicyConfig,
+    PolicyConfigError, QueuePolicy, QueueStats, RankOverlap, StepLaw, Thresholds, TimeTerms,
+    Weights, WorkerSpec,
 };
 pub use lookup::Lookup;
 pub use output::{Observation, Output, Placement, SessionCommand};
 pub use predicted::PredictedTokens;
 pub use router::{PotentialLoad, Router};
 pub use session::SessionRow;
-pub use what_if::{MovedDecision, RankShare, WeightChange, WhatIf, WhatIfSum};
 pub use shadow::{ShadowChoice, ShadowPolicy, ShadowStats};
+pub use what_if::{MovedDecision, RankShare, WeightChange, WhatIf, WhatIfSum};

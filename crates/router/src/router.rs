@@ -13,7 +13,7 @@ mod shadow;
 mod time;
 mod upkeep;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,6 +78,8 @@ pub struct Router {
     time: Option<Box<TimePolicy>>,
     /// The same where it only prices what a shadow would have done.
     judge: Option<Box<TimePolicy>>,
+    /// What was known of ranks that have not come yet.
+    known_ranks: BTreeMap<WorkerRank, Vec<f64>>,
     /// A policy that decides beside the real one.
     shadow: Option<Box<Shadow>>,
     fleet: Fleet,
@@ -155,6 +157,7 @@ impl Router {
             policy,
             time: time::policy_of(&config),
             judge: time::judge_of(&config),
+            known_ranks: BTreeMap::new(),
             shadow: Shadow::of(&config),
             fleet: Fleet::default(),
             ledger: time::ledger_of(&config),

@@ -13,6 +13,18 @@ options! { ENGINE_ROWS, Group::Engine, Scope::REPLAY.and(Scope::MOCKER);
     ENGINE: EnginePreset = "engine" =>
         env(&[var("KVASIR_ENGINE")]).default("h200-llama-8b").common().effective();
 
+    /// Milliseconds of any step, with `--engine constant`.
+    STEP_MS: f64 = "step-ms" =>
+        env(&[var("KVASIR_STEP_MS")]).default("20.0").floats(0.0, 60_000.0).effective();
+
+    /// Milliseconds of each prompt token that is computed, with `--engine constant`.
+    PROMPT_TOKEN_MS: f64 = "prompt-token-ms" =>
+        env(&[var("KVASIR_PROMPT_TOKEN_MS")]).default("0.2").floats(0.0, 60_000.0).effective();
+
+    /// Milliseconds of each sequence that decodes in a step, with `--engine constant`.
+    DECODE_MS: f64 = "decode-ms" =>
+        env(&[var("KVASIR_DECODE_MS")]).default("0.2").floats(0.0, 60_000.0).effective();
+
     /// Engine whose caching behaviour is simulated.
     ENGINE_TYPE: EngineFamily = "engine-type" of engine =>
         env(&[var("KVASIR_ENGINE_TYPE")]).effective();

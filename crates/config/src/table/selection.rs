@@ -68,6 +68,13 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
     ROUTER_POLICY: RouterPolicy = "router-policy" of router =>
         env(&[var("KVASIR_ROUTER_POLICY")]).metavar("POLICY").common().effective();
 
+    /// What `time` takes for the speed of the workers until it has learned it.
+    ///
+    /// A measured profile (`h200-llama-8b`, `h200-qwen-32b`), or a JSON file with the seconds of a worker as `/workers` shows
+    /// them: `chunk`, `token`, `pair`, `step`, `stream`, `attend`.
+    ENGINE_PROFILE: Option<String> = "engine-profile" =>
+        env(&[var("KVASIR_ENGINE_PROFILE")]).metavar("NAME|FILE").default_note("a guess").effective();
+
     /// Let another policy decide beside the real one, without acting on it.
     ///
     /// A policy as in `kvasir replay --policy`: a mode or `time`, then `option=value`, between commas, such as

@@ -13,7 +13,9 @@ pub(crate) fn answer(overload: u16, error: &RouteError) -> ApiError {
             limit_kind,
             current,
             limit,
-        } => ApiError::queue_full(overload, policy_class, limit_kind.name(), *current, *limit),
+            retry_after_ms,
+        } => ApiError::queue_full(overload, policy_class, limit_kind.name(), *current, *limit)
+            .retry_after(*retry_after_ms),
         RouteError::QueueTooSlow {
             expected_ms,
             limit_ms,

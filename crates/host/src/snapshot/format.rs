@@ -10,6 +10,7 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::sync::Arc;
 
 use kvasir_kv_events::{Cursor, StreamCheckpoint, TranslatorState};
+use kvasir_router::LearnedRecord;
 use kvasir_trust::{CacheState, TrustRecord};
 use kvasir_types::{DpRank, EngineHash, WorkerRank};
 use xxhash_rust::xxh3::Xxh3;
@@ -17,7 +18,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::SnapshotFileError;
 
 const MAGIC: [u8; 4] = *b"KVST";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const CHECKSUM: usize = 8;
 /// Bytes that are read at once.
 const READ_BYTES: usize = 256 << 10;
@@ -30,7 +31,9 @@ pub(super) struct RouterSnapshot {
     pub(super) name: String,
     pub(super) block_size: u32,
     pub(super) streams: Vec<StreamSnapshot>,
-    /// As `Index::snapshot` made it.
+    /// How long its engines take, where that is learned.
+    pub(super) learned: Option<LearnedRecord>,
+    /// As `Index::snapshot` made it; empty where only that is kept.
     pub(super) index: Vec<u8>,
 }
 
@@ -59,6 +62,7 @@ pub(super) fn write(routers: &[RouterSnapshot], to: impl io::Write) -> io::Resul
         part.bytes(router.name.as_bytes());
         part.u32(router.block_size);
         part.list(&router.streams, Writer::stream);
+        part.times(router.learned.as_ref());
         part.u64(router.index.len() as u64);
         out.write(&part.0)?;
         out.write(&router.index)?;
@@ -164,6 +168,19 @@ impl Writer {
         items.iter().for_each(|item| one(self, item));
     }
 
+    fn times(&mut self, learned: Option<&LearnedRecord>) {
+        let number = |out: &mut Self, number: &f64| out.u64(number.to_bits());
+        self.list(learned.map_or(&[], |learned| &learned.fleet), number);
+        self.list(
+            learned.map_or(&[], |learned| &learned.ranks),
+            |out, (rank, numbers)| {
+                out.u64(rank.worker.0);
+                out.u32(rank.rank.0);
+                out.list(numbers, number);
+            },
+        );
+    }
+
     fn stream(&mut self, stream: &StreamSnapshot) {
         self.u64(stream.rank.worker.0);
         self.u32(stream.rank.rank.0);
@@ -243,13 +260,24 @@ impl<R: Read> Reader<R> {
     fn router(&mut self) -> Option<RouterSnapshot> {
         let (name, block_size) = (self.text()?, self.u32()?);
         let streams = self.list(Self::stream)?;
+        let learned = self.times()?;
         let count = self.u64()?;
         Some(RouterSnapshot {
             name,
             block_size,
             streams,
+            learned: Some(learned).filter(|learned| *learned != LearnedRecord::default()),
             index: self.take(count)?,
         })
+    }
+
+    /// What they mean is checked by whoever goes on from them.
+    fn times(&mut self) -> Option<LearnedRecord> {
+        let number = |r: &mut Self| r.u64().map(f64::from_bits);
+        let fleet = self.list(number)?;
+        let rank = |r: &mut Self| Some((WorkerRank::new(r.u64()?, r.u32()?), r.list(number)?));
+        let ranks = self.list(rank)?;
+        Some(LearnedRecord { fleet, ranks })
     }
 
     fn stream(&mut self) -> Option<StreamSnapshot> {
@@ -320,12 +348,17 @@ mod tests {
                 name: "org/model".into(),
                 block_size: 16,
                 streams: vec![stream],
+                learned: Some(LearnedRecord {
+                    fleet: vec![0.5, 2.0],
+                    ranks: vec![(WorkerRank::new(7, 1), vec![1.0])],
+                }),
                 index: vec![1, 2, 3],
             },
             RouterSnapshot {
                 name: String::new(),
                 block_size: 0,
                 streams: Vec::new(),
+                learned: None,
                 index: Vec::new(),
             },
         ]
@@ -364,8 +397,8 @@ mod tests {
             Err(SnapshotFileError::Foreign)
         ));
         assert!(matches!(
-            read_all(b"KVST\x02\x00"),
-            Err(SnapshotFileError::Version(2))
+            read_all(b"KVST\x01\x00"),
+            Err(SnapshotFileError::Version(1))
         ));
         // A right checksum over lengths that lie.
         let mut lying = MAGIC.to_vec();

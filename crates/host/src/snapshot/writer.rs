@@ -17,6 +17,7 @@ use std::time::Duration;
 use crate::events::PauseGuard;
 use kvasir_index::{Index, SnapshotError};
 use kvasir_kv_events::{Cursor, StreamCheckpoint};
+use kvasir_router::LearnedRecord;
 use kvasir_trust::TrustRecord;
 use kvasir_types::WorkerRank;
 use tokio::sync::Mutex;
@@ -56,9 +57,17 @@ pub struct SnapshotWriter {
     loaded: Arc<LoadedSnapshot>,
     path: PathBuf,
     /// What the file is of; held while it is written.
-    written: Mutex<Vec<Mark>>,
+    written: Mutex<Marks>,
     /// Only the last write is left.
     paused: AtomicBool,
+}
+
+/// What a file is of.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Marks {
+    streams: Vec<Mark>,
+    /// What each router has learned of its engines.
+    learned: Vec<Option<LearnedRecord>>,
 }
 
 /// How far a stream is, and how far it is trusted.
@@ -182,8 +191,9 @@ impl SnapshotWriter {
         Ok(Some(saved))
     }
 
-    /// How far all streams are.
-    fn marks(&self) -> Vec<Mark> {
+    /// How far all streams are, and what was learned.
+    fn marks(&self) -> Marks {
+        let hosts = self.routers.all();
         let of = |host: Arc<RouterHost>| {
             let views = host.views().all().into_iter();
             let mark = move |view: Arc<CacheView>| Mark {
@@ -194,7 +204,11 @@ impl SnapshotWriter {
             };
             views.map(mark).collect::<Vec<_>>()
         };
-        self.routers.all().into_iter().flat_map(of).collect()
+        let learned = |host: &Arc<RouterHost>| host.ask(|router| router.learned_record());
+        Marks {
+            learned: hosts.iter().map(learned).collect(),
+            streams: hosts.into_iter().flat_map(of).collect(),
+        }
     }
 
     /// One router's part: its index, and its streams at that very moment.
@@ -216,8 +230,16 @@ impl SnapshotWriter {
                 None => saved.left_out += usize::from(!streams.contains_key(&rank)),
             }
         }
+        let learned = host.ask(|router| router.learned_record());
         if streams.is_empty() {
-            return Ok(None);
+            drop(pauses);
+            return Ok(learned.map(|learned| RouterSnapshot {
+                name: host.name().to_string(),
+                block_size: host.block_size(),
+                streams: Vec::new(),
+                learned: Some(learned),
+                index: Vec::new(),
+            }));
         }
         saved.streams += streams.len();
         let index = Arc::clone(host.index());
@@ -230,6 +252,7 @@ impl SnapshotWriter {
             name: host.name().to_string(),
             block_size: host.block_size(),
             streams: streams.into_values().collect(),
+            learned,
             index: copied.await.map_err(io::Error::other)??,
         }))
     }

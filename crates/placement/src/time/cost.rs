@@ -133,7 +133,7 @@ pub(crate) struct CacheUse {
     pub(crate) block: f64,
     /// Blocks it has, where that is known.
     pub(crate) blocks: Option<u64>,
-    /// Tokens that prompts and answers wrote there.
+    /// Tokens that prompts wrote there.
     pub(crate) written: f64,
     /// What was written there of late over the mean of all ranks, times the share of tokens that are wanted again.
     pub(crate) pressure: f64,

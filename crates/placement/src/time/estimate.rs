@@ -130,12 +130,12 @@ impl Default for RankEstimate {
 /// The estimates of one fleet.
 #[derive(Clone, Debug)]
 pub struct Estimator {
-    prompts: Fit,
-    steps: Fit,
+    pub(super) prompts: Fit,
+    pub(super) steps: Fit,
     ranks: Vec<RankEstimate>,
     streams: FastMap<RequestId, GapStart>,
-    output: f64,
-    outputs: f64,
+    pub(super) output: f64,
+    pub(super) outputs: f64,
     /// Counts changes of what is known.
     version: u64,
     /// A buffer.
@@ -214,23 +214,32 @@ impl Estimator {
         self.version
     }
 
-    /// Goes on from what was learned before.
-    pub fn resume(&mut self, law: &StepLaw, output: f64) {
+    /// A prompt alone in its step took so long.
+    pub(super) fn learn_prompt(&mut self, new: f64, cached: f64, seconds: f64) {
+        let pairs = new * (cached + 0.5 * new);
         self.prompts
-            .resume([law.chunk, law.token * TOKENS, law.pair * PAIRS]);
-        self.steps
-            .resume([law.step, law.stream * STREAMS, law.attend * CONTEXT]);
-        if output.is_finite() && output >= 1.0 {
-            self.output = output;
-        }
-        self.version += 1;
+            .learn(&[1.0, new / TOKENS, pairs / PAIRS], seconds);
     }
 
-    /// The same for one rank.
-    pub fn resume_rank(&mut self, slot: u32, prompts: f64, steps: f64) {
+    /// A step of decodes took so long.
+    pub(super) fn learn_step(&mut self, sequences: f64, context: f64, seconds: f64) {
+        self.steps
+            .learn(&[1.0, sequences / STREAMS, context / CONTEXT], seconds);
+    }
+
+    /// How a rank differs from the fleet: in prompts, in steps.
+    pub(super) fn rank_factors(&self, slot: u32) -> (RankFactor, RankFactor) {
+        let rank = self.ranks.get(slot as usize);
+        rank.map_or_else(Default::default, |rank| (rank.prompts, rank.steps))
+    }
+
+    pub(super) fn set_factors(&mut self, slot: u32, prompts: RankFactor, steps: RankFactor) {
         let rank = self.rank(slot);
-        rank.prompts = RankFactor::resume(prompts);
-        rank.steps = RankFactor::resume(steps);
+        (rank.prompts, rank.steps) = (prompts, steps);
+    }
+
+    /// Something is known that was not before.
+    pub(super) fn changed(&mut self) {
         self.version += 1;
     }
 

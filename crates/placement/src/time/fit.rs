@@ -51,17 +51,46 @@ impl Fit {
         self.samples
     }
 
-    /// Goes on from what another fit had found, as far as `samples` are worth.
-    pub(crate) fn resume(&mut self, coefficients: [f64; 3]) {
-        if coefficients.iter().all(|c| c.is_finite() && *c >= 0.0)
-            && coefficients.iter().any(|c| *c > 0.0)
-        {
-            let floor = |(c, p): (f64, f64)| c.max(p * 1e-6);
-            let [a, b, c] = coefficients;
-            let [p, q, r] = self.prior;
-            *self = Self::new([floor((a, p)), floor((b, q)), floor((c, r))], self.memory);
-            self.coefficients = coefficients;
+    /// How many numbers a fit is.
+    pub(crate) const NUMBERS: usize = 20;
+
+    /// All of it, but for its memory.
+    pub(crate) fn numbers(&self) -> [f64; Self::NUMBERS] {
+        let mut out = [0.0; Self::NUMBERS];
+        let all = self.prior.iter().chain(self.products.iter().flatten());
+        let all = all.chain(&self.targets).chain(&self.coefficients);
+        let last = [self.samples as f64, self.spread];
+        for (out, number) in out.iter_mut().zip(all.chain(&last)) {
+            *out = *number;
         }
+        out
+    }
+
+    /// Goes on where the fit ended that these are the numbers of. Says whether it can.
+    pub(crate) fn resume(&mut self, numbers: &[f64]) -> bool {
+        let Ok(numbers) = <[f64; Self::NUMBERS]>::try_from(numbers) else {
+            return false;
+        };
+        let mut next = numbers.into_iter();
+        let mut fit = *self;
+        let places = fit
+            .prior
+            .iter_mut()
+            .chain(fit.products.iter_mut().flatten());
+        let places = places.chain(&mut fit.targets).chain(&mut fit.coefficients);
+        for (place, number) in places.zip(next.by_ref()) {
+            *place = number;
+        }
+        let (samples, spread) = (next.next().unwrap_or(0.0), next.next().unwrap_or(0.3));
+        (fit.samples, fit.spread) = (samples as u64, spread);
+        let law = fit.coefficients;
+        let sound = numbers.iter().all(|n| n.is_finite() && *n >= 0.0)
+            && fit.prior.iter().all(|p| *p > 0.0)
+            && law.iter().any(|c| *c > 0.0);
+        if sound {
+            *self = fit;
+        }
+        sound
     }
 
     pub(crate) fn predict(&self, features: &[f64; 3]) -> f64 {
@@ -213,13 +242,52 @@ impl RankFactor {
         self.samples
     }
 
-    /// A rank that was known before.
-    pub(crate) fn resume(factor: f64) -> Self {
-        let usable = factor.is_finite() && (0.01..100.0).contains(&factor) && factor != 1.0;
-        Self {
-            applied: usable.then_some(factor),
-            ..Self::default()
-        }
+    /// How many numbers a factor is.
+    pub(crate) const NUMBERS: usize = 9;
+
+    /// All of it.
+    pub(crate) fn numbers(&self) -> [f64; Self::NUMBERS] {
+        [
+            self.took,
+            self.expected,
+            self.took_squared,
+            self.product,
+            self.expected_squared,
+            self.samples as f64,
+            self.late_took,
+            self.late_expected,
+            self.applied.unwrap_or(0.0),
+        ]
+    }
+
+    /// A rank that was known before, by its numbers.
+    pub(crate) fn resume(numbers: &[f64]) -> Option<Self> {
+        let numbers = <[f64; Self::NUMBERS]>::try_from(numbers).ok()?;
+        let [
+            took,
+            expected,
+            took_squared,
+            product,
+            expected_squared,
+            samples,
+            late_took,
+            late_expected,
+            applied,
+        ] = numbers;
+        let sound = numbers.iter().all(|n| n.is_finite() && *n >= 0.0) && applied < 100.0;
+        // Sums of samples, or none.
+        let whole = samples == 0.0 || (took > 0.0 && expected > 0.0 && late_expected > 0.0);
+        (sound && whole).then_some(Self {
+            took,
+            expected,
+            took_squared,
+            product,
+            expected_squared,
+            samples: samples as u64,
+            late_took,
+            late_expected,
+            applied: (applied > 0.01).then_some(applied),
+        })
     }
 
     /// Took over expected, once enough was seen.

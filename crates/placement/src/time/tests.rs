@@ -275,3 +275,55 @@ fn a_journal_that_nobody_reads_is_bounded_and_its_loss_is_noticed() {
     rig.ledger.read_journal(|_| notes += 1);
     assert_eq!(notes, 4097);
 }
+
+/// What is kept is all that is known: a second estimator says the same, and goes on learning alike.
+#[test]
+fn an_estimator_goes_on_where_another_ended() {
+    let law = |slot: u32| {
+        if slot == 1 {
+            TRUE.scaled(2.0, 2.0)
+        } else {
+            TRUE
+        }
+    };
+    let mut rig = Rig::new(TRUE.scaled(3.0, 3.0), 3);
+    rig.serve(300, law);
+    let mut next = Estimator::new(&StepLaw::default());
+    assert!(next.resume_fleet(&rig.estimator.fleet_record()));
+    for slot in 0..3 {
+        next.set_rank(slot, 8192.0, true);
+        assert!(next.resume_rank(slot, &rig.estimator.rank_record(slot)));
+        assert_eq!(next.law_of(slot), rig.estimator.law_of(slot));
+        assert_eq!(next.rank_samples(slot), rig.estimator.rank_samples(slot));
+    }
+    assert_eq!(next.output(), rig.estimator.output());
+    rig.estimator = next;
+    rig.serve(30, law);
+    let (prompts, steps) = rig.off(1, &law(1));
+    assert!(prompts < 0.12 && steps < 0.12, "{prompts} {steps}");
+}
+
+#[test]
+fn numbers_that_no_estimator_wrote_change_nothing() {
+    let mut rig = Rig::new(TRUE, 1);
+    rig.serve(60, |_| TRUE);
+    let (fleet, rank) = (rig.estimator.fleet_record(), rig.estimator.rank_record(0));
+    let mut fresh = Estimator::new(&TRUE);
+    let before = (fresh.law(), fresh.output());
+    for at in 0..fleet.len() {
+        for bad in [f64::NAN, f64::INFINITY, -1.0] {
+            let mut numbers = fleet.clone();
+            numbers[at] = bad;
+            assert!(!fresh.resume_fleet(&numbers), "{at}: {bad}");
+            if let Some(number) = numbers.get_mut(at).filter(|_| at < rank.len()) {
+                *number = bad;
+                let mut numbers = rank.clone();
+                numbers[at] = bad;
+                assert!(!fresh.resume_rank(0, &numbers), "{at}: {bad}");
+            }
+        }
+    }
+    assert!(!fresh.resume_fleet(&fleet[1..]) && !fresh.resume_fleet(&[]));
+    assert!(!fresh.resume_rank(0, &rank[1..]) && !fresh.resume_rank(0, &[]));
+    assert_eq!((fresh.law(), fresh.output()), before);
+}

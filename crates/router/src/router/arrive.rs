@@ -7,7 +7,7 @@ use kvasir_placement::{Gate, QueueEntry, QueueLimit, QueuePolicy, WaitingRequest
 use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
 
 use super::{FreedCapacity, PinnedRank, QueuedRequest, Router, cached_tokens};
-use crate::admission::Admission;
+use crate::admission::{Admission, TooLate};
 use crate::request_settings::RequestSettings;
 use crate::{Arrival, LimitKind, Output, RouteError, RouterMode};
 
@@ -250,6 +250,7 @@ impl Router {
             limit_kind: kind,
             current,
             limit,
+            retry_after_ms: self.retry_after_ms(),
         })
     }
 
@@ -340,7 +341,16 @@ impl Router {
     }
 
     fn in_time_behind(&mut self, model: &Option<Arc<str>>, ahead: usize) -> Result<(), RouteError> {
-        let late = self.admission.too_late(self.now, model, ahead);
+        // What is booked and held says it before anybody has waited; of one that goes before others it says less.
+        let last = ahead >= self.queue.len();
+        let backlog = self.backlog().filter(|_| last && ahead > 0);
+        let learned = backlog
+            .filter(|wait| *wait > Admission::QUEUE_LIMIT)
+            .map(|wait| TooLate {
+                expected: wait,
+                retry_after: wait,
+            });
+        let late = learned.or_else(|| self.admission.too_late(self.now, model, ahead));
         late.map_or(Ok(()), |late| {
             Err(RouteError::QueueTooSlow {
                 expected_ms: millis(late.expected),
@@ -376,13 +386,16 @@ impl Router {
             return self.place(arrival, None, Some(entered), out);
         }
         let waited = self.now - entered;
+        let learned = self.retry_after_ms();
         let limit = (self.config.router_queue_max_wait_secs * 1e3) as u64;
         let error = match self.admission.is_on() {
             true => RouteError::QueueTooSlow {
                 expected_ms: millis(waited),
                 limit_ms: limit,
                 predicted: false,
-                retry_after_ms: millis(self.admission.placed_by(&entry.model).min(self.wait_max)),
+                retry_after_ms: learned.unwrap_or_else(|| {
+                    millis(self.admission.placed_by(&entry.model).min(self.wait_max))
+                }),
             },
             false => {
                 let name = self.queue.class(entry.class).map(|c| c.name.clone());
@@ -391,6 +404,7 @@ impl Router {
                     limit_kind: LimitKind::WaitMs,
                     current: millis(waited),
                     limit,
+                    retry_after_ms: learned,
                 }
             }
         };

@@ -12,7 +12,9 @@
 
 use std::time::Duration;
 
-use kvasir_placement::{Gate, LearnedTimes, Ledger, PlacedWork, StepLaw, TimePolicy, TimedRequest};
+use kvasir_placement::{
+    Gate, LearnedRecord, LearnedTimes, Ledger, PlacedWork, TimePolicy, TimedRequest,
+};
 use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
 
 use super::arrive::was_admitted;
@@ -23,6 +25,9 @@ use crate::{Arrival, Output, Reason, Role, RouteError, RouterConfig};
 
 /// Held requests that a pass looks at.
 const PASS_MAX: usize = 64;
+
+/// Samples of prompts before a wait is foretold by them.
+const BACKLOG_SAMPLES: u64 = 32;
 
 /// Whom a pass sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +78,7 @@ fn times_of(config: &RouterConfig) -> Box<TimePolicy> {
         prompt: config.router_role != Role::Decode,
         answer: config.router_role != Role::Prefill,
     };
-    let prior = StepLaw::default();
+    let prior = config.engine_law.unwrap_or_default();
     Box::new(TimePolicy::new(&prior, config.kv_cache_block_size, work))
 }
 
@@ -116,9 +121,74 @@ impl Router {
             return;
         };
         for &slot in member.slots() {
-            let batch = self.fleet.max_batched(slot);
-            time.joined(slot, batch, !before.contains(&slot));
+            let (batch, new) = (self.fleet.max_batched(slot), !before.contains(&slot));
+            time.joined(slot, batch, new);
+            let known = self.fleet.rank(slot).filter(|_| new);
+            if let Some(numbers) = known.and_then(|rank| self.known_ranks.remove(&rank)) {
+                time.estimator_mut().resume_rank(slot, &numbers);
+            }
         }
+    }
+
+    /// What was learned, to be kept; `None` where nothing is learned.
+    #[must_use]
+    pub fn learned_record(&self) -> Option<LearnedRecord> {
+        let estimator = self.times()?.estimator();
+        let mut ranks: Vec<(WorkerRank, Vec<f64>)> = self
+            .known_ranks
+            .iter()
+            .map(|(rank, numbers)| (*rank, numbers.clone()))
+            .collect();
+        for slot in self.fleet.live().iter() {
+            let rank = self.fleet.rank(slot);
+            ranks.extend(rank.map(|rank| (rank, estimator.rank_record(slot))));
+        }
+        ranks.truncate(LearnedRecord::RANKS_MAX);
+        Some(LearnedRecord {
+            fleet: estimator.fleet_record(),
+            ranks,
+        })
+    }
+
+    /// Goes on from what another router had learned. Says whether that is of use.
+    pub fn resume_learned(&mut self, record: &LearnedRecord) -> bool {
+        let resumed = self
+            .times_mut()
+            .is_some_and(|times| times.estimator_mut().resume_fleet(&record.fleet));
+        if !resumed {
+            return false;
+        }
+        for (rank, numbers) in record.ranks.iter().take(LearnedRecord::RANKS_MAX) {
+            match self.fleet.slot(*rank) {
+                Some(slot) => {
+                    if let Some(times) = self.times_mut() {
+                        times.estimator_mut().resume_rank(slot, numbers);
+                    }
+                }
+                None => drop(self.known_ranks.insert(*rank, numbers.clone())),
+            }
+        }
+        true
+    }
+
+    /// How long it takes until what waits now has been computed: what is booked and what is held, shared by all ranks. `None`
+    /// until it was seen how long prompts take.
+    pub(super) fn backlog(&self) -> Option<Duration> {
+        let time = self.time.as_deref()?;
+        if time.estimator().samples().0 < BACKLOG_SAMPLES {
+            return None;
+        }
+        let up = self.fleet.up();
+        let booked = up.iter().map(|slot| time.expected_wait(slot, self.now));
+        let held = self.queue.iter().map(|(entry, _)| entry.payload.alone);
+        let seconds = booked.sum::<Duration>().as_secs_f64() + held.sum::<f64>();
+        Duration::try_from_secs_f64(seconds / f64::from(up.count().max(1))).ok()
+    }
+
+    /// When a client that is refused should come back, where that is known.
+    pub(super) fn retry_after_ms(&self) -> Option<u64> {
+        let wait = self.backlog()?.min(self.wait_max);
+        u64::try_from(wait.as_millis()).ok()
     }
 
     /// Learns from what happened in this step, and plans the next look at those that are held.

@@ -186,6 +186,7 @@ impl Model {
                 limit_kind: LimitKind::WaitMs,
                 current: (now - gone.entered).as_millis() as u64,
                 limit: wait.as_millis() as u64,
+                retry_after_ms: None,
             };
             self.expect(&Said::Refused(gone.arrival.id, error));
         }
@@ -406,6 +407,7 @@ impl Model {
                 limit_kind: LimitKind::Requests,
                 current: self.waiting.len() as u64,
                 limit: u64::from(limit),
+                retry_after_ms: None,
             };
             return refuse(self, error);
         }

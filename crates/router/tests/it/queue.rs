@@ -268,6 +268,7 @@ fn the_length_of_the_queue_is_bounded() {
         limit_kind: LimitKind::Requests,
         current: 2,
         limit: 2,
+        retry_after_ms: None,
     };
     assert_eq!(error, expected);
     assert!(error.is_overload() && error.fault() == Fault::Router);
@@ -431,6 +432,7 @@ fn classes_have_their_own_threshold_backlog_and_bounds() {
         limit_kind: LimitKind::Requests,
         current: 1,
         limit: 1,
+        retry_after_ms: None,
     };
     assert_eq!(error, expected);
     let stats: Vec<_> = host

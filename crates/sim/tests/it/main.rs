@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use kvasir_engine::EngineConfig;
 use kvasir_index::{Approximate, IndexOptions};
-use kvasir_profile::Preset;
-use kvasir_router::{RouterConfig, RouterMode, RouterPolicy};
+use kvasir_profile::{Preset, StepTimes};
+use kvasir_router::{RouterConfig, RouterMode, RouterPolicy, StepLaw};
 use kvasir_sim::{Fleet, Policy, RunReport, Trace, Workload, simulate};
 
 /// Llama-8B engines with a cache small enough to evict.
@@ -41,6 +41,11 @@ fn policy(text: &str) -> Policy {
             ("time", ..) => {
                 router.router_mode = RouterMode::Kv;
                 router.router_policy = RouterPolicy::Time;
+            }
+            ("sticky", ..) => router.router_session_affinity_ttl_secs = Some(3600),
+            ("profile", ..) => {
+                let times = Preset::H200Llama8b.profile().map(StepTimes::Measured);
+                router.engine_law = times.ok().map(|times| StepLaw::of_times(&times));
             }
             ("no-router-kv-events", ..) => router.router_kv_events = false,
             ("router-temperature", _, Ok(value)) => router.router_temperature = value,

@@ -78,3 +78,62 @@ fn an_index_that_keeps_changing_is_left_for_later() {
         assert_eq!(restored.stats().blocks, index.stats().blocks);
     }
 }
+
+/// One router, by its name.
+struct Only(Arc<RouterHost>);
+
+impl Routers for Only {
+    fn all(&self) -> Vec<Arc<RouterHost>> {
+        vec![Arc::clone(&self.0)]
+    }
+
+    fn named(&self, name: &str) -> Option<Arc<RouterHost>> {
+        (**self.0.name() == *name).then(|| Arc::clone(&self.0))
+    }
+}
+
+fn timed_host(context: &HostContext) -> Arc<RouterHost> {
+    let config = kvasir_router::RouterConfig {
+        router_mode: kvasir_router::RouterMode::Kv,
+        router_policy: kvasir_router::RouterPolicy::Time,
+        ..kvasir_router::RouterConfig::default()
+    };
+    let options = crate::HostOptions::new(config, kvasir_index::IndexOptions::default());
+    RouterHost::start(&Arc::from("m"), options, context)
+}
+
+/// What was learned of engines is kept, even where no event stream is; who joins later is known, too.
+#[tokio::test]
+async fn what_was_learned_of_engines_is_in_the_file() {
+    use kvasir_router::{Arrival, Input, Outcome, WorkerSpec};
+    use kvasir_types::{RequestId, WorkerId};
+
+    let context = context();
+    let first = timed_host(&context);
+    first.tell(Input::Joined(WorkerSpec::new(WorkerId(1))));
+    for id in 1..=20 {
+        let id = RequestId(id);
+        first.tell(Input::Arrived(Box::new(Arrival::new(id, 500))));
+        // Nobody takes the verdict of a request that nobody waits for: its end is told at once.
+        first.tell(Input::FirstToken { id });
+        first.tell(Input::Finished {
+            id,
+            on: None,
+            outcome: Outcome::Completed { output_tokens: 9 },
+        });
+    }
+    let learned = |host: &RouterHost| host.ask(|router| router.learned_record());
+    let path = std::env::temp_dir().join(format!("kvasir-learned-{}", std::process::id()));
+    let loaded = Arc::new(LoadedSnapshot::default());
+    let routers: Arc<dyn Routers> = Arc::new(Only(Arc::clone(&first)));
+    let writer = SnapshotWriter::new(&context, routers, loaded, path.clone());
+    writer.finish().await.unwrap();
+    let second = timed_host(&context);
+    let loaded = Arc::new(LoadedSnapshot::load(&path).unwrap().unwrap());
+    std::fs::remove_file(&path).unwrap();
+    let routers: Arc<dyn Routers> = Arc::new(Only(Arc::clone(&second)));
+    loaded.restore(&second, Arc::downgrade(&routers));
+    assert_eq!(learned(&second), learned(&first));
+    second.tell(Input::Joined(WorkerSpec::new(WorkerId(1))));
+    assert_eq!(learned(&second), learned(&first));
+}
