@@ -1,6 +1,7 @@
-//! `kvasir mocker`: mock engines that answer as vLLM servers do, one port each.
+//! `kvasir mocker`: mock engines that answer as vLLM servers do, one port each; or that join a fleet.
 
 mod events;
+mod fleet;
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -23,6 +24,9 @@ const MODEL: &str = "kvasir-mock";
 
 /// Serves until a signal.
 pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
+    if settings.is_set(keys::DISCOVERY_BACKEND) {
+        return fleet::run(settings).await;
+    }
     let tasks = Tasks::new();
     let first = wiring::listen_address(settings)?;
     let plan = events::Plan::read(settings, &first.ip().to_string())?;

@@ -23,10 +23,10 @@ use crate::wiring::{BadConfig, Failure};
 const FILE_KV: &str = "dynamo_store_kv";
 
 /// A store, and the option that says where it is.
-type NamedStore = (Arc<dyn Store>, &'static str);
+pub(crate) type NamedStore = (Arc<dyn Store>, &'static str);
 
 /// Where workers are looked for; none if all are named.
-fn store(settings: &Settings, tasks: &Tasks) -> Result<Option<NamedStore>, Failure> {
+pub(crate) fn store(settings: &Settings, tasks: &Tasks) -> Result<Option<NamedStore>, Failure> {
     let store: NamedStore = match settings.get(keys::DISCOVERY_BACKEND) {
         DiscoveryBackend::File => (
             Arc::new(FileStore::new(file_kv(settings), tasks)),

@@ -128,7 +128,7 @@ pub(crate) fn admin_address(settings: &Settings) -> Result<Option<SocketAddr>, F
         .transpose()
 }
 
-fn resolve(option: &str, host: &str, port: u16) -> Result<SocketAddr, Failure> {
+pub(crate) fn resolve(option: &str, host: &str, port: u16) -> Result<SocketAddr, Failure> {
     let found = (host, port).to_socket_addrs();
     match found.map(|mut addresses| addresses.next()) {
         Ok(Some(address)) => Ok(address),

@@ -1,8 +1,8 @@
 //! The engine model in real time.
 //!
 //! Answers one question: how does a mock engine look from outside? As a token worker on the request plane
-//! ([`TokenWorker`]), and as a vLLM server with faults on command ([`MockServer`]); cache events and load
-//! reports are handed to an [`Observer`].
+//! ([`TokenWorker`] in this process, [`PlaneEngine`] in a fleet), and as a vLLM server with faults on command
+//! ([`MockServer`]); cache events and load reports are handed to an [`Observer`].
 //!
 //! Invariants: every request that reaches a worker is answered exactly once, by its tokens and a finish
 //! reason, by an error, or (a killed worker) by a disconnection; a client that leaves frees its place
@@ -12,13 +12,15 @@
 
 mod events;
 mod http;
+mod plane;
 mod rank;
 mod worker;
 
 pub use events::{EventOptions, EventSockets, Fault, FaultError};
 pub use http::{
-    HttpFault, HttpFaultError, HttpFaultKind, MockAdapter, MockServer, MockServerOptions,
+    Faults, HttpFault, HttpFaultError, HttpFaultKind, MockAdapter, MockServer, MockServerOptions,
     answers_in_words,
 };
+pub use plane::{CacheFaults, PlaneEngine, PlaneReporter};
 pub use rank::{Observer, Status};
 pub use worker::{AnswerFn, TokenWorker, Worker, WorkerOptions, seeded_answer};

@@ -28,6 +28,14 @@ pub trait Observer: Send + Sync + 'static {
     fn step_ended(&self, rank: WorkerRank) {
         let _ = rank;
     }
+    /// A step is over, with or without cache events.
+    fn stepped(&self, rank: WorkerRank, step: &Step, load: &Load) {
+        let _ = (rank, step, load);
+    }
+    /// The first token of a request is about to be handed out.
+    fn first_token(&self, rank: WorkerRank, request: RequestId) {
+        let _ = (rank, request);
+    }
     /// A request was handed to a rank.
     fn admitted(&self, rank: WorkerRank, request: &TokenRequest) {
         let _ = (rank, request);
@@ -194,10 +202,15 @@ impl Rank {
         if !self.step.events.is_empty() {
             self.observer.step_ended(self.name);
         }
+        self.observer
+            .stepped(self.name, &self.step, &self.engine.load());
         for output in &self.step.outputs {
             let Some(sink) = self.live.get(&output.id) else {
                 continue;
             };
+            if output.cached_tokens.is_some() {
+                self.observer.first_token(self.name, output.id);
+            }
             sink.push(TokenItem {
                 tokens: vec![output.token],
                 cached_tokens: output.cached_tokens,

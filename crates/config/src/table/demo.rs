@@ -8,7 +8,7 @@ options! { DEMO_ROWS, Group::Demo, Scope::DEMO;
     /// Mock engines to start.
     WORKERS: u32 = "workers" =>
         scope(Scope::DEMO.and(Scope::REPLAY).and(Scope::MOCKER)).env(&[var("KVASIR_DEMO_WORKERS")])
-        .default("4").default_note("4; 8 in replay, 1 in mocker").ints(1, 1024).common()
+        .aliases(&["num-workers"]).default("4").default_note("4; 8 in replay, 1 in mocker").ints(1, 1024).common()
         .effective();
 
     /// Send sample conversations and print a live summary.

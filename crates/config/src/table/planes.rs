@@ -31,7 +31,8 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
     /// Transport of KV events and load reports.
     EVENT_PLANE: EventPlane = "event-plane" =>
         env(&[var("DYN_EVENT_PLANE")]).default("nats")
-        .default_note("nats with etcd or kubernetes discovery, else zmq");
+        .default_note("nats with etcd or kubernetes discovery, else zmq")
+        .partly("mock engines publish over zmq alone; a frontend listens to what workers announce");
 
     /// Namespace to discover workers in.
     NAMESPACE: Option<String> = "namespace" =>
@@ -92,7 +93,7 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
 
     /// Encoding of requests, announced by each endpoint.
     REQUEST_PLANE_CODEC: PlaneCodec = "request-plane-codec" =>
-        env(&[var("DYN_REQUEST_PLANE_CODEC")]).default("msgpack");
+        env(&[var("DYN_REQUEST_PLANE_CODEC")]).default("msgpack").effective();
 
     /// Address on which responses of workers arrive.
     TCP_RPC_HOST: Option<String> = "tcp-rpc-host" =>
@@ -133,4 +134,9 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
     /// Certificate authority for the request plane.
     TCP_TLS_CA_CERT_PATH: Option<PathBuf> = "tcp-tls-ca-cert-path" =>
         env(&[var("DYN_TCP_TLS_CA_CERT_PATH")]).metavar("FILE").effective();
+
+    /// Host by which others reach the event sockets of this process.
+    EVENT_PLANE_HOST: Option<String> = "event-plane-host" =>
+        scope(Scope::MOCKER).env(&[var("DYN_EVENT_PLANE_HOST")])
+        .default_note("that of --tcp-rpc-host").rule(&HOST).effective();
 }

@@ -6,10 +6,11 @@ use crate::spec::{Group, options, var};
 
 options! { STANDALONE_ROWS, Group::Standalone, Scope::ROUTER;
 
-    /// Endpoint of the workers to route to, as `namespace.component.endpoint`. Required.
+    /// Endpoint of the workers to route to, as `namespace.component.endpoint`; of a mock engine, its own.
     ENDPOINT: Option<String> = "endpoint" =>
-        env(&[var("DYN_ROUTER_ENDPOINT")]).default_note("required").rule(&rule_text::ENDPOINT)
-        .common();
+        scope(Scope::ROUTER.and(Scope::MOCKER)).env(&[var("DYN_ROUTER_ENDPOINT")])
+        .default_note("required; dynamo.backend.generate in mocker").rule(&rule_text::ENDPOINT)
+        .common().effective();
 
     /// Tokens in a KV block; not taken from the model card.
     BLOCK_SIZE: u32 = "block-size" =>

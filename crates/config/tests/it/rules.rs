@@ -387,7 +387,7 @@ fn a_file_for_several_commands_is_checked_and_told() {
     let page = printed("config check --config f.toml", &[], Some(file));
     assert!(
         page.contains(
-            "endpoint (f.toml:2) is an option of kvasir router; kvasir frontend does not read it"
+            "endpoint (f.toml:2) is an option of kvasir router, kvasir mocker; kvasir frontend does not read it"
         ),
         "{page}"
     );

@@ -87,25 +87,31 @@ async fn event_fault(mock: &Mock, body: &[u8]) -> Reply {
         let text = json!({ "error": { "message": message } }).to_string();
         reply(StatusCode::BAD_REQUEST, text)
     };
-    let Some(events) = mock.events() else {
-        return bad("this engine has no event sockets; start it with --events".to_owned());
-    };
     let value: Value = serde_json::from_slice(body).unwrap_or_default();
     let fault = value
         .get("fault")
         .and_then(Value::as_str)
         .unwrap_or_default();
-    match fault.parse::<Fault>() {
-        Ok(fault) => {
-            match fault {
-                // The sockets hear of it from the engine.
-                Fault::RestartEmpty => mock.worker.restart().await,
-                _ => events.inject(fault),
-            }
-            reply(StatusCode::OK, "{\"success\":true}")
+    let fault = match fault.parse::<Fault>() {
+        Ok(fault) => fault,
+        Err(error) => return bad(error.to_string()),
+    };
+    match (fault, mock.events(), mock.cache_faults()) {
+        (_, None, None) => {
+            return bad("this engine has no event sockets; start it with --events".to_owned());
         }
-        Err(error) => bad(error.to_string()),
+        // Whoever tells of the cache hears of it from the engine.
+        (Fault::RestartEmpty, ..) => mock.worker.restart().await,
+        (_, Some(events), _) => events.inject(fault),
+        (_, None, Some(faults)) if faults.inject(fault) => {}
+        (_, None, Some(_)) => {
+            return bad(format!(
+                "{} cannot go wrong on the event plane",
+                value["fault"]
+            ));
+        }
     }
+    reply(StatusCode::OK, "{\"success\":true}")
 }
 
 /// What the cache of each rank holds, whatever its events told.

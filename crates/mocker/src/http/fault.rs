@@ -128,14 +128,16 @@ impl fmt::Display for HttpFault {
     }
 }
 
-/// The faults of one server.
+/// The faults of one mock engine, whichever door its requests come through.
 #[derive(Debug)]
-pub(crate) struct Faults {
+pub struct Faults {
     state: Mutex<(Vec<HttpFault>, Rng)>,
 }
 
 impl Faults {
-    pub(crate) fn new(faults: Vec<HttpFault>, seed: u64) -> Self {
+    /// These faults; the share of requests that they strike follows from `seed`.
+    #[must_use]
+    pub fn new(faults: Vec<HttpFault>, seed: u64) -> Self {
         Self {
             state: Mutex::new((faults, Rng::new(seed))),
         }
@@ -143,11 +145,19 @@ impl Faults {
 
     /// Whether and how the next request is struck.
     pub(crate) fn strike(&self) -> Option<HttpFaultKind> {
+        self.strike_with(|_| true)
+    }
+
+    /// Whether and how a fault of one of these kinds strikes the next request.
+    pub(crate) fn strike_with(
+        &self,
+        counts: impl Fn(HttpFaultKind) -> bool,
+    ) -> Option<HttpFaultKind> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (faults, rng) = &mut *state;
         let mut struck = None;
         for fault in faults.iter_mut() {
-            if rng.unit() < fault.share {
+            if counts(fault.kind) && rng.unit() < fault.share {
                 fault.count = fault.count.map(|count| count - 1);
                 struck = Some(fault.kind);
                 break;

@@ -17,6 +17,6 @@ mod routes;
 mod server;
 mod words;
 
-pub use fault::{HttpFault, HttpFaultError, HttpFaultKind};
+pub use fault::{Faults, HttpFault, HttpFaultError, HttpFaultKind};
 pub use server::{MockAdapter, MockServer, MockServerOptions};
 pub use words::answers_in_words;

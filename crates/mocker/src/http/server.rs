@@ -23,7 +23,7 @@ use super::fault::{Faults, HttpFault};
 use super::metrics::Stats;
 use super::received::Received;
 use super::routes::route;
-use crate::{EventSockets, Worker};
+use crate::{CacheFaults, EventSockets, Worker};
 
 /// Connections at once; the next ones wait in the kernel's backlog.
 const CONNECTIONS_MAX: usize = 16_384;
@@ -84,7 +84,7 @@ pub(crate) struct Mock {
     pub(crate) model: Arc<str>,
     pub(crate) root: String,
     pub(crate) text: Arc<TextModel>,
-    pub(crate) faults: Faults,
+    pub(crate) faults: Arc<Faults>,
     pub(crate) stats: Stats,
     pub(crate) received: Received,
     pub(crate) tasks: Tasks,
@@ -94,12 +94,19 @@ pub(crate) struct Mock {
     seed: u64,
     requests: AtomicU64,
     events: OnceLock<Arc<EventSockets>>,
+    /// Of an engine that tells of its cache on an event plane.
+    cache_faults: OnceLock<Arc<CacheFaults>>,
 }
 
 impl Mock {
     /// The engine's event sockets, if it has some.
     pub(crate) fn events(&self) -> Option<&EventSockets> {
         self.events.get().map(|events| &**events)
+    }
+
+    /// What can go wrong with its events on an event plane, if it is on one.
+    pub(crate) fn cache_faults(&self) -> Option<&CacheFaults> {
+        self.cache_faults.get().map(|faults| &**faults)
     }
 
     pub(crate) fn unix_secs(&self) -> u64 {
@@ -167,7 +174,7 @@ impl MockServer {
             model: options.model,
             root: options.root,
             text: options.text,
-            faults: Faults::new(options.faults, options.seed),
+            faults: Arc::new(Faults::new(options.faults, options.seed)),
             stats: Stats::default(),
             received: Received::default(),
             tasks: tasks.clone(),
@@ -177,6 +184,7 @@ impl MockServer {
             seed: options.seed,
             requests: AtomicU64::new(0),
             events: OnceLock::new(),
+            cache_faults: OnceLock::new(),
         });
         tasks.spawn(accept(tasks.clone(), listener, Arc::clone(&mock)));
         Ok(Self { address, mock })
@@ -185,6 +193,17 @@ impl MockServer {
     /// Tells clients of the engine's event sockets, as vLLM does; takes event faults for them.
     pub fn announce_events(&self, events: Arc<EventSockets>) {
         let _ = self.mock.events.set(events);
+    }
+
+    /// Takes event faults for an engine that tells of its cache on an event plane.
+    pub fn take_event_faults(&self, faults: Arc<CacheFaults>) {
+        let _ = self.mock.cache_faults.set(faults);
+    }
+
+    /// What strikes requests, for the engine's other doors.
+    #[must_use]
+    pub fn faults(&self) -> Arc<Faults> {
+        Arc::clone(&self.mock.faults)
     }
 
     /// Where it listens.

@@ -27,6 +27,11 @@ pub type HandlerFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub trait EndpointHandler: Send + Sync + 'static {
     /// Answers one call. It is dropped at its next await if the process stops; a caller that has left is seen by the reply.
     fn handle(&self, call: IncomingCall) -> HandlerFuture;
+
+    /// Whether the next call is taken and never answered: of workers that break the protocol on command.
+    fn is_silent(&self) -> bool {
+        false
+    }
 }
 
 impl<F: Fn(IncomingCall) -> HandlerFuture + Send + Sync + 'static> EndpointHandler for F {
@@ -118,6 +123,9 @@ impl Dispatcher {
         let Some(handler) = handler else {
             return Ack::unknown_endpoint(path);
         };
+        if handler.is_silent() {
+            return Ack::Accepted;
+        }
         if self.shared.active.fetch_add(1, Ordering::AcqRel) >= self.shared.capacity {
             self.shared.active.fetch_sub(1, Ordering::AcqRel);
             return Ack::Overloaded;

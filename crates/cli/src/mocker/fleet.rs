@@ -1,0 +1,274 @@
+//! `kvasir mocker` in a fleet: mock engines that take tokens, found through discovery as Dynamo's workers are.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvasir_config::{EventPlane, PlaneCodec, RequestPlane, Settings, keys};
+use kvasir_discovery::{EndpointName, Store};
+use kvasir_mocker::{
+    CacheFaults, Fault, Faults, MockServer, MockServerOptions, Observer, PlaneEngine,
+    PlaneReporter, Worker, WorkerOptions,
+};
+use kvasir_telemetry::Clock;
+use kvasir_transport::tcp::{EndpointServer, ServerOptions};
+use kvasir_transport::{Tasks, local_address};
+use kvasir_types::Codec;
+use kvasir_worker::{
+    EngineFacts, EventCarrier, MemberOptions, Membership, RequestServer, card_of_folder,
+};
+
+use crate::planes;
+use crate::wiring::{self, BadConfig, Failure};
+
+/// What Dynamo calls its workers, where nothing else is said.
+const ENDPOINT: [&str; 3] = ["dynamo", "backend", "generate"];
+/// Requests are taken for at least this long after the worker has left, from those who have not heard of it.
+const LEAVE_GRACE: Duration = Duration::from_millis(500);
+/// How often it is looked whether all is answered.
+const IDLE_POLL: Duration = Duration::from_millis(20);
+
+/// One mock engine of this process.
+struct Member {
+    membership: Membership,
+    /// Faults are set here; none without `--http-port`.
+    _door: Option<MockServer>,
+}
+
+/// What the mock engines of this process have in common.
+struct Plan {
+    store: Arc<dyn Store>,
+    server: RequestServer,
+    member: MemberOptions,
+    worker: WorkerOptions,
+    door: MockServerOptions,
+    event_faults: Vec<Fault>,
+    clock: Clock,
+    tasks: Tasks,
+}
+
+/// Serves until a signal.
+pub(super) async fn run(settings: &Settings) -> Result<(), Failure> {
+    let tasks = Tasks::new();
+    let plan = Plan::read(settings, &tasks).await?;
+    let mut members = Vec::new();
+    for at in 0..settings.get(keys::WORKERS) {
+        let door = match settings.is_set(keys::HTTP_PORT) {
+            true => Some(super::nth(wiring::listen_address(settings)?, at)?),
+            false => None,
+        };
+        members.push(plan.start(at, door).await?);
+    }
+    super::signalled().await?;
+    for member in &members {
+        member.membership.leave().await;
+    }
+    let timeout = settings.get(keys::HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS);
+    let active = plan.server.active();
+    tracing::info!(active, "left the fleet; a second signal ends at once");
+    tokio::select! {
+        () = idle(&plan.server, timeout) => {}
+        _ = super::signalled() => return Ok(()),
+    }
+    drop(members);
+    drop(plan);
+    tokio::select! {
+        _ = tasks.shut_down(timeout) => {}
+        _ = super::signalled() => {}
+    }
+    Ok(())
+}
+
+/// Waits until everything is answered, at most `timeout`.
+async fn idle(server: &RequestServer, timeout: Duration) {
+    tokio::time::sleep(LEAVE_GRACE.min(timeout)).await;
+    let answered = async {
+        while server.active() > 0 {
+            tokio::time::sleep(IDLE_POLL).await;
+        }
+    };
+    let _ = tokio::time::timeout(timeout, answered).await;
+}
+
+impl Plan {
+    async fn read(settings: &Settings, tasks: &Tasks) -> Result<Self, Failure> {
+        let Some((store, _)) = planes::store(settings, tasks)? else {
+            let text = "--discovery-backend: mock engines announce themselves in file or etcd";
+            return Err(BadConfig(text.to_owned()).into());
+        };
+        let Some(folder) = settings.get(keys::MODEL_PATH) else {
+            let text = "--model-path is needed with --discovery-backend: frontends read the tokenizer that the worker's card names";
+            return Err(BadConfig(text.to_owned()).into());
+        };
+        let (door, mut worker) = super::options(settings)?;
+        worker.engine.event_tokens = false;
+        let engine = &worker.engine;
+        let facts = EngineFacts {
+            block_size: engine.block_size,
+            total_kv_blocks: engine.num_blocks.into(),
+            max_num_seqs: engine.max_num_seqs.into(),
+            max_num_batched_tokens: engine.max_num_batched_tokens.into(),
+            context_length: engine.max_model_len,
+            ranks: worker.ranks,
+            migration_limit: 0,
+        };
+        let card = card_of_folder(Path::new(&folder), &door.model, &facts)
+            .map_err(|error| BadConfig(format!("--model-path {folder}: {error}")))?;
+        let (server, host) = listen(settings, tasks).await?;
+        let faults = settings.get(keys::EVENT_FAULT_AT_START);
+        let faults: Result<Vec<Fault>, _> = faults.iter().map(|text| text.parse()).collect();
+        Ok(Self {
+            store,
+            server,
+            member: MemberOptions {
+                endpoint: endpoint(settings),
+                card,
+                ranks: worker.ranks,
+                device: Some("cuda".into()),
+                codec: match settings.get(keys::REQUEST_PLANE_CODEC) {
+                    PlaneCodec::Json => Codec::Json,
+                    PlaneCodec::Msgpack => Codec::MessagePack,
+                },
+                carrier: event_carrier(settings, &host)?,
+                outbox: None,
+            },
+            worker,
+            door,
+            event_faults: faults?,
+            clock: Clock::new(),
+            tasks: tasks.clone(),
+        })
+    }
+
+    /// Starts mock engine number `at`, and a door for HTTP beside it if an address is given.
+    async fn start(&self, at: u32, http: Option<SocketAddr>) -> Result<Member, Failure> {
+        let cache_faults = Arc::new(CacheFaults::default());
+        for fault in &self.event_faults {
+            if !cache_faults.inject(*fault) {
+                let text =
+                    format!("--event-fault-at-start: {fault:?} cannot go wrong on the event plane");
+                return Err(BadConfig(text).into());
+            }
+        }
+        let options = MemberOptions {
+            outbox: Some(Arc::clone(&cache_faults) as _),
+            ..self.member.clone()
+        };
+        let membership = Membership::open(&*self.store, options, self.clock, &self.tasks).await?;
+        let reports = Arc::clone(membership.reports());
+        let observer: Arc<dyn Observer> = Arc::new(PlaneReporter::new(reports));
+        let id = membership.id();
+        let worker = Worker::spawn(&self.tasks, id, self.worker.clone(), &observer)?;
+        let seed = self.door.seed.wrapping_add(u64::from(at));
+        let door = MockServerOptions {
+            seed,
+            ..self.door.clone()
+        };
+        let faults = door.faults.clone();
+        let door = match http {
+            None => None,
+            Some(address) => {
+                let server = MockServer::start(&self.tasks, address, worker.clone(), door).await;
+                let server = server.map_err(|error| {
+                    format!(
+                        "cannot listen on {address}: {error}; choose another port with --http-port"
+                    )
+                })?;
+                server.take_event_faults(cache_faults);
+                Some(server)
+            }
+        };
+        let faults = match &door {
+            Some(door) => door.faults(),
+            None => Arc::new(Faults::new(faults, seed)),
+        };
+        let engine = Arc::new(PlaneEngine::new(worker, faults, &self.tasks));
+        membership.announce(&self.server, engine).await?;
+        self.say(&membership, door.as_ref());
+        let _door = door;
+        Ok(Member { membership, _door })
+    }
+
+    fn say(&self, membership: &Membership, door: Option<&MockServer>) {
+        let (id, endpoint) = (membership.id(), &self.member.endpoint);
+        let at = door.map_or_else(String::new, |door| format!(", http://{}", door.address()));
+        let line = format!(
+            "{} as worker {id} of {endpoint}, found through {} {}{at}\n",
+            self.door.model,
+            self.store.backend(),
+            self.store.address(),
+        );
+        let _ = std::io::stdout().write_all(line.as_bytes());
+    }
+}
+
+/// The listener for requests, and the host by which others reach this process.
+async fn listen(settings: &Settings, tasks: &Tasks) -> Result<(RequestServer, String), Failure> {
+    if settings.get(keys::REQUEST_PLANE) != RequestPlane::Tcp {
+        let text = "--request-plane: mock engines take requests over tcp only, in this version";
+        return Err(BadConfig(text.to_owned()).into());
+    }
+    let (host, port) = (
+        settings.get(keys::TCP_RPC_HOST),
+        settings.get(keys::TCP_RPC_PORT),
+    );
+    let bind = match &host {
+        Some(host) => wiring::resolve("--tcp-rpc-host", host, port)?,
+        None => ([0, 0, 0, 0], port).into(),
+    };
+    let host = host.unwrap_or_else(|| local_address().to_string());
+    let options = ServerOptions {
+        message_bytes_max: usize::try_from(settings.get(keys::TCP_MAX_MESSAGE_SIZE))
+            .unwrap_or(usize::MAX),
+        ..ServerOptions::new(bind)
+    };
+    let server = EndpointServer::bind(options, tasks)
+        .await
+        .map_err(|error| {
+            format!(
+                "cannot take requests on {bind}: {error}; see --tcp-rpc-host and --tcp-rpc-port"
+            )
+        })?;
+    let tcp = RequestServer::Tcp {
+        server,
+        host: host.clone(),
+    };
+    Ok((tcp, host))
+}
+
+/// `--endpoint namespace.component.endpoint`; what is not said is as Dynamo has it.
+fn endpoint(settings: &Settings) -> EndpointName {
+    let [mut namespace, mut component, mut name] = ENDPOINT.map(str::to_owned);
+    if let Some(given) = settings.get(keys::NAMESPACE) {
+        namespace = given;
+    }
+    if let Some(given) = settings.get(keys::ENDPOINT) {
+        let parts: Vec<&str> = given.trim_start_matches("dyn://").split('.').collect();
+        if let [of, part, endpoint] = parts[..] {
+            (namespace, component, name) = (of.into(), part.into(), endpoint.into());
+        }
+    }
+    EndpointName::new(&namespace, &component, &name)
+}
+
+/// How events travel; `host` is where others reach this process.
+fn event_carrier(settings: &Settings, host: &str) -> Result<EventCarrier, Failure> {
+    // Without a word from the user it is what works everywhere.
+    let plane = match settings.is_set(keys::EVENT_PLANE) {
+        true => settings.get(keys::EVENT_PLANE),
+        false => EventPlane::Zmq,
+    };
+    match plane {
+        EventPlane::Zmq => {
+            let own = settings.get(keys::EVENT_PLANE_HOST);
+            let host = own.unwrap_or_else(|| host.to_owned());
+            Ok(EventCarrier::Zmq { host })
+        }
+        EventPlane::Nats => {
+            let text = "--event-plane nats: mock engines publish over zmq only, in this version";
+            Err(BadConfig(text.to_owned()).into())
+        }
+    }
+}

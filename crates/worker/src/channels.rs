@@ -1,0 +1,98 @@
+//! The channels of a worker on the event plane.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+
+use kvasir_discovery::EventTransport;
+use kvasir_telemetry::Clock;
+use kvasir_transport::Tasks;
+use kvasir_transport::event_plane::{ChannelAddress, PlanePublisher, PlanePublisherOptions};
+use kvasir_wire::native::Topic;
+use kvasir_wire::value::Value;
+
+/// How a worker's events reach whoever listens.
+#[derive(Clone, Debug)]
+pub enum EventCarrier {
+    /// Each channel is a PUB socket of this process.
+    Zmq {
+        /// The host by which listeners reach it.
+        host: String,
+    },
+}
+
+/// One topic that a worker publishes.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    publisher: PlanePublisher,
+    clock: Clock,
+}
+
+/// A publisher's id: random, and exact as a number of JavaScript.
+fn publisher_id() -> u64 {
+    // The standard library seeds its hashers from the system; nothing more is needed here.
+    (RandomState::new().build_hasher().finish() >> 11).max(1)
+}
+
+impl Channel {
+    pub(crate) async fn open(
+        topic: Topic,
+        carrier: &EventCarrier,
+        clock: Clock,
+        tasks: &Tasks,
+    ) -> io::Result<Self> {
+        let publisher = match carrier {
+            EventCarrier::Zmq { host } => {
+                let options = PlanePublisherOptions {
+                    publisher: publisher_id(),
+                    topic,
+                    host: host.clone(),
+                };
+                PlanePublisher::bind_zmq(tasks, options).await?
+            }
+        };
+        Ok(Self { publisher, clock })
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.publisher.publisher()
+    }
+
+    pub(crate) fn topic(&self) -> Topic {
+        self.publisher.topic()
+    }
+
+    /// What discovery says of it.
+    pub(crate) fn transport(&self) -> EventTransport {
+        match self.publisher.address() {
+            ChannelAddress::Zmq(endpoint) => EventTransport::Zmq { endpoint },
+            ChannelAddress::Nats(subject) => {
+                let topic = self.topic().name();
+                let prefix = subject.strip_suffix(topic).unwrap_or(&subject);
+                EventTransport::Nats {
+                    subject_prefix: prefix.trim_end_matches('.').to_owned(),
+                }
+            }
+        }
+    }
+
+    /// Whether nobody listens, as far as that can be known.
+    pub(crate) fn is_unheard(&self) -> bool {
+        self.publisher.subscribers() == Some(0)
+    }
+
+    /// Whether listeners take one event a message.
+    pub(crate) fn is_bare(&self) -> bool {
+        self.publisher.is_bare()
+    }
+
+    pub(crate) fn publish(&self, payload: Vec<u8>) {
+        let now = self.clock.unix_millis(self.clock.now());
+        self.publisher.publish(payload, now);
+    }
+
+    pub(crate) fn publish_value(&self, value: &Value) {
+        let mut payload = Vec::new();
+        value.to_msgpack(&mut payload);
+        self.publish(payload);
+    }
+}

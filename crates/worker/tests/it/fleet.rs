@@ -1,0 +1,271 @@
+//! What a worker announces, what it answers, and what it takes back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvasir_discovery::{
+    Bucket, Card, Change, EndpointName, EventTransport, MemStore, Record, RequestTransport, Store,
+};
+use kvasir_protocol::Payload;
+use kvasir_telemetry::Clock;
+use kvasir_transport::tcp::{EndpointServer, ServerOptions, TcpClient, TcpOptions};
+use kvasir_transport::{
+    CallContext, EndpointClient, RequestPlane, ResponseOptions, ResponseServer, Tasks, TokenPlane,
+    TokenSink,
+};
+use kvasir_types::{
+    Codec, DpRank, EngineHash, FinishReason, KvEvent, LocalHash, PlaneEndpoint, RequestContext,
+    RequestId, Sampling, StoredBlock, Tier, TokenItem, TokenRequest, WorkerRank,
+};
+use kvasir_wire::native::{Encoding, RecoveryReply, RecoveryRequest};
+use kvasir_worker::{
+    ClearFuture, EventCarrier, MemberOptions, Membership, RequestServer, TokenEngine,
+};
+use serde_json::json;
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// Answers with the prompt's first token.
+struct Echo;
+
+impl TokenEngine for Echo {
+    fn submit(&self, request: TokenRequest, sink: TokenSink) {
+        sink.push(TokenItem {
+            tokens: request.tokens.iter().copied().take(1).collect(),
+            finish: Some(FinishReason::Length),
+            ..TokenItem::default()
+        });
+    }
+
+    fn clear_cache(&self) -> ClearFuture<'_> {
+        Box::pin(std::future::ready(true))
+    }
+}
+
+/// A worker that is announced, and a client that can call it.
+struct Rig {
+    tasks: Tasks,
+    store: MemStore,
+    client: Arc<TcpClient>,
+    membership: Membership,
+}
+
+fn loopback() -> std::net::SocketAddr {
+    ([127, 0, 0, 1], 0).into()
+}
+
+async fn rig(ranks: u32) -> Rig {
+    let (tasks, store) = (Tasks::new(), MemStore::new());
+    let server = EndpointServer::bind(ServerOptions::new(loopback()), &tasks);
+    let server = RequestServer::Tcp {
+        server: server.await.unwrap(),
+        host: "127.0.0.1".into(),
+    };
+    let card = json!({"display_name": "m", "kv_cache_block_size": 16, "model_type": "Chat"});
+    let options = MemberOptions {
+        endpoint: EndpointName::new("dynamo", "backend", "generate"),
+        card: Card::parse(&card).unwrap(),
+        ranks,
+        device: Some("cuda".into()),
+        codec: Codec::MessagePack,
+        carrier: EventCarrier::Zmq {
+            host: "127.0.0.1".into(),
+        },
+        outbox: None,
+    };
+    let membership = Membership::open(&store, options, Clock::new(), &tasks);
+    let membership = membership.await.unwrap();
+    assert!(listed(&store).await.is_empty(), "nothing before it serves");
+    let announced = membership.announce(&server, Arc::new(Echo));
+    announced.await.unwrap();
+    let home = ResponseOptions {
+        bind: loopback(),
+        ..ResponseOptions::default()
+    };
+    let home = ResponseServer::start(home, &tasks).await.unwrap();
+    Rig {
+        client: Arc::new(TcpClient::new(home, TcpOptions::default(), &tasks)),
+        tasks,
+        store,
+        membership,
+    }
+}
+
+/// All that a store holds.
+async fn listed(store: &MemStore) -> Vec<Record> {
+    let mut watch = store.watch(&Bucket::ALL);
+    let mut records = Vec::new();
+    loop {
+        match tokio::time::timeout(SOON, watch.next()).await.unwrap() {
+            Change::Added(_, record) => records.push((*record).clone()),
+            Change::Synced => return records,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn endpoint_of(records: &[Record], name: &str) -> PlaneEndpoint {
+    let found = records.iter().find_map(|record| match record {
+        Record::Endpoint(instance) if instance.endpoint.starts_with(name) => Some(instance),
+        _ => None,
+    });
+    let RequestTransport::Tcp(address) = &found.unwrap().transport else {
+        panic!("not over TCP");
+    };
+    PlaneEndpoint {
+        plane: "tcp".into(),
+        address: address.as_str().into(),
+        codec: Codec::MessagePack,
+    }
+}
+
+fn request(id: u128) -> TokenRequest {
+    TokenRequest {
+        id: RequestId(id),
+        model: "m".into(),
+        tokens: [7, 8].into(),
+        sampling: Sampling {
+            max_tokens: 1,
+            ..Sampling::default()
+        },
+        rank: DpRank(0),
+        priority: 0,
+        lora: None,
+        salt: None,
+        context: RequestContext::default(),
+    }
+}
+
+fn stored(name: u64, parent: Option<u64>) -> KvEvent {
+    KvEvent::Stored {
+        tier: Tier::Device,
+        parent: parent.map(EngineHash),
+        blocks: vec![StoredBlock {
+            engine: EngineHash(name),
+            local: LocalHash(name + 100),
+        }],
+    }
+}
+
+/// A record's key; publishers, whose ids are random, are all called PUB.
+fn key(record: &Record) -> String {
+    let key = record.key().to_string();
+    let publisher = match record {
+        Record::EventChannel(channel) => Some(channel.instance_id),
+        Record::EventSource(source) => Some(source.publisher_id),
+        Record::Endpoint(instance) => {
+            let id = instance.endpoint.strip_prefix("worker_kv_query_source_");
+            id.map(|id| u64::from_str_radix(id, 16).unwrap())
+        }
+        Record::Model(_) => None,
+    };
+    match publisher {
+        Some(publisher) => key.replace(&format!("{publisher:x}"), "PUB"),
+        None => key,
+    }
+}
+
+/// The keys of two ranks, as they were recorded: one endpoint and card, and per rank a channel, a source and a query.
+#[tokio::test]
+async fn a_worker_announces_what_was_recorded_and_takes_it_back() {
+    let rig = rig(2).await;
+    let records = listed(&rig.store).await;
+    let id = rig.membership.id().0;
+    let mut keys: Vec<String> = records.iter().map(key).collect();
+    keys.sort();
+    let topic = "namespace/dynamo/component/backend/endpoint/generate/topic";
+    let instances = |name: &str| format!("v1/instances/dynamo/backend/{name}/{id:x}");
+    let mut expected = vec![
+        format!("v1/event_channels/{topic}/active_sequences_events/PUB"),
+        format!("v1/event_channels/{topic}/forward-pass-metrics/PUB"),
+        format!("v1/event_channels/{topic}/kv_metrics/PUB"),
+        instances("clear_kv_blocks"),
+        instances("generate"),
+        format!("v1/mdc/dynamo/backend/generate/{id:x}"),
+    ];
+    for _ in 0..2 {
+        expected.push(format!("v1/event_channels/{topic}/kv-events/PUB"));
+        expected.push(format!("v1/event_sources/{topic}/kv-events/PUB"));
+        expected.push(instances("worker_kv_query_source_PUB"));
+    }
+    expected.sort();
+    assert_eq!(keys, expected);
+    for record in &records {
+        if let Record::EventChannel(channel) = record {
+            let EventTransport::Zmq { endpoint } = &channel.transport else {
+                panic!("not over ZeroMQ");
+            };
+            assert!(endpoint.starts_with("tcp://127.0.0.1:"), "{endpoint}");
+            assert!(channel.instance_id < 1 << 53);
+        }
+        if let Record::EventSource(source) = record {
+            let kv = source.kv().unwrap();
+            let named = (kv.worker.worker_id, kv.publisher_id);
+            assert_eq!(named, (id, source.publisher_id));
+            assert!(kv.recovery_target.is_some());
+        }
+    }
+    rig.membership.leave().await;
+    assert!(listed(&rig.store).await.is_empty());
+    // Who has not heard of it yet is still answered, until the worker is gone.
+    let worker = rig.membership.id();
+    let plane = TokenPlane::new(rig.client, endpoint_of(&records, "generate"));
+    let mut stream = plane.send(worker, request(1)).await.unwrap();
+    assert_eq!(stream.next().await.unwrap().unwrap().tokens, [7]);
+    drop(rig.membership);
+    assert!(plane.send(worker, request(2)).await.is_err());
+    rig.tasks.stop();
+}
+
+/// What was told can be asked for: everything, or from a number on.
+#[tokio::test]
+async fn a_rank_answers_for_its_events() {
+    let rig = rig(1).await;
+    let query = endpoint_of(&listed(&rig.store).await, "worker_kv_query_source_");
+    let id = rig.membership.id();
+    let ask = async |start: Option<u64>| {
+        let mut bytes = Vec::new();
+        let request = RecoveryRequest::new(WorkerRank::new(id.0, 0), start);
+        request.encode(Encoding::MessagePack, &mut bytes);
+        let payload = Payload::new(Codec::MessagePack, bytes.into());
+        let context = CallContext::new(id, RequestId(9));
+        let mut answer = rig.client.call(&query, payload, context).await.unwrap();
+        let item = answer.next().await.unwrap().unwrap();
+        RecoveryReply::decode(Encoding::MessagePack, &item.bytes).unwrap()
+    };
+    let empty = RecoveryReply::TreeDump {
+        events: Vec::new(),
+        last: 0,
+    };
+    assert_eq!(ask(None).await, empty);
+    let reports = rig.membership.reports();
+    for (name, parent) in [(1, None), (2, Some(1)), (3, None)] {
+        reports.cache_event(DpRank(0), stored(name, parent));
+    }
+    reports.step_ended(DpRank(0));
+    let RecoveryReply::Events { events, last } = ask(Some(1)).await else {
+        panic!("events were asked for");
+    };
+    assert_eq!((events.len(), last), (2, 2), "one chain is one event");
+    let RecoveryReply::TreeDump { last, .. } = ask(None).await else {
+        panic!("the state was asked for");
+    };
+    assert_eq!(last, 2);
+    reports.restarted(DpRank(0));
+    assert_eq!(ask(None).await, empty, "it began anew");
+    rig.tasks.stop();
+}
+
+/// Whoever asks for an empty cache is told how it went.
+#[tokio::test]
+async fn the_cache_is_emptied_on_request() {
+    let rig = rig(1).await;
+    let clear = endpoint_of(&listed(&rig.store).await, "clear_kv_blocks");
+    let payload = Payload::new(Codec::MessagePack, vec![0x80].into());
+    let context = CallContext::new(rig.membership.id(), RequestId(9));
+    let mut answer = rig.client.call(&clear, payload, context).await.unwrap();
+    let item = answer.next().await.unwrap().unwrap().value().unwrap();
+    let status = item.get("data").and_then(|data| data.get("status"));
+    assert_eq!(status.and_then(|status| status.text()), Some("success"));
+    rig.tasks.stop();
+}
