@@ -149,9 +149,11 @@ class Rig:
     def cached(self, prompt, engine=None):
         return self.ask(prompt, engine)["prompt_tokens_details"]["cached_tokens"]
 
-    def prove(self, engine, prompts=60):
-        """Lets an engine prove its events right: more often after each time that it was not believed."""
-        for _ in range(prompts):
+    def prove(self, engine, seconds=60):
+        """Lets an engine prove its events right: more often after each time that it was not believed. By time and not by
+        number: an answer is judged once its events have had theirs, and a quick machine asks hundreds until then."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
             prompt = self.fresh()
             for _ in range(2):
                 self.ask(prompt, engine)
