@@ -7,6 +7,7 @@
 
 mod changelog;
 mod cycles;
+mod depth;
 mod host;
 mod links;
 mod manifest;
@@ -77,6 +78,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
     found.extend(purity::dependencies(tree));
     found.extend(host::check(tree));
     found.extend(cycles::check(tree));
+    found.extend(depth::check(tree));
     found.extend(names::check(tree));
     found.extend(links::check(tree));
     found.extend(changelog::fragments(tree));

@@ -18,9 +18,10 @@ use kvasir_frontend::{App, ServedModel, WorkerLink};
 use kvasir_host::{LocalEvents, ModelSpec};
 use kvasir_mocker::{Observer, TokenWorker, WorkerOptions};
 use kvasir_router::{Input, LoadReport, WorkerSpec};
+use kvasir_tasks::RuntimeThreads;
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
-use kvasir_transport::{MemoryPlane, RuntimeThreads};
+use kvasir_transport::MemoryPlane;
 use kvasir_types::{DpRank, KvEvent, TransportKind, WorkerId, WorkerRank};
 use kvasir_upstream::{Pool, WorkerTls, parse_url};
 
@@ -230,7 +231,7 @@ Ask something, then the same again: the second time its prefix is cached and it 
 }
 
 /// Shows the summary again and again: in place on a terminal, one below the other elsewhere.
-async fn show(tasks: kvasir_transport::Tasks, summary: Arc<Mutex<Summary>>) {
+async fn show(tasks: kvasir_tasks::Tasks, summary: Arc<Mutex<Summary>>) {
     let terminal = std::io::stdout().is_terminal();
     let every = SUMMARY_EVERY[usize::from(!terminal)];
     let mut lines_up = 0;

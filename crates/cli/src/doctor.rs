@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
 use kvasir_doctor::{ListedWorker, Probe, Report, Target, WorkerReport, examine};
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
-use kvasir_transport::Tasks;
 use kvasir_upstream::default_api_key;
 
 use crate::operate;

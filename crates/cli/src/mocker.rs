@@ -12,8 +12,8 @@ use kvasir_mocker::{
     EventSockets, HttpFault, MockAdapter, MockServer, MockServerOptions, Observer, Worker,
     WorkerOptions, answers_in_words,
 };
+use kvasir_tasks::Tasks;
 use kvasir_text::{FolderError, TextModel};
-use kvasir_transport::Tasks;
 use kvasir_types::WorkerId;
 use tokio::signal::unix::{SignalKind, signal};
 

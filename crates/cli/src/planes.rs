@@ -10,11 +10,10 @@ use kvasir_discovery::{
     EtcdOptions, EtcdOptionsError, EtcdStore, FileStore, MemStore, Namespaces, Store,
 };
 use kvasir_frontend::{DiscoveryOptions, EventPlaneSetup, Fleet};
+use kvasir_tasks::Tasks;
 use kvasir_transport::event_plane::NatsEventOptions;
 use kvasir_transport::tcp::{TcpClient, TcpOptions, client_tls};
-use kvasir_transport::{
-    EndpointClient, RequestPlane, ResponseOptions, ResponseServer, Tasks, TokenPlane,
-};
+use kvasir_transport::{EndpointClient, RequestPlane, ResponseOptions, ResponseServer, TokenPlane};
 use kvasir_types::{PlaneEndpoint, WorkerId};
 
 use crate::wiring::{BadConfig, Failure};

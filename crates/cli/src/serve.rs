@@ -8,8 +8,8 @@ use std::time::Duration;
 use kvasir_config::{Settings, keys};
 use kvasir_frontend::{App, Fleet, Server, http_threads};
 use kvasir_host::{LoadedSnapshot, SnapshotWriter};
+use kvasir_tasks::{RuntimeThreads, Tasks};
 use kvasir_telemetry::{Clock, Metrics, log};
-use kvasir_transport::{RuntimeThreads, Tasks};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::wiring::{self, Failure};

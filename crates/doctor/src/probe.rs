@@ -13,9 +13,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
-use kvasir_transport::{SourceFault, Tasks};
+use kvasir_transport::SourceFault;
 use kvasir_types::{HttpEndpoint, Rng};
 use kvasir_upstream::{EngineKind, EventSource, Facts, ServerInfo, WorkerTls, event_sources};
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use kvasir_host::HostContext;
 use kvasir_openai::ApiError;
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, Metrics, Tracer};
-use kvasir_transport::Tasks;
 use tokio::sync::Semaphore;
 
 use crate::fleet::FleetContext;

@@ -32,8 +32,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kvasir_host::{EventPlane, LoadedSnapshot, RouterSetup, SnapshotWriter};
+use kvasir_tasks::{RuntimeThreads, Tasks};
 use kvasir_text::ModelFolders;
-use kvasir_transport::{RequestPlane, RuntimeThreads, Tasks};
+use kvasir_transport::RequestPlane;
 use kvasir_types::{HttpEndpoint, PlaneEndpoint, Role, Transport, WorkerId, WorkerRecord};
 use kvasir_upstream::{Bounds, Pool, WorkerTls};
 use tokio::sync::watch;

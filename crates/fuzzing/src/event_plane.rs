@@ -3,12 +3,11 @@
 
 use std::fmt::Debug;
 
-use kvasir_wire::DecodeError;
+use kvasir_msgpack::{DecodeError, Value};
 use kvasir_wire::native::{
     ActiveLoad, Encoding, Envelope, ForwardPass, RecoveryReply, RecoveryRequest, SequenceEvent,
     SessionBinding,
 };
-use kvasir_wire::value::Value;
 
 pub(crate) const WORDS: &[&str] = &[
     "\"Events\":",

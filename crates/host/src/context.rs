@@ -1,7 +1,7 @@
 //! What every host is handed: the time, the metrics, and where tasks run.
 
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, Metrics};
-use kvasir_transport::Tasks;
 
 /// The surroundings of a host. Clones are one.
 #[derive(Clone, Debug)]

@@ -26,7 +26,8 @@ pub(crate) use local::LocalStreams;
 use std::sync::Arc;
 
 use kvasir_kv_events::{Encoding, EventFormat, Sequencer, StreamCheckpoint, StreamOptions};
-use kvasir_transport::{EventSource, RuntimeThreads, Tasks};
+use kvasir_tasks::{RuntimeThreads, Tasks};
+use kvasir_transport::EventSource;
 use kvasir_types::WorkerRank;
 
 use crate::counted::CountedIndex;

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvasir_kv_events::StreamOptions;
-use kvasir_transport::RuntimeThreads;
+use kvasir_tasks::RuntimeThreads;
 use kvasir_transport::event_plane::ChannelAddress;
 #[cfg(feature = "nats")]
 use kvasir_transport::event_plane::NatsEventOptions;

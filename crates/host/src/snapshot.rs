@@ -22,7 +22,7 @@ use std::time::Duration;
 use kvasir_index::RestoreError;
 use kvasir_kv_events::{Cursor, StreamCheckpoint, TranslatorState};
 use kvasir_router::LearnedRecord;
-use kvasir_transport::Tasks;
+use kvasir_tasks::Tasks;
 use kvasir_trust::{CacheState, TrustRecord};
 use kvasir_types::WorkerRank;
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kvasir_index::IndexOptions;
 use kvasir_router::{RouterConfig, RouterMode};
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
-use kvasir_transport::Tasks;
 
 use crate::{HostContext, HostOptions, RouterHost};
 

@@ -8,10 +8,11 @@ mod replay;
 pub use checkpoint::StreamCheckpoint;
 
 use bytes::Bytes;
+use kvasir_msgpack::DecodeError;
 use kvasir_types::{DpRank, Time, WorkerRank};
+use kvasir_wire::SourceEvent;
 use kvasir_wire::engine::{Batch, peek_time};
 use kvasir_wire::frame::Frame;
-use kvasir_wire::{DecodeError, SourceEvent};
 
 use crate::cursor::{History, Repeat};
 use crate::lag::EventLag;

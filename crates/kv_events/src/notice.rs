@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use kvasir_msgpack::DecodeError;
 use kvasir_types::{WorkerId, WorkerRank};
-use kvasir_wire::{DecodeError, Skip};
+use kvasir_wire::Skip;
 
 /// Why a recovery runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -9,9 +9,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use kvasir_msgpack::DecodeError;
 use kvasir_types::{Rng, Time, WorkerId, WorkerRank};
+use kvasir_wire::SourceEvent;
 use kvasir_wire::native::{Encoding, RouterEvent, decode_router_events};
-use kvasir_wire::{DecodeError, SourceEvent};
 
 use crate::numbered_rank::{NumberedRank, Step};
 use crate::rank::{Effects, RankState};

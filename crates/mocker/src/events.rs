@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use kvasir_engine::{CacheEvent, Load};
-use kvasir_transport::Tasks;
+use kvasir_tasks::Tasks;
 use kvasir_transport::zmq::{Endpoint, ZmqLimits, ZmqPublisher, ZmqReplayServer};
 use kvasir_types::{EngineHash, KvEvent, RequestId, TokenRequest, WorkerRank};
 use kvasir_wire::engine::Dialect;

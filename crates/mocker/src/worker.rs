@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use kvasir_engine::{ConfigError, Engine, EngineConfig, EngineRequest, OutputTokens, Prompt};
 use kvasir_hash::Scope;
-use kvasir_transport::{Call, MemoryPlane, PlaneError, Tasks, TokenSink, WorkerInbox};
+use kvasir_tasks::Tasks;
+use kvasir_transport::{Call, MemoryPlane, PlaneError, TokenSink, WorkerInbox};
 use kvasir_types::{DpRank, TokenRequest, WorkerId, WorkerRank};
 use tokio::sync::{mpsc, oneshot};
 

@@ -1,7 +1,7 @@
 //! An item of `generate`: an output, a remark for the client, or an error.
 
 use bytes::Bytes;
-use kvasir_wire::msgpack::{Kind, Reader};
+use kvasir_msgpack::{Kind, Reader};
 
 use crate::read::{self, Result, map};
 use crate::{Output, Payload, PayloadWriter, ProtocolError};

@@ -1,6 +1,6 @@
 //! Why a message was refused.
 
-use kvasir_wire::DecodeError;
+use kvasir_msgpack::DecodeError;
 
 /// Why a message of a request plane could not be read. Always the sender's fault, or the path's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
+use kvasir_msgpack::{DecodeError, Reader};
 use kvasir_types::Codec;
-use kvasir_wire::DecodeError;
-use kvasir_wire::msgpack::Reader;
 use serde_json::value::RawValue;
 
 use crate::read::{map, raw};

@@ -1,9 +1,8 @@
 //! What `generate` answers: some tokens, how likely they were, why there are no more.
 
 use bytes::Bytes;
+use kvasir_msgpack::{DecodeError, Kind, Reader};
 use kvasir_types::Token;
-use kvasir_wire::DecodeError;
-use kvasir_wire::msgpack::{Kind, Reader};
 
 use crate::read::{self, Result, map, map_or_nil, option};
 use crate::{Payload, PayloadWriter};

@@ -1,8 +1,8 @@
 //! A value as it travels: its bytes and how they are written.
 
 use bytes::Bytes;
+use kvasir_msgpack::Value;
 use kvasir_types::Codec;
-use kvasir_wire::value::Value;
 use serde_json::Value as Json;
 
 use crate::{PayloadWriter, ProtocolError};
@@ -60,7 +60,7 @@ impl Payload {
 pub(crate) fn json(bytes: &[u8]) -> Result<Json, ProtocolError> {
     serde_json::from_slice(bytes).map_err(|error| ProtocolError::Decode {
         what: PAYLOAD,
-        cause: kvasir_wire::DecodeError::Json {
+        cause: kvasir_msgpack::DecodeError::Json {
             line: error.line(),
             column: error.column(),
         },

@@ -1,9 +1,8 @@
 //! Reads members of MessagePack maps by name.
 
 use bytes::Bytes;
+use kvasir_msgpack::{DecodeError, Kind, Reader};
 use kvasir_types::{Codec, Token};
-use kvasir_wire::DecodeError;
-use kvasir_wire::msgpack::{Kind, Reader};
 
 use crate::Payload;
 

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kvasir_msgpack::Reader;
 use kvasir_types::{Codec, Token};
-use kvasir_wire::msgpack::Reader;
 
 use crate::read::{self, Result, map, map_or_nil, option};
 use crate::{Payload, PayloadWriter, ProtocolError, RoutingHints};

@@ -1,7 +1,7 @@
 //! What a request says about where it goes, as it travels.
 
 use bytes::Bytes;
-use kvasir_wire::msgpack::Reader;
+use kvasir_msgpack::Reader;
 
 use crate::read::{self, Result, map, option};
 use crate::request::{keep, write_rest};

@@ -4,9 +4,8 @@
 //! first, JSON the second.
 
 use bytes::Bytes;
+use kvasir_msgpack::{Value, Writer};
 use kvasir_types::{Codec, Token};
-use kvasir_wire::msgpack::Writer;
-use kvasir_wire::value::Value;
 use serde_json::Value as Json;
 
 use crate::Payload;

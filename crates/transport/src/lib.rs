@@ -16,13 +16,10 @@ pub mod event_plane;
 mod events;
 mod local_error;
 mod memory;
-mod on_wake;
 mod plane;
 mod stream;
-mod tasks;
 #[cfg(feature = "tcp")]
 pub mod tcp;
-mod threads;
 #[cfg(feature = "tcp")]
 mod tokens;
 #[cfg(feature = "zmq")]
@@ -42,10 +39,7 @@ pub use events::{
 pub use kvasir_wire::{SourceEvent, SourceFault};
 pub use local_error::{is_local_error, is_out_of_descriptors};
 pub use memory::{Call, MemoryPlane, WorkerInbox};
-pub use on_wake::OnWake;
 pub use plane::{AnswerStep, PlaneError, RequestPlane, SendFuture};
 pub use stream::{TokenSink, TokenSource, TokenStream, token_stream};
-pub use tasks::Tasks;
-pub use threads::{RuntimeThreads, ThreadSlot};
 #[cfg(feature = "tcp")]
 pub use tokens::{TokenEndpoint, TokenPlane};

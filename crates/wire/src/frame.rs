@@ -3,7 +3,7 @@
 //! Live messages have three parts: topic, sequence number, payload. Answers of the replay socket have an
 //! empty part in front, and the last one has the sequence number -1 and no payload.
 
-use crate::DecodeError;
+use kvasir_msgpack::DecodeError;
 
 /// Sequence number of the message that ends a replay.
 pub const REPLAY_END: u64 = u64::MAX;
@@ -34,7 +34,7 @@ pub enum ReplayPart<P> {
 /// let frame = parse_live(&parts)?;
 /// assert_eq!((frame.sequence, frame.payload), (7, vec![0x93]));
 /// assert!(parse_live(&parts[1..]).is_err());
-/// # Ok::<(), kvasir_wire::DecodeError>(())
+/// # Ok::<(), kvasir_msgpack::DecodeError>(())
 /// ```
 pub fn parse_live<P: AsRef<[u8]> + Clone>(parts: &[P]) -> Result<Frame<P>, DecodeError> {
     let [_topic, sequence, payload] = parts else {

@@ -11,16 +11,12 @@
 //! Elsewhere: sockets (`kvasir-transport`), order, loss and recovery (`kvasir-kv-events`).
 
 pub mod engine;
-mod error;
 pub mod frame;
-pub mod msgpack;
 pub mod native;
 mod source;
 mod translate;
 pub mod trtllm;
-pub mod value;
 
-pub use error::DecodeError;
 pub use source::{SourceEvent, SourceFault};
 pub use translate::{
     GROUPS_MAX, SALTED_BLOCKS_MAX, Skip, TranslateOptions, Translation, Translator, TranslatorState,

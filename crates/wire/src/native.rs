@@ -25,8 +25,7 @@ pub use write::encode_router_events;
 
 use kvasir_types::{EngineHash, KvEvent, LocalHash, StoredBlock, Tier, WorkerRank};
 
-use crate::DecodeError;
-use crate::value::Value;
+use kvasir_msgpack::{DecodeError, Value};
 
 /// Events in one message; far above any publisher's batch.
 pub const EVENTS_MAX: usize = 1 << 20;

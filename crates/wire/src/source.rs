@@ -4,8 +4,8 @@
 //! (`kvasir-transport`) and whoever puts events in order (`kvasir-kv-events`).
 
 use bytes::Bytes;
+use kvasir_msgpack::DecodeError;
 
-use crate::DecodeError;
 use crate::frame::Frame;
 use crate::native::{RecoveryReply, RouterEvent};
 

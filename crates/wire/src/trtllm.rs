@@ -7,10 +7,10 @@
 use std::collections::HashMap;
 
 use kvasir_hash::{BlockHasher, Scope};
+use kvasir_msgpack::{DecodeError, Value};
 use kvasir_types::{EngineHash, KvEvent, LocalHash, StoredBlock, Tier, Token};
 
-use crate::value::Value;
-use crate::{DecodeError, Skip};
+use crate::Skip;
 
 /// Blocks remembered per rank, so that a move between levels can be told as stored and removed. Past it,
 /// moved blocks count as removed.

@@ -4,11 +4,11 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 
 use kvasir_discovery::EventTransport;
+use kvasir_msgpack::Value;
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
-use kvasir_transport::Tasks;
 use kvasir_transport::event_plane::{ChannelAddress, PlanePublisher, PlanePublisherOptions};
 use kvasir_wire::native::Topic;
-use kvasir_wire::value::Value;
 
 /// How a worker's events reach whoever listens.
 #[derive(Clone, Debug)]

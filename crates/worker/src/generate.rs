@@ -4,10 +4,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use kvasir_msgpack::Value;
 use kvasir_protocol::Payload;
 use kvasir_transport::{EndpointHandler, HandlerFuture, IncomingCall, TokenEndpoint, TokenSink};
 use kvasir_types::{TokenRequest, WorkerId};
-use kvasir_wire::value::Value;
 
 use crate::names::RequestNames;
 

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use kvasir_discovery::record::SourceRank;
 use kvasir_discovery::{Card, EndpointName, Instance, Lease, Record, Store, StoreError};
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
-use kvasir_transport::{EndpointHandler, ServedEndpoint, Tasks};
+use kvasir_transport::{EndpointHandler, ServedEndpoint};
 use kvasir_types::{Codec, WorkerId};
 use kvasir_wire::native::Topic;
 

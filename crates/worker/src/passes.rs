@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use kvasir_transport::Tasks;
+use kvasir_tasks::Tasks;
 use kvasir_types::WorkerRank;
 use kvasir_wire::native::{ForwardPass, QueuedWork, ScheduledWork};
 

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
-use kvasir_transport::Tasks;
 use kvasir_types::{DpRank, KvEvent, RequestId, WorkerId, WorkerRank};
 use kvasir_wire::native::{
     QueuedWork, RouterEvent, ScheduledWork, SequenceChange, SequenceEvent, Topic,

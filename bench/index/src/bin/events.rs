@@ -21,7 +21,7 @@ use kvasir_index::{Index, Matches};
 use kvasir_kv_events::{EventFormat, Sequencer, SourceEvent, StreamOptions};
 use kvasir_types::{LocalHash, Time, WorkerRank};
 use kvasir_wire::frame::Frame;
-use kvasir_wire::msgpack::Writer;
+use kvasir_msgpack::Writer;
 
 /// Prompts that are looked up.
 const PROMPTS: usize = 512;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use kvasir_config::{EngineFamily, EventWire, Settings, keys};
 use kvasir_mocker::{EventOptions, EventSockets, Fault};
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
-use kvasir_transport::Tasks;
 use kvasir_transport::zmq::Endpoint;
 use kvasir_wire::engine::Dialect;
 use serde::Deserialize;

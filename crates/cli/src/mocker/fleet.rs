@@ -12,9 +12,10 @@ use kvasir_mocker::{
     CacheFaults, Fault, Faults, MockServer, MockServerOptions, Observer, PlaneEngine,
     PlaneReporter, Worker, WorkerOptions,
 };
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
+use kvasir_transport::local_address;
 use kvasir_transport::tcp::{EndpointServer, ServerOptions};
-use kvasir_transport::{Tasks, local_address};
 use kvasir_types::Codec;
 use kvasir_worker::{
     EngineFacts, EventCarrier, MemberOptions, Membership, RequestServer, card_of_folder,

@@ -18,7 +18,7 @@ use hyper::body::{Body, Frame, Incoming};
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper::rt::Executor;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use kvasir_transport::Tasks;
+use kvasir_tasks::Tasks;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
 use kvasir_discovery::{Bucket, EtcdOptions, EtcdStore, Store};
-use kvasir_transport::Tasks;
+use kvasir_tasks::Tasks;
 
 use crate::rig::{Folder, SOON, endpoint, next};
 

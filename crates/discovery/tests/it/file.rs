@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::time::{Duration, SystemTime};
 
 use kvasir_discovery::{Bucket, FileStore, Store};
-use kvasir_transport::Tasks;
+use kvasir_tasks::Tasks;
 
 use crate::rig::{Folder, SOON, endpoint, next};
 

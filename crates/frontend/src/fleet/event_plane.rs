@@ -173,8 +173,9 @@ fn endpoint_of(instance: &Instance) -> PlaneEndpoint {
 #[cfg(test)]
 mod tests {
     use kvasir_host::{HostContext, HostOptions, PlaneWorker, RouterHost};
+    use kvasir_tasks::Tasks;
     use kvasir_transport::tcp::{TcpClient, TcpOptions};
-    use kvasir_transport::{RequestPlane, ResponseOptions, ResponseServer, Tasks, TokenPlane};
+    use kvasir_transport::{RequestPlane, ResponseOptions, ResponseServer, TokenPlane};
     use kvasir_types::{RequestContext, RequestId, Sampling, TokenRequest, WorkerId};
 
     use super::*;

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::Metrics;
-use kvasir_transport::Tasks;
 use kvasir_types::{ApiKey, WorkerId, WorkerRecord};
 use kvasir_upstream::{AddressError, default_api_key, parse_worker};
 

@@ -241,8 +241,8 @@ impl HttpWatcher {
 #[cfg(test)]
 mod tests {
     use kvasir_host::RouterSetup;
+    use kvasir_tasks::Tasks;
     use kvasir_telemetry::{Clock, MetricOptions, Metrics};
-    use kvasir_transport::Tasks;
 
     use super::*;
     use crate::{App, AppOptions};

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, Metrics};
-use kvasir_transport::Tasks;
 use tokio_util::sync::CancellationToken;
 
 use crate::http::body::MIB;

@@ -20,7 +20,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use kvasir_transport::{OnWake, RuntimeThreads, ThreadSlot};
+use kvasir_tasks::{OnWake, RuntimeThreads, ThreadSlot};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 

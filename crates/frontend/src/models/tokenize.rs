@@ -18,8 +18,8 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use kvasir_openai::{Endpoint, Nvext, Prompt, Scan, Span};
+use kvasir_tasks::Tasks;
 use kvasir_text::{Effort, TextModel};
-use kvasir_transport::Tasks;
 use kvasir_types::{Token, WorkerId};
 
 use crate::http::long_work::LongWork;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use kvasir_host::Booking;
 use kvasir_router::RouteError;
-use kvasir_transport::Tasks;
+use kvasir_tasks::Tasks;
 use kvasir_types::WorkerRank;
 
 use crate::models::ServedModel;

@@ -319,7 +319,7 @@ async fn file_server() -> String {
         })
         .collect();
     let mut is_first = true;
-    let tasks = kvasir_transport::Tasks::new();
+    let tasks = kvasir_tasks::Tasks::new();
     tasks.spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let mut stream = BufReader::new(stream);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_transport::Tasks;
+use kvasir_tasks::Tasks;
 use kvasir_upstream::parse_worker;
 
 use crate::client::Client;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use kvasir_transport::Tasks;
+use kvasir_tasks::Tasks;
 use kvasir_upstream::parse_worker;
 use tokio::net::TcpStream;
 

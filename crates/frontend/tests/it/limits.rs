@@ -416,7 +416,7 @@ async fn http2_comes_in_as_http1_does() {
     )
     .await
     .unwrap();
-    let driver = kvasir_transport::Tasks::new();
+    let driver = kvasir_tasks::Tasks::new();
     driver.spawn(connection);
     let request = |body: &'static str| {
         http::Request::post(format!("http://door{CHAT}"))
@@ -461,7 +461,7 @@ async fn a_slow_http2_stream_slows_its_engine_alone() {
         .handshake::<_, Full<Bytes>>(TokioIo::new(socket))
         .await
         .unwrap();
-    let driver = kvasir_transport::Tasks::new();
+    let driver = kvasir_tasks::Tasks::new();
     driver.spawn(connection);
     let request = |body: &'static str| {
         http::Request::post(format!("http://door{CHAT}"))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvasir_frontend::{AppOptions, WorkersFile};
-use kvasir_transport::Tasks;
+use kvasir_tasks::Tasks;
 use kvasir_types::WorkerId;
 use kvasir_upstream::parse_worker;
 

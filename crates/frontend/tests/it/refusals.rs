@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use kvasir_frontend::{ApiKeys, AppOptions, Limits};
-use kvasir_transport::Tasks;
+use kvasir_tasks::Tasks;
 use tokio::net::TcpStream;
 
 use crate::engine::Step;

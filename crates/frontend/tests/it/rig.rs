@@ -9,8 +9,8 @@ use kvasir_frontend::{App, AppOptions, Fleet, Limits, ServedModel, Server, http_
 use kvasir_host::RouterSetup;
 use kvasir_index::IndexOptions;
 use kvasir_router::{Load, Router, RouterConfig, RouterMode};
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
-use kvasir_transport::Tasks;
 use kvasir_types::{DpRank, WorkerId, WorkerRank};
 use kvasir_upstream::parse_worker;
 

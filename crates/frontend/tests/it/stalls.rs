@@ -9,7 +9,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use kvasir_frontend::Limits;
-use kvasir_transport::Tasks;
+use kvasir_tasks::Tasks;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 

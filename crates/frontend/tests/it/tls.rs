@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use kvasir_frontend::{AppOptions, Limits, MemberState, ServerTls};
-use kvasir_transport::Tasks;
+use kvasir_tasks::Tasks;
 use kvasir_upstream::{TlsFile, WorkerTls, parse_worker};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

@@ -9,9 +9,10 @@ use kvasir_frontend::{App, AppOptions, ServedModel, Server, WorkerLink};
 use kvasir_host::{ModelSpec, RouterSetup};
 use kvasir_index::IndexOptions;
 use kvasir_router::{RouterConfig, RouterMode, WorkerSpec};
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
 use kvasir_text::TextModel;
-use kvasir_transport::{Call, MemoryPlane, PlaneError, Tasks};
+use kvasir_transport::{Call, MemoryPlane, PlaneError};
 use kvasir_types::{
     FinishReason, Likelihood, Token, TokenItem, TokenRequest, TransportKind, WorkerId,
 };

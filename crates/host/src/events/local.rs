@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvasir_kv_events::{Encoding, EventFormat, Notice, Sequencer, StreamOptions};
+use kvasir_tasks::RuntimeThreads;
 use kvasir_telemetry::{IntCounter, Metrics};
-use kvasir_transport::{EventPublisher, MemorySource, RuntimeThreads, SourceFault, worker_events};
+use kvasir_transport::{EventPublisher, MemorySource, SourceFault, worker_events};
 use kvasir_types::{KvEvent, WorkerId, WorkerRank};
 
 use super::{EventStream, StreamObserver, Subscriptions};

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use kvasir_kv_events::{Cache, Notice, Output, Resync, Sequencer, StreamCheckpoint, StreamStatus};
-use kvasir_transport::{EventSource, SourceEvent, SourceFault, Tasks, next_event};
+use kvasir_tasks::Tasks;
+use kvasir_transport::{EventSource, SourceEvent, SourceFault, next_event};
 use kvasir_types::Time;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;

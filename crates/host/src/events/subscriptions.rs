@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kvasir_transport::{RuntimeThreads, ThreadSlot};
+use kvasir_tasks::{RuntimeThreads, ThreadSlot};
 use tokio::task::JoinHandle;
 
 use super::EventStream;

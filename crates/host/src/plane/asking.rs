@@ -5,7 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use kvasir_transport::{EventSource, SourceEvent, SourceFault, Tasks};
+use kvasir_tasks::Tasks;
+use kvasir_transport::{EventSource, SourceEvent, SourceFault};
 use kvasir_types::PlaneEndpoint;
 use kvasir_wire::native::{RecoveryReply, RecoveryRequest};
 use tokio::sync::mpsc;

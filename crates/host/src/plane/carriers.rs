@@ -1,10 +1,11 @@
 //! How a channel is listened to, by where it is.
 
+use kvasir_tasks::Tasks;
+use kvasir_transport::EventSource;
 use kvasir_transport::event_plane::ChannelAddress;
 #[cfg(feature = "nats")]
 use kvasir_transport::event_plane::{NatsEventOptions, NatsEvents};
 use kvasir_transport::zmq::{Endpoint, ZmqFraming, ZmqLimits, ZmqSource, ZmqSourceOptions};
-use kvasir_transport::{EventSource, Tasks};
 use kvasir_wire::native::Topic;
 
 use super::EventPlaneOptions;

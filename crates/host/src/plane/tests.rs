@@ -7,8 +7,9 @@ use std::time::Duration;
 use kvasir_index::Matches;
 use kvasir_kv_events::publisher::RankPublisher;
 use kvasir_router::{Arrival, Input, Lookup, ThresholdUpdate, WorkerSpec};
+use kvasir_tasks::Tasks;
+use kvasir_transport::SourceFault;
 use kvasir_transport::event_plane::{PlanePublisher, PlanePublisherOptions};
-use kvasir_transport::{SourceFault, Tasks};
 use kvasir_types::{EngineHash, KvEvent, LocalHash, RequestId, StoredBlock, Tier};
 use kvasir_wire::native::{
     ActiveLoad, Encoding, RecoveryReply, RecoveryRequest, SequenceChange, SequenceEvent,

@@ -1,13 +1,13 @@
 //! What workers say beside cache events: how loaded they are, and which prompts are computed.
 
+use kvasir_msgpack::{DecodeError, Value};
 use kvasir_router::{Input, LoadReport};
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
 use kvasir_transport::event_plane::ChannelAddress;
-use kvasir_transport::{EventSource, SourceEvent, Tasks, next_event};
+use kvasir_transport::{EventSource, SourceEvent, next_event};
 use kvasir_types::RequestId;
-use kvasir_wire::DecodeError;
 use kvasir_wire::native::{ActiveLoad, SequenceChange, SequenceEvent, Topic};
-use kvasir_wire::value::Value;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::members::WorkerRouters;

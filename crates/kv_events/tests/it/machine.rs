@@ -7,10 +7,11 @@ use kvasir_index::{Index, Matches};
 use kvasir_kv_events::{
     Notice, RecoveryCause, Resync, Sequencer, SourceEvent, SourceFault, StreamOptions,
 };
+use kvasir_msgpack::DecodeError;
 use kvasir_types::{EngineHash, WorkerRank};
+use kvasir_wire::Skip;
 use kvasir_wire::engine::{Dialect, Event, Stored};
 use kvasir_wire::frame::Frame;
-use kvasir_wire::{DecodeError, Skip};
 
 use crate::sim::{BLOCK, Engine, Worker};
 

@@ -8,10 +8,10 @@ use kvasir_kv_events::{
     Encoding, EventFormat, Notice, Output, RANKS_MAX, Resync, Sequencer, SourceEvent, SourceFault,
     StreamOptions,
 };
+use kvasir_msgpack::Value;
 use kvasir_types::{EngineHash, KvEvent, LocalHash, StoredBlock, Tier, Time, WorkerId, WorkerRank};
 use kvasir_wire::frame::Frame;
 use kvasir_wire::native::{Envelope, RouterEvent};
-use kvasir_wire::value::Value;
 use serde_json::Value as Json;
 
 const TIER: Tier = Tier::Device;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_transport::{PlaneError, Tasks, TokenSink, TokenStream, token_stream};
+use kvasir_tasks::Tasks;
+use kvasir_transport::{PlaneError, TokenSink, TokenStream, token_stream};
 use kvasir_types::{TokenItem, TokenRequest};
 use kvasir_worker::{ClearFuture, TokenEngine};
 

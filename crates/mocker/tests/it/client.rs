@@ -9,8 +9,8 @@ use kvasir_mocker::{
     MockAdapter, MockServer, MockServerOptions, Observer, Worker, WorkerOptions, answers_in_words,
 };
 use kvasir_profile::{Constants, StepTimes};
+use kvasir_tasks::Tasks;
 use kvasir_text::TextModel;
-use kvasir_transport::Tasks;
 use kvasir_types::WorkerId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

@@ -14,8 +14,9 @@ use kvasir_kv_events::{EventFormat, Notice, Resync, Sequencer, StreamOptions};
 use kvasir_mocker::{
     EventOptions, EventSockets, Fault, Observer, Worker, WorkerOptions, seeded_answer,
 };
+use kvasir_tasks::Tasks;
 use kvasir_transport::zmq::{Endpoint, ZmqSource, ZmqSourceOptions};
-use kvasir_transport::{SourceFault, Tasks, token_stream};
+use kvasir_transport::{SourceFault, token_stream};
 use kvasir_types::{
     DpRank, RequestContext, RequestId, Rng, Sampling, Time, Token, TokenRequest, WorkerId,
     WorkerRank,

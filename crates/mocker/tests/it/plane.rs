@@ -7,7 +7,8 @@ use std::time::Duration;
 use kvasir_engine::{CacheEvent, EngineConfig, Load, OutputTokens};
 use kvasir_mocker::{Observer, TokenWorker, WorkerOptions, seeded_answer};
 use kvasir_profile::{Constants, StepTimes};
-use kvasir_transport::{MemoryPlane, PlaneError, RequestPlane, Tasks, TokenStream};
+use kvasir_tasks::Tasks;
+use kvasir_transport::{MemoryPlane, PlaneError, RequestPlane, TokenStream};
 use kvasir_types::{
     DpRank, FinishReason, KvEvent, RequestContext, RequestId, Sampling, TokenRequest, WorkerId,
     WorkerRank,

@@ -9,8 +9,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use kvasir_engine::CacheEvent;
 use kvasir_mocker::{EventOptions, EventSockets, Fault, Observer};
+use kvasir_tasks::Tasks;
 use kvasir_transport::zmq::{Endpoint, ZmqSource, ZmqSourceOptions};
-use kvasir_transport::{EventSource, SourceEvent, Tasks, next_event};
+use kvasir_transport::{EventSource, SourceEvent, next_event};
 use kvasir_types::{
     DpRank, EngineHash, KvEvent, LocalHash, StoredBlock, Tier, WorkerId, WorkerRank,
 };

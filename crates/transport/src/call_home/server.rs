@@ -14,13 +14,14 @@ use std::time::Duration;
 use bytes::BytesMut;
 use kvasir_protocol::control::{Handshake, Word};
 use kvasir_protocol::frame::TwoPart;
+use kvasir_tasks::Tasks;
 use kvasir_types::{RequestId, WorkerId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
 
-use crate::{AnswerStep, PlaneError, Tasks};
+use crate::{AnswerStep, PlaneError};
 
 /// Largest first frame of a connection: a subject and a word.
 const HANDSHAKE_BYTES_MAX: usize = 8 << 10;

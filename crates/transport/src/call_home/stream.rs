@@ -16,6 +16,7 @@ use bytes::BytesMut;
 use kvasir_protocol::control::{Prologue, Word};
 use kvasir_protocol::frame::TwoPart;
 use kvasir_protocol::{Item, Payload, ProtocolError};
+use kvasir_tasks::Tasks;
 use kvasir_types::{Codec, WorkerId};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
@@ -23,7 +24,7 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::server::Expected;
-use crate::{AnswerStep, PlaneError, Tasks};
+use crate::{AnswerStep, PlaneError};
 
 /// How much is read at once.
 const READ_CHUNK: usize = 16 << 10;

@@ -12,10 +12,11 @@ use bytes::Bytes;
 use kvasir_protocol::control::ControlMessage;
 use kvasir_protocol::frame::{Ack, TwoPart};
 use kvasir_protocol::{Payload, ProtocolError};
+use kvasir_tasks::Tasks;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::{ReplySink, Tasks};
+use crate::ReplySink;
 
 /// Longest time to connect to whoever asked.
 const CONNECT_HOME_TIMEOUT: Duration = Duration::from_secs(5);

@@ -17,7 +17,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::Tasks;
+use kvasir_tasks::Tasks;
 
 /// Largest frame that a reader sends: a word.
 const WORD_BYTES_MAX: usize = 1 << 10;

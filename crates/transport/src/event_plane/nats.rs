@@ -14,11 +14,12 @@ use std::time::Duration;
 use async_nats::{Client, ConnectOptions, Event, Message, Subscriber};
 use bytes::Bytes;
 use futures_core::Stream;
+use kvasir_tasks::Tasks;
 use kvasir_wire::native::Topic;
 use tokio::sync::{mpsc, watch};
 
 use super::PlaneReader;
-use crate::{EventSource, SourceEvent, SourceFault, Tasks};
+use crate::{EventSource, SourceEvent, SourceFault};
 
 /// Messages that wait for one listener, and for the network.
 const QUEUE_MESSAGES_MAX: usize = 4096;
@@ -249,7 +250,7 @@ fn subject_of(shared: &Weak<Shared>, subject: &str) -> Option<Arc<Subject>> {
 impl Subject {
     fn deliver(
         &self,
-        read: Result<Option<(u64, kvasir_wire::frame::Frame<Bytes>)>, kvasir_wire::DecodeError>,
+        read: Result<Option<(u64, kvasir_wire::frame::Frame<Bytes>)>, kvasir_msgpack::DecodeError>,
     ) {
         let mut routes = lock(&self.routes);
         match read {

@@ -4,12 +4,12 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
+use kvasir_tasks::Tasks;
 use kvasir_wire::native::{Envelope, Topic};
 
 use super::ChannelAddress;
 #[cfg(feature = "nats")]
 use super::nats::NatsEvents;
-use crate::Tasks;
 use crate::zmq::{Endpoint, ZmqLimits, ZmqPublisher};
 
 /// Messages that wait for a slow listener.

@@ -1,7 +1,7 @@
 //! Messages of the event plane, read: the right topic, and each once.
 
 use bytes::Bytes;
-use kvasir_wire::DecodeError;
+use kvasir_msgpack::DecodeError;
 use kvasir_wire::frame::Frame;
 use kvasir_wire::native::Envelope;
 

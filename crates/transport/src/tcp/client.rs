@@ -8,6 +8,7 @@ use bytes::{Bytes, BytesMut};
 use kvasir_protocol::Payload;
 use kvasir_protocol::control::{CallHome, ControlMessage};
 use kvasir_protocol::frame::{Ack, FRAME_BYTES_MAX, RequestFrame, TwoPart};
+use kvasir_tasks::Tasks;
 use kvasir_types::{PlaneEndpoint, WorkerId};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -16,7 +17,6 @@ use super::connection::{Connecting, Connection, SendError};
 use crate::call_home::AnswerLimits;
 use crate::{
     AnswerStep, CallContext, CallFuture, CallStream, EndpointClient, PlaneError, ResponseServer,
-    Tasks,
 };
 
 /// Limits and settings of requests over TCP.

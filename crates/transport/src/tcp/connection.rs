@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use kvasir_protocol::frame::Ack;
+use kvasir_tasks::Tasks;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
@@ -18,7 +19,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Tasks, is_local_error};
+use crate::is_local_error;
 
 /// Requests on their way whose acknowledgements have not come.
 const UNACKED_MAX: usize = 4096;

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use kvasir_protocol::frame::{Ack, FRAME_BYTES_MAX, RequestFrame};
+use kvasir_tasks::Tasks;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use crate::{Dispatcher, EndpointHandler, ServedEndpoint, Tasks};
+use crate::{Dispatcher, EndpointHandler, ServedEndpoint};
 
 /// Pause after the listener failed, which is for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

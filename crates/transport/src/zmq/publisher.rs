@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Bytes, BytesMut};
+use kvasir_tasks::Tasks;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -15,7 +16,6 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::codec::{Item, put_message, subscription};
 use super::connection::{LinkError, LinkReader, LinkWriter, Roles, handshake};
 use super::{Endpoint, ZmqLimits};
-use crate::Tasks;
 
 const PUB: Roles = Roles {
     own: "PUB",

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
+use kvasir_tasks::Tasks;
 use kvasir_wire::frame::{Frame, REPLAY_END, parse_replay_request};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -13,7 +14,6 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::codec::Item;
 use super::connection::{LinkError, Roles, handshake};
 use super::{Endpoint, ZmqLimits};
-use crate::Tasks;
 
 const ROUTER: Roles = Roles {
     own: "ROUTER",

@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use kvasir_tasks::Tasks;
 use kvasir_types::Rng;
 use kvasir_wire::frame::{ReplayPart, parse_live, parse_replay};
 use tokio::net::TcpStream;
@@ -20,7 +21,7 @@ use super::codec::Item;
 use super::connection::{LinkError, LinkReader, LinkWriter, Roles, handshake};
 use super::{Endpoint, ZmqLimits};
 use crate::event_plane::PlaneReader;
-use crate::{EventSource, SourceEvent, SourceFault, Tasks};
+use crate::{EventSource, SourceEvent, SourceFault};
 
 const SUB: Roles = Roles {
     own: "SUB",

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvasir_msgpack::Value;
 use kvasir_protocol::Payload;
+use kvasir_tasks::Tasks;
 use kvasir_transport::tcp::{TcpClient, TcpOptions};
-use kvasir_transport::{CallContext, EndpointClient, PlaneError, RequestPlane, Tasks, TokenPlane};
+use kvasir_transport::{CallContext, EndpointClient, PlaneError, RequestPlane, TokenPlane};
 use kvasir_types::{Codec, DpRank, FinishReason, PlaneEndpoint, RequestId, TokenRequest, WorkerId};
-use kvasir_wire::value::Value;
 
 use crate::rpc::{home, read, request};
 

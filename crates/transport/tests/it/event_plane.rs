@@ -5,13 +5,14 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use kvasir_tasks::Tasks;
 use kvasir_transport::event_plane::{
     ChannelAddress, PlanePublisher, PlanePublisherOptions, PlaneReader,
 };
 use kvasir_transport::zmq::{
     Endpoint, ZmqFraming, ZmqLimits, ZmqPublisher, ZmqSource, ZmqSourceOptions,
 };
-use kvasir_transport::{SourceEvent, Tasks, next_event};
+use kvasir_transport::{SourceEvent, next_event};
 use kvasir_wire::native::Topic;
 use serde_json::Value as Json;
 

@@ -6,10 +6,11 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use kvasir_tasks::Tasks;
 use kvasir_transport::zmq::{
     Endpoint, ReplayStore, ZmqLimits, ZmqPublisher, ZmqReplayServer, ZmqSource, ZmqSourceOptions,
 };
-use kvasir_transport::{EventSource, SourceEvent, Tasks, next_event};
+use kvasir_transport::{EventSource, SourceEvent, next_event};
 use kvasir_wire::frame::Frame;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use kvasir_tasks::Tasks;
 use kvasir_transport::event_plane::{
     ChannelAddress, NatsEventOptions, NatsEvents, NatsSource, PlanePublisher, PlanePublisherOptions,
 };
-use kvasir_transport::{SourceEvent, Tasks, next_event};
+use kvasir_transport::{SourceEvent, next_event};
 use kvasir_wire::native::Topic;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};

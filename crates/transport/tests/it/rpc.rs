@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use kvasir_tasks::Tasks;
 use kvasir_transport::tcp::{EndpointServer, ServerOptions, TcpClient, TcpOptions};
 use kvasir_transport::{
-    PlaneError, RequestPlane, ResponseOptions, ResponseServer, ServedEndpoint, Tasks,
-    TokenEndpoint, TokenPlane, TokenSink,
+    PlaneError, RequestPlane, ResponseOptions, ResponseServer, ServedEndpoint, TokenEndpoint,
+    TokenPlane, TokenSink,
 };
 use kvasir_types::{
     Codec, DpRank, FinishReason, PlaneEndpoint, RequestContext, RequestId, Sampling, TokenItem,

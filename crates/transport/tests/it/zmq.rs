@@ -4,10 +4,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use kvasir_tasks::Tasks;
 use kvasir_transport::zmq::{
     Endpoint, ReplayStore, ZmqLimits, ZmqPublisher, ZmqReplayServer, ZmqSource, ZmqSourceOptions,
 };
-use kvasir_transport::{EventSource, SourceEvent, SourceFault, Tasks, next_event};
+use kvasir_transport::{EventSource, SourceEvent, SourceFault, next_event};
 use kvasir_wire::frame::Frame;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;

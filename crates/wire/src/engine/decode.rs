@@ -4,11 +4,10 @@
 //! 0.5.18) and maps with `type` (since then). Fields that we do not know, and elements past the last one
 //! that we know, are read past.
 
+use kvasir_msgpack::{DecodeError, Int, Kind, Reader};
 use kvasir_types::{EngineHash, Tier, Token};
 
 use super::{Attention, Batch, BlockMedia, EVENTS_MAX, Medium, RawEvent, RawRemoved, RawStored};
-use crate::DecodeError;
-use crate::msgpack::{Int, Kind, Reader};
 
 type Result<T> = std::result::Result<T, DecodeError>;
 

@@ -1,9 +1,9 @@
 //! Events to payload bytes, in the shape of a given release: what the mock engine sends.
 
+use kvasir_msgpack::Writer;
 use kvasir_types::{EngineHash, Tier, Token};
 
 use super::{Adapter, Attention, Event, Medium, Removed, Stored};
-use crate::msgpack::Writer;
 
 /// The wire shapes in use. Names state the first release that sends them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,10 +1,9 @@
 //! What an engine computed in one step: `forward-pass-metrics`. Idle workers send one a second.
 
+use kvasir_msgpack::{DecodeError, Value};
 use kvasir_types::WorkerRank;
 
 use super::{map, missing, uint};
-use crate::DecodeError;
-use crate::value::Value;
 
 /// One step of one rank.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,11 +1,9 @@
 //! What carries everything on the event plane: the envelope; and the smallest thing that it carries, load reports.
 
+use kvasir_msgpack::{DecodeError, Reader, Value};
 use kvasir_types::WorkerRank;
 
 use super::{map, missing, number, rank_fields, rank_of};
-use crate::DecodeError;
-use crate::msgpack::Reader;
-use crate::value::Value;
 
 /// First byte of an envelope on ZeroMQ.
 pub const ENVELOPE_VERSION: u8 = 1;

@@ -2,12 +2,10 @@
 //!
 //! Reads what the tree of [`crate::value`] reads and takes the same defaults; a test compares the two.
 
+use kvasir_msgpack::{DecodeError, Int, Kind, Reader, Value};
 use kvasir_types::{EngineHash, KvEvent, LocalHash, StoredBlock, Tier, WorkerRank};
 
 use super::{EVENTS_MAX, Encoding, Residency, RouterEvent, missing, residency_of, tier_of};
-use crate::DecodeError;
-use crate::msgpack::{Int, Kind, Reader};
-use crate::value::Value;
 
 type Result<T> = std::result::Result<T, DecodeError>;
 
@@ -22,7 +20,7 @@ const BLOCK_BYTES_MIN: usize = 25;
 /// let mut events = Vec::new();
 /// decode_router_events(Encoding::Json, payload, &mut events)?;
 /// assert_eq!((events[0].rank.worker.0, events[0].id), (3, 1));
-/// # Ok::<(), kvasir_wire::DecodeError>(())
+/// # Ok::<(), kvasir_msgpack::DecodeError>(())
 /// ```
 pub fn decode_router_events(
     encoding: Encoding,

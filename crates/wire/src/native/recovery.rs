@@ -2,14 +2,12 @@
 //!
 //! A dump of a large cache is read in one pass, without a tree: it is the largest message of all.
 
+use kvasir_msgpack::{DecodeError, Int, Kind, Reader, Value, Writer};
 use kvasir_types::WorkerRank;
 
 use super::read::{read_events, read_text};
 use super::write::encode_router_events;
 use super::{Encoding, RouterEvent, decode, encode, map, missing, number, rank_fields, rank_of};
-use crate::DecodeError;
-use crate::msgpack::{Int, Kind, Reader, Writer};
-use crate::value::Value;
 
 /// What a router asks of a worker's own index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

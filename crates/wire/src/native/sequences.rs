@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
+use kvasir_msgpack::{DecodeError, Value};
 use kvasir_types::{SequenceHash, WorkerId, WorkerRank};
 
 use super::{map, missing, number, rank_fields, rank_of, text, uint};
-use crate::DecodeError;
-use crate::value::Value;
 
 /// Something happened to a request: a router booked it, its prefill is done, it ended.
 #[derive(Clone, Debug, PartialEq, Eq)]

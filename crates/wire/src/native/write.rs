@@ -2,11 +2,10 @@
 //!
 //! Writes the bytes that the tree of [`crate::value`] writes; a test compares the two.
 
+use kvasir_msgpack::{Value, Writer};
 use kvasir_types::{EngineHash, KvEvent, StoredBlock};
 
 use super::{Encoding, Residency, RouterEvent, encode, tier_name};
-use crate::msgpack::Writer;
-use crate::value::Value;
 
 /// Appends a list of events, as the topic `kv-events` carries it.
 pub fn encode_router_events(encoding: Encoding, events: &[RouterEvent], out: &mut Vec<u8>) {

@@ -1,10 +1,10 @@
 //! Roads taken for speed lead where the plain ones lead: many numbers at once, keys compared as bytes, a `type`
 //! that comes first.
 
+use kvasir_msgpack::{DecodeError, Reader, Writer};
 use kvasir_types::Rng;
+use kvasir_wire::engine;
 use kvasir_wire::engine::{Batch, Event};
-use kvasir_wire::msgpack::{Reader, Writer};
-use kvasir_wire::{DecodeError, engine};
 use proptest::prelude::*;
 
 /// Reads the numbers one by one.

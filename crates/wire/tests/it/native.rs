@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
+use kvasir_msgpack::{DecodeError, Value};
 use kvasir_types::{EngineHash, KvEvent, LocalHash, StoredBlock, Tier, WorkerRank};
-use kvasir_wire::DecodeError;
 use kvasir_wire::native::{
     ActiveLoad, Encoding, Envelope, ForwardPass, RecoveryReply, RecoveryRequest, Residency,
     RouterEvent, SequenceEvent, SessionBinding, Topic, decode_router_events, encode_router_events,
 };
-use kvasir_wire::value::Value;
 
 use crate::captures::{bytes, lines, messages};
 

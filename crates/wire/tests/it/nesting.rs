@@ -1,8 +1,7 @@
 //! Nesting costs no stack. Damaged and random bytes are tried by `kvasir-fuzzing`, target `events`.
 
+use kvasir_msgpack::{Reader, Value};
 use kvasir_wire::engine::Batch;
-use kvasir_wire::msgpack::Reader;
-use kvasir_wire::value::Value;
 
 /// A megabyte of open arrays is refused.
 #[test]

@@ -296,7 +296,7 @@ fn pairs_are_hashed_with_the_longer_window() {
 /// Keys of unknown meaning make a block unlike any text block, instead of being overlooked.
 #[test]
 fn an_unknown_extra_key_is_never_a_plain_block() {
-    use kvasir_wire::msgpack::Writer;
+    use kvasir_msgpack::Writer;
     let mut bytes = Vec::new();
     let mut w = Writer::new(&mut bytes);
     w.array(2);
@@ -330,7 +330,7 @@ fn an_unknown_extra_key_is_never_a_plain_block() {
 /// SGLang 0.5.18 appends a map of named fields; an older relay sends objects before the group.
 #[test]
 fn odd_tails_of_the_positional_form_are_understood() {
-    use kvasir_wire::msgpack::Writer;
+    use kvasir_msgpack::Writer;
     let mut bytes = Vec::new();
     let mut w = Writer::new(&mut bytes);
     w.array(3);

@@ -7,10 +7,11 @@ use kvasir_discovery::{
     Bucket, Card, Change, EndpointName, EventTransport, MemStore, Record, RequestTransport, Store,
 };
 use kvasir_protocol::Payload;
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
 use kvasir_transport::tcp::{EndpointServer, ServerOptions, TcpClient, TcpOptions};
 use kvasir_transport::{
-    CallContext, EndpointClient, RequestPlane, ResponseOptions, ResponseServer, Tasks, TokenPlane,
+    CallContext, EndpointClient, RequestPlane, ResponseOptions, ResponseServer, TokenPlane,
     TokenSink,
 };
 use kvasir_types::{

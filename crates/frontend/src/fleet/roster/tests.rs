@@ -6,8 +6,8 @@ use std::time::Duration;
 use kvasir_host::{LoadedSnapshot, RouterSetup};
 use kvasir_index::{Index, IndexOptions};
 use kvasir_router::{RouterConfig, RouterMode};
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
-use kvasir_transport::Tasks;
 use kvasir_types::{TransportKind, WorkerRank};
 
 use super::*;

@@ -7,7 +7,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_transport::{RuntimeThreads, is_local_error};
+use kvasir_tasks::RuntimeThreads;
+use kvasir_transport::is_local_error;
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 

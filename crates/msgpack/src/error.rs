@@ -34,7 +34,7 @@ pub enum DecodeError {
         field: &'static str,
     },
     /// Values are nested deeper than any engine nests them.
-    #[error("values are nested deeper than {} levels", crate::msgpack::DEPTH_MAX)]
+    #[error("values are nested deeper than {} levels", crate::DEPTH_MAX)]
     Depth,
     /// A text is not UTF-8.
     #[error("text at byte {at} is not UTF-8")]

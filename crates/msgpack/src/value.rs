@@ -1,12 +1,11 @@
 //! A small tree of values, read from JSON or MessagePack: for the dialects that come in both.
 //!
-//! Not on the hot path of engines' events. Depth is bounded by [`crate::msgpack::DEPTH_MAX`], size by the
+//! Not on the hot path of engines' events. Depth is bounded by [`crate::DEPTH_MAX`], size by the
 //! input's own.
 
 use serde_json::Value as Json;
 
-use crate::DecodeError;
-use crate::msgpack::{DEPTH_MAX, Int, Kind, Reader, Writer};
+use crate::{DEPTH_MAX, DecodeError, Int, Kind, Reader, Writer};
 
 /// A value of either format.
 #[derive(Clone, Debug, PartialEq)]
