@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvasir_config::{DiscoveryBackend, Origin, RequestPlane as PlaneName, Settings, keys};
 use kvasir_discovery::{
@@ -11,7 +12,8 @@ use kvasir_discovery::{
 };
 use kvasir_frontend::{DiscoveryOptions, EventPlaneSetup, Fleet};
 use kvasir_tasks::Tasks;
-use kvasir_transport::event_plane::NatsEventOptions;
+use kvasir_transport::http_rpc::HttpClient;
+use kvasir_transport::nats::{NatsClient, NatsLink, NatsOptions};
 use kvasir_transport::tcp::{TcpClient, TcpOptions, client_tls};
 use kvasir_transport::{EndpointClient, RequestPlane, ResponseOptions, ResponseServer, TokenPlane};
 use kvasir_types::{PlaneEndpoint, WorkerId};
@@ -20,6 +22,9 @@ use crate::wiring::{BadConfig, Failure};
 
 /// The folder of `file` discovery in the temporary directory, where `--file-kv` names none.
 const FILE_KV: &str = "dynamo_store_kv";
+
+/// A NATS server that is away for less is not spoken of.
+const NATS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A store, and the option that says where it is.
 pub(crate) type NamedStore = (Arc<dyn Store>, &'static str);
@@ -73,38 +78,79 @@ pub(crate) async fn with_planes(
     if settings.get(keys::DISCOVERY_BACKEND) == DiscoveryBackend::Static {
         return Ok(fleet);
     }
-    let named = settings.get(keys::REQUEST_PLANE);
-    if named != PlaneName::Tcp {
-        tracing::warn!(
-            request_plane = named.name(),
-            "only workers on tcp can be reached yet: those that announce another plane get no requests"
-        );
-    }
     let options = response_options(settings);
     let bind = options.bind;
     let home = ResponseServer::start(options, tasks).await.map_err(|error| {
         format!("answers of workers cannot be taken at {bind}: {error}; set --tcp-rpc-host and --tcp-rpc-port")
     })?;
-    let client = TcpClient::new(home, tcp_options(settings)?, tasks);
-    let client: Arc<dyn EndpointClient> = Arc::new(client);
-    let fleet = fleet.with_event_plane(EventPlaneSetup {
-        clients: BTreeMap::from([("tcp", Arc::clone(&client))]),
-        nats: nats_options(settings),
+    let (link, options) = (nats_link(settings, tasks)?, tcp_options(settings)?);
+    if settings.get(keys::REQUEST_PLANE) == PlaneName::Nats {
+        link.connect();
+    }
+    let http = HttpClient::new(home.clone(), &options, tasks);
+    let nats = NatsClient::new(link.clone(), home.clone(), &options, tasks);
+    let tcp = TcpClient::new(home, options, tasks);
+    let clients: BTreeMap<&'static str, Arc<dyn EndpointClient>> = BTreeMap::from([
+        ("http", Arc::new(http) as _),
+        ("nats", Arc::new(nats) as _),
+        ("tcp", Arc::new(tcp) as _),
+    ]);
+    let mut fleet = fleet.with_event_plane(EventPlaneSetup {
+        clients: clients.clone(),
+        nats: link,
     });
-    let connect = move |_: WorkerId, endpoint: &PlaneEndpoint| {
-        let plane = TokenPlane::new(Arc::clone(&client), endpoint.clone());
-        Ok(Arc::new(plane) as Arc<dyn RequestPlane>)
-    };
-    Ok(fleet.with_plane("tcp", Arc::new(connect)))
+    for (name, client) in clients {
+        let connect = move |_: WorkerId, endpoint: &PlaneEndpoint| {
+            let plane = TokenPlane::new(Arc::clone(&client), endpoint.clone());
+            Ok(Arc::new(plane) as Arc<dyn RequestPlane>)
+        };
+        fleet = fleet.with_plane(name, Arc::new(connect));
+    }
+    Ok(fleet)
 }
 
-/// Where event channels on NATS are listened to.
-fn nats_options(settings: &Settings) -> NatsEventOptions {
+/// The connection to NATS, which is made when somebody needs it. The log says when it is lost and found.
+pub(crate) fn nats_link(settings: &Settings, tasks: &Tasks) -> Result<NatsLink, Failure> {
     let servers = settings.get(keys::NATS_SERVER);
     let servers = servers.split(',').map(|server| server.trim().to_owned());
-    NatsEventOptions {
+    let options = NatsOptions {
         servers: servers.filter(|server| !server.is_empty()).collect(),
         tls_ca: settings.get(keys::NATS_TLS_CA_CERT_PATH),
+        tls_insecure: settings.get(keys::NATS_TLS_INSECURE),
+        ..NatsOptions::default()
+    };
+    let link = NatsLink::new(&options, tasks)
+        .map_err(|error| BadConfig(format!("--nats-server: {error}")))?;
+    tasks.background().spawn(say_changes(link.clone()));
+    Ok(link)
+}
+
+/// Says once when the NATS server is not reached, and once when it is.
+async fn say_changes(link: NatsLink) {
+    link.wanted().await;
+    let (mut state, mut was_lost) = (link.watch(), false);
+    loop {
+        let reached = state.wait_for(|state| state.reached.is_ok());
+        let reached = tokio::time::timeout(NATS_PATIENCE, reached);
+        match reached.await.map(|state| state.is_ok()) {
+            Ok(true) => {
+                tracing::info!(servers = link.servers(), "connected to NATS");
+                was_lost = false;
+                let lost = state.wait_for(|state| state.reached.is_err());
+                if lost.await.is_err() {
+                    return;
+                }
+            }
+            Ok(false) => return,
+            Err(_) if was_lost => {}
+            Err(_) => {
+                tracing::warn!(
+                    servers = link.servers(),
+                    "the NATS server is not reached: requests to workers on NATS wait, and their events are missing; see --nats-server"
+                );
+                was_lost = true;
+            }
+        }
     }
 }
 

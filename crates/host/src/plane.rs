@@ -26,7 +26,7 @@ use kvasir_kv_events::StreamOptions;
 use kvasir_tasks::RuntimeThreads;
 use kvasir_transport::event_plane::ChannelAddress;
 #[cfg(feature = "nats")]
-use kvasir_transport::event_plane::NatsEventOptions;
+use kvasir_transport::nats::NatsLink;
 use kvasir_trust::Cause;
 use kvasir_types::{PlaneEndpoint, WorkerId, WorkerRank};
 use kvasir_wire::native::Topic;
@@ -112,9 +112,9 @@ pub struct EventPlane {
 pub struct EventPlaneOptions {
     /// Who asks workers what their caches hold.
     pub recovery: Arc<dyn RecoveryClient>,
-    /// Where NATS is, for channels that are there.
+    /// The connection to NATS, for channels that are there.
     #[cfg(feature = "nats")]
-    pub nats: NatsEventOptions,
+    pub nats: NatsLink,
     /// Where streams run; the caller's runtime if there are none.
     pub threads: Option<Arc<RuntimeThreads>>,
     /// What jitter comes from.
@@ -129,7 +129,7 @@ impl EventPlane {
         let workers = WorkerRouters::default();
         let plane = Plane {
             context: context.clone(),
-            carriers: Carriers::new(&options),
+            carriers: Carriers::new(&options, &context.tasks),
             options,
             channels: BTreeMap::new(),
             sources: BTreeMap::new(),
@@ -206,7 +206,7 @@ impl Plane {
                 self.channels.insert(key, channel.address.clone());
                 match channel.topic {
                     Topic::KvEvents => self.follow_publisher(channel.publisher).await,
-                    _ => self.listen(channel).await,
+                    _ => self.listen(channel),
                 }
             }
             PlaneChange::ChannelGone { publisher, topic } => {
@@ -281,7 +281,7 @@ impl Plane {
             return;
         };
         match wanted {
-            Some(origin) => self.open(&member, rank, origin).await,
+            Some(origin) => self.open(&member, rank, origin),
             None => {
                 let cause = match member.events {
                     // It was heard before, or may be later.
@@ -293,12 +293,12 @@ impl Plane {
         }
     }
 
-    async fn open(&mut self, member: &Member, rank: WorkerRank, origin: StreamOrigin) {
+    fn open(&mut self, member: &Member, rank: WorkerRank, origin: StreamOrigin) {
         let host = &member.host;
         let tasks = self.context.tasks.background();
-        let carriers = &mut self.carriers;
+        let carriers = &self.carriers;
         let listening = carriers.listen(&tasks, &origin.address, Topic::KvEvents, origin.publisher);
-        let source = match listening.await {
+        let source = match listening {
             Ok(source) => source,
             Err(error) => {
                 member
@@ -327,7 +327,7 @@ impl Plane {
     }
 
     /// Listens to load and bookings; other topics concern nobody here.
-    async fn listen(&mut self, channel: PlaneChannel) {
+    fn listen(&mut self, channel: PlaneChannel) {
         let (topic, key) = (channel.topic, (channel.topic, channel.publisher));
         let open = self.listeners.get(&key);
         if !matches!(topic, Topic::KvMetrics | Topic::ActiveSequences)
@@ -336,9 +336,9 @@ impl Plane {
             return;
         }
         let tasks = self.context.tasks.background();
-        let carriers = &mut self.carriers;
+        let carriers = &self.carriers;
         let listening = carriers.listen(&tasks, &channel.address, topic, channel.publisher);
-        let source = match listening.await {
+        let source = match listening {
             Ok(source) => source,
             Err(error) => {
                 return tracing::warn!(address = %channel.address, error, "cannot listen to this event channel");

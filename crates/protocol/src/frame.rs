@@ -21,6 +21,9 @@ pub const PATH_BYTES_MAX: usize = 1024;
 /// Longest text of an acknowledgement that is read; a worker says a line.
 pub const ACK_BYTES_MAX: usize = 64 << 10;
 
+/// Room that is made at once for a message that is not all there.
+const ROOM_BYTES_MAX: usize = 64 << 10;
+
 /// Bytes before the header of a two-part frame.
 pub const TWO_PART_HEAD_BYTES: usize = 24;
 
@@ -88,7 +91,7 @@ impl TwoPart {
         };
         let total = TWO_PART_HEAD_BYTES + header + body;
         if buffer.len() < total {
-            buffer.reserve(total - buffer.len());
+            make_room(buffer, total);
             return Ok(None);
         }
         buffer.advance(TWO_PART_HEAD_BYTES);
@@ -130,6 +133,12 @@ fn lengths(bytes: &[u8], max: usize) -> Result<Option<(usize, usize)>, ProtocolE
     };
     let header = fits(header, HEADER_BYTES_MAX.min(max))?;
     Ok(Some((header, fits(body, max - header)?)))
+}
+
+/// Makes room for what is missing of a message, a piece at a time: its length is only a claim until its bytes are there.
+fn make_room(buffer: &mut BytesMut, total: usize) {
+    let missing = total.saturating_sub(buffer.len());
+    buffer.reserve(missing.min(ROOM_BYTES_MAX));
 }
 
 /// A request as it travels to a worker.
@@ -194,7 +203,7 @@ impl RequestFrame {
         }
         let total = at + 4 + payload;
         if buffer.len() < total {
-            buffer.reserve(total - buffer.len());
+            make_room(buffer, total);
             return Ok(None);
         }
         let mut frame = buffer.split_to(total).freeze();
@@ -362,6 +371,21 @@ mod tests {
         ));
         let mut long = BytesMut::from(&[0xff, 0xff][..]);
         assert!(RequestFrame::take(&mut long, 64).is_err());
+    }
+
+    /// Twenty bytes that claim thirty megabytes cost their sender more than us.
+    #[test]
+    fn a_claimed_length_makes_little_room() {
+        let mut frame = BytesMut::new();
+        frame.put_u64(0);
+        frame.put_u64(30 << 20);
+        frame.put_u64(0);
+        assert_eq!(TwoPart::take(&mut frame, FRAME_BYTES_MAX), Ok(None));
+        assert!(frame.capacity() <= 2 * ROOM_BYTES_MAX);
+        let mut request = BytesMut::from(&b"\x00\x01x\x00\x02{}"[..]);
+        request.put_u32(30 << 20);
+        assert_eq!(RequestFrame::take(&mut request, FRAME_BYTES_MAX), Ok(None));
+        assert!(request.capacity() <= 2 * ROOM_BYTES_MAX);
     }
 
     #[test]

@@ -9,4 +9,6 @@ mod stream;
 pub use server::{HomeCounts, ResponseOptions, ResponseServer, local_address};
 pub use stream::CallStream;
 
+#[cfg(feature = "nats")]
+pub(crate) use server::Expected;
 pub(crate) use stream::AnswerLimits;

@@ -14,6 +14,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use kvasir_protocol::Payload;
+use kvasir_protocol::frame::Ack;
 use kvasir_types::{PlaneEndpoint, RequestId, WorkerId};
 
 use crate::{CallStream, PlaneError};
@@ -31,6 +32,15 @@ pub trait EndpointClient: Send + Sync + 'static {
         payload: Payload,
         context: CallContext,
     ) -> CallFuture<'a>;
+}
+
+/// What an acknowledgement means to whoever asked.
+pub(crate) fn accepted(ack: Ack, worker: WorkerId) -> Result<(), PlaneError> {
+    match ack {
+        Ack::Accepted => Ok(()),
+        Ack::Overloaded => Err(PlaneError::Overloaded(worker)),
+        Ack::Unavailable(why) => Err(PlaneError::Refused { worker, why }),
+    }
 }
 
 /// Who calls whom, and what is said beside the payload.

@@ -17,7 +17,7 @@ mod publisher;
 mod reader;
 
 #[cfg(feature = "nats")]
-pub use nats::{NatsEventOptions, NatsEvents, NatsSource};
+pub use nats::{NatsEvents, NatsSource};
 #[cfg(feature = "zmq")]
 pub use publisher::{PlanePublisher, PlanePublisherOptions};
 pub use reader::PlaneReader;

@@ -14,8 +14,12 @@ mod call_home;
 mod endpoint;
 pub mod event_plane;
 mod events;
+#[cfg(feature = "http")]
+pub mod http_rpc;
 mod local_error;
 mod memory;
+#[cfg(feature = "nats")]
+pub mod nats;
 mod plane;
 mod stream;
 #[cfg(feature = "tcp")]

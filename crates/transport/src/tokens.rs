@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use kvasir_protocol::{
     Annotated, GenerateRequest, Output, Payload, Usage, WorkerError, WorkerErrorKind,
 };
-use kvasir_types::{PlaneEndpoint, RequestId, TokenItem, TokenRequest, WorkerId};
+use kvasir_types::{FinishReason, PlaneEndpoint, RequestId, TokenItem, TokenRequest, WorkerId};
 
 use crate::plane::SendFuture;
 use crate::stream::append;
@@ -52,8 +52,10 @@ struct RemoteTokens {
     call: CallStream,
     /// What came and was not taken yet.
     pending: Option<TokenItem>,
-    /// The last item, held back until the answer is complete.
-    last: Option<TokenItem>,
+    /// Why it ended, held back until the answer is.
+    finish: Option<FinishReason>,
+    /// What the worker said about its cache and was not handed on yet: an item without tokens is no item.
+    cached_tokens: Option<u32>,
     /// Why nothing more comes; told behind what came.
     failed: Option<PlaneError>,
     ended: bool,
@@ -64,7 +66,8 @@ impl RemoteTokens {
         Self {
             call,
             pending: None,
-            last: None,
+            finish: None,
+            cached_tokens: None,
             failed: None,
             ended: false,
         }
@@ -93,14 +96,11 @@ impl RemoteTokens {
         if let Some(text) = failed {
             return self.fail(PlaneError::Engine(text));
         }
-        if item.finish.is_some() {
-            // Its tokens go on at once; that it was the last is told when the worker has marked the answer complete.
-            self.last = Some(TokenItem {
-                finish: item.finish.take(),
-                ..TokenItem::default()
-            });
-        }
-        if item != TokenItem::default() {
+        // Its tokens go on at once; that it was the last is told when the answer is.
+        self.finish = item.finish.take().or(self.finish);
+        self.cached_tokens = item.cached_tokens.or(self.cached_tokens);
+        if !item.tokens.is_empty() {
+            item.cached_tokens = self.cached_tokens.take();
             self.push(item);
         }
     }
@@ -113,17 +113,23 @@ impl RemoteTokens {
     }
 
     fn fail(&mut self, error: PlaneError) {
+        if self.finish.is_some() && matches!(error, PlaneError::Disconnected(_)) {
+            // All of it came, with its reason; only the mark behind it is missing.
+            return self.end();
+        }
         self.ended = true;
         self.failed = Some(error);
     }
 
     fn end(&mut self) {
         self.ended = true;
-        match self.last.take() {
-            Some(last) => self.push(last),
+        let last = TokenItem {
+            cached_tokens: self.cached_tokens.take(),
             // Complete, and without a reason: the worker ended it itself.
-            None => self.failed = Some(PlaneError::Disconnected(self.call.worker())),
-        }
+            finish: Some(self.finish.unwrap_or(FinishReason::Stop)),
+            ..TokenItem::default()
+        };
+        self.push(last);
     }
 }
 

@@ -3,11 +3,13 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 
-use kvasir_discovery::EventTransport;
+use kvasir_discovery::{EndpointName, EventTransport};
 use kvasir_msgpack::Value;
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
-use kvasir_transport::event_plane::{ChannelAddress, PlanePublisher, PlanePublisherOptions};
+use kvasir_transport::event_plane::{
+    ChannelAddress, NatsEvents, PlanePublisher, PlanePublisherOptions,
+};
 use kvasir_wire::native::Topic;
 
 /// How a worker's events reach whoever listens.
@@ -18,6 +20,29 @@ pub enum EventCarrier {
         /// The host by which listeners reach it.
         host: String,
     },
+    /// Each channel is a part of a subject.
+    Nats {
+        /// The connection.
+        events: NatsEvents,
+        /// What stands before the topic in a subject.
+        prefix: String,
+    },
+}
+
+impl EventCarrier {
+    /// Channels of an endpoint over NATS.
+    #[must_use]
+    pub fn nats(events: NatsEvents, endpoint: &EndpointName) -> Self {
+        let EndpointName {
+            namespace,
+            component,
+            endpoint,
+        } = endpoint;
+        Self::Nats {
+            events,
+            prefix: format!("namespace.{namespace}.component.{component}.endpoint.{endpoint}"),
+        }
+    }
 }
 
 /// One topic that a worker publishes.
@@ -40,14 +65,18 @@ impl Channel {
         clock: Clock,
         tasks: &Tasks,
     ) -> io::Result<Self> {
+        let mut options = PlanePublisherOptions {
+            publisher: publisher_id(),
+            topic,
+            host: String::new(),
+        };
         let publisher = match carrier {
             EventCarrier::Zmq { host } => {
-                let options = PlanePublisherOptions {
-                    publisher: publisher_id(),
-                    topic,
-                    host: host.clone(),
-                };
+                options.host.clone_from(host);
                 PlanePublisher::bind_zmq(tasks, options).await?
+            }
+            EventCarrier::Nats { events, prefix } => {
+                PlanePublisher::on_nats(events, prefix, &options)
             }
         };
         Ok(Self { publisher, clock })

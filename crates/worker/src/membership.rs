@@ -50,6 +50,14 @@ pub enum JoinError {
     /// The store refuses, for good.
     #[error("discovery: {0}")]
     Store(#[from] StoreError),
+    /// An endpoint could not be served.
+    #[error("requests for {endpoint} cannot be taken: {cause}")]
+    Endpoint {
+        /// Which.
+        endpoint: EndpointName,
+        /// What stood in the way.
+        cause: io::Error,
+    },
     /// A channel of the event plane could not be opened.
     #[error("the channel of {topic} cannot be opened: {cause}")]
     Channel {
@@ -114,7 +122,7 @@ impl Membership {
         let (worker, endpoint) = (self.id(), &self.options.endpoint);
         let names = Arc::clone(self.reports.names());
         let generate = Arc::new(Generate::new(worker, Arc::clone(&engine), names));
-        let generate = self.serve(server, endpoint, generate);
+        let generate = self.serve(server, endpoint, generate).await?;
         self.put(self.channel(self.reports.sequences())).await?;
         let card = self.options.card.to_json();
         self.put(records::model(worker.0, endpoint, card)).await?;
@@ -123,7 +131,8 @@ impl Membership {
         for (cache, dp_rank) in self.reports.caches().iter().zip(ranks) {
             let publisher = cache.channel().id();
             let query = records::query_endpoint(endpoint, publisher);
-            let query = self.serve(server, &query, Arc::new(CacheQuery(Arc::clone(cache))));
+            let handler = Arc::new(CacheQuery(Arc::clone(cache)));
+            let query = self.serve(server, &query, handler).await?;
             let rank = SourceRank {
                 worker_id: worker.0,
                 dp_rank,
@@ -137,7 +146,9 @@ impl Membership {
             self.put(self.channel(channel)).await?;
         }
         let clear = records::sibling(endpoint, CLEAR_ENDPOINT);
-        let clear = self.serve(server, &clear, Arc::new(ClearBlocks(engine)));
+        let clear = self
+            .serve(server, &clear, Arc::new(ClearBlocks(engine)))
+            .await?;
         self.put(Record::Endpoint(clear)).await
     }
 
@@ -149,21 +160,28 @@ impl Membership {
         }
     }
 
-    fn serve(
+    async fn serve(
         &self,
         server: &RequestServer,
         endpoint: &EndpointName,
         handler: Arc<dyn EndpointHandler>,
-    ) -> Instance {
+    ) -> Result<Instance, JoinError> {
         let (worker, options) = (self.lease.id(), &self.options);
-        let served = server.serve(worker, endpoint, handler);
+        let served = server.serve(worker, endpoint, handler).await;
+        let served = served.map_err(|cause| JoinError::Endpoint {
+            endpoint: endpoint.clone(),
+            cause,
+        })?;
         self.served
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(served);
         let transport = server.transport(worker, endpoint);
         let device = options.device.as_deref();
-        records::instance(worker, endpoint, transport, device, options.codec)
+        let codec = options.codec;
+        Ok(records::instance(
+            worker, endpoint, transport, device, codec,
+        ))
     }
 
     fn channel(&self, channel: &Channel) -> Record {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_config::{EventPlane, PlaneCodec, RequestPlane, Settings, keys};
+use kvasir_config::{DiscoveryBackend, EventPlane, PlaneCodec, RequestPlane, Settings, keys};
 use kvasir_discovery::{EndpointName, Store};
 use kvasir_mocker::{
     CacheFaults, Fault, Faults, MockServer, MockServerOptions, Observer, PlaneEngine,
@@ -14,8 +14,11 @@ use kvasir_mocker::{
 };
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
+use kvasir_transport::event_plane::NatsEvents;
+use kvasir_transport::http_rpc::HttpServer;
 use kvasir_transport::local_address;
-use kvasir_transport::tcp::{EndpointServer, ServerOptions};
+use kvasir_transport::nats::{NatsLink, NatsServer};
+use kvasir_transport::tcp::{EndpointServer, ServerOptions, TlsAcceptor, server_tls};
 use kvasir_types::Codec;
 use kvasir_worker::{
     EngineFacts, EventCarrier, MemberOptions, Membership, RequestServer, card_of_folder,
@@ -117,7 +120,10 @@ impl Plan {
         };
         let card = card_of_folder(Path::new(&folder), &door.model, &facts)
             .map_err(|error| BadConfig(format!("--model-path {folder}: {error}")))?;
-        let (server, host) = listen(settings, tasks).await?;
+        let host = settings.get(keys::TCP_RPC_HOST);
+        let host = host.unwrap_or_else(|| local_address().to_string());
+        let link = planes::nats_link(settings, tasks)?;
+        let server = listen(settings, &host, &link, tasks).await?;
         let faults = settings.get(keys::EVENT_FAULT_AT_START);
         let faults: Result<Vec<Fault>, _> = faults.iter().map(|text| text.parse()).collect();
         Ok(Self {
@@ -132,7 +138,7 @@ impl Plan {
                     PlaneCodec::Json => Codec::Json,
                     PlaneCodec::Msgpack => Codec::MessagePack,
                 },
-                carrier: event_carrier(settings, &host)?,
+                carrier: event_carrier(settings, &host, &link, tasks),
                 outbox: None,
             },
             worker,
@@ -205,38 +211,62 @@ impl Plan {
     }
 }
 
-/// The listener for requests, and the host by which others reach this process.
-async fn listen(settings: &Settings, tasks: &Tasks) -> Result<(RequestServer, String), Failure> {
-    if settings.get(keys::REQUEST_PLANE) != RequestPlane::Tcp {
-        let text = "--request-plane: mock engines take requests over tcp only, in this version";
-        return Err(BadConfig(text.to_owned()).into());
-    }
-    let (host, port) = (
-        settings.get(keys::TCP_RPC_HOST),
-        settings.get(keys::TCP_RPC_PORT),
-    );
-    let bind = match &host {
-        Some(host) => wiring::resolve("--tcp-rpc-host", host, port)?,
+/// Takes requests on the plane that the options name; `host` is where others reach this process.
+async fn listen(
+    settings: &Settings,
+    host: &str,
+    link: &NatsLink,
+    tasks: &Tasks,
+) -> Result<RequestServer, Failure> {
+    let port = settings.get(keys::TCP_RPC_PORT);
+    let bind = match settings.get(keys::TCP_RPC_HOST) {
+        Some(host) => wiring::resolve("--tcp-rpc-host", &host, port)?,
         None => ([0, 0, 0, 0], port).into(),
     };
-    let host = host.unwrap_or_else(|| local_address().to_string());
-    let options = ServerOptions {
+    let mut options = ServerOptions {
         message_bytes_max: usize::try_from(settings.get(keys::TCP_MAX_MESSAGE_SIZE))
             .unwrap_or(usize::MAX),
         ..ServerOptions::new(bind)
     };
-    let server = EndpointServer::bind(options, tasks)
-        .await
-        .map_err(|error| {
-            format!(
-                "cannot take requests on {bind}: {error}; see --tcp-rpc-host and --tcp-rpc-port"
-            )
-        })?;
-    let tcp = RequestServer::Tcp {
-        server,
-        host: host.clone(),
+    let failed = |error: std::io::Error| {
+        format!("cannot take requests on {bind}: {error}; see --tcp-rpc-host and --tcp-rpc-port")
     };
-    Ok((tcp, host))
+    let host = host.to_owned();
+    Ok(match settings.get(keys::REQUEST_PLANE) {
+        RequestPlane::Tcp => {
+            options.tls = request_tls(settings)?;
+            let server = EndpointServer::bind(options, tasks).await;
+            let server = server.map_err(failed)?;
+            RequestServer::Tcp { server, host }
+        }
+        RequestPlane::Http => {
+            let server = HttpServer::bind(options, tasks).await;
+            let server = server.map_err(failed)?;
+            RequestServer::Http { server, host }
+        }
+        RequestPlane::Nats => {
+            let server = NatsServer::new(link.clone(), options.capacity, tasks);
+            RequestServer::Nats(server)
+        }
+    })
+}
+
+/// The certificate that frontends are shown over TCP, if there is one.
+fn request_tls(settings: &Settings) -> Result<Option<TlsAcceptor>, Failure> {
+    // One without the other was refused when the options were read.
+    let certificate = settings.get(keys::TCP_TLS_CERT_PATH);
+    let Some((certificate, key)) = certificate.zip(settings.get(keys::TCP_TLS_KEY_PATH)) else {
+        return Ok(None);
+    };
+    let read = |option: &str, path: &Path| {
+        std::fs::read(path)
+            .map_err(|error| BadConfig(format!("{option} {}: {error}", path.display())))
+    };
+    let certificate = read("--tcp-tls-cert-path", &certificate)?;
+    let key = read("--tcp-tls-key-path", &key)?;
+    let tls = server_tls(&certificate, &key)
+        .map_err(|error| BadConfig(format!("--tcp-tls-cert-path: {error}")))?;
+    Ok(Some(tls))
 }
 
 /// `--endpoint namespace.component.endpoint`; what is not said is as Dynamo has it.
@@ -255,21 +285,31 @@ fn endpoint(settings: &Settings) -> EndpointName {
 }
 
 /// How events travel; `host` is where others reach this process.
-fn event_carrier(settings: &Settings, host: &str) -> Result<EventCarrier, Failure> {
-    // Without a word from the user it is what works everywhere.
-    let plane = match settings.is_set(keys::EVENT_PLANE) {
-        true => settings.get(keys::EVENT_PLANE),
-        false => EventPlane::Zmq,
-    };
-    match plane {
+fn event_carrier(settings: &Settings, host: &str, link: &NatsLink, tasks: &Tasks) -> EventCarrier {
+    match event_plane(settings) {
         EventPlane::Zmq => {
             let own = settings.get(keys::EVENT_PLANE_HOST);
             let host = own.unwrap_or_else(|| host.to_owned());
-            Ok(EventCarrier::Zmq { host })
+            EventCarrier::Zmq { host }
         }
         EventPlane::Nats => {
-            let text = "--event-plane nats: mock engines publish over zmq only, in this version";
-            Err(BadConfig(text.to_owned()).into())
+            let events = NatsEvents::new(link, tasks);
+            EventCarrier::nats(events, &endpoint(settings))
         }
+    }
+}
+
+/// Without a word from the user it is NATS where a network of machines has one, else what works everywhere.
+fn event_plane(settings: &Settings) -> EventPlane {
+    if settings.is_set(keys::EVENT_PLANE) {
+        return settings.get(keys::EVENT_PLANE);
+    }
+    match settings.get(keys::DISCOVERY_BACKEND) {
+        DiscoveryBackend::Etcd | DiscoveryBackend::Kubernetes
+            if settings.is_set(keys::NATS_SERVER) =>
+        {
+            EventPlane::Nats
+        }
+        _ => EventPlane::Zmq,
     }
 }

@@ -23,16 +23,15 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
         env(&[var("DYN_FILE_KV")]).default_note("dynamo_store_kv in the temporary directory")
         .metavar("DIR").effective();
 
-    /// Transport of requests to token workers.
+    /// Transport on which a worker takes requests; a frontend follows what each of its workers announces.
     REQUEST_PLANE: RequestPlane = "request-plane" =>
-        env(&[var("DYN_REQUEST_PLANE")]).default("tcp")
-        .partly("the frontend reaches workers over tcp; nats and http do not act yet");
+        env(&[var("DYN_REQUEST_PLANE")]).default("tcp").effective();
 
-    /// Transport of KV events and load reports.
+    /// Transport of KV events and load reports of a worker; a frontend follows what each of its workers announces.
     EVENT_PLANE: EventPlane = "event-plane" =>
         env(&[var("DYN_EVENT_PLANE")]).default("nats")
-        .default_note("nats with etcd or kubernetes discovery, else zmq")
-        .partly("mock engines publish over zmq alone; a frontend listens to what workers announce");
+        .default_note("nats with etcd or kubernetes discovery if --nats-server is set, else zmq")
+        .effective();
 
     /// Namespace to discover workers in.
     NAMESPACE: Option<String> = "namespace" =>
@@ -47,17 +46,15 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
 
     /// Address of the NATS server; several are separated by commas.
     NATS_SERVER: String = "nats-server" =>
-        env(&[var("NATS_SERVER")]).default("nats://localhost:4222").rule(&NATS)
-        .partly("the frontend listens to event channels there; requests over NATS do not act yet");
+        env(&[var("NATS_SERVER")]).default("nats://localhost:4222").rule(&NATS).effective();
 
-    /// Certificate authority of the NATS server.
+    /// Certificate authority of the NATS server, instead of those of the system.
     NATS_TLS_CA_CERT_PATH: Option<PathBuf> = "nats-tls-ca-cert-path" =>
-        env(&[var("NATS_TLS_CA_CERT_PATH")]).metavar("FILE")
-        .partly("for event channels; requests over NATS do not act yet");
+        env(&[var("NATS_TLS_CA_CERT_PATH")]).metavar("FILE").effective();
 
     /// Do not verify the certificate of the NATS server.
     NATS_TLS_INSECURE: bool = "nats-tls-insecure" =>
-        env(&[var("NATS_TLS_INSECURE")]).default("false");
+        env(&[var("NATS_TLS_INSECURE")]).default("false").effective();
 
     /// Retention time of the JetStream stream.
     NATS_STREAM_MAX_AGE: Duration = "nats-stream-max-age" =>
@@ -95,11 +92,11 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
     REQUEST_PLANE_CODEC: PlaneCodec = "request-plane-codec" =>
         env(&[var("DYN_REQUEST_PLANE_CODEC")]).default("msgpack").effective();
 
-    /// Address on which responses of workers arrive.
+    /// Host by which a frontend is reached by the answers of workers, and a worker by requests.
     TCP_RPC_HOST: Option<String> = "tcp-rpc-host" =>
         env(&[var("DYN_TCP_RPC_HOST")]).default_note("found by itself").rule(&HOST).effective();
 
-    /// Port on which responses of workers arrive; 0 takes any free one.
+    /// Port of that host; 0 takes any free one.
     TCP_RPC_PORT: u16 = "tcp-rpc-port" =>
         env(&[var("DYN_TCP_RPC_PORT")]).default("0").metavar("PORT").effective();
 
@@ -123,15 +120,15 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
     TCP_CHANNEL_BUFFER: u32 = "tcp-channel-buffer" =>
         env(&[var("DYN_TCP_CHANNEL_BUFFER")]).default("100").ints(1, 1 << 20).effective();
 
-    /// Certificate for the request plane; needs the key too.
+    /// Certificate that a worker shows on the TCP request plane; needs the key too.
     TCP_TLS_CERT_PATH: Option<PathBuf> = "tcp-tls-cert-path" =>
-        env(&[var("DYN_TCP_TLS_CERT_PATH")]).metavar("FILE");
+        env(&[var("DYN_TCP_TLS_CERT_PATH")]).metavar("FILE").effective();
 
-    /// Key for the request plane; needs the certificate too.
+    /// Key of that certificate.
     TCP_TLS_KEY_PATH: Option<PathBuf> = "tcp-tls-key-path" =>
-        env(&[var("DYN_TCP_TLS_KEY_PATH")]).metavar("FILE");
+        env(&[var("DYN_TCP_TLS_KEY_PATH")]).metavar("FILE").effective();
 
-    /// Certificate authority for the request plane.
+    /// Certificate authority of workers on the TCP request plane; with it a frontend speaks TLS to them.
     TCP_TLS_CA_CERT_PATH: Option<PathBuf> = "tcp-tls-ca-cert-path" =>
         env(&[var("DYN_TCP_TLS_CA_CERT_PATH")]).metavar("FILE").effective();
 

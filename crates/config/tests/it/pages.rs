@@ -191,7 +191,6 @@ fn config_show() {
               "default": "nats",
               "from": "because of --discovery-backend",
               "origin": "rule",
-              "status": "Partly: mock engines publish over zmq alone; a frontend listens to what workers announce.",
               "value": "zmq"
             },
             "http-port": {

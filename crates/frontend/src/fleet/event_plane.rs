@@ -17,7 +17,8 @@ use kvasir_host::{
     EndpointRecovery, EventPlane, EventPlaneOptions, PlaneChange, PlaneChannel, PlaneSource,
 };
 use kvasir_transport::EndpointClient;
-use kvasir_transport::event_plane::{ChannelAddress, NatsEventOptions};
+use kvasir_transport::event_plane::ChannelAddress;
+use kvasir_transport::nats::NatsLink;
 use kvasir_types::{Codec, PlaneEndpoint, WorkerRank};
 use kvasir_wire::native::Topic;
 
@@ -27,8 +28,8 @@ use super::Fleet;
 pub struct EventPlaneSetup {
     /// How workers are asked what their caches hold, by the request plane's name.
     pub clients: BTreeMap<&'static str, Arc<dyn EndpointClient>>,
-    /// Where NATS is, for channels that are there.
-    pub nats: NatsEventOptions,
+    /// The connection to NATS, for channels that are there.
+    pub nats: NatsLink,
 }
 
 impl Fleet {
@@ -174,6 +175,7 @@ fn endpoint_of(instance: &Instance) -> PlaneEndpoint {
 mod tests {
     use kvasir_host::{HostContext, HostOptions, PlaneWorker, RouterHost};
     use kvasir_tasks::Tasks;
+    use kvasir_transport::nats::NatsOptions;
     use kvasir_transport::tcp::{TcpClient, TcpOptions};
     use kvasir_transport::{RequestPlane, ResponseOptions, ResponseServer, TokenPlane};
     use kvasir_types::{RequestContext, RequestId, Sampling, TokenRequest, WorkerId};
@@ -318,12 +320,13 @@ mod tests {
             let options = HostOptions::new(config, Default::default());
             let host = RouterHost::start(&Arc::from("m"), options, &self.context);
             let clients = BTreeMap::from([("tcp", Arc::clone(&self.client))]);
+            let nats = NatsOptions {
+                servers: vec!["nats://127.0.0.1:42299".to_owned()],
+                ..NatsOptions::default()
+            };
             let options = EventPlaneOptions {
                 recovery: Arc::new(EndpointRecovery::new(clients, 7)),
-                nats: NatsEventOptions {
-                    servers: vec!["nats://127.0.0.1:42299".to_owned()],
-                    tls_ca: None,
-                },
+                nats: NatsLink::new(&nats, &self.context.tasks).unwrap(),
                 threads: None,
                 seed: 7,
             };

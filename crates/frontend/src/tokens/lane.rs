@@ -8,7 +8,7 @@ use std::sync::Arc;
 use kvasir_host::Booking;
 use kvasir_openai::ApiError;
 use kvasir_router::{Attempts, NextStep};
-use kvasir_transport::{AnswerStep, PlaneError, TokenStream};
+use kvasir_transport::{PlaneError, TokenStream};
 use kvasir_types::{
     RequestId, Sampling, Time, Token, TokenItem, TokenRequest, TransportKind, WorkerRank,
 };
@@ -247,10 +247,7 @@ pub(crate) fn client_error(app: &App, error: &PlaneError) -> ApiError {
         PlaneError::Rejected(message) => ApiError::bad_request(message.clone()),
         PlaneError::Engine(_) => ApiError::backend(500, "", app.options().overload_status),
         PlaneError::Protocol { .. } => ApiError::internal(),
-        PlaneError::Timeout {
-            step: AnswerStep::Ack,
-            ..
-        } => ApiError::deadline(),
+        PlaneError::Timeout { .. } => ApiError::deadline(),
         _ => ApiError::unavailable(),
     }
 }

@@ -12,7 +12,7 @@ use kvasir_router::{RouterConfig, RouterMode, WorkerSpec};
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
 use kvasir_text::TextModel;
-use kvasir_transport::{Call, MemoryPlane, PlaneError};
+use kvasir_transport::{AnswerStep, Call, MemoryPlane, PlaneError};
 use kvasir_types::{
     FinishReason, Likelihood, Token, TokenItem, TokenRequest, TransportKind, WorkerId,
 };
@@ -22,6 +22,9 @@ use tokio::net::TcpStream;
 
 /// Longest that any step of a test may take.
 const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How a worker fails.
+type PlaneFault = fn(WorkerId) -> PlaneError;
 
 /// What a worker does with a request.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +39,8 @@ pub(crate) enum Act {
     Reject,
     /// Its engine fails.
     Fail,
+    /// Fails so.
+    Say(PlaneFault),
     /// Sends one token and then nothing, until the client leaves.
     Stall,
 }
@@ -213,6 +218,7 @@ async fn play(act: Act, call: Call, said: u32, words: &[Token], cancelled: &Atom
             .reply
             .fail(PlaneError::Rejected("top_k is too large".into())),
         Act::Fail => call.reply.fail(PlaneError::Engine("out of memory".into())),
+        Act::Say(error) => call.reply.fail(error(worker)),
         Act::Stall => {
             call.reply.push(item(0, false));
             call.reply.closed().await;
@@ -281,6 +287,55 @@ async fn an_engines_failure_tells_nothing_of_its_inside() {
         "{body}"
     );
     fixture.assert_idle().await;
+}
+
+/// What a frontend of Dynamo 1.6.1 answered when its worker failed so, recorded with a worker that breaks the protocol.
+#[tokio::test]
+async fn faults_of_a_plane_have_the_recorded_answers() {
+    let refused = |worker| PlaneError::Refused {
+        worker,
+        why: "unknown endpoint x".into(),
+    };
+    let not_started = |worker| PlaneError::NotStarted {
+        worker,
+        why: "prologue says no".into(),
+    };
+    let no_ack = |worker| PlaneError::Timeout {
+        worker,
+        step: AnswerStep::Ack,
+    };
+    let broken = |worker| PlaneError::Protocol {
+        worker,
+        why: "an item behind the mark of the last one came out of order".into(),
+    };
+    let unavailable =
+        r#"{"message":"Service temporarily unavailable","type":"Service Unavailable","code":503}"#;
+    let rows: [(PlaneFault, u16, &str); 6] = [
+        (refused, 503, unavailable),
+        (not_started, 503, unavailable),
+        (PlaneError::Disconnected, 503, unavailable),
+        (
+            no_ack,
+            504,
+            r#"{"message":"Request deadline exceeded","type":"Gateway Timeout","code":504}"#,
+        ),
+        (
+            broken,
+            500,
+            r#"{"message":"Internal server error","type":"Internal Server Error","code":500}"#,
+        ),
+        (
+            |_| PlaneError::Rejected("public text".into()),
+            400,
+            r#"{"message":"public text","type":"Bad Request","code":400}"#,
+        ),
+    ];
+    for (error, status, body) in rows {
+        let fixture = Fixture::start(&[Act::Say(error)], RouterMode::RoundRobin).await;
+        let found = fixture.post(&ask(false)).await;
+        assert_eq!((found.0, found.1.as_str()), (status, body));
+        fixture.assert_idle().await;
+    }
 }
 
 #[tokio::test]

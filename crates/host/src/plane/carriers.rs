@@ -4,7 +4,7 @@ use kvasir_tasks::Tasks;
 use kvasir_transport::EventSource;
 use kvasir_transport::event_plane::ChannelAddress;
 #[cfg(feature = "nats")]
-use kvasir_transport::event_plane::{NatsEventOptions, NatsEvents};
+use kvasir_transport::event_plane::NatsEvents;
 use kvasir_transport::zmq::{Endpoint, ZmqFraming, ZmqLimits, ZmqSource, ZmqSourceOptions};
 use kvasir_wire::native::Topic;
 
@@ -17,12 +17,10 @@ const QUEUE_BYTES_MAX: usize = 16 << 20;
 /// A channel that is listened to.
 pub(super) type ChannelSource = Box<dyn EventSource>;
 
-/// The networks that channels are on. NATS is connected to when the first channel is there.
+/// The networks that channels are on.
 pub(super) struct Carriers {
     #[cfg(feature = "nats")]
-    options: NatsEventOptions,
-    #[cfg(feature = "nats")]
-    nats: Option<NatsEvents>,
+    nats: NatsEvents,
 }
 
 impl Carriers {
@@ -30,22 +28,16 @@ impl Carriers {
         not(feature = "nats"),
         expect(unused_variables, reason = "NATS is not built in")
     )]
-    pub(super) fn new(options: &EventPlaneOptions) -> Self {
+    pub(super) fn new(options: &EventPlaneOptions, tasks: &Tasks) -> Self {
         Self {
             #[cfg(feature = "nats")]
-            options: options.nats.clone(),
-            #[cfg(feature = "nats")]
-            nats: None,
+            nats: NatsEvents::new(&options.nats, tasks),
         }
     }
 
     /// Listens to what a publisher says on a channel; an error says why that cannot be.
-    #[cfg_attr(
-        not(feature = "nats"),
-        expect(clippy::unused_async, reason = "NATS is not built in")
-    )]
-    pub(super) async fn listen(
-        &mut self,
+    pub(super) fn listen(
+        &self,
         tasks: &Tasks,
         address: &ChannelAddress,
         topic: Topic,
@@ -59,14 +51,7 @@ impl Carriers {
             }
             #[cfg(feature = "nats")]
             ChannelAddress::Nats(subject) => {
-                let nats = match &self.nats {
-                    Some(nats) => nats,
-                    None => {
-                        let connected = NatsEvents::connect(tasks, &self.options).await?;
-                        self.nats.insert(connected)
-                    }
-                };
-                Ok(Box::new(nats.listen(subject, topic, publisher)))
+                Ok(Box::new(self.nats.listen(subject, topic, publisher)))
             }
             #[cfg(not(feature = "nats"))]
             ChannelAddress::Nats(_) => {

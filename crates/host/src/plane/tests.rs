@@ -10,6 +10,8 @@ use kvasir_router::{Arrival, Input, Lookup, ThresholdUpdate, WorkerSpec};
 use kvasir_tasks::Tasks;
 use kvasir_transport::SourceFault;
 use kvasir_transport::event_plane::{PlanePublisher, PlanePublisherOptions};
+#[cfg(feature = "nats")]
+use kvasir_transport::nats::NatsOptions;
 use kvasir_types::{EngineHash, KvEvent, LocalHash, RequestId, StoredBlock, Tier};
 use kvasir_wire::native::{
     ActiveLoad, Encoding, RecoveryReply, RecoveryRequest, SequenceChange, SequenceEvent,
@@ -129,15 +131,22 @@ impl RecoveryClient for Worker {
     }
 }
 
+/// A link that nobody here needs.
+#[cfg(feature = "nats")]
+fn no_nats(tasks: &Tasks) -> NatsLink {
+    let options = NatsOptions {
+        servers: vec!["nats://127.0.0.1:1".to_owned()],
+        ..NatsOptions::default()
+    };
+    NatsLink::new(&options, tasks).unwrap()
+}
+
 fn plane(context: &HostContext, worker: &Arc<Worker>) -> EventPlane {
     let recovery: Arc<dyn RecoveryClient> = Arc::clone(worker) as _;
     let options = EventPlaneOptions {
         recovery,
         #[cfg(feature = "nats")]
-        nats: NatsEventOptions {
-            servers: vec!["nats://127.0.0.1:1".to_owned()],
-            tls_ca: None,
-        },
+        nats: no_nats(&context.tasks),
         threads: None,
         seed: 1,
     };

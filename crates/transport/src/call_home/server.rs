@@ -179,6 +179,7 @@ impl ResponseServer {
         Ok(Expected {
             subject,
             arrived,
+            early: None,
             shared: Arc::clone(&self.shared),
         })
     }
@@ -194,6 +195,8 @@ impl Shared {
 pub(crate) struct Expected {
     subject: u128,
     arrived: oneshot::Receiver<Arrived>,
+    /// It came before anybody waited for it.
+    early: Option<Arrived>,
     shared: Arc<Shared>,
 }
 
@@ -203,12 +206,27 @@ impl Expected {
         RequestId(self.subject).to_string()
     }
 
+    /// Waits until the worker has called, for ever if it does not. Safe to drop while waiting.
+    #[cfg(feature = "nats")]
+    pub(crate) async fn called(&mut self) {
+        if self.early.is_some() {
+            return;
+        }
+        match (&mut self.arrived).await {
+            Ok(arrived) => self.early = Some(arrived),
+            Err(_) => std::future::pending().await,
+        }
+    }
+
     /// Waits for the worker's connection.
     pub(super) async fn arrive(
         &mut self,
         worker: WorkerId,
         longest: Duration,
     ) -> Result<Arrived, PlaneError> {
+        if let Some(arrived) = self.early.take() {
+            return Ok(arrived);
+        }
         match timeout(longest, &mut self.arrived).await {
             Ok(Ok(arrived)) => Ok(arrived),
             Ok(Err(_)) => Err(PlaneError::Disconnected(worker)),

@@ -24,6 +24,7 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::server::Expected;
+use crate::tcp::TcpOptions;
 use crate::{AnswerStep, PlaneError};
 
 /// How much is read at once.
@@ -58,6 +59,17 @@ pub(crate) struct AnswerLimits {
     pub(crate) call_home: Duration,
     pub(crate) prologue: Duration,
     pub(crate) frame_bytes_max: usize,
+}
+
+impl AnswerLimits {
+    /// Those that these options name.
+    pub(crate) const fn of(options: &TcpOptions) -> Self {
+        Self {
+            call_home: options.call_home_timeout,
+            prologue: options.prologue_timeout,
+            frame_bytes_max: options.message_bytes_max,
+        }
+    }
 }
 
 impl CallStream {

@@ -15,6 +15,7 @@ use kvasir_protocol::{Payload, ProtocolError};
 use kvasir_tasks::Tasks;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_util::sync::DropGuard;
 
 use crate::ReplySink;
 
@@ -71,6 +72,8 @@ struct Shared {
 
 /// An endpoint that is served; dropped, it is served no more. Calls under way go on.
 pub struct ServedEndpoint {
+    /// Ends what reads its requests, where each endpoint has that for itself.
+    _reading: Option<DropGuard>,
     path: String,
     handler: Arc<dyn EndpointHandler>,
     shared: Arc<Shared>,
@@ -106,6 +109,7 @@ impl Dispatcher {
         endpoints.insert(path.to_owned(), Arc::clone(&handler));
         drop(endpoints);
         ServedEndpoint {
+            _reading: None,
             path: path.to_owned(),
             handler,
             shared: Arc::clone(&self.shared),
@@ -175,6 +179,15 @@ impl Shared {
         self.endpoints
             .write()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(feature = "nats")]
+impl ServedEndpoint {
+    /// The same; what `reading` guards ends with it.
+    pub(crate) fn reading(mut self, reading: DropGuard) -> Self {
+        self._reading = Some(reading);
+        self
     }
 }
 

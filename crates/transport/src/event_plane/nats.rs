@@ -1,46 +1,24 @@
 //! The event plane over NATS core: one subject for all publishers of a scope and topic.
 //!
-//! One connection a process. A subject is subscribed to once, however many of its publishers are listened to; its messages are
+//! A subject is subscribed to once, however many of its publishers are listened to; its messages are
 //! handed to those who listen to their publisher and to nobody else. Nobody waits: a listener whose queue is full misses messages, a
 //! publisher whose queue is full drops them, and numbers show both.
 
 use std::collections::BTreeMap;
-use std::future::poll_fn;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
-use async_nats::{Client, ConnectOptions, Event, Message, Subscriber};
 use bytes::Bytes;
-use futures_core::Stream;
 use kvasir_tasks::Tasks;
 use kvasir_wire::native::Topic;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use super::PlaneReader;
+use crate::nats::{NatsLink, QUEUE_MESSAGES_MAX, next_message};
 use crate::{EventSource, SourceEvent, SourceFault};
 
-/// Messages that wait for one listener, and for the network.
-const QUEUE_MESSAGES_MAX: usize = 4096;
 /// Messages that wait to be published.
 const OUTGOING_MAX: usize = 100_000;
-/// Pause between attempts to connect again, at most.
-const RECONNECT_MAX: Duration = Duration::from_secs(2);
-/// Longest time for a connection and its handshake.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Where the server is, and how it is told who we are.
-#[derive(Clone, Debug)]
-pub struct NatsEventOptions {
-    /// Addresses, such as `nats://localhost:4222`; a user and a password may stand before the host.
-    pub servers: Vec<String>,
-    /// An authority to believe beside those of the system, in PEM.
-    pub tls_ca: Option<std::path::PathBuf>,
-}
-
-/// Whether the server is reached, and why not.
-type Link = Result<(), SourceFault>;
 
 /// Event channels on NATS. Clones are one connection.
 #[derive(Clone, Debug)]
@@ -50,9 +28,8 @@ pub struct NatsEvents {
 
 #[derive(Debug)]
 struct Shared {
-    client: Client,
+    link: NatsLink,
     tasks: Tasks,
-    link: watch::Receiver<Link>,
     outgoing: mpsc::Sender<(String, Bytes)>,
     subjects: Mutex<BTreeMap<String, Arc<Subject>>>,
 }
@@ -85,56 +62,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl NatsEvents {
-    /// Connects, and goes on trying until it does. An error says that the addresses cannot be used.
-    pub async fn connect(tasks: &Tasks, options: &NatsEventOptions) -> Result<Self, String> {
-        let (told, link) = watch::channel(Err(SourceFault::Unreachable("not yet".to_owned())));
-        let mut connect = ConnectOptions::new()
-            .name("kvasir")
-            .retry_on_initial_connect()
-            .connection_timeout(CONNECT_TIMEOUT)
-            .subscription_capacity(QUEUE_MESSAGES_MAX)
-            .reconnect_delay_callback(|attempts| {
-                let doubled = Duration::from_millis(50 << attempts.min(6));
-                doubled.min(RECONNECT_MAX)
-            })
-            .event_callback(move |event| {
-                let link = match event {
-                    Event::Connected => Some(Ok(())),
-                    Event::Disconnected => {
-                        let why = "the NATS server is gone".to_owned();
-                        Some(Err(SourceFault::Closed(why)))
-                    }
-                    _ => None,
-                };
-                if let Some(link) = link {
-                    drop(told.send_replace(link));
-                }
-                std::future::ready(())
-            });
-        if let Some(ca) = &options.tls_ca {
-            connect = connect.add_root_certificates(ca.clone());
-        }
-        let servers: Result<Vec<async_nats::ServerAddr>, _> = options
-            .servers
-            .iter()
-            .map(|server| server.parse())
-            .collect();
-        let servers = servers.map_err(|error| error.to_string())?;
-        let client = connect
-            .connect(servers)
-            .await
-            .map_err(|error| error.to_string())?;
+    /// Channels over `link`, which is used as soon as somebody listens or publishes.
+    #[must_use]
+    pub fn new(link: &NatsLink, tasks: &Tasks) -> Self {
         let (outgoing, waiting) = mpsc::channel(OUTGOING_MAX);
-        tasks.spawn(publish_all(client.clone(), waiting));
-        Ok(Self {
+        tasks.background().spawn(publish_all(link.clone(), waiting));
+        Self {
             shared: Arc::new(Shared {
-                client,
-                tasks: tasks.clone(),
-                link,
+                link: link.clone(),
+                tasks: tasks.background(),
                 outgoing,
                 subjects: Mutex::default(),
             }),
-        })
+        }
     }
 
     /// Sends a message; false if there was no room for it.
@@ -175,50 +115,58 @@ impl NatsEvents {
     }
 }
 
-async fn publish_all(client: Client, mut waiting: mpsc::Receiver<(String, Bytes)>) {
+async fn publish_all(link: NatsLink, mut waiting: mpsc::Receiver<(String, Bytes)>) {
     while let Some((subject, body)) = waiting.recv().await {
+        let Some(client) = link.client().await else {
+            return;
+        };
         let _ = client.publish(subject, body).await;
     }
 }
 
 /// Hands the messages of a subject to who listens, until nobody does.
 async fn follow(shared: Weak<Shared>, subject: String, topic: Topic) {
-    let Some((client, mut link)) = shared.upgrade().map(|s| (s.client.clone(), s.link.clone()))
-    else {
+    let Some(link) = shared.upgrade().map(|shared| shared.link.clone()) else {
         return;
     };
+    let Some(client) = link.client().await else {
+        return;
+    };
+    let mut link = link.watch();
     let mut reader = PlaneReader::new(topic.name());
     let Ok(mut messages) = client.subscribe(subject.clone()).await else {
         return;
     };
-    let mut connected = false;
+    // The connection that listeners were told of.
+    let mut told = None;
     loop {
-        let is_up = link.borrow_and_update().clone();
-        if is_up.is_ok() != connected {
-            if is_up.is_ok() {
+        let state = link.borrow_and_update().clone();
+        let now = state.reached.is_ok().then_some(state.connections);
+        if now != told {
+            let mut events = Vec::new();
+            if told.is_some() {
+                // Also where the next one stands already: what was said in between is lost.
+                let closed = SourceFault::Closed("the NATS server went away".to_owned());
+                events.push(SourceEvent::Disconnected(
+                    state.reached.err().unwrap_or(closed),
+                ));
+            }
+            if now.is_some() {
                 // The subscription is on its way to the server before anybody is told.
                 let _ = client.flush().await;
+                events.push(SourceEvent::Connected);
             }
-            connected = is_up.is_ok();
-            let event = match is_up {
-                Ok(()) => SourceEvent::Connected,
-                Err(fault) => SourceEvent::Disconnected(fault),
-            };
+            told = now;
             let Some(found) = subject_of(&shared, &subject) else {
                 return;
             };
-            let mut routes = lock(&found.routes);
-            routes.connected = connected;
-            routes
-                .listeners
-                .values_mut()
-                .for_each(|route| route.tell(event.clone()));
+            found.tell_link(&events, now.is_some());
         }
         tokio::select! {
             changed = link.changed() => if changed.is_err() {
                 return;
             },
-            message = next(&mut messages) => match message {
+            message = next_message(&mut messages) => match message {
                 Some(message) => {
                     let Some(found) = subject_of(&shared, &subject) else {
                         return;
@@ -229,10 +177,6 @@ async fn follow(shared: Weak<Shared>, subject: String, topic: Topic) {
             },
         }
     }
-}
-
-async fn next(messages: &mut Subscriber) -> Option<Message> {
-    poll_fn(|cx| Pin::new(&mut *messages).poll_next(cx)).await
 }
 
 /// The subject, unless nobody listens to it any more: then it is forgotten.
@@ -248,6 +192,14 @@ fn subject_of(shared: &Weak<Shared>, subject: &str) -> Option<Arc<Subject>> {
 }
 
 impl Subject {
+    fn tell_link(&self, events: &[SourceEvent], connected: bool) {
+        let mut routes = lock(&self.routes);
+        routes.connected = connected;
+        for route in routes.listeners.values_mut() {
+            events.iter().for_each(|event| route.tell(event.clone()));
+        }
+    }
+
     fn deliver(
         &self,
         read: Result<Option<(u64, kvasir_wire::frame::Frame<Bytes>)>, kvasir_msgpack::DecodeError>,

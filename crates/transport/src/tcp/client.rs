@@ -15,6 +15,7 @@ use tokio_rustls::TlsConnector;
 
 use super::connection::{Connecting, Connection, SendError};
 use crate::call_home::AnswerLimits;
+use crate::endpoint::accepted;
 use crate::{
     AnswerStep, CallContext, CallFuture, CallStream, EndpointClient, PlaneError, ResponseServer,
 };
@@ -81,11 +82,7 @@ impl TcpClient {
     /// Answers come to `home`.
     #[must_use]
     pub fn new(home: ResponseServer, options: TcpOptions, tasks: &Tasks) -> Self {
-        let limits = AnswerLimits {
-            call_home: options.call_home_timeout,
-            prologue: options.prologue_timeout,
-            frame_bytes_max: options.message_bytes_max,
-        };
+        let limits = AnswerLimits::of(&options);
         Self {
             shared: Arc::new(Shared {
                 home,
@@ -132,11 +129,7 @@ impl Shared {
         let codec = payload.codec;
         let expected = self.home.expect()?;
         let request = self.frame(path, payload, &context, expected.subject())?;
-        match self.send(host, worker, request).await? {
-            Ack::Accepted => {}
-            Ack::Overloaded => return Err(PlaneError::Overloaded(worker)),
-            Ack::Unavailable(why) => return Err(PlaneError::Refused { worker, why }),
-        }
+        accepted(self.send(host, worker, request).await?, worker)?;
         CallStream::open(expected, worker, codec, &self.limits, &self.tasks).await
     }
 

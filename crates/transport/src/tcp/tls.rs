@@ -54,3 +54,77 @@ pub fn server_tls(certificate_pem: &[u8], key_pem: &[u8]) -> Result<TlsAcceptor,
         .with_single_cert(chain, key)?;
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
+
+/// A client that believes whatever certificate it is shown.
+#[cfg(feature = "nats")]
+pub(crate) fn any_certificate() -> ClientConfig {
+    let provider = Arc::new(ring::default_provider());
+    let verifier = Arc::new(insecure::AnyCertificate(Arc::clone(&provider)));
+    // The provider has the suites of both versions, so that nothing here can be refused.
+    #[expect(
+        clippy::expect_used,
+        reason = "the provider is our own and has every suite"
+    )]
+    ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("ring has the suites of TLS 1.2 and 1.3")
+        .dangerous()
+        .with_custom_certificate_verifier(verifier)
+        .with_no_client_auth()
+}
+
+#[cfg(feature = "nats")]
+mod insecure {
+    //! No look at who a server is. The connection is still encrypted, by whoever answers.
+
+    use std::sync::Arc;
+
+    use tokio_rustls::rustls::client::danger::{
+        HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
+    };
+    use tokio_rustls::rustls::crypto::{
+        CryptoProvider, verify_tls12_signature, verify_tls13_signature,
+    };
+    use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+    use tokio_rustls::rustls::{DigitallySignedStruct, Error, SignatureScheme};
+
+    #[derive(Debug)]
+    pub(super) struct AnyCertificate(pub(super) Arc<CryptoProvider>);
+
+    impl ServerCertVerifier for AnyCertificate {
+        fn verify_server_cert(
+            &self,
+            _: &CertificateDer<'_>,
+            _: &[CertificateDer<'_>],
+            _: &ServerName<'_>,
+            _: &[u8],
+            _: UnixTime,
+        ) -> Result<ServerCertVerified, Error> {
+            Ok(ServerCertVerified::assertion())
+        }
+
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            let algorithms = &self.0.signature_verification_algorithms;
+            verify_tls12_signature(message, certificate, signed, algorithms)
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            let algorithms = &self.0.signature_verification_algorithms;
+            verify_tls13_signature(message, certificate, signed, algorithms)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.0.signature_verification_algorithms.supported_schemes()
+        }
+    }
+}

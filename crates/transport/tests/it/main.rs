@@ -11,11 +11,19 @@ mod event_plane;
 mod libzmq;
 #[cfg(feature = "nats")]
 mod nats_events;
+#[cfg(feature = "nats")]
+mod nats_process;
+#[cfg(feature = "nats")]
+mod nats_requests;
 mod zmq;
 
 #[cfg(feature = "tcp")]
 mod dynamo;
 #[cfg(feature = "tcp")]
 mod faults;
+#[cfg(feature = "http")]
+mod http_rpc;
 #[cfg(feature = "tcp")]
 mod rpc;
+#[cfg(feature = "tcp")]
+mod wires;

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use kvasir_tasks::Tasks;
 use kvasir_transport::event_plane::{
-    ChannelAddress, NatsEventOptions, NatsEvents, NatsSource, PlanePublisher, PlanePublisherOptions,
+    ChannelAddress, NatsEvents, NatsSource, PlanePublisher, PlanePublisherOptions,
 };
+use kvasir_transport::nats::{NatsLink, NatsOptions, NatsOptionsError};
 use kvasir_transport::{SourceEvent, next_event};
 use kvasir_wire::native::Topic;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -110,12 +111,12 @@ async fn serve(stream: TcpStream, client: u64, subscriptions: Subscriptions) {
         .retain(|(of, _), _| *of != client);
 }
 
-async fn connect(tasks: &Tasks, address: SocketAddr) -> NatsEvents {
-    let options = NatsEventOptions {
+fn connect(tasks: &Tasks, address: SocketAddr) -> NatsEvents {
+    let options = NatsOptions {
         servers: vec![format!("nats://{address}")],
-        tls_ca: None,
+        ..NatsOptions::default()
     };
-    NatsEvents::connect(tasks, &options).await.unwrap()
+    NatsEvents::new(&NatsLink::new(&options, tasks).unwrap(), tasks)
 }
 
 fn publisher(events: &NatsEvents, publisher: u64) -> PlanePublisher {
@@ -157,8 +158,8 @@ async fn publishers_of_a_subject_are_told_apart_and_a_lost_server_is_found_again
     let tasks = Tasks::new();
     let server = Server::start(&tasks, "127.0.0.1:0").await;
     let (listens, publishes) = (
-        connect(&tasks, server.address).await,
-        connect(&tasks, server.address).await,
+        connect(&tasks, server.address),
+        connect(&tasks, server.address),
     );
     let (one, two) = (publisher(&publishes, 1), publisher(&publishes, 2));
     let ChannelAddress::Nats(subject) = one.address() else {
@@ -220,10 +221,18 @@ async fn publishers_of_a_subject_are_told_apart_and_a_lost_server_is_found_again
 }
 
 #[tokio::test]
-async fn an_address_that_is_none_is_refused() {
-    let options = NatsEventOptions {
-        servers: vec!["nats://[".to_owned()],
-        tls_ca: None,
+async fn an_address_that_is_none_is_refused_without_its_password() {
+    let mut options = NatsOptions {
+        servers: vec!["nats://h".to_owned(), "nats://me:secret@[".to_owned()],
+        ..NatsOptions::default()
     };
-    assert!(NatsEvents::connect(&Tasks::new(), &options).await.is_err());
+    let refused = NatsLink::new(&options, &Tasks::new()).unwrap_err();
+    assert_eq!(refused, NatsOptionsError::BadAddress(2));
+    assert!(!refused.to_string().contains("secret"));
+    options.servers = vec!["nats://me:secret@h:7".to_owned(), "h2".to_owned()];
+    let link = NatsLink::new(&options, &Tasks::new()).unwrap();
+    assert_eq!((link.servers(), link.is_wanted()), ("h:7, h2:4222", false));
+    options.servers.clear();
+    let refused = NatsLink::new(&options, &Tasks::new()).unwrap_err();
+    assert_eq!(refused, NatsOptionsError::NoAddress);
 }

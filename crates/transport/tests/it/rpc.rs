@@ -1,20 +1,23 @@
-//! The request plane over TCP: our client with our own workers.
+//! Request planes: our clients with our own workers.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kvasir_tasks::Tasks;
-use kvasir_transport::tcp::{EndpointServer, ServerOptions, TcpClient, TcpOptions};
+use kvasir_transport::tcp::{
+    EndpointServer, ServerOptions, TcpClient, TcpOptions, client_tls, server_tls,
+};
 use kvasir_transport::{
-    PlaneError, RequestPlane, ResponseOptions, ResponseServer, ServedEndpoint, TokenEndpoint,
-    TokenPlane, TokenSink,
+    EndpointHandler, PlaneError, RequestPlane, ResponseOptions, ResponseServer, ServedEndpoint,
+    TokenEndpoint, TokenPlane, TokenSink,
 };
 use kvasir_types::{
     Codec, DpRank, FinishReason, PlaneEndpoint, RequestContext, RequestId, Sampling, TokenItem,
     TokenRequest, WorkerId,
 };
 use tokio::sync::mpsc;
+
+use crate::wires::Wire;
 
 pub(crate) const W: WorkerId = WorkerId(0x1f);
 pub(crate) const PATH: &str = "1f/dynamo/backend/generate";
@@ -65,14 +68,29 @@ pub(crate) fn request(max_tokens: u32) -> TokenRequest {
 pub(crate) struct Pair {
     pub(crate) tasks: Tasks,
     pub(crate) home: ResponseServer,
-    pub(crate) client: TcpClient,
     pub(crate) plane: TokenPlane,
     pub(crate) served: Option<ServedEndpoint>,
-    pub(crate) calls: mpsc::UnboundedReceiver<(TokenRequest, TokenSink)>,
+    pub(crate) calls: Calls,
 }
 
 impl Pair {
-    pub(crate) async fn start(codec: Codec, capacity: usize) -> Self {
+    /// On `wire`, with the usual settings.
+    pub(crate) async fn on(wire: &Wire, codec: Codec, capacity: usize) -> Self {
+        let (tasks, (generate, calls)) = (Tasks::new(), generate());
+        let (served, address) = wire.serve(capacity, generate, &tasks).await;
+        let home = home(&tasks).await;
+        let client = wire.client(home.clone(), TcpOptions::default(), &tasks);
+        Self {
+            tasks,
+            home,
+            plane: TokenPlane::new(client, wire.endpoint(&address, codec)),
+            served: Some(served),
+            calls,
+        }
+    }
+
+    /// Over TCP.
+    pub(crate) async fn start(codec: Codec, capacity: usize) -> (Self, TcpClient) {
         let options = TcpOptions::default();
         Self::with(codec, capacity, options, ServerOptions::new(loopback())).await
     }
@@ -82,27 +100,34 @@ impl Pair {
         capacity: usize,
         options: TcpOptions,
         mut server: ServerOptions,
-    ) -> Self {
-        let tasks = Tasks::new();
+    ) -> (Self, TcpClient) {
+        let (tasks, (generate, calls)) = (Tasks::new(), generate());
         server.capacity = capacity;
         let server = EndpointServer::bind(server, &tasks).await.unwrap();
-        let (sender, calls) = mpsc::unbounded_channel();
-        let generate = TokenEndpoint::new(W, move |request, sink| {
-            let _ = sender.send((request, sink));
-        });
-        let served = server.serve(PATH, Arc::new(generate));
+        let served = server.serve(PATH, generate);
         let home = home(&tasks).await;
         let client = TcpClient::new(home.clone(), options, &tasks);
         let endpoint = endpoint(server.local_addr(), codec);
-        Self {
+        let pair = Self {
             tasks,
             home,
             plane: TokenPlane::new(Arc::new(client.clone()), endpoint),
-            client,
             served: Some(served),
             calls,
-        }
+        };
+        (pair, client)
     }
+}
+
+pub(crate) type Calls = mpsc::UnboundedReceiver<(TokenRequest, TokenSink)>;
+
+/// An endpoint that hands requests to the test.
+pub(crate) fn generate() -> (Arc<dyn EndpointHandler>, Calls) {
+    let (sender, calls) = mpsc::unbounded_channel();
+    let generate = TokenEndpoint::new(W, move |request, sink| {
+        let _ = sender.send((request, sink));
+    });
+    (Arc::new(generate), calls)
 }
 
 pub(crate) fn item(tokens: &[u32], finish: Option<FinishReason>) -> TokenItem {
@@ -132,29 +157,31 @@ pub(crate) async fn read(
 
 #[tokio::test]
 async fn a_request_reaches_its_worker_and_the_answer_comes_home() {
-    for codec in [Codec::Json, Codec::MessagePack] {
-        let mut pair = Pair::start(codec, 8).await;
-        let asked = request(3);
-        let (stream, call) = tokio::join!(pair.plane.send(W, asked.clone()), async {
-            let (request, sink) = pair.calls.recv().await.unwrap();
-            let first = TokenItem {
-                cached_tokens: Some(16),
-                ..item(&[1], None)
-            };
-            assert!(sink.push(first));
-            assert!(sink.push(item(&[2, 3], Some(FinishReason::Length))));
-            request
-        });
-        let mut expected = asked;
-        expected.context.extra_args = Some(r#"{"nvext":{"cache_salt":"s"}}"#.into());
-        assert_eq!(call, expected);
-        let (tokens, end) = read(stream.unwrap()).await;
-        assert_eq!(
-            (tokens, end),
-            (vec![1, 2, 3], Ok(Some(FinishReason::Length)))
-        );
-        assert_eq!((pair.home.expected(), pair.client.connections()), (0, 1));
-        assert_eq!(pair.tasks.shut_down(LONG).await, 0);
+    for wire in Wire::all() {
+        for codec in [Codec::Json, Codec::MessagePack] {
+            let mut pair = Pair::on(&wire, codec, 8).await;
+            let asked = request(3);
+            let (stream, call) = tokio::join!(pair.plane.send(W, asked.clone()), async {
+                let (request, sink) = pair.calls.recv().await.unwrap();
+                let first = TokenItem {
+                    cached_tokens: Some(16),
+                    ..item(&[1], None)
+                };
+                assert!(sink.push(first));
+                assert!(sink.push(item(&[2, 3], Some(FinishReason::Length))));
+                request
+            });
+            let mut expected = asked;
+            expected.context.extra_args = Some(r#"{"nvext":{"cache_salt":"s"}}"#.into());
+            assert_eq!(call, expected, "{wire:?}");
+            let (tokens, end) = read(stream.unwrap()).await;
+            assert_eq!(
+                (tokens, end),
+                (vec![1, 2, 3], Ok(Some(FinishReason::Length)))
+            );
+            assert_eq!(pair.home.expected(), 0);
+            assert_eq!(pair.tasks.shut_down(LONG).await, 0);
+        }
     }
 }
 
@@ -162,7 +189,7 @@ async fn a_request_reaches_its_worker_and_the_answer_comes_home() {
 #[tokio::test]
 async fn requests_follow_each_other_on_one_connection() {
     const MANY: u32 = 200;
-    let mut pair = Pair::start(Codec::MessagePack, 1000).await;
+    let (mut pair, client) = Pair::start(Codec::MessagePack, 1000).await;
     let asked: Vec<_> = (0..MANY)
         .map(|number| {
             let plane = pair.plane.clone();
@@ -184,104 +211,172 @@ async fn requests_follow_each_other_on_one_connection() {
         let (number, answer) = one.await.unwrap().unwrap();
         assert_eq!(answer, (vec![number], Ok(Some(FinishReason::Length))));
     }
-    assert_eq!(pair.client.connections(), 1);
+    assert_eq!(client.connections(), 1);
     assert_eq!(pair.home.counts().arrived, u64::from(MANY));
 }
 
 #[tokio::test]
 async fn a_full_worker_and_an_unknown_endpoint_say_so() {
-    let mut pair = Pair::start(Codec::MessagePack, 1).await;
-    let first = pair.plane.send(W, request(1)).await.unwrap();
-    let second = pair.plane.send(W, request(1)).await;
-    assert_eq!(second.err(), Some(PlaneError::Overloaded(W)));
-    let (_, sink) = pair.calls.recv().await.unwrap();
-    sink.push(item(&[1], Some(FinishReason::Stop)));
-    assert_eq!(read(first).await.1, Ok(Some(FinishReason::Stop)));
-    pair.served = None;
-    let gone = pair.plane.send(W, request(1)).await.err();
-    let why = format!("unknown endpoint {PATH}");
-    assert_eq!(gone, Some(PlaneError::Refused { worker: W, why }));
+    for wire in Wire::all() {
+        let mut pair = Pair::on(&wire, Codec::MessagePack, 1).await;
+        let first = pair.plane.send(W, request(1)).await.unwrap();
+        let second = pair.plane.send(W, request(1)).await;
+        assert_eq!(second.err(), Some(PlaneError::Overloaded(W)), "{wire:?}");
+        let (_, sink) = pair.calls.recv().await.unwrap();
+        sink.push(item(&[1], Some(FinishReason::Stop)));
+        assert_eq!(read(first).await.1, Ok(Some(FinishReason::Stop)));
+        pair.served = None;
+        let gone = loop {
+            match pair.plane.send(W, request(1)).await.err() {
+                // A subscription ends, and a place comes free, when its task has seen it.
+                Some(PlaneError::Overloaded(_)) | None => tokio::task::yield_now().await,
+                Some(error) => break error,
+            }
+        };
+        let is_told = match wire.name() {
+            // The server says it, or the worker in its last moment.
+            "nats" => matches!(
+                gone,
+                PlaneError::Connect { .. } | PlaneError::Refused { .. }
+            ),
+            _ => {
+                let why = format!("unknown endpoint {PATH}");
+                gone == PlaneError::Refused { worker: W, why }
+            }
+        };
+        assert!(is_told, "{wire:?}: {gone}");
+    }
 }
 
-/// A client that leaves ends the work for it: before the first token, and after.
+/// A client that leaves ends the work for it: before the first token, and after. The promise is 100 ms; a loaded machine gets
+/// ten times that.
 #[tokio::test]
 async fn dropping_a_stream_stops_its_worker_at_once() {
-    let mut pair = Pair::start(Codec::MessagePack, 8).await;
-    for tokens in [0u32, 1, 5000] {
-        let mut stream = pair.plane.send(W, request(9)).await.unwrap();
-        let (_, sink) = pair.calls.recv().await.unwrap();
-        let unread: Vec<u32> = (0..tokens).collect();
-        if tokens > 0 {
-            assert!(sink.push(item(&unread, None)));
+    for wire in Wire::all() {
+        let mut pair = Pair::on(&wire, Codec::MessagePack, 8).await;
+        for tokens in [0u32, 1, 5000] {
+            let mut stream = pair.plane.send(W, request(9)).await.unwrap();
+            let (_, sink) = pair.calls.recv().await.unwrap();
+            let unread: Vec<u32> = (0..tokens).collect();
+            if tokens > 0 {
+                assert!(sink.push(item(&unread, None)));
+            }
+            if tokens == 1 {
+                assert_eq!(stream.next().await, Some(Ok(item(&[0], None))));
+            }
+            let left = tokio::time::Instant::now();
+            drop(stream);
+            tokio::time::timeout(LONG, sink.closed()).await.unwrap();
+            let took = left.elapsed();
+            println!("{wire:?}: the worker's stream ended {took:?} after its reader left");
+            assert!(took < Duration::from_secs(1), "{wire:?}");
         }
-        if tokens == 1 {
-            assert_eq!(stream.next().await, Some(Ok(item(&[0], None))));
-        }
-        let left = tokio::time::Instant::now();
-        drop(stream);
-        tokio::time::timeout(LONG, sink.closed()).await.unwrap();
-        // The promise is 100 ms; a loaded machine gets ten times that.
-        assert!(left.elapsed() < Duration::from_secs(1));
     }
 }
 
 #[tokio::test]
 async fn a_worker_that_gives_up_its_sink_is_seen_as_gone() {
-    let mut pair = Pair::start(Codec::MessagePack, 8).await;
-    let stream = pair.plane.send(W, request(9)).await.unwrap();
-    let (_, sink) = pair.calls.recv().await.unwrap();
-    sink.push(item(&[1, 2], None));
-    drop(sink);
-    let ended = read(stream).await;
-    assert_eq!(ended, (vec![1, 2], Err(PlaneError::Disconnected(W))));
+    for wire in Wire::all() {
+        let mut pair = Pair::on(&wire, Codec::MessagePack, 8).await;
+        let stream = pair.plane.send(W, request(9)).await.unwrap();
+        let (_, sink) = pair.calls.recv().await.unwrap();
+        sink.push(item(&[1, 2], None));
+        drop(sink);
+        let ended = read(stream).await;
+        let gone = (vec![1, 2], Err(PlaneError::Disconnected(W)));
+        assert_eq!(ended, gone, "{wire:?}");
+    }
 }
 
 #[tokio::test]
 async fn what_an_engine_says_reaches_whoever_asked() {
-    let mut pair = Pair::start(Codec::MessagePack, 8).await;
-    for error in [
-        PlaneError::Rejected("no such token".into()),
-        PlaneError::Overloaded(W),
-    ] {
+    for wire in Wire::all() {
+        let mut pair = Pair::on(&wire, Codec::MessagePack, 8).await;
+        for error in [
+            PlaneError::Rejected("no such token".into()),
+            PlaneError::Overloaded(W),
+        ] {
+            let stream = pair.plane.send(W, request(9)).await.unwrap();
+            let (_, sink) = pair.calls.recv().await.unwrap();
+            sink.fail(error.clone());
+            assert_eq!(read(stream).await, (vec![], Err(error)), "{wire:?}");
+        }
         let stream = pair.plane.send(W, request(9)).await.unwrap();
         let (_, sink) = pair.calls.recv().await.unwrap();
-        sink.fail(error.clone());
-        assert_eq!(read(stream).await, (vec![], Err(error)));
+        sink.fail(PlaneError::Engine("out of memory".into()));
+        assert!(matches!(read(stream).await.1, Err(PlaneError::Engine(_))));
     }
-    let stream = pair.plane.send(W, request(9)).await.unwrap();
-    let (_, sink) = pair.calls.recv().await.unwrap();
-    sink.fail(PlaneError::Engine("out of memory".into()));
-    assert!(matches!(read(stream).await.1, Err(PlaneError::Engine(_))));
 }
 
 /// A reader that does not read holds up its own answer only, and what waits for it is bounded.
 #[tokio::test]
 async fn a_slow_reader_slows_only_its_own_stream() {
-    let mut pair = Pair::start(Codec::MessagePack, 8).await;
-    let slow = pair.plane.send(W, request(9)).await.unwrap();
-    let (_, slow_sink) = pair.calls.recv().await.unwrap();
-    let pushed = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&pushed);
-    let flood = pair.tasks.spawn(async move {
-        for _ in 0..2000 {
-            slow_sink.push(item(&[7; 1000], None));
-            counted.fetch_add(1, Ordering::Relaxed);
-            tokio::task::yield_now().await;
+    for wire in Wire::all() {
+        let mut pair = Pair::on(&wire, Codec::MessagePack, 8).await;
+        let slow = pair.plane.send(W, request(9)).await.unwrap();
+        let (_, slow_sink) = pair.calls.recv().await.unwrap();
+        let flood = pair.tasks.spawn(async move {
+            for _ in 0..2000 {
+                slow_sink.push(item(&[7; 1000], None));
+                tokio::task::yield_now().await;
+            }
+            slow_sink.push(item(&[], Some(FinishReason::Length)));
+        });
+        for _ in 0..5 {
+            let quick = pair.plane.send(W, request(1)).await.unwrap();
+            let (_, sink) = pair.calls.recv().await.unwrap();
+            sink.push(item(&[1], Some(FinishReason::Stop)));
+            assert_eq!(read(quick).await, (vec![1], Ok(Some(FinishReason::Stop))));
         }
-        slow_sink.push(item(&[], Some(FinishReason::Length)));
-    });
-    for _ in 0..5 {
-        let quick = pair.plane.send(W, request(1)).await.unwrap();
-        let (_, sink) = pair.calls.recv().await.unwrap();
-        sink.push(item(&[1], Some(FinishReason::Stop)));
-        assert_eq!(read(quick).await, (vec![1], Ok(Some(FinishReason::Stop))));
+        flood.await.unwrap();
+        let (tokens, end) = read(slow).await;
+        assert_eq!(
+            (tokens.len(), end),
+            (2_000_000, Ok(Some(FinishReason::Length))),
+            "{wire:?}"
+        );
     }
-    flood.await.unwrap();
-    let (tokens, end) = read(slow).await;
-    assert_eq!(
-        (tokens.len(), end),
-        (2_000_000, Ok(Some(FinishReason::Length)))
-    );
+}
+
+/// Requests over TLS: a worker whose certificate the authority signed is asked, another is not, and neither is one that
+/// speaks plain TCP.
+#[tokio::test]
+async fn requests_can_be_secured() {
+    let pem = |name: &str| {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/tls/");
+        std::fs::read(format!("{root}{name}")).unwrap()
+    };
+    let acceptor = server_tls(&pem("server.pem"), &pem("server-key.pem")).unwrap();
+    for (authority, secured, is_reached) in [
+        ("ca.pem", true, true),
+        ("other-ca.pem", true, false),
+        ("ca.pem", false, false),
+    ] {
+        let options = TcpOptions {
+            tls: Some(client_tls(&pem(authority)).unwrap()),
+            connect_timeout: LONG,
+            ack_timeout: LONG,
+            ..TcpOptions::default()
+        };
+        let mut server = ServerOptions::new(loopback());
+        server.tls = secured.then(|| acceptor.clone());
+        let (mut pair, _) = Pair::with(Codec::MessagePack, 8, options, server).await;
+        match pair.plane.send(W, request(1)).await {
+            Ok(stream) => {
+                assert!(is_reached, "{authority}");
+                let (_, sink) = pair.calls.recv().await.unwrap();
+                sink.push(item(&[1], Some(FinishReason::Stop)));
+                assert_eq!(read(stream).await, (vec![1], Ok(Some(FinishReason::Stop))));
+            }
+            Err(error) => {
+                assert!(!is_reached, "{error}");
+                assert!(matches!(error, PlaneError::Connect { .. }), "{error}");
+            }
+        }
+        pair.tasks.stop();
+    }
+    assert!(client_tls(b"no certificate").is_err());
+    assert!(server_tls(&pem("server.pem"), b"no key").is_err());
 }
 
 #[tokio::test]

@@ -9,16 +9,19 @@ use kvasir_discovery::{
 use kvasir_protocol::Payload;
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
+use kvasir_transport::event_plane::{NatsEvents, NatsSource};
+use kvasir_transport::http_rpc::{HttpClient, HttpServer};
+use kvasir_transport::nats::{NatsClient, NatsLink, NatsOptions, NatsServer};
 use kvasir_transport::tcp::{EndpointServer, ServerOptions, TcpClient, TcpOptions};
 use kvasir_transport::{
-    CallContext, EndpointClient, RequestPlane, ResponseOptions, ResponseServer, TokenPlane,
-    TokenSink,
+    CallContext, EndpointClient, RequestPlane, ResponseOptions, ResponseServer, SourceEvent,
+    TokenPlane, TokenSink, next_event,
 };
 use kvasir_types::{
     Codec, DpRank, EngineHash, FinishReason, KvEvent, LocalHash, PlaneEndpoint, RequestContext,
     RequestId, Sampling, StoredBlock, Tier, TokenItem, TokenRequest, WorkerRank,
 };
-use kvasir_wire::native::{Encoding, RecoveryReply, RecoveryRequest};
+use kvasir_wire::native::{Encoding, RecoveryReply, RecoveryRequest, Topic};
 use kvasir_worker::{
     ClearFuture, EventCarrier, MemberOptions, Membership, RequestServer, TokenEngine,
 };
@@ -55,15 +58,9 @@ fn loopback() -> std::net::SocketAddr {
     ([127, 0, 0, 1], 0).into()
 }
 
-async fn rig(ranks: u32) -> Rig {
-    let (tasks, store) = (Tasks::new(), MemStore::new());
-    let server = EndpointServer::bind(ServerOptions::new(loopback()), &tasks);
-    let server = RequestServer::Tcp {
-        server: server.await.unwrap(),
-        host: "127.0.0.1".into(),
-    };
+fn member_options(ranks: u32) -> MemberOptions {
     let card = json!({"display_name": "m", "kv_cache_block_size": 16, "model_type": "Chat"});
-    let options = MemberOptions {
+    MemberOptions {
         endpoint: EndpointName::new("dynamo", "backend", "generate"),
         card: Card::parse(&card).unwrap(),
         ranks,
@@ -73,17 +70,22 @@ async fn rig(ranks: u32) -> Rig {
             host: "127.0.0.1".into(),
         },
         outbox: None,
+    }
+}
+
+async fn rig(ranks: u32) -> Rig {
+    let (tasks, store) = (Tasks::new(), MemStore::new());
+    let server = EndpointServer::bind(ServerOptions::new(loopback()), &tasks);
+    let server = RequestServer::Tcp {
+        server: server.await.unwrap(),
+        host: "127.0.0.1".into(),
     };
-    let membership = Membership::open(&store, options, Clock::new(), &tasks);
+    let membership = Membership::open(&store, member_options(ranks), Clock::new(), &tasks);
     let membership = membership.await.unwrap();
     assert!(listed(&store).await.is_empty(), "nothing before it serves");
     let announced = membership.announce(&server, Arc::new(Echo));
     announced.await.unwrap();
-    let home = ResponseOptions {
-        bind: loopback(),
-        ..ResponseOptions::default()
-    };
-    let home = ResponseServer::start(home, &tasks).await.unwrap();
+    let home = home(&tasks).await;
     Rig {
         client: Arc::new(TcpClient::new(home, TcpOptions::default(), &tasks)),
         tasks,
@@ -110,11 +112,13 @@ fn endpoint_of(records: &[Record], name: &str) -> PlaneEndpoint {
         Record::Endpoint(instance) if instance.endpoint.starts_with(name) => Some(instance),
         _ => None,
     });
-    let RequestTransport::Tcp(address) = &found.unwrap().transport else {
-        panic!("not over TCP");
+    let (plane, address) = match &found.unwrap().transport {
+        RequestTransport::Tcp(address) => ("tcp", address),
+        RequestTransport::NatsTcp(subject) => ("nats", subject),
+        RequestTransport::Http(url) => ("http", url),
     };
     PlaneEndpoint {
-        plane: "tcp".into(),
+        plane: plane.into(),
         address: address.as_str().into(),
         codec: Codec::MessagePack,
     }
@@ -269,4 +273,131 @@ async fn the_cache_is_emptied_on_request() {
     let status = item.get("data").and_then(|data| data.get("status"));
     assert_eq!(status.and_then(|status| status.text()), Some("success"));
     rig.tasks.stop();
+}
+
+/// A NATS server, for as long as it is held; none, and a line that says so, where there is no such program.
+struct NatsProcess(std::process::Child, NatsOptions);
+
+impl NatsProcess {
+    #[expect(clippy::print_stdout, reason = "what is skipped is said")]
+    fn start() -> Option<Self> {
+        let free = std::net::TcpListener::bind(loopback()).unwrap();
+        let port = free.local_addr().unwrap().port().to_string();
+        drop(free);
+        let mut command = std::process::Command::new("nats-server");
+        command.args(["-a", "127.0.0.1", "-p", &port]);
+        command.stderr(std::process::Stdio::null());
+        match command.spawn() {
+            Ok(process) => {
+                let servers = vec![format!("nats://127.0.0.1:{port}")];
+                let options = NatsOptions {
+                    servers,
+                    ..NatsOptions::default()
+                };
+                Some(Self(process, options))
+            }
+            Err(error) => {
+                println!(
+                    "SKIPPED: nats-server cannot be run ({error}): no worker on NATS is tested"
+                );
+                None
+            }
+        }
+    }
+}
+
+impl Drop for NatsProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+async fn home(tasks: &Tasks) -> ResponseServer {
+    let home = ResponseOptions {
+        bind: loopback(),
+        ..ResponseOptions::default()
+    };
+    ResponseServer::start(home, tasks).await.unwrap()
+}
+
+/// A worker on NATS announces its subjects, is asked there, and its events are heard there.
+#[tokio::test]
+async fn a_worker_on_nats_is_asked_and_heard_there() {
+    let Some(process) = NatsProcess::start() else {
+        return;
+    };
+    let (tasks, store) = (Tasks::new(), MemStore::new());
+    let (ours, theirs) = (
+        NatsLink::new(&process.1, &tasks).unwrap(),
+        NatsLink::new(&process.1, &tasks).unwrap(),
+    );
+    let mut options = member_options(1);
+    let events = NatsEvents::new(&theirs, &tasks);
+    options.carrier = EventCarrier::nats(events, &options.endpoint);
+    let membership = Membership::open(&store, options, Clock::new(), &tasks);
+    let membership = membership.await.unwrap();
+    let server = RequestServer::Nats(NatsServer::new(theirs, 8, &tasks));
+    let announced = membership.announce(&server, Arc::new(Echo));
+    announced.await.unwrap();
+    let (records, id) = (listed(&store).await, membership.id());
+    let client = NatsClient::new(
+        ours.clone(),
+        home(&tasks).await,
+        &TcpOptions::default(),
+        &tasks,
+    );
+    let generate = endpoint_of(&records, "generate");
+    let subject = format!("dynamo_backend.generate-{:x}", id.0);
+    assert_eq!((&*generate.plane, &*generate.address), ("nats", &*subject));
+    let plane = TokenPlane::new(Arc::new(client), generate);
+    let mut stream = plane.send(id, request(1)).await.unwrap();
+    assert_eq!(stream.next().await.unwrap().unwrap().tokens, [7]);
+    let channel = records.iter().find_map(|record| match record {
+        Record::EventChannel(channel) if channel.topic == "kv-events" => Some(channel),
+        _ => None,
+    });
+    let channel = channel.unwrap();
+    let prefix = "namespace.dynamo.component.backend.endpoint.generate";
+    let expected = EventTransport::Nats {
+        subject_prefix: prefix.into(),
+    };
+    assert_eq!(channel.transport, expected);
+    let subject = format!("{prefix}.kv-events");
+    let listens = NatsEvents::new(&ours, &tasks);
+    let mut source = listens.listen(&subject, Topic::KvEvents, channel.instance_id);
+    let next = async |source: &mut NatsSource| {
+        tokio::time::timeout(SOON, next_event(source))
+            .await
+            .unwrap()
+    };
+    assert_eq!(next(&mut source).await, SourceEvent::Connected);
+    membership.reports().cache_event(DpRank(0), stored(1, None));
+    membership.reports().step_ended(DpRank(0));
+    assert!(matches!(next(&mut source).await, SourceEvent::Live(_)));
+    tasks.stop();
+}
+
+/// A worker on HTTP announces a URL, and is asked there.
+#[tokio::test]
+async fn a_worker_on_http_is_asked_there() {
+    let (tasks, store) = (Tasks::new(), MemStore::new());
+    let membership = Membership::open(&store, member_options(1), Clock::new(), &tasks);
+    let membership = membership.await.unwrap();
+    let server = HttpServer::bind(ServerOptions::new(loopback()), &tasks);
+    let server = RequestServer::Http {
+        server: server.await.unwrap(),
+        host: "127.0.0.1".into(),
+    };
+    let announced = membership.announce(&server, Arc::new(Echo));
+    announced.await.unwrap();
+    let (records, id) = (listed(&store).await, membership.id());
+    let generate = endpoint_of(&records, "generate");
+    let path = format!("/v1/rpc/{:x}/dynamo/backend/generate", id.0);
+    assert!(generate.address.ends_with(&path), "{}", generate.address);
+    let client = HttpClient::new(home(&tasks).await, &TcpOptions::default(), &tasks);
+    let plane = TokenPlane::new(Arc::new(client), generate);
+    let mut stream = plane.send(id, request(1)).await.unwrap();
+    assert_eq!(stream.next().await.unwrap().unwrap().tokens, [7]);
+    tasks.stop();
 }
