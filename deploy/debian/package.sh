@@ -15,11 +15,12 @@ root=$work/root
 
 install -D -m 755 "$binary" "$root/usr/bin/kvasir"
 install -D -m 644 "$here/../systemd/kvasir.service" "$root/usr/lib/systemd/system/kvasir.service"
+install -D -m 644 "$here/../systemd/kvasir.socket" "$root/usr/lib/systemd/system/kvasir.socket"
 install -D -m 644 "$here/kvasir.toml" "$root/etc/kvasir/kvasir.toml"
 install -D -m 644 "$here/../../LICENSE" "$root/usr/share/doc/kvasir/copyright"
 page() { mkdir -p "$root/usr/share/man/man1" && "$binary" man $2 | gzip -9n >"$root/usr/share/man/man1/$1.1.gz"; }
 page kvasir ""
-for command in frontend demo mocker replay why workers top doctor; do page "kvasir-$command" "$command"; done
+for command in frontend demo mocker replay why workers top doctor health; do page "kvasir-$command" "$command"; done
 mkdir -p "$root/usr/share/bash-completion/completions" "$root/usr/share/zsh/vendor-completions" "$root/usr/share/fish/vendor_completions.d"
 "$binary" completions bash >"$root/usr/share/bash-completion/completions/kvasir"
 "$binary" completions zsh >"$root/usr/share/zsh/vendor-completions/_kvasir"

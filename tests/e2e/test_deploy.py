@@ -115,6 +115,65 @@ def test_systemd_takes_the_unit_and_calls_it_well_confined(tmp_path):
     assert flags and all(flag in told for flag in flags)
 
 
+@needs("systemd-analyze")
+def test_systemd_takes_the_socket(tmp_path):
+    for name in ("kvasir.service", "kvasir.socket"):
+        text = (DEPLOY / "systemd" / name).read_text().replace("/usr/bin/kvasir", os.environ["KVASIR_BIN"])
+        (tmp_path / name).write_text(text.replace("Documentation=man:kvasir(1)\n", ""))
+    done = subprocess.run(["systemd-analyze", "verify", tmp_path / "kvasir.socket"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@needs("systemd-socket-activate")
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_frontend_serves_at_the_sockets_that_systemd_opened(tmp_path, apart):
+    clients, operators = free_port(), free_port()
+    sockets = [f"--listen=127.0.0.1:{port}" for port in ([clients, operators] if apart else [clients])]
+    # Ports of its own that it must not open.
+    options = ["--http-host", "127.0.0.1", "--http-port", "1", *(["--admin-port", "2"] if apart else [])]
+    with (tmp_path / "log").open("w") as log:
+        words = ["systemd-socket-activate", *sockets, os.environ["KVASIR_BIN"], "frontend", *options]
+        plain = {name: value for name, value in os.environ.items() if not name.startswith(("DYN_", "KVASIR_"))}
+        started = subprocess.Popen(words, stdout=log, stderr=log, env=plain)
+    try:
+        # The first connection starts it.
+        until(lambda: answers(f"http://127.0.0.1:{clients}/live"), 60, (tmp_path / "log").read_text)
+        at = operators if apart else clients
+        assert httpx.get(f"http://127.0.0.1:{at}/workers", timeout=30).status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{clients}/workers", timeout=30).status_code == (404 if apart else 200)
+    finally:
+        started.kill()
+        started.wait()
+
+
+def answers(url):
+    try:
+        return httpx.get(url, timeout=30).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@needs("systemd-socket-activate")
+def test_a_socket_too_many_is_refused_with_what_to_do(tmp_path):
+    port = free_port()
+    sockets = [f"--listen=127.0.0.1:{port}", f"--listen=127.0.0.1:{free_port()}"]
+    with (tmp_path / "log").open("w") as log:
+        words = ["systemd-socket-activate", *sockets, os.environ["KVASIR_BIN"], "frontend"]
+        started = subprocess.Popen(words, stdout=log, stderr=log)
+    try:
+        until(lambda: not answers(f"http://127.0.0.1:{port}/live") and started.poll() is not None, 60, (tmp_path / "log").read_text)
+        assert started.returncode == 2 and "--admin-port" in (tmp_path / "log").read_text()
+    finally:
+        started.kill()
+        started.wait()
+
+
 def test_kubernetes_takes_the_manifests(tmp_path):
     import kubernetes_validate
 

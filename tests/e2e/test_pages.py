@@ -18,7 +18,7 @@ def needs(tool):
     return pytest.mark.skipif(shutil.which(tool) is None, reason=f"{tool} is not installed")
 
 
-COMMANDS = ["frontend", "demo", "mocker", "replay", "why", "workers", "top"]
+COMMANDS = ["frontend", "demo", "mocker", "replay", "why", "workers", "top", "doctor", "health"]
 
 
 @needs("man")

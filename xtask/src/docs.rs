@@ -28,6 +28,7 @@ group what belongs together. Written by `cargo xtask docs`.
 | 08 | trust and warm restart |
 | 09, 10 | operation, faults, logs |
 | 12 | from 0126 on: the dashboard |
+| 15 | from 0154 on: documents, images, sockets of others |
 
 ";
 

@@ -7,6 +7,7 @@ mod mocker;
 mod operate;
 mod planes;
 mod serve;
+mod sockets;
 mod traces;
 mod wiring;
 
@@ -70,7 +71,9 @@ fn start(run: &Run) -> ExitCode {
             Command::Doctor => return doctor::run(&run.settings).await,
             Command::Demo => demo::run(&run.settings).await,
             Command::Mocker => mocker::run(&run.settings).await,
-            Command::Why | Command::Workers | Command::Top => operate::run(run).await,
+            Command::Why | Command::Workers | Command::Top | Command::Health => {
+                operate::run(run).await
+            }
             _ => serve::run(&run.settings).await,
         }
         .map(|()| ExitCode::SUCCESS)

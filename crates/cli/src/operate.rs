@@ -1,9 +1,11 @@
-//! Commands that ask a running frontend: `kvasir why`, `kvasir workers`, `kvasir top`; `kvasir doctor` asks it for its workers.
+//! Commands that ask a running frontend: `kvasir why`, `kvasir workers`, `kvasir top`, `kvasir health`; `kvasir doctor` asks it for
+//! its workers.
 //!
 //! They read the admin routes that anybody can read with `curl`, and show the same data for people; `--json`
 //! prints it as it came. A frontend that cannot be asked is an error of one line that says what to do.
 
 mod client;
+mod health;
 mod page;
 mod table;
 mod text;
@@ -27,6 +29,7 @@ pub(crate) async fn run(run: &Run) -> Result<(), Failure> {
     match run.command {
         Command::Why => why::run(&client, run).await,
         Command::Workers => workers::run(&client, run).await,
+        Command::Health => health::run(&client, run).await,
         _ => top::run(&client, run).await,
     }
 }

@@ -13,7 +13,7 @@ use kvasir_telemetry::{Clock, Metrics, log};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::wiring::{self, Failure};
-use crate::{descriptors, planes, traces};
+use crate::{descriptors, planes, sockets, traces};
 
 /// The application with the settings of its HTTP side.
 pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure> {
@@ -33,19 +33,27 @@ pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure
     ))
 }
 
-/// Listens on the configured address; an error names it.
+/// Listens on the configured address, or at the sockets that the service manager has opened; an error names it.
 pub(crate) async fn listen(app: &Arc<App>, settings: &Settings) -> Result<Server, Failure> {
     let address = wiring::listen_address(settings)?;
+    let admin = wiring::admin_address(settings)?;
+    let opened = sockets::take(admin.is_some())?;
     let threads = wiring::http_threads(settings);
     let threads = http_threads(threads)
         .map_err(|error| format!("--http-threads {threads}: the threads did not start: {error}"))?;
-    let mut server = Server::start_on(threads, Arc::clone(app), address)
-        .await
-        .map_err(|error| {
-            format!("cannot listen on {address}: {error}; choose another port with --http-port")
-        })?;
-    if let Some(address) = wiring::admin_address(settings)? {
-        server.start_admin(address).await.map_err(|error| {
+    let started = match opened.clients {
+        Some(socket) => Server::start_at(threads, Arc::clone(app), socket),
+        None => Server::start_on(threads, Arc::clone(app), address).await,
+    };
+    let mut server = started.map_err(|error| {
+        format!("cannot listen on {address}: {error}; choose another port with --http-port")
+    })?;
+    if let Some(address) = admin {
+        let started = match opened.operators {
+            Some(socket) => server.start_admin_at(socket),
+            None => server.start_admin(address).await,
+        };
+        started.map_err(|error| {
             format!("cannot listen on {address}: {error}; choose another port with --admin-port")
         })?;
     }

@@ -131,6 +131,7 @@ choices! {
         Workers = "workers": "kvasir workers",
         Top = "top": "kvasir top",
         Doctor = "doctor": "kvasir doctor",
+        Health = "health": "kvasir health",
     }
 }
 

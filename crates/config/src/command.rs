@@ -26,6 +26,8 @@ pub enum Command {
     Top,
     /// What is wrong with a worker, and the flag that fixes it.
     Doctor,
+    /// Whether a running frontend can serve.
+    Health,
 }
 
 impl Command {
@@ -40,6 +42,7 @@ impl Command {
         Self::Workers,
         Self::Top,
         Self::Doctor,
+        Self::Health,
     ];
 
     /// The word on the command line.
@@ -54,6 +57,7 @@ impl Command {
             Self::Workers => "workers",
             Self::Top => "top",
             Self::Doctor => "doctor",
+            Self::Health => "health",
         }
     }
 
@@ -69,6 +73,7 @@ impl Command {
             Self::Workers => "List the workers of a running frontend, add one, remove one",
             Self::Top => "Watch a running frontend: workers, load, cache, requests",
             Self::Doctor => "Check why a worker's cache is not known, and which flag fixes it",
+            Self::Health => "Tell by the exit code whether a running frontend can serve",
         }
     }
 
@@ -114,6 +119,7 @@ impl Command {
             Self::Workers => Scope::WORKERS,
             Self::Top => Scope::TOP,
             Self::Doctor => Scope::DOCTOR,
+            Self::Health => Scope::HEALTH,
         }
     }
 }
@@ -143,8 +149,13 @@ impl Scope {
     pub const TOP: Self = Self(1 << 8);
     /// `kvasir doctor`.
     pub const DOCTOR: Self = Self(1 << 9);
+    /// `kvasir health`.
+    pub const HEALTH: Self = Self(1 << 10);
     /// Commands that ask a running frontend.
-    pub const OPERATE: Self = Self::WHY.and(Self::WORKERS).and(Self::TOP);
+    pub const OPERATE: Self = Self::WHY
+        .and(Self::WORKERS)
+        .and(Self::TOP)
+        .and(Self::HEALTH);
     /// Commands that listen for HTTP clients.
     pub const SERVE: Self = Self::FRONTEND.and(Self::DEMO);
     /// Commands with a router in them.

@@ -29,6 +29,9 @@ options! { OPERATE_ROWS, Group::Operate, Scope::OPERATE;
         scope(Scope::OPERATE.and(Scope::DOCTOR)).env(&[var("KVASIR_TIMEOUT_SECS")]).default("10")
         .positive().metavar("SECONDS").effective();
 
+    /// Ask only whether the process is alive: true while it loads and while it drains, too.
+    LIVE: bool = "live" => scope(Scope::HEALTH).default("false").flag_only().effective().common();
+
     /// Number of latest decisions to list when no request is named.
     LIMIT: u32 = "limit" =>
         scope(Scope::WHY).default("20").ints(1, 100).flag_only().effective().common();

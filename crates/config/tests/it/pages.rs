@@ -38,6 +38,7 @@ fn overview() {
               workers      List the workers of a running frontend, add one, remove one
               top          Watch a running frontend: workers, load, cache, requests
               doctor       Check why a worker's cache is not known, and which flag fixes it
+              health       Tell by the exit code whether a running frontend can serve
               config       Show every option with its origin, check them, or print the file's schema
               completions  Print a completion script for a shell
               man          Print the manual page, of all or of a command

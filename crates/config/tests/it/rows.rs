@@ -134,7 +134,7 @@ const NOT_IN_FILE: &str = "config";
 #[test]
 fn every_option_of_the_table_is_in_the_list_and_the_other_way_round() {
     let listed: Vec<_> = rows().iter().map(|row| row.name).collect();
-    let flags_only = ["for", "json", "changed", "limit", "once", "force"];
+    let flags_only = ["for", "json", "changed", "limit", "live", "once", "force"];
     let missing: Vec<_> = options()
         .map(|spec| spec.name)
         .filter(|name| !listed.contains(name) && !flags_only.contains(name))

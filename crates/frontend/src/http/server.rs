@@ -94,7 +94,8 @@ pub struct HttpServer<S> {
 impl<S: Service> HttpServer<S> {
     /// Listens on `address` and serves on the caller's runtime; port 0 takes a free one.
     pub async fn start(service: Arc<S>, address: SocketAddr) -> io::Result<Self> {
-        Self::start_with(service, address, None).await
+        let listener = TcpListener::bind(address).await?;
+        Self::start_with(service, listener, None)
     }
 
     /// The same, with threads that do nothing but serve.
@@ -103,15 +104,25 @@ impl<S: Service> HttpServer<S> {
         service: Arc<S>,
         address: SocketAddr,
     ) -> io::Result<Self> {
-        Self::start_with(service, address, Some(Arc::new(threads))).await
+        let listener = TcpListener::bind(address).await?;
+        Self::start_with(service, listener, Some(Arc::new(threads)))
     }
 
-    async fn start_with(
+    /// The same at a socket that somebody else has opened. Must be called in a runtime.
+    pub fn start_at(
+        threads: RuntimeThreads,
         service: Arc<S>,
-        address: SocketAddr,
+        listener: std::net::TcpListener,
+    ) -> io::Result<Self> {
+        Self::start_with(service, adopt(listener)?, Some(Arc::new(threads)))
+    }
+
+    fn start_with(
+        service: Arc<S>,
+        listener: TcpListener,
         threads: Option<Arc<RuntimeThreads>>,
     ) -> io::Result<Self> {
-        let address = open_door(&service, Door::Data, address, threads.clone()).await?;
+        let address = open_door(&service, Door::Data, listener, threads.clone())?;
         let http = service.http();
         if let Some(tls) = &http.tls {
             tls.follow(&http.tasks);
@@ -130,7 +141,19 @@ impl<S: Service> HttpServer<S> {
 
     /// Listens on `address`, too, for operators.
     pub async fn start_admin(&mut self, address: SocketAddr) -> io::Result<()> {
-        self.admin = Some(open_door(&self.service, Door::Admin, address, None).await?);
+        let listener = TcpListener::bind(address).await?;
+        self.admin = Some(open_door(&self.service, Door::Admin, listener, None)?);
+        Ok(())
+    }
+
+    /// The same at a socket that somebody else has opened. Must be called in a runtime.
+    pub fn start_admin_at(&mut self, listener: std::net::TcpListener) -> io::Result<()> {
+        self.admin = Some(open_door(
+            &self.service,
+            Door::Admin,
+            adopt(listener)?,
+            None,
+        )?);
         Ok(())
     }
 
@@ -169,13 +192,18 @@ impl<S: Service> HttpServer<S> {
     }
 }
 
-async fn open_door<S: Service>(
+/// A socket of another process, in the way that tasks use sockets.
+fn adopt(listener: std::net::TcpListener) -> io::Result<TcpListener> {
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
+}
+
+fn open_door<S: Service>(
     service: &Arc<S>,
     door: Door,
-    address: SocketAddr,
+    listener: TcpListener,
     threads: Option<Arc<RuntimeThreads>>,
 ) -> io::Result<SocketAddr> {
-    let listener = TcpListener::bind(address).await?;
     // Accepted connections have it from their listener.
     #[cfg(target_os = "linux")]
     if let Err(error) = socket2::SockRef::from(&listener).set_tcp_notsent_lowat(UNSENT_BYTES_MAX) {
