@@ -5,6 +5,8 @@
 //!
 //! Elsewhere: what the compiler and clippy check already (`Cargo.toml`, `clippy.toml`).
 
+mod blocks;
+mod book;
 mod changelog;
 mod cycles;
 mod depth;
@@ -81,6 +83,8 @@ fn findings(tree: &Tree) -> Vec<Finding> {
     found.extend(depth::check(tree));
     found.extend(names::check(tree));
     found.extend(links::check(tree));
+    found.extend(blocks::check(tree));
+    found.extend(book::check(tree));
     found.extend(changelog::fragments(tree));
     found.extend(changelog::decisions(tree));
     found.extend(changelog::recordings(tree));
