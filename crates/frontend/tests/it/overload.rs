@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use kvasir_frontend::{AppOptions, Limits};
 use kvasir_router::{RouterConfig, RouterMode};
+use tokio::net::TcpStream;
 
 use crate::engine::{ANSWER, Stage, Step, ok};
 use crate::rig::{ASK, ASK_STREAM, CHAT, Rig, Setup, in_time, until};
@@ -231,6 +235,57 @@ async fn connections_on_which_nothing_is_asked_make_room() {
         let answer = rig.post(CHAT, ASK).await;
         assert_eq!(answer.text(), ANSWER, "after {begun:?}");
     }
+    rig.at_rest().await;
+}
+
+/// A connection of HTTP/2 stays while it carries a request; between two it makes room as any other does, by a GOAWAY.
+#[tokio::test]
+async fn an_idle_http2_connection_makes_room_and_a_busy_one_does_not() {
+    let rig = rig_of_two_connections().await;
+    let driver = kvasir_tasks::Tasks::new();
+    let mut senders = Vec::new();
+    let mut ends = Vec::new();
+    for _ in 0..2 {
+        let socket = TcpStream::connect(rig.address()).await.unwrap();
+        let (sender, connection) = hyper::client::conn::http2::handshake::<_, _, Full<Bytes>>(
+            TokioExecutor::new(),
+            TokioIo::new(socket),
+        )
+        .await
+        .unwrap();
+        ends.push(driver.spawn(connection));
+        senders.push(sender);
+    }
+    let request = |body: &'static str| {
+        http::Request::post(format!("http://door{CHAT}"))
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from_static(body.as_bytes())))
+            .unwrap()
+    };
+    let taken = |answer: http::Response<hyper::body::Incoming>| async {
+        answer.into_body().collect().await.unwrap().to_bytes()
+    };
+    // Both have served: the second is idle then, the first waits for its engine.
+    let answer = senders[1].send_request(request(ASK)).await.unwrap();
+    assert_eq!(taken(answer).await, ANSWER);
+    rig.stage.play(vec![Step::Gate, ok()]);
+    let busy = driver.spawn(senders[0].send_request(request(ASK)));
+    until("it runs", || rig.stage.seen().len() == 2).await;
+    let third = in_time("the third is let in", rig.post(CHAT, ASK)).await;
+    assert_eq!(third.text(), ANSWER);
+    let idle = ends.pop().unwrap();
+    in_time("the idle one ends", idle)
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+    assert!(senders[1].is_closed());
+    assert!(!senders[0].is_closed(), "it carries a request");
+    rig.stage.gate.add_permits(1);
+    let answer = in_time("the busy one is answered", busy).await.unwrap();
+    assert_eq!(taken(answer.unwrap().unwrap()).await, ANSWER);
+    drop(senders);
+    driver.stop();
     rig.at_rest().await;
 }
 
