@@ -8,13 +8,16 @@
 //! Invariants: the tokens are those of plain tokenization (a hit compares the text, not only its hash); memory stays
 //! under the budget; no lock is held while tokenizing.
 
+mod near;
+
 use std::collections::HashMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use kvasir_types::Token;
 use xxhash_rust::xxh3::xxh3_64;
 
+use self::near::CacheId;
 use crate::cuts::CutRules;
 use crate::error::TextError;
 
@@ -22,8 +25,8 @@ use crate::error::TextError;
 const STEP_BYTES: usize = 2048;
 /// A piece without a safe cut for this long is tokenized and not kept.
 const PIECE_BYTES_MAX: usize = 64 << 10;
-/// What a kept piece costs beside its text and tokens: map entry, slot, two allocations.
-const PIECE_OVERHEAD: usize = 112;
+/// What a kept piece costs beside its text and tokens: map entry, slot, three allocations.
+const PIECE_OVERHEAD: usize = 144;
 /// Locks, so that threads rarely wait for each other.
 const SHARDS: usize = 16;
 
@@ -35,6 +38,7 @@ pub(crate) struct PrefixCache {
     shards: Vec<Mutex<Shard>>,
     shard_budget: usize,
     counts: Counts,
+    id: CacheId,
 }
 
 #[derive(Debug, Default)]
@@ -80,19 +84,21 @@ struct Shard {
 #[derive(Debug)]
 struct Slot {
     hash: u64,
-    text: Box<str>,
-    ids: Box<[Token]>,
+    piece: Arc<Piece>,
     recent: bool,
 }
 
-impl Slot {
-    fn cost(&self) -> usize {
-        cost(&self.text, &self.ids)
-    }
+/// A piece of text and its tokens.
+#[derive(Debug)]
+struct Piece {
+    text: Box<str>,
+    ids: Box<[Token]>,
 }
 
-fn cost(text: &str, ids: &[Token]) -> usize {
-    text.len() + size_of_val(ids) + PIECE_OVERHEAD
+impl Piece {
+    fn cost(&self) -> usize {
+        self.text.len() + size_of_val(&*self.ids) + PIECE_OVERHEAD
+    }
 }
 
 impl Counts {
@@ -125,6 +131,7 @@ impl PrefixCache {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             shard_budget: budget_bytes / SHARDS,
             counts: Counts::default(),
+            id: CacheId::new(),
         }
     }
 
@@ -205,23 +212,27 @@ impl PrefixCache {
     }
 
     fn look_up(&self, hash: u64, piece: &str, out: &mut Vec<Token>) -> bool {
-        let mut shard = lock(self.shard(hash));
-        let Some(&at) = shard.by_hash.get(&hash) else {
-            return false;
-        };
-        let Some(slot) = shard.slots.get_mut(at).filter(|s| *s.text == *piece) else {
-            return false;
-        };
-        slot.recent = true;
-        out.extend_from_slice(&slot.ids);
-        true
+        if near::find(&self.id, hash, piece, |found| {
+            out.extend_from_slice(&found.ids);
+        }) {
+            return true;
+        }
+        let found = lock(self.shard(hash)).find(hash, piece);
+        if let Some(found) = &found {
+            out.extend_from_slice(&found.ids);
+            near::keep(&self.id, hash, found);
+        }
+        found.is_some()
     }
 
-    fn keep(&self, hash: u64, piece: &str, ids: Vec<Token>) {
+    fn keep(&self, hash: u64, text: &str, ids: Vec<Token>) {
+        let piece = Piece {
+            text: text.into(),
+            ids: ids.into_boxed_slice(),
+        };
         let slot = Slot {
             hash,
-            text: piece.into(),
-            ids: ids.into_boxed_slice(),
+            piece: Arc::new(piece),
             recent: false,
         };
         lock(self.shard(hash)).insert(slot, self.shard_budget);
@@ -229,14 +240,22 @@ impl PrefixCache {
 }
 
 impl Shard {
+    /// The piece of this hash and text, which is in use.
+    fn find(&mut self, hash: u64, text: &str) -> Option<Arc<Piece>> {
+        let at = *self.by_hash.get(&hash)?;
+        let slot = self.slots.get_mut(at).filter(|s| *s.piece.text == *text)?;
+        slot.recent = true;
+        Some(Arc::clone(&slot.piece))
+    }
+
     fn insert(&mut self, slot: Slot, budget: usize) {
-        if slot.cost() > budget {
+        if slot.piece.cost() > budget {
             return;
         }
         if let Some(&at) = self.by_hash.get(&slot.hash) {
             self.remove(at);
         }
-        self.used += slot.cost();
+        self.used += slot.piece.cost();
         self.by_hash.insert(slot.hash, self.slots.len());
         self.slots.push(slot);
         while self.used > budget {
@@ -265,7 +284,7 @@ impl Shard {
             return;
         }
         let gone = self.slots.swap_remove(at);
-        self.used = self.used.saturating_sub(gone.cost());
+        self.used = self.used.saturating_sub(gone.piece.cost());
         self.by_hash.remove(&gone.hash);
         if let Some(moved) = self.slots.get(at) {
             self.by_hash.insert(moved.hash, at);

@@ -116,13 +116,16 @@ fn a_collision_is_no_hit() {
 #[test]
 fn the_budget_holds_and_used_pieces_stay() {
     let mut shard = Shard::default();
-    let slot = |hash| Slot {
+    let sized = |hash, bytes| Slot {
         hash,
-        text: "x".repeat(88).into(),
-        ids: vec![0; 25].into(),
+        piece: Arc::new(Piece {
+            text: "x".repeat(bytes).into(),
+            ids: vec![0; 25].into(),
+        }),
         recent: false,
     };
-    let each = slot(0).cost();
+    let slot = |hash| sized(hash, 88);
+    let each = slot(0).piece.cost();
     for hash in 0..10 {
         shard.insert(slot(hash), each * 10);
     }
@@ -136,13 +139,7 @@ fn the_budget_holds_and_used_pieces_stay() {
     assert!(shard.by_hash.contains_key(&3));
     assert!(shard.by_hash.contains_key(&17));
     assert_eq!(shard.slots.len(), 10);
-    shard.insert(
-        Slot {
-            text: "y".repeat(each * 11).into(),
-            ..slot(99)
-        },
-        each * 10,
-    );
+    shard.insert(sized(99, each * 11), each * 10);
     assert!(!shard.by_hash.contains_key(&99), "larger than the budget");
 }
 
