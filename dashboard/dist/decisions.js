@@ -3,7 +3,7 @@
 import { get, message } from "./api.js";
 import { button, el, Keyed, mark, write } from "./dom.js";
 import { Explanation, statusText } from "./explain.js";
-import { clock, cost, count, milliseconds, percent, UNKNOWN, workerName } from "./format.js";
+import { clock, costCell, count, milliseconds, percent, UNKNOWN, workerName } from "./format.js";
 /** Rows that are shown at once. */
 const SHOWN_MAX = 100;
 /** How often a filtered list is asked for. */
@@ -52,7 +52,7 @@ class Row {
             count(row.tokens),
             hits(row),
             row.reason ?? row.error ?? "",
-            cost(row.cost, row.seconds),
+            costCell(row.cost, row.seconds),
             milliseconds(row.outcome?.ttft_ms ?? null),
         ];
         texts.forEach((text, index) => {

@@ -2,7 +2,7 @@
 // the engine then said.
 import { get, message } from "./api.js";
 import { button, el } from "./dom.js";
-import { clock, cost, count, digits, milliseconds, percent, time, UNKNOWN, workerName } from "./format.js";
+import { clock, cost, costCell, count, digits, milliseconds, percent, plural, time, UNKNOWN, workerName } from "./format.js";
 const ABOUT = {
     prefill: "prompt to compute",
     credit: "saved by its cache",
@@ -63,7 +63,7 @@ export function sentence(decision, nameOf) {
         return `${who} costs as little as the next, ${nameOf(other)}: where seconds are equal, the worker goes first into whose cache least was written.`;
     if (kind === "tie")
         return `${who} shared the lowest cost with ${detail.among === 2 ? "one other" : `${(detail.among ?? 2) - 1} others`} and was drawn among them.`;
-    return `${who} costs ${cost(lead, inSeconds)}${inSeconds ? "" : " blocks"} less than the next, ${nameOf(other)}: ${because(decision, chosen, rival)}.`;
+    return `${who} costs ${inSeconds ? cost(lead, true) : plural(cost(lead, false), "block")} less than the next, ${nameOf(other)}: ${because(decision, chosen, rival)}.`;
 }
 /** The term that decided it. */
 function because(decision, chosen, rival) {
@@ -180,7 +180,7 @@ export class Explanation {
                 bar.append(piece);
             }
             const figures = row.filter((part) => part.kind === "prefill" || part.value > 0).map((part) => `${part.name} ${part.kind === "credit" ? "−" : ""}${cost(part.value, inSeconds)}`);
-            body.append(el("tr", { class: won ? "won" : "" }, el("th", { scope: "row" }, won ? "▶ " : "", nameOf(index), won && el("span", { class: "hidden" }, " (chosen)")), el("td", { class: "num" }, cost(candidate.terms.cost, inSeconds)), el("td", { class: "num" }, `${digits(candidate.terms.cached_blocks, 3)}`), el("td", { class: "wide" }, bar, el("span", { class: "soft terms" }, figures.join(" · ")))));
+            body.append(el("tr", { class: won ? "won" : "" }, el("th", { scope: "row" }, won ? "▶ " : "", nameOf(index), won && el("span", { class: "hidden" }, " (chosen)")), el("td", { class: "num" }, costCell(candidate.terms.cost, inSeconds)), el("td", { class: "num" }, `${digits(candidate.terms.cached_blocks, 3)}`), el("td", { class: "wide" }, bar, el("span", { class: "soft terms" }, figures.join(" · ")))));
         });
         const more = decision.eligible - decision.candidates.length;
         return el("div", {}, legend, el("table", { class: "candidates" }, el("caption", { class: "hidden" }, `Candidates and their cost in ${unit}, cheapest first`), el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Candidate"), el("th", { scope: "col", class: "num" }, "Cost"), el("th", { scope: "col", class: "num" }, "Cached"), el("th", { scope: "col" }, `Terms, in ${unit}`))), body), more > 0 && decision.mode === "kv" && el("p", { class: "soft" }, `${count(more)} dearer candidates are not kept.`));

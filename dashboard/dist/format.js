@@ -17,6 +17,16 @@ export function digits(value, significant) {
         return "0";
     return String(Number(value.toPrecision(significant)));
 }
+/** A cost in a column: figures below each other have their points below each other. */
+export function costCell(value, seconds) {
+    if (value === null || seconds)
+        return cost(value, seconds);
+    return value < 1000 ? value.toFixed(1) : count(value);
+}
+/** So many of something, in the right number. */
+export function plural(value, one) {
+    return `${value} ${one}${value === "1" ? "" : "s"}`;
+}
 /** A cost: blocks, or seconds where the policy counts in seconds. */
 export function cost(value, seconds) {
     if (value === null)

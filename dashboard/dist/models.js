@@ -3,6 +3,19 @@ import { setThresholds } from "./actions.js";
 import { get, message } from "./api.js";
 import { button, card, el, Keyed, write } from "./dom.js";
 import { count, digits, span, UNKNOWN, workerName } from "./format.js";
+/** Columns after the name. */
+const COLUMNS = [
+    ["Workers", "num"],
+    ["Routed by", ""],
+    ["Tokens from", ""],
+    ["Block", "num"],
+    ["Requests", "num"],
+    ["Served", "num"],
+    ["Failed / rejected", "num"],
+    ["Answer tokens", "num"],
+    ["Sessions", "num"],
+    ["Busy above", ""],
+];
 const ASK_MS = 3000;
 /** Sessions that are shown. */
 const SESSIONS_MAX = 100;
@@ -25,8 +38,8 @@ class Row {
     constructor(row, canAct) {
         this.row = row;
         this.root = el("tr", {}, el("th", { scope: "row" }, row.name));
-        for (const kind of ["num", "", "", "num", "num", "num", "num", "num", "num", ""]) {
-            const cell = el("td", { class: kind });
+        for (const [name, kind] of COLUMNS) {
+            const cell = el("td", { class: kind, "data-label": name });
             this.cells.push(cell);
             this.root.append(cell);
         }
@@ -59,6 +72,8 @@ export class ModelsView {
     root = el("div", { class: "view" });
     body = el("tbody");
     sessions = el("tbody");
+    /** The table of sessions, where there are any. */
+    bound = el("div", { class: "scroll", hidden: true });
     note = el("p", { class: "soft" });
     empty = el("p", { class: "empty" });
     table;
@@ -66,13 +81,12 @@ export class ModelsView {
     state = null;
     timer = 0;
     constructor() {
-        const heads = ["Model", "Workers", "Routed by", "Tokens from", "Block", "Requests", "Served", "Failed / rejected", "Answer tokens", "Sessions", "Busy above"];
-        const right = new Set([1, 4, 5, 6, 7, 8, 9]);
-        const head = el("tr", {}, ...heads.map((name, index) => el("th", { scope: "col", class: right.has(index) ? "num" : "" }, name)));
-        this.root.append(card("Models", el("div", { class: "scroll" }, el("table", { class: "rows" }, el("caption", { class: "hidden" }, "Models"), el("thead", {}, head), this.body)), this.empty));
+        const head = el("tr", {}, ...[["Model", ""], ...COLUMNS].map(([name, kind]) => el("th", { scope: "col", class: kind }, name)));
+        this.root.append(card("Models", el("div", { class: "scroll" }, el("table", { class: "rows served" }, el("caption", { class: "hidden" }, "Models"), el("thead", {}, head), this.body)), this.empty));
         const names = ["Session", "Goes to", "Held by", "Ends in"];
         const shead = el("tr", {}, ...names.map((name) => el("th", { scope: "col" }, name)));
-        this.root.append(card("Sessions", this.note, el("div", { class: "scroll" }, el("table", { class: "rows" }, el("caption", { class: "hidden" }, "Sessions"), el("thead", {}, shead), this.sessions))));
+        this.bound.append(el("table", { class: "rows" }, el("caption", { class: "hidden" }, "Sessions"), el("thead", {}, shead), this.sessions));
+        this.root.append(card("Sessions", this.note, this.bound));
         this.table = new Keyed(this.sessions, () => {
             const cells = [el("th", { scope: "row" }), el("td"), el("td"), el("td")];
             return { root: el("tr", {}, ...cells), cells };
@@ -104,6 +118,7 @@ export class ModelsView {
             const told = await get("/sessions");
             const shown = told.sessions.slice(0, SESSIONS_MAX);
             this.table.show(shown.map((session) => [`${session.router} ${session.id}`, session]));
+            this.bound.hidden = shown.length === 0;
             const more = told.total - shown.length;
             write(this.note, told.total === 0 ? "No session is bound. Requests with nvext.session_control, or the session header where --router-session-affinity-ttl-secs is set, bind one." : more > 0 ? `${count(told.total)} are bound; ${count(more)} are not shown.` : `${count(told.total)} are bound.`);
         }

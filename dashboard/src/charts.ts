@@ -107,8 +107,10 @@ export class Chart {
       }
       const y = HEIGHT - BOTTOM - (Math.min(value, top) / top) * (HEIGHT - BOTTOM - TOP);
       const x = this.x(at, rows);
-      // A figure between two gaps is a dot.
-      path += pen ? `L${x.toFixed(1)} ${y.toFixed(1)}` : `M${x.toFixed(1)} ${y.toFixed(1)}h.1`;
+      // A figure between two gaps is a short line.
+      const alone = (rows[at + 1]?.[column] ?? null) === null;
+      const from = alone ? `M${(x - 5).toFixed(1)} ${y.toFixed(1)}h5` : `M${x.toFixed(1)} ${y.toFixed(1)}`;
+      path += pen ? `L${x.toFixed(1)} ${y.toFixed(1)}` : from;
       pen = true;
     });
     return path;

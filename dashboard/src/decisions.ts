@@ -4,7 +4,7 @@
 import { get, message } from "./api.js";
 import { button, el, Keyed, mark, write } from "./dom.js";
 import { Explanation, statusText, type Decision } from "./explain.js";
-import { clock, cost, count, milliseconds, percent, UNKNOWN, workerName } from "./format.js";
+import { clock, costCell, count, milliseconds, percent, UNKNOWN, workerName } from "./format.js";
 import type { DecisionRow, State, View } from "./state.js";
 
 /** Rows that are shown at once. */
@@ -58,7 +58,7 @@ class Row {
       count(row.tokens),
       hits(row),
       row.reason ?? row.error ?? "",
-      cost(row.cost, row.seconds),
+      costCell(row.cost, row.seconds),
       milliseconds(row.outcome?.ttft_ms ?? null),
     ];
     texts.forEach((text, index) => {

@@ -3,7 +3,7 @@
 
 import { get, message } from "./api.js";
 import { button, el, type Child } from "./dom.js";
-import { clock, cost, count, digits, milliseconds, percent, time, UNKNOWN, workerName } from "./format.js";
+import { clock, cost, costCell, count, digits, milliseconds, percent, plural, time, UNKNOWN, workerName } from "./format.js";
 import type { Outcome, State } from "./state.js";
 
 interface Terms {
@@ -124,7 +124,7 @@ export function sentence(decision: Decision, nameOf: (index: number) => string):
   const lead = rival.terms.cost - chosen.terms.cost;
   if (inSeconds && lead < 1e-6) return `${who} costs as little as the next, ${nameOf(other)}: where seconds are equal, the worker goes first into whose cache least was written.`;
   if (kind === "tie") return `${who} shared the lowest cost with ${detail.among === 2 ? "one other" : `${(detail.among ?? 2) - 1} others`} and was drawn among them.`;
-  return `${who} costs ${cost(lead, inSeconds)}${inSeconds ? "" : " blocks"} less than the next, ${nameOf(other)}: ${because(decision, chosen, rival)}.`;
+  return `${who} costs ${inSeconds ? cost(lead, true) : plural(cost(lead, false), "block")} less than the next, ${nameOf(other)}: ${because(decision, chosen, rival)}.`;
 }
 
 /** The term that decided it. */
@@ -235,7 +235,7 @@ export class Explanation {
           "tr",
           { class: won ? "won" : "" },
           el("th", { scope: "row" }, won ? "▶ " : "", nameOf(index), won && el("span", { class: "hidden" }, " (chosen)")),
-          el("td", { class: "num" }, cost(candidate.terms.cost, inSeconds)),
+          el("td", { class: "num" }, costCell(candidate.terms.cost, inSeconds)),
           el("td", { class: "num" }, `${digits(candidate.terms.cached_blocks, 3)}`),
           el("td", { class: "wide" }, bar, el("span", { class: "soft terms" }, figures.join(" · "))),
         ),

@@ -152,7 +152,8 @@ export class WhatIfView implements View {
     ];
     const head = (...names: string[]) => el("thead", {}, el("tr", {}, ...names.map((name, index) => el("th", { scope: "col", class: index > 0 ? "num" : "" }, name))));
     const sums = el("table", { class: "rows narrow" }, head("", "as it was", "what if"), el("tbody", {}, ...facts.map(([name, was, is]) => el("tr", {}, el("th", { scope: "row" }, name ?? ""), el("td", { class: "num" }, was ?? ""), el("td", { class: "num" }, is ?? "")))));
-    this.result.append(sums, this.ranks(answer), this.moves(answer));
+    const key = (kind: string, name: string) => el("li", {}, el("span", { class: `swatch bar ${kind}`, "aria-hidden": "true" }), name);
+    this.result.append(sums, el("ul", { class: "keys" }, key("was", "as it was"), key("is", "what if")), this.ranks(answer), this.moves(answer));
   }
 
   private name(worker: string): string {
