@@ -10,6 +10,7 @@
     reason = "a tool for the terminal"
 )]
 
+mod changed;
 mod ci;
 mod dashboard;
 mod docs;
@@ -26,7 +27,7 @@ Usage: cargo xtask <task>
   tidy                 check the house rules
   docs [--check]       write the generated pages, or only compare them
   dashboard            compile the dashboard's TypeScript into dashboard/dist
-  ci [--quick]         everything a change must pass; --quick leaves out what ./test installs
+  ci [--quick]         everything a change must pass; --quick what takes five minutes and needs no tools
 ";
 
 fn main() -> ExitCode {
