@@ -44,6 +44,35 @@ def test_both_dockerfiles_make_the_same_image_with_the_compiler_of_the_repositor
     assert refused.returncode == 1 and "no frontend answers" in refused.stderr, refused.stderr
 
 
+@pytest.mark.skipif(shutil.which("buildah") is None or os.geteuid() != 0, reason="NO buildah here, or not root: no image is built")
+def test_the_image_has_one_program_and_is_not_root(tmp_path):
+    """With a small static program in the place of the binary: a static Kvasir is not built here."""
+    (tmp_path / "main.c").write_text("int main(void) { return 0; }\n")
+    program = tmp_path / "program"
+    built = run("cc", "-static", "-o", program, tmp_path / "main.c")
+    assert built.returncode == 0, built.stderr
+    certificates = tmp_path / "certificates"
+    certificates.write_text("none\n")
+    storage = {"STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot", "CONTAINERS_STORAGE_CONF": str(tmp_path / "storage.conf")}
+    (tmp_path / "storage.conf").write_text(f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/graph"\nrunroot = "{tmp_path}/run"\n')
+    env = {**os.environ, **storage, "BUILDER": "buildah", "CERTIFICATES": str(certificates)}
+    made = run(DEPLOY / "docker/image.sh", program, "kvasir-test", env=env)
+    assert made.returncode == 0, made.stdout + made.stderr
+    told = json.loads(run("buildah", "inspect", "--type", "image", "kvasir-test", env=env).stdout)["Docker"]["config"]
+    assert (told["User"], told["Entrypoint"], told["Cmd"]) == ("65532:65532", ["kvasir"], ["frontend"])
+    assert told["Healthcheck"]["Test"] == ["CMD", "kvasir", "health", "--live"] and "8000/tcp" in told["ExposedPorts"]
+    container = run("buildah", "from", "kvasir-test", env=env).stdout.strip()
+    ran = run("buildah", "run", container, "--", "kvasir", "--version", env=env)
+    assert ran.returncode == 0, ran.stderr
+    folder = Path(run("buildah", "mount", container, env=env).stdout.strip())
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.relative_to(folder).parts[0] in ("usr", "bin", "etc", "lib")}
+    assert {"usr/bin/kvasir", "etc/ssl/certs/ca-certificates.crt"} <= files and not any(name.startswith(("bin/", "lib/")) for name in files), files
+    run("buildah", "rm", "--all", env=env)
+    # One that needs libraries is refused before anything is built.
+    linked = run(DEPLOY / "docker/image.sh", os.environ["KVASIR_BIN"], "kvasir-test", env=env)
+    assert linked.returncode == 1 and "musl" in linked.stderr, linked.stderr
+
+
 def schema(name, *files):
     checked = run(TOOLS / "check-jsonschema", "--builtin-schema", f"vendor.{name}", *files)
     assert checked.returncode == 0, checked.stdout + checked.stderr
