@@ -188,6 +188,9 @@ def test_kubernetes_takes_the_manifests(tmp_path):
         selector = by_kind[kind]["spec"]["selector"]
         assert selector.get("matchLabels", selector) == labels, kind
     assert by_kind["Deployment"]["spec"]["selector"]["matchLabels"] == labels
+    # Whoever runs in the pod can read the secret, which others cannot.
+    user, (secret,) = pod["spec"]["securityContext"], [volume["secret"] for volume in pod["spec"]["volumes"] if "secret" in volume]
+    assert user["runAsUser"] == user["fsGroup"] and secret["defaultMode"] == 0o440
     # What the pod is started with is what the binary takes.
     settings = by_kind["ConfigMap"]["data"]["kvasir.toml"]
     (tmp_path / "workers").write_text(by_kind["ConfigMap"]["data"]["workers"])
