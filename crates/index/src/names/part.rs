@@ -134,8 +134,10 @@ impl Part {
         self.find_from(self.home(key.0), key, is)
     }
 
+    /// Ends after one round: in a small part every bucket may have been passed.
     #[inline]
     fn find_from(&self, mut at: usize, key: Key, is: impl Fn(Place) -> bool) -> Option<Place> {
+        let first = at;
         loop {
             let bucket = self.buckets.get(at)?;
             let wanted = |entry: u64| key.agrees(entry) && is(Place::unpack(entry));
@@ -146,6 +148,9 @@ impl Part {
                 return None;
             }
             at = self.next(at);
+            if at == first {
+                return None;
+            }
         }
     }
 
@@ -159,7 +164,8 @@ impl Part {
 
     /// Where exactly this entry is.
     fn position(&self, key: Key, wanted: u64) -> Option<(usize, usize)> {
-        let mut at = self.home(key.0);
+        let home = self.home(key.0);
+        let mut at = home;
         loop {
             let bucket = self.buckets.get(at)?;
             if let Some(i) = position(bucket, key.tag(), |entry| entry == wanted) {
@@ -169,6 +175,9 @@ impl Part {
                 return None;
             }
             at = self.next(at);
+            if at == home {
+                return None;
+            }
         }
     }
 
@@ -343,6 +352,34 @@ impl Part {
 mod tests {
     use super::*;
     use kvasir_types::Rng;
+
+    /// Each of two buckets was full once and holds an entry of the other: an absent name is still looked for once, not for ever.
+    #[test]
+    fn a_search_ends_where_every_bucket_was_passed() {
+        let mut part = Part::EMPTY;
+        // Highest bit: the bucket; the lowest: different tags.
+        let key = |bucket: u64, n: u64| Key(bucket << 63 | (2 * n + 1));
+        let insert = |part: &mut Part, key: Key| {
+            assert!(part.insert_fast(key, 0) || part.insert_slow(key, 0, |_| true).is_ok());
+        };
+        for n in 0..8 {
+            insert(&mut part, key(0, n));
+        }
+        assert_eq!(part.buckets.len(), 2);
+        for n in 0..7 {
+            part.forget_slow(key(0, n), key(0, n).entry(0));
+        }
+        for n in 0..7 {
+            insert(&mut part, key(1, n));
+        }
+        assert!(part.buckets.iter().all(was_passed), "the case was met");
+        let found = |part: &Part, key: Key| part.find(key, |_| true).is_some();
+        assert!(found(&part, key(0, 7)) && (0..7).all(|n| found(&part, key(1, n))));
+        assert!(!found(&part, key(0, 3)) && !found(&part, key(1, 9)));
+        part.forget_slow(key(1, 9), key(1, 9).entry(0));
+        insert(&mut part, key(1, 9));
+        assert!(found(&part, key(1, 9)) && found(&part, key(0, 7)));
+    }
 
     /// For random buckets and every tag: all entries with the tag are candidates, the lowest candidate is one
     /// of them, and the others that are none are free places, which `position` passes over.
