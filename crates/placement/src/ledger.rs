@@ -513,6 +513,8 @@ impl Ledger {
             false => LedgerNote::Unseen {
                 slot,
                 at: now,
+                new: tokens,
+                cached,
                 pending,
             },
         });

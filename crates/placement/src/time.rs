@@ -138,7 +138,11 @@ impl TimePolicy {
         let (writes, end) = (&mut self.writes, fleet.slot_end() as usize);
         writes.grow(end);
         ledger.read_journal(|note| {
+            // An answer in one piece says nothing about time, but its prompt is in the cache all the same.
             if let LedgerNote::FirstToken {
+                slot, new, cached, ..
+            }
+            | LedgerNote::Unseen {
                 slot, new, cached, ..
             } = note
             {

@@ -56,6 +56,10 @@ pub enum LedgerNote {
         slot: u32,
         /// When.
         at: Time,
+        /// Prompt tokens that were to be computed.
+        new: u32,
+        /// Prompt tokens that should be in the cache.
+        cached: u32,
         /// Requests pending still.
         pending: u32,
     },

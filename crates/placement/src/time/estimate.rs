@@ -283,7 +283,9 @@ impl Estimator {
                 self.first_token(slot, at, (new, cached), state);
                 self.begin_gap(id, slot, at, 1, state);
             }
-            LedgerNote::Unseen { slot, at, pending } => self.unseen(slot, at, pending),
+            LedgerNote::Unseen {
+                slot, at, pending, ..
+            } => self.unseen(slot, at, pending),
             LedgerNote::Tokens {
                 slot,
                 at,

@@ -119,22 +119,30 @@ fn a_free_fleet_takes_requests_at_once_and_spreads_them() {
     assert_eq!(host.router.queued().0, 0);
 }
 
-/// One at a time, each of its own: every cache gets its share, and none twice before all had one.
+/// One at a time, each of its own: every cache gets its share, and none twice before all had one. Also where answers come in
+/// one piece, so that nobody sees when a prompt is done.
 #[test]
 fn new_prompts_on_an_idle_fleet_go_where_cache_is_free() {
-    let mut host = Host::new(config(), 4);
-    for round in 0..5 {
-        let mut workers = Vec::new();
-        for turn in 0..4 {
-            let id = 1 + round * 4 + turn;
-            host.arrive(id, 2000);
-            workers.extend(host.sent().into_iter().map(|(_, worker)| worker));
-            host.now += 0.1;
-            host.first_token(id);
-            host.finish(id, 5);
+    for silent in [false, true] {
+        let mut host = Host::new(config(), 4);
+        for round in 0..5 {
+            let mut workers = Vec::new();
+            for turn in 0..4 {
+                let id = 1 + round * 4 + turn;
+                host.ask(Arrival {
+                    silent,
+                    ..Arrival::new(rid(id), 2000)
+                });
+                workers.extend(host.sent().into_iter().map(|(_, worker)| worker));
+                host.now += 0.1;
+                if !silent {
+                    host.first_token(id);
+                }
+                host.finish(id, 5);
+            }
+            workers.sort_unstable();
+            assert_eq!(workers, [1, 2, 3, 4], "round {round}, silent {silent}");
         }
-        workers.sort_unstable();
-        assert_eq!(workers, [1, 2, 3, 4], "round {round}");
     }
 }
 
