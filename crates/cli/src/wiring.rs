@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use kvasir_config::{Command, LogFormat, Origin, Settings, keys, redacted};
+use kvasir_config::{Command, LogFormat, Origin, ReasoningField, Settings, keys, redacted};
 use kvasir_frontend::{
     ApiKeys, AppOptions, Limits, MigrationOptions, Paths, ServerTls, WorkersFile,
 };
@@ -181,6 +181,11 @@ pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
             true => kvasir_openai::Unknown::Ignore,
             false => kvasir_openai::Unknown::Refuse,
         },
+        reasoning_field: match settings.get(keys::REASONING_FIELD_NAME) {
+            ReasoningField::ReasoningContent => kvasir_openai::ReasoningField::ReasoningContent,
+            ReasoningField::Reasoning => kvasir_openai::ReasoningField::Reasoning,
+        },
+        exclude_tools: settings.get(keys::EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE),
         kv_cache_block_size: settings.get(keys::KV_CACHE_BLOCK_SIZE),
         admin_enabled: !settings.get(keys::DISABLE_FRONTEND_ADMIN_API),
         admin_apart: settings.get(keys::ADMIN_PORT).is_some(),

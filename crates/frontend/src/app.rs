@@ -61,6 +61,11 @@ pub struct AppOptions {
     pub outcomes_max: usize,
     /// What to do with fields of a body that nobody knows (`DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS`).
     pub unknown_fields: kvasir_openai::Unknown,
+    /// Response field that carries reasoning (`--reasoning-field-name`).
+    pub reasoning_field: kvasir_openai::ReasoningField,
+    /// Whether a request that allows no call of its tools keeps them out of its prompt
+    /// (`--exclude-tools-when-tool-choice-none`).
+    pub exclude_tools: bool,
     /// Tokens in a block of every model (`--kv-cache-block-size`); none: what its workers say.
     pub kv_cache_block_size: Option<u32>,
     /// Where spans go (`--otel-export-enabled`).
@@ -88,6 +93,8 @@ impl Default for AppOptions {
             keys: ApiKeys::default(),
             outcomes_max: 4096,
             unknown_fields: kvasir_openai::Unknown::Refuse,
+            reasoning_field: kvasir_openai::ReasoningField::default(),
+            exclude_tools: true,
             kv_cache_block_size: None,
             tracer: None,
             tls: None,

@@ -1,5 +1,6 @@
 //! A model as clients see it: how its workers are reached, and how a prompt of it becomes tokens.
 
+pub(crate) mod answer_formats;
 pub(crate) mod links;
 pub(crate) mod prompt;
 pub(crate) mod text_counts;

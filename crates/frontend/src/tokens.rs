@@ -3,3 +3,4 @@
 pub(crate) mod answer;
 pub(crate) mod job;
 pub(crate) mod lane;
+pub(crate) mod reading;

@@ -8,6 +8,7 @@
 //! what was read is written back the same, limits are kept.
 
 mod answer;
+mod answer_text;
 mod body;
 mod event_plane;
 mod events;
@@ -41,6 +42,12 @@ pub const TARGETS: &[Target] = &[
         check: answer::check,
         len_max: 4096,
         words: answer::WORDS,
+    },
+    Target {
+        name: "answer_text",
+        check: answer_text::check,
+        len_max: 4096,
+        words: answer_text::WORDS,
     },
     Target {
         name: "body",

@@ -12,6 +12,7 @@ use kvasir_types::{FinishReason, RequestId};
 use crate::json::{Fields, write_int, write_json_str};
 use crate::logprobs::{TokenLogprob, write_chat, write_completion};
 use crate::nvext::ResponseNvext;
+use crate::parts::AnswerParts;
 use crate::usage::Usage;
 
 /// Which API an answer belongs to.
@@ -73,8 +74,8 @@ impl AnswerHead<'_> {
 /// One finished choice of a whole answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choice {
-    /// The text; a chat choice without text has `null` content.
-    pub text: String,
+    /// The text, and what a chat choice has beside it; one without text has `null` content.
+    pub parts: AnswerParts,
     /// Why it ended; none only for a query that ran nothing.
     pub finish: Option<FinishReason>,
     /// Log probabilities, when asked for and known.
@@ -108,21 +109,24 @@ pub fn write_unary(
 fn write_choice(out: &mut BytesMut, endpoint: Endpoint, index: u64, choice: &Choice) {
     let mut fields = Fields::open(out);
     if endpoint == Endpoint::Completions {
-        fields.str("text", &choice.text);
+        fields.str("text", &choice.parts.content);
     }
     fields.int("index", index);
     if endpoint == Endpoint::Chat {
         let mut message = Fields::open(fields.key("message"));
-        if choice.text.is_empty() {
+        if choice.parts.content.is_empty() {
             message.raw("content", "null");
         } else {
-            message.str("content", &choice.text);
+            message.str("content", &choice.parts.content);
         }
         message.raw("refusal", "null");
+        choice.parts.write_calls(&mut message, false);
         message.str("role", "assistant");
+        choice.parts.write_reasoning(&mut message);
         message.close();
     }
-    write_finish(fields.key("finish_reason"), choice.finish);
+    let has_calls = !choice.parts.calls.is_empty();
+    write_finish(fields.key("finish_reason"), choice.finish, has_calls);
     let logprobs = fields.key("logprobs");
     match (&choice.logprobs, endpoint) {
         (None, _) => logprobs.extend_from_slice(b"null"),
@@ -132,10 +136,12 @@ fn write_choice(out: &mut BytesMut, endpoint: Endpoint, index: u64, choice: &Cho
     fields.close();
 }
 
-/// A cancelled answer reads as stopped; an engine's failure is an error frame and not a finish reason.
-fn write_finish(out: &mut BytesMut, finish: Option<FinishReason>) {
+/// A cancelled answer reads as stopped, one that stopped after calls as made for them; an engine's failure is an error frame and not a
+/// finish reason.
+fn write_finish(out: &mut BytesMut, finish: Option<FinishReason>, has_calls: bool) {
     out.extend_from_slice(match finish {
-        None => b"null",
+        None => b"null".as_slice(),
+        Some(FinishReason::Stop) if has_calls => b"\"tool_calls\"",
         Some(FinishReason::Length) => b"\"length\"",
         Some(FinishReason::Stop | FinishReason::Cancelled) => b"\"stop\"",
         Some(FinishReason::Error) => b"\"error\"",
@@ -146,6 +152,7 @@ fn write_finish(out: &mut BytesMut, finish: Option<FinishReason>) {
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     started: bool,
+    has_calls: bool,
     chars: usize,
 }
 
@@ -176,16 +183,16 @@ impl StreamWriter {
         }
     }
 
-    /// Appends a frame with new text of choice `index`. Text may be empty when the frame is for its `nvext`.
-    pub fn text(
+    /// Appends a frame with new parts of choice `index`. They may be empty when the frame is for its `nvext`.
+    pub fn parts(
         &mut self,
         out: &mut BytesMut,
         index: u32,
-        text: &str,
+        parts: &AnswerParts,
         logprobs: Option<&[TokenLogprob]>,
         nvext: &ResponseNvext,
     ) {
-        self.frame(out, index, Some(text), None, logprobs, nvext);
+        self.frame(out, index, Some(parts), None, logprobs, nvext);
     }
 
     /// Appends the frame that ends choice `index`.
@@ -218,15 +225,17 @@ impl StreamWriter {
         &mut self,
         out: &mut BytesMut,
         index: u32,
-        text: Option<&str>,
+        parts: Option<&AnswerParts>,
         finish: Option<FinishReason>,
         logprobs: Option<&[TokenLogprob]>,
         nvext: &ResponseNvext,
     ) {
+        let text = parts.map(|parts| parts.content.as_str());
         let before = match self.choices.get_mut(index as usize) {
             Some(progress) => {
                 let before = *progress;
                 progress.started = true;
+                progress.has_calls |= parts.is_some_and(|parts| !parts.calls.is_empty());
                 progress.chars += text.map_or(0, |t| t.chars().count());
                 before
             }
@@ -235,11 +244,11 @@ impl StreamWriter {
         out.reserve(self.lead.len() + self.tail.len() + text.map_or(0, str::len) + 96);
         out.extend_from_slice(&self.lead);
         match self.endpoint {
-            Endpoint::Chat => write_delta(out, index, text, !before.started),
+            Endpoint::Chat => write_delta(out, index, parts, !before.started),
             Endpoint::Completions => write_piece(out, index, text.unwrap_or_default()),
         }
         out.extend_from_slice(b",\"finish_reason\":");
-        write_finish(out, finish);
+        write_finish(out, finish, before.has_calls);
         out.extend_from_slice(b",\"logprobs\":");
         match (logprobs, self.endpoint) {
             (None, _) => out.extend_from_slice(b"null"),
@@ -254,13 +263,13 @@ impl StreamWriter {
 }
 
 /// Appends `{"index":0,"delta":{…}`, the outer brace still open.
-fn write_delta(out: &mut BytesMut, index: u32, text: Option<&str>, first: bool) {
+fn write_delta(out: &mut BytesMut, index: u32, parts: Option<&AnswerParts>, first: bool) {
     out.extend_from_slice(b"{\"index\":");
     write_int(out, u64::from(index));
     out.extend_from_slice(b",\"delta\":");
     let mut delta = Fields::open(out);
-    if let Some(text) = text {
-        delta.str("content", text);
+    if let Some(parts) = parts {
+        parts.write_delta(&mut delta);
     }
     if first {
         delta.str("role", "assistant");

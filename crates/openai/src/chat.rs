@@ -4,11 +4,15 @@
 //! JSON text they were, for the chat template; their shape is checked here so that a template never meets a
 //! message without a role.
 
+mod tools;
+
 use std::borrow::Cow;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use self::tools::{CalledFunction, RawChoice, check_name, check_tools, forced_schema};
+pub use self::tools::{ToolChoice, Tools};
 use crate::nvext::Nvext;
 use crate::object::Object;
 use crate::options::{Options, guide, invalid, range};
@@ -20,10 +24,6 @@ const ANY_OBJECT: &str = r#"{"json":{"type":"object"}}"#;
 
 /// Messages in one request.
 const MESSAGES_MAX: usize = 65_536;
-/// Tools in one request.
-const TOOLS_MAX: usize = 1536;
-/// Length of a function's name.
-const NAME_CHARS_MAX: usize = 96;
 
 /// A chat request whose every field has been checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,34 +50,10 @@ pub struct ChatRequest {
     pub nvext: Nvext,
 }
 
-/// Functions that the model may call.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tools {
-    /// A JSON list of `{"type":"function","function":{…}}`.
-    pub list: JsonText,
-    /// `auto`, `none`, `required`, or the name of one function.
-    pub choice: ToolChoice,
-}
-
-/// Whether and which function must be called.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum ToolChoice {
-    /// The model decides.
-    #[default]
-    Auto,
-    /// None may be called.
-    None,
-    /// Some function must be called.
-    Required,
-    /// This function must be called.
-    Named(String),
-}
-
 /// Fields of chat alone that are read past: nothing that we or a token worker do depends on them.
 const ACCEPTED_WITHOUT_EFFECT: &[&str] = &[
     "media_io_kwargs",
     "mm_processor_kwargs",
-    "parallel_tool_calls",
     "prediction",
     "verbosity",
     "web_search_options",
@@ -101,7 +77,8 @@ impl ChatRequest {
             body.take::<RawChoice<'_>>("tool_choice")?,
         );
         let tools_text = body.json("tools");
-        let request = Self {
+        let parallel = body.take("parallel_tool_calls")?.unwrap_or(true);
+        let mut request = Self {
             template_kwargs: kwargs(&mut body)?,
             documents: body.json("documents"),
             add_generation_prompt: body.take("add_generation_prompt")?.unwrap_or(true),
@@ -109,18 +86,34 @@ impl ChatRequest {
             reasoning_effort: body.take("reasoning_effort")?,
             tools: check_tools(&body, tools, choice)?
                 .zip(tools_text)
-                .map(|(choice, list)| Tools { list, choice }),
+                .map(|(choice, list)| Tools {
+                    list,
+                    choice,
+                    parallel,
+                    is_forced: false,
+                }),
             options: raw.check(limits.max_tokens, limits.logprobs()?, limits.guided()?)?,
             model: check_model(model)?,
             messages,
             nvext,
         };
+        request.force_calls();
         for ignored in ACCEPTED_WITHOUT_EFFECT {
             body.raw(ignored);
         }
         check_modalities(&body.take::<Vec<String>>("modalities")?.unwrap_or_default())?;
         body.finish(unknown)?;
         Ok(request)
+    }
+
+    /// A call that is demanded is demanded of the engine: as a schema, unless the client has one of its own.
+    fn force_calls(&mut self) {
+        if let (Some(tools), None) = (&mut self.tools, &self.options.guided)
+            && let Some(schema) = forced_schema(tools)
+        {
+            self.options.guided = Some(guide("json", &schema));
+            tools.is_forced = true;
+        }
     }
 
     fn messages(body: &mut Reader<'_, '_>) -> Result<JsonText, ApiError> {
@@ -254,12 +247,6 @@ struct ToolCall<'a> {
 }
 
 #[derive(Deserialize)]
-struct CalledFunction<'a> {
-    #[serde(borrow)]
-    name: Cow<'a, str>,
-}
-
-#[derive(Deserialize)]
 struct Part<'a> {
     #[serde(borrow, rename = "type")]
     kind: Cow<'a, str>,
@@ -310,94 +297,6 @@ fn check_parts(i: usize, text: &str) -> Result<(), ApiError> {
                 ));
             }
         }
-    }
-    Ok(())
-}
-
-#[derive(Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected `none`, `auto`, `required` or a named function"
-)]
-enum RawChoice<'a> {
-    Word(Cow<'a, str>),
-    Named {
-        #[serde(borrow)]
-        function: CalledFunction<'a>,
-    },
-}
-
-#[derive(Deserialize)]
-#[serde(expecting = "a tool object")]
-struct Tool<'a> {
-    #[serde(borrow, rename = "type")]
-    kind: Cow<'a, str>,
-    #[serde(borrow)]
-    function: CalledFunction<'a>,
-}
-
-fn check_tools(
-    body: &Reader<'_, '_>,
-    tools: Option<Vec<&RawValue>>,
-    choice: Option<RawChoice<'_>>,
-) -> Result<Option<ToolChoice>, ApiError> {
-    let tools = tools.unwrap_or_default();
-    if tools.len() > TOOLS_MAX {
-        return invalid(format_args!(
-            "a request may have {TOOLS_MAX} tools, got {}",
-            tools.len()
-        ));
-    }
-    let mut names = Vec::with_capacity(tools.len());
-    for (i, raw) in tools.iter().enumerate() {
-        let tool: Tool<'_> = serde_json::from_str(raw.get())
-            .map_err(|e| body.within(&format!("tools[{i}]"), raw.get(), &e))?;
-        if tool.kind != "function" {
-            return invalid(format_args!("tools[{i}].type must be `function`"));
-        }
-        check_name(&tool.function.name)?;
-        names.push(tool.function.name.into_owned());
-    }
-    let choice = check_choice(choice, &names)?;
-    Ok((!tools.is_empty()).then_some(choice))
-}
-
-fn check_choice(choice: Option<RawChoice<'_>>, names: &[String]) -> Result<ToolChoice, ApiError> {
-    let choice = match choice {
-        None => return Ok(ToolChoice::Auto),
-        Some(RawChoice::Word(word)) => match &*word {
-            "auto" => return Ok(ToolChoice::Auto),
-            "none" => return Ok(ToolChoice::None),
-            "required" => ToolChoice::Required,
-            other => {
-                return invalid(format_args!(
-                    "tool_choice must be `none`, `auto`, `required` or a named function, got `{}`",
-                    echo(other)
-                ));
-            }
-        },
-        Some(RawChoice::Named { function }) => {
-            if !names.iter().any(|n| *n == function.name) {
-                return invalid(format_args!(
-                    "tool_choice names `{}`, which is not in `tools`",
-                    echo(&function.name)
-                ));
-            }
-            ToolChoice::Named(function.name.into_owned())
-        }
-    };
-    if names.is_empty() {
-        return invalid("tool_choice needs `tools`");
-    }
-    Ok(choice)
-}
-
-fn check_name(name: &str) -> Result<(), ApiError> {
-    if name.is_empty() || name.chars().count() > NAME_CHARS_MAX {
-        return invalid(format_args!(
-            "a function's name must have 1 to {NAME_CHARS_MAX} characters, got `{}`",
-            echo(name)
-        ));
     }
     Ok(())
 }

@@ -22,6 +22,7 @@ mod next_turn;
 mod nvext;
 mod object;
 mod options;
+mod parts;
 pub mod resume;
 mod scan;
 mod sse;
@@ -50,6 +51,7 @@ pub use nvext::{
 };
 pub use object::{Field, JsonError, Object, Span};
 pub use options::Options;
+pub use parts::{AnswerParts, CallPart, ReasoningField};
 pub use scan::{Edits, Scan};
 pub use sse::{
     Event, EventParser, SseError, write_annotation, write_comment, write_done, write_llm_metrics,

@@ -19,6 +19,8 @@ use crate::tokenizer::Tokenizer;
 pub struct DetokenizeOptions {
     /// Leave special tokens out.
     pub skip_special: bool,
+    /// Special tokens that are shown all the same: marks that somebody looks for in the text.
+    pub visible: Vec<Token>,
     /// Strings that end the answer.
     pub stop: Vec<String>,
     /// Show the stop string too.
@@ -43,6 +45,7 @@ pub struct StopHit {
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     skip_special: bool,
+    visible: Vec<Token>,
     keep_stop: bool,
     min_tokens: u32,
     hidden: Vec<Token>,
@@ -87,6 +90,7 @@ impl Detokenizer {
         Self {
             tokenizer,
             skip_special: options.skip_special,
+            visible: options.visible,
             keep_stop: options.keep_stop,
             min_tokens: options.min_tokens,
             hidden: options.hidden,
@@ -136,7 +140,9 @@ impl Detokenizer {
     /// Puts the certain text of one more token into `scratch`.
     fn one(&mut self, token: Token) {
         self.scratch.clear();
-        if self.hidden.contains(&token) || (self.skip_special && self.tokenizer.is_special(token)) {
+        let is_skipped =
+            self.skip_special && self.tokenizer.is_special(token) && !self.visible.contains(&token);
+        if is_skipped || self.hidden.contains(&token) {
             return;
         }
         let out = &mut self.scratch;

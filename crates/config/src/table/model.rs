@@ -41,11 +41,11 @@ options! { MODEL_ROWS, Group::Model, Scope::SERVE;
 
     /// Response field that carries reasoning text.
     REASONING_FIELD_NAME: ReasoningField = "reasoning-field-name" =>
-        env(&[var("DYN_REASONING_FIELD_NAME")]).default("reasoning_content");
+        env(&[var("DYN_REASONING_FIELD_NAME")]).default("reasoning_content").effective();
 
     /// Leave tools out of the prompt when `tool_choice` is `none`.
     EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE: bool = "exclude-tools-when-tool-choice-none" =>
-        env(&[var("DYN_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE")]).default("true");
+        env(&[var("DYN_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE")]).default("true").effective();
 
     /// Serve the Anthropic API at `/v1/messages`.
     ENABLE_ANTHROPIC_API: bool = "enable-anthropic-api" =>

@@ -60,6 +60,8 @@ pub(super) struct CardText {
     pub(super) text: Arc<TextModel>,
     /// Names the card.
     pub(super) sum: Arc<str>,
+    /// How its workers write calls of tools, and reasoning.
+    pub(super) parsers: (Option<Arc<str>>, Option<Arc<str>>),
 }
 
 /// Follows one store.
@@ -247,20 +249,31 @@ impl Follower {
         let names = worker.record.models.iter();
         let in_folder = |card: &ModelCard| {
             let parent = card.parent.as_deref();
-            self.fleet.folders.of(&card.name, parent).is_some()
+            self.fleet.folders.of(&card.name, parent)
         };
-        if names.clone().all(in_folder) {
-            return true;
-        }
-        let Some(text) = self.texts.of(&worker.text, &worker.card) else {
-            return false;
+        let all_in_folders = names.clone().all(|card| in_folder(card).is_some());
+        let announced = match all_in_folders {
+            true => None,
+            false => match self.texts.of(&worker.text, &worker.card) {
+                None => return false,
+                text => text,
+            },
         };
-        let mut texts = self.fleet.card_texts();
+        let runtime = &worker.card.runtime;
+        let name = |name: &Option<String>| name.as_deref().map(Into::into);
         for card in names {
-            let text = CardText {
-                text: Arc::clone(&text),
-                sum: worker.sum.as_str().into(),
+            let Some(text) = announced.clone().or_else(|| in_folder(card)) else {
+                continue;
             };
+            let text = CardText {
+                text,
+                sum: worker.sum.as_str().into(),
+                parsers: (
+                    name(&runtime.tool_call_parser),
+                    name(&runtime.reasoning_parser),
+                ),
+            };
+            let mut texts = self.fleet.card_texts();
             texts.insert(card.name.as_str().into(), text);
         }
         true

@@ -111,13 +111,16 @@ impl Fleet {
     /// By the folder that the operator named, else by what the model's card names.
     fn tokens_of(&self, new: &ModelSpec) -> TokenSources {
         let parent = new.parent.as_deref();
-        match self.folders.of(&new.name, parent) {
+        let folder = self.folders.of(&new.name, parent);
+        let Some(card) = self.card_text(&new.name, parent) else {
+            return folder.into();
+        };
+        let tokens = match folder {
             Some(text) => Some(text).into(),
-            None => match self.card_text(&new.name, parent) {
-                Some(card) => TokenSources::of_card(card.text, card.sum),
-                None => TokenSources::default(),
-            },
-        }
+            None => TokenSources::of_card(card.text, card.sum),
+        };
+        let (tools, reasoning) = card.parsers;
+        tokens.with_formats(&new.name, tools.as_deref(), reasoning.as_deref())
     }
 
     fn claims(&self) -> MutexGuard<'_, Claims> {

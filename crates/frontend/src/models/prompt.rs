@@ -20,6 +20,8 @@ pub(crate) struct Prompts {
     pub(crate) tokens: Vec<Arc<[Token]>>,
     /// The text that each answer is to begin with; empty unless the client wants an echo.
     pub(crate) echo: Vec<String>,
+    /// The end of a conversation's prompt, where its template may have begun the answer.
+    pub(crate) end: Box<str>,
 }
 
 impl Prompts {
@@ -31,6 +33,8 @@ impl Prompts {
 
 /// JSON values that a conversation may have: a template that is given more takes gigabytes, and no model reads so many.
 const VALUES_MAX: usize = 1 << 18;
+/// How much of a prompt's end is kept: more than any mark that a template puts there.
+const PROMPT_END_BYTES: usize = 64;
 /// What is said of one with more.
 const TOO_MANY_VALUES: &str = "the conversation has more than 262144 JSON values";
 
@@ -101,7 +105,11 @@ pub(crate) fn of_chat(
     check_fits(prompt.as_str(), context_length, |part| {
         text.encode_chat(part)
     })?;
-    Ok(one_prompt(text.encode_rendered(&prompt)?)?)
+    let end = prompt.as_str();
+    let end = &end[end.ceil_char_boundary(end.len().saturating_sub(PROMPT_END_BYTES))..];
+    let mut prompts = one_prompt(text.encode_rendered(&prompt)?)?;
+    prompts.end = end.into();
+    Ok(prompts)
 }
 
 /// The prompts of a completion for a token worker.
@@ -166,7 +174,7 @@ pub(crate) fn of_tokens(text: &TextModel, tokens: Vec<Token>) -> Result<Prompts,
 fn one_prompt(tokens: Vec<Token>) -> Result<Prompts, ApiError> {
     Ok(Prompts {
         tokens: vec![non_empty(tokens)?.into()],
-        echo: Vec::new(),
+        ..Prompts::default()
     })
 }
 
@@ -321,7 +329,8 @@ const MEDIA: [&str; 5] = [
 ];
 
 /// What turns the tokens of one answer into text.
-pub(crate) fn detokenizer(text: &TextModel, options: &Options) -> Detokenizer {
+/// Special tokens that are `visible` are shown though others are left out.
+pub(crate) fn detokenizer(text: &TextModel, options: &Options, visible: Vec<Token>) -> Detokenizer {
     let hidden = text
         .eos()
         .iter()
@@ -332,6 +341,7 @@ pub(crate) fn detokenizer(text: &TextModel, options: &Options) -> Detokenizer {
         Arc::clone(text.tokenizer()),
         DetokenizeOptions {
             skip_special: options.skip_special_tokens,
+            visible,
             stop: options.stop.clone(),
             keep_stop: options.include_stop_str,
             min_tokens: options.min_tokens,

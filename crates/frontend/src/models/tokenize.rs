@@ -23,6 +23,7 @@ use kvasir_text::{Effort, TextModel};
 use kvasir_types::{Token, WorkerId};
 
 use crate::http::long_work::LongWork;
+use crate::models::answer_formats::AnswerFormats;
 use crate::models::prompt::{PromptError, ReadTerms};
 use crate::models::{ServedModel, prompt};
 use crate::observe::token_source::TokenSource;
@@ -49,6 +50,8 @@ pub struct TokenSources {
     text: OnceLock<(Arc<TextModel>, TokenSource)>,
     /// Names the card that the tokenizer comes from.
     card_sum: Option<Arc<str>>,
+    /// How its workers write calls and reasoning.
+    formats: AnswerFormats,
     /// How template and tokenizer have done so far.
     standing: Arc<TextStanding>,
     /// The folder that an engine named was looked at.
@@ -79,6 +82,23 @@ impl TokenSources {
         };
         let _ = sources.text.set((text, TokenSource::Announced));
         sources
+    }
+
+    /// With workers that write calls and reasoning in the forms of these names, as cards name them. One that is not known is said.
+    #[must_use]
+    pub fn with_formats(
+        mut self,
+        model: &str,
+        tools: Option<&str>,
+        reasoning: Option<&str>,
+    ) -> Self {
+        self.formats = AnswerFormats::named(model, tools, reasoning);
+        self
+    }
+
+    /// How its workers write calls and reasoning.
+    pub(crate) fn formats(&self) -> AnswerFormats {
+        self.formats
     }
 
     /// What names the model's card, if it was discovered.

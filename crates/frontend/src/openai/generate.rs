@@ -9,6 +9,7 @@ use hyper::body::Incoming;
 use kvasir_host::Stage;
 use kvasir_openai::{
     ApiError, ChatRequest, CompletionRequest, Endpoint, HeaderHints, Nvext, Options, Prompt, Scan,
+    ToolChoice, Tools,
 };
 use kvasir_telemetry::Clock;
 use kvasir_text::{Effort, TextModel};
@@ -34,6 +35,7 @@ use crate::request::response_extras;
 use crate::tokens::answer::{Answer, StreamedAnswer};
 use crate::tokens::job::Job;
 use crate::tokens::lane;
+use crate::tokens::reading::AnswerReading;
 
 /// Texts longer than this are tokenized on a thread of their own, so that others are not held up.
 const INLINE_TEXT_BYTES: usize = 32 * 1024;
@@ -257,7 +259,7 @@ async fn answer(app: &Arc<App>, ready: PlaneRequest) -> Result<Reply, ApiError> 
 pub(super) async fn prepare(
     app: &App,
     asked: &ClientRequest,
-    parsed: CheckedBody,
+    mut parsed: CheckedBody,
     model: Option<Arc<ServedModel>>,
 ) -> Result<Job, ApiError> {
     let model = model.ok_or_else(|| app.unknown_model())?;
@@ -269,12 +271,16 @@ pub(super) async fn prepare(
     };
     let (mut nvext, options) = parsed.extension(app.options().nvext_enabled);
     headers.apply(&mut nvext);
+    if app.options().exclude_tools {
+        parsed.exclude_unused_tools();
+    }
     let chat = match &parsed {
         CheckedBody::Chat(chat) if nvext.hints.speculative_prefill && options.n == 1 => {
             Some(chat.clone())
         }
         _ => None,
     };
+    let mut reading = parsed.reading(&model);
     let start = app.clock().now();
     let (prompts, printed) = tokenize(app, &model, &text, parsed, &mut nvext).await?;
     model.meters.tokenized(start, printed, app.clock().now());
@@ -282,7 +288,9 @@ pub(super) async fn prepare(
         true => prompts.formatted(&text),
         false => None,
     };
+    reading.after(&prompts.end);
     let job = Job {
+        reading,
         shown: asked.arrived.shown,
         queue_depth: response_extras::queue_depth(&model, &nvext),
         formatted,
@@ -371,6 +379,22 @@ impl CheckedBody {
         match self {
             Self::Chat(chat) => &chat.options,
             Self::Completion(request) => &request.options,
+        }
+    }
+
+    /// Leaves tools out of the prompt that may not be called.
+    fn exclude_unused_tools(&mut self) {
+        if let Self::Chat(chat) = self {
+            let is_unused = |tools: &mut Tools| tools.choice == ToolChoice::None;
+            drop(chat.tools.take_if(is_unused));
+        }
+    }
+
+    /// How the answers are read.
+    fn reading(&self, model: &ServedModel) -> AnswerReading {
+        match self {
+            Self::Chat(chat) => AnswerReading::of(chat, model.tokens().formats()),
+            Self::Completion(_) => AnswerReading::default(),
         }
     }
 

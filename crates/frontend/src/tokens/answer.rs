@@ -15,8 +15,8 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 use kvasir_host::{Booking, UsageReport};
 use kvasir_openai::{
-    AnswerHead, ApiError, Choice, ResponseNvext, StreamWriter, Timing, TokenLogprob, Usage,
-    WorkerIds, write_done, write_llm_metrics, write_unary,
+    AnswerHead, AnswerParts, ApiError, Choice, ResponseNvext, StreamWriter, Timing, TokenLogprob,
+    Usage, WorkerIds, write_done, write_llm_metrics, write_unary,
 };
 use kvasir_router::Outcome;
 use kvasir_text::Detokenizer;
@@ -33,6 +33,7 @@ use crate::request::migrate;
 use crate::request::response_extras;
 use crate::tokens::job::Job;
 use crate::tokens::lane::{self, Lane};
+use crate::tokens::reading::AnswerReader;
 
 /// An answer of one or several choices.
 pub(crate) struct Answer {
@@ -59,6 +60,7 @@ struct ChoiceStream {
     /// The echoed prompt, until it has been sent.
     echo: String,
     text: Detokenizer,
+    reader: AnswerReader,
     /// All text so far, where the next turn is to be prefilled.
     said: Option<String>,
     /// The first worker that served it.
@@ -97,10 +99,10 @@ enum AfterFailure {
     End(ApiError),
 }
 
-/// New text of one choice.
+/// New text of one choice, as it was read.
 struct ChoiceDelta {
     index: u32,
-    text: String,
+    parts: AnswerParts,
     tokens: Vec<Token>,
     /// Their log probabilities, where the client asks for them and the worker returns them.
     logprobs: Option<Vec<TokenLogprob>>,
@@ -192,7 +194,7 @@ impl Answer {
             };
             tokens.extend_from_slice(&delta.tokens);
             if let Some(choice) = choices.get_mut(delta.index as usize) {
-                choice.text.push_str(&delta.text);
+                choice.parts.extend(delta.parts);
                 choice.finish = delta.finish;
                 if let Some(told) = delta.logprobs {
                     choice.logprobs.get_or_insert_default().extend(told);
@@ -306,7 +308,8 @@ impl ChoiceStream {
             resume: ChoiceResumeState::new(index, &lane, app, job),
             silence: limits.stream_silence.map(SilenceTimer::new),
             echo: job.echo_of(index).to_owned(),
-            text: prompt::detokenizer(&job.text, &job.options),
+            text: prompt::detokenizer(&job.text, &job.options, job.reading.visible(&job.text)),
+            reader: job.reading.reader(app.options().reasoning_field),
             said: job.chat.is_some().then(String::new),
             target: lane.booking.target(),
             resume_unrecorded: false,
@@ -458,7 +461,7 @@ impl ChoiceStream {
         }
         ChoiceDelta {
             index: self.index,
-            text,
+            parts: self.reader.read(text, finish.is_some(), app),
             tokens,
             logprobs,
             finish,
@@ -521,9 +524,9 @@ impl StreamedAnswer {
             nvext.completion_token_ids = Some(delta.tokens.clone());
         }
         let told = delta.logprobs.as_deref();
-        if !delta.text.is_empty() || nvext.completion_token_ids.is_some() || told.is_some() {
+        if !delta.parts.is_empty() || nvext.completion_token_ids.is_some() || told.is_some() {
             self.writer
-                .text(&mut self.buffer, delta.index, &delta.text, told, &nvext);
+                .parts(&mut self.buffer, delta.index, &delta.parts, told, &nvext);
         }
         if let Some(reason) = delta.finish {
             let nvext = self.answer.nvext(delta.index, true);

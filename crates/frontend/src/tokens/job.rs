@@ -8,6 +8,7 @@ use kvasir_types::{AgentSession, RequestContext, RequestId, Sampling, Token, Wor
 
 use crate::models::ServedModel;
 use crate::models::prompt::Prompts;
+use crate::tokens::reading::AnswerReading;
 
 /// A request whose prompts are tokens.
 pub(crate) struct Job {
@@ -31,6 +32,8 @@ pub(crate) struct Job {
     pub(crate) prompts: Prompts,
     /// The conversation, where the next turn is to be prefilled.
     pub(crate) chat: Option<Box<ChatRequest>>,
+    /// How the text of its answers is read.
+    pub(crate) reading: AnswerReading,
     /// The prompt as the template prints it, where the client wants to see it.
     pub(crate) formatted: Option<String>,
     /// Requests that waited in the router when this one came, where the client wants to know.

@@ -40,3 +40,4 @@ mod streams;
 mod tls;
 mod tokens;
 mod told;
+mod tool_calls;

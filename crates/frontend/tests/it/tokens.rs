@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvasir_frontend::{App, AppOptions, ServedModel, Server, WorkerLink};
+use kvasir_frontend::{App, AppOptions, ServedModel, Server, TokenSources, WorkerLink};
 use kvasir_host::{ModelSpec, RouterSetup};
 use kvasir_index::IndexOptions;
 use kvasir_router::{RouterConfig, RouterMode, WorkerSpec};
@@ -45,6 +45,23 @@ pub(crate) enum Act {
     Stall,
 }
 
+/// What the workers say, and in which form the model's card says that they do.
+pub(crate) struct Said {
+    pub(crate) text: &'static str,
+    pub(crate) tools: Option<&'static str>,
+    pub(crate) reasoning: Option<&'static str>,
+}
+
+impl Default for Said {
+    fn default() -> Self {
+        Self {
+            text: "one two three four five six seven eight",
+            tools: None,
+            reasoning: None,
+        }
+    }
+}
+
 pub(crate) struct Fixture {
     server: Server,
     pub(crate) app: Arc<App>,
@@ -66,21 +83,38 @@ impl Fixture {
     }
 
     pub(crate) async fn with(acts: &[Act], mode: RouterMode, options: AppOptions) -> Self {
-        Self::set_up(acts, mode, options, false).await
+        Self::set_up(acts, mode, options, false, &Said::default()).await
     }
 
     /// A server with as many workers as acts; the first request that reaches any of them gets the first act.
     pub(crate) async fn scripted(acts: &[Act], options: AppOptions) -> Self {
-        Self::set_up(acts, RouterMode::RoundRobin, options, true).await
+        Self::set_up(
+            acts,
+            RouterMode::RoundRobin,
+            options,
+            true,
+            &Said::default(),
+        )
+        .await
     }
 
-    async fn set_up(acts: &[Act], mode: RouterMode, options: AppOptions, in_order: bool) -> Self {
+    /// A server with one worker whose answers have this text.
+    pub(crate) async fn saying(said: &Said, options: AppOptions) -> Self {
+        let act = Act::Answer(u32::MAX);
+        Self::set_up(&[act], RouterMode::RoundRobin, options, false, said).await
+    }
+
+    async fn set_up(
+        acts: &[Act],
+        mode: RouterMode,
+        options: AppOptions,
+        in_order: bool,
+        said: &Said,
+    ) -> Self {
         let metrics = Metrics::new(&MetricOptions::default()).unwrap();
         let app = App::new(options, metrics, Clock::new(), Tasks::new());
         let text = Arc::new(TextModel::builtin().unwrap());
-        let words = text
-            .encode_chat("one two three four five six seven eight")
-            .unwrap();
+        let words = text.encode_chat(said.text).unwrap();
         let plane = MemoryPlane::new();
         let config = RouterConfig {
             router_mode: mode,
@@ -94,7 +128,9 @@ impl Fixture {
         };
         let setup = RouterSetup::new(config, IndexOptions::default());
         let model = setup.make(&spec, None, app.context());
-        let model = ServedModel::new(model, Some(text).into(), TransportKind::Plane);
+        let tokens = TokenSources::from(Some(text));
+        let tokens = tokens.with_formats("m", said.tools, said.reasoning);
+        let model = ServedModel::new(model, tokens, TransportKind::Plane);
         app.models().insert(Arc::clone(&model));
         let fixture = Self {
             server: Server::start(Arc::clone(&app), ([127, 0, 0, 1], 0).into())
@@ -202,6 +238,8 @@ async fn play(act: Act, call: Call, said: u32, words: &[Token], cancelled: &Atom
     let worker = WorkerId(0);
     match act {
         Act::Answer(count) => {
+            let all = call.request.sampling.max_tokens.min(words.len() as u32);
+            let count = if count == u32::MAX { all } else { count };
             for at in said..count {
                 call.reply.push(item(at, at + 1 == count));
             }

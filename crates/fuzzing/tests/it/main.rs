@@ -73,6 +73,11 @@ fn answers_of_engines() {
 }
 
 #[test]
+fn texts_of_answers() {
+    run("answer_text", 13, ROUNDS_SLOW);
+}
+
+#[test]
 fn bodies_of_clients() {
     run("body", 2, ROUNDS);
 }

@@ -150,6 +150,7 @@ impl Ask {
             Arc::clone(mock.text.tokenizer()),
             DetokenizeOptions {
                 skip_special: true,
+                visible: Vec::new(),
                 stop: self.stop.clone(),
                 keep_stop: self.keep_stop,
                 min_tokens: self.sampling.min_tokens,

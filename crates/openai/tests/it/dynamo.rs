@@ -3,10 +3,10 @@
 
 use bytes::BytesMut;
 use kvasir_openai::{
-    AnswerHead, ApiError, BusyThreshold, BusyUpdate, ChatRequest, Choice, CompletionRequest,
-    Endpoint, Event, EventParser, HeaderHints, ModelInfo, ResponseNvext, StreamWriter, Timing,
-    Unknown, Usage, WorkerIds, busy_thresholds, live, models, not_ready, write_annotation,
-    write_done, write_unary,
+    AnswerHead, AnswerParts, ApiError, BusyThreshold, BusyUpdate, ChatRequest, Choice,
+    CompletionRequest, Endpoint, Event, EventParser, HeaderHints, ModelInfo, ResponseNvext,
+    StreamWriter, Timing, Unknown, Usage, WorkerIds, busy_thresholds, live, models, not_ready,
+    write_annotation, write_done, write_unary,
 };
 use kvasir_types::{FinishReason, RequestId};
 use serde_json::Value;
@@ -168,14 +168,16 @@ fn whole_answers_have_its_shape() {
             .unwrap()
             .iter()
             .map(|c| Choice {
-                text: if chat {
-                    &c["message"]["content"]
-                } else {
-                    &c["text"]
-                }
-                .as_str()
-                .unwrap_or_default()
-                .to_owned(),
+                parts: AnswerParts::text(
+                    if chat {
+                        &c["message"]["content"]
+                    } else {
+                        &c["text"]
+                    }
+                    .as_str()
+                    .unwrap_or_default()
+                    .to_owned(),
+                ),
                 finish: reason(c),
                 logprobs: None,
             })
@@ -286,7 +288,10 @@ fn write_again(
         Endpoint::Completions => choice["text"].as_str().filter(|t| !t.is_empty()),
     };
     match (text, reason(choice)) {
-        (Some(text), None) => writer.text(out, 0, text, None, &nvext),
+        (Some(text), None) => {
+            let parts = AnswerParts::text(text.to_owned());
+            writer.parts(out, 0, &parts, None, &nvext);
+        }
         (None, Some(reason)) => writer.finish(out, 0, reason, &nvext),
         (None, None) => writer.query(out, &nvext),
         (Some(_), Some(_)) => panic!("text and finish reason in one frame"),

@@ -186,3 +186,21 @@ fn hidden_tokens_make_no_text() {
     assert_eq!(text(vec![end]), "hello");
     assert_eq!(text(Vec::new()), "hello<|im_end|>");
 }
+
+/// Of the special tokens that are left out, those that somebody looks for are not.
+#[test]
+fn visible_tokens_are_shown_among_those_left_out() {
+    let (start, end) = (
+        BUILTIN.id_of("<|im_start|>").unwrap(),
+        BUILTIN.id_of("<|im_end|>").unwrap(),
+    );
+    let options = DetokenizeOptions {
+        skip_special: true,
+        visible: vec![start],
+        ..Default::default()
+    };
+    let mut stream = Detokenizer::new(BUILTIN.clone(), options);
+    let mut text = String::new();
+    stream.push(&[end, start, end], &mut text);
+    assert_eq!(text, "<|im_start|>");
+}

@@ -13,6 +13,7 @@ use crate::models::tokenize::TextWork;
 use crate::request::speculative_prefill::{self, PrefillOutcome};
 use crate::tokens::job::Job;
 use crate::tokens::lane;
+use crate::tokens::reading::AnswerReading;
 
 /// A turn of `job` ended with the answer `said`, by `target`.
 pub(super) fn prefill(app: &Arc<App>, job: &Arc<Job>, target: WorkerRank, said: String) {
@@ -84,6 +85,7 @@ fn next_job(app: &App, job: &Job, target: WorkerRank, said: &str) -> Option<Job>
         options,
         prompts,
         chat: None,
+        reading: AnswerReading::default(),
     };
     next.check_length().ok()?;
     Some(next)
