@@ -165,7 +165,15 @@ struct KnownCard {
     instance: String,
     is_adapter: bool,
     endpoint: EndpointName,
-    card: Result<(Arc<Card>, String), String>,
+    card: Result<CardRead, String>,
+}
+
+/// A card, and what is worked out from it once.
+#[derive(Debug)]
+struct CardRead {
+    card: Arc<Card>,
+    sum: String,
+    text: String,
 }
 
 /// A card whose instance is there.
@@ -174,6 +182,7 @@ struct Candidate<'a> {
     known: &'a KnownCard,
     card: &'a Arc<Card>,
     sum: &'a str,
+    text: &'a str,
     set: SetName,
     instance: &'a Instance,
 }
@@ -215,9 +224,10 @@ impl FleetJoin {
                     instance: format!("{}/{:x}", model.name(), model.instance_id),
                     is_adapter: model.model_suffix.is_some(),
                     endpoint: model.name(),
-                    card: read.map(|card| {
-                        let sum = card.checksum();
-                        (Arc::new(card), sum)
+                    card: read.map(|card| CardRead {
+                        sum: card.checksum(),
+                        text: card.text_key(),
+                        card: Arc::new(card),
                     }),
                 };
                 self.cards.insert(key.key.clone(), known);
@@ -247,7 +257,7 @@ impl FleetJoin {
         let texts = settle_texts(&candidates, &texts);
         candidates.retain(|one| {
             let of_model = texts.get(&one.set.model);
-            let other = of_model.filter(|(text, _)| *text != one.card.text_key());
+            let other = of_model.filter(|(text, _)| text != one.text);
             if let Some((_, set)) = other {
                 notes.insert(FleetNote::OtherText(one.record_key(), set.clone()));
             }
@@ -275,8 +285,8 @@ impl FleetJoin {
                 continue;
             };
             let record_key = || RecordKey::new(Bucket::Models, key.clone());
-            let (card, sum) = match &known.card {
-                Ok((card, sum)) => (card, sum),
+            let CardRead { card, sum, text } = match &known.card {
+                Ok(read) => read,
                 Err(error) => {
                     notes.insert(FleetNote::BadCard(record_key(), error.clone()));
                     continue;
@@ -299,6 +309,7 @@ impl FleetJoin {
                 known,
                 card,
                 sum,
+                text,
                 set,
                 instance,
             });
@@ -375,13 +386,15 @@ fn settle_texts(
 ) -> BTreeMap<String, (String, SetName)> {
     let mut texts: BTreeMap<String, (String, SetName)> = BTreeMap::new();
     for one in found {
-        let text = one.card.text_key();
         let was = before.get(&one.set.model);
-        let is_kept = was.is_some_and(|(known, _)| *known == text);
-        let entry = (text, one.set.clone());
-        match texts.get(&one.set.model) {
-            Some(_) if !is_kept => {}
-            _ => drop(texts.insert(one.set.model.clone(), entry)),
+        let is_kept = was.is_some_and(|(known, _)| known == one.text);
+        let is_new = match texts.get(&one.set.model) {
+            Some((text, _)) => is_kept && text != one.text,
+            None => true,
+        };
+        if is_new {
+            let entry = (one.text.to_owned(), one.set.clone());
+            texts.insert(one.set.model.clone(), entry);
         }
     }
     texts
@@ -424,7 +437,7 @@ fn workers(
             record: record(base, &cards),
             card: Arc::clone(base.card),
             sum: base.sum.to_owned(),
-            text: base.card.text_key(),
+            text: base.text.to_owned(),
         };
         workers.insert(id, found);
     }

@@ -26,6 +26,10 @@ use crate::fleet::members::{SourceName, SourceState, WorkerSource};
 /// themselves again with their next sign of life, which is 10 seconds away at most.
 const RESTORE_GRACE: Duration = Duration::from_secs(15);
 
+/// What changes in so long after workers were brought is gathered and brought at once: it is work for each worker that is there,
+/// and a fleet that starts changes with every one of them.
+const GATHER: Duration = Duration::from_millis(10);
+
 /// How a store is followed.
 #[derive(Clone, Debug)]
 pub struct DiscoveryOptions {
@@ -147,6 +151,7 @@ impl Follower {
             }
             if self.is_synced {
                 self.bring();
+                tokio::time::sleep(GATHER).await;
             }
         }
     }

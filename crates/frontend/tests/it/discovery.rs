@@ -20,7 +20,7 @@ use tokio::net::TcpListener;
 use crate::rig::{ASK, ASK_STREAM, CHAT, Rig, Setup, in_time, until};
 
 /// Where the test's tokenizer is.
-const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../text/src/builtin");
+pub(crate) const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../text/src/builtin");
 const FILES: [(&str, &str, &str); 4] = [
     ("model_info", "hf_config_json", "config.json"),
     ("tokenizer", "hf_tokenizer_json", "tokenizer.json"),
@@ -54,7 +54,7 @@ fn read(name: &str) -> Vec<u8> {
 }
 
 /// A card whose files are below `place`, which is a folder or a URL.
-fn card(place: &str) -> NewCard {
+pub(crate) fn card(place: &str) -> NewCard {
     let file = |(slot, kind, name): (&'static str, &str, &str)| {
         (
             slot,

@@ -12,6 +12,7 @@ mod ahead;
 mod bodies;
 mod client;
 mod complete;
+mod crowd;
 mod dashboard;
 mod discovery;
 mod dying;

@@ -11,6 +11,9 @@ use crate::{LoadReport, Observation, Output, Probe, RouterConfig, ThresholdUpdat
 
 /// A request that no longer waits in its engine has its prompt computed after about this long.
 const STEP: Duration = Duration::from_secs(1);
+/// Most workers whose slots are put in order when one joins. It takes time for each of them, under the lock that requests
+/// wait for: two thousand that join at once would take it two thousand times.
+const ORDERED_WORKERS_MAX: u32 = 256;
 
 impl Router {
     pub(super) fn join(&mut self, spec: WorkerSpec, back: bool, out: &mut Vec<Output>) {
@@ -41,14 +44,18 @@ impl Router {
     }
 
     /// While nothing is booked or waits, slots follow the ids of workers and not the order in which they joined: then the
-    /// same seed draws the same workers in every run, however fast each of them answered at the start.
+    /// same seed draws the same workers in every run, however fast each of them answered at the start. Fleets of more than
+    /// [`ORDERED_WORKERS_MAX`] keep the order in which they joined.
     fn put_in_order(&mut self) {
-        let mut members: Vec<Member> = self.fleet.members().cloned().collect();
-        members.sort_by_key(|m| m.spec.id);
-        let in_order = members.is_sorted_by_key(|m| m.slots().first().copied());
-        if in_order || !self.is_idle() {
+        if self.fleet.workers() > ORDERED_WORKERS_MAX || !self.is_idle() {
             return;
         }
+        let mut members: Vec<&Member> = self.fleet.members().collect();
+        members.sort_by_key(|m| m.spec.id);
+        if members.is_sorted_by_key(|m| m.slots().first().copied()) {
+            return;
+        }
+        let members: Vec<Member> = members.into_iter().cloned().collect();
         let old = std::mem::take(&mut self.fleet);
         let mut moves = Vec::new();
         for member in members {
