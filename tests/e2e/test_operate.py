@@ -246,3 +246,19 @@ def test_a_frontend_without_admin_routes_says_so():
         told = kvasir(*command, "--url", url)
         assert told.returncode == 1 and "admin routes are switched off" in told.stderr, told.stderr
     assert frontend.stop() == 0
+
+
+def test_health_is_told_by_the_exit_code(demo):
+    well = kvasir("health", "--url", demo.url)
+    assert well.returncode == 0 and well.stdout.startswith(f"{demo.url}/health: 200"), well.stderr
+    assert json.loads(kvasir("health", "--json", "--url", demo.url).stdout)["status"] == "healthy"
+    empty = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0")
+    url = "http://" + empty.wait_for(r"address\W+(127\.0\.0\.1:\d+)").group(1)
+    # It lives and cannot serve.
+    assert kvasir("health", "--live", "--url", url).returncode == 0
+    until(lambda: "no_workers" in httpx.get(f"{url}/health", timeout=30).text)
+    unwell = kvasir("health", "--url", url)
+    assert unwell.returncode == 1 and "503, no workers" in unwell.stderr, unwell.stderr
+    assert empty.stop() == 0
+    gone = kvasir("health", "--url", url)
+    assert gone.returncode == 1 and "no frontend answers" in gone.stderr

@@ -142,6 +142,16 @@ impl Client {
         Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
+    /// Asks for a page whose status is part of what it says.
+    pub(super) async fn status(&self, path: &str) -> Result<(StatusCode, String), AskError> {
+        let request = self.request(&Method::GET, path, None);
+        let answer = self.inner.fetch(&self.address, request).await;
+        let answer = answer.map_err(|error| self.unanswered(error))?;
+        let status = answer.status();
+        let text = String::from_utf8_lossy(&answer.into_body()).into_owned();
+        Ok((status, text))
+    }
+
     /// Sends a request with or without a body of JSON; an empty answer is `null`.
     pub(super) async fn send(
         &self,
