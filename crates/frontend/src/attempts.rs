@@ -6,7 +6,7 @@
 use kvasir_host::{Booking, PromptBlocks};
 use kvasir_openai::ApiError;
 use kvasir_router::{Arrival, AttemptLimits, Attempts, GiveUp, NextStep};
-use kvasir_types::{AttemptError, RequestId, WorkerRank};
+use kvasir_types::{AttemptError, RequestId};
 
 use crate::App;
 use crate::models::ServedModel;
@@ -32,7 +32,11 @@ pub(crate) trait OpenAttempt {
 }
 
 /// Names a request under which two workers failed.
-pub(crate) fn warn_failed_twice(request: RequestId, attempts: &Attempts, last: WorkerRank) {
+pub(crate) fn warn_failed_twice(
+    request: RequestId,
+    attempts: &Attempts,
+    last: impl std::fmt::Display,
+) {
     tracing::warn!(
         %request,
         failed = ?attempts.failed_workers(),

@@ -21,6 +21,8 @@ use crate::{ApiError, JsonText};
 
 /// Seconds that a session stays bound when the client names none.
 pub(crate) const SESSION_TIMEOUT_SECS: u64 = 300;
+/// Bytes of a session's id: routers keep it for as long as the session is bound.
+pub(crate) const SESSION_ID_BYTES_MAX: usize = 1024;
 /// Taints in one request.
 const TAINTS_MAX: usize = 256;
 /// Annotations or extra fields in one request.
@@ -273,14 +275,16 @@ impl Nvext {
         if self.token_data.as_ref().is_some_and(Vec::is_empty) {
             return Err(ApiError::validation("nvext.token_data cannot be empty"));
         }
-        if self
-            .session
-            .as_ref()
-            .is_some_and(|s| s.session_id.is_empty())
-        {
+        let session = self.session.as_ref().map(|s| s.session_id.as_str());
+        if session.is_some_and(str::is_empty) {
             return Err(ApiError::validation(
                 "nvext.session_control.session_id cannot be empty",
             ));
+        }
+        if session.is_some_and(|id| id.len() > SESSION_ID_BYTES_MAX) {
+            return Err(ApiError::validation(format!(
+                "nvext.session_control.session_id is longer than {SESSION_ID_BYTES_MAX} bytes"
+            )));
         }
         self.overrides.check()?;
         self.hints.check()

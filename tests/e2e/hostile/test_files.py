@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import subprocess
 
 import httpx
@@ -41,6 +42,7 @@ def test_a_snapshot_that_is_no_file_delays_nobody(tmp_path):
     kvasir = frontend_before([engine.url], "--index-snapshot", str(kept))
     kvasir.until_logged("starting cold")
     kvasir.stop()
+    assert stat.S_ISFIFO(os.stat(kept).st_mode), "it is not replaced by a file"
     engine.stop()
 
 

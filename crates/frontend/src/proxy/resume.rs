@@ -178,7 +178,10 @@ impl Resume {
         }
         match self.attempts.fail(worker, cause).1 {
             NextStep::TryNext => {}
-            NextStep::GiveUp(GiveUp::FailedTwice) => return Err(ResumeObstacle::FailedTwice),
+            NextStep::GiveUp(GiveUp::FailedTwice) => {
+                attempts::warn_failed_twice(self.arrival.id, &self.attempts, worker);
+                return Err(ResumeObstacle::FailedTwice);
+            }
             NextStep::GiveUp(_) => return Err(ResumeObstacle::Limit),
         }
         let resume = resume.ok_or(ResumeObstacle::NotLegal("nothing_said"))?;

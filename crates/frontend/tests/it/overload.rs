@@ -238,6 +238,28 @@ async fn connections_on_which_nothing_is_asked_make_room() {
     rig.at_rest().await;
 }
 
+/// Pieces of heads by the hundred: whoever waits behind them does not wait for each in turn.
+#[tokio::test]
+async fn pieces_of_heads_make_room_by_the_dozen() {
+    let limits = Limits {
+        connections_max: 64,
+        client_stall: Duration::from_secs(3600),
+        ..Limits::default()
+    };
+    let rig = Rig::with(1, Setup::limits(limits)).await;
+    let mut held = Vec::new();
+    for _ in 0..200 {
+        let mut client = rig.client().await;
+        client
+            .try_send("POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\n")
+            .await;
+        held.push(client);
+    }
+    assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER);
+    drop(held);
+    rig.at_rest().await;
+}
+
 /// A connection of HTTP/2 stays while it carries a request; between two it makes room as any other does, by a GOAWAY.
 #[tokio::test]
 async fn an_idle_http2_connection_makes_room_and_a_busy_one_does_not() {

@@ -324,8 +324,12 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Puts a whole file in the place of an older one. Returns its size.
+/// Puts a whole file in the place of an older one. Returns its size. What is no file (a device, a pipe, a folder) is not replaced.
 fn replace(path: &Path, routers: &[RouterSnapshot]) -> io::Result<u64> {
+    if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        let text = format!("{} is there and is not a regular file", path.display());
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+    }
     let beside = beside(path);
     let written = File::create(&beside).and_then(|mut file| {
         let bytes = format::write(routers, &mut file)?;

@@ -307,3 +307,16 @@ fn sampling_is_bounded_by_the_context() {
     assert_eq!(obstacle("\"n\":2"), Some("choices"));
     assert_eq!(obstacle("\"guided_json\":{}"), Some("guided"));
 }
+
+/// A session's id is kept for as long as the session is bound.
+#[test]
+fn a_long_session_id_is_refused() {
+    let nvext = |bytes: usize| {
+        let id = "s".repeat(bytes);
+        kvasir_openai::Nvext::parse(&format!(r#"{{"session_control":{{"session_id":"{id}"}}}}"#))
+    };
+    assert!(nvext(1024).is_ok());
+    let error = nvext(1025).unwrap_err();
+    let text = "nvext.session_control.session_id is longer than 1024 bytes";
+    assert!(error.to_string().contains(text), "{error}");
+}

@@ -10,6 +10,7 @@ use kvasir_types::{FailureCause, RequestId, Token, WorkerId};
 use tokio::time::{Instant, Sleep};
 
 use crate::App;
+use crate::attempts;
 use crate::request::migrate::{self, MigrationOptions, ResumeObstacle};
 use crate::tokens::job::Job;
 use crate::tokens::lane::{BrokenAnswer, Lane};
@@ -77,7 +78,10 @@ impl ChoiceResumeState {
         let generated = self.generated.as_ref().map_err(|obstacle| *obstacle)?;
         match self.attempts.fail(worker, cause).1 {
             NextStep::TryNext => self.resumed_at = generated.len(),
-            NextStep::GiveUp(GiveUp::FailedTwice) => return Err(ResumeObstacle::FailedTwice),
+            NextStep::GiveUp(GiveUp::FailedTwice) => {
+                attempts::warn_failed_twice(id, &self.attempts, worker);
+                return Err(ResumeObstacle::FailedTwice);
+            }
             NextStep::GiveUp(_) => return Err(ResumeObstacle::Limit),
         }
         Ok(BrokenAnswer {

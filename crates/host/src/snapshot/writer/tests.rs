@@ -137,3 +137,21 @@ async fn what_was_learned_of_engines_is_in_the_file() {
     second.tell(Input::Joined(WorkerSpec::new(WorkerId(1))));
     assert_eq!(learned(&second), learned(&first));
 }
+
+/// A device that is given by mistake stays what it is.
+#[test]
+fn what_is_no_file_is_not_replaced() {
+    let folder = std::env::temp_dir().join(format!("kvasir-snapshot-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let error = replace(&folder, &[]).unwrap_err();
+    assert!(
+        error.to_string().contains("is not a regular file"),
+        "{error}"
+    );
+    assert!(folder.is_dir());
+    let file = folder.join("index.kv");
+    std::fs::write(&file, "old").unwrap();
+    let bytes = replace(&file, &[]).unwrap();
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), bytes);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
