@@ -83,9 +83,11 @@ impl NatsClient {
         request: &NatsRequest<'_>,
         expected: &mut Expected,
     ) -> Result<Ack, PlaneError> {
-        let deadline = Instant::now() + self.link.outage_timeout();
+        // A server that comes and goes is not waited for more often than one that is away.
+        self.link.connect();
+        let last = Instant::now() + self.link.outage_timeout();
         loop {
-            let link = self.reached(deadline).await?;
+            let link = self.reached(last).await?;
             let mut awaited = self.inbox.expect();
             self.publish(request, awaited.subject()).await?;
             tokio::select! {
@@ -108,22 +110,20 @@ impl NatsClient {
         }
     }
 
-    /// Waits for the server.
-    async fn reached(&self, deadline: Instant) -> Result<NatsLinkState, PlaneError> {
-        self.link.connect();
+    /// Waits for the server, until `last` or until it has been away for too long.
+    async fn reached(&self, last: Instant) -> Result<NatsLinkState, PlaneError> {
         let ready = async {
             self.inbox.listening().await;
             self.link.reached().await
         };
+        let deadline = last.min(self.link.outage_end());
         let reached = timeout_at(deadline, ready).await.ok().flatten();
-        reached
-            .filter(|_| Instant::now() < deadline)
-            .ok_or_else(|| {
-                PlaneError::Local(format!(
-                    "the NATS server at {} is not reached (--nats-server)",
-                    self.link.servers()
-                ))
-            })
+        reached.filter(|_| Instant::now() < last).ok_or_else(|| {
+            PlaneError::Local(format!(
+                "the NATS server at {} is not reached (--nats-server)",
+                self.link.servers()
+            ))
+        })
     }
 
     async fn publish(&self, request: &NatsRequest<'_>, reply: String) -> Result<(), PlaneError> {

@@ -5,7 +5,7 @@
 //! that waits for it first.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_nats::{Client, ConnectOptions, Event, ServerAddr};
@@ -24,7 +24,7 @@ const RECONNECT_MAX: Duration = Duration::from_secs(2);
 /// Longest time for a connection and its handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Longest time that a request waits for a server that is away, unless told otherwise.
+/// For so long a server that is away is waited for, unless told otherwise.
 const OUTAGE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Where the server is, and how it is told who we are.
@@ -36,7 +36,8 @@ pub struct NatsOptions {
     pub tls_ca: Option<PathBuf>,
     /// Believe any certificate.
     pub tls_insecure: bool,
-    /// Longest time that a request waits for a server that is away. The time is held against no worker.
+    /// Requests wait for a server that has been away for less than this; then they fail at once. The time is held against
+    /// no worker.
     pub outage_timeout: Duration,
 }
 
@@ -86,6 +87,8 @@ struct Shared {
     outage_timeout: Duration,
     /// Somebody needs the connection.
     wanted: CancellationToken,
+    /// Since when.
+    wanted_since: OnceLock<Instant>,
     client: watch::Receiver<Option<Client>>,
     state: watch::Receiver<NatsLinkState>,
 }
@@ -128,6 +131,7 @@ impl NatsLink {
                 servers: shown,
                 outage_timeout: options.outage_timeout,
                 wanted,
+                wanted_since: OnceLock::new(),
                 client,
                 state,
             }),
@@ -136,6 +140,7 @@ impl NatsLink {
 
     /// Connects now, not only when somebody needs it.
     pub fn connect(&self) {
+        self.shared.wanted_since.get_or_init(Instant::now);
         self.shared.wanted.cancel();
     }
 
@@ -156,9 +161,20 @@ impl NatsLink {
         &self.shared.servers
     }
 
-    /// Longest time that a request waits for the server.
+    /// For so long a server that is away is waited for.
     pub(crate) fn outage_timeout(&self) -> Duration {
         self.shared.outage_timeout
+    }
+
+    /// When nobody waits for the server any longer; some time from now while it is reached.
+    pub(crate) fn outage_end(&self) -> Instant {
+        let state = self.shared.state.borrow();
+        let began = match (&state.reached, state.connections) {
+            (Ok(()), _) => Instant::now(),
+            (Err(_), 0) => *self.shared.wanted_since.get_or_init(Instant::now),
+            (Err(_), _) => state.since,
+        };
+        began + self.shared.outage_timeout
     }
 
     /// Whether the server is reached, from now on.

@@ -106,6 +106,9 @@ async fn a_request_waits_for_the_server_and_not_for_ever() {
         Err(PlaneError::Local(why)) => assert!(why.contains("--nats-server"), "{why}"),
         other => panic!("{other:?}"),
     }
+    // It has been away for long enough: nobody waits again.
+    let again = tokio::time::timeout(Duration::ZERO, hasty.send(W, request(1))).await;
+    assert!(matches!(again, Ok(Err(PlaneError::Local(_)))), "{again:?}");
     let (ours, theirs) = (process.link(&tasks), process.link(&tasks));
     let patient = plane(&ours, &tasks).await;
     let waiting = tasks.spawn(async move { patient.send(W, request(1)).await });
