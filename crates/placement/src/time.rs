@@ -159,6 +159,7 @@ impl TimePolicy {
             self.writes
                 .set_capacity(blocks as f64 * f64::from(self.block_size));
             while ledger.next_changed().is_some() {}
+            while self.estimator.next_changed().is_some() {}
             self.ranks.clear();
             for slot in 0..fleet.slot_end() {
                 let load = ledger.timed_load(slot);
@@ -166,6 +167,9 @@ impl TimePolicy {
                 self.ranks.push(rank);
             }
             return;
+        }
+        while let Some(slot) = self.estimator.next_changed() {
+            ledger.mark_changed(slot);
         }
         while let Some((slot, load)) = ledger.next_changed() {
             let rank = self.rank_time(fleet, slot, self.estimator.law(), &load);

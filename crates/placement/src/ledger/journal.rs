@@ -172,6 +172,11 @@ impl Ledger {
         self.journal.drain(each);
     }
 
+    /// A slot whose load is wanted again.
+    pub(crate) fn mark_changed(&mut self, slot: u32) {
+        self.journal.mark(slot);
+    }
+
     /// A slot whose load changed since it was last named here, with its load.
     pub(crate) fn next_changed(&mut self) -> Option<(u32, TimedLoad)> {
         let slot = self.journal.next_changed()?;

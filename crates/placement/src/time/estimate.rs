@@ -136,8 +136,10 @@ pub struct Estimator {
     streams: FastMap<RequestId, GapStart>,
     pub(super) output: f64,
     pub(super) outputs: f64,
-    /// Counts changes of what is known.
+    /// Counts changes of what is known of all ranks.
     version: u64,
+    /// Ranks of which something else is known since they were last asked for, and of no other.
+    changed: Vec<u32>,
     /// A buffer.
     ratios: Vec<f64>,
 }
@@ -156,6 +158,7 @@ impl Estimator {
             output: OUTPUT_PRIOR,
             outputs: OUTPUT_PRIOR_SAMPLES,
             version: 0,
+            changed: Vec::new(),
             ratios: Vec::new(),
         }
     }
@@ -208,10 +211,23 @@ impl Estimator {
         self.output
     }
 
-    /// Changes with every change of what is known.
+    /// Changes with every change of what is known of all ranks.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
+    }
+
+    /// A rank whose factors alone changed since it was last named here.
+    pub(super) fn next_changed(&mut self) -> Option<u32> {
+        self.changed.pop()
+    }
+
+    fn note_change(&mut self, slot: u32, law: bool, rank: bool) {
+        if law {
+            self.version += 1;
+        } else if rank && !self.changed.contains(&slot) {
+            self.changed.push(slot);
+        }
     }
 
     /// A prompt alone in its step took so long.
@@ -389,9 +405,8 @@ impl Estimator {
         let known = self.prompts.samples() >= LAW_KNOWN;
         let changed = known && self.compare(slot, |rank| &mut rank.prompts, own, expected);
         let alike = own / self.factors(slot).0;
-        if self.prompts.learn(&features, alike) || changed {
-            self.version += 1;
-        }
+        let law = self.prompts.learn(&features, alike);
+        self.note_change(slot, law, changed);
     }
 
     /// A rank's sample against the law, and the rank against the others: where all took longer than the law says, the
@@ -468,8 +483,7 @@ impl Estimator {
         let known = self.steps.samples() >= LAW_KNOWN;
         let changed = known && self.compare(start.slot, |rank| &mut rank.steps, step, expected);
         let alike = step / self.factors(start.slot).1;
-        if self.steps.learn(&features, alike) || changed {
-            self.version += 1;
-        }
+        let law = self.steps.learn(&features, alike);
+        self.note_change(start.slot, law, changed);
     }
 }
