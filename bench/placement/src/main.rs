@@ -8,11 +8,14 @@
 //!
 //! *decide* is scoring all workers, choosing and booking; *end* is first token and freeing. The peer's figure
 //! is its synchronous core (load projection, selector, booking); the channel and task around it are left out.
+//! `linear` and `time` are our two costs on a fleet where no prompt waits, so that both send each request at once.
 //! Answers are compared first (`check`): load and cost of every worker, and that each chose a cheapest one.
 
 mod kvasir;
+#[cfg(feature = "peer")]
 mod peer;
 
+#[cfg(feature = "peer")]
 use std::collections::BTreeSet;
 use std::hint::black_box;
 use std::time::Instant;
@@ -142,8 +145,9 @@ fn run<S: Scheduler>(workers: u64, blocks: u64, count: u64, active: u64) -> (Vec
 }
 
 /// Both routers say the same of every worker, and each choice costs the least.
+#[cfg(feature = "peer")]
 fn check(workers: u64, blocks: u64, active: u64) {
-    let mut ours: kvasir::Kvasir = fleet(workers, active);
+    let mut ours: kvasir::Kvasir<{ kvasir::LOADED }> = fleet(workers, active);
     let mut theirs: peer::Peer = fleet(workers, active);
     for id in 1..=20 {
         let ask = ask(id, workers, blocks);
@@ -203,11 +207,21 @@ fn main() {
     let (workers, blocks, count) = (number(2, 64), number(3, 64), number(4, 200));
     let active = number(5, ACTIVE);
     match args.get(1).map(String::as_str) {
+        #[cfg(feature = "peer")]
         Some("check") => check(workers, blocks, active),
-        Some("kvasir") => report::<kvasir::Kvasir>("kvasir", workers, blocks, count, active),
+        #[cfg(feature = "peer")]
         Some("peer") => report::<peer::Peer>("peer", workers, blocks, count, active),
+        Some("kvasir") => {
+            report::<kvasir::Kvasir<{ kvasir::LOADED }>>("kvasir", workers, blocks, count, active);
+        }
+        Some("linear") => {
+            report::<kvasir::Kvasir<{ kvasir::LINEAR }>>("linear", workers, blocks, count, active);
+        }
+        Some("time") => {
+            report::<kvasir::Kvasir<{ kvasir::SECONDS }>>("time", workers, blocks, count, active);
+        }
         _ => println!(
-            "placement-bench check|kvasir|peer [workers] [blocks] [decisions] [active per worker]"
+            "placement-bench check|kvasir|peer|linear|time [workers] [blocks] [decisions] [active per worker]"
         ),
     }
 }
