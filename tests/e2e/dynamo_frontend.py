@@ -31,7 +31,7 @@ def free_port():
 class Dynamo:
     """`python -m dynamo.frontend` over file discovery, TCP and ZeroMQ."""
 
-    def __init__(self, kv, log, *args):
+    def __init__(self, kv, log, *args, env=None):
         self.port = free_port()
         self.log_path = log
         planes = ["--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"]
@@ -39,7 +39,7 @@ class Dynamo:
         with open(log, "w") as out:
             self.process = subprocess.Popen(
                 [PYTHON, "-m", "dynamo.frontend", "--router-mode", "kv", *http, *planes, *args],
-                stdout=out, stderr=subprocess.STDOUT, env=environment(kv),
+                stdout=out, stderr=subprocess.STDOUT, env={**environment(kv), **(env or {})},
             )  # fmt: skip
         self.url = f"http://127.0.0.1:{self.port}"
         self.http = httpx.Client(base_url=self.url, timeout=60)

@@ -177,7 +177,8 @@ def test_a_socket_too_many_is_refused_with_what_to_do(tmp_path):
 def test_kubernetes_takes_the_manifests(tmp_path):
     import kubernetes_validate
 
-    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/kvasir.yaml").read_text()))
+    files = ("kvasir.yaml", "worker-selector.yaml")
+    documents = [document for name in files for document in yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text())]
     for document in documents:
         for version in KUBERNETES:
             kubernetes_validate.validate(document, version, strict=True)

@@ -163,6 +163,7 @@ CHARTS = {
         "workers={http://vllm-0:8000,http://vllm-1:8000}", "discovery.kubernetes=true", "serviceMonitor.enabled=true", "autoscaling.targetActiveRequests=2000",
         "modelVolume.persistentVolumeClaim.claimName=models", "admin.existingSecret=mine", "extraArgs={--migration-limit,3}", "nodeSelector.zone=a",
     ],
+    "by label": ["discovery.workerSelector=app=vllm", "discovery.workerNamespace=default"],
     "little": ["autoscaling.enabled=false", "podDisruptionBudget.enabled=false", "serviceAccount.name=mine"],
 }  # fmt: skip
 

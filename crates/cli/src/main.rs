@@ -1,5 +1,6 @@
 //! The one binary: finds the command and runs it. Nothing here that a second binary would need.
 
+mod cluster;
 mod demo;
 mod descriptors;
 mod doctor;

@@ -18,6 +18,7 @@ use kvasir_transport::tcp::{TcpClient, TcpOptions, client_tls};
 use kvasir_transport::{EndpointClient, RequestPlane, ResponseOptions, ResponseServer, TokenPlane};
 use kvasir_types::{PlaneEndpoint, WorkerId};
 
+use crate::cluster;
 use crate::wiring::{BadConfig, Failure};
 
 /// The folder of `file` discovery in the temporary directory, where `--file-kv` names none.
@@ -46,7 +47,11 @@ pub(crate) fn store(settings: &Settings, tasks: &Tasks) -> Result<Option<NamedSt
             let store = store.map_err(|error| BadConfig(bad(error)))?;
             (Arc::new(store), "--etcd-endpoints")
         }
-        DiscoveryBackend::Static | DiscoveryBackend::Kubernetes => return Ok(None),
+        DiscoveryBackend::Kubernetes => {
+            let store = cluster::store(settings, tasks)?;
+            (Arc::new(store), "--kubeconfig or --kube-namespace")
+        }
+        DiscoveryBackend::Static => return Ok(None),
     };
     Ok(Some(store))
 }

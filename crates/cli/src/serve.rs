@@ -13,7 +13,7 @@ use kvasir_telemetry::{Clock, Metrics, log};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::wiring::{self, Failure};
-use crate::{descriptors, planes, sockets, traces};
+use crate::{cluster, descriptors, planes, sockets, traces};
 
 /// The application with the settings of its HTTP side.
 pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure> {
@@ -189,9 +189,9 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     if let Some(file) = file {
         file.start(app.members(), app.metrics(), app.tasks());
     }
-    if app.members().list().is_empty() {
+    if app.members().list().is_empty() && !settings.is_set(keys::WORKER_SELECTOR) {
         tracing::warn!(
-            "no workers yet: give --worker, --workers-file, or `kvasir workers add URL`"
+            "no workers yet: give --worker, --workers-file, --worker-selector, or `kvasir workers add URL`"
         );
     }
     app.set_loading(true);
@@ -254,6 +254,7 @@ async fn start_fleet(
     }
     fleet.start();
     planes::discover(&fleet, settings, app.tasks())?;
+    cluster::follow_pods(&fleet, settings, app.tasks())?;
     Ok(path.map(|path| {
         let writer = fleet.snapshot_writer(path);
         writer.start(settings.get(keys::INDEX_SNAPSHOT_INTERVAL_SECS));

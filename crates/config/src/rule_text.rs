@@ -64,6 +64,23 @@ pub(crate) const LOG_FILTER: TextRule = TextRule {
     accepts: is_log_filter,
 };
 
+/// A label selector of Kubernetes.
+pub(crate) const LABELS: TextRule = TextRule {
+    expects: "labels as kubectl takes them, such as app=vllm or app=vllm,tier in (a, b)",
+    metavar: "LABELS",
+    accepts: is_selector,
+};
+
+/// A port by number or by name.
+pub(crate) const PORT: TextRule = TextRule {
+    expects: "a port from 1 to 65535, or the name of a port",
+    metavar: "PORT",
+    accepts: |text| match text.parse::<u64>() {
+        Ok(number) => (1..=65535).contains(&number),
+        Err(_) => text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') && text.len() <= 63,
+    },
+};
+
 /// Host name or IP address to listen on.
 pub(crate) const HOST: TextRule = TextRule {
     expects: "a host name or an IP address, without port",
@@ -270,6 +287,16 @@ fn is_bracketed_ip(host: &str) -> bool {
         .strip_prefix('[')
         .and_then(|rest| rest.strip_suffix(']'));
     inner.is_some_and(|inner| inner.parse::<std::net::Ipv6Addr>().is_ok())
+}
+
+/// Names of labels with what they must be; the API server knows the rest.
+fn is_selector(text: &str) -> bool {
+    let begins = |part: &str| {
+        let first = part.trim_start_matches('!').trim_start().chars().next();
+        first.is_some_and(|c| c.is_ascii_alphanumeric())
+    };
+    let known = |c: char| c.is_ascii_alphanumeric() || "-_./=!,() ".contains(c);
+    begins(text.trim()) && text.chars().all(known) && !text.trim_end().ends_with(',')
 }
 
 fn is_host(text: &str) -> bool {

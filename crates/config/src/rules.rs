@@ -52,10 +52,12 @@ fn dependent_defaults(settings: &mut Settings) {
         }
     }
     engine_defaults(settings);
+    let selector = settings.get(keys::WORKER_SELECTOR);
     let cause = match settings.get(keys::WORKER).is_empty() {
         false => Some("--worker"),
         true => settings.get(keys::WORKERS_FILE).map(|_| "--workers-file"),
     };
+    let cause = cause.or(selector.map(|_| "--worker-selector"));
     if let Some(cause) = cause {
         settings.prefer(keys::ROUTER_MODE, kv, cause);
         let backend = Value::Choice(DiscoveryBackend::Static.name());
@@ -414,6 +416,12 @@ fn pairs(settings: &Settings, problems: &mut Vec<Problem>) {
 }
 
 fn standalone(settings: &Settings, problems: &mut Vec<Problem>) {
+    if settings.get(keys::WORKER_PORT).is_some() && settings.get(keys::WORKER_SELECTOR).is_none() {
+        let options = [keys::WORKER_PORT.name(), keys::WORKER_SELECTOR.name()];
+        let message =
+            "--worker-port needs --worker-selector: other workers are named with their ports";
+        problems.push(Problem::conflict(&options, message));
+    }
     let needs_endpoint =
         settings.command() == Command::Router && settings.get(keys::WORKER).is_empty();
     if needs_endpoint && settings.get(keys::ENDPOINT).is_none() {

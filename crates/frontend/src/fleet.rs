@@ -15,6 +15,7 @@ mod health;
 mod http_watcher;
 pub(crate) mod members;
 mod plane_watcher;
+mod pods;
 mod registration;
 mod roster;
 mod silence;

@@ -206,6 +206,16 @@ pub fn worker_id(endpoint: &HttpEndpoint) -> WorkerId {
     WorkerId(xxh3_64(endpoint.to_string().as_bytes()) >> 11)
 }
 
+/// The worker in a pod. A pod that has the address of an earlier one is another worker: its cache is another.
+#[must_use]
+pub fn worker_in_pod(endpoint: HttpEndpoint, uid: &str) -> WorkerRecord {
+    if uid.is_empty() {
+        return worker_at(endpoint);
+    }
+    let id = xxh3_64(format!("{endpoint} {uid}").as_bytes()) >> 11;
+    WorkerRecord::new(WorkerId(id), Transport::Http(endpoint))
+}
+
 /// Sets one field of a worker, by the name that may follow its URL.
 pub fn set_field(worker: &mut WorkerRecord, name: &str, value: &str) -> Result<(), AddressError> {
     if name.contains('@') || value.contains('@') {

@@ -99,7 +99,8 @@ async fn idle(server: &RequestServer, timeout: Duration) {
 impl Plan {
     async fn read(settings: &Settings, tasks: &Tasks) -> Result<Self, Failure> {
         let Some((store, _)) = planes::store(settings, tasks)? else {
-            let text = "--discovery-backend: mock engines announce themselves in file or etcd";
+            let text =
+                "--discovery-backend: mock engines announce themselves in file, etcd or kubernetes";
             return Err(BadConfig(text.to_owned()).into());
         };
         let Some(folder) = settings.get(keys::MODEL_PATH) else {

@@ -16,7 +16,7 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
     DISCOVERY_BACKEND: DiscoveryBackend = "discovery-backend" =>
         env(&[var("DYN_DISCOVERY_BACKEND")]).default("etcd")
         .default_note("etcd; static with --worker").common()
-        .partly("the frontend follows etcd, file and mem; kubernetes does not act yet");
+        .effective();
 
     /// Root directory of `file` discovery.
     FILE_KV: Option<PathBuf> = "file-kv" =>
@@ -83,6 +83,33 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
     /// Key of that certificate.
     ETCD_AUTH_CLIENT_KEY: Option<PathBuf> = "etcd-auth-client-key" =>
         env(&[var("ETCD_AUTH_CLIENT_KEY")]).metavar("FILE").effective();
+
+    /// Kubeconfig files that lead to the API server, separated by colons.
+    KUBECONFIG: Option<String> = "kubeconfig" =>
+        env(&[var("KUBECONFIG")]).default_note("the service account of this pod").metavar("FILE").effective();
+
+    /// Context of the kubeconfig.
+    KUBE_CONTEXT: Option<String> = "kube-context" =>
+        env(&[var("KVASIR_KUBE_CONTEXT")]).default_note("its current one").metavar("NAME").effective();
+
+    /// Kubernetes namespace in which workers are.
+    KUBE_NAMESPACE: Option<String> = "kube-namespace" =>
+        env(&[var("KVASIR_KUBE_NAMESPACE"), var("POD_NAMESPACE")])
+        .default_note("that of the credentials").metavar("NAME").effective();
+
+    /// Name of this pod, of which a worker's id follows in `kubernetes` discovery.
+    POD_NAME: Option<String> = "pod-name" => env(&[var("POD_NAME")]).metavar("NAME").effective();
+
+    /// Unique id of this pod, which owns what its worker announces in `kubernetes` discovery.
+    POD_UID: Option<String> = "pod-uid" => env(&[var("POD_UID")]).metavar("UID").effective();
+
+    /// Address of the API server as seen from a pod. Kubernetes sets the variable.
+    KUBERNETES_SERVICE_HOST: Option<String> = "kubernetes-service-host" =>
+        env(&[var("KUBERNETES_SERVICE_HOST")]).default_note("kubernetes.default.svc").rule(&HOST).effective();
+
+    /// Port of the API server as seen from a pod. Kubernetes sets the variable.
+    KUBERNETES_SERVICE_PORT: u16 = "kubernetes-service-port" =>
+        env(&[var("KUBERNETES_SERVICE_PORT")]).default("443").ints(1, 65535).effective();
 
     /// Encoding of events.
     EVENT_PLANE_CODEC: Option<PlaneCodec> = "event-plane-codec" =>

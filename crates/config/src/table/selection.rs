@@ -30,6 +30,20 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
     WORKERS_FILE: Option<PathBuf> = "workers-file" =>
         env(&[var("KVASIR_WORKERS_FILE")]).metavar("FILE").common().effective();
 
+    /// Route to the pods of a Kubernetes cluster that have these labels, such as `app=vllm`.
+    ///
+    /// Engine servers in them need no changes. Services with the labels say which of their pods are ready; pods with the labels
+    /// count, too, where no such Service names them. Discovery is `static` and `--router-mode` is `kv` unless set otherwise.
+    WORKER_SELECTOR: Option<String> = "worker-selector" =>
+        env(&[var("KVASIR_WORKER_SELECTOR")]).rule(&rule_text::LABELS).common().effective();
+
+    /// Port of the engines that `--worker-selector` finds, by number or by name.
+    ///
+    /// The name is the one that the Service gives the port, or the container where no Service names the pod.
+    WORKER_PORT: Option<String> = "worker-port" =>
+        env(&[var("KVASIR_WORKER_PORT")]).rule(&rule_text::PORT)
+        .default_note("the only port, that named http, or 8000 where none is declared").effective();
+
     /// API key for engine servers that have no key of their own.
     ///
     /// Not a flag: other users of a machine can read command lines. The key of one worker is given with

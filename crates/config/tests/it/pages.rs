@@ -179,7 +179,6 @@ fn config_show() {
               "default": "etcd",
               "from": "because of --worker",
               "origin": "rule",
-              "status": "Partly: the frontend follows etcd, file and mem; kubernetes does not act yet.",
               "value": "static"
             },
             "etcd-auth-password": {

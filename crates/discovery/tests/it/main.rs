@@ -8,8 +8,12 @@
     reason = "a helper that fails is a failed test"
 )]
 
+mod api_server;
 mod etcd;
 mod file;
+mod kubernetes;
+mod kubernetes_access;
+mod kubernetes_pods;
 mod mem;
 mod recorded;
 mod rig;

@@ -67,7 +67,7 @@ pub(crate) fn health(app: &App) -> Reply {
 /// What the health page says of discovery.
 fn discovery(app: &App) -> Vec<DiscoveryHealth> {
     let sources = app.members().sources().into_iter();
-    let backends = sources.filter(|(name, _)| name.kind == "discovery");
+    let backends = sources.filter(|(name, _)| name.is_backend());
     let described = backends.map(|(name, state)| {
         let (state, error) = match state {
             SourceState::Ready => ("ready", None),

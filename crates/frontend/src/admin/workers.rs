@@ -9,7 +9,7 @@ use kvasir_openai::ApiError;
 use kvasir_router::{LearnedTimes, Router, WorkerSpec};
 use kvasir_types::{WorkerId, WorkerRecord};
 use kvasir_upstream::{
-    AddressError, parse_api_key, parse_remote_worker, parse_url, set_api_key, set_field, worker_id,
+    AddressError, parse_api_key, parse_remote_worker, parse_url, set_api_key, set_field,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -214,7 +214,12 @@ pub(crate) async fn add_worker(app: &App, request: Request<Incoming>) -> Reply {
 
 /// `DELETE /workers/{id or URL}`: it ends what it has and goes; with `force` it goes at once.
 pub(crate) fn remove_worker(app: &App, name: &str, query: Option<&str>) -> Reply {
-    let by_url = || parse_url(name).ok().map(|url| worker_id(&url));
+    let by_url = || {
+        let url = parse_url(name).ok()?.to_string();
+        let at_url = |member: &Member| member.record.transport.to_string() == url;
+        let mut all = app.members().list().into_iter();
+        all.find(|(_, member)| at_url(member)).map(|(id, _)| id)
+    };
     let id = name.parse().map(WorkerId).ok().or_else(by_url);
     let force = match forced(query) {
         Ok(force) => force,

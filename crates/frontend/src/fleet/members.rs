@@ -40,6 +40,12 @@ impl SourceName {
             instance: instance.into(),
         }
     }
+
+    /// Whether it is elsewhere, and so can be lost.
+    #[must_use]
+    pub fn is_backend(&self) -> bool {
+        matches!(self.kind, "discovery" | "kubernetes")
+    }
 }
 
 /// What a source is like.

@@ -32,6 +32,7 @@ mod migration;
 mod mixed;
 mod overload;
 mod passed;
+mod pods;
 mod ranks;
 mod reading;
 mod refusals;
