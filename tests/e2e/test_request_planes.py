@@ -1,6 +1,7 @@
 """Workers on all three request planes in one fleet: each is reached as it announces."""
 
 import json
+import pathlib
 import shutil
 import socket
 import subprocess
@@ -9,10 +10,13 @@ import httpx
 import pytest
 
 from conftest import Kvasir, until
-from dynamo_rig import model_folder, workers_of
+from dynamo_rig import workers_of
 
 if not shutil.which("nats-server"):
     pytest.skip("NO nats-server here: nothing is known of requests over NATS", allow_module_level=True)
+
+# Small: a debug build reads it in no time.
+MODEL = pathlib.Path(__file__).parents[2] / "crates" / "text" / "src" / "builtin"
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +35,8 @@ def nats(tmp_path_factory):
 def fleet(nats, tmp_path):
     """A frontend, and one mock engine on each plane."""
     env = {"DYN_FILE_KV": str(tmp_path / "kv"), "DYN_TCP_RPC_HOST": "127.0.0.1", "NATS_SERVER": nats}
-    model = str(model_folder())
     mockers = {
-        plane: Kvasir("mocker", "--model-path", model, "--model-name", "m", "--discovery-backend", "file", "--block-size", "16",
+        plane: Kvasir("mocker", "--model-path", str(MODEL), "--model-name", "m", "--discovery-backend", "file", "--block-size", "16",
                       "--request-plane", plane, "--event-plane", events, env=env)
         for plane, events in (("tcp", "zmq"), ("nats", "nats"), ("http", "nats"))
     }

@@ -1,11 +1,10 @@
 //! A real NATS server. Where there is none, tests that need it say so and test nothing.
 
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use kvasir_tasks::Tasks;
 use kvasir_transport::nats::{NatsLink, NatsOptions};
-
-use crate::rpc::loopback;
 
 /// A NATS server, for as long as it is held.
 pub(crate) struct NatsProcess {
@@ -22,9 +21,7 @@ impl NatsProcess {
 
     #[expect(clippy::print_stdout, reason = "what is skipped is said")]
     pub(crate) fn start_with(args: &[&str]) -> Option<Self> {
-        let free = std::net::TcpListener::bind(loopback()).unwrap();
-        let port = free.local_addr().unwrap().port();
-        drop(free);
+        let port = free_port();
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         match spawn(port, &args) {
             Ok(process) => Some(Self {
@@ -62,6 +59,19 @@ impl NatsProcess {
     /// Starts it again, at the same place.
     pub(crate) fn revive(&mut self) {
         self.process = spawn(self.port, &self.args).unwrap();
+    }
+}
+
+/// A port that nobody listens on, and that no connection of another test is given: a server that is started again finds it free.
+fn free_port() -> u16 {
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let taken = TAKEN.fetch_add(1, Ordering::Relaxed);
+        let number = std::process::id().wrapping_mul(37).wrapping_add(taken);
+        let port = 12_000 + (number % 20_000) as u16;
+        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
     }
 }
 
