@@ -162,6 +162,31 @@ async fn an_error_in_place_of_the_first_event_goes_elsewhere() {
     }
 }
 
+/// A comment is no answer: when an engine that sent no more than one dies, another is asked for all of it.
+#[tokio::test]
+async fn a_stream_of_nothing_but_a_comment_is_answered_by_another() {
+    let migration = MigrationOptions {
+        limit: 2,
+        max_seq_len: None,
+    };
+    let setup = Setup::options(AppOptions {
+        migration,
+        ..AppOptions::default()
+    });
+    let rig = lazy(2, setup).await;
+    let head = crate::engine::STREAM_HEAD.as_bytes();
+    let comment = [head, &chunk(b": alive\n\n")].concat();
+    rig.stage.play(vec![Step::Write(comment), Step::Reset]);
+    let events = [FIRST, LAST, DONE];
+    rig.stage.play(vec![stream(&events.map(str::as_bytes))]);
+    let answer = rig.post(CHAT, ASK_STREAM).await;
+    let text = answer.text();
+    let said = text.strip_prefix(": alive\n\n").unwrap_or(text);
+    assert_eq!(said, events.concat());
+    assert_eq!(rig.stage.seen().len(), 2);
+    rig.at_rest().await;
+}
+
 /// Streams that end with an error speak against their engine as statuses do.
 #[tokio::test]
 async fn an_engine_that_ends_its_streams_with_errors_is_ejected() {

@@ -146,6 +146,12 @@ impl Progress {
         self.obstacle
     }
 
+    /// Whether no chunk has come: comments do not count.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.head().is_none()
+    }
+
     pub(super) fn head(&self) -> Option<&Head> {
         self.head.as_ref()
     }

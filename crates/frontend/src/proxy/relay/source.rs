@@ -151,7 +151,11 @@ impl ResumeState {
     }
 
     /// The state for another engine, which goes on with the answer or starts over; none if nothing has come that could be resumed.
+    /// Where nothing but comments came there is nothing to go on from: the next answer is passed on as it is.
     pub(crate) fn grafted(self, starts_over: bool) -> Option<Self> {
+        if starts_over && self.progress.is_empty() {
+            return Some(self);
+        }
         let graft = match starts_over {
             true => Graft::starting_over(&self.progress),
             false => Graft::new(&self.progress),
