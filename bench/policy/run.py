@@ -4,7 +4,7 @@
 Eight `kvasir mocker` engines with the profile of a slow machine (a prompt of 1,000 tokens takes 0.2 s, a step 20 ms, 200
 blocks of 32 tokens each) and 24 clients in conversations of several turns. Each policy gets the same conversations:
 
-    sticky  conversation n goes to engine n mod 8, without a router
+    sticky  conversation n is pinned to engine n mod 8, through the same router
     kv      kvasir frontend --router-policy kv
     time    kvasir frontend --router-policy time, learned from nothing
 
@@ -86,14 +86,14 @@ class Connection:
     def __init__(self, port):
         self.port, self.reader, self.writer = port, None, None
 
-    async def ask(self, prompt, output):
+    async def ask(self, prompt, output, fields=""):
         body = json.dumps({
             "model": "m", "prompt": prompt, "max_tokens": output, "min_tokens": output, "ignore_eos": True, "stream": True,
             "stream_options": {"include_usage": True},
         })  # fmt: skip
         if self.writer is None:
             self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: b\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: b\r\ncontent-type: application/json\r\n{fields}content-length: {len(body)}\r\n\r\n"
         begun = time.perf_counter()
         self.writer.write((head + body).encode())
         status = await self.reader.readline()
@@ -132,16 +132,16 @@ class Connection:
         await self.reader.readline()
 
 
-async def play(made, port_of):
-    """All conversations, by so many clients; `port_of` says where a conversation's turns go."""
+async def play(made, port, fields_of=lambda number: ""):
+    """All conversations, by so many clients, to one port; `fields_of` says which header fields a conversation's turns have."""
     left, results = list(enumerate(made))[::-1], []
 
     async def client():
         while left:
             number, turns = left.pop()
-            connection = Connection(port_of(number))
+            connection = Connection(port)
             for prompt, output in turns:
-                results.append(await connection.ask(prompt, output))
+                results.append(await connection.ask(prompt, output, fields_of(number)))
                 await asyncio.sleep(THINK_S)
             connection.writer.close()
 
@@ -163,7 +163,7 @@ async def started(port, path, wanted):
             page = (await reader.read()).decode()
             writer.close()
             if wanted(page):
-                return
+                return page
         await asyncio.sleep(0.05)
     raise RuntimeError(f"port {port} did not start")
 
@@ -179,14 +179,17 @@ async def real_time(args, made, policy):
         run(command)
         for port in range(first, first + ENGINES):
             await started(port, "/health", lambda page: " 200 " in page.split("\r\n", 1)[0])
-        if policy == "sticky":
-            return await play(made, lambda number: first + number % ENGINES)
         front = free_port()
         workers = [word for port in range(first, first + ENGINES) for word in ["--worker", f"http://127.0.0.1:{port}"]]
-        run([args.kvasir, "frontend", "--http-host", "127.0.0.1", "--http-port", str(front), "--router-policy", policy, *workers])
+        chosen = "kv" if policy == "sticky" else policy
+        run([args.kvasir, "frontend", "--http-host", "127.0.0.1", "--http-port", str(front), "--router-policy", chosen, *workers])
         serving = lambda page: len(re.findall('"state":"serving"', page)) == ENGINES  # noqa: E731
-        await started(front, "/workers", serving)
-        return await play(made, lambda number: front)
+        page = await started(front, "/workers", serving)
+        if policy != "sticky":
+            return await play(made, front)
+        # Through the same router, so that both have its hop; each conversation is pinned to an engine.
+        ids = [worker["worker_id"] for worker in json.loads(page.split("\r\n\r\n", 1)[1])["workers"]]
+        return await play(made, front, lambda number: f"x-dynamo-worker-instance-id: {ids[number % ENGINES]}\r\n")
 
 
 @contextlib.contextmanager
