@@ -18,6 +18,7 @@ mod plane_watcher;
 mod pods;
 mod registration;
 mod roster;
+mod sessions;
 mod silence;
 mod subscribe;
 mod token_probe;
@@ -45,6 +46,7 @@ use self::event_addresses::EventAddresses;
 use self::http_watcher::HttpWatcher;
 use self::plane_watcher::PlaneWatcher;
 use self::roster::Claims;
+use self::sessions::FleetSessions;
 use crate::fleet::members::{Change, JoinOutcome, MemberState, Members, SourceName, WorkerSource};
 use crate::models::links::WorkerLink;
 
@@ -107,6 +109,8 @@ pub struct Fleet {
     claims: Arc<Mutex<Claims>>,
     /// Who listens to which event address.
     event_addresses: Arc<EventAddresses>,
+    /// Where workers take news of sessions.
+    sessions: Arc<FleetSessions>,
 }
 
 /// What is to become of a worker.
@@ -137,7 +141,10 @@ impl Fleet {
     #[must_use]
     pub fn new(context: FleetContext, setup: RouterSetup) -> Self {
         let flags = SourceName::new("flag", "--worker");
+        let clock = context.host.clock;
+        let seed = clock.unix_nanos(clock.now()) ^ u64::from(std::process::id()) << 32;
         Self {
+            sessions: FleetSessions::new(&context.models, seed),
             flags: Arc::new(context.members.source(flags)),
             context,
             setup: Arc::new(setup),

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_router::{Input, Outcome, Placement};
+use kvasir_router::{Input, Outcome, Placement, SessionCommand};
 use kvasir_types::WorkerRank;
 
 use crate::router_host::RouterHost;
@@ -99,6 +99,9 @@ impl Booking {
         if !std::mem::replace(&mut self.finished, true) {
             let (id, on) = (self.placement.id, Some(self.placement.target));
             self.host.tell(Input::Finished { id, on, outcome });
+            if let SessionCommand::Close { id } = &self.placement.session {
+                self.host.close_session(id, self.placement.target);
+            }
         }
     }
 }

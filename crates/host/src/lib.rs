@@ -23,6 +23,7 @@ mod plane;
 mod policy_file;
 mod prefill_times;
 mod router_host;
+mod session_link;
 mod setup;
 mod snapshot;
 #[cfg(test)]
@@ -47,6 +48,9 @@ pub use plane::{
 pub use policy_file::{PolicyFile, PolicyFileError};
 pub use prefill_times::PrefillTimes;
 pub use router_host::{HostOptions, Needs, RouterHost};
+pub use session_link::{
+    ENDINGS_MAX, SessionFuture, SessionLink, SessionNews, SessionReply, TELL_TIMEOUT,
+};
 pub use setup::RouterSetup;
 pub use snapshot::{
     LoadedSnapshot, SnapshotFileError, SnapshotSummary, SnapshotWriter, probe_snapshot,

@@ -108,6 +108,7 @@ impl Model {
         };
         let routed = host.route(arrival, lookup).await;
         let mut booking = routed.inspect_err(|error| host.meters().refused(error))?;
+        host.open_session(booking.placement()).await;
         meters.chosen(booking.placement());
         let end = clock.now();
         host.record(end, booking.placement(), lookup);

@@ -27,6 +27,7 @@ use crate::context::HostContext;
 use crate::events::LocalStreams;
 use crate::meters::RouterMeters;
 use crate::prefill_times::PrefillTimes;
+use crate::session_link::SessionLinks;
 use crate::view::{CacheView, CacheViews, cacheable_tokens};
 use brain::{Brain, Step, Verdict};
 
@@ -46,6 +47,8 @@ pub struct RouterHost {
     meters: Arc<RouterMeters>,
     /// The event streams of workers in this process.
     local_streams: LocalStreams,
+    /// How its engines learn of sessions.
+    sessions: SessionLinks,
     /// The brain wants to be ticked earlier than the timer thinks.
     sooner: Arc<Notify>,
 }
@@ -75,6 +78,7 @@ impl RouterHost {
             context: context.clone(),
             meters,
             local_streams: LocalStreams::default(),
+            sessions: SessionLinks::default(),
             sooner: Arc::default(),
         });
         let timer = keep_time(Arc::downgrade(&host), Arc::clone(&host.sooner));
@@ -128,6 +132,10 @@ impl RouterHost {
     #[must_use]
     pub fn meters(&self) -> &Arc<RouterMeters> {
         &self.meters
+    }
+
+    pub(crate) fn sessions(&self) -> &SessionLinks {
+        &self.sessions
     }
 
     pub(crate) fn local_streams(&self) -> &LocalStreams {
@@ -288,9 +296,13 @@ impl RouterHost {
         let later = request.and_then(|request| brain.await_later(request));
         // Only then: the timer is a task elsewhere, and waking it costs more than a step.
         let late = brain.is_late();
+        let ended = std::mem::take(&mut brain.ended_sessions);
         drop(brain);
         if late {
             self.sooner.notify_one();
+        }
+        for (id, target) in ended {
+            self.close_session(&id, target);
         }
         for (id, lookup) in refresh {
             let overlap = Some(self.find(&lookup, &mut Matches::new()));

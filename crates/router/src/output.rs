@@ -78,7 +78,7 @@ pub enum SessionCommand {
     #[default]
     None,
     /// Before dispatch open it there; on success send
-    /// [`SessionEvent::Opened`](crate::SessionEvent::Opened), on failure fail the request.
+    /// [`SessionEvent::Opened`](crate::SessionEvent::Opened); on failure the request goes out, and nothing is bound.
     Open {
         /// The session.
         id: Arc<str>,

@@ -38,6 +38,7 @@ impl Fleet {
     pub fn with_event_plane(self, setup: EventPlaneSetup) -> Self {
         let clock = self.context.host.clock;
         let seed = clock.unix_nanos(clock.now()) ^ u64::from(std::process::id()) << 32;
+        self.sessions.connect(&setup.clients);
         let options = EventPlaneOptions {
             recovery: Arc::new(EndpointRecovery::new(setup.clients, seed)),
             nats: setup.nats,
@@ -55,8 +56,9 @@ impl Fleet {
     pub fn follow_events(
         &self,
         store: &Arc<dyn Store>,
-        wanted: impl Fn(&str) -> bool + Send + 'static,
+        wanted: impl Fn(&str) -> bool + Clone + Send + 'static,
     ) {
+        self.follow_sessions(store, wanted.clone());
         let Some(plane) = self.event_plane.clone() else {
             return;
         };
@@ -154,7 +156,7 @@ fn source_of(source: &EventSource) -> Option<PlaneSource> {
 }
 
 /// Where an instance takes requests, as this process names it.
-fn endpoint_of(instance: &Instance) -> PlaneEndpoint {
+pub(super) fn endpoint_of(instance: &Instance) -> PlaneEndpoint {
     let (plane, address) = match &instance.transport {
         RequestTransport::Tcp(address) => ("tcp", address),
         RequestTransport::NatsTcp(subject) => ("nats", subject),

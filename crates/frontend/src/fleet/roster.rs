@@ -95,6 +95,7 @@ impl Fleet {
             return None;
         }
         let fill = |model: &ServedModel| {
+            model.host.link_sessions(Arc::clone(&self.sessions) as _);
             if beside.is_none_or(|other| !Arc::ptr_eq(&other.host, &model.host)) {
                 let routers: Arc<dyn Routers> = Arc::clone(models) as _;
                 self.snapshot.restore(&model.host, Arc::downgrade(&routers));

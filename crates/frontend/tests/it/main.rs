@@ -37,6 +37,7 @@ mod ranks;
 mod reading;
 mod refusals;
 mod rig;
+mod sessions;
 mod stalls;
 mod streams;
 mod tls;

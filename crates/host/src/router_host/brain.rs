@@ -8,10 +8,9 @@ use std::time::Duration;
 
 use kvasir_router::{
     Input, Lookup, Observation, Outcome, Output, Placement, RouteError, Router, RouterConfig,
-    SessionCommand,
 };
 use kvasir_telemetry::Clock;
-use kvasir_types::{RequestId, Time, WorkerId};
+use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
 use tokio::sync::{Notify, oneshot};
 
 use super::presumed::PresumedPrefills;
@@ -32,6 +31,8 @@ pub(super) struct Brain {
     /// Who is to look at a worker that is ejected.
     pub(super) watchers: HashMap<WorkerId, Arc<Notify>>,
     pub(super) presumed: PresumedPrefills,
+    /// Sessions that expired and whose engines are to be told.
+    pub(super) ended_sessions: Vec<(Arc<str>, WorkerRank)>,
     /// For log lines.
     urls: WorkerUrls,
     /// Reused by every step.
@@ -65,6 +66,7 @@ impl Brain {
             waiting: HashMap::new(),
             watchers: HashMap::new(),
             presumed: PresumedPrefills::default(),
+            ended_sessions: Vec::new(),
             urls,
             outputs: Vec::new(),
             ticks_at: Time::ZERO,
@@ -135,7 +137,7 @@ impl Brain {
                         refresh.extend(lookup.map(|lookup| (id, lookup.clone())));
                     }
                     Output::Queued { id, depth } => tracing::debug!(%id, depth, "request waits"),
-                    Output::CloseSession { .. } => {}
+                    Output::CloseSession { id, target } => self.ended_sessions.push((id, target)),
                     Output::Observe(observation) => {
                         observe(&observation, &self.urls);
                         self.wake(&observation);
@@ -189,10 +191,6 @@ impl Brain {
             for formula in decision.formulas() {
                 tracing::debug!(target: FORMULAS, request = %sent.id, "{formula}");
             }
-        }
-        if sent.session != SessionCommand::None {
-            tracing::warn!(request = %sent.id, session = ?sent.session,
-                "no worker serves session_control: opening and closing are ignored, bind works");
         }
         let (id, target) = (sent.id, sent.target);
         let taken = self.answer(id, Ok(sent), request);
