@@ -44,6 +44,16 @@ pub enum TextError {
     /// The tokenizer failed.
     #[error("the tokenizer failed: {0}")]
     Tokenizer(String),
+    /// The tokenizer's own steps could make the text longer than there is memory for.
+    #[error(
+        "a text of {bytes} bytes; this model's tokenizer takes {bytes_max} at once: shorten it"
+    )]
+    TooLong {
+        /// What the text has.
+        bytes: usize,
+        /// What it may have.
+        bytes_max: usize,
+    },
     /// A token id that the model does not have.
     #[error("token id {id} is out of vocabulary (size {size})")]
     UnknownToken {

@@ -18,6 +18,7 @@ mod detokenizer;
 mod error;
 #[cfg(feature = "fast")]
 mod fast;
+mod file_limits;
 mod folders;
 mod linear;
 mod load;

@@ -4,7 +4,7 @@
 //! files. A file that is absent says nothing; a file that is there and broken is an error, since a silent guess
 //! would route by wrong tokens.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
 use kvasir_types::Token;
@@ -14,8 +14,10 @@ use serde_json::{Map, Value};
 use crate::error::LoadError;
 use crate::model::GenerationDefaults;
 
-/// The largest file that is read; real tokenizers are under 40 MB.
-const FILE_BYTES_MAX: u64 = 512 << 20;
+/// The largest `tokenizer.json` that is read; real ones are under 40 MB.
+const TOKENIZER_BYTES_MAX: u64 = 128 << 20;
+/// The largest of the other files; real ones are under 2 MB.
+const FILE_BYTES_MAX: u64 = 16 << 20;
 /// `model_max_length` above this means that nobody set it.
 const CONTEXT_UNSET: f64 = 1e9;
 
@@ -51,13 +53,13 @@ pub(crate) struct Config {
 
 impl TextFiles {
     pub(crate) fn read(folder: &Path) -> Result<Self, LoadError> {
-        let optional = |name: &str| match read(&folder.join(name)) {
+        let optional = |name: &str| match read(&folder.join(name), FILE_BYTES_MAX) {
             Err(LoadError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
             other => other.map(Some),
         };
         Ok(Self {
             folder: folder.to_owned(),
-            tokenizer: read(&folder.join("tokenizer.json"))?,
+            tokenizer: read(&folder.join("tokenizer.json"), TOKENIZER_BYTES_MAX)?,
             tokenizer_config: optional("tokenizer_config.json")?,
             generation_config: optional("generation_config.json")?,
             config: optional("config.json")?,
@@ -129,19 +131,27 @@ impl TextFiles {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, LoadError> {
+/// Reads at most so many bytes, whatever kind of file it is.
+fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>, LoadError> {
     let fail = |source| LoadError::Read {
         path: path.to_owned(),
         source,
     };
-    let size = std::fs::metadata(path).map_err(fail)?.len();
-    if size > FILE_BYTES_MAX {
+    let file = std::fs::File::open(path).map_err(fail)?;
+    let size = file.metadata().map_err(fail)?.len();
+    let mut bytes = Vec::new();
+    if size <= bytes_max {
+        bytes.reserve_exact(size as usize);
+        let mut part = file.take(bytes_max + 1);
+        part.read_to_end(&mut bytes).map_err(fail)?;
+    }
+    if size.max(bytes.len() as u64) > bytes_max {
         return Err(LoadError::Parse {
             path: path.to_owned(),
-            reason: format!("{size} bytes; the limit is {FILE_BYTES_MAX}"),
+            reason: format!("longer than {bytes_max} bytes, which is the limit"),
         });
     }
-    std::fs::read(path).map_err(fail)
+    Ok(bytes)
 }
 
 /// `bos_token`, `eos_token` and their like: a string, or an object with its text in `content`.

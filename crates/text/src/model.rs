@@ -10,6 +10,7 @@ use kvasir_types::Token;
 use crate::chat::ChatInput;
 use crate::cuts::CutRules;
 use crate::error::{LoadError, TextError};
+use crate::file_limits::CheckedFile;
 use crate::linear;
 use crate::load::TextFiles;
 use crate::prefix::{CacheStats, PrefixCache};
@@ -111,10 +112,12 @@ impl TextModel {
 
     fn from_files(files: &TextFiles, cache_bytes: usize) -> Result<Self, LoadError> {
         let path = files.folder.join("tokenizer.json");
-        let tokenizer = Tokenizer::from_json(&files.tokenizer).map_err(|e| LoadError::Parse {
-            path,
+        let refused = |e: TextError| LoadError::Parse {
+            path: path.clone(),
             reason: e.to_string(),
-        })?;
+        };
+        let checked = CheckedFile::new(&files.tokenizer).map_err(refused)?;
+        let tokenizer = Tokenizer::from_checked(&checked).map_err(refused)?;
         let config = files.parse()?;
         let template = match config.templates.is_empty() {
             true => None,
@@ -124,11 +127,11 @@ impl TextModel {
         eos.extend(config.eos_token.and_then(|token| tokenizer.id_of(&token)));
         eos.sort_unstable();
         eos.dedup();
-        let rules = CutRules::of(&files.tokenizer).filter(|_| cache_bytes > 0);
+        let rules = CutRules::of(&checked.json).filter(|_| cache_bytes > 0);
         Ok(Self {
             cache: rules.map(|rules| PrefixCache::new(rules, cache_bytes)),
             frame: Frame::of(&tokenizer),
-            linear: linear::is_linear(&files.tokenizer),
+            linear: linear::is_linear(&checked.json),
             tokenizer: Arc::new(tokenizer),
             template,
             eos,

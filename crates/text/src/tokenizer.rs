@@ -11,6 +11,7 @@ use tokenizers::Tokenizer as Reference;
 
 use crate::decode::Decoding;
 use crate::error::TextError;
+use crate::file_limits::CheckedFile;
 
 /// Largest id of a token; real vocabularies are under a million, and tables are made for every id.
 const VOCABULARY_MAX: u32 = 1 << 24;
@@ -20,6 +21,8 @@ pub struct Tokenizer {
     reference: Reference,
     decoding: Decoding,
     special: Vec<bool>,
+    /// The longest text that is tokenized at once.
+    text_bytes_max: usize,
     #[cfg(feature = "fast")]
     fast: Result<crate::fast::Fast, String>,
 }
@@ -47,17 +50,22 @@ impl Tokenizer {
     /// Reads the text of a `tokenizer.json`.
     ///
     /// # Errors
-    /// What the library says is wrong with the file.
+    /// What the library says is wrong with the file, or the limit that it passes.
     pub fn from_json(json: &[u8]) -> Result<Self, TextError> {
+        Self::from_checked(&CheckedFile::new(json)?)
+    }
+
+    /// As [`Tokenizer::from_json`], of a file that was looked at.
+    pub(crate) fn from_checked(file: &CheckedFile) -> Result<Self, TextError> {
         #[cfg_attr(
             not(feature = "fast"),
             expect(unused_mut, reason = "the feature adds to it")
         )]
-        let mut tokenizer = Self::reference_only(json)?;
+        let mut tokenizer = Self::by_reference(file)?;
         #[cfg(feature = "fast")]
         {
             tokenizer.fast =
-                crate::fast::Fast::load(json, |text| tokenizer.encode_reference(text, false));
+                crate::fast::Fast::load(&file.json, |text| tokenizer.encode_reference(text, false));
         }
         Ok(tokenizer)
     }
@@ -65,21 +73,23 @@ impl Tokenizer {
     /// As [`Tokenizer::from_json`], never using the quick library.
     ///
     /// # Errors
-    /// What the library says is wrong with the file.
+    /// What the library says is wrong with the file, or the limit that it passes.
     pub fn reference_only(json: &[u8]) -> Result<Self, TextError> {
-        let mut reference = read(json)?;
-        reference.with_truncation(None).map_err(failed)?;
-        reference.with_padding(None);
+        Self::by_reference(&CheckedFile::new(json)?)
+    }
+
+    fn by_reference(file: &CheckedFile) -> Result<Self, TextError> {
+        let reference = read(&file.json)?;
         let size = vocabulary_size(&reference);
         if size > VOCABULARY_MAX {
             return Err(TextError::Tokenizer(format!(
                 "token ids up to {size}; the limit is {VOCABULARY_MAX}"
             )));
         }
-        Ok(Self::from_reference(reference, size))
+        Ok(Self::from_reference(reference, size, file.text_bytes_max()))
     }
 
-    fn from_reference(reference: Reference, size: u32) -> Self {
+    fn from_reference(reference: Reference, size: u32, text_bytes_max: usize) -> Self {
         let added = reference.get_added_tokens_decoder();
         let special = (0..size)
             .map(|id| added.get(&id).is_some_and(|token| token.special))
@@ -89,6 +99,7 @@ impl Tokenizer {
             reference,
             decoding,
             special,
+            text_bytes_max,
             #[cfg(feature = "fast")]
             fast: Err("not asked for".to_owned()),
         }
@@ -121,8 +132,15 @@ impl Tokenizer {
     /// is wanted for plain prompts and not for rendered templates.
     ///
     /// # Errors
-    /// The library's own failure; no text is known to cause one.
+    /// The text could become longer than there is memory for; or the library's own failure, and no text is known
+    /// to cause one.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, TextError> {
+        if text.len() > self.text_bytes_max {
+            return Err(TextError::TooLong {
+                bytes: text.len(),
+                bytes_max: self.text_bytes_max,
+            });
+        }
         #[cfg(feature = "fast")]
         if let Ok(fast) = &self.fast {
             let reference = || self.encode_reference(text, add_special);
@@ -184,7 +202,6 @@ impl Tokenizer {
 
 /// Reads the file. The library panics on some that are broken: those are refused like the others.
 fn read(json: &[u8]) -> Result<Reference, TextError> {
-    serde_json::from_slice::<serde::de::IgnoredAny>(json).map_err(|e| failed(e.into()))?;
     std::panic::catch_unwind(|| Reference::from_bytes(json))
         .map_err(|_| TextError::Tokenizer("the library panicked on this file".into()))?
         .map_err(failed)

@@ -71,6 +71,50 @@ REFUSED = {
 }
 
 
+DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+LONG = {"type": "Prepend", "prepend": "a" * (1 << 20)}
+PETABYTE = {
+    "strategy": {"Fixed": 1 << 50}, "direction": "Right", "pad_to_multiple_of": None,
+    "pad_id": 0, "pad_type_id": 0, "pad_token": "x",
+}
+ENDLESS = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}] * 100_000, "pair": [], "special_tokens": {}}
+# What the file says, and the limit that it is told.
+GREEDY = {
+    "doubles": ("normalizer", {"type": "Sequence", "normalizers": [DOUBLE] * 30}, "times that a text becomes longer"),
+    "prepends": ("normalizer", {"type": "Sequence", "normalizers": [LONG] * 3}, "times that a text becomes longer"),
+    "frames": ("post_processor", ENDLESS, "pieces of the post_processor"),
+}
+
+
+def rewrite(made, name, value):
+    """Sets a field of the folder's `tokenizer.json`."""
+    tokenizer = json.loads((made / "tokenizer.json").read_text())
+    tokenizer[name] = value
+    (made / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return made
+
+
+def test_a_tokenizer_that_pads_to_a_petabyte_pads_nothing(tmp_path):
+    engine = announcing(rewrite(folder(tmp_path), "padding", PETABYTE))
+    kvasir = frontend_before([engine.url], "--router-mode", "kv", "--no-router-kv-events")
+    kvasir.until_logged("tokenizer loaded from the folder that the engine names", 60)
+    served(kvasir, engine)
+    assert kvasir.stop() == 0
+    engine.stop()
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_a_tokenizer_that_would_take_all_memory_is_refused(tmp_path, name):
+    field, value, told = GREEDY[name]
+    engine = announcing(rewrite(folder(tmp_path), field, value))
+    kvasir = frontend_before([engine.url], "--router-mode", "kv", "--no-router-kv-events")
+    kvasir.until_logged("the folder that the engine names has no usable tokenizer", 60)
+    assert told in kvasir.log()
+    served(kvasir, engine, 2)
+    assert kvasir.stop() == 0
+    engine.stop()
+
+
 @pytest.mark.parametrize("name", RUNNING)
 def test_a_template_that_does_too_much_is_done_without(tmp_path, name):
     engine = announcing(folder(tmp_path, template=RUNNING[name]))
@@ -98,22 +142,25 @@ def test_a_template_that_would_overflow_the_stack_is_refused(tmp_path, name):
 
 
 def test_a_tokenizer_that_never_ends_rests(tmp_path):
-    """Each `a` may be read in two ways, and the engine of the pattern tries them all."""
-    engine = announcing(folder(tmp_path, pattern="(?:(?:a|a)+)+(?=b)|."))
+    """
+    A run of `a` may be cut at every place, and the engine of the pattern tries them all, at each of its letters. It
+    gives up at a million attempts, so the runs are short enough for less; forty of them are minutes of work.
+    """
+    engine = announcing(folder(tmp_path, pattern="a*a*(?=b)|."))
     kvasir = frontend_before([engine.url], "--router-mode", "kv", "--no-router-kv-events")
     kvasir.until_logged("tokenizer loaded from the folder that the engine names", 60)
-    body = {"model": "m", "prompt": "a" * 3000}
+    body = {"model": "m", "prompt": ("a" * 1200 + "c") * 40}
     for n in range(3):
         engine.say(ANSWER)
-        answer = httpx.post(f"{kvasir.url}/v1/completions", json={**body, "prompt": "a" * (3000 + n)}, timeout=60)
+        answer = httpx.post(f"{kvasir.url}/v1/completions", json={**body, "prompt": body["prompt"] + "c" * n}, timeout=60)
         assert answer.status_code == 200, answer.text
         assert httpx.get(f"{kvasir.url}/live", timeout=5).status_code == 200
-    if metric(kvasir, 'kvasir_tokenizer_resting{model="m"} 1'):
-        assert kvasir.log().count("took too long: prompts are routed without it for a while") == 1
-        engine.say(ANSWER)
-        start = time.monotonic()
-        assert httpx.post(f"{kvasir.url}/v1/completions", json=body, timeout=60).status_code == 200
-        assert time.monotonic() - start < 2, "it is not asked again"
+    assert metric(kvasir, 'kvasir_tokenizer_resting{model="m"} 1'), kvasir.log()
+    assert kvasir.log().count("took too long: prompts are routed without it for a while") == 1
+    engine.say(ANSWER)
+    start = time.monotonic()
+    assert httpx.post(f"{kvasir.url}/v1/completions", json=body, timeout=60).status_code == 200
+    assert time.monotonic() - start < 2, "it is not asked again"
     kvasir.process.terminate()
     assert kvasir.process.wait(20) is not None, "a thread that never ends holds nobody up"
     engine.stop()
