@@ -12,7 +12,7 @@ use http_body_util::BodyExt;
 use kvasir_openai::ApiError;
 use tokio::time::Instant;
 
-use crate::http::body_budget::{BodyBudget, JoinedBody, NoRoom};
+use crate::http::body_budget::{BodyBudget, BodyCharge, JoinedBody, NoRoom};
 use crate::http::context::HttpContext;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -176,7 +176,8 @@ where
     if !bodies.has_room_for(declared) {
         return Err(ReadError::NoRoom);
     }
-    let mut whole: Option<Bytes> = None;
+    // One that comes at once stays where it came; others are joined.
+    let mut whole: Option<(Bytes, BodyCharge)> = None;
     let mut joined: Option<JoinedBody> = None;
     let mut pace = Pace::begin(stall);
     while let Some(frame) = next(body, &pace).await? {
@@ -186,24 +187,27 @@ where
         pace.came(data.len());
         let had = match &joined {
             Some(joined) => joined.len(),
-            None => whole.as_ref().map_or(0, Bytes::len),
+            None => whole.as_ref().map_or(0, |(first, _)| first.len()),
         };
         if (had + data.len()) as u64 > limit {
             return Err(ApiError::body_too_large(limit_mb).into());
         }
-        if joined.is_none() && whole.is_none() {
-            whole = Some(data);
-            continue;
+        if let Some(joined) = &mut joined {
+            joined.push(&data)?;
+        } else if let Some((first, charge)) = whole.take() {
+            let both = joined.insert(JoinedBody::new(charge, declared, limit));
+            both.push(&first)?;
+            both.push(&data)?;
+        } else {
+            let mut charge = bodies.charge();
+            charge.grow_to(data.len() as u64)?;
+            whole = Some((data, charge));
         }
-        let joined = joined.get_or_insert_with(|| JoinedBody::new(bodies, declared, limit));
-        if let Some(first) = whole.take() {
-            joined.push(&first)?;
-        }
-        joined.push(&data)?;
     }
-    Ok(match joined {
-        Some(joined) => joined.freeze(),
-        None => whole.unwrap_or_default(),
+    Ok(match (joined, whole) {
+        (Some(joined), _) => joined.freeze(),
+        (None, Some((whole, charge))) => charge.keep_with(whole),
+        (None, None) => Bytes::new(),
     })
 }
 

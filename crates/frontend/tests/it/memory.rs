@@ -95,6 +95,33 @@ async fn bodies_in_flight_stay_within_their_budget() {
     bodies_are_given_back(&rig).await;
 }
 
+/// Small bodies are taken while long ones fill the budget, but not any number of them.
+#[tokio::test]
+async fn many_small_bodies_are_as_much_as_a_few_long_ones() {
+    let rig = Rig::with(1, two_mib()).await;
+    let refusals = async || rig.metric("kvasir_limit_reached_total").await;
+    let mut clients = Vec::new();
+    // Four mebibytes are theirs, and the two of all bodies: a hundred fit.
+    for _ in 0..120 {
+        let mut client = unfinished(&rig, 63 * KIB, 0).await;
+        client.try_send(vec![b' '; 60 * KIB]).await;
+        clients.push(client);
+    }
+    let some = async {
+        while refusals().await < 1.0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    in_time("no more are taken", some).await;
+    bodies_take(&rig, 5 << 20).await;
+    assert!(body_bytes(&rig).await <= f64::from(6 << 20));
+    assert_eq!(rig.post(CHAT, ASK).await.text(), ANSWER, "a small one is");
+    drop(clients);
+    bodies_are_given_back(&rig).await;
+    assert_eq!(rig.post(CHAT, chat(60 * KIB)).await.text(), ANSWER);
+    bodies_are_given_back(&rig).await;
+}
+
 /// Every end that a request can come to gives its bytes back once: a sum that is off by one body would show.
 #[tokio::test]
 async fn bytes_of_a_body_come_back_however_its_request_ends() {
