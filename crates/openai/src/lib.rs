@@ -58,4 +58,4 @@ pub use sse::{
 };
 pub use strict::Unknown;
 pub use usage::{Usage, UsageChunk, find_usage, without_usage};
-pub use walk::has_more_values;
+pub use walk::count_values;

@@ -150,29 +150,29 @@ pub(crate) fn ids(json: &str, max: usize) -> Option<(Vec<u32>, bool)> {
     }
 }
 
-/// Whether `json` has more than `max` values in it, those inside others included. It is taken to be well-formed.
+/// How many values `json` has in it, those inside others included, counted no further than one past `max`. It is taken to
+/// be well-formed.
 #[must_use]
-pub fn has_more_values(json: &str, max: usize) -> bool {
+pub fn count_values(json: &str, max: usize) -> usize {
     let bytes = json.as_bytes();
     let (mut at, mut values) = (0, 1usize);
     while let Some(byte) = bytes.get(at) {
-        match byte {
-            b'"' => match string(bytes, at) {
-                Some(end) => {
-                    at = end;
-                    continue;
-                }
-                None => return false,
-            },
-            b',' | b'[' | b'{' => values += 1,
-            _ => {}
-        }
         if values > max {
-            return true;
+            break;
         }
-        at += 1;
+        at = match byte {
+            b'"' => match string(bytes, at) {
+                Some(end) => end,
+                None => break,
+            },
+            b',' | b'[' | b'{' => {
+                values += 1;
+                at + 1
+            }
+            _ => at + 1,
+        };
     }
-    false
+    values
 }
 
 /// The end of the value that begins at `at`.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvasir_openai::{
     ApiError, ChatRequest, CompletionRequest, Endpoint, Options, Prompt, Scan, Span, content_spans,
-    is_outside,
+    count_values, is_outside,
 };
 use kvasir_text::{
     ChatInput, DetokenizeOptions, Detokenizer, Dialect, Effort, TextError, TextModel,
@@ -31,12 +31,12 @@ impl Prompts {
     }
 }
 
-/// JSON values that a conversation may have: a template that is given more takes gigabytes, and no model reads so many.
-const VALUES_MAX: usize = 1 << 18;
 /// How much of a prompt's end is kept: more than any mark that a template puts there.
 const PROMPT_END_BYTES: usize = 64;
-/// What is said of one with more.
-const TOO_MANY_VALUES: &str = "the conversation has more than 262144 JSON values";
+/// JSON values that a template is given at most: each takes near a kilobyte, and no model reads so many.
+const VALUES_MAX: usize = 1 << 17;
+/// Bytes of tools, documents and arguments of the template that are never too many, however short the model's prompts are.
+const EXTRAS_BYTES_MIN: usize = 1 << 20;
 
 /// Why a prompt did not become tokens.
 #[derive(Debug)]
@@ -84,8 +84,8 @@ pub(crate) fn of_chat(
     rendered: impl FnOnce(),
 ) -> Result<Prompts, PromptError> {
     let messages = chat.messages.as_str();
-    if has_too_many_values(messages) {
-        return Err(ApiError::validation(TOO_MANY_VALUES).into());
+    if let Some(excess) = excess(messages, extras_of(chat), fitting(context_length)) {
+        return Err(ApiError::validation(excess).into());
     }
     let spans = content_spans(messages);
     let input = ChatInput {
@@ -160,9 +160,53 @@ fn check_fits(
     ))))
 }
 
-/// Whether a list of messages has more values than a template is given. Short ones cannot.
-fn has_too_many_values(messages: &str) -> bool {
-    messages.len() > VALUES_MAX && kvasir_openai::has_more_values(messages, VALUES_MAX)
+/// Bytes that a template is given for a conversation.
+pub(crate) fn chat_bytes(chat: &ChatRequest) -> usize {
+    let extras = extras_of(chat).into_iter().flatten();
+    chat.messages.as_str().len() + extras.map(str::len).sum::<usize>()
+}
+
+/// What a template is given beside the messages.
+fn extras_of(chat: &ChatRequest) -> [Option<&str>; 3] {
+    [
+        chat.tools.as_ref().map(|tools| tools.list.as_str()),
+        chat.documents.as_ref().map(|d| d.as_str()),
+        chat.template_kwargs.as_ref().map(|k| k.as_str()),
+    ]
+}
+
+/// Why a conversation is more than a template is given; none if it is not. Looked at before anything is built of it. Messages
+/// may have pictures, which are long and are no text, so they are measured when they are printed.
+fn excess(messages: &str, extras: [Option<&str>; 3], bytes_max: usize) -> Option<String> {
+    let extras = extras.into_iter().flatten();
+    let bytes: usize = extras.clone().map(str::len).sum();
+    let bytes_max = bytes_max.max(EXTRAS_BYTES_MIN);
+    if bytes > bytes_max {
+        return Some(format!(
+            "`tools`, `documents` and `chat_template_kwargs` have {bytes} bytes; this model reads {bytes_max} of them at most"
+        ));
+    }
+    // Short ones cannot have so many.
+    if messages.len() + bytes <= VALUES_MAX {
+        return None;
+    }
+    let mut left = VALUES_MAX;
+    for part in extras.chain([messages]) {
+        let values = count_values(part, left);
+        let Some(rest) = left.checked_sub(values) else {
+            return Some(format!(
+                "the conversation and its tools have more than {VALUES_MAX} JSON values"
+            ));
+        };
+        left = rest;
+    }
+    None
+}
+
+/// The same of a body that an engine judges.
+fn is_excessive(scan: &Scan<'_>, bytes_max: usize) -> bool {
+    let extras = [scan.tools(), scan.documents(), scan.template_kwargs()];
+    excess(scan.messages().unwrap_or_default(), extras, bytes_max).is_some()
 }
 
 /// A prompt that came as tokens.
@@ -239,7 +283,7 @@ pub(crate) fn of_scan(
             }
         };
     }
-    if scan.chat_template().is_some() || scan.messages().is_some_and(has_too_many_values) {
+    if scan.chat_template().is_some() || is_excessive(scan, bytes_max) {
         return Err(PromptError::Unknown);
     }
     let effort = scan.reasoning_effort();
@@ -288,7 +332,7 @@ pub(crate) fn formatted(
             Prompt::Tokens(ids) => text.tokenizer().decode(&ids, false).ok(),
         };
     }
-    if scan.chat_template().is_some() || scan.messages().is_some_and(has_too_many_values) {
+    if scan.chat_template().is_some() || is_excessive(scan, EXTRAS_BYTES_MIN) {
         return None;
     }
     let effort = scan.reasoning_effort();
@@ -372,6 +416,31 @@ mod tests {
         assert!(!plain(
             r#"[{"content":[{"type":"input_audio"}],"content":"a"}]"#
         ));
+    }
+
+    /// Tools count as much as messages: both become values of the template.
+    #[test]
+    fn what_a_template_is_given_is_bounded_before_it_is_built() {
+        let list = |count: usize| format!("[{}]", vec!["{}"; count].join(","));
+        let (half, most) = (list(VALUES_MAX / 4), list(VALUES_MAX / 2 - 8));
+        let says = |messages: &str, tools: &str, documents: &str, bytes_max| {
+            excess(messages, [Some(tools), None, Some(documents)], bytes_max)
+        };
+        assert_eq!(says("[{}]", &half, "[]", 1 << 24), None);
+        assert_eq!(says("[{}]", &most, "[]", 1 << 24), None);
+        let many = [
+            says(&list(VALUES_MAX), "[]", "[]", 1 << 24),
+            says("[{}]", &list(VALUES_MAX), "[]", 1 << 24),
+            says(&half, &half, &half, 1 << 24),
+        ];
+        for said in many {
+            assert!(said.is_some_and(|said| said.contains("131072 JSON values")));
+        }
+        let long = format!("[\"{}\"]", "x".repeat(EXTRAS_BYTES_MIN));
+        let said = says("[{}]", &long, "[]", 4096);
+        assert!(said.is_some_and(|said| said.starts_with("`tools`")));
+        assert_eq!(says("[{}]", &long, "[]", 1 << 24), None, "it may fit");
+        assert_eq!(says(&long, "[]", "[]", 4096), None, "that may be a picture");
     }
 
     #[test]

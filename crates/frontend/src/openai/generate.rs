@@ -398,10 +398,10 @@ impl CheckedBody {
         }
     }
 
-    /// How much text there is to tokenize, about.
+    /// How many bytes the template and the tokenizer are given.
     fn text_bytes(&self) -> usize {
         match self {
-            Self::Chat(chat) => chat.messages.as_str().len(),
+            Self::Chat(chat) => prompt::chat_bytes(chat),
             Self::Completion(request) => request.prompts.iter().map(text_bytes).sum(),
         }
     }

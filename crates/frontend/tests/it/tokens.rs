@@ -290,6 +290,28 @@ async fn a_worker_that_dies_before_its_first_token_is_replaced() {
     }
 }
 
+/// One client's tools are refused in words, and the others' short texts are read as before.
+#[tokio::test]
+async fn tools_beyond_all_measure_stop_nobody() {
+    let fixture = Fixture::start(&[Act::Answer(4)], RouterMode::RoundRobin).await;
+    let schema = |values: Value| {
+        let mut body = ask(false);
+        body["tools"] = serde_json::json!([{"type": "function",
+            "function": {"name": "f", "parameters": {"x": values}}}]);
+        body
+    };
+    let many = schema(vec![Value::Object(serde_json::Map::new()); 200_000].into());
+    let long = schema("x".repeat(2 << 20).into());
+    for (body, told) in [(many, "131072 JSON values"), (long, "`tools`")] {
+        let (status, said) = fixture.post(&body).await;
+        assert_eq!(status, 400, "{said}");
+        assert!(said.contains(told), "{said}");
+        let (status, said) = fixture.post(&ask(false)).await;
+        assert_eq!(status, 200, "{said}");
+    }
+    fixture.assert_idle().await;
+}
+
 #[tokio::test]
 async fn a_full_worker_is_passed_over_and_a_full_fleet_is_an_overload() {
     let fixture = Fixture::start(&[Act::Full, Act::Answer(3)], RouterMode::RoundRobin).await;

@@ -23,10 +23,8 @@ pub(super) fn prefill(app: &Arc<App>, job: &Arc<Job>, target: WorkerRank, said: 
 
 async fn run(app: Arc<App>, job: Arc<Job>, target: WorkerRank, said: String) -> PrefillOutcome {
     let work = TextWork::new(app.long_work(), &job.model);
-    let bytes = job
-        .chat
-        .as_ref()
-        .map_or(0, |chat| chat.messages.as_str().len());
+    let chat = job.chat.as_ref();
+    let bytes = said.len() + chat.map_or(0, |chat| prompt::chat_bytes(chat));
     let (own, turn) = (Arc::clone(&app), Arc::clone(&job));
     let next = work.elsewhere(bytes, move || next_job(&own, &turn, target, &said));
     let Some(next) = next.await.flatten().flatten() else {
