@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from conftest import until
-from engines import Fleet
+from engines import Fleet, ScriptedEngine, frontend_before
 from hostile.proc_memory import MB, grows_at_most, rss
+from hostile.test_model_folder import ANSWER, folder
 
 MODEL = "hostile/memory"
 BUDGET_MB = 256
@@ -87,6 +88,22 @@ def test_forty_unfinished_uploads_stay_within_the_budget(fleet):
     # And there is room again.
     assert ask(fleet, "large " * 2_000_000).status_code in (200, 400)
     until(lambda: metric(fleet, "kvasir_http_body_bytes") == 0)
+
+
+def test_ten_megabytes_of_tools_become_no_values(tmp_path):
+    """Each `{}` would take near a kilobyte in the template: they are counted first, and the engine judges them."""
+    engine = ScriptedEngine("m")
+    kvasir = frontend_before([engine.url], "--model-path", str(folder(tmp_path)), "--router-mode", "kv", "--no-router-kv-events")
+    tools = ",".join(["{}"] * (10 * MB // 3))
+    body = f'{{"model":"m","messages":[{{"role":"user","content":"a"}}],"tools":[{tools}]}}'.encode()
+    with grows_at_most(kvasir, 160):
+        for _ in range(2):
+            engine.say(ANSWER)
+            headers = {"content-type": "application/json"}
+            answer = httpx.post(f"{kvasir.url}/v1/chat/completions", content=body, headers=headers, timeout=60)
+            assert answer.status_code == 200, answer.text
+    assert kvasir.stop() == 0
+    engine.stop()
 
 
 def fill(fleet, requests=60, tokens=32_000):
