@@ -59,6 +59,11 @@ pub enum Notice {
         /// Messages that it brought.
         messages: u64,
     },
+    /// A worker's own index said all that a rank holds, and what follows is numbered from there.
+    Whole {
+        /// Whose.
+        rank: WorkerRank,
+    },
     /// A recovery was given up: the replay socket does not answer.
     RecoveryFailed {
         /// Why it ran.
@@ -138,6 +143,7 @@ impl fmt::Display for Notice {
             Self::Recovered { cause, messages } => {
                 write!(f, "recovered with {messages} replayed messages (cause: {cause})")
             }
+            Self::Whole { .. } => f.write_str("all that the worker's cache holds is known"),
             Self::RecoveryFailed { cause } => write!(
                 f,
                 "replay socket does not answer (cause: {cause}); continuing without past events; \

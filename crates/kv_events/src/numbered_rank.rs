@@ -205,24 +205,30 @@ impl NumberedRank {
         if self.stale_run < STALE_RUN_MAX {
             return;
         }
-        self.restarted(step);
         if step.options.replay {
-            self.hold(event, step);
-            return self.begin(RecoveryCause::Restart, step);
+            // Its publisher began again, or a network that was away brings what was asked for meanwhile: the worker knows.
+            self.stale_run = 0;
+            self.begin(RecoveryCause::Restart, step);
+            return self.hold(event, step);
         }
+        self.restarted(step);
         self.state.exact = event.id == FIRST_ID;
         self.apply_next(event, step);
     }
 
     /// The publisher counts from the start again: what it held is gone.
     fn restarted<C: Cache>(&mut self, step: &mut Step<'_, C>) {
-        step.effects.counts.restarts += 1;
-        step.notice(Notice::Restarted);
+        self.tell_restart(step);
         self.state.forget(step.effects.cache, false);
         self.held.clear();
         self.last = None;
         self.accept_any = false;
         self.stale_run = 0;
+    }
+
+    fn tell_restart<C>(&self, step: &mut Step<'_, C>) {
+        step.effects.counts.restarts += 1;
+        step.notice(Notice::Restarted);
     }
 
     fn hold<C: Cache>(&mut self, event: &RouterEvent, step: &mut Step<'_, C>) {
@@ -409,9 +415,16 @@ impl NumberedRank {
         // Live events that were applied since the question was put are not in its answer: they are asked for.
         let ahead = self.last.filter(|_| !self.query.is_some_and(|q| q.whole));
         let last = last.unwrap_or(newest);
+        let is_restart = self.query.map(|query| query.cause) == Some(RecoveryCause::Restart);
+        if is_restart && self.last.is_some_and(|before| last < before) {
+            self.tell_restart(step);
+        }
         self.last = Some(last);
         self.stale_run = 0;
         self.settled(events.len() as u64, step);
+        if self.state.exact && self.query.is_none() {
+            step.notice(Notice::Whole { rank });
+        }
         if ahead.is_some_and(|ahead| ahead > last) && self.query.is_none() {
             self.begin(RecoveryCause::Gap, step);
         }
@@ -496,6 +509,10 @@ impl NumberedRank {
             RecoveryCause::Join => self.accept_any = true,
             // The next numbers tell.
             RecoveryCause::Reconnect | RecoveryCause::Verify => {}
+            RecoveryCause::Restart if self.last.is_some() => {
+                self.tell_restart(step);
+                self.state.forget(step.effects.cache, false);
+            }
             RecoveryCause::Gap | RecoveryCause::Restart | RecoveryCause::Resync => {
                 self.state.forget(step.effects.cache, false);
             }

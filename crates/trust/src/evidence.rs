@@ -373,6 +373,8 @@ pub enum Evidence {
     Restarted,
     /// Something was missing and has been filled in: what went wrong before says nothing any more.
     Mended,
+    /// The worker itself said all that the rank holds, and numbers what it tells from there: nothing is left to be proven.
+    Whole,
     /// The event socket was reached, or was lost.
     Link(bool),
     /// This machine could not try to reach the event socket: it has no descriptor, port or memory left. That is not held against

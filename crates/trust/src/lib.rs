@@ -5,7 +5,8 @@
 //! that per rank, names the likeliest cause of what went wrong, and says what to do: resynchronise, give less
 //! credit, or predict from routing decisions until the events prove right again.
 //!
-//! Invariants: a rank begins approximate and is trusted only on evidence; no single answer changes
+//! Invariants: a rank begins approximate and is trusted only on evidence: its worker's word for all that it holds, or
+//! predictions that came true; no single answer changes
 //! anything by itself, except what is certain (no events, another block size, forced); every change is an
 //! [`Action::Changed`], given once; a rank that goes back and forth has to prove itself longer each time.
 //!
@@ -163,6 +164,12 @@ impl Trust {
             Evidence::Mended => {
                 self.window.forget_wrong();
                 self.asked = self.asked.map(|(at, _)| (at, 0));
+            }
+            Evidence::Whole => {
+                let is_new = self.level.cause == Some(Cause::Starting) && self.demotions == 0;
+                if is_new && self.unusable.is_none() {
+                    self.change(now, CacheState::Exact, None, out);
+                }
             }
             Evidence::Link(true) => self.linked(now, out),
             Evidence::Link(false) => {

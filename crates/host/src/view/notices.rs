@@ -30,6 +30,9 @@ impl CacheView {
     }
 
     fn log_notice(&self, notice: &Notice) {
+        if matches!(notice, Notice::Whole { .. }) {
+            return; // The recovery that brought it is logged, and what it does to trust.
+        }
         let (rank, url) = (self.rank, self.url());
         self.log(kind_of(notice), |withheld| match notice {
             Notice::Recovered { .. }
@@ -51,6 +54,7 @@ impl StreamObserver for CacheView {
         match notice {
             Notice::Restarted => self.step(&mut inner, Evidence::Restarted),
             Notice::Recovered { messages: 1.., .. } => self.step(&mut inner, Evidence::Mended),
+            Notice::Whole { .. } => self.step(&mut inner, Evidence::Whole),
             Notice::Skipped(Skip::BlockSize { .. }) => {
                 inner.other_block_size = true;
                 self.step_unusable(&mut inner);

@@ -1,6 +1,8 @@
 //! Router events over a plane that loses, repeats, reorders and delays, with workers that come and go and answer when they like:
 //! in the end the index is what the workers hold. By seed; and one test per way in which an answer matters.
 
+mod late_events;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -453,6 +455,10 @@ fn recovered(cause: RecoveryCause, messages: u64) -> Output {
     Output::Notice(Notice::Recovered { cause, messages })
 }
 
+fn whole() -> Output {
+    Output::Notice(Notice::Whole { rank: RANK })
+}
+
 /// A router that comes late has everything from the first answer on, and what came live meanwhile.
 #[test]
 fn a_late_router_asks_for_the_whole_state_and_keeps_what_comes_live() {
@@ -466,7 +472,7 @@ fn a_late_router_asks_for_the_whole_state_and_keeps_what_comes_live() {
     assert_eq!(one.live(live), []);
     assert_eq!(one.depth(), 0, "nothing is built on what is not known");
     let out = one.step(SourceEvent::Answered { attempt, reply });
-    assert_eq!(out, [recovered(RecoveryCause::Join, 1)]);
+    assert_eq!(out, [recovered(RecoveryCause::Join, 1), whole()]);
     assert_eq!(one.depth(), 6);
     assert!(one.is_exact());
 }

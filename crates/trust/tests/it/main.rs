@@ -1,5 +1,7 @@
 //! The trust in a rank over time: what was shown, what was done about it.
 
+mod whole;
+
 use std::time::Duration;
 
 use expect_test::{Expect, expect};
