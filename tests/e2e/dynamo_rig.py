@@ -10,8 +10,6 @@ import tempfile
 
 import pytest
 
-from conftest import until
-
 PYTHON = os.environ.get("KVASIR_DYNAMO_PYTHON", "")
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "bos_token_id": 151643, "eos_token_id": 151645,
@@ -38,17 +36,22 @@ def model_folder():
     return folder
 
 
-class Mocker:
-    """A process of `dynamo.mocker` that announces itself in a store."""
+def environment(planes):
+    """What a process of Dynamo is told of its planes, and nothing else."""
+    own = {k: v for k, v in os.environ.items() if not k.startswith("DYN_")}
+    return {**own, "DYN_LOG": "info", **planes.env}
 
-    def __init__(self, model, env, *args, workers=1):
+
+class Mocker:
+    """A process of `dynamo.mocker` that announces itself on these planes."""
+
+    def __init__(self, model, planes, *args, workers=1):
         self.log = tempfile.NamedTemporaryFile("w+", prefix="dynamo-mocker-")
         self.process = subprocess.Popen(
             [PYTHON, "-m", "dynamo.mocker", "--model-path", str(model), "--model-name", "m", "--num-workers", str(workers),
-             "--block-size", "16", *args],
-            stdout=self.log, stderr=subprocess.STDOUT,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "DYN_TCP_RPC_HOST": "127.0.0.1", "DYN_EVENT_PLANE_HOST": "127.0.0.1", **env},
-        )
+             "--block-size", "16", *planes.flags, *args],
+            stdout=self.log, stderr=subprocess.STDOUT, env=environment(planes),
+        )  # fmt: skip
         atexit.register(self.kill)
 
     def kill(self):
@@ -62,18 +65,3 @@ class Mocker:
 
     def told(self):
         return pathlib.Path(self.log.name).read_text()[-3000:]
-
-
-def file_plane(store):
-    """What puts a process of either kind on the same planes."""
-    flags = ["--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"]
-    return flags, {"DYN_FILE_KV": str(store)}
-
-
-def workers_of(http):
-    """The ids that the frontend lists as serving."""
-    return sorted(w["worker_id"] for w in http.get("/workers").json()["workers"] if w["state"] == "serving")
-
-
-def until_serving(http, count, seconds=90, told=lambda: ""):
-    return until(lambda: (ids := workers_of(http)) and len(ids) == count and ids, seconds, told)

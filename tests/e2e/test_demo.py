@@ -359,3 +359,42 @@ def test_direct_mode_goes_where_it_is_told():
     with pytest.raises(openai.BadRequestError, match="needs a worker id"):
         ask(client, [{"role": "user", "content": "x"}])
     assert kvasir.stop() == 0
+
+
+def test_engines_in_processes_of_their_own_answer_and_end_with_the_demo():
+    """Over real sockets, with nothing installed: a folder, TCP, ZeroMQ."""
+    demo = Kvasir("demo", "--processes", "--workers", "2", "--http-port", "0")
+    url = demo.wait_for(r"at (http://127\.0\.0\.1:\d+)").group(1)
+    engines = children(demo.process.pid)
+    assert len(engines) == 2, engines
+    with httpx.Client(base_url=url, timeout=30) as http:
+        rows = http.get("/workers").json()["workers"]
+        assert [row["origins"] for row in rows] == [["discovery"]] * 2 and all(row["address"].startswith("tcp:127.0.0.1:") for row in rows), rows
+        text = "When does my parcel leave if I bring it at noon, and who drives the van on Sundays? " * 4
+        ask = {"model": "kvasir-demo", "messages": [{"role": "user", "content": text}], "nvext": {"extra_fields": ["worker_id"]}}
+        answers = lambda: [http.post("/v1/chat/completions", json=ask).json() for _ in range(2)]  # noqa: E731
+        cached = lambda: answers()[1]["usage"]["prompt_tokens_details"]["cached_tokens"]  # noqa: E731
+        until(lambda: cached() >= 64, 30, demo.log)
+    # As a machine that loses its power: nobody is told anything.
+    demo.process.kill()
+    until(lambda: not any(is_running(engine) for engine in engines), 30)
+
+
+def children(pid):
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                stat = open(f"/proc/{entry}/stat").read()
+            except OSError:
+                continue
+            if stat.rsplit(")", 1)[1].split()[1] == str(pid):
+                found.append(int(entry))
+    return found
+
+
+def is_running(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

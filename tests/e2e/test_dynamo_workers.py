@@ -1,144 +1,141 @@
-"""Workers of Dynamo 1.6.1 behind `kvasir frontend`: file discovery, requests over TCP."""
+"""Workers of Dynamo 1.6.1 behind `kvasir frontend`: one fleet for each set of planes, one test after another."""
 
-import json
-import threading
-import time
+import pathlib
 
-import httpx
 import openai
 import pytest
 
-from conftest import Kvasir, until
-from dynamo_rig import Mocker, file_plane, model_folder, need_dynamo, until_serving, workers_of
+from conftest import until
+from dynamo_rig import Mocker, model_folder, need_dynamo
+from planes_rig import (
+    COMBOS, MODEL, TEXT, Load, Planes, busy_workers, chat, first_event, rest, stream, streams, until_exact, until_hits, until_serving, where,
+    workers_of,
+)  # fmt: skip
 
 need_dynamo()
 
 
-@pytest.fixture(scope="module")
-def model():
-    return model_folder()
+@pytest.fixture(scope="module", params=COMBOS)
+def fleet(request, tmp_path_factory):
+    """A frontend on an empty store, and a way to start workers there."""
+    planes, folder = Planes(request.param, tmp_path_factory.mktemp("planes")), model_folder()
+    frontend = planes.frontend("--migration-limit", "3")
+    frontend.planes, frontend.mockers = planes, {}
 
+    def start(count=1):
+        """Starts so many processes at once, of one worker each."""
+        known = set(workers_of(frontend.http))
+        started = [Mocker(folder, planes, "--speedup-ratio", "5") for _ in range(count)]
+        told = lambda: "".join(mocker.told() for mocker in started) + frontend.log()  # noqa: E731
+        until(lambda: len(set(workers_of(frontend.http)) - known) == count, 90, told)
+        return started
 
-@pytest.fixture
-def fleet(model, tmp_path):
-    """A frontend on an empty store, and a way to start workers in it."""
-    flags, env = file_plane(tmp_path / "kv")
-    kvasir = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", "--tcp-rpc-host", "127.0.0.1", "--migration-limit", "3",
-                    *flags, env=env)
-    url = "http://" + kvasir.wait_for(r"listening.*address=(127\.0\.0\.1:\d+)").group(1)
-    started = []
-
-    def start(*args, workers=1, speed="20"):
-        started.append(Mocker(model, env, "--speedup-ratio", speed, *flags, *args, workers=workers))
-        return started[-1]
-
-    with httpx.Client(base_url=url, timeout=60) as http:
-        kvasir.url, kvasir.http, kvasir.start = url, http, start
-        yield kvasir
-    for mocker in started:
+    frontend.start = start
+    frontend.running = []
+    yield frontend
+    for mocker in frontend.running:
         mocker.kill()
-    assert kvasir.stop() == 0, kvasir.log()
+    assert frontend.stop() == 0, frontend.log()
+    planes.end()
 
 
-def chat(http, text="hello", **fields):
-    body = {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 8, **fields}
-    return http.post("/v1/chat/completions", json=body)
-
-
-def test_a_worker_appears_answers_and_vanishes(fleet):
+def test_workers_appear_and_answer(fleet):
     assert chat(fleet.http).status_code in (404, 503)
-    mocker = fleet.start(workers=2)
-    ids = until_serving(fleet.http, 2, told=lambda: mocker.told() + fleet.log())
+    fleet.running += fleet.start(2)
     health = fleet.http.get("/health").json()
     assert health["status"] == "healthy" and health["discovery"][0]["state"] == "ready", health
-    listed = fleet.http.get("/v1/models").json()["data"]
-    assert [m["id"] for m in listed] == ["m"], listed
-
-    answer = chat(fleet.http, nvext={"extra_fields": ["worker_id"]})
-    assert answer.status_code == 200, answer.text
-    usage = answer.json()["usage"]
-    assert usage["completion_tokens"] == 8 and usage["prompt_tokens"] > 8, usage
-
+    assert [m["id"] for m in fleet.http.get("/v1/models").json()["data"]] == [MODEL]
     client = openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0)
-    chunks = list(client.chat.completions.create(
-        model="m", messages=[{"role": "user", "content": "count"}], max_tokens=16, stream=True,
-        stream_options={"include_usage": True}))
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "count"}], "max_tokens": 16}
+    whole = client.chat.completions.create(**asked)
+    assert whole.usage.completion_tokens == 16 and whole.usage.prompt_tokens > 8
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     assert chunks[-1].usage.completion_tokens == 16
     assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == ["length"]
-    done = client.completions.create(model="m", prompt=["a b c", "d e"], max_tokens=4, n=2)
+    done = client.completions.create(model=MODEL, prompt=["a b c", "d e"], max_tokens=4, n=2)
     assert len(done.choices) == 4 and done.usage.completion_tokens == 16
 
-    # SIGTERM: the keys go at once, and the model with its last worker.
-    mocker.terminate()
-    until(lambda: fleet.http.get("/v1/models").json()["data"] == [], 30, fleet.log)
-    assert chat(fleet.http).status_code == 404
-    assert set(ids).isdisjoint(workers_of(fleet.http))
 
-
-def test_killing_and_joining_under_load_loses_no_request(fleet):
-    first = fleet.start(speed="5")
-    first_ids = until_serving(fleet.http, 1, told=lambda: first.told() + fleet.log())
-    second = fleet.start(speed="5")
-    both = until_serving(fleet.http, 2, told=second.told)
-    failed, served, stop = [], [], threading.Event()
-
-    def ask(number):
-        with httpx.Client(base_url=fleet.url, timeout=60) as http:
-            turn = 0
-            while not stop.is_set():
-                turn += 1
-                answer = chat(http, f"{number} {turn}", max_tokens=4)
-                (served if answer.status_code == 200 else failed).append(answer.text)
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        until(lambda: len(served) > 20, 60)
-        before = len(served)
-        first.kill()
-        until(lambda: len(served) > before + 20, 60, fleet.log)
-        # Nobody but us is there to sweep the keys of the dead.
-        left = until(lambda: (ids := workers_of(fleet.http)) == sorted(set(both) - set(first_ids)) and ids, 60, fleet.log)
-        third = fleet.start(speed="5")
-        grown = until_serving(fleet.http, 2, told=lambda: third.told() + fleet.log())
-        second.terminate()
-        until(lambda: workers_of(fleet.http) == sorted(set(grown) - set(left)), 60, fleet.log)
-        before = len(served)
-        until(lambda: len(served) > before + 20, 60, fleet.log)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(60)
-    assert not failed, failed[:3]
+def test_a_second_turn_finds_its_blocks(fleet):
+    until_hits(fleet.http, fleet.log)
 
 
 def test_a_client_that_leaves_frees_its_worker(fleet):
-    mocker = fleet.start(speed="1")
-    until_serving(fleet.http, 1, told=mocker.told)
-    with fleet.http.stream("POST", "/v1/chat/completions", json={
-            "model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4000, "stream": True}) as answer:
-        assert answer.status_code == 200
-        lines = answer.iter_lines()
-        while not next(lines).startswith("data:"):
-            pass
-    booked = lambda: sum(rank["active_requests"] for w in fleet.http.get("/workers").json()["workers"]  # noqa: E731
-                         for rank in w["ranks"])
-    until(lambda: booked() == 0, 10, lambda: json.dumps(fleet.http.get("/workers").json()))
-    started = time.monotonic()
+    with stream(fleet.http, "x", 4000) as answer:
+        first_event(answer)
+    until(lambda: busy_workers(fleet.http) == [], 10, fleet.log)
     assert chat(fleet.http, max_tokens=2).status_code == 200
-    assert time.monotonic() - started < 30
+
+
+def test_a_frontend_that_starts_later_knows_every_cache_and_published_load(fleet):
+    texts = [TEXT.format(f"kept {number}") for number in range(5)]
+    before = [where(chat(fleet.http, text, max_tokens=2)) for text in texts]
+    later = fleet.planes.frontend("--active-decode-blocks-threshold", "0.003")
+    until_serving(later, workers_of(fleet.http))
+    # Whoever said all that it holds needs to prove nothing.
+    until_exact(later)
+    answers = [chat(later.http, text, max_tokens=2) for text in texts]
+    assert [where(answer) for answer in answers] == before, later.log()
+    assert all(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64 for answer in answers)
+    # What runs on the workers then was sent by another frontend: only the load that they publish tells of it.
+    with streams(fleet.http):
+        refused = until(lambda: (answer := chat(later.http)).status_code != 200 and answer, 30, later.log)
+        assert refused.status_code == 503, refused.text
+    until(lambda: chat(later.http).status_code == 200, 30, later.log)
+    assert later.stop() == 0, later.log()
+
+
+def test_an_answer_goes_on_where_its_worker_is_killed(fleet):
+    """The process is found by what it holds: of two, the one that dies takes the answer's worker with it, or does not."""
+    first, second = fleet.running
+    with stream(fleet.http, "go on", 1500) as answer:
+        lines = first_event(answer)
+        busy = until(lambda: busy_workers(fleet.http), 10)[0]
+        first.kill()
+        finish, usage = rest(lines, fleet.log)
+    assert finish == "length" and usage["completion_tokens"] == 1500, (finish, usage)
+    fleet.running = [second]
+    # Its keys expire, or are swept: nobody but us is there to do it.
+    left = until(lambda: len(ids := workers_of(fleet.http)) == 1 and ids, 60, fleet.log)
+    migrated = f'dynamo_frontend_model_migration_total{{migration_type="ongoing_request",model="{MODEL}"}} 1'
+    assert (left != [busy]) == (migrated in fleet.http.get("/metrics").text), fleet.log()
+
+
+def test_joining_leaving_and_dying_under_load_lose_no_request(fleet):
+    (old,) = fleet.running
+    (old_id,) = workers_of(fleet.http)
+    with Load(fleet.url) as load:
+        load.until_more(told=fleet.log)
+        fleet.running += fleet.start(2)
+        load.until_more(told=fleet.log)
+        old.terminate()
+        until(lambda: old_id not in workers_of(fleet.http), 60, fleet.log)
+        load.until_more(told=fleet.log)
+        fleet.running[1].kill()
+        load.until_more(told=fleet.log)
+        until(lambda: len(workers_of(fleet.http)) == 1, 60, fleet.log)
+        load.until_more(told=fleet.log)
+    assert not load.failed, f"{len(load.failed)} of {len(load.failed) + load.served}: {load.failed[:3]}\n{fleet.log()[-4000:]}"
 
 
 def test_the_fleet_outlives_its_store(fleet, tmp_path):
-    mocker = fleet.start()
-    until_serving(fleet.http, 1, told=mocker.told)
-    kept = tmp_path / "kept"
-    (tmp_path / "kv").rename(kept)
-    until(lambda: fleet.http.get("/health").json()["discovery"][0]["state"] == "lost", 30, fleet.log)
+    if "DYN_FILE_KV" not in fleet.planes.env:
+        return  # Servers that are lost: test_outages.py.
+    store, kept = pathlib.Path(fleet.planes.env["DYN_FILE_KV"]), tmp_path / "kept"
+    store.rename(kept)
+    state = lambda: fleet.http.get("/health").json()["discovery"][0]["state"]  # noqa: E731
+    until(lambda: state() == "lost", 30, fleet.log)
     assert chat(fleet.http).status_code == 200
-    assert "kvasir_discovery_up{backend=\"file\"} 0" in fleet.http.get("/metrics").text
+    assert 'kvasir_discovery_up{backend="file"} 0' in fleet.http.get("/metrics").text
     fleet.until_logged("discovery is lost")
-    kept.rename(tmp_path / "kv")
-    until(lambda: fleet.http.get("/health").json()["discovery"][0]["state"] == "ready", 30, fleet.log)
+    kept.rename(store)
+    until(lambda: state() == "ready", 30, fleet.log)
     assert chat(fleet.http).status_code == 200
+
+
+def test_the_model_goes_with_its_last_worker(fleet):
+    for mocker in fleet.running:
+        if mocker.process.poll() is None:
+            mocker.terminate()
+    until(lambda: fleet.http.get("/v1/models").json()["data"] == [], 30, fleet.log)
+    assert chat(fleet.http).status_code == 404

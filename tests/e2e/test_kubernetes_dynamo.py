@@ -6,8 +6,9 @@ import pytest
 
 from conftest import Kvasir, until
 from dynamo_frontend import Dynamo
-from dynamo_rig import Mocker, model_folder, need_dynamo, until_serving, workers_of
+from dynamo_rig import Mocker, model_folder, need_dynamo
 from kube_api import WORKERS, KubeApi
+from planes_rig import workers_of
 
 need_dynamo()
 
@@ -34,6 +35,14 @@ def pod(api, name):
     return {"KUBECONFIG": api.config, "POD_NAME": name, "POD_UID": f"{name}-uid", "POD_NAMESPACE": "default"}
 
 
+class PodPlanes:
+    """What puts a process of Dynamo into a pod of the cluster."""
+
+    def __init__(self, api, name):
+        self.flags = PLANES
+        self.env = {**pod(api, name), "HF_HUB_OFFLINE": "1", "DYN_TCP_RPC_HOST": "127.0.0.1", "DYN_EVENT_PLANE_HOST": "127.0.0.1"}
+
+
 def ready(api, *pods):
     api.slice("workers", LABELS, [(name, "127.0.0.1", True, False) for name in pods])
 
@@ -47,7 +56,7 @@ def test_a_worker_of_dynamo_serves_while_its_pod_is_ready(api, model):
     frontend = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", "--tcp-rpc-host", "127.0.0.1", *PLANES,
                       env={"KUBECONFIG": api.config})
     url = "http://" + frontend.wait_for(r"listening.*address=(127\.0\.0\.1:\d+)").group(1)
-    worker = Mocker(model, pod(api, "worker-0"), *PLANES)
+    worker = Mocker(model, PodPlanes(api, "worker-0"))
     try:
         with httpx.Client(base_url=url, timeout=60) as http:
             announced = lambda: (api.objects.get((WORKERS.format(ns="default"), "worker-0")) or {}).get("spec", {})  # noqa: E731
@@ -55,7 +64,7 @@ def test_a_worker_of_dynamo_serves_while_its_pod_is_ready(api, model):
             assert workers_of(http) == [], "its pod is not ready"
             ready(api, "worker-0")
             told = lambda: worker.told() + frontend.log()  # noqa: E731
-            assert until_serving(http, 1, told=told) == [WORKER_0]
+            until(lambda: workers_of(http) == [WORKER_0], 90, told)
             answer = ask(http)
             assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 8, answer.text
             assert http.get("/health").json()["discovery"][0]["state"] == "ready"
@@ -71,7 +80,7 @@ def test_a_worker_of_ours_serves_behind_dynamos_frontend(api, model, tmp_path):
     worker = Kvasir("mocker", "--model-path", str(model), "--model-name", "m", "--tcp-rpc-host", "127.0.0.1", *PLANES, "--speedup", "20",
                     env=pod(api, "worker-0"))
     ready(api, "worker-0", "frontend-0")
-    dynamo = Dynamo(tmp_path, tmp_path / "log", "--discovery-backend", "kubernetes", env=pod(api, "frontend-0"))
+    dynamo = Dynamo(PodPlanes(api, "frontend-0"), tmp_path / "log")
     try:
         dynamo.until_serving("m")
         answer = ask(dynamo.http)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from conftest import Kvasir, until
-from dynamo_rig import workers_of
+from planes_rig import workers_of
 
 if not shutil.which("nats-server"):
     pytest.skip("NO nats-server here: nothing is known of requests over NATS", allow_module_level=True)

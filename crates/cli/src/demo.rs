@@ -4,6 +4,7 @@
 //! to mock engines with real block pools, whose cache events flow back into the index.
 
 mod answers;
+mod processes;
 mod summary;
 mod traffic;
 
@@ -27,6 +28,7 @@ use kvasir_upstream::{Pool, WorkerTls, parse_url};
 
 use crate::wiring::{self, Failure};
 use crate::{serve, traces};
+use processes::Processes;
 use summary::Summary;
 use traffic::Traffic;
 
@@ -47,7 +49,23 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     wiring::say_how(settings);
     // Events are applied until these are dropped.
     let event_threads = serve::event_threads(settings)?;
-    let model = start_model(&app, settings, &event_threads).await?;
+    let block_size = settings
+        .get(keys::KV_CACHE_BLOCK_SIZE)
+        .unwrap_or(BLOCK_SIZE);
+    let name = settings
+        .get(keys::MODEL_NAME)
+        .unwrap_or_else(|| MODEL.into());
+    let (model, kept) = match settings.get(keys::PROCESSES) {
+        true => {
+            let started = Processes::start(&app, settings, event_threads, &name, block_size);
+            let (processes, model) = started.await?;
+            (model, Kept::Processes(Box::new(processes)))
+        }
+        false => {
+            let model = start_model(&app, settings, &event_threads, &name, block_size).await?;
+            (model, Kept::Threads(event_threads))
+        }
+    };
     let server = serve::listen(&app, settings).await?;
     let scheme = match settings.get(keys::TLS_CERT_PATH) {
         Some(_) => "https",
@@ -77,8 +95,19 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
         app.tasks().spawn(show(app.tasks().clone(), summary));
     }
     let ended = serve::until_signal(server, settings, &OnceLock::new()).await;
+    if let Kept::Processes(processes) = kept {
+        processes.end().await;
+    }
     traces::flush(&app).await;
     ended
+}
+
+/// What the demo has as long as it runs.
+enum Kept {
+    /// Events of engines in this process are applied by these.
+    Threads(#[expect(dead_code, reason = "kept, not read")] RuntimeThreads),
+    /// Engines in processes of their own.
+    Processes(Box<Processes>),
 }
 
 /// Serves the demo's model with its mock workers.
@@ -86,20 +115,16 @@ async fn start_model(
     app: &Arc<App>,
     settings: &Settings,
     event_threads: &RuntimeThreads,
+    name: &str,
+    block_size: u32,
 ) -> Result<Arc<ServedModel>, Failure> {
-    let block_size = settings
-        .get(keys::KV_CACHE_BLOCK_SIZE)
-        .unwrap_or(BLOCK_SIZE);
-    let name: Arc<str> = settings
-        .get(keys::MODEL_NAME)
-        .unwrap_or_else(|| MODEL.into())
-        .into();
     let text = Arc::new(TextModel::builtin()?);
     let spec = ModelSpec {
-        name,
+        name: name.into(),
         block_size,
         context_length: CONTEXT_LENGTH,
         parent: None,
+        migration_limit: 0,
     };
     let plane = MemoryPlane::new();
     let model = wiring::router_setup(settings)?.make(&spec, None, app.context());

@@ -2,6 +2,8 @@
 //!
 //! Exit code 0 if nothing failed, 1 if something did or nothing could be looked at, 2 for a wrong command line.
 
+mod planes;
+
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -43,7 +45,16 @@ pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, Failure> {
             model_path: model_path.clone(),
         })
     };
-    let workers = workers(settings).await?;
+    // Who names a store wants to know about it, and about nothing else unless that is named, too.
+    let on_planes = match settings.is_set(keys::DISCOVERY_BACKEND) {
+        true => planes::look(settings, &tasks).await?,
+        false => Vec::new(),
+    };
+    let is_named = settings.is_set(keys::URL) || !wiring::workers(settings)?.is_empty();
+    let workers = match is_named || on_planes.is_empty() {
+        true => workers(settings).await?,
+        false => Vec::new(),
+    };
     let observations = probe
         .look(&tasks, workers.into_iter().filter_map(target).collect())
         .await;
@@ -52,7 +63,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, Failure> {
         checks: examine(observed),
     });
     let report = Report {
-        workers: examined.collect(),
+        workers: on_planes.into_iter().chain(examined).collect(),
     };
     tasks.shut_down(Duration::ZERO).await;
     let text = match settings.get(keys::JSON) {

@@ -68,7 +68,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
         }
         servers.push(server);
     }
-    signalled().await?;
+    told_to_end(settings).await?;
     drop(servers);
     let timeout = settings.get(keys::HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS);
     tokio::select! {
@@ -88,6 +88,26 @@ fn print_sockets(sockets: &EventSockets) {
         let line = format!("  cache events at tcp://{events}, {replay}\n");
         let _ = std::io::stdout().write_all(line.as_bytes());
     }
+}
+
+/// Waits for a signal, or for the end of standard input where that is one.
+async fn told_to_end(settings: &Settings) -> Result<(), Failure> {
+    let is_watched = settings.get(keys::UNTIL_STDIN_CLOSES);
+    let closed = async {
+        match is_watched {
+            true => drop(tokio::task::spawn_blocking(read_to_end).await),
+            false => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        signalled = signalled() => signalled,
+        () = closed => Ok(()),
+    }
+}
+
+/// Reads standard input until it is closed; what comes is nobody's.
+fn read_to_end() {
+    let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
 }
 
 /// Waits for SIGINT or SIGTERM.

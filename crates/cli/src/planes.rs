@@ -65,7 +65,7 @@ fn etcd_options(settings: &Settings) -> EtcdOptions {
         user: user.map(|user| (user, password)),
         authority: settings.get(keys::ETCD_AUTH_CA),
         identity: certificate.zip(settings.get(keys::ETCD_AUTH_CLIENT_KEY)),
-        lease_ttl: 0,
+        lease_ttl: settings.get(keys::ETCD_LEASE_TTL),
     }
 }
 
@@ -83,23 +83,7 @@ pub(crate) async fn with_planes(
     if settings.get(keys::DISCOVERY_BACKEND) == DiscoveryBackend::Static {
         return Ok(fleet);
     }
-    let options = response_options(settings);
-    let bind = options.bind;
-    let home = ResponseServer::start(options, tasks).await.map_err(|error| {
-        format!("answers of workers cannot be taken at {bind}: {error}; set --tcp-rpc-host and --tcp-rpc-port")
-    })?;
-    let (link, options) = (nats_link(settings, tasks)?, tcp_options(settings)?);
-    if settings.get(keys::REQUEST_PLANE) == PlaneName::Nats {
-        link.connect();
-    }
-    let http = HttpClient::new(home.clone(), &options, tasks);
-    let nats = NatsClient::new(link.clone(), home.clone(), &options, tasks);
-    let tcp = TcpClient::new(home, options, tasks);
-    let clients: BTreeMap<&'static str, Arc<dyn EndpointClient>> = BTreeMap::from([
-        ("http", Arc::new(http) as _),
-        ("nats", Arc::new(nats) as _),
-        ("tcp", Arc::new(tcp) as _),
-    ]);
+    let (clients, link) = clients(settings, tasks).await?;
     let mut fleet = fleet.with_event_plane(EventPlaneSetup {
         clients: clients.clone(),
         nats: link,
@@ -112,6 +96,34 @@ pub(crate) async fn with_planes(
         fleet = fleet.with_plane(name, Arc::new(connect));
     }
     Ok(fleet)
+}
+
+/// By the name of a request plane: who calls endpoints there.
+pub(crate) type Clients = BTreeMap<&'static str, Arc<dyn EndpointClient>>;
+
+/// The request planes, and the connection to NATS that some of them use.
+pub(crate) async fn clients(
+    settings: &Settings,
+    tasks: &Tasks,
+) -> Result<(Clients, NatsLink), Failure> {
+    let options = response_options(settings);
+    let bind = options.bind;
+    let home = ResponseServer::start(options, tasks).await.map_err(|error| {
+        format!("answers of workers cannot be taken at {bind}: {error}; set --tcp-rpc-host and --tcp-rpc-port")
+    })?;
+    let (link, options) = (nats_link(settings, tasks)?, tcp_options(settings)?);
+    if settings.get(keys::REQUEST_PLANE) == PlaneName::Nats {
+        link.connect();
+    }
+    let http = HttpClient::new(home.clone(), &options, tasks);
+    let nats = NatsClient::new(link.clone(), home.clone(), &options, tasks);
+    let tcp = TcpClient::new(home, options, tasks);
+    let clients = Clients::from([
+        ("http", Arc::new(http) as _),
+        ("nats", Arc::new(nats) as _),
+        ("tcp", Arc::new(tcp) as _),
+    ]);
+    Ok((clients, link))
 }
 
 /// The connection to NATS, which is made when somebody needs it. The log says when it is lost and found.
@@ -195,19 +207,24 @@ fn tcp_options(settings: &Settings) -> Result<TcpOptions, Failure> {
     })
 }
 
-/// Lets a fleet follow the store that the options name.
-pub(crate) fn discover(fleet: &Fleet, settings: &Settings, tasks: &Tasks) -> Result<(), Failure> {
-    let Some((store, flag)) = store(settings, tasks)? else {
-        return Ok(());
-    };
-    let namespaces = match (
+/// Whose workers count.
+pub(crate) fn namespaces(settings: &Settings) -> Namespaces {
+    match (
         settings.get(keys::NAMESPACE_PREFIX),
         settings.get(keys::NAMESPACE),
     ) {
         (Some(prefix), _) => Namespaces::Prefix(prefix),
         (None, Some(name)) => Namespaces::One(name),
         (None, None) => Namespaces::All,
+    }
+}
+
+/// Lets a fleet follow the store that the options name.
+pub(crate) fn discover(fleet: &Fleet, settings: &Settings, tasks: &Tasks) -> Result<(), Failure> {
+    let Some((store, flag)) = store(settings, tasks)? else {
+        return Ok(());
     };
+    let namespaces = namespaces(settings);
     tracing::info!(
         backend = store.backend(),
         address = store.address(),

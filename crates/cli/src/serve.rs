@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use kvasir_config::{Settings, keys};
+use kvasir_config::{DiscoveryBackend, Settings, keys};
 use kvasir_frontend::{App, Fleet, Server, http_threads};
 use kvasir_host::{LoadedSnapshot, SnapshotWriter};
 use kvasir_tasks::{RuntimeThreads, Tasks};
@@ -189,9 +189,14 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     if let Some(file) = file {
         file.start(app.members(), app.metrics(), app.tasks());
     }
-    if app.members().list().is_empty() && !settings.is_set(keys::WORKER_SELECTOR) {
+    // Those that are discovered come later, and discovery says what stands in its way.
+    let is_discovering = settings.get(keys::DISCOVERY_BACKEND) != DiscoveryBackend::Static
+        && settings.is_set(keys::DISCOVERY_BACKEND);
+    if app.members().list().is_empty() && !is_discovering && !settings.is_set(keys::WORKER_SELECTOR)
+    {
         tracing::warn!(
-            "no workers yet: give --worker, --workers-file, --worker-selector, or `kvasir workers add URL`"
+            "no workers yet: give --worker, --workers-file, --worker-selector, `kvasir workers add URL`, or say with --discovery-backend where \
+             workers announce themselves"
         );
     }
     app.set_loading(true);

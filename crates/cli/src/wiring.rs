@@ -175,6 +175,7 @@ pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
         retry_limit: settings.get(keys::RETRY_LIMIT),
         migration: MigrationOptions {
             limit: settings.get(keys::MIGRATION_LIMIT),
+            follows_cards: !settings.is_set(keys::MIGRATION_LIMIT),
             max_seq_len: settings.get(keys::MIGRATION_MAX_SEQ_LEN),
         },
         unknown_fields: match settings.get(keys::IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS) {

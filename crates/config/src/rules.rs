@@ -67,9 +67,12 @@ fn dependent_defaults(settings: &mut Settings) {
         settings.get(keys::DISCOVERY_BACKEND),
         DiscoveryBackend::Etcd | DiscoveryBackend::Kubernetes
     );
+    let zmq = Value::Choice(EventPlane::Zmq.name());
     if !remote {
-        let zmq = Value::Choice(EventPlane::Zmq.name());
         settings.prefer(keys::EVENT_PLANE, zmq, "--discovery-backend");
+    } else if !settings.is_set(keys::NATS_SERVER) {
+        // Sockets of each process need nothing installed.
+        settings.prefer(keys::EVENT_PLANE, zmq, "no --nats-server");
     }
     selection_policy(settings);
 }

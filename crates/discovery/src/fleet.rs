@@ -473,6 +473,7 @@ fn record(base: &Candidate<'_>, cards: &[&Candidate<'_>]) -> WorkerRecord {
             root: None,
             max_model_len: one.card.context_length,
             parent: parent.clone().filter(|parent| parent != name),
+            migration_limit: one.card.migration_limit,
         }));
     }
     record.first_rank = DpRank(runtime.data_parallel_start_rank);

@@ -42,4 +42,4 @@ pub use record::{
     Bucket, EndpointName, EventChannel, EventScope, EventSource, EventTransport, Instance,
     KvSource, ModelEntry, Record, RecordError, RecordKey, RequestTransport,
 };
-pub use store::{Lease, Store, StoreError, StoreFuture, Watch};
+pub use store::{Lease, RESTORE_GRACE, Store, StoreError, StoreFuture, Watch};

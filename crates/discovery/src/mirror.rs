@@ -7,6 +7,8 @@
 //! - A watcher is told what each key is now, not every step on the way: at most one change of a key waits.
 //! - A value that cannot be read leaves the one before it, until its key goes.
 //! - A store that is lost takes nothing away; what changed meanwhile is found by the next listing.
+//! - A store that is back without keys that it had is believed when [`Mirror::release`] says so and not before: its keys are
+//!   written again by owners that live.
 //! - At most [`KEYS_MAX`] keys are kept.
 
 use std::collections::hash_map::DefaultHasher;
@@ -66,6 +68,8 @@ pub struct Mirror {
     told_lost: bool,
     /// A change of the link waits to be told.
     link_waits: bool,
+    /// How many entries the store did not have when it was back.
+    missed: usize,
 }
 
 #[derive(Debug, Default)]
@@ -75,6 +79,8 @@ struct Entry {
     /// Names the last value that could not be read.
     unreadable: Option<u64>,
     waits: bool,
+    /// The store did not have it when it was back.
+    is_missed: bool,
 }
 
 #[derive(Debug)]
@@ -93,9 +99,10 @@ impl Mirror {
 
     /// A key has this value.
     pub fn put(&mut self, key: &RecordKey, value: &[u8]) -> Put {
-        if let Some(entry) = self.entries.get(key)
+        if let Some(entry) = self.entries.get_mut(key)
             && entry.unreadable == Some(digest(value))
         {
+            self.missed -= usize::from(std::mem::take(&mut entry.is_missed));
             return Put::StillUnreadable;
         }
         let is_new = !self.entries.contains_key(key);
@@ -103,6 +110,7 @@ impl Mirror {
             return Put::Refused;
         }
         let entry = self.entries.entry(key.clone()).or_default();
+        self.missed -= usize::from(std::mem::take(&mut entry.is_missed));
         let record = match Record::parse(key.bucket, value) {
             Ok(record) => record,
             Err(error) => {
@@ -126,11 +134,12 @@ impl Mirror {
             return;
         };
         entry.unreadable = None;
+        self.missed -= usize::from(std::mem::take(&mut entry.is_missed));
         self.present -= usize::from(entry.current.take().is_some());
         self.tell(key);
     }
 
-    /// A bucket has these keys and no others.
+    /// A bucket has these keys and no others. What a store no longer has that was lost is missed, and not gone yet.
     pub fn retain(&mut self, bucket: Bucket, keys: &BTreeSet<String>) {
         let first = RecordKey::new(bucket, "");
         let of_bucket = self.entries.range(first..);
@@ -141,6 +150,31 @@ impl Mirror {
             .cloned()
             .collect();
         for key in gone {
+            let Some(entry) = self.entries.get_mut(&key) else {
+                continue;
+            };
+            match (self.lost.is_some(), entry.is_missed) {
+                (_, true) => {}
+                (true, false) => {
+                    entry.is_missed = true;
+                    self.missed += 1;
+                }
+                (false, false) => self.delete(&key),
+            }
+        }
+    }
+
+    /// Whether a store that is in reach misses keys that it had.
+    #[must_use]
+    pub const fn is_holding(&self) -> bool {
+        self.missed > 0 && self.lost.is_none()
+    }
+
+    /// What the store misses is gone.
+    pub fn release(&mut self) {
+        let missed = self.entries.iter().filter(|(_, entry)| entry.is_missed);
+        let missed: Vec<RecordKey> = missed.map(|(key, _)| key.clone()).collect();
+        for key in missed {
             self.delete(&key);
         }
     }
@@ -345,7 +379,40 @@ mod tests {
             &BTreeSet::from(["n/c/e/2".into(), "n/c/e/3".into()]),
         );
         mirror.synced();
-        assert_eq!(changes(&mut mirror), ["+n/c/e/3", "-n/c/e/1", "restored"]);
+        assert_eq!(changes(&mut mirror), ["+n/c/e/3", "restored"]);
+        // Its owner may live and announce it again.
+        assert!(mirror.is_holding());
+        mirror.release();
+        assert_eq!(changes(&mut mirror), ["-n/c/e/1"]);
+        assert!(!mirror.is_holding() && mirror.entries.len() == 2);
+    }
+
+    #[test]
+    fn what_a_store_forgot_is_gone_when_it_is_let_go_of_or_deleted_and_not_when_it_is_written_again()
+     {
+        let mut mirror = Mirror::new();
+        for id in 1..=4 {
+            mirror.put(&key(id), &value(id, "a"));
+        }
+        mirror.put(&key(4), b"?");
+        mirror.synced();
+        changes(&mut mirror);
+        mirror.lost("gone");
+        mirror.retain(Bucket::Instances, &BTreeSet::new());
+        assert!(!mirror.is_holding(), "it is not back yet");
+        mirror.synced();
+        // Listings that follow say the same.
+        mirror.retain(Bucket::Instances, &BTreeSet::new());
+        assert!(changes(&mut mirror).is_empty() && mirror.is_holding());
+        mirror.put(&key(1), &value(1, "a"));
+        mirror.put(&key(2), &value(2, "b"));
+        mirror.delete(&key(3));
+        assert!(mirror.is_holding());
+        assert_eq!(mirror.put(&key(4), b"?"), Put::StillUnreadable);
+        assert!(!mirror.is_holding());
+        assert_eq!(changes(&mut mirror), ["~n/c/e/2", "-n/c/e/3"]);
+        mirror.release();
+        assert!(changes(&mut mirror).is_empty() && mirror.len() == 3);
     }
 
     #[test]

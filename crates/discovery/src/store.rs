@@ -4,18 +4,25 @@
 //! [`Mirror`](crate::Mirror) and so has the rules that are written there.
 //!
 //! What always holds: a watch never ends by itself and never fails; what stands in the way is a [`Change::Lost`]. A record that was
-//! announced is kept alive, and announced again if the store lost it, until it is taken back or its lease ends.
+//! announced is kept alive, and announced again if the store lost it, until it is taken back or its lease ends. A store that is back and
+//! has forgotten records takes none away before their owners had time to announce them again.
 
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::mirror::{Change, Mirror, Put};
 use crate::record::{Bucket, Record, RecordKey};
+
+/// Records that a store no longer has when it is back are gone after this time, unless a watcher is told otherwise: their owners
+/// announce them again with their next sign of life, which is 10 seconds away at most.
+pub const RESTORE_GRACE: Duration = Duration::from_secs(15);
 
 /// What asynchronous calls of this module return.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -80,6 +87,10 @@ pub trait Lease: Send + Sync + 'static {
 #[derive(Debug)]
 pub struct Watch {
     shared: Arc<Shared>,
+    /// How long records count that a store no longer has when it is back.
+    grace: Duration,
+    /// Until then they do.
+    held_until: Option<Instant>,
 }
 
 /// The end of a watch that a backend feeds. Clones feed the same watch.
@@ -113,16 +124,40 @@ pub fn watch(address: &str) -> (Feed, Watch) {
         shared: Arc::clone(&shared),
         address: address.into(),
     };
-    (feed, Watch { shared })
+    let watch = Watch {
+        shared,
+        grace: RESTORE_GRACE,
+        held_until: None,
+    };
+    (feed, watch)
 }
 
 impl Watch {
+    /// The same, with another time for records that a store no longer has when it is back.
+    #[must_use]
+    pub const fn with_grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
     /// The next change; waits for one.
     pub async fn next(&mut self) -> Change {
         loop {
-            match self.try_next() {
-                Some(change) => return change,
-                None => self.shared.wake.notified().await,
+            if let Some(change) = self.try_next() {
+                return change;
+            }
+            let is_holding = self.shared.lock().is_holding();
+            self.held_until = match is_holding {
+                true => Some(self.held_until.unwrap_or(Instant::now() + self.grace)),
+                false => None,
+            };
+            let Some(until) = self.held_until else {
+                self.shared.wake.notified().await;
+                continue;
+            };
+            tokio::select! {
+                () = self.shared.wake.notified() => {}
+                () = tokio::time::sleep_until(until) => self.shared.lock().release(),
             }
         }
     }

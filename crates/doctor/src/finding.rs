@@ -26,10 +26,20 @@ pub enum Check {
     Tokens,
     /// What is predicted is what it reports.
     CachedTokens,
+    /// The store where workers announce themselves can be read.
+    Discovery,
+    /// Workers announce themselves there.
+    Keys,
+    /// Their model cards can be read, and fit together.
+    Cards,
+    /// A worker answers over its request plane.
+    Requests,
+    /// A worker says what its cache holds.
+    Recovery,
 }
 
 impl Check {
-    /// All of them.
+    /// All that are made of an engine server. The others are of planes.
     pub const ALL: [Self; 10] = [
         Self::Reachable,
         Self::Model,
@@ -57,6 +67,11 @@ impl Check {
             Self::Replay => "replay",
             Self::Tokens => "tokens",
             Self::CachedTokens => "cached-tokens",
+            Self::Discovery => "discovery",
+            Self::Keys => "keys",
+            Self::Cards => "cards",
+            Self::Requests => "requests",
+            Self::Recovery => "recovery",
         }
     }
 }
@@ -106,6 +121,26 @@ pub struct Finding {
     pub why: String,
     /// What mends it: any one of these, best first.
     pub advice: Vec<Advice>,
+}
+
+impl Finding {
+    /// What a check found, without advice.
+    #[must_use]
+    pub const fn new(check: Check, outcome: Outcome, why: String) -> Self {
+        Self {
+            check,
+            outcome,
+            why,
+            advice: Vec::new(),
+        }
+    }
+
+    /// The same, with one more thing that mends it.
+    #[must_use]
+    pub fn with(mut self, advice: Advice) -> Self {
+        self.advice.push(advice);
+        self
+    }
 }
 
 /// A finding without its check's name.

@@ -3,7 +3,7 @@
 //! [`Attempts`] decides what follows a failure; [`OpenAttempt`] says how a worker is reached. What always holds: the booking of an
 //! attempt that failed has ended before the next attempt begins.
 
-use kvasir_host::{Booking, PromptBlocks};
+use kvasir_host::{Booking, Model, PromptBlocks};
 use kvasir_openai::ApiError;
 use kvasir_router::{Arrival, AttemptLimits, Attempts, GiveUp, NextStep};
 use kvasir_types::{AttemptError, RequestId};
@@ -46,11 +46,11 @@ pub(crate) fn warn_failed_twice(
 }
 
 /// How often a request may be sent again.
-pub(crate) fn limits(app: &App) -> AttemptLimits {
+pub(crate) fn limits(app: &App, model: &Model) -> AttemptLimits {
     let options = app.options();
     AttemptLimits {
         retries: options.retry_limit,
-        resumes: options.migration.limit,
+        resumes: options.migration.limit_of(model),
     }
 }
 

@@ -35,7 +35,7 @@ pub use fleet::members::{
 };
 pub use fleet::{
     ConnectPlane, DiscoveryOptions, EventPlaneSetup, Fleet, FleetContext, WorkersFile,
-    WorkersFileError,
+    WorkersFileError, plane_change,
 };
 pub use models::links::WorkerLink;
 pub use models::tokenize::TokenSources;

@@ -235,7 +235,8 @@ pub(crate) async fn prepare(
     };
     let shown = exact.filter(|_| stream).map(Vec::as_slice);
     let notes = response_extras::notes(&nvext, asked.arrived.shown, shown, formatted.as_deref());
-    let terms = resume_terms(app, scan, endpoint, &nvext);
+    let is_off = app.options().migration.limit_of(model) == 0;
+    let terms = resume_terms(scan, endpoint, &nvext).filter(|_| !is_off);
     let follow = terms.is_some_and(|terms| terms.obstacle.is_none());
     let hide = match (stream, scan.include_usage()) {
         (true, false) => HiddenUsage::All,
@@ -325,13 +326,8 @@ fn extension(
 }
 
 /// On which terms an answer may be resumed at another worker; none where it may not.
-fn resume_terms(
-    app: &App,
-    scan: &Scan<'_>,
-    endpoint: Endpoint,
-    nvext: &Nvext,
-) -> Option<ResumeTerms> {
-    if app.options().migration.limit == 0 || !scan.stream() {
+fn resume_terms(scan: &Scan<'_>, endpoint: Endpoint, nvext: &Nvext) -> Option<ResumeTerms> {
+    if !scan.stream() {
         return None;
     }
     let pinned = nvext.pinned_worker().map(|_| "pinned");

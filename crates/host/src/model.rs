@@ -22,6 +22,8 @@ pub struct ModelSpec {
     pub context_length: u32,
     /// The model that it is an adapter of.
     pub parent: Option<Arc<str>>,
+    /// How often an answer may go on at another worker, as its first worker says.
+    pub migration_limit: u32,
 }
 
 /// One model: the name that clients use, who serves it, and the router of those.
@@ -35,6 +37,8 @@ pub struct Model {
     pub context_length: u32,
     /// The adapter that it is, if it is not a model of its own: blocks are cached under its name.
     pub lora: Option<Arc<str>>,
+    /// How often an answer may go on at another worker, as its first worker says.
+    pub migration_limit: u32,
     /// When it was first served, in seconds since 1970.
     pub created: u64,
     /// The router of its workers; shared by all models that the same engines serve.
@@ -55,6 +59,7 @@ impl Model {
             block_size: host.block_size(),
             context_length: spec.context_length,
             lora: spec.parent.is_some().then(|| Arc::clone(&spec.name)),
+            migration_limit: spec.migration_limit,
             created: clock.unix_secs(clock.now()),
             placements: PlacementMeters::new(host.meters(), &spec.name),
             host,

@@ -90,6 +90,7 @@ mod tests {
             block_size,
             context_length: 100,
             parent: None,
+            migration_limit: 0,
         }
     }
 

@@ -38,6 +38,14 @@ pub struct TextFiles {
     pub chat_template: Option<Vec<u8>>,
 }
 
+impl TextFiles {
+    /// Those of the small model that the binary carries.
+    #[must_use]
+    pub fn builtin() -> Self {
+        crate::builtin::files()
+    }
+}
+
 /// What the files say.
 #[derive(Debug, Default)]
 pub(crate) struct Config {

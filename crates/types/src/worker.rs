@@ -288,6 +288,8 @@ pub struct ModelCard {
     pub max_model_len: Option<u32>,
     /// The model that it is an adapter of.
     pub parent: Option<String>,
+    /// How often an answer of it may go on at another worker, as its worker says.
+    pub migration_limit: u32,
 }
 
 impl ModelCard {

@@ -163,6 +163,7 @@ impl Facts {
                 root: row.root.filter(|root| root.len() <= ROOT_BYTES_MAX),
                 max_model_len: row.max_model_len,
                 parent: row.parent.filter(|parent| ModelCard::is_name(parent)),
+                migration_limit: 0,
             })
             .collect();
     }
@@ -373,6 +374,7 @@ mod tests {
                     max_model_len: Some(2048),
                     root: Some("model".into()),
                     parent: None,
+                    migration_limit: 0,
                 }],
                 block_size: Some(32),
                 kv_blocks: Some(150),

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use kvasir_discovery::{Card, ModelInput, ModelType, WorkerType};
+use kvasir_discovery::{Artefact, Card, ModelInput, ModelType, NewCard, WorkerType};
 use serde_json::json;
 
 /// Slot in a card, kind, and file of a model's folder.
@@ -49,44 +49,34 @@ pub struct EngineFacts {
 /// The card of the model in `folder`, served under `name`. Readers are to find the folder under the same path.
 pub fn card_of_folder(folder: &Path, name: &str, facts: &EngineFacts) -> io::Result<Card> {
     let folder = folder.canonicalize()?;
-    let mut card = json!({
-        "display_name": name,
-        "slug": slug(name),
-        "source_path": folder.to_string_lossy(),
-        "architectural_max_context_length": facts.context_length,
-        "context_length": facts.context_length,
-        "kv_cache_block_size": facts.block_size,
-        "migration_limit": facts.migration_limit,
-        "model_type": ModelType::TEXT.to_string(),
-        "model_input": ModelInput::Tokens.name(),
-        "worker_type": WorkerType::Aggregated.name(),
-        "needs": [],
-        "runtime_config": runtime_config(facts),
-        "media_decoder": null,
-        "media_fetcher": null,
-    });
+    let mut artefacts = Vec::new();
     for (slot, kind, file) in FILES {
         let path = folder.join(file);
-        let bytes = match std::fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+        match std::fs::read(&path) {
+            Ok(bytes) => {
+                let file = Artefact::new(kind, &path.to_string_lossy(), &bytes);
+                artefacts.push((slot, file));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
-        };
-        let checksum = format!("blake3:{}", blake3::hash(&bytes).to_hex());
-        let file =
-            json!({"path": path.to_string_lossy(), "checksum": checksum, "size": bytes.len()});
-        if let Some(card) = card.as_object_mut() {
-            card.insert(slot.into(), json!({ kind: file }));
         }
     }
-    Card::parse(&card).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
-}
-
-/// A name as a part of URLs and keys.
-fn slug(name: &str) -> String {
-    let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-    let slug = |c: char| if fits(c) { c.to_ascii_lowercase() } else { '_' };
-    name.chars().map(slug).collect()
+    let card = NewCard {
+        name: name.into(),
+        aliases: Vec::new(),
+        model_type: ModelType::TEXT,
+        model_input: ModelInput::Tokens,
+        worker_type: WorkerType::Aggregated,
+        needs: Vec::new(),
+        kv_cache_block_size: facts.block_size,
+        context_length: facts.context_length,
+        migration_limit: facts.migration_limit,
+        source_path: folder.to_string_lossy().into_owned(),
+        artefacts,
+        runtime_config: runtime_config(facts),
+    };
+    card.into_card()
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
 }
 
 /// As Dynamo's own workers write it.

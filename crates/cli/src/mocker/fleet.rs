@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_config::{DiscoveryBackend, EventPlane, PlaneCodec, RequestPlane, Settings, keys};
+use kvasir_config::{EventPlane, PlaneCodec, RequestPlane, Settings, keys};
 use kvasir_discovery::{EndpointName, Store};
 use kvasir_mocker::{
     CacheFaults, Fault, Faults, MockServer, MockServerOptions, Observer, PlaneEngine,
@@ -65,7 +65,7 @@ pub(super) async fn run(settings: &Settings) -> Result<(), Failure> {
         };
         members.push(plan.start(at, door).await?);
     }
-    super::signalled().await?;
+    super::told_to_end(settings).await?;
     for member in &members {
         member.membership.leave().await;
     }
@@ -117,7 +117,7 @@ impl Plan {
             max_num_batched_tokens: engine.max_num_batched_tokens.into(),
             context_length: engine.max_model_len,
             ranks: worker.ranks,
-            migration_limit: 0,
+            migration_limit: settings.get(keys::MIGRATION_LIMIT),
         };
         let card = card_of_folder(Path::new(&folder), &door.model, &facts)
             .map_err(|error| BadConfig(format!("--model-path {folder}: {error}")))?;
@@ -287,7 +287,7 @@ fn endpoint(settings: &Settings) -> EndpointName {
 
 /// How events travel; `host` is where others reach this process.
 fn event_carrier(settings: &Settings, host: &str, link: &NatsLink, tasks: &Tasks) -> EventCarrier {
-    match event_plane(settings) {
+    match settings.get(keys::EVENT_PLANE) {
         EventPlane::Zmq => {
             let own = settings.get(keys::EVENT_PLANE_HOST);
             let host = own.unwrap_or_else(|| host.to_owned());
@@ -297,20 +297,5 @@ fn event_carrier(settings: &Settings, host: &str, link: &NatsLink, tasks: &Tasks
             let events = NatsEvents::new(link, tasks);
             EventCarrier::nats(events, &endpoint(settings))
         }
-    }
-}
-
-/// Without a word from the user it is NATS where a network of machines has one, else what works everywhere.
-fn event_plane(settings: &Settings) -> EventPlane {
-    if settings.is_set(keys::EVENT_PLANE) {
-        return settings.get(keys::EVENT_PLANE);
-    }
-    match settings.get(keys::DISCOVERY_BACKEND) {
-        DiscoveryBackend::Etcd | DiscoveryBackend::Kubernetes
-            if settings.is_set(keys::NATS_SERVER) =>
-        {
-            EventPlane::Nats
-        }
-        _ => EventPlane::Zmq,
     }
 }

@@ -184,13 +184,22 @@ fn went_to(decision: &Value) -> String {
     };
     let place = position(decision, winner.get(0));
     let url = place.and_then(|at| decision.get("candidate_urls")?.get(at));
-    let url = url
+    let url = url.filter(|url| !url.is_null());
+    let url = url.or_else(|| decision.get("winner_address"));
+    let at = url
         .and_then(Value::as_str)
         .map(|url| format!(" at {}", text::plain(url)));
+    let sources = decision.get("winner_sources").and_then(Value::as_array);
+    let sources = sources.into_iter().flatten().filter_map(Value::as_str);
+    let sources: Vec<String> = sources.map(text::plain).collect();
+    let from = match sources.is_empty() {
+        true => String::new(),
+        false => format!(" (from {})", sources.join(", ")),
+    };
     format!(
-        "worker {}{}: {}",
+        "worker {}{}{from}: {}",
         winner_name(decision),
-        url.unwrap_or_default(),
+        at.unwrap_or_default(),
         reason(winner.get(1), decision)
     )
 }

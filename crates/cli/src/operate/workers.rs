@@ -131,7 +131,13 @@ pub(super) fn table(answer: &Value) -> Table {
     add("MODEL", Align::Left, 8, &|row| {
         cell(row.worker.get("model"))
     });
-    add("URL", Align::Left, 7, &|row| cell(row.worker.get("url")));
+    add("URL", Align::Left, 7, &|row| {
+        let field = |name: &str| row.worker.get(name).filter(|value| !value.is_null());
+        cell(field("url").or_else(|| field("address")))
+    });
+    if rows.iter().any(|row| row.worker.get("sources").is_some()) {
+        add("FROM", Align::Left, 9, &|row| sources(row.worker));
+    }
     table
 }
 
@@ -158,6 +164,17 @@ fn rows(worker: &Value) -> Vec<Row<'_>> {
             rank: &Value::Null,
         }],
         ranks => ranks.iter().map(|rank| Row { worker, rank }).collect(),
+    }
+}
+
+/// Who brought it: a flag, a file, an operator, a discovery store.
+pub(super) fn sources(worker: &Value) -> String {
+    let sources = worker.get("sources").and_then(Value::as_array);
+    let names = sources.into_iter().flatten().filter_map(Value::as_str);
+    let names: Vec<String> = names.map(text::plain).collect();
+    match names.is_empty() {
+        true => UNKNOWN.to_owned(),
+        false => names.join(", "),
     }
 }
 

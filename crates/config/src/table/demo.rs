@@ -11,6 +11,10 @@ options! { DEMO_ROWS, Group::Demo, Scope::DEMO;
         .aliases(&["num-workers"]).default("4").default_note("4; 8 in replay, 1 in mocker").ints(1, 1024).common()
         .effective();
 
+    /// Run each mock engine in a process of its own: found through a folder, asked over TCP, its events over ZeroMQ.
+    PROCESSES: bool = "processes" =>
+        env(&[var("KVASIR_DEMO_PROCESSES")]).default("false").effective();
+
     /// Send sample conversations and print a live summary.
     TRAFFIC: bool = "traffic" =>
         env(&[var("KVASIR_DEMO_TRAFFIC")]).default("false").common().effective();

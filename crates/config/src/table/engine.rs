@@ -29,6 +29,10 @@ options! { ENGINE_ROWS, Group::Engine, Scope::REPLAY.and(Scope::MOCKER);
     ENGINE_TYPE: EngineFamily = "engine-type" of engine =>
         env(&[var("KVASIR_ENGINE_TYPE")]).effective();
 
+    /// End when standard input is closed: for engines that end with the process that started them.
+    UNTIL_STDIN_CLOSES: bool = "until-stdin-closes" =>
+        scope(Scope::MOCKER).default("false").flag_only().effective();
+
     /// KV blocks of one rank.
     NUM_BLOCKS: Option<u32> = "num-blocks" =>
         env(&[var("KVASIR_NUM_BLOCKS")]).aliases(&["num-gpu-blocks-override"])

@@ -8,7 +8,10 @@ use crate::command::Scope;
 use crate::rule_text::{ETCD, HOST, NATS};
 use crate::spec::{Group, options, var};
 
-const PLANES_SCOPE: Scope = Scope::FRONTEND.and(Scope::ROUTER).and(Scope::MOCKER);
+const PLANES_SCOPE: Scope = Scope::FRONTEND
+    .and(Scope::ROUTER)
+    .and(Scope::MOCKER)
+    .and(Scope::DOCTOR);
 
 options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
 
@@ -27,10 +30,12 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
     REQUEST_PLANE: RequestPlane = "request-plane" =>
         env(&[var("DYN_REQUEST_PLANE")]).default("tcp").effective();
 
-    /// Transport of KV events and load reports of a worker; a frontend follows what each of its workers announces.
+    /// Transport of KV events and load reports.
+    ///
+    /// For workers that this process runs. A frontend listens to each worker where that worker says that it publishes.
     EVENT_PLANE: EventPlane = "event-plane" =>
         env(&[var("DYN_EVENT_PLANE")]).default("nats")
-        .default_note("nats with etcd or kubernetes discovery if --nats-server is set, else zmq")
+        .default_note("nats with etcd or kubernetes discovery if NATS_SERVER is set, else zmq")
         .effective();
 
     /// Namespace to discover workers in.
@@ -41,7 +46,7 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
 
     /// Discover workers in all namespaces with this prefix; takes precedence over `--namespace`.
     NAMESPACE_PREFIX: Option<String> = "namespace-prefix" =>
-        scope(Scope::FRONTEND).env(&[var("DYN_NAMESPACE_PREFIX")]).metavar("NAME")
+        scope(Scope::FRONTEND.and(Scope::DOCTOR)).env(&[var("DYN_NAMESPACE_PREFIX")]).metavar("NAME")
         .effective();
 
     /// Address of the NATS server; several are separated by commas.
@@ -63,6 +68,10 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
     /// Addresses of etcd, separated by commas.
     ETCD_ENDPOINTS: String = "etcd-endpoints" =>
         env(&[var("ETCD_ENDPOINTS")]).default("http://localhost:2379").rule(&ETCD).effective();
+
+    /// Time that this process's records stay in etcd without a sign of life from it.
+    ETCD_LEASE_TTL: u64 = "etcd-lease-ttl" =>
+        env(&[var("ETCD_LEASE_TTL")]).default("30").ints(1, 86_400).metavar("SECONDS").effective();
 
     /// User name for etcd.
     ETCD_AUTH_USERNAME: Option<String> = "etcd-auth-username" =>
@@ -112,8 +121,10 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
         env(&[var("KUBERNETES_SERVICE_PORT")]).default("443").ints(1, 65535).effective();
 
     /// Encoding of events.
+    ///
+    /// Events are published as MessagePack whatever it says, as those of Dynamo 1.6.1 are.
     EVENT_PLANE_CODEC: Option<PlaneCodec> = "event-plane-codec" =>
-        env(&[var("DYN_EVENT_PLANE_CODEC")]).default_note("json on NATS, msgpack on ZMQ");
+        env(&[var("DYN_EVENT_PLANE_CODEC")]).default_note("msgpack");
 
     /// Encoding of requests, announced by each endpoint.
     REQUEST_PLANE_CODEC: PlaneCodec = "request-plane-codec" =>

@@ -16,9 +16,10 @@ options! { RESILIENCE_ROWS, Group::Resilience, Scope::SERVE;
 
     /// Times that a started stream may be migrated to another worker.
     ///
-    /// A stream whose next worker fails within 16 tokens is not migrated again.
+    /// A stream whose next worker fails within 16 tokens is not migrated again. Workers that are discovered announce a limit for their
+    /// model, which counts where this option is not set; `kvasir mocker` announces its own.
     MIGRATION_LIMIT: u32 = "migration-limit" =>
-        env(&[var("DYN_MIGRATION_LIMIT")]).default("0").effective();
+        scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_MIGRATION_LIMIT")]).default("0").effective();
 
     /// Do not migrate sequences longer than this, in tokens.
     MIGRATION_MAX_SEQ_LEN: Option<u32> = "migration-max-seq-len" =>

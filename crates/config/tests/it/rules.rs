@@ -93,11 +93,22 @@ fn demo_routes_by_kv_and_takes_any_frontend_option() {
 
 #[test]
 fn event_plane_follows_discovery() {
+    let nats = [("NATS_SERVER", "nats://n:4222")];
     let plane = |line: &str| run(line, &[]).settings.get(keys::EVENT_PLANE);
-    assert_eq!(plane("frontend"), EventPlane::Nats);
+    let with_nats = |line: &str| run(line, &nats).settings.get(keys::EVENT_PLANE);
+    assert_eq!(plane("frontend"), EventPlane::Zmq);
+    assert_eq!(with_nats("frontend"), EventPlane::Nats);
     assert_eq!(
-        plane("frontend --discovery-backend kubernetes"),
+        with_nats("frontend --discovery-backend kubernetes"),
         EventPlane::Nats
+    );
+    assert_eq!(
+        plane("mocker --nats-server nats://n:4222 --discovery-backend etcd"),
+        EventPlane::Nats
+    );
+    assert_eq!(
+        with_nats("frontend --discovery-backend file"),
+        EventPlane::Zmq
     );
     assert_eq!(plane("frontend --discovery-backend file"), EventPlane::Zmq);
     assert_eq!(plane("frontend --discovery-backend mem"), EventPlane::Zmq);

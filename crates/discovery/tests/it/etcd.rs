@@ -3,6 +3,7 @@
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use kvasir_discovery::{Bucket, EtcdOptions, EtcdStore, Store};
 use kvasir_tasks::Tasks;
@@ -174,11 +175,13 @@ async fn a_lease_that_is_lost_is_granted_anew_with_its_records() {
     };
     let tasks = Tasks::new();
     let store = etcd.store(&tasks);
-    let mut watch = store.watch(&[Bucket::Instances]);
+    let mut patient = store.watch(&[Bucket::Instances]);
+    let mut watch = store.watch(&[Bucket::Instances]).with_grace(Duration::ZERO);
     assert_eq!(next_record(&mut watch).await, "synced");
     let lease = store.lease().await.unwrap();
     lease.put(endpoint(1, "a")).await.unwrap();
     until(&mut watch, "+dynamo/backend/generate/1 a").await;
+    until(&mut patient, "+dynamo/backend/generate/1 a").await;
     // It comes back knowing nothing of anybody.
     etcd.stop();
     etcd.wipe();
@@ -188,8 +191,12 @@ async fn a_lease_that_is_lost_is_granted_anew_with_its_records() {
     let id = lease.id();
     lease.put(endpoint(id, "c")).await.unwrap();
     until(&mut watch, &format!("+dynamo/backend/generate/{id:x} c")).await;
+    // Who waits for records to come back hears of nothing but the new one.
+    let new = format!("+dynamo/backend/generate/{id:x} c");
+    assert_eq!(next_record(&mut patient).await, new);
     lease.revoke().await.unwrap();
     until(&mut watch, "-dynamo/backend/generate/1").await;
+    until(&mut patient, "-dynamo/backend/generate/1").await;
     tasks.stop();
 }
 

@@ -1,5 +1,7 @@
 //! The store in this process.
 
+use std::time::Duration;
+
 use kvasir_discovery::{Bucket, MemStore, RecordKey, Store};
 
 use crate::rig::{endpoint, next};
@@ -28,7 +30,7 @@ async fn a_store_that_fails_keeps_what_is_known_and_tells_what_was_missed() {
     let store = MemStore::new();
     let (one, two) = (store.lease().await.unwrap(), store.lease().await.unwrap());
     one.put(endpoint(1, "a")).await.unwrap();
-    let mut watch = store.watch(&[Bucket::Instances]);
+    let mut watch = store.watch(&[Bucket::Instances]).with_grace(Duration::ZERO);
     assert_eq!(next(&mut watch).await, "+dynamo/backend/generate/1 a");
     assert_eq!(next(&mut watch).await, "synced");
     store.fail("broken");
@@ -38,8 +40,8 @@ async fn a_store_that_fails_keeps_what_is_known_and_tells_what_was_missed() {
     assert!(watch.try_next().is_none());
     store.repair();
     assert_eq!(next(&mut watch).await, "+dynamo/backend/generate/2 b");
-    assert_eq!(next(&mut watch).await, "-dynamo/backend/generate/1");
     assert_eq!(next(&mut watch).await, "restored");
+    assert_eq!(next(&mut watch).await, "-dynamo/backend/generate/1");
     let key = RecordKey::new(Bucket::Instances, "dynamo/backend/generate/2");
     store.put_raw(&key, b"not json");
     store.put_raw(&endpoint(3, "").key(), &endpoint(3, "c").to_bytes());

@@ -38,6 +38,7 @@ fn good() -> Observations {
             root: Some("/models/tiny".to_owned()),
             max_model_len: Some(2048),
             parent: None,
+            migration_limit: 0,
         }],
         block_size: Some(16),
         prefix_caching: Some(true),

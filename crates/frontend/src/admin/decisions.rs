@@ -147,11 +147,22 @@ pub(crate) fn decision(app: &App, id: &str) -> Reply {
     let named = |name| app.observer().outcomes().named(name);
     let requests = [RequestId::parse(bare), named(id), named(bare)];
     for request in requests.into_iter().flatten() {
-        if let Some(row) = explained(app, request) {
+        if let Some(mut row) = explained(app, request) {
+            add_origin(app, &mut row);
             return reply::json(StatusCode::OK, row.to_string());
         }
     }
     reply::error(&ApiError::new(404, NO_DECISION))
+}
+
+/// Says where the worker that won came from.
+fn add_origin(app: &App, row: &mut Value) {
+    let worker = row.pointer("/winner/0/worker").and_then(Value::as_u64);
+    let member = worker.and_then(|worker| app.members().get(WorkerId(worker)));
+    if let Some(member) = member {
+        row["winner_sources"] = super::workers::sources(&member);
+        row["winner_address"] = super::workers::plane_address(&member).into();
+    }
 }
 
 fn explained(app: &App, request: RequestId) -> Option<Value> {

@@ -90,7 +90,7 @@ pub(crate) fn metrics(app: &App) -> Reply {
         app.metrics()
             .model_migration_limit
             .with_label_values(&[&*model.name])
-            .set(app.options().migration.limit.into());
+            .set(app.options().migration.limit_of(&model).into());
     }
     let bodies = app.http().bodies.used();
     app.metrics().http_body_bytes.set(bodies as f64);

@@ -7,7 +7,7 @@ use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use kvasir_openai::ApiError;
 use kvasir_router::{LearnedTimes, Router, WorkerSpec};
-use kvasir_types::{WorkerId, WorkerRecord};
+use kvasir_types::{Transport, WorkerId, WorkerRecord};
 use kvasir_upstream::{
     AddressError, parse_api_key, parse_remote_worker, parse_url, set_api_key, set_field,
 };
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::read_short;
 use crate::App;
-use crate::fleet::members::{JoinOutcome, Member, MemberState, MembersError};
+use crate::fleet::members::{JoinOutcome, Member, MemberState, MembersError, SourceName};
 use crate::http::reply::{self, Reply};
 use crate::models::ServedModel;
 
@@ -128,6 +128,8 @@ fn add_member(row: &mut Value, member: &Member) {
     };
     row["state"] = member.state.name().into();
     row["origins"] = origins.into();
+    row["sources"] = sources(member);
+    row["address"] = plane_address(member).into();
     row["told"] = json!({
         "block_size": record.block_size,
         "data_parallel_size": record.ranks,
@@ -136,6 +138,23 @@ fn add_member(row: &mut Value, member: &Member) {
         "replay": record.events.replay(),
         "taints": record.taints.iter().map(|taint| &**taint).collect::<Vec<_>>(),
     });
+}
+
+/// Who wants a worker, in full.
+pub(super) fn sources(member: &Member) -> Value {
+    let names = member
+        .sources
+        .iter()
+        .map(|name| SourceName::to_string(name));
+    names.collect::<Vec<String>>().into()
+}
+
+/// Where a token worker is.
+pub(super) fn plane_address(member: &Member) -> Option<String> {
+    match &member.record.transport {
+        Transport::Plane(endpoint) => Some(endpoint.to_string()),
+        Transport::Http(_) => None,
+    }
 }
 
 /// The body of `POST /workers`: what `--worker` says, by name.

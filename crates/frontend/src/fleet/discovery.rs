@@ -4,27 +4,22 @@
 //! (`kvasir_discovery`: `FleetJoin`), loads the text of each model that is new, and brings the workers whose text is there as one
 //! source of membership.
 //!
-//! What always holds: a store that is lost changes nothing, is said once, and shows on the health page and in a metric; one that
-//! is back and has forgotten its workers takes none away before they had time to announce themselves again; a worker is brought once its model can be served; what stands in the way of a worker is said once.
+//! What always holds: a store that is lost changes nothing, is said once, and shows on the health page and in a metric; a worker is
+//! brought once its model can be served; what stands in the way of a worker is said once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_discovery::{
-    Bucket, Change, FleetJoin, FleetNote, FoundWorker, Namespaces, Store, Watch,
+    Bucket, Change, FleetJoin, FleetNote, FoundWorker, Namespaces, RESTORE_GRACE, Store, Watch,
 };
 use kvasir_text::TextModel;
-use kvasir_types::{ModelCard, WorkerId, WorkerRecord};
-use tokio::time::Instant;
+use kvasir_types::ModelCard;
 
 use super::Fleet;
 use super::card_text::CardTexts;
 use crate::fleet::members::{SourceName, SourceState, WorkerSource};
-
-/// Workers that a store no longer has when it is back go on for so long, unless a follower is told otherwise: they announce
-/// themselves again with their next sign of life, which is 10 seconds away at most.
-const RESTORE_GRACE: Duration = Duration::from_secs(15);
 
 /// What changes in so long after workers were brought is gathered and brought at once: it is work for each worker that is there,
 /// and a fleet that starts changes with every one of them.
@@ -84,10 +79,6 @@ struct Follower {
     said: BTreeSet<FleetNote>,
     /// The list of members refused some, which was said.
     was_refused: bool,
-    /// Who was brought last.
-    brought: BTreeMap<WorkerId, WorkerRecord>,
-    /// Until then those go on that a store which is back does not have.
-    held_until: Option<Instant>,
 }
 
 impl Fleet {
@@ -109,8 +100,6 @@ impl Fleet {
             opened: BTreeSet::new(),
             said: BTreeSet::new(),
             was_refused: false,
-            brought: BTreeMap::new(),
-            held_until: None,
             store,
         };
         follower.measure(true);
@@ -135,19 +124,12 @@ impl Fleet {
 
 impl Follower {
     async fn run(&mut self) {
-        let mut watch = self.store.watch(&[Bucket::Instances, Bucket::Models]);
+        let watch = self.store.watch(&[Bucket::Instances, Bucket::Models]);
+        let mut watch = watch.with_grace(self.options.restore_grace);
         loop {
-            let held_until = self.held_until;
-            let released = async {
-                match held_until {
-                    Some(until) => tokio::time::sleep_until(until).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 change = watch.next() => self.follow(change, &mut watch),
                 () = self.texts.next_loaded() => {}
-                () = released => self.held_until = None,
             }
             if self.is_synced {
                 self.bring();
@@ -198,9 +180,8 @@ impl Follower {
         }
     }
 
-    fn restored(&mut self) {
+    fn restored(&self) {
         self.measure(true);
-        self.held_until = Some(Instant::now() + self.options.restore_grace);
         let (backend, address) = (self.store.backend(), self.store.address());
         tracing::info!(backend, address, "discovery is back");
         self.source.report(SourceState::Starting);
@@ -229,15 +210,8 @@ impl Follower {
         let ready: Vec<&FoundWorker> = found.filter(|worker| self.has_text(worker)).collect();
         self.open(&ready);
         let open = ready.into_iter().filter(|worker| self.is_open(worker));
-        let records = open.map(|worker| (worker.record.id, worker.record.clone()));
-        let mut records: BTreeMap<WorkerId, WorkerRecord> = records.collect();
-        if self.held_until.is_some() {
-            for (id, record) in &self.brought {
-                records.entry(*id).or_insert_with(|| record.clone());
-            }
-        }
-        let refused = self.source.replace(records.values().cloned()).err();
-        self.brought = records;
+        let records = open.map(|worker| worker.record.clone());
+        let refused = self.source.replace(records).err();
         if let Some(refused) = refused
             && !self.was_refused
         {

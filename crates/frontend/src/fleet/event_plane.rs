@@ -75,7 +75,7 @@ async fn follow(plane: EventPlane, mut watch: Watch, wanted: impl Fn(&str) -> bo
         let told = match watch.next().await {
             Change::Added(key, record) | Change::Updated(key, record) => {
                 let is_wanted = wanted(record.namespace());
-                let change = is_wanted.then(|| change_of(&record)).flatten();
+                let change = is_wanted.then(|| plane_change(&record)).flatten();
                 let before = match &change {
                     Some(change) => known.insert(key, undo_of(change)),
                     None => known.remove(&key),
@@ -110,7 +110,7 @@ fn undo_of(change: &PlaneChange) -> PlaneChange {
 }
 
 /// What a record says to the event plane, if it concerns it.
-fn change_of(record: &Record) -> Option<PlaneChange> {
+pub fn plane_change(record: &Record) -> Option<PlaneChange> {
     match record {
         Record::EventChannel(channel) => channel_of(channel).map(PlaneChange::Channel),
         Record::EventSource(source) => source_of(source).map(PlaneChange::Source),
@@ -195,7 +195,7 @@ mod tests {
         let all: serde_json::Value = serde_json::from_str(&text).unwrap();
         let mut found = Vec::new();
         collect(&all, &mut found);
-        let changes: Vec<PlaneChange> = found.iter().filter_map(change_of).collect();
+        let changes: Vec<PlaneChange> = found.iter().filter_map(plane_change).collect();
         let mut ranks = Vec::new();
         let mut topics = Vec::new();
         for change in &changes {

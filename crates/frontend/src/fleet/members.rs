@@ -15,6 +15,7 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -45,6 +46,13 @@ impl SourceName {
     #[must_use]
     pub fn is_backend(&self) -> bool {
         matches!(self.kind, "discovery" | "kubernetes")
+    }
+}
+
+impl fmt::Display for SourceName {
+    /// As operators see it: `discovery etcd http://localhost:2379`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind, self.instance)
     }
 }
 

@@ -212,6 +212,7 @@ impl Registration {
             block_size: self.block_size(facts),
             context_length: facts.max_model_len_of(model).unwrap_or(CONTEXT_LENGTH),
             parent: model.parent.as_deref().map(Into::into),
+            migration_limit: model.migration_limit,
         }
     }
 
@@ -438,6 +439,7 @@ mod tests {
             root: root.map(Into::into),
             max_model_len: None,
             parent: parent.map(Into::into),
+            migration_limit: 0,
         };
         let facts = Facts {
             models: models.iter().map(model).collect(),

@@ -88,7 +88,7 @@ async fn run(
     mut ready: Box<PreparedRequest>,
     for_tokens: ForTokens,
 ) -> Result<Reply, ApiError> {
-    let mut attempts = Attempts::new(attempts::limits(&app), true);
+    let mut attempts = Attempts::new(attempts::limits(&app, &model), true);
     let tokens = ready.arrival.isl_tokens;
     let mut opener = EitherAttempt {
         app: &app,

@@ -116,7 +116,10 @@ impl PreparedRequest {
     /// Sends the request to one worker after another until one answers, and passes the answer on.
     pub(crate) async fn run(mut self: Box<Self>) -> Result<Reply, ApiError> {
         let forward = &self.forward;
-        let mut attempts = Attempts::new(attempts::limits(&forward.app), forward.is_idempotent());
+        let mut attempts = Attempts::new(
+            attempts::limits(&forward.app, &forward.model),
+            forward.is_idempotent(),
+        );
         let tokens = self.arrival.isl_tokens;
         let mut opener = HttpAttempt::new(forward, tokens, &mut self.record);
         let unplaced = UnplacedRequest {

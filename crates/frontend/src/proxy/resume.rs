@@ -138,7 +138,7 @@ impl Resume {
             Ok(future) => Continuation::Resume(future),
             Err(obstacle) => {
                 let app = &self.forward.app;
-                let limit = app.options().migration.limit;
+                let limit = app.options().migration.limit_of(&self.forward.model);
                 migrate::count_obstacle(app.observer(), limit, &self.forward.model.name, obstacle);
                 Continuation::None
             }
@@ -235,7 +235,7 @@ impl UnpreparedRest {
             }
         };
         let rest = rest.map_err(|obstacle| {
-            let limit = app.options().migration.limit;
+            let limit = app.options().migration.limit_of(model);
             migrate::count_obstacle(app.observer(), limit, &model.name, obstacle);
             ApiError::unavailable()
         })?;

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use kvasir_host::Model;
 use kvasir_router::Phase;
 use kvasir_telemetry::{Clock, Metrics};
 use kvasir_types::Time;
@@ -15,11 +16,21 @@ use crate::observe::observer::Observer;
 pub struct MigrationOptions {
     /// Times that one answer may be resumed at another worker (`--migration-limit`); 0 is never.
     pub limit: u32,
+    /// Nobody set that limit: a model whose workers announce one has theirs.
+    pub follows_cards: bool,
     /// Tokens of prompt and answer past which an answer is not resumed (`--migration-max-seq-len`).
     pub max_seq_len: Option<u32>,
 }
 
 impl MigrationOptions {
+    /// Times that one answer of a model may be resumed at another worker.
+    pub(crate) fn limit_of(&self, model: &Model) -> u32 {
+        match self.follows_cards {
+            true => model.migration_limit.max(self.limit),
+            false => self.limit,
+        }
+    }
+
     /// Whether prompt and answer are too long together.
     pub(crate) fn is_too_long(&self, prompt_tokens: u32, generated: u32) -> bool {
         let length = prompt_tokens.saturating_add(generated);
@@ -97,7 +108,7 @@ pub(crate) enum ResumeObstacle {
     TooLong,
     /// Two workers failed under it, one after the other.
     FailedTwice,
-    /// The limit of `--migration-limit` is reached.
+    /// The limit of `--migration-limit`, or of the model's card, is reached.
     Limit,
 }
 

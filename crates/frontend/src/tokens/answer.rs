@@ -413,7 +413,7 @@ impl ChoiceStream {
                 AfterFailure::Resume
             }
             Err(obstacle) => {
-                let limit = app.options().migration.limit;
+                let limit = app.options().migration.limit_of(&job.model);
                 migrate::count_obstacle(app.observer(), limit, &job.model.name, obstacle);
                 AfterFailure::End(lane::client_error(app, error))
             }

@@ -62,7 +62,7 @@ pub(crate) async fn start(
     prompt: &Arc<[Token]>,
 ) -> Result<Lane, ApiError> {
     let attempt = TokenAttempt::new(app, job, prompt);
-    let attempts = Attempts::new(attempts::limits(app), true);
+    let attempts = Attempts::new(attempts::limits(app, &job.model), true);
     attempt.run(id, attempts, None).await
 }
 

@@ -135,7 +135,7 @@ async fn an_error_in_place_of_the_first_event_goes_elsewhere() {
     for limit in [0, 2] {
         let migration = MigrationOptions {
             limit,
-            max_seq_len: None,
+            ..MigrationOptions::default()
         };
         let setup = Setup::options(AppOptions {
             migration,
@@ -167,7 +167,7 @@ async fn an_error_in_place_of_the_first_event_goes_elsewhere() {
 async fn a_stream_of_nothing_but_a_comment_is_answered_by_another() {
     let migration = MigrationOptions {
         limit: 2,
-        max_seq_len: None,
+        ..MigrationOptions::default()
     };
     let setup = Setup::options(AppOptions {
         migration,
@@ -246,7 +246,7 @@ async fn a_request_that_kills_engines_takes_two_of_them_at_most() {
         retry_limit: 1000,
         migration: MigrationOptions {
             limit: 1000,
-            max_seq_len: None,
+            ..MigrationOptions::default()
         },
         ..AppOptions::default()
     };

@@ -248,7 +248,7 @@ async fn an_answer_goes_on_when_its_worker_freezes() {
     let setup = Setup::options(AppOptions {
         migration: MigrationOptions {
             limit: 1,
-            max_seq_len: None,
+            ..MigrationOptions::default()
         },
         ..AppOptions::default()
     });

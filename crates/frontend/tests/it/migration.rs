@@ -12,7 +12,11 @@ use crate::tokens::{Act, Fixture, ask};
 
 fn moving(limit: u32, max_seq_len: Option<u32>) -> AppOptions {
     AppOptions {
-        migration: MigrationOptions { limit, max_seq_len },
+        migration: MigrationOptions {
+            limit,
+            max_seq_len,
+            ..MigrationOptions::default()
+        },
         ..AppOptions::default()
     }
 }

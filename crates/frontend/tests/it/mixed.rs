@@ -46,6 +46,7 @@ fn record() -> WorkerRecord {
         root: None,
         max_model_len: Some(4096),
         parent: None,
+        migration_limit: 0,
     }];
     record
 }

@@ -125,6 +125,7 @@ impl Fixture {
             block_size: 16,
             context_length: 4096,
             parent: None,
+            migration_limit: 0,
         };
         let setup = RouterSetup::new(config, IndexOptions::default());
         let model = setup.make(&spec, None, app.context());

@@ -29,6 +29,7 @@ fn new(name: &str) -> ModelSpec {
         block_size: 16,
         context_length: 100,
         parent: None,
+        migration_limit: 0,
     }
 }
 

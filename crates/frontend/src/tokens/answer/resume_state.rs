@@ -33,7 +33,7 @@ impl ChoiceResumeState {
         let legal = job
             .obstacle()
             .map_or(Ok(Vec::new()), |why| Err(ResumeObstacle::NotLegal(why)));
-        let generated = match options.limit {
+        let generated = match options.limit_of(&job.model) {
             0 => Err(ResumeObstacle::Limit),
             _ => legal,
         };
