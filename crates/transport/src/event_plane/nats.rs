@@ -14,7 +14,7 @@ use kvasir_wire::native::Topic;
 use tokio::sync::mpsc;
 
 use super::PlaneReader;
-use crate::nats::{NatsLink, QUEUE_MESSAGES_MAX, next_message};
+use crate::nats::{NatsLink, QUEUE_MESSAGES_MAX, next_message, round_trip};
 use crate::{EventSource, SourceEvent, SourceFault};
 
 /// Messages that wait to be published.
@@ -152,8 +152,8 @@ async fn follow(shared: Weak<Shared>, subject: String, topic: Topic) {
                 ));
             }
             if now.is_some() {
-                // The subscription is on its way to the server before anybody is told.
-                let _ = client.flush().await;
+                // The server has the subscription before anybody is told: what is published from now on is heard.
+                let _ = round_trip(&client).await;
                 events.push(SourceEvent::Connected);
             }
             told = now;

@@ -5,16 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::{Client, Subscriber};
-use bytes::Bytes;
 use kvasir_tasks::Tasks;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::{NatsLink, next_message};
+use super::{NatsLink, next_message, round_trip};
 use crate::{Dispatcher, EndpointHandler, ServedEndpoint};
-
-/// A message that has not come round by then is sent again.
-const ROUND_TRIP_PAUSE: Duration = Duration::from_secs(1);
 
 /// For so long after an endpoint is served no more, its subject is still read.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -75,25 +71,6 @@ impl NatsServer {
             }
         });
         Ok(served.reading(reading.drop_guard()))
-    }
-}
-
-/// Waits until the server has taken in all that was sent before: it takes one thing after the other.
-async fn round_trip(client: &Client) -> io::Result<()> {
-    let inbox = client.new_inbox();
-    let mut own = client
-        .subscribe(inbox.clone())
-        .await
-        .map_err(io::Error::other)?;
-    loop {
-        let sent = client.publish(inbox.clone(), Bytes::new()).await;
-        sent.map_err(io::Error::other)?;
-        match timeout(ROUND_TRIP_PAUSE, next_message(&mut own)).await {
-            Ok(Some(_)) => return Ok(()),
-            Ok(None) => return Err(io::ErrorKind::BrokenPipe.into()),
-            // The server went away with it, or is not there yet.
-            Err(_) => {}
-        }
     }
 }
 
