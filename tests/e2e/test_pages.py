@@ -170,6 +170,6 @@ def test_every_option_that_a_file_may_have_is_in_the_schema():
     schema = json.loads(kvasir("config", "schema").stdout)["properties"]
     for command in ("frontend", "mocker", "replay", "top"):
         shown = json.loads(kvasir("config", "show", "--json", "--for", command).stdout)["options"]
-        flags_only = {"config", "once", "json", "limit", "force"}
+        flags_only = {"config", "once", "json", "limit", "force", "until-stdin-closes"}
         assert set(shown) - flags_only <= set(schema), set(shown) - set(schema)
     assert all(option.get("description") or "$ref" in option for option in schema.values())
