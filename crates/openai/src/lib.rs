@@ -27,6 +27,7 @@ pub mod resume;
 mod scan;
 mod sse;
 mod strict;
+mod transfer;
 mod usage;
 mod walk;
 
@@ -57,5 +58,8 @@ pub use sse::{
     Event, EventParser, SseError, write_annotation, write_comment, write_done, write_llm_metrics,
 };
 pub use strict::Unknown;
+pub use transfer::{
+    is_override_header, is_transfer_name, without_transfer, without_transfer_event,
+};
 pub use usage::{Usage, UsageChunk, find_usage, without_usage};
 pub use walk::count_values;

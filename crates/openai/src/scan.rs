@@ -238,11 +238,21 @@ pub struct Edits<'o, 'a> {
     added: Vec<(&'static str, String)>,
 }
 
-impl Edits<'_, '_> {
+impl<'o, 'a> Edits<'o, 'a> {
+    /// What is changed.
+    pub(crate) fn object(&self) -> &'o Object<'a> {
+        self.object
+    }
+
     /// Takes out every field named `key`, each with its comma.
     pub fn remove(&mut self, key: &str) -> &mut Self {
+        self.remove_where(|name| name == key)
+    }
+
+    /// Takes out every field whose name is one of those, each with its comma.
+    pub(crate) fn remove_where(&mut self, is: impl Fn(&str) -> bool) -> &mut Self {
         for (gone, field) in self.removed.iter_mut().zip(self.object.fields()) {
-            *gone |= field.key == key;
+            *gone |= is(&field.key);
         }
         self
     }

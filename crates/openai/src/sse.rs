@@ -163,6 +163,21 @@ impl Event {
         self.data().is_some_and(|d| d.trim_ascii() == b"[DONE]")
     }
 
+    /// Appends an event of the same name with other data.
+    pub(crate) fn write_with(&self, data: &[u8], out: &mut BytesMut) {
+        if let Some(name) = self.name() {
+            out.extend_from_slice(b"event: ");
+            out.extend_from_slice(name.as_bytes());
+            out.extend_from_slice(b"\n");
+        }
+        for line in data.split(|b| matches!(b, b'\n' | b'\r')) {
+            out.extend_from_slice(b"data: ");
+            out.extend_from_slice(line);
+            out.extend_from_slice(b"\n");
+        }
+        out.extend_from_slice(b"\n");
+    }
+
     fn values<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
         let lines = self.raw.split(|b| matches!(b, b'\n' | b'\r'));
         lines.filter_map(move |line| {

@@ -162,17 +162,7 @@ pub fn without_usage(event: &Event) -> Option<Bytes> {
     let scan = Scan::parse(&data).ok()?;
     let json = scan.edit().remove("usage").apply(&data);
     let mut out = BytesMut::with_capacity(json.len() + 64);
-    if let Some(name) = event.name() {
-        out.extend_from_slice(b"event: ");
-        out.extend_from_slice(name.as_bytes());
-        out.extend_from_slice(b"\n");
-    }
-    for line in json.split(|b| matches!(b, b'\n' | b'\r')) {
-        out.extend_from_slice(b"data: ");
-        out.extend_from_slice(line);
-        out.extend_from_slice(b"\n");
-    }
-    out.extend_from_slice(b"\n");
+    event.write_with(&json, &mut out);
     Some(out.freeze())
 }
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
+use kvasir_openai::is_transfer_name;
 use kvasir_types::{RequestId, Time, WorkerRank};
 use serde_json::{Value, json};
 
@@ -183,11 +184,14 @@ impl RequestIdentity {
     }
 }
 
-/// The name that a client gave its request, if it is fit to be remembered: one, short, and text.
+/// The name that a client gave its request, if it is fit to be remembered: one, short, text, and without the addresses that
+/// some engines read from it.
 fn given(headers: &HeaderMap) -> Option<&HeaderValue> {
     let mut values = headers.get_all(REQUEST_ID).iter();
     let value = values.next().filter(|_| values.next().is_none())?;
-    let fits = !value.is_empty() && value.len() <= GIVEN_BYTES_MAX && value.to_str().is_ok();
+    let fits = !value.is_empty()
+        && value.len() <= GIVEN_BYTES_MAX
+        && value.to_str().is_ok_and(|name| !is_transfer_name(name));
     fits.then_some(value)
 }
 
@@ -248,6 +252,8 @@ mod tests {
         assert!(with(&[b'x'; GIVEN_BYTES_MAX]));
         assert!(!with(&[b'x'; GIVEN_BYTES_MAX + 1]));
         assert!(!with(b"") && !with(b"\xff"));
+        let forged = b"___prefill_addr_1.2.3.4:5___decode_addr_1.2.3.4:6_0";
+        assert!(!with(forged), "engines would read addresses from it");
         let mut twice = HeaderMap::new();
         for value in ["a", "b"] {
             twice.append(REQUEST_ID, HeaderValue::from_static(value));

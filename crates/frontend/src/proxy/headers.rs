@@ -1,6 +1,7 @@
 //! Which header fields are passed on, in both directions (RFC 9110, section 7.6).
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use kvasir_openai::is_override_header;
 use kvasir_types::DpRank;
 
 use crate::http::via::Via;
@@ -15,6 +16,7 @@ const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection")
 /// request's.
 pub(super) fn to_engine(mut client: HeaderMap, via: &Via, name: &HeaderValue) -> HeaderMap {
     leave_connection(&mut client);
+    leave_overrides(&mut client);
     for ours in [header::HOST, header::CONTENT_LENGTH, header::EXPECT] {
         client.remove(ours);
     }
@@ -65,6 +67,17 @@ fn leave_connection(headers: &mut HeaderMap) {
     while let Some(name) = headers
         .keys()
         .find(|name| OF_CONNECTION.contains(name))
+        .cloned()
+    {
+        headers.remove(name);
+    }
+}
+
+/// Takes out the fields by which SGLang lets a router say what no client may.
+fn leave_overrides(headers: &mut HeaderMap) {
+    while let Some(name) = headers
+        .keys()
+        .find(|name| is_override_header(name.as_str()))
         .cloned()
     {
         headers.remove(name);
@@ -157,6 +170,8 @@ mod tests {
             ("x-request-id", ""),
             ("x-request-id", "theirs"),
             ("via", "1.0 before"),
+            ("x-override-bootstrap-host", "h"),
+            ("x-override-rid", "1"),
         ]);
         let out = to_engine(headers, &via(), &NAME);
         assert_eq!(names(&out), ["via", "x-request-id"]);

@@ -15,7 +15,7 @@ pub(super) fn body(
 ) -> Bytes {
     let stream = scan.stream();
     let mut edits = scan.edit();
-    edits.remove("nvext");
+    edits.remove("nvext").remove_transfer();
     let asked = scan.include_usage() && (scan.continuous_usage() || !follow);
     if stream && !asked {
         edits.ask_usage(follow);

@@ -1,7 +1,8 @@
 //! Routes that only engines know: a request goes to one of them by load, and its answer is passed on.
 //!
-//! What always holds: bytes are not touched, but that `nvext`, which is ours, is taken out of a JSON object. A body is
-//! read whole before an engine sees any of it (another may be asked), up to `--http-body-limit-mb`.
+//! What always holds: bytes are not touched, but that `nvext`, which is ours, and what only a router says to engines are
+//! taken out of a JSON object. A body is read whole before an engine sees any of it (another may be asked), up to
+//! `--http-body-limit-mb`.
 
 use std::sync::Arc;
 
@@ -236,7 +237,7 @@ fn form_of<'b>(parts: &Parts, body: &'b Bytes) -> Option<Form<'b>> {
 /// The body as the engine gets it.
 fn without_extension(scan: Option<&Scan<'_>>, body: &Bytes) -> Bytes {
     match scan {
-        Some(scan) => scan.edit().remove("nvext").apply(body),
+        Some(scan) => scan.edit().remove("nvext").remove_transfer().apply(body),
         None => body.clone(),
     }
 }

@@ -44,3 +44,4 @@ mod tls;
 mod tokens;
 mod told;
 mod tool_calls;
+mod transfer;

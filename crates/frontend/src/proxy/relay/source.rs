@@ -1,8 +1,8 @@
 //! Reads an engine's answer and makes the bytes for the client.
 //!
-//! What always holds: the client gets the engine's bytes in the engine's order. Only three things change them:
-//! usage and tokens that we asked for and the client did not are left out, `nvext` and annotations are added where the
-//! client asked for them, and the chunks of a resumed answer take over the id of its first part. However the engine's bytes are split
+//! What always holds: the client gets the engine's bytes in the engine's order. Only four things change them:
+//! usage and tokens that we asked for and the client did not are left out, names of caches become `null`, `nvext` and
+//! annotations are added where the client asked for them, and the chunks of a resumed answer take over the id of its first part. However the engine's bytes are split
 //! into reads, the client gets whole events. A stream of a completion ends with `[DONE]`: what comes after it is not read.
 
 use std::future::poll_fn;
@@ -11,8 +11,8 @@ use std::task::{Context, Poll};
 use bytes::{Buf as _, Bytes, BytesMut};
 use kvasir_openai::resume::{ChunkKind, Graft, Progress};
 use kvasir_openai::{
-    Event, EventParser, ResponseNvext, Usage, WorkerIds, find_usage, without_usage, write_done,
-    write_llm_metrics,
+    Event, EventParser, ResponseNvext, Usage, WorkerIds, find_usage, without_transfer,
+    without_transfer_event, without_usage, write_done, write_llm_metrics,
 };
 use kvasir_telemetry::Clock;
 use kvasir_types::{Time, WorkerRank};
@@ -235,6 +235,8 @@ pub(crate) struct Source {
     parser: EventParser,
     /// What the engine counted.
     pub(crate) usage: Usage,
+    /// Names of caches were taken out of an answer in one piece.
+    is_cleaned: bool,
     /// Events that came, `[DONE]` not counted.
     pub(crate) events: u32,
     /// Pieces and events since the last unit of the task's budget.
@@ -269,6 +271,7 @@ impl Source {
             form,
             parser: EventParser::new(EVENT_BYTES_MAX),
             usage: Usage::default(),
+            is_cleaned: false,
             events: 0,
             pieces: 0,
             has_more_events: false,
@@ -355,7 +358,7 @@ impl Source {
     pub(crate) fn is_edited(&self) -> bool {
         match &self.form {
             Form::Events { .. } => true,
-            Form::Whole(extras) => extras.is_some(),
+            Form::Whole(extras) => extras.is_some() || self.is_cleaned,
             Form::Opaque => false,
         }
     }
@@ -410,6 +413,9 @@ impl Source {
             held
         };
         self.usage = find_usage(&held).map(|c| c.usage).unwrap_or_default();
+        let shown = without_transfer(&held);
+        self.is_cleaned = shown.is_some();
+        let held = shown.unwrap_or(held);
         Ok(FirstBytes::Whole(match &mut self.form {
             Form::Whole(Some(extras)) => extras.put_into_whole(&held),
             _ => held,
@@ -579,6 +585,7 @@ impl Source {
         self.events = self.events.saturating_add(1);
         self.failed |= self.resume.is_none() && is_failure(&event);
         let event = self.follow(event)?;
+        let event = without_transfer_event(&event).map_or(event, |raw| Event { raw });
         if let (Some(text), Some(data)) = (&mut self.text, event.data()) {
             text.add_chunk(&data);
         }
