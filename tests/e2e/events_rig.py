@@ -108,7 +108,9 @@ class Rig:
     def indexed(self, engine):
         """The blocks that the index believes an engine to hold."""
         counts = collections.Counter()
-        for event in self.http.get("/dump").json().get(f"{MODEL}:default", {}).get("events", []):
+        answer = self.http.get("/dump")
+        assert answer.status_code == 200, answer.text
+        for event in answer.json().get(f"{MODEL}:default", {}).get("events", []):
             if event["worker_id"] != engine.id:
                 continue
             data = event["event"]["data"]

@@ -70,13 +70,17 @@ impl ByteSource for DumpBody {
 }
 
 /// Writes the whole answer, on a thread that may wait. Ends early when nobody reads any more.
-fn write(models: &[Arc<ServedModel>], to: mpsc::Sender<Part>, _turn: OwnedSemaphorePermit) {
+fn write(models: &[Arc<ServedModel>], to: mpsc::Sender<Part>, turn: OwnedSemaphorePermit) {
     let mut page = Page {
         to,
         part: Vec::with_capacity(PART_BYTES),
     };
     // The only error is that the reader left.
-    let _ = page.models(models);
+    if page.models(models).is_ok() {
+        // Before the end is told: whoever has heard it may ask again.
+        drop(turn);
+        let _ = page.send(Part::End);
+    }
 }
 
 /// The JSON text, handed over in parts.
@@ -98,8 +102,7 @@ impl Page {
             before = ',';
         }
         self.text(if models.is_empty() { b"{}" } else { b"}" })?;
-        self.flush()?;
-        self.send(Part::End)
+        self.flush()
     }
 
     /// What one index holds, a rank at a time.
