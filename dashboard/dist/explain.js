@@ -9,6 +9,7 @@ const ABOUT = {
     decode: "decode load",
     requests: "running requests",
     wait: "waiting for its turn",
+    evict: "computing again what leaves its cache",
 };
 /** What a candidate's cost is made of. The credit is what it would cost more without its cache: it is drawn behind the sum. */
 function parts(decision, candidate) {
@@ -19,6 +20,7 @@ function parts(decision, candidate) {
             { name: "prompt", kind: "prefill", value: seconds.own },
             { name: "delay of others", kind: "requests", value: seconds.delay },
             { name: "decode", kind: "decode", value: seconds.decode },
+            { name: "evictions", kind: "evict", value: seconds.evict },
         ];
     }
     const factor = terms.taint_factor || 1;
@@ -85,6 +87,8 @@ function because(decision, chosen, rival) {
         return "fewer requests run there";
     if (kind === "wait")
         return "the prompt waits less there";
+    if (kind === "evict")
+        return "less that is wanted again leaves its cache";
     return cached ? held : "by a small margin";
 }
 function capital(text) {
@@ -144,6 +148,10 @@ export class Explanation {
             facts.push(["Waited in the queue", time(waited)]);
         if (decision.failed_before > 0)
             facts.push(["Tried before", `${decision.failed_before} workers failed it${decision.resumed ? "; the answer goes on here" : ""}`]);
+        if (decision.learned)
+            facts.push(["Learned of the worker", learnedText(decision.learned)]);
+        if (decision.shadow)
+            facts.push(["Shadow policy", shadowText(decision.shadow)]);
         return [
             el("p", { class: "why" }, capital(sentence(decision, nameOf))),
             decision.candidates.length > 0 && this.bars(decision, nameOf),
@@ -185,6 +193,23 @@ export class Explanation {
         const more = decision.eligible - decision.candidates.length;
         return el("div", {}, legend, el("table", { class: "candidates" }, el("caption", { class: "hidden" }, `Candidates and their cost in ${unit}, cheapest first`), el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Candidate"), el("th", { scope: "col", class: "num" }, "Cost"), el("th", { scope: "col", class: "num" }, "Cached"), el("th", { scope: "col" }, `Terms, in ${unit}`))), body), more > 0 && decision.mode === "kv" && el("p", { class: "soft" }, `${count(more)} dearer candidates are not kept.`));
     }
+}
+/** What has been learned of a worker, in figures that one can check. */
+function learnedText(learned) {
+    const figures = `8k prompt ${time(learned.prompt_8k_s)}, step ${time(learned.step_64x2k_s)} at 64 × 2k`;
+    return `${figures}, from ${count(learned.prompt_samples)} runs of prompts and ${count(learned.step_samples)} of steps there`;
+}
+function shadowText(shadow) {
+    if (!shadow.disagrees)
+        return `${shadow.policy} agrees`;
+    const other = workerName(shadow.name, shadow.url);
+    return `${shadow.policy} would have chosen ${other}, ${judged(shadow.regret_s)} by the time model`;
+}
+/** What a regret in seconds of the time model says. */
+export function judged(regret) {
+    if (regret === 0)
+        return "as dear";
+    return `${time(Math.abs(regret))} ${regret > 0 ? "cheaper" : "dearer"}`;
 }
 function excluded(decision, state) {
     const words = decision.excluded.named.map(([, reason], index) => {

@@ -2,7 +2,8 @@
 import { setThresholds } from "./actions.js";
 import { get, message } from "./api.js";
 import { button, card, el, Keyed, write } from "./dom.js";
-import { count, digits, span, UNKNOWN, workerName } from "./format.js";
+import { judged } from "./explain.js";
+import { count, digits, percent, span, UNKNOWN, workerName } from "./format.js";
 /** Columns after the name. */
 const COLUMNS = [
     ["Workers", "num"],
@@ -75,6 +76,9 @@ export class ModelsView {
     /** The table of sessions, where there are any. */
     bound = el("div", { class: "scroll", hidden: true });
     note = el("p", { class: "soft" });
+    /** What shadow policies would have done, where there are any. */
+    shadows = el("div");
+    shadowCard = card("Shadow policy", this.shadows, el("p", { class: "soft" }, "Another policy decides beside the real one and acts on nothing. What its choices would have cost is an estimate by the time model, in seconds that all requests wait; it is no time to first token."));
     empty = el("p", { class: "empty" });
     table;
     rows = null;
@@ -87,6 +91,8 @@ export class ModelsView {
         const shead = el("tr", {}, ...names.map((name) => el("th", { scope: "col" }, name)));
         this.bound.append(el("table", { class: "rows" }, el("caption", { class: "hidden" }, "Sessions"), el("thead", {}, shead), this.sessions));
         this.root.append(card("Sessions", this.note, this.bound));
+        this.shadowCard.hidden = true;
+        this.root.append(this.shadowCard);
         this.table = new Keyed(this.sessions, () => {
             const cells = [el("th", { scope: "row" }), el("td"), el("td"), el("td")];
             return { root: el("tr", {}, ...cells), cells };
@@ -121,10 +127,17 @@ export class ModelsView {
             this.bound.hidden = shown.length === 0;
             const more = told.total - shown.length;
             write(this.note, told.total === 0 ? "No session is bound. Requests with nvext.session_control, or the session header where --router-session-affinity-ttl-secs is set, bind one." : more > 0 ? `${count(told.total)} are bound; ${count(more)} are not shown.` : `${count(told.total)} are bound.`);
+            await this.askShadows();
         }
         catch (error) {
             write(this.note, message(error));
         }
         this.timer = window.setTimeout(() => this.root.isConnected && void this.ask(), ASK_MS);
+    }
+    async askShadows() {
+        const { shadows } = await get("/shadow");
+        this.shadowCard.hidden = shadows.length === 0;
+        const line = (row) => `${row.policy} beside ${row.model}: ${percent(row.disagreement)} of ${count(row.compared)} placements elsewhere, ${judged(row.mean_regret_s)} each on average by the time model`;
+        this.shadows.replaceChildren(...shadows.map((row) => el("p", {}, line(row))));
     }
 }

@@ -23,12 +23,30 @@ interface Seconds {
   readonly own: number;
   readonly delay: number;
   readonly decode: number;
+  readonly evict: number;
   readonly new_tokens: number;
 }
 
 interface Candidate {
   readonly terms: Terms;
   readonly seconds?: Seconds;
+}
+
+/** What another policy would have done. Its regret is the time model's and no time to first token. */
+interface ShadowChoice {
+  readonly policy: string;
+  readonly url: string | null;
+  readonly name: string;
+  readonly disagrees: boolean;
+  readonly regret_s: number;
+}
+
+/** What is known of the winner's speed by now. */
+interface Learned {
+  readonly prompt_8k_s: number;
+  readonly step_64x2k_s: number;
+  readonly prompt_samples: number;
+  readonly step_samples: number;
 }
 
 type Reason = string | Readonly<Record<string, Readonly<Record<string, number>>>>;
@@ -55,6 +73,8 @@ export interface Decision {
   readonly excluded: { readonly count: number; readonly named: readonly (readonly [unknown, string])[] };
   readonly excluded_names: readonly string[];
   readonly predicted: { readonly indexed: number; readonly in_flight: number; readonly evicted: number };
+  readonly shadow?: ShadowChoice | null;
+  readonly learned?: Learned | null;
   readonly error: string | null;
   readonly outcome: Outcome | null;
 }
@@ -62,7 +82,7 @@ export interface Decision {
 /** A part of a bar. */
 interface Part {
   readonly name: string;
-  readonly kind: "prefill" | "credit" | "decode" | "requests" | "wait";
+  readonly kind: "prefill" | "credit" | "decode" | "requests" | "wait" | "evict";
   readonly value: number;
 }
 
@@ -72,6 +92,7 @@ const ABOUT: Readonly<Record<Part["kind"], string>> = {
   decode: "decode load",
   requests: "running requests",
   wait: "waiting for its turn",
+  evict: "computing again what leaves its cache",
 };
 
 /** What a candidate's cost is made of. The credit is what it would cost more without its cache: it is drawn behind the sum. */
@@ -83,6 +104,7 @@ function parts(decision: Decision, candidate: Candidate): Part[] {
       { name: "prompt", kind: "prefill", value: seconds.own },
       { name: "delay of others", kind: "requests", value: seconds.delay },
       { name: "decode", kind: "decode", value: seconds.decode },
+      { name: "evictions", kind: "evict", value: seconds.evict },
     ];
   }
   const factor = terms.taint_factor || 1;
@@ -142,6 +164,7 @@ function because(decision: Decision, chosen: Candidate, rival: Candidate): strin
   if (kind === "decode") return "its running requests hold fewer blocks";
   if (kind === "requests") return "fewer requests run there";
   if (kind === "wait") return "the prompt waits less there";
+  if (kind === "evict") return "less that is wanted again leaves its cache";
   return cached ? held : "by a small margin";
 }
 
@@ -196,6 +219,8 @@ export class Explanation {
     ];
     if (waited > 0.001) facts.push(["Waited in the queue", time(waited)]);
     if (decision.failed_before > 0) facts.push(["Tried before", `${decision.failed_before} workers failed it${decision.resumed ? "; the answer goes on here" : ""}`]);
+    if (decision.learned) facts.push(["Learned of the worker", learnedText(decision.learned)]);
+    if (decision.shadow) facts.push(["Shadow policy", shadowText(decision.shadow)]);
     return [
       el("p", { class: "why" }, capital(sentence(decision, nameOf))),
       decision.candidates.length > 0 && this.bars(decision, nameOf),
@@ -256,6 +281,24 @@ export class Explanation {
       more > 0 && decision.mode === "kv" && el("p", { class: "soft" }, `${count(more)} dearer candidates are not kept.`),
     );
   }
+}
+
+/** What has been learned of a worker, in figures that one can check. */
+function learnedText(learned: Learned): string {
+  const figures = `8k prompt ${time(learned.prompt_8k_s)}, step ${time(learned.step_64x2k_s)} at 64 × 2k`;
+  return `${figures}, from ${count(learned.prompt_samples)} runs of prompts and ${count(learned.step_samples)} of steps there`;
+}
+
+function shadowText(shadow: ShadowChoice): string {
+  if (!shadow.disagrees) return `${shadow.policy} agrees`;
+  const other = workerName(shadow.name, shadow.url);
+  return `${shadow.policy} would have chosen ${other}, ${judged(shadow.regret_s)} by the time model`;
+}
+
+/** What a regret in seconds of the time model says. */
+export function judged(regret: number): string {
+  if (regret === 0) return "as dear";
+  return `${time(Math.abs(regret))} ${regret > 0 ? "cheaper" : "dearer"}`;
 }
 
 function excluded(decision: Decision, state: State): HTMLElement {

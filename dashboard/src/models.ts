@@ -3,7 +3,8 @@
 import { setThresholds } from "./actions.js";
 import { get, message } from "./api.js";
 import { button, card, el, Keyed, write } from "./dom.js";
-import { count, digits, span, UNKNOWN, workerName } from "./format.js";
+import { judged } from "./explain.js";
+import { count, digits, percent, span, UNKNOWN, workerName } from "./format.js";
 import type { ModelRow, State, Thresholds, View } from "./state.js";
 
 interface Session {
@@ -13,6 +14,15 @@ interface Session {
   readonly in_engine: boolean;
   readonly requests: number;
   readonly idle_ms_left: number | null;
+}
+
+/** How another policy fares beside the real one. */
+interface Shadow {
+  readonly model: string;
+  readonly policy: string;
+  readonly compared: number;
+  readonly disagreement: number;
+  readonly mean_regret_s: number;
 }
 
 /** Columns after the name. */
@@ -88,6 +98,9 @@ export class ModelsView implements View {
   /** The table of sessions, where there are any. */
   private readonly bound = el("div", { class: "scroll", hidden: true });
   private readonly note = el("p", { class: "soft" });
+  /** What shadow policies would have done, where there are any. */
+  private readonly shadows = el("div");
+  private readonly shadowCard = card("Shadow policy", this.shadows, el("p", { class: "soft" }, "Another policy decides beside the real one and acts on nothing. What its choices would have cost is an estimate by the time model, in seconds that all requests wait; it is no time to first token."));
   private readonly empty = el("p", { class: "empty" });
   private readonly table: Keyed<Session, { root: HTMLTableRowElement; cells: HTMLTableCellElement[] }>;
   private rows: Keyed<ModelRow, Row> | null = null;
@@ -101,6 +114,8 @@ export class ModelsView implements View {
     const shead = el("tr", {}, ...names.map((name) => el("th", { scope: "col" }, name)));
     this.bound.append(el("table", { class: "rows" }, el("caption", { class: "hidden" }, "Sessions"), el("thead", {}, shead), this.sessions));
     this.root.append(card("Sessions", this.note, this.bound));
+    this.shadowCard.hidden = true;
+    this.root.append(this.shadowCard);
     this.table = new Keyed(
       this.sessions,
       () => {
@@ -141,9 +156,17 @@ export class ModelsView implements View {
       this.bound.hidden = shown.length === 0;
       const more = told.total - shown.length;
       write(this.note, told.total === 0 ? "No session is bound. Requests with nvext.session_control, or the session header where --router-session-affinity-ttl-secs is set, bind one." : more > 0 ? `${count(told.total)} are bound; ${count(more)} are not shown.` : `${count(told.total)} are bound.`);
+      await this.askShadows();
     } catch (error) {
       write(this.note, message(error));
     }
     this.timer = window.setTimeout(() => this.root.isConnected && void this.ask(), ASK_MS);
+  }
+
+  private async askShadows(): Promise<void> {
+    const { shadows } = await get<{ shadows: readonly Shadow[] }>("/shadow");
+    this.shadowCard.hidden = shadows.length === 0;
+    const line = (row: Shadow) => `${row.policy} beside ${row.model}: ${percent(row.disagreement)} of ${count(row.compared)} placements elsewhere, ${judged(row.mean_regret_s)} each on average by the time model`;
+    this.shadows.replaceChildren(...shadows.map((row) => el("p", {}, line(row))));
   }
 }

@@ -43,7 +43,7 @@ def walk(page, name, views=VIEWS):
 
 
 def test_a_newcomer_sees_where_requests_go_and_why(browser):
-    kvasir = demo("--traffic")
+    kvasir = demo("--traffic", "--shadow-policy", "time")
     printed = next(line for line in kvasir.lines if "Dashboard" in line)
     assert printed.rstrip().endswith(f"{kvasir.url}/dashboard"), printed
     page = browser.open(kvasir.url)  # A browser is sent on from the address of the server.
@@ -55,7 +55,11 @@ def test_a_newcomer_sees_where_requests_go_and_why(browser):
     page.until("document.querySelectorAll('.candidates tbody tr').length === 4 && document.querySelectorAll('.candidates tr.won').length === 1")
     assert page.run("document.querySelectorAll('.candidates .piece').length") >= 4
     page.until("document.querySelector('.explain').innerText.includes('Reported as cached')")
+    page.until("document.querySelector('.explain').innerText.includes('Learned of the worker')")
     page.picture(PICTURES / "why-desktop.png")
+    # How another policy fares beside the real one.
+    page.run("location.hash = 'models'")
+    page.until("document.querySelector('main').innerText.match(/time beside .*placements elsewhere/)")
     # What if caches counted for nothing? Some of these conversations would have left their worker.
     page.run("location.hash = 'what-if'")
     page.until("document.querySelector('.why').innerText.startsWith('All')")

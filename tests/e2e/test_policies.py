@@ -44,6 +44,7 @@ def test_what_is_learned_is_shown_and_why_is_told_in_seconds():
     command = [os.environ["KVASIR_BIN"], "why", last, "--url", fleet.url]
     told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "In seconds; the lowest cost wins" in told.stdout, told.stdout + told.stderr
+    assert "learned    8k prompt" in told.stdout, told.stdout
     fleet.stop()
 
 
@@ -69,7 +70,7 @@ def test_a_shadow_policy_is_compared_and_acts_on_nothing():
         assert f'kvasir_shadow_placements_total{{model="{MODEL}",result="{result}"}} {count}\n' in page
     assert f'kvasir_shadow_regret_seconds{{better="live",model="{MODEL}"}}' in page
     decision = httpx.get(f"{fleet.url}/decisions/{last}", timeout=30).json()
-    assert decision["shadow"]["policy"] == "round-robin"
+    assert decision["shadow"]["policy"] == "round-robin" and decision["shadow"]["name"].endswith("/0")
     run = lambda *words: subprocess.run(  # noqa: E731
         [os.environ["KVASIR_BIN"], *words, "--url", fleet.url], capture_output=True, text=True, timeout=60, check=False
     )

@@ -113,6 +113,9 @@ fn one(decision: &Value, now_ms: u64) -> String {
     if let Some(excluded) = excluded {
         line("left out", excluded);
     }
+    if let Some(learned) = learned(decision) {
+        line("learned", learned);
+    }
     if let Some(shadow) = shadow(decision) {
         line("shadow", shadow);
     }
@@ -247,6 +250,21 @@ fn excluded(decision: &Value) -> Option<String> {
     let more = all.saturating_sub(named.len() as u64);
     let tail = (more > 0).then(|| format!(" and {more} more"));
     Some(format!("{}{}", named.join(", "), tail.unwrap_or_default()))
+}
+
+/// What has been learned of the winner by now, in figures that one can check.
+fn learned(decision: &Value) -> Option<String> {
+    let learned = decision.get("learned").filter(|said| said.is_object())?;
+    let prompt = number(learned, "prompt_8k_s")?;
+    let step = number(learned, "step_64x2k_s")?;
+    let samples = |of| count(whole(learned, of).unwrap_or(0));
+    Some(format!(
+        "8k prompt {}, step {} at 64 × 2k; from {} runs of prompts and {} of steps there",
+        span(prompt * 1e3),
+        span(step * 1e3),
+        samples("prompt_samples"),
+        samples("step_samples"),
+    ))
 }
 
 /// What another policy would have done. Its regret is the time model's and no time to first token.

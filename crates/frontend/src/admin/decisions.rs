@@ -170,7 +170,10 @@ fn explained(app: &App, request: RequestId) -> Option<Value> {
     models.iter().find_map(|model| {
         model.host.ask(|router| {
             let decision = router.explain(request)?;
-            Some(decision_row(app, model, router, decision))
+            let mut row = decision_row(app, model, router, decision);
+            let learned = decision.winner.and_then(|(rank, _)| router.learned(rank));
+            row["learned"] = learned.map(|times| super::workers::learned_row(&times)).into();
+            Some(row)
         })
     })
 }
@@ -192,6 +195,7 @@ fn decision_row(app: &App, of_router: &ServedModel, router: &Router, decision: &
             && let Some(said) = fields.get_mut("shadow")
         {
             said["policy"] = policy.into();
+            said["name"] = shadow.rank.to_string().into();
             said["url"] = model.url_of(shadow.rank.worker).into();
         }
         let mode = router.config().router_mode.name();

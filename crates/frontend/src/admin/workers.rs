@@ -80,7 +80,7 @@ fn served_row(model: &Arc<ServedModel>, router: &Router, spec: &WorkerSpec) -> V
 }
 
 /// How long prompts and steps take there, where that is learned: in figures that one can check.
-fn learned_row(times: &LearnedTimes) -> Value {
+pub(super) fn learned_row(times: &LearnedTimes) -> Value {
     let law = &times.law;
     json!({
         "prompt_8k_s": law.chunk + law.work(8192.0, 0.0),

@@ -103,6 +103,23 @@ fn a_shadow_says_what_it_would_have_done_and_what_the_model_thinks_of_it() {
 }
 
 #[test]
+fn what_was_learned_of_the_winner_is_told_in_figures_that_one_can_check() {
+    let shown = |learned: Value| {
+        let mut decision = decision();
+        decision["learned"] = learned;
+        let text = one(&decision, NOW_MS);
+        let line = text.lines().find(|line| line.starts_with("learned"));
+        line.unwrap_or_default().to_owned()
+    };
+    let learned = json!({"prompt_8k_s": 0.26, "step_64x2k_s": 0.012, "prompt_samples": 812, "step_samples": 4031});
+    assert_eq!(
+        shown(learned),
+        "learned    8k prompt 260 ms, step 12 ms at 64 × 2k; from 812 runs of prompts and 4,031 of steps there"
+    );
+    assert_eq!(shown(Value::Null), "");
+}
+
+#[test]
 fn the_latest_one_a_line() {
     let mut running = decision();
     running["outcome"] = Value::Null;
