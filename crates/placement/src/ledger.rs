@@ -132,6 +132,8 @@ struct Rank {
     prefill_ns: u64,
     /// All tokens of those prompts.
     pending_tokens: u64,
+    /// Of those prompts, the ones whose answers come in one piece.
+    silent: u32,
     /// The oldest prompt not yet computed, copied here so that a read touches nothing else.
     oldest: OldestPrompt,
     waiting: List,
@@ -390,6 +392,7 @@ impl Ledger {
         if booking.prefill_tokens > 0 {
             rank.prefill += u64::from(booking.prefill_tokens);
             rank.pending_tokens += u64::from(booking.isl_tokens);
+            rank.silent += u32::from(booking.silent);
             rank.prefill_ns += nanos(booking.prefill_duration);
             rank.waiting.push_back(&mut self.entries, BY_PREFILL, at);
             if rank.waiting.len() == 1 {
@@ -483,13 +486,14 @@ impl Ledger {
         }
         let cached = entry.isl_tokens.saturating_sub(tokens);
         let context = u64::from(entry.isl_tokens) + u64::from(entry.generated);
-        let (id, isl_tokens) = (entry.id, entry.isl_tokens);
+        let (id, isl_tokens, silent) = (entry.id, entry.isl_tokens, entry.silent);
         let duration = nanos(entry.prefill_duration);
         let rank = &mut self.ranks[slot as usize];
         let before = rank.state();
         let was_oldest = rank.waiting.head() == Some(at);
         rank.prefill -= u64::from(tokens);
         rank.pending_tokens -= u64::from(isl_tokens);
+        rank.silent -= u32::from(silent);
         rank.prefill_ns -= duration;
         rank.context += context;
         rank.waiting.remove(&mut self.entries, BY_PREFILL, at);

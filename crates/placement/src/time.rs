@@ -256,6 +256,30 @@ impl TimePolicy {
         rank.is_none_or(|rank| rank.is_open(now.as_nanos()))
     }
 
+    /// Whether a held request had better not go to a rank yet, though that is open: a prompt waits there, and both would be
+    /// computed in one step. `others` are held beside it, for each rank.
+    #[must_use]
+    pub fn is_crowded(
+        &self,
+        slot: u32,
+        now: Time,
+        timed: &TimedRequest<'_>,
+        cached: u32,
+        others: f64,
+    ) -> bool {
+        self.ranks.get(slot as usize).is_some_and(|rank| {
+            let own = self.prompt(now, timed).own(rank, f64::from(cached));
+            rank.is_crowded_by(own, others)
+        })
+    }
+
+    /// Whether a prompt waits at a rank for another to be computed.
+    #[must_use]
+    pub fn has_prompt_behind(&self, slot: u32) -> bool {
+        let rank = self.ranks.get(slot as usize);
+        rank.is_some_and(|rank| rank.prompts_behind() > 0.0)
+    }
+
     /// When a rank opens by time alone, if it is closed.
     #[must_use]
     pub fn opens_at(&self, slot: u32, now: Time) -> Option<Time> {

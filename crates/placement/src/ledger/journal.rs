@@ -145,6 +145,8 @@ impl Journal {
 pub struct TimedLoad {
     /// Requests before their first token.
     pub pending: u32,
+    /// Of those, the ones that show no first token: their answers come in one piece.
+    pub silent: u32,
     /// The others.
     pub decoding: u32,
     /// Prompt and output tokens of those others.
@@ -192,6 +194,7 @@ impl Ledger {
         let state = rank.state();
         TimedLoad {
             pending: state.pending,
+            silent: rank.silent,
             decoding: state.decoding,
             context: state.context,
             pending_tokens: rank.pending_tokens,

@@ -1,15 +1,16 @@
 //! What a placement costs, in seconds. Lower is better.
 //!
 //! ```text
-//! own   = work(new, cached) + ceil(new / M) · over            over = chunk + stream · decoding + attend · context
+//! own   = work(new, cached) + steps · over                    steps = ceil(new / M), over = chunk + stream · decoding + attend · context
+//! more  = own − steps · a step of those that decode           what its steps take more than they would without it
 //! wait  = what is booked there and not computed yet + planned + waiting for room
 //! n     = decoding + pending + planned                        D = a decode step with this request added
 //! evict = token · ρ · pressure · tokens that leave the cache for those of this prompt and its answer
-//! cost  = wait + own · (1 + κ + λ · n) + λ · O · (D + n/2 · slow) + evict
+//! cost  = wait + own · (1 + κ) + λ · n · more + λ · O · (D + n/2 · slow) + evict
 //! ```
 //!
-//! The request waits, then is computed; its prompt delays each of the `n` others by all its length, and its tokens slow
-//! their steps for as long as both run. `λ` is what a second of somebody's decoding is worth in seconds to a first token:
+//! The request waits, then is computed; its prompt delays each of the `n` others by what it makes their steps longer (each
+//! gets a token of these steps, too), and its tokens slow their steps for as long as both run. `λ` is what a second of somebody's decoding is worth in seconds to a first token:
 //! an answer of `O` tokens may take 25 ms for each, a first token 2 s. `κ` counts the prompt a second time: it also
 //! delays whoever comes next.
 //!
@@ -30,7 +31,7 @@ use crate::ledger::TimedLoad;
 /// What a prompt costs those that come after it, in units of its own length.
 const KAPPA: f64 = 1.0;
 /// Most that a second of decoding counts.
-const LAMBDA_MAX: f64 = 0.5;
+const LAMBDA_MAX: f64 = 0.4;
 /// Seconds that a first token may take, and a gap between tokens.
 const TTFT_GOAL: f64 = 2.0;
 const ITL_GOAL: f64 = 0.025;
@@ -105,10 +106,14 @@ pub(crate) struct RankTime {
     batch: f64,
     capacity: f64,
     over: f64,
+    /// A step as it would be without a prompt.
+    plain: f64,
     prefill: f64,
     oldest: f64,
     oldest_since_ns: u64,
     pending: f64,
+    /// Prompts that surely wait for the one under way.
+    behind: f64,
     decoding: f64,
     /// Decoding and pending.
     running: f64,
@@ -158,10 +163,12 @@ impl RankTime {
             batch,
             capacity,
             over: law.chunk + law.ride(decoding, context),
+            plain: law.decode(decoding, context),
             prefill: load.prefill,
             oldest: load.oldest,
             oldest_since_ns: load.oldest_since.as_nanos(),
             pending,
+            behind: (pending - f64::from(load.silent) - 1.0).max(0.0),
             decoding,
             running,
             step: law.decode(running, context + load.pending_tokens as f64),
@@ -185,6 +192,19 @@ impl RankTime {
     /// that could be measured.
     pub(crate) fn is_open(&self, now_ns: u64) -> bool {
         self.pending == 0.0 || self.waiting(now_ns) - self.pending * self.over < self.open_below
+    }
+
+    /// Prompts here that wait for the one under way. Of those whose answers come in one piece nobody knows: they do not
+    /// count.
+    pub(crate) fn prompts_behind(&self) -> f64 {
+        self.behind
+    }
+
+    /// Whether a prompt of `own` seconds had better not come yet: those that wait here would be computed in one step with
+    /// it, and each would have its first token later by all of its work. What that saves is one step: for itself, for
+    /// whoever comes next, and for the `others` that are held.
+    pub(crate) fn is_crowded_by(&self, own: f64, others: f64) -> bool {
+        self.behind * (own - self.over) > self.over * (1.0 + KAPPA + others)
     }
 
     /// When it opens if nothing happens; `None` if time alone does not open it, or it is open.
@@ -276,10 +296,15 @@ impl TimedPrompt {
     }
 
     /// Seconds of the prompt on a rank, other work there not counted.
-    #[inline(always)]
     pub(crate) fn own(&self, rank: &RankTime, cached: f64) -> f64 {
+        self.own_and_more(rank, cached).0
+    }
+
+    /// The same, and how much longer its steps are than they would be without it.
+    #[inline(always)]
+    fn own_and_more(&self, rank: &RankTime, cached: f64) -> (f64, f64) {
         if !self.computes {
-            return 0.0;
+            return (0.0, 0.0);
         }
         let new = self.isl - cached;
         let work = if cached > 0.0 {
@@ -292,7 +317,8 @@ impl TimedPrompt {
         } else {
             (new / rank.batch).ceil()
         };
-        rank.prompt_factor * work + steps * rank.over
+        let own = rank.prompt_factor * work + steps * rank.over;
+        (own, (own - steps * rank.plain).max(0.0))
     }
 
     /// Seconds until there is room in the cache.
@@ -310,11 +336,11 @@ impl TimedPrompt {
     #[inline(always)]
     pub(crate) fn cost(&self, rank: &RankTime, plan: &RankPlan, held: f64, active: f64) -> f64 {
         let cached = self.cached(held.max(active));
-        let own = self.own(rank, cached);
+        let (own, more) = self.own_and_more(rank, cached);
         let room = self.room(rank, plan, active);
         let wait = rank.waiting(self.now_ns) + plan.own + room;
         let n = rank.running + plan.requests;
-        let delay = own * (KAPPA + self.lambda * n);
+        let delay = KAPPA * own + self.lambda * n * more;
         wait + own + delay + self.decode(rank, plan, n) + self.evict(rank, cached) + rank.tie
     }
 
@@ -341,11 +367,11 @@ impl TimedPrompt {
         taint_factor: f64,
     ) -> CostParts {
         let cached = self.cached(held.max(active));
-        let own = self.own(rank, cached);
+        let (own, more) = self.own_and_more(rank, cached);
         let room = self.room(rank, plan, active);
         let wait = rank.waiting(self.now_ns) + plan.own + room;
         let n = rank.running + plan.requests;
-        let delay = own * (KAPPA + self.lambda * n);
+        let delay = KAPPA * own + self.lambda * n * more;
         let decode = self.decode(rank, plan, n);
         let evict = self.evict(rank, cached);
         CostParts {
@@ -409,7 +435,7 @@ mod tests {
         near(terms.own, 0.110);
         near(terms.wait, 0.0);
         near(terms.delay, 0.110);
-        let lambda = 0.5 * 2.0 / (0.025 * 100.0);
+        let lambda = LAMBDA_MAX * 2.0 / (0.025 * 100.0);
         near(
             terms.decode,
             lambda * 100.0 * (0.005 + 1e-4 + 1e-8 * 1050.0),
@@ -466,7 +492,7 @@ mod tests {
         );
     }
 
-    /// Ten decode there: the prompt delays each, and each step gets longer for all.
+    /// Ten decode there: the prompt delays each by what its step takes longer than theirs, and each step gets longer for all.
     #[test]
     fn others_that_decode_are_delayed_and_slowed() {
         let load = TimedLoad {
@@ -475,9 +501,13 @@ mod tests {
             ..TimedLoad::default()
         };
         let terms = prompt(1000, 100.0).terms(&rank(load), &RankPlan::default(), (0.0, 0.0), 1.0);
-        let lambda = 0.4;
+        let lambda = LAMBDA_MAX * 0.8;
         near(terms.own, 0.1 + 0.010 + 10.0 * 1e-4 + 20_000.0 * 1e-8);
-        near(terms.delay, terms.own * (1.0 + lambda * 10.0));
+        let plain = 0.005 + 10.0 * 1e-4 + 20_000.0 * 1e-8;
+        near(
+            terms.delay,
+            terms.own + lambda * 10.0 * (terms.own - plain),
+        );
         let slow = 1e-4 + 1e-8 * 1050.0;
         let step = 0.005 + 10.0 * 1e-4 + 1e-8 * (20_000.0 + 10.0 * 50.0);
         near(terms.decode, lambda * 100.0 * (step + slow + 5.0 * slow));
@@ -572,6 +602,31 @@ mod tests {
         let never = rank(load(5.0, 0.5));
         assert!(!never.is_open(100 * second) && never.opens_at(0).is_none());
         assert_eq!(rank(load(0.1, 0.1)).opens_at(0), None);
+    }
+
+    /// A step has a fixed cost of 10 ms here. One prompt is under way, and one or more wait for it to end.
+    #[test]
+    fn prompts_share_a_step_only_if_that_costs_less_than_it_saves() {
+        let rank = |pending| {
+            rank(TimedLoad {
+                pending,
+                ..TimedLoad::default()
+            })
+        };
+        assert!(!rank(0).is_crowded_by(5.0, 0.0) && !rank(1).is_crowded_by(5.0, 0.0));
+        // 19 ms of work delay the one that waits by 19 ms; a step of its own delays this one and the next by 10 ms each.
+        assert!(!rank(2).is_crowded_by(0.029, 0.0));
+        assert!(rank(2).is_crowded_by(0.031, 0.0));
+        // Two that wait are delayed; two that are held gain a step each.
+        assert!(rank(3).is_crowded_by(0.029, 0.0));
+        assert!(!rank(3).is_crowded_by(0.029, 2.0));
+        let load = TimedLoad {
+            pending: 3,
+            silent: 2,
+            ..TimedLoad::default()
+        };
+        let unknown = RankTime::new(LAW, 1.0, &load, 8192, &cache(None, 0.0));
+        assert!(!unknown.is_crowded_by(5.0, 0.0));
     }
 
     /// Prompts too fast to be told apart: all of their time is the fixed cost.

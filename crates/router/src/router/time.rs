@@ -2,7 +2,9 @@
 //!
 //! A pass takes those that are held in the order of their slowdown, the longest wait for its size first. Each chooses the
 //! rank where it costs least, as if all before it had gone where they chose. If that rank is open and nothing is planned
-//! there, it goes; else it stays, and its choice is a plan that the others see for the rest of the pass.
+//! there, it goes; else it stays, and its choice is a plan that the others see for the rest of the pass. An engine computes
+//! all that waits in one step, and whoever waits has its first token at the end of it: so one prompt waits at an engine, and
+//! the others here, unless sharing a step is worth it.
 //!
 //! What keeps its meaning: limits of the queue and of policy classes refuse as ever. A class's gate closes ranks to it in
 //! addition, its own order holds inside it, and classes take turns by their quanta. A strict priority goes before any
@@ -226,7 +228,10 @@ impl Router {
         }
         if filled.is_ok() && self.queue.is_empty() {
             match self.choose(&arrival, pin, &settings) {
-                Ok((slot, reason)) if self.is_open_to(slot, gates) => {
+                Ok((slot, reason))
+                    if self.is_open_to(slot, gates)
+                        && !self.is_crowded(&arrival, slot, &settings, 0) =>
+                {
                     return self.send(&arrival, slot, reason, &settings, None, out);
                 }
                 Ok(_) => {}
@@ -453,7 +458,9 @@ impl Router {
         let look = match queue.get(id) {
             Some((entry, _)) => {
                 let gate = queue.class(entry.class).map(|c| c.gate);
-                self.look_at_waiting(&entry.payload, gate.unwrap_or_default(), sent)
+                let others = queue.len().saturating_sub(1);
+                let gate = gate.unwrap_or_default();
+                self.look_at_waiting(&entry.payload, gate, sent, others)
             }
             None => None,
         };
@@ -461,7 +468,14 @@ impl Router {
         look
     }
 
-    fn look_at_waiting(&mut self, waiting: &QueuedRequest, gate: Gate, sent: bool) -> Option<Look> {
+    /// `others` are held, too.
+    fn look_at_waiting(
+        &mut self,
+        waiting: &QueuedRequest,
+        gate: Gate,
+        sent: bool,
+        others: usize,
+    ) -> Option<Look> {
         let arrival = &waiting.arrival;
         let pin = self.still_bound(arrival, waiting.pin);
         let settings = RequestSettings::of(&self.config, &arrival.overrides);
@@ -476,11 +490,35 @@ impl Router {
             Err(error) => return Some(Look::Refused(error)),
         };
         let planned = self.time.as_ref().is_some_and(|time| time.has_plan(slot));
-        let goes = !planned && self.is_open_to(slot, gates);
+        let goes = !planned
+            && self.is_open_to(slot, gates)
+            && !self.is_crowded(arrival, slot, &settings, others);
         if !goes || !sent {
             self.plan(arrival, slot, &settings);
         }
         goes.then_some(Look::Goes(slot, reason))
+    }
+
+    /// Whether the rank just chosen has a prompt waiting that would be delayed more than a step of its own delays this one.
+    fn is_crowded(
+        &self,
+        arrival: &Arrival,
+        slot: u32,
+        settings: &RequestSettings,
+        others: usize,
+    ) -> bool {
+        let time = self.time.as_ref();
+        let Some(time) = time.filter(|time| time.has_prompt_behind(slot)) else {
+            return false;
+        };
+        let cached = super::cached_tokens(self.kept_of(slot), arrival.isl_tokens, &self.config);
+        let request = placement_request(arrival, &[], settings, Gate::default());
+        let timed = TimedRequest {
+            request: &request,
+            osl: arrival.hints.osl,
+        };
+        let ranks = f64::from(self.fleet.up().count().max(1));
+        time.is_crowded(slot, self.now, &timed, cached, others as f64 / ranks)
     }
 
     fn plan(&mut self, arrival: &Arrival, slot: u32, settings: &RequestSettings) {

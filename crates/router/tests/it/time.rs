@@ -168,6 +168,36 @@ fn a_request_is_held_while_its_rank_is_behind_and_goes_when_the_prompt_is_done()
     );
 }
 
+/// Both that waited would be computed in one step, and the first would have its first token when the second has.
+#[test]
+fn one_prompt_waits_at_an_engine_and_longer_ones_here() {
+    let mut host = Host::new(config(), 1);
+    for id in 1..=3 {
+        host.arrive(id, 1000);
+    }
+    assert_eq!(host.sent(), [(1, 1), (2, 1)]);
+    assert_eq!(host.router.queued().0, 1);
+    host.now += 0.06;
+    host.first_token(1);
+    assert_eq!(host.sent(), [(3, 1)]);
+    // A short one costs the one that waits less than a step of its own would cost.
+    host.arrive(4, 50);
+    assert_eq!(host.sent(), [(4, 1)]);
+}
+
+/// Nobody sees when their prompts are done: none of them is held for another.
+#[test]
+fn answers_in_one_piece_hold_up_nobody() {
+    let mut host = Host::new(config(), 1);
+    for id in 1..=3 {
+        host.ask(Arrival {
+            silent: true,
+            ..Arrival::new(rid(id), 500)
+        });
+    }
+    assert_eq!(host.sent(), [(1, 1), (2, 1), (3, 1)]);
+}
+
 /// Nothing happens, but the oldest prompt must be nearly done: the timer alone lets the next one go.
 #[test]
 fn time_alone_opens_a_rank() {
