@@ -160,7 +160,7 @@ options! { REPLAY_ROWS, Group::Replay, Scope::REPLAY;
     REPLICA_SYNC: bool = "replica-sync" =>
         env(&[var("KVASIR_REPLICA_SYNC")]).default("false").effective();
 
-    /// Delay of KV events on their way to a router, in milliseconds.
+    /// Delay of all that a router hears, KV events and other replicas, in milliseconds.
     EVENT_LATENCY_MS: f64 = "event-latency-ms" =>
         env(&[var("KVASIR_EVENT_LATENCY_MS")]).default("1").floats(0.0, 86_400_000.0).metavar("MS")
         .effective();
