@@ -56,7 +56,9 @@ class Rig:
 
     def start(self, *extra, settle=True):
         workers = [word for engine in self.engines for word in ("--worker", engine.url)]
-        self.frontend = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", *workers, *extra)
+        # Blocks are counted as the index has them, not as an engine would use them.
+        mode = [] if "--router-mode" in extra else ["--router-mode", "kv"]
+        self.frontend = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", *workers, *mode, *extra)
         url = "http://" + self.frontend.wait_for(r"address=(127\.0\.0\.1:\d+)").group(1)
         self.http = httpx.Client(base_url=url, timeout=30)
         self.until(lambda: len(self.workers()) == len(self.engines), "all workers join")

@@ -1,4 +1,4 @@
-"""`--router-policy time` before real mock engines: what it learns is shown, and a decision is told in seconds."""
+"""Placement by seconds, the default before engine servers: what it learns is shown, and a decision is told in seconds."""
 
 import os
 import subprocess
@@ -31,7 +31,8 @@ def learned(fleet):
 
 
 def test_what_is_learned_is_shown_and_why_is_told_in_seconds():
-    fleet = Fleet(MODEL, frontend=["--router-policy", "time"])
+    fleet = Fleet(MODEL)
+    assert 'router_policy="time"' in fleet.frontend.until_logged("how workers are chosen")
     with ThreadPoolExecutor(4) as clients:
         list(clients.map(lambda number: ask(fleet, number), range(80)))
     last = ask(fleet, 999, stream=False)
@@ -48,8 +49,9 @@ def test_what_is_learned_is_shown_and_why_is_told_in_seconds():
     fleet.stop()
 
 
-def test_the_linear_policy_shows_nothing_learned():
-    fleet = Fleet(MODEL)
+def test_an_option_of_dynamo_selects_its_cost_which_learns_nothing():
+    fleet = Fleet(MODEL, frontend=["--router-mode", "kv"])
+    assert 'router_policy="kv"' in fleet.frontend.until_logged("how workers are chosen")
     ask(fleet, 1)
     assert learned(fleet) == [None, None]
     fleet.stop()

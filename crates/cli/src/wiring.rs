@@ -67,7 +67,15 @@ pub(crate) fn seed(settings: &Settings) -> u64 {
 /// Says at the start how workers are chosen, and the seed that repeats it.
 pub(crate) fn say_how(settings: &Settings) {
     let router_mode = mode_of_models(settings);
-    tracing::info!(%router_mode, seed = seed(settings), "how workers are chosen");
+    let router_policy = settings.get(keys::ROUTER_POLICY);
+    let policy = (router_mode == RouterMode::Kv).then_some(router_policy.name());
+    tracing::info!(%router_mode, router_policy = policy, seed = seed(settings), "how workers are chosen");
+    if matches!(settings.origin(keys::ROUTER_POLICY), Origin::Rule(_)) {
+        tracing::info!(
+            "placements cost seconds, which are learned from the workers; any option of Dynamo's router, such as --router-mode kv, \
+             selects its cost in blocks"
+        );
+    }
     if protects(settings) {
         let longest = match *settings.origin(keys::ROUTER_QUEUE_MAX_WAIT_SECS) == Origin::Default {
             true => PROTECTED_WAIT,

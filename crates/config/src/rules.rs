@@ -63,6 +63,7 @@ fn dependent_defaults(settings: &mut Settings) {
         let backend = Value::Choice(DiscoveryBackend::Static.name());
         settings.prefer(keys::DISCOVERY_BACKEND, backend, cause);
     }
+    policy_of_engine_servers(settings, cause);
     let remote = matches!(
         settings.get(keys::DISCOVERY_BACKEND),
         DiscoveryBackend::Etcd | DiscoveryBackend::Kubernetes
@@ -75,6 +76,24 @@ fn dependent_defaults(settings: &mut Settings) {
         settings.prefer(keys::EVENT_PLANE, zmq, "no --nats-server");
     }
     selection_policy(settings);
+}
+
+/// Engine servers are placed by seconds, unless an option of the reference's router was given: whoever gives one wants its
+/// cost.
+fn policy_of_engine_servers(settings: &mut Settings, cause: Option<&'static str>) {
+    let alone = settings.get(keys::DISCOVERY_BACKEND) == DiscoveryBackend::Static;
+    let cause = cause.or(alone.then_some("--discovery-backend static"));
+    let Some(cause) = cause.filter(|_| settings.command() == Command::Frontend) else {
+        return;
+    };
+    let of_reference = settings.iter().any(|(spec, setting)| {
+        let mut names = spec.env.iter().map(|variable| variable.name);
+        setting.origin.is_user() && names.any(|name| name.starts_with("DYN_ROUTER_"))
+    });
+    if !of_reference {
+        let time = Value::Choice(RouterPolicy::Time.name());
+        settings.prefer(keys::ROUTER_POLICY, time, cause);
+    }
 }
 
 /// What simulated engines have where nothing was given.

@@ -79,8 +79,12 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
     /// `kv` adds blocks by the weights given. `time` adds the seconds that all requests wait; it learns
     /// how long prompts and steps take, holds a request back while every good worker is behind, and has no
     /// weights: credit, scale and request weight do not matter to it.
+    ///
+    /// Engine servers of `kvasir frontend` are placed by `time` unless an option of Dynamo's router is given, by flag, file or
+    /// a variable `DYN_ROUTER_…`: whoever gives one gets its cost.
     ROUTER_POLICY: RouterPolicy = "router-policy" of router =>
-        env(&[var("KVASIR_ROUTER_POLICY")]).metavar("POLICY").common().effective();
+        env(&[var("KVASIR_ROUTER_POLICY")]).metavar("POLICY")
+        .default_note("kv; time for engine servers where no option of Dynamo's router is given").common().effective();
 
     /// What `time` takes for the speed of the workers until it has learned it.
     ///

@@ -1,8 +1,8 @@
 //! Rules between options: what decides what, and what does not go together.
 
 use kvasir_config::{
-    Command, DiscoveryBackend, EventPlane, NoticeKind, Origin, RouterMode, Settings, keys,
-    parse_overrides,
+    Command, DiscoveryBackend, EventPlane, NoticeKind, Origin, RouterMode, RouterPolicy, Settings,
+    keys, parse_overrides,
 };
 
 use crate::support::{invoke_words, printed, refused, run};
@@ -25,6 +25,46 @@ fn workers_make_discovery_static_and_mode_kv_unless_said_otherwise() {
     )
     .settings;
     assert_eq!(said.get(keys::ROUTER_MODE), RouterMode::Random);
+}
+
+/// Whoever gives an option of the reference's router, by whatever way, gets its cost.
+#[test]
+fn engine_servers_are_placed_by_seconds_unless_an_option_of_the_reference_is_given() {
+    let policy = |line: &str, variables: &[(&str, &str)]| {
+        let settings = run(line, variables).settings;
+        settings.get(keys::ROUTER_POLICY)
+    };
+    let (kv, time) = (RouterPolicy::Kv, RouterPolicy::Time);
+    for line in [
+        "frontend --worker http://a:1",
+        "frontend --workers-file f",
+        "frontend --discovery-backend static",
+        "frontend --worker http://a:1 --kv-cache-block-size 32 --active-decode-blocks-threshold 0.9",
+        "frontend --worker http://a:1 --router-mode kv --router-policy time",
+    ] {
+        assert_eq!(policy(line, &[]), time, "{line}");
+    }
+    for line in [
+        "frontend",
+        "frontend --discovery-backend file",
+        "frontend --worker http://a:1 --router-mode kv",
+        "frontend --worker http://a:1 --router-policy kv",
+        "frontend --worker http://a:1 --router-prefill-load-scale 4",
+        "frontend --worker http://a:1 --router-temperature 0.1",
+        "frontend --worker http://a:1 --router-queue-threshold 4",
+        "frontend --worker http://a:1 --no-router-kv-events",
+        "frontend --worker http://a:1 --load-aware",
+        "demo",
+        "replay",
+    ] {
+        assert_eq!(policy(line, &[]), kv, "{line}");
+    }
+    let worker = "frontend --worker http://a:1";
+    assert_eq!(policy(worker, &[("DYN_ROUTER_MODE", "kv")]), kv);
+    assert_eq!(policy(worker, &[("DYN_ROUTER_TEMPERATURE", "0.5")]), kv);
+    let settings = run(worker, &[]).settings;
+    let origin = settings.origin(keys::ROUTER_POLICY);
+    assert_eq!(origin, &Origin::Rule("--worker"));
 }
 
 #[test]

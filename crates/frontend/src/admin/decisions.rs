@@ -172,7 +172,9 @@ fn explained(app: &App, request: RequestId) -> Option<Value> {
             let decision = router.explain(request)?;
             let mut row = decision_row(app, model, router, decision);
             let learned = decision.winner.and_then(|(rank, _)| router.learned(rank));
-            row["learned"] = learned.map(|times| super::workers::learned_row(&times)).into();
+            row["learned"] = learned
+                .map(|times| super::workers::learned_row(&times))
+                .into();
             Some(row)
         })
     })

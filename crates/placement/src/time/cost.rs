@@ -504,10 +504,7 @@ mod tests {
         let lambda = LAMBDA_MAX * 0.8;
         near(terms.own, 0.1 + 0.010 + 10.0 * 1e-4 + 20_000.0 * 1e-8);
         let plain = 0.005 + 10.0 * 1e-4 + 20_000.0 * 1e-8;
-        near(
-            terms.delay,
-            terms.own + lambda * 10.0 * (terms.own - plain),
-        );
+        near(terms.delay, terms.own + lambda * 10.0 * (terms.own - plain));
         let slow = 1e-4 + 1e-8 * 1050.0;
         let step = 0.005 + 10.0 * 1e-4 + 1e-8 * (20_000.0 + 10.0 * 50.0);
         near(terms.decode, lambda * 100.0 * (step + slow + 5.0 * slow));
