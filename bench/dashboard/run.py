@@ -66,7 +66,16 @@ class Load:
         self.idle = []
 
     async def one(self, number):
-        connection = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
+        if self.idle:
+            try:
+                return await self.over(self.idle.pop(), number)
+            except (OSError, asyncio.IncompleteReadError) as error:
+                # A kept connection that the server closed for its idleness: any client asks again on a new one.
+                if getattr(error, "partial", b""):
+                    raise
+        await self.over(await asyncio.open_connection("127.0.0.1", self.port), number)
+
+    async def over(self, connection, number):
         reader, writer = connection
         model = list(MODELS)[number % 3]
         prompt = " ".join(f"c{number % 40}w{at}" for at in range(60)) + f" {number}"

@@ -202,6 +202,7 @@ fn tcp_options(settings: &Settings) -> Result<TcpOptions, Failure> {
         ack_timeout: settings.get(keys::TCP_REQUEST_TIMEOUT),
         message_bytes_max: usize::try_from(bytes).unwrap_or(usize::MAX),
         queue_max: settings.get(keys::TCP_CHANNEL_BUFFER) as usize,
+        pool_size: settings.get(keys::TCP_POOL_SIZE) as usize,
         tls,
         ..TcpOptions::default()
     })

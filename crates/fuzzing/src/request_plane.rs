@@ -3,7 +3,9 @@
 use bytes::{Bytes, BytesMut};
 use kvasir_protocol::control::{ControlMessage, Handshake, Prologue, Word};
 use kvasir_protocol::frame::{Ack, RequestFrame, TwoPart};
-use kvasir_protocol::{Annotated, GenerateRequest, Item, Payload, PayloadWriter};
+use kvasir_protocol::{
+    Annotated, GenerateRequest, Item, Output, Payload, PayloadWriter, TokenFrame,
+};
 use kvasir_types::{Codec, RequestId};
 
 pub(crate) const WORDS: &[&str] = &[
@@ -116,6 +118,7 @@ fn payload(payload: &Payload) -> bool {
         assert_eq!(Item::decode(codec, &item.encode(codec)), Ok(item.clone()));
         if let Some(data) = &item.data {
             annotated(data);
+            one_token(payload, data);
         }
         read = true;
     }
@@ -128,6 +131,26 @@ fn payload(payload: &Payload) -> bool {
         let _ = GenerateRequest::of(&ours).encode(codec);
     }
     read
+}
+
+/// A frame that is known by its bytes says what it says when it is read.
+fn one_token(body: &Payload, data: &Payload) {
+    let Ok(item) = Annotated::decode(data) else {
+        return;
+    };
+    let said = item.data.as_ref().map(|output| output.token_ids.clone());
+    if let Some(known) = TokenFrame::of(body.codec, &body.bytes, &item) {
+        assert_eq!(known.token(&body.bytes).map(|token| vec![token]), said);
+    }
+    let plain = Annotated::of_output(Output {
+        token_ids: vec![7],
+        ..Output::default()
+    });
+    let usual = Item::encode_data(Codec::MessagePack, |writer| plain.write(writer));
+    let usual = TokenFrame::of(Codec::MessagePack, &usual, &plain);
+    if let Some(token) = usual.and_then(|usual| usual.token(&body.bytes)) {
+        assert_eq!(Some(vec![token]), said);
+    }
 }
 
 fn annotated(payload: &Payload) {

@@ -101,6 +101,16 @@ impl TwoPart {
         }))
     }
 
+    /// The body of the frame at the front of `buffer`, if all of it is there and it has no header, and the frame's length.
+    #[must_use]
+    pub fn peek_body(buffer: &[u8], max: usize) -> Option<(&[u8], usize)> {
+        let (0, body) = lengths(buffer, max).ok()?? else {
+            return None;
+        };
+        let total = TWO_PART_HEAD_BYTES + body;
+        Some((buffer.get(TWO_PART_HEAD_BYTES..total)?, total))
+    }
+
     /// Reads a frame that is all of `bytes`.
     pub fn decode(bytes: &Bytes) -> Result<Self, ProtocolError> {
         let Some((header, body)) = lengths(bytes, bytes.len())? else {
@@ -320,6 +330,11 @@ mod tests {
         assert_eq!(&buffer[..], b"rest");
         assert_eq!(TwoPart::decode(&bytes), Ok(frame));
         assert!(TwoPart::decode(&bytes.slice(..29)).is_err());
+        assert_eq!(TwoPart::peek_body(&bytes, 64), None, "it has a header");
+        let bare = [&TwoPart::of_body("body").to_bytes()[..], b"rest"].concat();
+        assert_eq!(TwoPart::peek_body(&bare, 64), Some((&b"body"[..], 28)));
+        assert_eq!(TwoPart::peek_body(&bare[..27], 64), None);
+        assert_eq!(TwoPart::peek_body(&bare, 3), None);
     }
 
     /// The limit is for header and body together, and no sum overflows.

@@ -19,6 +19,7 @@ mod payload;
 mod read;
 mod request;
 mod routing;
+mod token_frame;
 mod tokens;
 mod writer;
 
@@ -29,4 +30,5 @@ pub use output::{Finish, Output, TopLogprob, Usage};
 pub use payload::Payload;
 pub use request::{GenerateRequest, OutputOptions, SamplingOptions, StopConditions, TOKENS_MAX};
 pub use routing::RoutingHints;
+pub use token_frame::TokenFrame;
 pub use writer::PayloadWriter;

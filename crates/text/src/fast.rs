@@ -2,28 +2,44 @@
 //!
 //! Answers one question: can `fastokens` stand in for the reference library here, and does it still? It is some
 //! ninety times as fast on prose and has agreed on every text tried, but it is a second implementation: it
-//! must agree on a battery of texts when a model is loaded, one text in ten thousand is checked in use, and
-//! at the first difference (or panic) the reference takes over for good.
-//!
-//! Invariant: a text that was checked gets the reference's tokens.
+//! must agree on a battery of texts when a model is loaded, and one text in two thousand is compared in use, 64 at a time, on a
+//! thread of its own that loads the reference library for it. At the first difference (or panic) the reference takes over for good.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use kvasir_types::Token;
 
 use crate::error::TextError;
+use crate::reference::{self, Reference};
 
-/// Of this many texts one is tokenized twice.
-const CHECK_EVERY: u64 = 10_000;
+/// Of this many texts one is compared.
+const CHECK_EVERY: u64 = 2_000;
+/// Texts that are compared at once: loading the reference library takes most of a second.
+const SAMPLES: usize = 64;
+/// A longer text is not compared.
+const SAMPLE_BYTES_MAX: usize = 128 << 10;
 
 /// A quick tokenizer that is trusted until it differs.
 pub(crate) struct Fast {
+    watched: Arc<Watched>,
+    encodes: AtomicU64,
+    samples: Mutex<Vec<Sample>>,
+}
+
+struct Watched {
     inner: fastokens::Tokenizer,
     distrusted: AtomicBool,
-    encodes: AtomicU64,
     checks: AtomicU64,
     differences: AtomicU64,
+}
+
+/// A text and the tokens that were made of it.
+struct Sample {
+    text: Box<str>,
+    add_special: bool,
+    ids: Vec<Token>,
 }
 
 impl Fast {
@@ -31,28 +47,28 @@ impl Fast {
     ///
     /// # Errors
     /// Why it cannot stand in: the file is refused, or a text of the battery has other tokens.
-    pub(crate) fn load(
-        json: &[u8],
-        reference: impl Fn(&str) -> Result<Vec<Token>, TextError>,
-    ) -> Result<Self, String> {
+    pub(crate) fn load(json: &[u8], reference: &Reference) -> Result<Self, String> {
         let json = serde_json::from_slice(json).map_err(|e| e.to_string())?;
         let inner = catch_unwind(|| fastokens::Tokenizer::from_json(json))
             .map_err(|_| "fastokens panicked on this tokenizer.json".to_owned())?
             .map_err(|e| e.to_string())?;
-        let fast = Self {
+        let watched = Watched {
             inner,
             distrusted: AtomicBool::new(false),
-            encodes: AtomicU64::new(0),
             checks: AtomicU64::new(0),
             differences: AtomicU64::new(0),
         };
         for text in battery() {
-            let wanted = reference(&text).map_err(|e| e.to_string())?;
-            if fast.try_encode(&text, false).as_ref() != Some(&wanted) {
+            let wanted = reference.encode(&text, false).map_err(|e| e.to_string())?;
+            if watched.try_encode(&text, false).as_ref() != Some(&wanted) {
                 return Err(format!("fastokens differs on {text:?}"));
             }
         }
-        Ok(fast)
+        Ok(Self {
+            watched: Arc::new(watched),
+            encodes: AtomicU64::new(0),
+            samples: Mutex::default(),
+        })
     }
 
     /// The tokens of `text`, from whichever tokenizer is trusted.
@@ -60,20 +76,82 @@ impl Fast {
         &self,
         text: &str,
         add_special: bool,
-        reference: impl Fn() -> Result<Vec<Token>, TextError>,
+        reference: &Arc<Reference>,
     ) -> Result<Vec<Token>, TextError> {
-        if self.distrusted.load(Ordering::Relaxed) {
-            return reference();
+        if !self.is_trusted() {
+            return reference.encode(text, add_special);
         }
-        let ids = self.try_encode(text, add_special);
         let number = self.encodes.fetch_add(1, Ordering::Relaxed);
-        match ids {
-            Some(ids) if !number.is_multiple_of(CHECK_EVERY) => Ok(ids),
-            ids => {
-                let wanted = reference()?;
-                self.compare(ids.as_deref(), &wanted);
+        match self.watched.try_encode(text, add_special) {
+            Some(ids) => {
+                if number.is_multiple_of(CHECK_EVERY) && text.len() <= SAMPLE_BYTES_MAX {
+                    let (text, ids) = (text.into(), ids.clone());
+                    self.sample(
+                        Sample {
+                            text,
+                            add_special,
+                            ids,
+                        },
+                        reference,
+                    );
+                }
+                Ok(ids)
+            }
+            None => {
+                let wanted = reference.encode(text, add_special)?;
+                self.watched.compare(None, &wanted);
                 Ok(wanted)
             }
+        }
+    }
+
+    /// Keeps a text to be compared, and has a full set compared.
+    fn sample(&self, sample: Sample, reference: &Arc<Reference>) {
+        let mut samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
+        samples.push(sample);
+        if samples.len() < SAMPLES {
+            return;
+        }
+        let samples = std::mem::take(&mut *samples);
+        let (watched, reference) = (Arc::clone(&self.watched), Arc::clone(reference));
+        // Where no thread can be had these are not compared.
+        let _ = std::thread::Builder::new()
+            .name("tokenizer-check".into())
+            .spawn(move || watched.check(&samples, &reference));
+    }
+
+    pub(crate) fn is_trusted(&self) -> bool {
+        !self.watched.distrusted.load(Ordering::Relaxed)
+    }
+
+    /// Texts that were checked, and how many differed.
+    pub(crate) fn checks(&self) -> (u64, u64) {
+        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (get(&self.watched.checks), get(&self.watched.differences))
+    }
+}
+
+impl Watched {
+    fn try_encode(&self, text: &str, add_special: bool) -> Option<Vec<Token>> {
+        let encode = || self.inner.encode_with_special_tokens(text, add_special);
+        catch_unwind(AssertUnwindSafe(encode)).ok()?.ok()
+    }
+
+    /// Compares these texts, with a reference library that is there for as long as this takes.
+    fn check(&self, samples: &[Sample], reference: &Reference) {
+        let Ok(library) = reference.read_again() else {
+            return;
+        };
+        for sample in samples {
+            if let Ok(wanted) = reference::encode(&library, &sample.text, sample.add_special)
+                && sample.ids != wanted
+            {
+                // It is there before anybody is sent to it.
+                reference.keep(library);
+                self.compare(Some(&sample.ids), &wanted);
+                return;
+            }
+            self.checks.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -83,23 +161,6 @@ impl Fast {
             self.differences.fetch_add(1, Ordering::Relaxed);
             self.distrusted.store(true, Ordering::Relaxed);
         }
-    }
-
-    fn try_encode(&self, text: &str, add_special: bool) -> Option<Vec<Token>> {
-        let encode = || self.inner.encode_with_special_tokens(text, add_special);
-        catch_unwind(AssertUnwindSafe(encode)).ok()?.ok()
-    }
-
-    pub(crate) fn is_trusted(&self) -> bool {
-        !self.distrusted.load(Ordering::Relaxed)
-    }
-
-    /// Texts that were checked, and how many differed.
-    pub(crate) fn checks(&self) -> (u64, u64) {
-        (
-            self.checks.load(Ordering::Relaxed),
-            self.differences.load(Ordering::Relaxed),
-        )
     }
 }
 

@@ -25,6 +25,7 @@ mod load;
 mod model;
 mod prefix;
 mod pyvalue;
+mod reference;
 mod scratch;
 mod stop;
 mod strftime;

@@ -59,8 +59,8 @@ impl Frame {
     }
 }
 
-/// Bytes of memory for tokenized text, unless the caller says otherwise: about eight million tokens.
-pub const DEFAULT_CACHE_BYTES: usize = 64 << 20;
+/// Bytes of memory for tokenized text, unless the caller says otherwise: about four million tokens.
+pub const DEFAULT_CACHE_BYTES: usize = 32 << 20;
 
 /// Sampling values that the model's makers recommend; a request's own values beat them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -132,7 +132,7 @@ impl TextModel {
             cache: rules.map(|rules| PrefixCache::new(rules, cache_bytes)),
             frame: Frame::of(&tokenizer),
             linear: linear::is_linear(&checked.json),
-            tokenizer: Arc::new(tokenizer),
+            tokenizer: Arc::new(tokenizer.with_reference_at_rest()),
             template,
             eos,
             context_length: config.context_length,

@@ -6,19 +6,22 @@
 //! Invariants: no truncation and no padding, whatever the file says; the same text has the same ids on every
 //! thread; ids are checked before they index anything.
 
+use std::sync::Arc;
+
 use kvasir_types::Token;
-use tokenizers::Tokenizer as Reference;
+use tokenizers::Tokenizer as Library;
 
 use crate::decode::Decoding;
 use crate::error::TextError;
 use crate::file_limits::CheckedFile;
+use crate::reference::{Reference, failed};
 
 /// Largest id of a token; real vocabularies are under a million, and tables are made for every id.
 const VOCABULARY_MAX: u32 = 1 << 24;
 
 /// A loaded tokenizer; share it with an `Arc`.
 pub struct Tokenizer {
-    reference: Reference,
+    reference: Arc<Reference>,
     decoding: Decoding,
     special: Vec<bool>,
     /// The longest text that is tokenized at once.
@@ -64,10 +67,25 @@ impl Tokenizer {
         let mut tokenizer = Self::by_reference(file)?;
         #[cfg(feature = "fast")]
         {
-            tokenizer.fast =
-                crate::fast::Fast::load(&file.json, |text| tokenizer.encode_reference(text, false));
+            tokenizer.fast = crate::fast::Fast::load(&file.json, &tokenizer.reference);
         }
         Ok(tokenizer)
+    }
+
+    /// The same, without the reference library's tables where nothing needs them for now.
+    #[cfg_attr(
+        not(feature = "fast"),
+        expect(unused_mut, reason = "the feature changes it")
+    )]
+    pub(crate) fn with_reference_at_rest(mut self) -> Self {
+        #[cfg(feature = "fast")]
+        if self.fast.is_ok() && !matches!(self.decoding, Decoding::Library) {
+            self.reference = match Arc::try_unwrap(self.reference) {
+                Ok(reference) => Arc::new(reference.rest()),
+                Err(shared) => shared,
+            };
+        }
+        self
     }
 
     /// As [`Tokenizer::from_json`], never using the quick library.
@@ -79,30 +97,35 @@ impl Tokenizer {
     }
 
     fn by_reference(file: &CheckedFile) -> Result<Self, TextError> {
-        let reference = read(&file.json)?;
-        let size = vocabulary_size(&reference);
+        let reference = Reference::new(&file.json)?;
+        let size = vocabulary_size(reference.library()?);
         if size > VOCABULARY_MAX {
             return Err(TextError::Tokenizer(format!(
                 "token ids up to {size}; the limit is {VOCABULARY_MAX}"
             )));
         }
-        Ok(Self::from_reference(reference, size, file.text_bytes_max()))
+        Self::from_reference(reference, size, file.text_bytes_max())
     }
 
-    fn from_reference(reference: Reference, size: u32, text_bytes_max: usize) -> Self {
-        let added = reference.get_added_tokens_decoder();
+    fn from_reference(
+        reference: Reference,
+        size: u32,
+        text_bytes_max: usize,
+    ) -> Result<Self, TextError> {
+        let library = reference.library()?;
+        let added = library.get_added_tokens_decoder();
         let special = (0..size)
             .map(|id| added.get(&id).is_some_and(|token| token.special))
             .collect();
-        let decoding = Decoding::new(&reference, size);
-        Self {
-            reference,
+        let decoding = Decoding::new(library, size);
+        Ok(Self {
+            reference: Arc::new(reference),
             decoding,
             special,
             text_bytes_max,
             #[cfg(feature = "fast")]
             fast: Err("not asked for".to_owned()),
-        }
+        })
     }
 
     /// Which library tokenizes, and what the checks found.
@@ -143,18 +166,9 @@ impl Tokenizer {
         }
         #[cfg(feature = "fast")]
         if let Ok(fast) = &self.fast {
-            let reference = || self.encode_reference(text, add_special);
-            return fast.encode(text, add_special, reference);
+            return fast.encode(text, add_special, &self.reference);
         }
-        self.encode_reference(text, add_special)
-    }
-
-    fn encode_reference(&self, text: &str, add_special: bool) -> Result<Vec<Token>, TextError> {
-        let encoding = self
-            .reference
-            .encode_fast(text, add_special)
-            .map_err(failed)?;
-        Ok(encoding.get_ids().to_vec())
+        self.reference.encode(text, add_special)
     }
 
     /// The text of all `ids` at once: what a stream must add up to.
@@ -162,13 +176,14 @@ impl Tokenizer {
     /// # Errors
     /// The library's own failure.
     pub fn decode(&self, ids: &[Token], skip_special: bool) -> Result<String, TextError> {
-        self.reference.decode(ids, skip_special).map_err(failed)
+        let library = self.reference.library()?;
+        library.decode(ids, skip_special).map_err(failed)
     }
 
     /// The id of a token written out, special tokens included.
     #[must_use]
     pub fn id_of(&self, token: &str) -> Option<Token> {
-        self.reference.token_to_id(token)
+        self.reference.library().ok()?.token_to_id(token)
     }
 
     /// Whether `id` is a special token, which texts usually leave out.
@@ -200,22 +215,10 @@ impl Tokenizer {
     }
 }
 
-/// Reads the file. The library panics on some that are broken: those are refused like the others.
-fn read(json: &[u8]) -> Result<Reference, TextError> {
-    std::panic::catch_unwind(|| Reference::from_bytes(json))
-        .map_err(|_| TextError::Tokenizer("the library panicked on this file".into()))?
-        .map_err(failed)
-}
-
 /// One more than the largest id that has a token; ids may have holes.
-fn vocabulary_size(reference: &Reference) -> u32 {
-    let largest = reference.get_vocab(true).into_values().max();
+fn vocabulary_size(library: &Library) -> u32 {
+    let largest = library.get_vocab(true).into_values().max();
     largest.map_or(0, |id| id.saturating_add(1))
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "the form that map_err wants")]
-fn failed(error: Box<dyn std::error::Error + Send + Sync>) -> TextError {
-    TextError::Tokenizer(error.to_string())
 }
 
 #[cfg(test)]

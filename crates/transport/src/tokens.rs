@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use kvasir_protocol::{
-    Annotated, GenerateRequest, Output, Payload, Usage, WorkerError, WorkerErrorKind,
+    Annotated, GenerateRequest, Output, Payload, TokenFrame, Usage, WorkerError, WorkerErrorKind,
 };
 use kvasir_types::{FinishReason, PlaneEndpoint, RequestId, TokenItem, TokenRequest, WorkerId};
 
@@ -50,6 +50,8 @@ impl RequestPlane for TokenPlane {
 /// Tokens of an answer that comes over a socket.
 struct RemoteTokens {
     call: CallStream,
+    /// What frames look like that say nothing but one more token.
+    known: Option<TokenFrame>,
     /// What came and was not taken yet.
     pending: Option<TokenItem>,
     /// Why it ended, held back until the answer is.
@@ -65,6 +67,7 @@ impl RemoteTokens {
     const fn new(call: CallStream) -> Self {
         Self {
             call,
+            known: None,
             pending: None,
             finish: None,
             cached_tokens: None,
@@ -88,6 +91,7 @@ impl RemoteTokens {
                 return self.fail(PlaneError::Protocol { worker, why });
             }
         };
+        self.known = self.call.token_frame(&item).or(self.known.take());
         if let Some(error) = item.error {
             return self.fail(worker_error(worker, error));
         }
@@ -102,6 +106,22 @@ impl RemoteTokens {
         if !item.tokens.is_empty() {
             item.cached_tokens = self.cached_tokens.take();
             self.push(item);
+        }
+    }
+
+    /// Takes in what needs no reading.
+    fn take_known(&mut self) {
+        if let Some(known) = &self.known {
+            let mut tokens = Vec::new();
+            self.call.take_tokens(known, &mut tokens);
+            if !tokens.is_empty() {
+                let cached_tokens = self.cached_tokens.take();
+                self.push(TokenItem {
+                    tokens,
+                    cached_tokens,
+                    ..TokenItem::default()
+                });
+            }
         }
     }
 
@@ -139,6 +159,7 @@ impl TokenSource for RemoteTokens {
             if self.ended {
                 break;
             }
+            self.take_known();
             match self.call.poll_next(cx) {
                 Poll::Ready(next) => self.take(next),
                 Poll::Pending => {

@@ -150,9 +150,9 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
     TCP_CONNECT_TIMEOUT: Duration = "tcp-connect-timeout" =>
         env(&[var("DYN_TCP_CONNECT_TIMEOUT")]).default("3").metavar("SECONDS").effective();
 
-    /// Connections kept open to each worker.
+    /// Most connections to each worker: every serving thread has one of its own, as far as they go.
     TCP_POOL_SIZE: u32 = "tcp-pool-size" =>
-        env(&[var("DYN_TCP_POOL_SIZE")]).default("50").ints(1, 65_536);
+        env(&[var("DYN_TCP_POOL_SIZE")]).default("50").ints(1, 65_536).effective();
 
     /// Messages buffered for each connection.
     TCP_CHANNEL_BUFFER: u32 = "tcp-channel-buffer" =>

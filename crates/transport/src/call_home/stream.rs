@@ -8,27 +8,27 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Buf as _, Bytes, BytesMut};
 use kvasir_protocol::control::{Prologue, Word};
 use kvasir_protocol::frame::TwoPart;
-use kvasir_protocol::{Item, Payload, ProtocolError};
+use kvasir_protocol::{Annotated, Item, Payload, ProtocolError, TokenFrame};
 use kvasir_tasks::Tasks;
-use kvasir_types::{Codec, WorkerId};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
+use kvasir_types::{Codec, Token, WorkerId};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::server::Expected;
+use super::socket::AnswerSocket;
 use crate::tcp::TcpOptions;
 use crate::{AnswerStep, PlaneError};
 
-/// How much is read at once.
-const READ_CHUNK: usize = 16 << 10;
+/// How much is read at once of what nobody wants.
+const LINGER_CHUNK: usize = 4 << 10;
 /// Longest time that a connection is kept after its answer, for the worker's last words.
 const LINGER: Duration = Duration::from_secs(1);
 /// Most that is read meanwhile.
@@ -39,8 +39,10 @@ pub struct CallStream {
     worker: WorkerId,
     codec: Codec,
     /// Gone once nothing more is read.
-    socket: Option<TcpStream>,
+    socket: Option<AnswerSocket>,
     buffer: BytesMut,
+    /// The frame of the last item.
+    last: Bytes,
     frame_bytes_max: usize,
     tasks: Tasks,
 }
@@ -82,13 +84,14 @@ impl CallStream {
         tasks: &Tasks,
     ) -> Result<Self, PlaneError> {
         let arrived = expected.arrive(worker, limits.call_home).await?;
-        let socket = TcpStream::from_std(arrived.socket);
+        let socket = arrived.caller.into_stream();
         let socket = socket.map_err(|error| PlaneError::Local(error.to_string()))?;
         let mut stream = Self {
             worker,
             codec,
-            socket: Some(socket),
+            socket: Some(AnswerSocket::new(socket)),
             buffer: arrived.buffer,
+            last: Bytes::new(),
             frame_bytes_max: limits.frame_bytes_max,
             tasks: tasks.clone(),
         };
@@ -146,6 +149,22 @@ impl CallStream {
         }
     }
 
+    /// What the last item's frames look like, if `item`, which was read from it, says nothing but one token.
+    pub(crate) fn token_frame(&self, item: &Annotated) -> Option<TokenFrame> {
+        TokenFrame::of(self.codec, &self.last, item)
+    }
+
+    /// Takes the frames that say nothing but one more token, as far as they are here.
+    pub(crate) fn take_tokens(&mut self, known: &TokenFrame, out: &mut Vec<Token>) {
+        while self.socket.is_some()
+            && let Some((body, length)) = TwoPart::peek_body(&self.buffer, self.frame_bytes_max)
+            && let Some(token) = known.token(body)
+        {
+            out.push(token);
+            self.buffer.advance(length);
+        }
+    }
+
     /// Asks the worker to end the answer soon. What it still sends can be read.
     pub fn stop(&self) {
         self.say(Word::Stop);
@@ -157,6 +176,7 @@ impl CallStream {
         };
         if frame.header.is_empty() {
             let item = Item::decode(self.codec, &frame.body);
+            self.last = frame.body;
             return Poll::Ready(item.map_err(|error| self.broke(&error)));
         }
         Poll::Ready(Err(match Word::decode(&frame.header) {
@@ -204,14 +224,10 @@ impl CallStream {
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let Some(socket) = &mut self.socket else {
-            return Poll::Ready(Ok(0));
-        };
-        let mut chunk = [0u8; READ_CHUNK];
-        let mut read = ReadBuf::new(&mut chunk);
-        ready!(Pin::new(socket).poll_read(cx, &mut read))?;
-        self.buffer.extend_from_slice(read.filled());
-        Poll::Ready(Ok(read.filled().len()))
+        match &mut self.socket {
+            Some(socket) => socket.poll_read(cx, &mut self.buffer),
+            None => Poll::Ready(Ok(0)),
+        }
     }
 
     fn broke(&self, error: &ProtocolError) -> PlaneError {
@@ -223,10 +239,7 @@ impl CallStream {
 
     fn say(&self, word: Word) {
         if let Some(socket) = &self.socket {
-            // Nothing else is written here: a few bytes fit. Not by tokio, which asks its reactor first whether they do, and
-            // that may not have looked at a socket that came just now.
-            let frame = TwoPart::of_header(word.encode()).to_bytes();
-            let _ = rustix::io::write(socket, &frame);
+            socket.say(&TwoPart::of_header(word.encode()).to_bytes());
         }
     }
 
@@ -238,8 +251,10 @@ impl CallStream {
     }
 
     /// A connection that is closed with something unread is reset, and the worker may never see our last word.
-    fn linger(&self, socket: TcpStream) {
-        if Handle::try_current().is_ok() {
+    fn linger(&self, socket: AnswerSocket) {
+        if Handle::try_current().is_ok()
+            && let Ok(socket) = socket.into_stream()
+        {
             self.tasks.background().spawn(linger(socket));
         }
     }
@@ -256,7 +271,7 @@ pub(super) async fn linger(mut socket: TcpStream) {
     let reading = async {
         socket.shutdown().await?;
         let mut left = LINGER_BYTES_MAX;
-        let mut sink = vec![0u8; READ_CHUNK];
+        let mut sink = [0u8; LINGER_CHUNK];
         while left > 0 {
             match socket.read(&mut sink).await? {
                 0 => break,

@@ -82,7 +82,7 @@ impl Shared {
     ) -> Result<CallStream, PlaneError> {
         let (worker, codec) = (context.worker, payload.codec);
         let expected = self.home.expect()?;
-        let message = two_part(payload, &context, self.home.address(), expected.subject());
+        let message = two_part(payload, &context, expected.home(), expected.subject());
         if message.wire_len() > self.message_bytes_max {
             return Err(PlaneError::Rejected(format!(
                 "the request has {} bytes, more than the {} that workers take (--tcp-max-message-size)",

@@ -64,7 +64,7 @@ impl NatsClient {
     ) -> Result<CallStream, PlaneError> {
         let (worker, codec) = (context.worker, payload.codec);
         let mut expected = self.home.expect()?;
-        let message = two_part(payload, &context, self.home.address(), expected.subject());
+        let message = two_part(payload, &context, expected.home(), expected.subject());
         let mut request = NatsRequest {
             worker,
             subject,

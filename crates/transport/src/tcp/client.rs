@@ -10,11 +10,12 @@ use kvasir_protocol::control::{CallHome, ControlMessage};
 use kvasir_protocol::frame::{Ack, FRAME_BYTES_MAX, RequestFrame, TwoPart};
 use kvasir_tasks::Tasks;
 use kvasir_types::{PlaneEndpoint, WorkerId};
+use tokio::runtime::{Handle, Id};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::connection::{Connecting, Connection, SendError};
-use crate::call_home::AnswerLimits;
+use crate::call_home::{AnswerLimits, Expected};
 use crate::endpoint::accepted;
 use crate::{
     AnswerStep, CallContext, CallFuture, CallStream, EndpointClient, PlaneError, ResponseServer,
@@ -35,6 +36,8 @@ pub struct TcpOptions {
     pub message_bytes_max: usize,
     /// Requests that wait for a connection.
     pub queue_max: usize,
+    /// Connections to one worker: each runtime has its own, as far as they go.
+    pub pool_size: usize,
     /// Makes connections secure.
     pub tls: Option<TlsConnector>,
 }
@@ -48,6 +51,7 @@ impl Default for TcpOptions {
             prologue_timeout: Duration::from_secs(60),
             message_bytes_max: FRAME_BYTES_MAX,
             queue_max: 100,
+            pool_size: 50,
             tls: None,
         }
     }
@@ -74,8 +78,50 @@ struct Shared {
     home: ResponseServer,
     options: TcpOptions,
     limits: AnswerLimits,
-    connections: Mutex<HashMap<Arc<str>, Connection>>,
+    lanes: Mutex<Lanes>,
     tasks: Tasks,
+}
+
+/// Runtimes whose lane is known; those beyond them use the first.
+const RUNTIMES_MAX: usize = 4096;
+
+/// The connections. A runtime uses those of one lane, so that a request and its acknowledgement wake no other thread.
+struct Lanes {
+    /// The runtime at `n` uses lane `n`, counted round.
+    runtimes: Vec<Id>,
+    /// By the worker's address.
+    connections: Vec<HashMap<Arc<str>, Connection>>,
+}
+
+impl Lanes {
+    fn new(count: usize) -> Self {
+        Self {
+            runtimes: Vec::new(),
+            connections: std::iter::repeat_with(HashMap::new)
+                .take(count.max(1))
+                .collect(),
+        }
+    }
+
+    /// The connections that are used here.
+    fn here(&mut self) -> Option<&mut HashMap<Arc<str>, Connection>> {
+        let lane = Handle::try_current()
+            .ok()
+            .map(|handle| self.lane(handle.id()));
+        let count = self.connections.len().max(1);
+        self.connections.get_mut(lane.unwrap_or(0) % count)
+    }
+
+    fn lane(&mut self, runtime: Id) -> usize {
+        let known = self.runtimes.iter().position(|one| *one == runtime);
+        known.unwrap_or_else(|| {
+            if self.runtimes.len() >= RUNTIMES_MAX {
+                return 0;
+            }
+            self.runtimes.push(runtime);
+            self.runtimes.len() - 1
+        })
+    }
 }
 
 impl TcpClient {
@@ -83,23 +129,25 @@ impl TcpClient {
     #[must_use]
     pub fn new(home: ResponseServer, options: TcpOptions, tasks: &Tasks) -> Self {
         let limits = AnswerLimits::of(&options);
+        let lanes = Mutex::new(Lanes::new(options.pool_size));
         Self {
             shared: Arc::new(Shared {
                 home,
                 options,
                 limits,
-                connections: Mutex::default(),
+                lanes,
                 tasks: tasks.clone(),
             }),
         }
     }
 
-    /// How many addresses are connected.
+    /// How many connections are open.
     #[must_use]
     pub fn connections(&self) -> usize {
-        let connections = self.shared.connections.lock();
-        let connections = connections.unwrap_or_else(PoisonError::into_inner);
-        connections.values().filter(|one| one.is_open()).count()
+        let lanes = self.shared.lanes.lock();
+        let lanes = lanes.unwrap_or_else(PoisonError::into_inner);
+        let all = lanes.connections.iter().flat_map(HashMap::values);
+        all.filter(|one| one.is_open()).count()
     }
 }
 
@@ -128,7 +176,7 @@ impl Shared {
         };
         let codec = payload.codec;
         let expected = self.home.expect()?;
-        let request = self.frame(path, payload, &context, expected.subject())?;
+        let request = self.frame(path, payload, &context, &expected)?;
         accepted(self.send(host, worker, request).await?, worker)?;
         CallStream::open(expected, worker, codec, &self.limits, &self.tasks).await
     }
@@ -138,9 +186,9 @@ impl Shared {
         path: &str,
         payload: Payload,
         context: &CallContext,
-        subject: String,
+        expected: &Expected,
     ) -> Result<Bytes, PlaneError> {
-        let message = two_part(payload, context, self.home.address(), subject);
+        let message = two_part(payload, context, expected.home(), expected.subject());
         let headers = headers(path, context);
         let mut frame = BytesMut::new();
         let fits = message.wire_len() <= self.options.message_bytes_max
@@ -172,14 +220,14 @@ impl Shared {
         }
     }
 
-    /// The connection to this address; a new one if there is none or it has ended.
+    /// This runtime's connection to this address; a new one if there is none or it has ended.
     fn connection(&self, host: &str) -> Connection {
-        let connections = self.connections.lock();
-        let mut connections = connections.unwrap_or_else(PoisonError::into_inner);
-        if let Some(open) = connections.get(host).filter(|one| one.is_open()) {
+        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = lanes.here();
+        let open = here.as_ref().and_then(|lane| lane.get(host));
+        if let Some(open) = open.filter(|one| one.is_open()) {
             return open.clone();
         }
-        connections.retain(|_, one| one.is_open());
         let address: Arc<str> = host.into();
         let connecting = Connecting {
             address: Arc::clone(&address),
@@ -187,7 +235,10 @@ impl Shared {
             tls: self.options.tls.clone(),
         };
         let opened = Connection::open(connecting, self.options.queue_max, &self.tasks);
-        connections.insert(address, opened.clone());
+        if let Some(lane) = here {
+            lane.retain(|_, one| one.is_open());
+            lane.insert(address, opened.clone());
+        }
         opened
     }
 }

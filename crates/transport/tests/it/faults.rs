@@ -504,10 +504,10 @@ async fn who_does_not_say_what_it_brings_is_closed() {
     let home = kvasir_transport::ResponseServer::start(options, &tasks)
         .await
         .unwrap();
-    let mut silent = TcpStream::connect(home.address()).await.unwrap();
-    let mut odd = TcpStream::connect(home.address()).await.unwrap();
+    let mut silent = TcpStream::connect(&*home.address()).await.unwrap();
+    let mut odd = TcpStream::connect(&*home.address()).await.unwrap();
     odd.write_all(&[0xff; 64]).await.unwrap();
-    let mut unknown = TcpStream::connect(home.address()).await.unwrap();
+    let mut unknown = TcpStream::connect(&*home.address()).await.unwrap();
     let subject = "00000000-0000-0000-0000-000000000000".to_owned();
     let handshake = TwoPart::of_header(Handshake { subject }.encode()).to_bytes();
     unknown.write_all(&handshake).await.unwrap();

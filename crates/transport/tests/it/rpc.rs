@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_tasks::Tasks;
+use kvasir_tasks::{RuntimeThreads, Tasks};
 use kvasir_transport::tcp::{
     EndpointServer, ServerOptions, TcpClient, TcpOptions, client_tls, server_tls,
 };
@@ -377,6 +377,62 @@ async fn requests_can_be_secured() {
     }
     assert!(client_tls(b"no certificate").is_err());
     assert!(server_tls(&pem("server.pem"), b"no key").is_err());
+}
+
+/// What a thread asks comes back to it: its own connection, its own listener. With one connection for all, or one port for all
+/// answers, they still get theirs.
+#[tokio::test]
+async fn each_thread_has_its_own_connection_and_listener() {
+    for (pool_size, is_port_given, connections) in [(50, false, 2), (1, false, 1), (50, true, 2)] {
+        let tasks = Tasks::new();
+        let server = EndpointServer::bind(ServerOptions::new(loopback()), &tasks);
+        let server = server.await.unwrap();
+        let generate = TokenEndpoint::new(W, |request: TokenRequest, sink: TokenSink| {
+            sink.push(item(
+                &[request.sampling.max_tokens],
+                Some(FinishReason::Stop),
+            ));
+        });
+        let _served = server.serve(PATH, Arc::new(generate));
+        let bind = match is_port_given {
+            true => std::net::TcpListener::bind(loopback())
+                .unwrap()
+                .local_addr()
+                .unwrap(),
+            false => loopback(),
+        };
+        let options = ResponseOptions {
+            bind,
+            ..ResponseOptions::default()
+        };
+        let home = ResponseServer::start(options, &tasks).await.unwrap();
+        let options = TcpOptions {
+            pool_size,
+            ..TcpOptions::default()
+        };
+        let client = TcpClient::new(home.clone(), options, &tasks);
+        let plane = TokenPlane::new(
+            Arc::new(client.clone()),
+            endpoint(server.local_addr(), Codec::MessagePack),
+        );
+        let threads = RuntimeThreads::start("test", 2, |_| {}).unwrap();
+        let slots: Vec<_> = (0..6).filter_map(|_| threads.slot()).collect();
+        let mut homes = std::collections::BTreeSet::from([home.address()]);
+        for (number, slot) in (0..).zip(&slots) {
+            let (plane, home) = (plane.clone(), home.clone());
+            let asked = tasks.spawn_on(&slot.handle, async move {
+                let stream = plane.send(W, request(number)).await.unwrap();
+                (read(stream).await, home.address())
+            });
+            let (answer, home) = asked.await.unwrap().unwrap();
+            assert_eq!(answer, (vec![number], Ok(Some(FinishReason::Stop))));
+            homes.insert(home);
+        }
+        assert_eq!(client.connections(), connections);
+        assert_eq!(homes.len(), if is_port_given { 1 } else { 3 });
+        assert_eq!(home.expected(), 0);
+        tasks.stop();
+    }
 }
 
 #[tokio::test]
