@@ -427,6 +427,8 @@ fn end_to_end(tree: &Tree, extent: Extent, closing: &mut Vec<String>) -> Outcome
     let mut command = Command::new(python);
     command
         .args(["-m", "pytest", "-q", "-p", "no:cacheprovider"])
+        // They wait more than they compute: two files at a time take little more than half the time.
+        .args(["-n", "2", "--dist", "loadfile"])
         .args(["--timeout", END_TO_END_SECONDS_MAX, "tests/e2e"])
         .env("KVASIR_BIN", target_directory(tree).join("debug/kvasir"))
         .current_dir(&tree.root);
