@@ -18,7 +18,7 @@ import urllib.request
 from pathlib import Path
 
 SERVERS = ("frontend", "demo", "mocker")
-ASKERS = ("doctor", "health", "top", "why", "workers")
+ASKERS = ("doctor", "health", "top", "upgrade", "why", "workers")
 READY_SECONDS = 90
 
 

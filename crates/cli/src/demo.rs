@@ -94,7 +94,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
         traffic.start(wiring::seed(settings));
         app.tasks().spawn(show(app.tasks().clone(), summary));
     }
-    let ended = serve::until_signal(server, settings, &OnceLock::new()).await;
+    let ended = serve::until_signal(server, settings, &OnceLock::new(), None).await;
     if let Kept::Processes(processes) = kept {
         processes.end().await;
     }

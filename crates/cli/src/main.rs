@@ -10,6 +10,7 @@ mod planes;
 mod serve;
 mod sockets;
 mod traces;
+mod upgrade;
 mod wiring;
 
 use std::io::Write;
@@ -76,7 +77,7 @@ fn start(run: &Run) -> ExitCode {
             Command::Doctor => return doctor::run(&run.settings).await,
             Command::Demo => demo::run(&run.settings).await,
             Command::Mocker => mocker::run(&run.settings).await,
-            Command::Why | Command::Workers | Command::Top | Command::Health => {
+            Command::Why | Command::Workers | Command::Top | Command::Health | Command::Upgrade => {
                 operate::run(run).await
             }
             _ => serve::run(&run.settings).await,

@@ -1,5 +1,5 @@
-//! Commands that ask a running frontend: `kvasir why`, `kvasir workers`, `kvasir top`, `kvasir health`; `kvasir doctor` asks it for
-//! its workers.
+//! Commands that ask a running frontend: `kvasir why`, `kvasir workers`, `kvasir top`, `kvasir health`, `kvasir upgrade`;
+//! `kvasir doctor` asks it for its workers.
 //!
 //! They read the admin routes that anybody can read with `curl`, and show the same data for people; `--json`
 //! prints it as it came. A frontend that cannot be asked is an error of one line that says what to do.
@@ -10,6 +10,7 @@ mod page;
 mod table;
 mod text;
 mod top;
+mod upgrade;
 mod view;
 mod why;
 mod workers;
@@ -25,6 +26,9 @@ use client::Client;
 
 /// Runs the command.
 pub(crate) async fn run(run: &Run) -> Result<(), Failure> {
+    if run.command == Command::Upgrade {
+        return upgrade::run(run).await;
+    }
     let client = Client::new(&run.settings)?;
     match run.command {
         Command::Why => why::run(&client, run).await,

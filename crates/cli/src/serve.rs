@@ -12,8 +12,10 @@ use kvasir_tasks::{RuntimeThreads, Tasks};
 use kvasir_telemetry::{Clock, Metrics, log};
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::sockets::{self, AskedAddresses, OpenSockets};
+use crate::upgrade::{TakeOver, Upgrades};
 use crate::wiring::{self, Failure};
-use crate::{cluster, descriptors, planes, sockets, traces};
+use crate::{cluster, descriptors, planes, traces};
 
 /// The application with the settings of its HTTP side.
 pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure> {
@@ -33,11 +35,28 @@ pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure
     ))
 }
 
+/// Where the options say to listen.
+fn asked_addresses(settings: &Settings) -> Result<AskedAddresses, Failure> {
+    Ok(AskedAddresses {
+        clients: Some(wiring::listen_address(settings)?),
+        operators: wiring::admin_address(settings)?,
+    })
+}
+
 /// Listens on the configured address, or at the sockets that the service manager has opened; an error names it.
 pub(crate) async fn listen(app: &Arc<App>, settings: &Settings) -> Result<Server, Failure> {
+    let opened = sockets::take(wiring::admin_address(settings)?.is_some())?;
+    listen_at(app, settings, opened).await
+}
+
+/// The same, at sockets that are open already.
+async fn listen_at(
+    app: &Arc<App>,
+    settings: &Settings,
+    opened: OpenSockets,
+) -> Result<Server, Failure> {
     let address = wiring::listen_address(settings)?;
     let admin = wiring::admin_address(settings)?;
-    let opened = sockets::take(admin.is_some())?;
     let threads = wiring::http_threads(settings);
     let threads = http_threads(threads)
         .map_err(|error| format!("--http-threads {threads}: the threads did not start: {error}"))?;
@@ -61,6 +80,13 @@ pub(crate) async fn listen(app: &Arc<App>, settings: &Settings) -> Result<Server
     Ok(server)
 }
 
+fn say_where(server: &Server) {
+    tracing::info!(address = %server.address(), "listening");
+    if let Some(address) = server.admin_address() {
+        tracing::info!(%address, "listening for operators");
+    }
+}
+
 /// Says that whoever reaches the port can change the workers, if that is so.
 fn warn_of_open_routes(app: &App, server: &Server) {
     let options = app.options();
@@ -74,11 +100,13 @@ fn warn_of_open_routes(app: &App, server: &Server) {
 }
 
 /// Waits for SIGINT or SIGTERM, then drains; after SIGTERM not before those who send requests had time to notice. A
-/// second signal ends at once. The index goes to `snapshot`, once there is one.
+/// second signal ends at once. The index goes to `snapshot`, once there is one. Or another process takes over by `upgrades`, and
+/// nothing is left to do here.
 pub(crate) async fn until_signal(
     server: Server,
     settings: &Settings,
     snapshot: &OnceLock<Arc<SnapshotWriter>>,
+    upgrades: Option<Upgrades>,
 ) -> Result<(), Failure> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -88,34 +116,53 @@ pub(crate) async fn until_signal(
             _ = terminate.recv() => settings.get(keys::GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS),
         }
     };
-    let grace = next().await;
-    if !grace.is_zero() {
+    let drain = settings.get(keys::HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS);
+    let replaced = async {
+        match upgrades {
+            Some(upgrades) => upgrades.run(&server, snapshot, drain).await,
+            None => std::future::pending().await,
+        }
+    };
+    let grace = tokio::select! {
+        grace = next() => grace,
+        () = replaced => {
+            let cut = server.shut_down(Duration::ZERO).await;
+            return all_served(cut);
+        }
+    };
+    // Behind our sockets another process serves: nobody has to look elsewhere.
+    let is_handed_over = server.service().is_handed_over();
+    if !grace.is_zero() && !is_handed_over {
         let grace_secs = grace.as_secs_f64();
         tracing::info!(grace_secs, "leaving; a second signal drains at once");
         server.service().start_leaving();
         let _ = tokio::time::timeout(grace, next()).await;
     }
-    let timeout = settings.get(keys::HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS);
+    let timeout = drain;
     tracing::info!(
         timeout_secs = timeout.as_secs(),
         "draining; a second signal ends at once"
     );
     let drained = async {
-        let timeout = match snapshot.get() {
+        // The index of a process that was replaced is the other's to keep.
+        let timeout = match snapshot.get().filter(|_| !is_handed_over) {
             Some(snapshot) => keep_index(&server, snapshot, timeout).await,
             None => timeout,
         };
         server.shut_down(timeout).await
     };
     tokio::select! {
-        cut = drained => {
-            if cut > 0 {
-                return Err(format!("{cut} requests were still running when the timeout ended").into());
-            }
-        }
-        _ = next() => return Err("ended by a second signal".into()),
+        cut = drained => all_served(cut),
+        _ = next() => Err("ended by a second signal".into()),
     }
-    Ok(())
+}
+
+/// Whether the end cut nobody off.
+fn all_served(cut: usize) -> Result<(), Failure> {
+    match cut {
+        0 => Ok(()),
+        cut => Err(format!("{cut} requests were still running when the timeout ended").into()),
+    }
 }
 
 /// Writes the index down when the last request has ended: no event can follow that matters. Returns how much of the
@@ -200,14 +247,53 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
         );
     }
     app.set_loading(true);
-    let server = listen(&app, settings).await?;
-    tracing::info!(address = %server.address(), "listening");
-    if let Some(address) = server.admin_address() {
-        tracing::info!(%address, "listening for operators");
-    }
-    let ended = serve_while_loading(&app, &fleet, server, settings).await;
+    let parts = FleetParts::default();
+    let upgrades = Upgrades::new(&app, asked_addresses(settings)?, Arc::clone(&parts.index))?;
+    let ended = match TakeOver::begin().await? {
+        Some(taken) => {
+            let server = take_over(taken, &app, fleet, settings, &parts).await?;
+            until_signal(server, settings, &parts.snapshot, upgrades).await
+        }
+        None => {
+            let server = listen(&app, settings).await?;
+            say_where(&server);
+            sockets::notify("READY=1");
+            serve_while_loading(&app, &fleet, server, settings, &parts, upgrades).await
+        }
+    };
     traces::flush(&app).await;
     ended
+}
+
+/// What there is once a fleet has begun.
+#[derive(Default)]
+struct FleetParts {
+    /// What writes its index to a file, where that is wanted.
+    snapshot: OnceLock<Arc<SnapshotWriter>>,
+    /// What copies it for another process.
+    index: Arc<OnceLock<Arc<SnapshotWriter>>>,
+}
+
+/// Lets a fleet begin with what the old process has, and opens the doors when it serves what that one does.
+async fn take_over(
+    mut taken: TakeOver,
+    app: &Arc<App>,
+    fleet: Fleet,
+    settings: &Settings,
+    parts: &FleetParts,
+) -> Result<Server, Failure> {
+    let index = taken.index().await;
+    start_fleet(fleet, settings, app, index, parts).await?;
+    taken.add_workers(app);
+    app.set_loading(false);
+    taken.prepare(app).await?;
+    let asked = asked_addresses(settings)?;
+    let clients = wiring::listen_address(settings)?;
+    let opened = taken.sockets(clients, asked.operators);
+    let server = listen_at(app, settings, opened).await?;
+    say_where(&server);
+    taken.serving(app).await?;
+    Ok(server)
 }
 
 /// Serves until a signal, and lets the fleet begin when what it needs was read. What cannot be used ends the process.
@@ -216,14 +302,12 @@ async fn serve_while_loading(
     fleet: &Fleet,
     server: Server,
     settings: &Settings,
+    parts: &FleetParts,
+    upgrades: Option<Upgrades>,
 ) -> Result<(), Failure> {
-    let snapshot = OnceLock::new();
-    let mut serving = pin!(until_signal(server, settings, &snapshot));
+    let mut serving = pin!(until_signal(server, settings, &parts.snapshot, upgrades));
     let loading = async {
-        let writer = start_fleet(fleet.clone(), settings, app).await?;
-        if let Some(writer) = writer {
-            let _ = snapshot.set(writer);
-        }
+        start_fleet(fleet.clone(), settings, app, None, parts).await?;
         app.set_loading(false);
         Ok(())
     };
@@ -239,30 +323,39 @@ async fn serve_while_loading(
     }
 }
 
-/// Reads what the fleet needs, and lets it begin; what writes its index down, where that is wanted.
+/// Reads what the fleet needs, and lets it begin, with the index of the process before it if there is one.
 async fn start_fleet(
     mut fleet: Fleet,
     settings: &Settings,
     app: &App,
-) -> Result<Option<Arc<SnapshotWriter>>, Failure> {
+    index: Option<LoadedSnapshot>,
+    parts: &FleetParts,
+) -> Result<(), Failure> {
     fleet = planes::with_planes(fleet, settings, app.tasks()).await?;
     fleet = fleet.with_model_folders(wiring::model_folders(settings, app.clock()).await?);
     let path = settings.get(keys::INDEX_SNAPSHOT);
-    if let Some(path) = path
+    let kept = path
         .clone()
-        .filter(|_| settings.get(keys::ROUTER_KV_EVENTS))
-    {
-        let loaded = tokio::task::spawn_blocking(move || load_snapshot(&path)).await;
-        if let Some(snapshot) = loaded.ok().flatten() {
-            fleet = fleet.with_snapshot(snapshot);
+        .filter(|_| settings.get(keys::ROUTER_KV_EVENTS));
+    let index = match (index, kept) {
+        (Some(index), _) => Some(index),
+        (None, Some(path)) => {
+            let loaded = tokio::task::spawn_blocking(move || load_snapshot(&path)).await;
+            loaded.ok().flatten()
         }
+        (None, None) => None,
+    };
+    if let Some(index) = index {
+        fleet = fleet.with_snapshot(index);
     }
     fleet.start();
     planes::discover(&fleet, settings, app.tasks())?;
     cluster::follow_pods(&fleet, settings, app.tasks())?;
-    Ok(path.map(|path| {
-        let writer = fleet.snapshot_writer(path);
+    let writer = fleet.snapshot_writer(path.clone().unwrap_or_default());
+    let _ = parts.index.set(Arc::clone(&writer));
+    if path.is_some() {
         writer.start(settings.get(keys::INDEX_SNAPSHOT_INTERVAL_SECS));
-        writer
-    }))
+        let _ = parts.snapshot.set(writer);
+    }
+    Ok(())
 }

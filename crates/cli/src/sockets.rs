@@ -1,10 +1,13 @@
-//! Sockets that the service manager has opened for us.
+//! What this process gets from whoever started it, and tells a service manager.
 //!
-//! Answers: which listeners did this process get from whoever started it? systemd opens the sockets of a `.socket` unit, keeps
+//! Answers: which listeners are open already? systemd opens the sockets of a `.socket` unit, keeps
 //! them open over restarts, and hands them over as the descriptors from 3 on (`LISTEN_FDS`): the first is for clients, the second
-//! for operators. A process that is started in another way has none.
+//! for operators. A process that is started in another way has none. Where systemd waits to be told that a service is ready, and which
+//! process it is ([`notify`]), it names a socket for that (`NOTIFY_SOCKET`). Variables of this kind are no settings; they are read here
+//! and nowhere else.
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixDatagram;
 
 use listenfd::ListenFd;
 
@@ -39,4 +42,55 @@ pub(crate) fn take(apart: bool) -> Result<OpenSockets, Failure> {
         clients: next(0)?,
         operators: next(1)?,
     })
+}
+
+/// Where the options say to listen, whatever sockets are used in the end.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct AskedAddresses {
+    pub(crate) clients: Option<SocketAddr>,
+    pub(crate) operators: Option<SocketAddr>,
+}
+
+/// Whether whoever started this process has set a variable for it.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "no setting: one process says it to another"
+)]
+pub(crate) fn is_told(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| !value.is_empty())
+}
+
+/// Tells the service manager what has become of this process, if it wants to know.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "no setting: the service manager says it"
+)]
+pub(crate) fn notify(state: &str) {
+    let Some(place) = std::env::var_os("NOTIFY_SOCKET") else {
+        return;
+    };
+    let sent = UnixDatagram::unbound().and_then(|socket| match place.to_str() {
+        #[cfg(target_os = "linux")]
+        Some(name) if name.starts_with('@') => {
+            use std::os::linux::net::SocketAddrExt;
+            use std::os::unix::net::SocketAddr as UnixAddr;
+            let name = name.trim_start_matches('@').as_bytes();
+            socket.send_to_addr(state.as_bytes(), &UnixAddr::from_abstract_name(name)?)
+        }
+        _ => socket.send_to(state.as_bytes(), &place),
+    });
+    if let Err(error) = sent {
+        tracing::warn!(%error, "the service manager is not told: {state}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_that_is_not_set_tells_nothing() {
+        assert!(!is_told("KVASIR_TEST_NOBODY_SETS_THIS"));
+        assert!(is_told("PATH"));
+    }
 }

@@ -28,6 +28,8 @@ pub enum Command {
     Doctor,
     /// Whether a running frontend can serve.
     Health,
+    /// Another process takes over from a running frontend.
+    Upgrade,
 }
 
 impl Command {
@@ -43,6 +45,7 @@ impl Command {
         Self::Top,
         Self::Doctor,
         Self::Health,
+        Self::Upgrade,
     ];
 
     /// The word on the command line.
@@ -58,6 +61,7 @@ impl Command {
             Self::Top => "top",
             Self::Doctor => "doctor",
             Self::Health => "health",
+            Self::Upgrade => "upgrade",
         }
     }
 
@@ -74,6 +78,7 @@ impl Command {
             Self::Top => "Watch a running frontend: workers, load, cache, requests",
             Self::Doctor => "Check why a worker's cache is not known, and which flag fixes it",
             Self::Health => "Tell by the exit code whether a running frontend can serve",
+            Self::Upgrade => "Start a running frontend anew, without a lost request",
         }
     }
 
@@ -120,6 +125,7 @@ impl Command {
             Self::Top => Scope::TOP,
             Self::Doctor => Scope::DOCTOR,
             Self::Health => Scope::HEALTH,
+            Self::Upgrade => Scope::UPGRADE,
         }
     }
 }
@@ -151,11 +157,14 @@ impl Scope {
     pub const DOCTOR: Self = Self(1 << 9);
     /// `kvasir health`.
     pub const HEALTH: Self = Self(1 << 10);
+    /// `kvasir upgrade`.
+    pub const UPGRADE: Self = Self(1 << 11);
     /// Commands that ask a running frontend.
     pub const OPERATE: Self = Self::WHY
         .and(Self::WORKERS)
         .and(Self::TOP)
-        .and(Self::HEALTH);
+        .and(Self::HEALTH)
+        .and(Self::UPGRADE);
     /// Commands that listen for HTTP clients.
     pub const SERVE: Self = Self::FRONTEND.and(Self::DEMO);
     /// Commands with a router in them.

@@ -21,6 +21,8 @@ use crate::table;
 
 /// Prefix of variables that only tests read.
 const TEST_PREFIX: &str = "KVASIR_TEST_";
+/// What one process says to another that it starts; no option.
+const TAKE_OVER: &str = "KVASIR_TAKE_OVER";
 /// Edits up to which an unknown variable counts as a slip.
 const SLIP_EDITS: usize = 2;
 
@@ -134,7 +136,7 @@ fn of_that_option(name: &str) -> Option<&'static str> {
 }
 
 fn slip(name: &str, known: &[&str]) -> Option<Notice> {
-    if name.starts_with(TEST_PREFIX) {
+    if name.starts_with(TEST_PREFIX) || name == TAKE_OVER {
         return None;
     }
     let near = known

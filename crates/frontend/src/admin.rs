@@ -9,6 +9,7 @@ mod lists;
 pub(crate) mod openapi;
 pub(crate) mod pages;
 mod shadow;
+mod upgrade;
 mod what_if;
 mod workers;
 
@@ -29,6 +30,7 @@ use crate::models::ServedModel;
 pub(crate) use decisions::{decision, decisions};
 pub(crate) use lists::{sessions, settings};
 pub(crate) use shadow::shadow;
+pub(crate) use upgrade::upgrade;
 pub(crate) use what_if::what_if;
 pub(crate) use workers::{add_worker, remove_worker, workers};
 

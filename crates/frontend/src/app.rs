@@ -11,7 +11,8 @@ use kvasir_host::HostContext;
 use kvasir_openai::ApiError;
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, Metrics, Tracer};
-use tokio::sync::Semaphore;
+use kvasir_types::WorkerRecord;
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::fleet::FleetContext;
 use crate::fleet::members::{Members, SourceName, SourceState, WorkerSource};
@@ -120,7 +121,15 @@ pub struct App {
     dump_turn: Arc<Semaphore>,
     /// Files are read without which no worker can serve.
     loading: AtomicBool,
+    upgrades: OnceLock<UpgradeDoor>,
 }
+
+/// How an upgrade went: the process that serves now, or why none does.
+pub type UpgradeOutcome = Result<u32, String>;
+/// Somebody who asks for an upgrade and waits for how it goes.
+pub type UpgradeAsk = oneshot::Sender<UpgradeOutcome>;
+/// Where upgrades are asked for, one at a time.
+pub(crate) type UpgradeDoor = mpsc::Sender<UpgradeAsk>;
 
 impl App {
     /// An application that serves no model yet.
@@ -156,6 +165,7 @@ impl App {
             prefill_slots: PrefillSlots::default(),
             dump_turn: Arc::new(Semaphore::new(1)),
             loading: AtomicBool::new(false),
+            upgrades: OnceLock::new(),
         })
     }
 
@@ -249,6 +259,57 @@ impl App {
     /// Says on its health page that nobody is to send new work, and serves what comes.
     pub fn start_leaving(&self) {
         self.http.start_leaving();
+    }
+
+    /// Another process accepts connections at our sockets from now on, or no longer does. Those that are open are served, and told to
+    /// come back on another.
+    pub fn set_handed_over(&self, handed_over: bool) {
+        self.http.set_handed_over(handed_over);
+        for model in self.models.all() {
+            model.host.set_sessions_elsewhere(handed_over);
+        }
+    }
+
+    /// Whether another process accepts connections at our sockets.
+    #[must_use]
+    pub fn is_handed_over(&self) -> bool {
+        *self.http.handed_over().borrow()
+    }
+
+    /// Connections of clients that are open.
+    #[must_use]
+    pub fn open_connections(&self) -> usize {
+        self.http.connections.count()
+    }
+
+    /// The workers that operators added at run time.
+    #[must_use]
+    pub fn operators_workers(&self) -> Vec<WorkerRecord> {
+        self.operators
+            .get()
+            .map(WorkerSource::records)
+            .unwrap_or_default()
+    }
+
+    /// Adds workers as operators do.
+    pub fn add_operators_workers(&self, workers: Vec<WorkerRecord>) {
+        for worker in workers {
+            let shown = worker.transport.to_string();
+            if let Err(error) = self.operators().join(worker) {
+                tracing::error!(worker = shown, %error, "a worker that an operator had added is not taken over");
+            }
+        }
+    }
+
+    /// Where an upgrade is asked for; none: this process cannot be upgraded in place.
+    pub(crate) fn upgrades(&self) -> Option<&UpgradeDoor> {
+        self.upgrades.get()
+    }
+
+    /// From now on operators may ask for an upgrade; whoever calls this makes it. Once.
+    pub fn take_upgrades(&self) -> Option<mpsc::Receiver<UpgradeAsk>> {
+        let (door, asked) = mpsc::channel(1);
+        self.upgrades.set(door).ok().map(|()| asked)
     }
 
     /// Refuses new work from now on.

@@ -135,6 +135,7 @@ impl App {
             Route::Dashboard(file) => dashboard::page(&file),
             Route::DashboardStream => dashboard::stream(self, request.headers()),
             Route::Shadow => admin::shadow(self),
+            Route::Upgrade => admin::upgrade(self).await,
             Route::Decision(id) => admin::decision(self, &id),
         }
     }

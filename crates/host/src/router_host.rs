@@ -10,6 +10,7 @@ mod presumed;
 
 pub use options::{HostOptions, Needs};
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -49,6 +50,8 @@ pub struct RouterHost {
     local_streams: LocalStreams,
     /// How its engines learn of sessions.
     sessions: SessionLinks,
+    /// Another process has taken the sessions over: engines are not told of those that expire here.
+    sessions_elsewhere: AtomicBool,
     /// The brain wants to be ticked earlier than the timer thinks.
     sooner: Arc<Notify>,
 }
@@ -79,6 +82,7 @@ impl RouterHost {
             meters,
             local_streams: LocalStreams::default(),
             sessions: SessionLinks::default(),
+            sessions_elsewhere: AtomicBool::new(false),
             sooner: Arc::default(),
         });
         let timer = keep_time(Arc::downgrade(&host), Arc::clone(&host.sooner));
@@ -239,6 +243,11 @@ impl RouterHost {
         self.lock().router.resume_learned(record)
     }
 
+    /// Another process has taken the sessions over, or has not: whether engines are told when one expires here.
+    pub fn set_sessions_elsewhere(&self, elsewhere: bool) {
+        self.sessions_elsewhere.store(elsewhere, Ordering::Relaxed);
+    }
+
     /// Whether a request would be refused by load alone, whatever its prompt is.
     pub fn refuses(&self, arrival: &Arrival) -> bool {
         let mut brain = self.lock_current();
@@ -302,7 +311,9 @@ impl RouterHost {
             self.sooner.notify_one();
         }
         for (id, target) in ended {
-            self.close_session(&id, target);
+            if !self.sessions_elsewhere.load(Ordering::Relaxed) {
+                self.close_session(&id, target);
+            }
         }
         for (id, lookup) in refresh {
             let overlap = Some(self.find(&lookup, &mut Matches::new()));

@@ -92,7 +92,11 @@ impl LoadedSnapshot {
         if !about.is_file() {
             return Err(SnapshotFileError::Foreign);
         }
-        let file = File::open(path)?;
+        Self::read(File::open(path)?).map(Some)
+    }
+
+    /// Reads an open file, from its beginning.
+    pub fn read(file: File) -> Result<Self, SnapshotFileError> {
         let size = file.metadata()?.len();
         if size > FILE_BYTES_MAX {
             return Err(SnapshotFileError::TooLarge(size));
@@ -106,9 +110,9 @@ impl LoadedSnapshot {
             };
             (router.name, waiting)
         });
-        Ok(Some(Self {
+        Ok(Self {
             routers: Mutex::new(routers.collect()),
-        }))
+        })
     }
 
     /// Fills the index of a router that was just made. What has not come back after a while is forgotten.

@@ -12,6 +12,7 @@
 mod journal;
 mod list;
 mod prefix_trie;
+mod running;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +23,7 @@ use kvasir_types::{RequestId, SequenceHash, Time};
 
 use crate::map::FastMap;
 pub use journal::{LedgerNote, RankState, TimedLoad};
+pub use running::RunningRequest;
 
 use journal::{Journal, nanos};
 use list::{Link, Links, List, NONE};

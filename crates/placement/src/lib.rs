@@ -31,8 +31,8 @@ pub use classes::{Bucket, PolicyClass, PolicyConfig, PolicyConfigError};
 pub use cost::{CandidateState, CostTerms, Weights, taint_factor};
 pub use fleet::{Fleet, Member};
 pub use ledger::{
-    Booking, FreedBooking, Ledger, LedgerNote, Load, PrefillSample, RankState, Sign, SignChange,
-    TimedLoad,
+    Booking, FreedBooking, Ledger, LedgerNote, Load, PrefillSample, RankState, RunningRequest,
+    Sign, SignChange, TimedLoad,
 };
 pub use map::{FastMap, FoldHasher};
 pub use overlap::{Overlap, RankOverlap};

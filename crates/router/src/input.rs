@@ -252,6 +252,19 @@ pub enum SessionEvent {
         /// Forget it when unused for this long.
         timeout: Duration,
     },
+    /// The process before this one had bound it. A binding of our own stays.
+    Inherited {
+        /// The session.
+        id: Arc<str>,
+        /// Where.
+        target: WorkerRank,
+        /// Whether the engine holds a session, too.
+        in_engine: bool,
+        /// Whether the session header bound it.
+        by_header: bool,
+        /// Forget it when unused for this long.
+        timeout: Duration,
+    },
     /// A peer bound it; the first live binding wins.
     PeerBound {
         /// The session.

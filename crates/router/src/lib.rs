@@ -54,8 +54,8 @@ pub use kvasir_options::{PrefillLoadModel, RouterMode, RouterPolicy};
 pub use kvasir_placement::{
     Bucket, Candidate, Constraints, CostTerms, Fleet, GAP_TOKENS, Gate, Hints, LearnedRecord,
     LearnedTimes, Load, Overlap, Overrides, Pin, Policy, PolicyClass, PolicyConfig,
-    PolicyConfigError, QueuePolicy, QueueStats, RankOverlap, StepLaw, Thresholds, TimeTerms,
-    Weights, WorkerSpec,
+    PolicyConfigError, QueuePolicy, QueueStats, RankOverlap, RunningRequest, StepLaw, Thresholds,
+    TimeTerms, Weights, WorkerSpec,
 };
 pub use lookup::Lookup;
 pub use output::{Observation, Output, Placement, SessionCommand};

@@ -20,7 +20,7 @@ use std::time::Duration;
 use kvasir_placement::{
     Candidate, DeviceAware, Fleet, Gate, LeastLoaded, Ledger, LinearCost, Load, Overlap, Policy,
     PolicyClass, PowerOfTwo, PrefillModel, Prompt, Queue, QueueStats, Random, RankBusy, RoundRobin,
-    Scorer, ScoringContext, SlotSet, Thresholds, TimePolicy,
+    RunningRequest, Scorer, ScoringContext, SlotSet, Thresholds, TimePolicy,
 };
 use kvasir_profile::StepTimes;
 use kvasir_types::{RequestId, Rng, SequenceHash, Time, WorkerRank};
@@ -292,6 +292,15 @@ impl Router {
     #[must_use]
     pub fn booked(&self) -> usize {
         self.ledger.len()
+    }
+
+    /// Every request that is booked, in no order, and where; with the names of its blocks where `names` says so.
+    pub fn running(
+        &self,
+        names: impl FnMut(RequestId) -> bool,
+    ) -> impl Iterator<Item = (WorkerRank, RunningRequest)> {
+        let running = self.ledger.running(names);
+        running.filter_map(|row| Some((self.fleet.rank(row.slot)?, row)))
     }
 
     /// Whether nothing is booked, nothing waits and nothing is left of what was.

@@ -66,6 +66,10 @@ pub struct SessionRow {
     pub target: WorkerRank,
     /// Whether the engine holds a session, too.
     pub in_engine: bool,
+    /// Whether the session header bound it.
+    pub by_header: bool,
+    /// It ends when it is unused for so long.
+    pub idle: Duration,
     /// When it ends unless it is used; `None` while requests hold it.
     pub due: Option<Time>,
     /// Requests that hold it.
@@ -100,6 +104,8 @@ impl Sessions {
             id: Arc::clone(id),
             target: binding.target,
             in_engine: binding.kind == BindingKind::Engine,
+            by_header: binding.kind == BindingKind::Header,
+            idle: binding.idle,
             due: binding.due.map(|(at, _)| at),
             requests: binding.leases,
         };

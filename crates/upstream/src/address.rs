@@ -240,6 +240,37 @@ pub fn set_field(worker: &mut WorkerRecord, name: &str, value: &str) -> Result<(
     Ok(())
 }
 
+/// A worker as [`parse_worker`] reads it, without its key; `None` for one that is not reached over HTTP.
+///
+/// ```
+/// # use kvasir_upstream::{parse_worker, worker_words};
+/// let words = "http://gpu-1:8000,block-size=32,taint=gpu=h200";
+/// assert_eq!(worker_words(&parse_worker(words).unwrap()).unwrap(), words);
+/// ```
+#[must_use]
+pub fn worker_words(worker: &WorkerRecord) -> Option<String> {
+    let mut words = worker.transport.http()?.to_string();
+    let mut say = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            words.extend([",", name, "=", &value]);
+        }
+    };
+    let number = |number: Option<u64>| number.map(|number| number.to_string());
+    say("block-size", number(worker.block_size.map(u64::from)));
+    say("kv-blocks", number(worker.capacity.kv_blocks));
+    let batched = worker.capacity.max_num_batched_tokens;
+    say("max-num-batched-tokens", number(batched));
+    say("max-num-seqs", number(worker.capacity.max_num_seqs));
+    say("data-parallel-size", number(worker.ranks.map(u64::from)));
+    say("device", worker.device.map(|device| device.name().into()));
+    say("events", worker.events.publish().map(Into::into));
+    say("replay", worker.events.replay().map(Into::into));
+    for taint in &worker.taints {
+        say("taint", Some(taint.to_string()));
+    }
+    Some(words)
+}
+
 fn device(value: &str) -> Result<Device, AddressError> {
     Device::from_name(value).ok_or_else(|| AddressError::Value {
         name: "device",

@@ -23,7 +23,7 @@ mod tls;
 
 pub use address::{
     AddressError, default_api_key, parse_api_key, parse_remote_worker, parse_url, parse_worker,
-    set_api_key, set_field, worker_at, worker_id, worker_in_pod,
+    set_api_key, set_field, worker_at, worker_id, worker_in_pod, worker_words,
 };
 pub use answer::{ReadAnswer, read_answer};
 pub use body::UpstreamBody;

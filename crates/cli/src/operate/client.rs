@@ -98,10 +98,15 @@ impl std::error::Error for AskError {}
 impl Client {
     /// The frontend that `--url` names; an error names the option.
     pub(super) fn new(settings: &Settings) -> Result<Self, Failure> {
+        Self::waiting(settings, settings.get(keys::TIMEOUT_SECS))
+    }
+
+    /// The same, giving each answer so long.
+    pub(super) fn waiting(settings: &Settings, timeout: Duration) -> Result<Self, Failure> {
         let url: String = settings.get(keys::URL);
         let address = parse_url(&url).map_err(|error| BadConfig(format!("--url: {error}")))?;
         let bounds = Bounds {
-            timeout: settings.get(keys::TIMEOUT_SECS),
+            timeout,
             answer_bytes_max: ANSWER_BYTES_MAX,
         };
         let tls = frontend_tls(settings)?;

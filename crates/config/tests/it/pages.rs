@@ -39,6 +39,7 @@ fn overview() {
               top          Watch a running frontend: workers, load, cache, requests
               doctor       Check why a worker's cache is not known, and which flag fixes it
               health       Tell by the exit code whether a running frontend can serve
+              upgrade      Start a running frontend anew, without a lost request
               config       Show every option with its origin, check them, or print the file's schema
               completions  Print a completion script for a shell
               man          Print the manual page, of all or of a command

@@ -146,6 +146,8 @@ async fn run(app: Weak<App>, mut joins: mpsc::Receiver<Join>) {
             return;
         };
         match join {
+            // Another process serves: viewers find it when their streams end.
+            _ if app.is_handed_over() => encoder = Encoder::default(),
             Some(join) => encoder.join(&app, &join),
             None => encoder.tick(&app),
         }

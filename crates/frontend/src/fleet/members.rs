@@ -383,6 +383,17 @@ impl WorkerSource {
         self.members.lock().replace(self.key, records.collect())
     }
 
+    /// What it has brought and not taken back.
+    #[must_use]
+    pub fn records(&self) -> Vec<WorkerRecord> {
+        let inner = self.members.lock();
+        let brought = inner
+            .rows
+            .values()
+            .filter_map(|row| row.records.get(&self.key));
+        brought.map(|(_, record)| record.clone()).collect()
+    }
+
     /// Says what the source is like. What it brought stays.
     pub fn report(&self, state: SourceState) {
         if let Some(source) = self.members.lock().sources.get_mut(&self.key) {

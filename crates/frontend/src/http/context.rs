@@ -1,13 +1,15 @@
 //! What listeners and body readers share: limits, the certificate, what is under way, and whether the server is
 //! leaving.
 //!
-//! What always holds: a server that drains is leaving; neither is ever taken back.
+//! What always holds: a server that drains is leaving; neither is ever taken back. One that is *handed over* is neither: another process
+//! accepts connections at the same sockets, this one serves those that it has, and accepts again if the other one fails.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, Metrics};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::http::body::MIB;
@@ -41,6 +43,8 @@ pub struct HttpContext {
     pub(crate) in_flight: InFlight,
     /// Where long work goes.
     pub(crate) long_work: LongWork,
+    /// Whether another process accepts connections in our place.
+    handed_over: watch::Sender<bool>,
     leaving: CancellationToken,
     /// The same as `leaving`, read without its lock.
     is_leaving: AtomicBool,
@@ -72,6 +76,7 @@ impl HttpContext {
             tasks,
             in_flight: InFlight::default(),
             long_work: LongWork::default(),
+            handed_over: watch::Sender::new(false),
             leaving: CancellationToken::new(),
             is_leaving: AtomicBool::new(false),
             draining: AtomicBool::new(false),
@@ -92,6 +97,30 @@ impl HttpContext {
     /// Waits until the server is about to end.
     pub(crate) async fn leaving(&self) {
         self.leaving.cancelled().await;
+    }
+
+    /// Another process accepts connections in our place from now on, or no longer does.
+    pub(crate) fn set_handed_over(&self, handed_over: bool) {
+        self.handed_over.send_replace(handed_over);
+    }
+
+    /// Whether another process accepts connections, as it changes.
+    pub(crate) fn handed_over(&self) -> watch::Receiver<bool> {
+        self.handed_over.subscribe()
+    }
+
+    /// Whether clients are to come back on another connection.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.is_leaving() || *self.handed_over.borrow()
+    }
+
+    /// Waits until clients are to come back on another connection.
+    pub(crate) async fn closing(&self) {
+        let mut handed_over = self.handed_over();
+        tokio::select! {
+            () = self.leaving() => {}
+            _ = handed_over.wait_for(|handed_over| *handed_over) => {}
+        }
     }
 
     /// Refuses new work from now on.

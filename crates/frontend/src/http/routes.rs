@@ -145,6 +145,8 @@ pub enum Route {
     DashboardStream,
     /// What another policy would have done.
     Shadow,
+    /// Another process is to take over.
+    Upgrade,
 }
 
 /// Whom a route is for.
@@ -442,6 +444,21 @@ pub(crate) const ROWS: &[Row] = &[
                 "WhatIfRequest",
                 "WhatIf",
             )],
+        )
+    },
+    Row {
+        audience: Audience::Operators,
+        ..posted(
+            Place::At("/upgrade"),
+            |_| Route::Upgrade,
+            &[Operation {
+                takes: None,
+                ..post(
+                    "Start this server's command anew and let it take over, without a lost request",
+                    "Any",
+                    "Upgrade",
+                )
+            }],
         )
     },
     read(

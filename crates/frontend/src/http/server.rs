@@ -12,6 +12,7 @@ use std::convert::Infallible;
 use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -87,6 +88,8 @@ pub struct HttpServer<S> {
     service: Arc<S>,
     address: SocketAddr,
     admin: Option<SocketAddr>,
+    /// Where it listens, for a process that takes over from this one.
+    sockets: Vec<(Door, OwnedFd)>,
     /// Connections are served until this is dropped.
     _threads: Option<Arc<RuntimeThreads>>,
 }
@@ -122,6 +125,7 @@ impl<S: Service> HttpServer<S> {
         listener: TcpListener,
         threads: Option<Arc<RuntimeThreads>>,
     ) -> io::Result<Self> {
+        let socket = listener.as_fd().try_clone_to_owned()?;
         let address = open_door(&service, Door::Data, listener, threads.clone())?;
         let http = service.http();
         if let Some(tls) = &http.tls {
@@ -135,26 +139,33 @@ impl<S: Service> HttpServer<S> {
             service,
             address,
             admin: None,
+            sockets: vec![(Door::Data, socket)],
             _threads: threads,
         })
     }
 
     /// Listens on `address`, too, for operators.
     pub async fn start_admin(&mut self, address: SocketAddr) -> io::Result<()> {
-        let listener = TcpListener::bind(address).await?;
-        self.admin = Some(open_door(&self.service, Door::Admin, listener, None)?);
-        Ok(())
+        self.open_admin(TcpListener::bind(address).await?)
     }
 
     /// The same at a socket that somebody else has opened. Must be called in a runtime.
     pub fn start_admin_at(&mut self, listener: std::net::TcpListener) -> io::Result<()> {
-        self.admin = Some(open_door(
-            &self.service,
-            Door::Admin,
-            adopt(listener)?,
-            None,
-        )?);
+        self.open_admin(adopt(listener)?)
+    }
+
+    fn open_admin(&mut self, listener: TcpListener) -> io::Result<()> {
+        let socket = listener.as_fd().try_clone_to_owned()?;
+        self.sockets.push((Door::Admin, socket));
+        self.admin = Some(open_door(&self.service, Door::Admin, listener, None)?);
         Ok(())
+    }
+
+    /// The sockets that it listens at, by door.
+    pub fn sockets(&self) -> impl Iterator<Item = (Door, BorrowedFd<'_>)> {
+        self.sockets
+            .iter()
+            .map(|(door, socket)| (*door, socket.as_fd()))
     }
 
     /// Where it listens for operators, if that is elsewhere.
@@ -283,7 +294,7 @@ async fn serve_connection<S: Service>(
             // In a box of its own: the library keeps the room of this future for as long as the connection is
             // open, and a stream is open long after its head was made.
             let mut reply = Box::pin(service.handle(request, door)).await;
-            if is_http1 && service.http().is_leaving() {
+            if is_http1 && service.http().is_closing() {
                 framing::close_after(&mut reply);
             }
             Ok::<_, Infallible>(reply.map(|body| CountedBody { body, guard }))
@@ -392,7 +403,7 @@ impl ShutdownStage {
     /// Waits for the next stage.
     async fn end(self, http: &HttpContext) {
         match self {
-            Self::Serving => http.leaving().await,
+            Self::Serving => http.closing().await,
             Self::Leaving => http.tasks.draining().await,
             Self::Draining => std::future::pending().await,
         }

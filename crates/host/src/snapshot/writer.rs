@@ -168,6 +168,11 @@ impl SnapshotWriter {
         self.paused.store(true, Ordering::Relaxed);
     }
 
+    /// Writes again: the process goes on after all.
+    pub fn resume(&self) {
+        self.paused.store(false, Ordering::Relaxed);
+    }
+
     /// Ends every event stream where it stands and writes the file for the last time.
     pub async fn finish(&self) -> io::Result<SnapshotSummary> {
         Ok(self.write(Then::End).await?.unwrap_or_default())
@@ -180,15 +185,33 @@ impl SnapshotWriter {
         if then == Then::Continue && (marks == *written || self.paused.load(Ordering::Relaxed)) {
             return Ok(None);
         }
-        let (mut parts, mut saved) = (self.loaded.waiting_routers(), SnapshotSummary::default());
-        for host in self.routers.all() {
-            parts.extend(self.part_of(&host, then, &mut saved).await?);
-        }
+        let (parts, mut saved) = self.parts(then).await?;
         let path = self.path.clone();
         let writing = tokio::task::spawn_blocking(move || replace(&path, &parts));
         saved.bytes = writing.await.map_err(io::Error::other)??;
         *written = marks;
         Ok(Some(saved))
+    }
+
+    /// Writes what a file would hold to `out`, and goes on: for a process that takes over from this one.
+    pub async fn copy_to(&self, mut out: File) -> io::Result<SnapshotSummary> {
+        let _turn = self.written.lock().await;
+        let (parts, mut saved) = self.parts(Then::Continue).await?;
+        let writing = tokio::task::spawn_blocking(move || format::write(&parts, &mut out));
+        saved.bytes = writing.await.map_err(io::Error::other)??;
+        Ok(saved)
+    }
+
+    /// The parts of all routers.
+    async fn parts(
+        &self,
+        then: Then,
+    ) -> Result<(Vec<RouterSnapshot>, SnapshotSummary), WriteError> {
+        let (mut parts, mut saved) = (self.loaded.waiting_routers(), SnapshotSummary::default());
+        for host in self.routers.all() {
+            parts.extend(self.part_of(&host, then, &mut saved).await?);
+        }
+        Ok((parts, saved))
     }
 
     /// How far all streams are, and what was learned.

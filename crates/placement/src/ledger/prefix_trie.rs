@@ -157,6 +157,13 @@ impl PrefixTrie {
         self.nodes.get_mut(at as usize)?.as_mut()
     }
 
+    /// The names of the prompt that ends with this node.
+    pub(super) fn sequence(&self, tail: u32) -> Vec<SequenceHash> {
+        let node = self.node(tail);
+        let names = node.and_then(|node| node.hashes.get(..node.end as usize));
+        names.unwrap_or_default().to_vec()
+    }
+
     fn insert(&mut self, node: Node) -> u32 {
         let (parent, key) = (node.parent, node.key);
         let at = match self.vacant.pop() {

@@ -482,3 +482,39 @@ fn what_an_engine_no_longer_lets_wait_is_computed_unless_it_streams_or_is_new() 
     assert_eq!(ledger.computed_silently(0, at(500), 0), Some(RequestId(4)));
     assert_eq!(ledger.computed_silently(7, at(500), 0), None);
 }
+
+/// What a row says, booked elsewhere, is the same load.
+#[test]
+fn what_runs_can_be_booked_elsewhere_and_weighs_the_same() {
+    let mut ledger = ledger();
+    ledger.put(1, 0, &booking(&[1, 2, 3, 4]));
+    ledger.put(2, 0, &booking(&[1, 2, 9]));
+    ledger.put(3, 1, &booking(&[1, 2]));
+    let unnamed = Booking {
+        unnamed_blocks: 5,
+        ..booking(&[])
+    };
+    ledger.put(4, 0, &unnamed);
+    ledger.done(1);
+    ledger.first_token(at(1), RequestId(3));
+    let mut copy = self::ledger();
+    for row in ledger.running(|_| true) {
+        let same = Booking {
+            sequence: row.sequence.into(),
+            prefill_tokens: row.prefill_tokens,
+            ..booking(&[])
+        };
+        assert!(copy.book(at(2), row.id, row.slot, &same));
+    }
+    for slot in 0..2 {
+        let (ours, theirs) = (ledger.load(slot, at(2)), copy.load(slot, at(2)));
+        assert_eq!(ours.active_blocks, theirs.active_blocks, "{slot}");
+        assert_eq!(ours.prefill_tokens, theirs.prefill_tokens, "{slot}");
+        assert_eq!(ours.requests, theirs.requests, "{slot}");
+    }
+    assert_eq!(ledger.running(|id| id.0 == 2).count(), 3);
+    let named = ledger
+        .running(|id| id.0 == 2)
+        .filter(|row| !row.sequence.is_empty());
+    assert_eq!(named.count(), 1);
+}

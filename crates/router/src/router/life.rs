@@ -297,6 +297,23 @@ impl Router {
                     self.bind(&id, target, BindingKind::Engine, timeout, out);
                 }
             }
+            SessionEvent::Inherited {
+                id,
+                target,
+                in_engine,
+                by_header,
+                timeout,
+            } => {
+                let kind = match (in_engine, by_header) {
+                    (true, _) => BindingKind::Engine,
+                    (false, true) => BindingKind::Header,
+                    (false, false) => BindingKind::Router,
+                };
+                if self.sessions.find(&id).is_none() && self.fleet.slot(target).is_some() {
+                    let evicted = self.sessions.bind(self.now, &id, target, kind, timeout);
+                    self.say_evicted(evicted, out);
+                }
+            }
             SessionEvent::PeerBound { id, target } => {
                 let Some(ttl) = self.config.router_session_affinity_ttl_secs else {
                     return;

@@ -319,3 +319,29 @@ fn a_session_moves_when_its_worker_is_on_its_way_out() {
     assert_eq!(host.worker(follow(5, "s")), other);
     assert_eq!(host.router.sessions(), 0);
 }
+
+/// What the process before had bound goes on; what is bound here since is not undone.
+#[test]
+fn inherited_sessions_are_followed_unless_they_are_bound_anew() {
+    let mut host = Host::kv(|_| {}).workers(4);
+    let inherited = |id: &str, worker| {
+        Input::Session(SessionEvent::Inherited {
+            id: id.into(),
+            target: WorkerRank::new(worker, 0),
+            in_engine: false,
+            by_header: false,
+            timeout: TIMEOUT,
+        })
+    };
+    host.input(inherited("s", 3));
+    assert_eq!(host.worker(follow(1, "s")), 3);
+    host.input(inherited("s", 2));
+    assert_eq!(host.worker(follow(2, "s")), 3, "it stays");
+    host.input(inherited("gone", 99));
+    assert_eq!(host.router.sessions(), 1, "nobody has that rank");
+    let row = &host.router.session_rows(9)[0];
+    assert_eq!(
+        (row.idle, row.in_engine, row.by_header),
+        (TIMEOUT, false, false)
+    );
+}

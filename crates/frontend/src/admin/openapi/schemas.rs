@@ -238,6 +238,10 @@ fn decisions() -> Value {
             "better_s": field("number", "Sum over those that the shadow would have placed better"),
             "worse_s": field("number", "Sum over those that it would have placed worse"),
         })),
+        "Upgrade": open(&["pid", "replaced_pid"], &json!({
+            "pid": field("integer", "The process that serves now"),
+            "replaced_pid": field("integer", "The one that ends when what it has is done"),
+        })),
         "Shadows": open(&["shadows"], &json!({ "shadows": list("Shadow") })),
         "Decisions": open(&["decisions"], &json!({ "decisions": list("Decision") })),
     })

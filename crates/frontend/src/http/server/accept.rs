@@ -55,10 +55,19 @@ pub(super) async fn accept_loop<S: Service>(
     let tasks = &http.tasks;
     let places = Arc::new(Semaphore::new(door.connections_max(&http.limits)));
     let mut pressure = Pressure::default();
+    let mut elsewhere = http.handed_over();
     loop {
         let accepted = tokio::select! {
             () = tasks.draining() => return,
-            accepted = listener.accept() => accepted,
+            _ = elsewhere.wait_for(|elsewhere| *elsewhere) => None,
+            accepted = listener.accept() => Some(accepted),
+        };
+        let Some(accepted) = accepted else {
+            // Another process accepts at this socket. It is kept: that one may fail.
+            tokio::select! {
+                () = tasks.draining() => return,
+                _ = elsewhere.wait_for(|elsewhere| !*elsewhere) => continue,
+            }
         };
         let stream = match accepted {
             Ok((stream, _peer)) => stream,

@@ -64,6 +64,11 @@ impl ClientConnections {
         }
     }
 
+    /// How many are open.
+    pub(crate) fn count(&self) -> usize {
+        self.lock().by_key.len()
+    }
+
     /// Descriptors are short: closes some that are idle, at whatever door.
     pub(crate) fn shed_some(&self) {
         let count = (self.lock().by_key.len() / SHED_SHARE).max(SHED_MIN);
