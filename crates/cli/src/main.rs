@@ -1,5 +1,6 @@
 //! The one binary: finds the command and runs it. Nothing here that a second binary would need.
 
+mod allocator;
 mod cluster;
 mod demo;
 mod descriptors;
@@ -20,16 +21,13 @@ use kvasir_config::{Command, Environment, Invocation, Run, Settings, keys};
 use kvasir_telemetry::log;
 use kvasir_upstream::read_bounded_text;
 
-/// Thousands of streams come and go; the C library's allocator keeps what they held and more (decision 0074).
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// Longest configuration file.
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
 /// The code of a command line, variable or file that is wrong.
 const BAD_CONFIG: u8 = 2;
 
 fn main() -> ExitCode {
+    kvasir_text::after_loading(allocator::give_back);
     let code = run();
     log::flush();
     code

@@ -38,7 +38,7 @@ pub use detokenizer::{DetokenizeOptions, Detokenizer, StopHit};
 pub use error::{LoadError, TextError};
 pub use folders::{FolderError, ModelFolders};
 pub use load::TextFiles;
-pub use model::{DEFAULT_CACHE_BYTES, GenerationDefaults, TextModel};
+pub use model::{DEFAULT_CACHE_BYTES, GenerationDefaults, TextModel, after_loading};
 pub use prefix::CacheStats;
 pub use scratch::recycle_tokens;
 pub use template::{ChatTemplate, Effort, RenderedPrompt};

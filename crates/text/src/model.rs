@@ -3,7 +3,7 @@
 //! Answers one question: given a model's folder, how do its requests become tokens and its tokens text?
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use kvasir_types::Token;
 
@@ -59,6 +59,19 @@ impl Frame {
     }
 }
 
+static AFTER_LOADING: OnceLock<fn()> = OnceLock::new();
+
+/// Has `done` called on every thread that has loaded a model: it has freed twice the memory that it still uses. The first one counts.
+pub fn after_loading(done: fn()) {
+    let _ = AFTER_LOADING.set(done);
+}
+
+fn loaded() {
+    if let Some(done) = AFTER_LOADING.get() {
+        done();
+    }
+}
+
 /// Bytes of memory for tokenized text, unless the caller says otherwise: about four million tokens.
 pub const DEFAULT_CACHE_BYTES: usize = 32 << 20;
 
@@ -90,7 +103,11 @@ impl TextModel {
     /// # Errors
     /// As [`TextModel::load`].
     pub fn load_with(folder: &Path, cache_bytes: usize) -> Result<Self, LoadError> {
-        Self::from_files(&TextFiles::read(folder)?, cache_bytes)
+        let files = TextFiles::read(folder)?;
+        let model = Self::from_files(&files, cache_bytes);
+        drop(files);
+        loaded();
+        model
     }
 
     /// Made of files that came otherwise than from a folder.
@@ -98,7 +115,9 @@ impl TextModel {
     /// # Errors
     /// One of them is not usable.
     pub fn of_files(files: &TextFiles) -> Result<Self, LoadError> {
-        Self::from_files(files, DEFAULT_CACHE_BYTES)
+        let model = Self::from_files(files, DEFAULT_CACHE_BYTES);
+        loaded();
+        model
     }
 
     /// The small tokenizer that the demo carries: byte-level BPE of about 4,000 tokens with a ChatML-like
