@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-SERVERS = ("frontend", "demo", "mocker")
+SERVERS = ("frontend", "demo", "indexer", "mocker", "select", "slot-tracker")
 ASKERS = ("doctor", "health", "top", "upgrade", "why", "workers")
 READY_SECONDS = 90
 

@@ -9,6 +9,7 @@ mod mocker;
 mod operate;
 mod planes;
 mod serve;
+mod services;
 mod sockets;
 mod traces;
 mod upgrade;
@@ -75,6 +76,9 @@ fn start(run: &Run) -> ExitCode {
             Command::Doctor => return doctor::run(&run.settings).await,
             Command::Demo => demo::run(&run.settings).await,
             Command::Mocker => mocker::run(&run.settings).await,
+            Command::Indexer | Command::SlotTracker | Command::Select => {
+                services::run(run.command, &run.settings).await
+            }
             Command::Why | Command::Workers | Command::Top | Command::Health | Command::Upgrade => {
                 operate::run(run).await
             }

@@ -14,6 +14,12 @@ pub enum Command {
     Demo,
     /// A router without HTTP completions.
     Router,
+    /// An index of engines' caches behind HTTP.
+    Indexer,
+    /// What runs where, behind HTTP.
+    SlotTracker,
+    /// A router behind HTTP that books and forwards nothing.
+    Select,
     /// A mock engine.
     Mocker,
     /// Virtual-time simulation.
@@ -38,6 +44,9 @@ impl Command {
         Self::Frontend,
         Self::Demo,
         Self::Router,
+        Self::Indexer,
+        Self::SlotTracker,
+        Self::Select,
         Self::Mocker,
         Self::Replay,
         Self::Why,
@@ -54,6 +63,9 @@ impl Command {
             Self::Frontend => "frontend",
             Self::Demo => "demo",
             Self::Router => "router",
+            Self::Indexer => "indexer",
+            Self::SlotTracker => "slot-tracker",
+            Self::Select => "select",
             Self::Mocker => "mocker",
             Self::Replay => "replay",
             Self::Why => "why",
@@ -71,6 +83,9 @@ impl Command {
             Self::Frontend => "Serve the OpenAI API and route each request to the best worker",
             Self::Demo => "Try it: frontend, mock workers and sample traffic in one process",
             Self::Router => "Route for other services, without an HTTP API of its own",
+            Self::Indexer => "Serve over HTTP which worker holds how much of a prompt",
+            Self::SlotTracker => "Serve over HTTP what runs where, as others tell it",
+            Self::Select => "Serve over HTTP which worker is best for a prompt, and book it",
             Self::Mocker => "Run a mock engine that behaves like an inference server",
             Self::Replay => "Simulate a trace under several policies, in virtual time",
             Self::Why => "Show why a request went where it went, or the latest decisions",
@@ -118,6 +133,9 @@ impl Command {
             Self::Frontend => Scope::FRONTEND,
             Self::Demo => Scope::DEMO,
             Self::Router => Scope::ROUTER,
+            Self::Indexer => Scope::INDEXER,
+            Self::SlotTracker => Scope::SLOT_TRACKER,
+            Self::Select => Scope::SELECT,
             Self::Mocker => Scope::MOCKER,
             Self::Replay => Scope::REPLAY,
             Self::Why => Scope::WHY,
@@ -159,6 +177,14 @@ impl Scope {
     pub const HEALTH: Self = Self(1 << 10);
     /// `kvasir upgrade`.
     pub const UPGRADE: Self = Self(1 << 11);
+    /// `kvasir indexer`.
+    pub const INDEXER: Self = Self(1 << 12);
+    /// `kvasir slot-tracker`.
+    pub const SLOT_TRACKER: Self = Self(1 << 13);
+    /// `kvasir select`.
+    pub const SELECT: Self = Self(1 << 14);
+    /// Parts of the router as services.
+    pub const SERVICES: Self = Self::INDEXER.and(Self::SLOT_TRACKER).and(Self::SELECT);
     /// Commands that ask a running frontend.
     pub const OPERATE: Self = Self::WHY
         .and(Self::WORKERS)
@@ -168,9 +194,12 @@ impl Scope {
     /// Commands that listen for HTTP clients.
     pub const SERVE: Self = Self::FRONTEND.and(Self::DEMO);
     /// Commands with a router in them.
-    pub const ROUTING: Self = Self::SERVE.and(Self::ROUTER).and(Self::REPLAY);
+    pub const ROUTING: Self = Self::SERVE
+        .and(Self::ROUTER)
+        .and(Self::SELECT)
+        .and(Self::REPLAY);
     /// Every command that serves or simulates.
-    pub const ALL: Self = Self::ROUTING.and(Self::MOCKER);
+    pub const ALL: Self = Self::ROUTING.and(Self::MOCKER).and(Self::SERVICES);
 
     /// Union of two sets.
     pub const fn and(self, other: Self) -> Self {

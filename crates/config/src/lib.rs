@@ -68,5 +68,6 @@ pub mod keys {
     pub use crate::table::queue::*;
     pub use crate::table::resilience::*;
     pub use crate::table::selection::*;
+    pub use crate::table::services::*;
     pub use crate::table::standalone::*;
 }

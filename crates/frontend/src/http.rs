@@ -21,3 +21,4 @@ pub(crate) mod server;
 pub(crate) mod shortage;
 pub(crate) mod tls;
 pub(crate) mod via;
+pub(crate) mod whole;

@@ -28,6 +28,7 @@ pub use crate::http::routes::Paths;
 pub use crate::http::server::{Door, HttpServer, Service, http_threads};
 pub use crate::http::shortage::Shortage;
 pub use crate::http::tls::ServerTls;
+pub use crate::http::whole::{WholeApi, WholeService};
 pub use app::{App, AppOptions, UpgradeAsk, UpgradeOutcome};
 pub use fleet::members::{
     Change, Changes, JoinOutcome, Member, MemberState, Members, MembersError, SnapshotRefused,

@@ -14,6 +14,7 @@
 mod booking;
 mod context;
 mod counted;
+mod dump;
 mod events;
 mod meters;
 mod model;
@@ -33,6 +34,7 @@ mod view;
 pub use booking::Booking;
 pub use context::HostContext;
 pub use counted::CountedIndex;
+pub use dump::dump_index;
 pub use events::{
     EventStream, EventStreamHandle, LocalEvents, Now, PauseGuard, StreamObserver, StreamState,
     Subscriptions,

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use kvasir_hash::{BlockHasher, Scope, sequence_hashes};
 use kvasir_index::{Match, Matches};
-use kvasir_router::{Arrival, Lookup, RouteError};
+use kvasir_router::{Arrival, Lookup, Overlap, RouteError};
 use kvasir_telemetry::observe_ms;
-use kvasir_types::{Token, WorkerRank};
+use kvasir_types::{LocalHash, SequenceHash, Token, WorkerRank};
 
 use crate::Model;
 use crate::booking::Booking;
 use crate::meters::Stage;
-use crate::router_host::Needs;
+use crate::router_host::{Needs, RouterHost};
 use crate::view::{PendingPrediction, Prediction};
 
 /// Blocks of a prompt that are looked up and recorded: what follows them changes no choice, and a prompt of any length must
@@ -45,6 +45,36 @@ impl PromptBlocks {
     /// our own routing decisions say where they are.
     pub fn set_guessed(&mut self, guessed: bool) {
         self.lookup.predict_all |= guessed;
+    }
+}
+
+impl RouterHost {
+    /// What of a prompt counts as cached, and where.
+    #[must_use]
+    pub fn overlap(&self, blocks: &PromptBlocks) -> Overlap {
+        self.find(&blocks.lookup, &mut Matches::new())
+    }
+
+    /// A prompt whose blocks have names already.
+    #[must_use]
+    pub fn named_blocks(
+        &self,
+        locals: Arc<[LocalHash]>,
+        sequence: Arc<[SequenceHash]>,
+    ) -> PromptBlocks {
+        let lookup = Lookup {
+            locals: if self.needs().index {
+                locals
+            } else {
+                Arc::default()
+            },
+            sequence,
+            predict_all: self.predicts_all(),
+        };
+        PromptBlocks {
+            lookup,
+            certain_tokens: None,
+        }
     }
 }
 

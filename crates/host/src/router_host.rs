@@ -20,7 +20,7 @@ use kvasir_router::{
     Router,
 };
 use kvasir_trust::{Cause, TrustRecord};
-use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
+use kvasir_types::{RequestId, SequenceHash, Time, WorkerId, WorkerRank};
 use tokio::sync::{Notify, oneshot};
 
 use crate::booking::Booking;
@@ -259,6 +259,30 @@ impl RouterHost {
         self.lock_current()
             .router
             .potential_loads(now, 0, &Overlap::none(), &[], out);
+    }
+
+    /// What each rank would have to do if a prompt went there.
+    pub fn potential_loads(
+        &self,
+        isl_tokens: u32,
+        overlap: &Overlap,
+        sequence: &[SequenceHash],
+        out: &mut Vec<PotentialLoad>,
+    ) {
+        let now = self.context.clock.now();
+        let mut brain = self.lock_current();
+        brain
+            .router
+            .potential_loads(now, isl_tokens, overlap, sequence, out);
+    }
+
+    /// Blocks that running requests of a rank would hold with this prompt among them.
+    #[must_use]
+    pub fn potential_blocks(&self, rank: WorkerRank, sequence: &[SequenceHash]) -> u64 {
+        let mut loads = Vec::new();
+        self.potential_loads(0, &Overlap::none(), sequence, &mut loads);
+        let found = loads.iter().find(|load| load.rank == rank);
+        found.map_or(0, |load| load.potential_decode_blocks)
     }
 
     fn lock(&self) -> MutexGuard<'_, Brain> {

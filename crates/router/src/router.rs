@@ -294,6 +294,12 @@ impl Router {
         self.ledger.len()
     }
 
+    /// Where a request is booked, if it is.
+    #[must_use]
+    pub fn rank_of(&self, id: RequestId) -> Option<WorkerRank> {
+        self.fleet.rank(self.ledger.slot_of(id)?)
+    }
+
     /// Every request that is booked, in no order, and where; with the names of its blocks where `names` says so.
     pub fn running(
         &self,

@@ -11,12 +11,13 @@ options! { HTTP_ROWS, Group::Http, Scope::SERVE;
 
     /// Port to listen on; 0 takes any free one.
     HTTP_PORT: u16 = "http-port" =>
-        scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_HTTP_PORT")]).aliases(&["port"])
-        .default("8000").metavar("PORT").common().effective();
+        scope(Scope::SERVE.and(Scope::MOCKER).and(Scope::SERVICES)).env(&[var("DYN_HTTP_PORT")])
+        .aliases(&["port"]).default("8000")
+        .default_note("8000; 8090 in indexer, 8091 in slot-tracker, 8092 in select").metavar("PORT").common().effective();
 
     /// Address to listen on.
     HTTP_HOST: String = "http-host" =>
-        scope(Scope::SERVE.and(Scope::MOCKER)).env(&[var("DYN_HTTP_HOST")]).default("0.0.0.0")
+        scope(Scope::SERVE.and(Scope::MOCKER).and(Scope::SERVICES)).env(&[var("DYN_HTTP_HOST")]).default("0.0.0.0")
         .default_note("0.0.0.0; 127.0.0.1 in the demo").rule(&HOST).common().effective();
 
     /// TLS certificate, in PEM; needs the key too. Reloaded when the file changes.

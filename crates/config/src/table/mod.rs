@@ -20,6 +20,7 @@ pub(crate) mod planes;
 pub(crate) mod queue;
 pub(crate) mod resilience;
 pub(crate) mod selection;
+pub(crate) mod services;
 pub(crate) mod standalone;
 
 use crate::command::Scope;
@@ -46,6 +47,7 @@ const TABLES: &[&[Spec]] = &[
     resilience::RESILIENCE_ROWS,
     planes::PLANES_ROWS,
     standalone::STANDALONE_ROWS,
+    services::SERVICES_ROWS,
     general::OBSERVABILITY_ROWS,
     metrics::METRICS_ROWS,
 ];

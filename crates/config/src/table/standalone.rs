@@ -14,7 +14,7 @@ options! { STANDALONE_ROWS, Group::Standalone, Scope::ROUTER;
 
     /// Tokens in a KV block; not taken from the model card.
     BLOCK_SIZE: u32 = "block-size" =>
-        scope(Scope::ROUTER.and(Scope::REPLAY).and(Scope::MOCKER))
+        scope(Scope::ROUTER.and(Scope::INDEXER).and(Scope::REPLAY).and(Scope::MOCKER))
         .env(&[var("DYN_ROUTER_BLOCK_SIZE")]).aliases(&["router-block-size"]).default("128")
         .default_note("128; 16 in replay and mocker").ints(1, 1 << 20).effective().common();
 }

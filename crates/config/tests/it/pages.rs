@@ -32,6 +32,9 @@ fn overview() {
             Commands:
               frontend     Serve the OpenAI API and route each request to the best worker
               demo         Try it: frontend, mock workers and sample traffic in one process
+              indexer      Serve over HTTP which worker holds how much of a prompt
+              slot-tracker Serve over HTTP what runs where, as others tell it
+              select       Serve over HTTP which worker is best for a prompt, and book it
               mocker       Run a mock engine that behaves like an inference server
               replay       Simulate a trace under several policies, in virtual time
               why          Show why a request went where it went, or the latest decisions

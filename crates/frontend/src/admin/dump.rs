@@ -12,9 +12,8 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response};
+use kvasir_host::dump_index;
 use kvasir_openai::ApiError;
-use kvasir_types::{KvEvent, WorkerRank};
-use kvasir_wire::native::RouterEvent;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
@@ -28,8 +27,6 @@ const GROUP: &str = "default";
 const PARTS_MAX: usize = 4;
 /// Bytes of a part, about.
 const PART_BYTES: usize = 64 << 10;
-/// Names in one event that takes blocks back.
-const REMOVED_MAX: usize = 1024;
 /// What is said while another is under way.
 const ONE_AT_A_TIME: &str = "A dump of the index is under way already, and there is one at a time; ask again when it has ended";
 
@@ -97,41 +94,12 @@ impl Page {
             let block_size = model.block_size;
             let head = format!("{before}{name}:{{\"block_size\":{block_size},\"events\":[");
             self.text(head.as_bytes())?;
-            self.events(model)?;
+            dump_index(model.host.index(), |text| self.text(text))?;
             self.text(b"]}")?;
             before = ',';
         }
         self.text(if models.is_empty() { b"{}" } else { b"}" })?;
         self.flush()
-    }
-
-    /// What one index holds, a rank at a time.
-    fn events(&mut self, model: &ServedModel) -> io::Result<()> {
-        let index = model.host.index();
-        let mut ids = 1..;
-        for rank in index.ranks() {
-            for (_, event) in index.dump_rank(rank) {
-                for event in in_pieces(event) {
-                    let id = ids.next().unwrap_or(u64::MAX);
-                    if id > 1 {
-                        self.text(b",")?;
-                    }
-                    self.event(rank, id, event)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn event(&mut self, rank: WorkerRank, id: u64, event: KvEvent) -> io::Result<()> {
-        let event = RouterEvent {
-            rank,
-            id,
-            residency: None,
-            position: None,
-            event,
-        };
-        self.text(event.to_value().to_json().to_string().as_bytes())
     }
 
     fn text(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -151,19 +119,5 @@ impl Page {
     fn send(&mut self, part: Part) -> io::Result<()> {
         let gone = |_| io::ErrorKind::BrokenPipe.into();
         self.to.blocking_send(part).map_err(gone)
-    }
-}
-
-/// Events of a bounded size that say the same.
-fn in_pieces(event: KvEvent) -> Vec<KvEvent> {
-    match event {
-        KvEvent::Removed { tier, blocks } => blocks
-            .chunks(REMOVED_MAX)
-            .map(|names| KvEvent::Removed {
-                tier,
-                blocks: names.to_vec(),
-            })
-            .collect(),
-        event => vec![event],
     }
 }

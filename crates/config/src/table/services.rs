@@ -1,0 +1,39 @@
+//! Rows: parts of the router as services.
+
+use std::time::Duration;
+
+use crate::command::Scope;
+use crate::spec::{Group, options, var};
+
+options! { SERVICES_ROWS, Group::Standalone, Scope::INDEXER;
+
+    /// Engine to listen to from the start, as `id=tcp://host:port`.
+    ///
+    /// `id:rank=tcp://host:port` names a data-parallel rank. May be given several times.
+    LISTEN: Vec<String> = "listen" =>
+        env(&[var("KVASIR_INDEXER_LISTEN")]).space_separated().metavar("ID=ADDRESS").effective()
+        .common();
+
+    /// Model of the engines of `--listen`.
+    LISTEN_MODEL: String = "listen-model" =>
+        env(&[var("KVASIR_INDEXER_MODEL")]).default("default").metavar("NAME").effective().common();
+
+    /// Routing group of the engines of `--listen`.
+    LISTEN_GROUP: String = "listen-group" =>
+        env(&[var("KVASIR_INDEXER_GROUP")]).default("default").metavar("NAME").effective();
+
+    /// Time for which a selection can be turned into a reservation.
+    SELECTION_CACHE_TTL_SECS: Duration = "selection-cache-ttl-secs" =>
+        scope(Scope::SELECT).env(&[var("KVASIR_SELECTION_CACHE_TTL_SECS")]).default("120")
+        .metavar("SECONDS").effective();
+
+    /// Number of selections kept for that.
+    SELECTION_CACHE_MAX_ENTRIES: u32 = "selection-cache-max-entries" =>
+        scope(Scope::SELECT).env(&[var("KVASIR_SELECTION_CACHE_MAX_ENTRIES")]).default("4096")
+        .effective();
+
+    /// Bytes of block hashes that those selections hold.
+    SELECTION_CACHE_MAX_BYTES: u64 = "selection-cache-max-bytes" =>
+        scope(Scope::SELECT).env(&[var("KVASIR_SELECTION_CACHE_MAX_BYTES")]).default("268435456")
+        .effective();
+}

@@ -1,0 +1,545 @@
+//! Which worker holds how much of a prompt, for programs that choose by themselves.
+//!
+//! Engines are registered with the socket of their cache events; each model and group has an index of its own. Counts are tokens.
+//! What always holds: a listener that ended has left nothing in the index before another of its rank begins.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use bytes::Bytes;
+use kvasir_host::{EventStream, HostContext, ModelSpec, RouterHost, RouterSetup, dump_index};
+use kvasir_index::Matches;
+use kvasir_tasks::RuntimeThreads;
+use kvasir_types::{LocalHash, WorkerId, WorkerRank};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+
+use crate::api::{Answer, AnswerBody, Api, Ask, Verb, query_value, read};
+use crate::event_listener::EventAddress;
+use crate::group::{
+    BLOCK_SIZE_MAX, GROUPS_MAX, GroupKey, NAME_BYTES_MAX, Naming, WORKERS_MAX, is_name, locals_of,
+};
+use crate::reading::{Hashes, TokenIds};
+
+/// Other indexers that are known.
+const PEERS_MAX: usize = 256;
+/// Parts of a dump that wait for their reader, and bytes of each.
+const PARTS_MAX: usize = 4;
+const PART_BYTES: usize = 64 << 10;
+/// What is said of a salt beside hashes.
+const SALTED: &str = "cache_salt is not accepted by /query_by_hash; block_hashes must already include the intended cache salt";
+
+/// The service.
+pub struct Indexer {
+    setup: RouterSetup,
+    context: HostContext,
+    threads: Option<RuntimeThreads>,
+    groups: RwLock<BTreeMap<GroupKey, Arc<IndexGroup>>>,
+    peers: Mutex<BTreeSet<String>>,
+    /// Held while listeners begin and end.
+    changing: tokio::sync::Mutex<()>,
+}
+
+/// One index, and who fills it.
+struct IndexGroup {
+    host: Arc<RouterHost>,
+    instances: Mutex<BTreeMap<u64, BTreeMap<u32, Listener>>>,
+}
+
+struct Listener {
+    address: EventAddress,
+    stream: EventStream,
+}
+
+#[derive(Deserialize)]
+struct Register {
+    instance_id: u64,
+    endpoint: String,
+    model_name: String,
+    block_size: u32,
+    #[serde(default = "crate::group::default_group")]
+    routing_group: String,
+    #[serde(default)]
+    dp_rank: u32,
+    replay_endpoint: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Unregister {
+    instance_id: u64,
+    #[serde(flatten)]
+    key: GroupKey,
+    dp_rank: Option<u32>,
+}
+
+#[derive(Deserialize)]
+struct Query {
+    token_ids: TokenIds,
+    model_name: String,
+    #[serde(default = "crate::group::default_group")]
+    routing_group: String,
+    lora_name: Option<String>,
+    cache_salt: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct QueryByHash {
+    block_hashes: Hashes,
+    model_name: String,
+    #[serde(default = "crate::group::default_group")]
+    routing_group: String,
+    cache_salt: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Peer {
+    url: String,
+}
+
+/// What a worker holds of a prompt, in tokens.
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub(crate) struct HeldTokens {
+    longest_matched: u64,
+    gpu: u64,
+    dp: BTreeMap<u32, u64>,
+    cpu: u64,
+    disk: u64,
+}
+
+impl HeldTokens {
+    /// Of what a lookup found, for each worker.
+    pub(crate) fn by_worker(found: &Matches, block_size: u32) -> BTreeMap<u64, Self> {
+        let mut workers: BTreeMap<u64, Self> = BTreeMap::new();
+        let tokens = |blocks: u32| u64::from(blocks) * u64::from(block_size);
+        for rank in found.iter() {
+            let held = workers.entry(rank.rank.worker.0).or_default();
+            let device = tokens(rank.device);
+            held.dp.insert(rank.rank.rank.0, device);
+            held.gpu = held.gpu.max(device);
+            held.cpu = held.cpu.max(tokens(rank.host_cumulative()));
+            held.disk = held.disk.max(tokens(rank.disk_cumulative()));
+            held.longest_matched = held.disk;
+        }
+        workers
+    }
+
+    /// Of a rank of which nothing was found.
+    pub(crate) fn nothing(rank: u32) -> Self {
+        Self {
+            dp: BTreeMap::from([(rank, 0)]),
+            ..Self::default()
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Scores<'w> {
+    scores: BTreeMap<u64, &'w BTreeMap<u32, u64>>,
+    frequencies: [u64; 0],
+    instances: &'w BTreeMap<u64, HeldTokens>,
+}
+
+#[derive(Serialize)]
+struct InstanceRow<'g> {
+    instance_id: u64,
+    source: &'static str,
+    status: &'static str,
+    model_name: &'g str,
+    routing_group: &'g str,
+    block_size: u32,
+    endpoints: BTreeMap<u32, String>,
+    listeners: BTreeMap<u32, ListenerRow>,
+}
+
+#[derive(Serialize)]
+struct ListenerRow {
+    endpoint: String,
+    status: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_error: Option<String>,
+}
+
+impl Api for Indexer {
+    async fn answer(&self, ask: Ask) -> Answer {
+        let answered = match (ask.verb, ask.path.as_str()) {
+            (Verb::Post, "/query") => read(&ask.body).and_then(|query| self.query(&query)),
+            (Verb::Post, "/query_by_hash") => {
+                read(&ask.body).and_then(|query| self.query_by_hash(&query))
+            }
+            (Verb::Post, "/register") => match read(&ask.body) {
+                Ok(asked) => self.register(asked).await,
+                Err(bad) => Err(bad),
+            },
+            (Verb::Post, "/unregister") => match read(&ask.body) {
+                Ok(asked) => self.unregister(&asked).await,
+                Err(bad) => Err(bad),
+            },
+            (Verb::Get, "/workers") => Ok(self.workers(ask.query.as_deref())),
+            (Verb::Get, "/dump") => Ok(self.dump()),
+            (Verb::Get, "/peers") => Ok(Answer::json(200, &*self.peers())),
+            (Verb::Post, "/register_peer") => read(&ask.body).and_then(|peer| self.add_peer(peer)),
+            (Verb::Post, "/deregister_peer") => {
+                read(&ask.body).and_then(|peer| self.remove_peer(&peer))
+            }
+            (Verb::Get, "/health") => Ok(Answer::empty(200)),
+            (_, path) => {
+                const ROUTES: [&str; 9] = [
+                    "/query",
+                    "/query_by_hash",
+                    "/register",
+                    "/unregister",
+                    "/workers",
+                    "/dump",
+                    "/peers",
+                    "/register_peer",
+                    "/deregister_peer",
+                ];
+                Err(Answer::no_route(
+                    ROUTES.contains(&path) || path == "/health",
+                ))
+            }
+        };
+        answered.unwrap_or_else(|refusal| refusal)
+    }
+}
+
+impl Indexer {
+    /// An empty one. `setup` says what its indexes remember; events are applied on `threads`.
+    #[must_use]
+    pub fn new(setup: RouterSetup, context: HostContext, threads: Option<RuntimeThreads>) -> Self {
+        Self {
+            setup,
+            context,
+            threads,
+            groups: RwLock::default(),
+            peers: Mutex::default(),
+            changing: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Listens to an engine, as `POST /register` does; an error says why not.
+    pub async fn listen(
+        &self,
+        instance_id: u64,
+        dp_rank: u32,
+        endpoint: &str,
+        (model_name, routing_group, block_size): (&str, &str, u32),
+    ) -> Result<(), String> {
+        let asked = Register {
+            instance_id,
+            endpoint: endpoint.to_owned(),
+            model_name: model_name.to_owned(),
+            block_size,
+            routing_group: routing_group.to_owned(),
+            dp_rank,
+            replay_endpoint: None,
+        };
+        match self.register(asked).await {
+            Ok(_) => Ok(()),
+            Err(refused) => match refused.body {
+                AnswerBody::Json(text) => Err(String::from_utf8_lossy(&text).into_owned()),
+                _ => Err(format!("refused with {}", refused.status)),
+            },
+        }
+    }
+
+    fn group(&self, key: &GroupKey) -> Result<Arc<IndexGroup>, Answer> {
+        let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
+        let found = groups.get(key).cloned();
+        found.ok_or_else(|| Answer::error(404, format_args!("no indexer for {key}")))
+    }
+
+    fn query(&self, query: &Query) -> Result<Answer, Answer> {
+        let group = self.group(&GroupKey {
+            model_name: query.model_name.clone(),
+            routing_group: query.routing_group.clone(),
+        })?;
+        let naming = Naming {
+            lora: query.lora_name.as_deref(),
+            salt: query.cache_salt.as_deref(),
+            eagle: false,
+        };
+        let block_size = group.host.block_size();
+        Ok(group.scores(&locals_of(&query.token_ids, block_size, naming)))
+    }
+
+    fn query_by_hash(&self, query: &QueryByHash) -> Result<Answer, Answer> {
+        if query.cache_salt.is_some() {
+            return Err(Answer::error(400, SALTED));
+        }
+        let group = self.group(&GroupKey {
+            model_name: query.model_name.clone(),
+            routing_group: query.routing_group.clone(),
+        })?;
+        Ok(group.scores(&query.block_hashes.named(LocalHash)))
+    }
+
+    async fn register(&self, asked: Register) -> Result<Answer, Answer> {
+        let key = GroupKey {
+            model_name: asked.model_name,
+            routing_group: asked.routing_group,
+        };
+        let (id, rank, block_size) = (asked.instance_id, asked.dp_rank, asked.block_size);
+        if !key.is_sound() || !(1..=BLOCK_SIZE_MAX).contains(&block_size) {
+            let text = "model_name and routing_group must be names of 1 to 256 bytes, block_size from 1 to 1048576";
+            return Err(Answer::error(400, text));
+        }
+        let address = EventAddress {
+            events: asked.endpoint,
+            replay: asked.replay_endpoint,
+        };
+        address
+            .sockets()
+            .map_err(|error| Answer::error(400, error))?;
+        let _turn = self.changing.lock().await;
+        let group = self.group_for(&key, block_size)?;
+        let existing = group.host.block_size();
+        if existing != block_size {
+            let text = format!(
+                "block_size mismatch for {key}: existing={existing}, requested={block_size}"
+            );
+            return Err(Answer::error(409, text));
+        }
+        let mut instances = group.instances();
+        if instances
+            .get(&id)
+            .is_some_and(|ranks| ranks.contains_key(&rank))
+        {
+            let text = format!("instance {id} dp_rank {rank} already registered");
+            return Err(Answer::error(409, text));
+        }
+        if instances.values().map(BTreeMap::len).sum::<usize>() >= WORKERS_MAX {
+            return Err(Answer::error(
+                409,
+                format_args!("there are {WORKERS_MAX} listeners already"),
+            ));
+        }
+        let opened = address.open(
+            &group.host,
+            WorkerRank::new(id, rank),
+            self.threads.as_ref(),
+        );
+        let opened = opened.map_err(|error| Answer::error(400, error))?;
+        let Some(stream) = opened else {
+            return Err(Answer::error(409, format_args!("instance {id} is leaving")));
+        };
+        let listener = Listener { address, stream };
+        instances.entry(id).or_default().insert(rank, listener);
+        Ok(Answer::done(201))
+    }
+
+    /// The group of this name, made if there is none.
+    fn group_for(&self, key: &GroupKey, block_size: u32) -> Result<Arc<IndexGroup>, Answer> {
+        let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(group) = groups.get(key) {
+            return Ok(Arc::clone(group));
+        }
+        if groups.len() >= GROUPS_MAX {
+            return Err(Answer::error(
+                409,
+                format_args!("there are {GROUPS_MAX} indexes already"),
+            ));
+        }
+        let spec = ModelSpec {
+            name: key.router_name().into(),
+            block_size,
+            context_length: u32::MAX,
+            parent: None,
+            migration_limit: 0,
+        };
+        let group = Arc::new(IndexGroup {
+            host: self.setup.make(&spec, None, &self.context).host,
+            instances: Mutex::default(),
+        });
+        groups.insert(key.clone(), Arc::clone(&group));
+        Ok(group)
+    }
+
+    async fn unregister(&self, asked: &Unregister) -> Result<Answer, Answer> {
+        let _turn = self.changing.lock().await;
+        let id = asked.instance_id;
+        let gone = || Answer::error(404, format_args!("instance {id} not found"));
+        let group = self.group(&asked.key).map_err(|_| gone())?;
+        let (ended, is_last) = group.take_out(id, asked.dp_rank).ok_or_else(gone)?;
+        for listener in ended {
+            let _ = listener.stream.stop().await;
+        }
+        if is_last {
+            group.host.leave(WorkerId(id));
+        }
+        if group.instances().is_empty() {
+            let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
+            groups.remove(&asked.key);
+        }
+        Ok(Answer::done(200))
+    }
+
+    fn workers(&self, query: Option<&str>) -> Answer {
+        let (model, group) = (
+            query_value(query, "model_name"),
+            query_value(query, "routing_group"),
+        );
+        let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
+        let wanted = groups.iter().filter(|(key, _)| {
+            model.as_ref().is_none_or(|model| *model == key.model_name)
+                && group
+                    .as_ref()
+                    .is_none_or(|group| *group == key.routing_group)
+        });
+        let rows: Vec<InstanceRow<'_>> = wanted.flat_map(|(key, group)| group.rows(key)).collect();
+        Answer::json(200, &rows)
+    }
+
+    /// All indexes, written while they are read.
+    fn dump(&self) -> Answer {
+        let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
+        let groups: Vec<(GroupKey, Arc<IndexGroup>)> = groups
+            .iter()
+            .map(|(key, group)| (key.clone(), Arc::clone(group)))
+            .collect();
+        let (sender, parts) = mpsc::channel(PARTS_MAX);
+        // The only error is that the reader left.
+        tokio::task::spawn_blocking(move || write_dump(&groups, &sender));
+        Answer {
+            status: 200,
+            body: AnswerBody::JsonParts(parts),
+        }
+    }
+
+    fn peers(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add_peer(&self, peer: Peer) -> Result<Answer, Answer> {
+        let mut peers = self.peers();
+        let is_url = peer.url.starts_with("http://") || peer.url.starts_with("https://");
+        if !is_url || !is_name(&peer.url) {
+            let text =
+                format!("url must begin with http:// and have at most {NAME_BYTES_MAX} bytes");
+            return Err(Answer::error(400, text));
+        }
+        if peers.len() >= PEERS_MAX && !peers.contains(&peer.url) {
+            return Err(Answer::error(
+                409,
+                format_args!("there are {PEERS_MAX} peers already"),
+            ));
+        }
+        peers.insert(peer.url);
+        Ok(Answer::done(201))
+    }
+
+    fn remove_peer(&self, peer: &Peer) -> Result<Answer, Answer> {
+        match self.peers().remove(&peer.url) {
+            true => Ok(Answer::done(200)),
+            false => Err(Answer::error(404, "peer not found")),
+        }
+    }
+}
+
+impl IndexGroup {
+    fn instances(&self) -> MutexGuard<'_, BTreeMap<u64, BTreeMap<u32, Listener>>> {
+        self.instances
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The listeners of an instance, or of one rank, and whether none is left of it.
+    fn take_out(&self, id: u64, rank: Option<u32>) -> Option<(Vec<Listener>, bool)> {
+        let mut instances = self.instances();
+        let ranks = instances.get_mut(&id)?;
+        let ended: Vec<Listener> = match rank {
+            Some(rank) => vec![ranks.remove(&rank)?],
+            None => std::mem::take(ranks).into_values().collect(),
+        };
+        let is_last = ranks.is_empty();
+        if is_last {
+            instances.remove(&id);
+        }
+        Some((ended, is_last))
+    }
+
+    fn scores(&self, locals: &[LocalHash]) -> Answer {
+        let mut found = Matches::new();
+        self.host.index().find(locals, &mut found);
+        let instances = HeldTokens::by_worker(&found, self.host.block_size());
+        let by_rank = instances.iter().map(|(worker, held)| (*worker, &held.dp));
+        Answer::json(
+            200,
+            &Scores {
+                scores: by_rank.collect(),
+                frequencies: [],
+                instances: &instances,
+            },
+        )
+    }
+
+    fn rows<'g>(&self, key: &'g GroupKey) -> Vec<InstanceRow<'g>> {
+        let instances = self.instances();
+        let rows = instances.iter().map(|(id, ranks)| {
+            let listeners: BTreeMap<u32, ListenerRow> =
+                ranks.iter().map(|(rank, l)| (*rank, l.row())).collect();
+            let is_active = listeners.values().all(|row| row.status == "active");
+            InstanceRow {
+                instance_id: *id,
+                source: "zmq",
+                status: if is_active { "active" } else { "pending" },
+                model_name: &key.model_name,
+                routing_group: &key.routing_group,
+                block_size: self.host.block_size(),
+                endpoints: ranks
+                    .iter()
+                    .map(|(rank, l)| (*rank, l.address.events.clone()))
+                    .collect(),
+                listeners,
+            }
+        });
+        rows.collect()
+    }
+}
+
+impl Listener {
+    fn row(&self) -> ListenerRow {
+        let state = self.stream.snapshot();
+        ListenerRow {
+            endpoint: self.address.events.clone(),
+            status: if state.status.connected {
+                "active"
+            } else {
+                "pending"
+            },
+            last_error: state.fault.map(|fault| fault.to_string()),
+        }
+    }
+}
+
+/// Writes all indexes as the events that would make them, and the end if somebody still reads.
+fn write_dump(groups: &[(GroupKey, Arc<IndexGroup>)], to: &mpsc::Sender<Option<Bytes>>) {
+    let mut part = Vec::with_capacity(PART_BYTES);
+    let mut write = |text: &[u8], is_end: bool| -> io::Result<()> {
+        part.extend_from_slice(text);
+        if part.len() < PART_BYTES && !is_end {
+            return Ok(());
+        }
+        let full = std::mem::replace(&mut part, Vec::with_capacity(PART_BYTES));
+        let gone = |_| io::ErrorKind::BrokenPipe.into();
+        to.blocking_send(Some(full.into())).map_err(gone)
+    };
+    let mut write_all = || -> io::Result<()> {
+        let mut before = "{";
+        for (key, group) in groups {
+            let name = format!("{}:{}", key.model_name, key.routing_group);
+            let name = serde_json::Value::from(name);
+            let block_size = group.host.block_size();
+            let head = format!("{before}{name}:{{\"block_size\":{block_size},\"events\":[");
+            write(head.as_bytes(), false)?;
+            dump_index(group.host.index(), |text| write(text, false))?;
+            write(b"]}", false)?;
+            before = ",";
+        }
+        write(if groups.is_empty() { b"{}" } else { b"}" }, true)
+    };
+    if write_all().is_ok() {
+        let _ = to.blocking_send(None);
+    }
+}

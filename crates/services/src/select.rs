@@ -1,0 +1,181 @@
+//! Which worker is best for a prompt, and booking it: the router for programs that forward requests themselves.
+//!
+//! Workers are told by whoever runs them ([`workers`]); a worker about which enough is known is schedulable. A selection books nothing and
+//! can be turned into a reservation once; a reservation is a booking in the router's ledger until it is freed, or nobody speaks of it for
+//! `router-active-request-expiry-secs`.
+
+mod choose;
+mod reserve;
+mod selections;
+mod workers;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
+
+use kvasir_host::{HostContext, Model, RouterSetup};
+use kvasir_tasks::RuntimeThreads;
+use serde::Serialize;
+
+use crate::api::{Answer, Api, Ask, Verb, percent_decoded, read};
+use crate::group::GroupKey;
+use crate::slots::{NO_SYNC, PotentialRow};
+use reserve::Reservation;
+use selections::Selections;
+use workers::WorkerEntry;
+
+/// What selections may hold.
+#[derive(Clone, Copy, Debug)]
+pub struct SelectOptions {
+    /// How long a selection may be turned into a reservation.
+    pub ttl: Duration,
+    /// Selections that are kept.
+    pub entries_max: usize,
+    /// Bytes of the hashes that they hold.
+    pub bytes_max: usize,
+}
+
+impl Default for SelectOptions {
+    fn default() -> Self {
+        Self {
+            ttl: Duration::from_secs(120),
+            entries_max: 4096,
+            bytes_max: 256 << 20,
+        }
+    }
+}
+
+/// The service.
+pub struct Selector {
+    setup: RouterSetup,
+    context: HostContext,
+    threads: Option<RuntimeThreads>,
+    groups: RwLock<BTreeMap<GroupKey, Arc<SelectGroup>>>,
+    workers: tokio::sync::Mutex<BTreeMap<u64, WorkerEntry>>,
+    selections: Mutex<Selections>,
+    reservations: Mutex<HashMap<String, Reservation>>,
+    last_id: AtomicU64,
+}
+
+/// One router, and where the requests for its workers go.
+struct SelectGroup {
+    key: GroupKey,
+    model: Model,
+    endpoints: RwLock<BTreeMap<u64, String>>,
+    /// Whether a block's name covers a token of the next.
+    is_eagle: AtomicBool,
+}
+
+#[derive(Serialize)]
+struct GroupLoads<'k> {
+    model_name: &'k str,
+    routing_group: &'k str,
+    loads: Vec<PotentialRow>,
+    pending_count: u64,
+    pending_isl_tokens: u64,
+}
+
+impl Api for Selector {
+    async fn answer(&self, ask: Ask) -> Answer {
+        let path = ask.path.trim_start_matches('/');
+        let parts: Vec<&str> = path.split('/').collect();
+        let body = &ask.body;
+        let answered = match (ask.verb, parts.as_slice()) {
+            (Verb::Post, ["select"]) => match read(body) {
+                Ok(asked) => self.select(&asked).await,
+                Err(bad) => Err(bad),
+            },
+            (Verb::Post, ["select_and_reserve"]) => match read(body) {
+                Ok(asked) => self.select_and_reserve(&asked).await,
+                Err(bad) => Err(bad),
+            },
+            (Verb::Post, ["reservations"]) => read(body).and_then(|asked| self.reserve(&asked)),
+            (Verb::Post, ["reservations", id, "prefill_complete"]) => {
+                self.prefill_complete(&percent_decoded(id))
+            }
+            (Verb::Post, ["reservations", id, "output_block"]) => {
+                let asked = match body.is_empty() {
+                    true => Ok(reserve::OutputBlock::default()),
+                    false => read(body),
+                };
+                asked.and_then(|asked| self.output_block(&percent_decoded(id), &asked))
+            }
+            (Verb::Delete, ["reservations", id]) => self.free(&percent_decoded(id)),
+            (Verb::Get, ["workers"]) => Ok(self.list_workers().await),
+            (Verb::Post, ["workers"]) => match read(body) {
+                Ok(asked) => self.upsert(asked).await,
+                Err(bad) => Err(bad),
+            },
+            (Verb::Patch, ["workers", id]) => match read(body) {
+                Ok(asked) => self.patch(id, asked).await,
+                Err(bad) => Err(bad),
+            },
+            (Verb::Delete, ["workers", id]) => self.delete(id).await,
+            (Verb::Get, ["loads"]) => Ok(self.loads()),
+            (Verb::Post, ["potential_loads"]) => {
+                read(body).and_then(|asked| self.potential(&asked))
+            }
+            (Verb::Post, ["overlap_scores"]) => read(body).and_then(|asked| self.overlap(&asked)),
+            (Verb::Get, ["ready"]) => Ok(self.ready().await),
+            (Verb::Get, ["health"]) => Ok(Answer::done(200)),
+            (Verb::Get, ["replica_sync", "peers"]) => Ok(Answer::json(200, &[0_u64; 0])),
+            (Verb::Post, ["replica_sync", ..]) => Err(Answer::error(501, NO_SYNC)),
+            (_, [first, ..]) => {
+                const ROUTES: [&str; 10] = [
+                    "select",
+                    "select_and_reserve",
+                    "reservations",
+                    "workers",
+                    "loads",
+                    "potential_loads",
+                    "overlap_scores",
+                    "ready",
+                    "health",
+                    "replica_sync",
+                ];
+                Err(Answer::no_route(ROUTES.contains(first)))
+            }
+            (_, []) => Err(Answer::no_route(false)),
+        };
+        answered.unwrap_or_else(|refusal| refusal)
+    }
+}
+
+impl Selector {
+    /// One without workers. `setup` says how they are chosen; events are applied on `threads`.
+    #[must_use]
+    pub fn new(
+        setup: RouterSetup,
+        options: SelectOptions,
+        context: HostContext,
+        threads: Option<RuntimeThreads>,
+    ) -> Self {
+        Self {
+            setup,
+            context,
+            threads,
+            groups: RwLock::default(),
+            workers: tokio::sync::Mutex::default(),
+            selections: Mutex::new(Selections::new(options)),
+            reservations: Mutex::default(),
+            last_id: AtomicU64::new(0),
+        }
+    }
+
+    fn loads(&self) -> Answer {
+        let groups = self.groups();
+        let rows = groups.values().map(|group| {
+            let host = &group.model.host;
+            let (count, stats) = host.ask(|router| router.queued());
+            GroupLoads {
+                model_name: &group.key.model_name,
+                routing_group: &group.key.routing_group,
+                loads: PotentialRow::all(host, 0, &kvasir_router::Overlap::none(), &[]),
+                pending_count: count as u64,
+                pending_isl_tokens: stats.raw_isl_tokens,
+            }
+        });
+        Answer::json(200, &rows.collect::<Vec<_>>())
+    }
+}

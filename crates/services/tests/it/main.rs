@@ -1,0 +1,11 @@
+//! The services beside what Dynamo 1.6.1's answered to the same requests, and at their bounds.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "helpers of tests fail as tests do"
+)]
+
+mod limits;
+mod recorded;
+mod rig;
