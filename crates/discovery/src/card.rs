@@ -351,6 +351,11 @@ impl NewCard {
             for (slot, file) in self.artefacts {
                 let kind = file.kind;
                 let file = json!({"path": file.path, "checksum": file.checksum, "size": file.size});
+                // Of a template readers also want to know who chose it.
+                let file = match slot {
+                    "chat_template_file" => json!({"is_custom": false, "file": file}),
+                    _ => file,
+                };
                 card.insert(slot.into(), json!({kind: file}));
             }
         }
