@@ -91,10 +91,9 @@ fn start(run: &Run) -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            let code = if error.is::<wiring::BadConfig>() {
-                BAD_CONFIG
-            } else {
-                1
+            let code = match wiring::is_bad_config(&error) {
+                true => BAD_CONFIG,
+                false => 1,
             };
             complain(&format!("error: {error}"), code)
         }

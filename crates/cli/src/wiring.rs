@@ -5,7 +5,7 @@ mod router;
 pub(crate) use router::{protects, router_setup};
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use kvasir_config::{Command, LogFormat, Origin, ReasoningField, Settings, keys, 
 use kvasir_frontend::{
     ApiKeys, AppOptions, Limits, MigrationOptions, Paths, ServerTls, WorkersFile,
 };
+use kvasir_planes::SetupError;
 use kvasir_router::RouterMode;
 use kvasir_telemetry::{Clock, Identity, LogBounds, MetricOptions, TunedBounds, log};
 use kvasir_text::{FolderError, ModelFolders};
@@ -137,12 +138,13 @@ pub(crate) fn admin_address(settings: &Settings) -> Result<Option<SocketAddr>, F
 }
 
 pub(crate) fn resolve(option: &str, host: &str, port: u16) -> Result<SocketAddr, Failure> {
-    let found = (host, port).to_socket_addrs();
-    match found.map(|mut addresses| addresses.next()) {
-        Ok(Some(address)) => Ok(address),
-        Ok(None) => Err(format!("{option} {host} has no address").into()),
-        Err(error) => Err(format!("{option} {host} has no address: {error}").into()),
-    }
+    Ok(kvasir_planes::resolve(option, host, port)?)
+}
+
+/// Whether a command stopped because an option cannot be followed.
+pub(crate) fn is_bad_config(error: &Failure) -> bool {
+    let setup = error.downcast_ref::<SetupError>();
+    error.is::<BadConfig>() || setup.is_some_and(SetupError::is_option)
 }
 
 /// The workers that `--worker` names; an error names the option and the value.

@@ -25,7 +25,7 @@ mod token_probe;
 
 pub use context::FleetContext;
 pub use discovery::DiscoveryOptions;
-pub use event_plane::{EventPlaneSetup, plane_change};
+pub use event_plane::EventPlaneSetup;
 pub use file::{WorkersFile, WorkersFileError};
 
 use std::collections::BTreeMap;

@@ -36,7 +36,7 @@ pub use fleet::members::{
 };
 pub use fleet::{
     ConnectPlane, DiscoveryOptions, EventPlaneSetup, Fleet, FleetContext, WorkersFile,
-    WorkersFileError, plane_change,
+    WorkersFileError,
 };
 pub use models::links::WorkerLink;
 pub use models::tokenize::TokenSources;

@@ -45,7 +45,7 @@ pub use models::{ModelEntry, Models, Routers};
 pub use place::PromptBlocks;
 pub use plane::{
     EndpointRecovery, EventPlane, EventPlaneOptions, PlaneChange, PlaneChannel, PlaneSource,
-    PlaneWorker, RecoveryClient, RecoveryFuture,
+    PlaneWorker, RecoveryClient, RecoveryFuture, endpoint_of, plane_change,
 };
 pub use policy_file::{PolicyFile, PolicyFileError};
 pub use prefill_times::PrefillTimes;

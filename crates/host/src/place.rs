@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvasir_hash::{BlockHasher, Scope, sequence_hashes};
 use kvasir_index::{Match, Matches};
-use kvasir_router::{Arrival, Lookup, Overlap, RouteError};
+use kvasir_router::{Arrival, Lookup, Overlap, PotentialLoad, RouteError};
 use kvasir_telemetry::observe_ms;
 use kvasir_types::{LocalHash, SequenceHash, Token, WorkerRank};
 
@@ -82,6 +82,17 @@ impl Model {
     /// Names the blocks of `tokens` under a cache salt; empty means none. Of a very long prompt the first ones.
     #[must_use]
     pub fn name_blocks(&self, tokens: &[Token], salt: &str) -> PromptBlocks {
+        let scope = Scope {
+            salt,
+            lora: self.lora.as_deref().unwrap_or_default(),
+            ..Scope::default()
+        };
+        self.name_blocks_in(tokens, &scope)
+    }
+
+    /// The same, for callers who say themselves what the prompt shares a cache with.
+    #[must_use]
+    pub fn name_blocks_in(&self, tokens: &[Token], scope: &Scope<'_>) -> PromptBlocks {
         let Needs { index, sequence } = self.host.needs();
         if !index && !sequence {
             return PromptBlocks::none();
@@ -90,14 +101,9 @@ impl Model {
         let clock = context.clock;
         let start = clock.now();
         let mut locals = Vec::new();
-        let scope = Scope {
-            salt,
-            lora: self.lora.as_deref().unwrap_or_default(),
-            ..Scope::default()
-        };
         let tokens_max = (self.block_size as usize).saturating_mul(BLOCKS_MAX);
         let tokens = tokens.get(..tokens_max).unwrap_or(tokens);
-        BlockHasher::new(self.block_size as usize, &scope).extend(tokens, &mut locals);
+        BlockHasher::new(self.block_size as usize, scope).extend(tokens, &mut locals);
         let hashed = clock.now();
         let sequence = if sequence {
             sequence_hashes(&locals).into()
@@ -116,6 +122,24 @@ impl Model {
             lookup,
             certain_tokens: None,
         }
+    }
+
+    /// How many leading blocks of a prompt each rank holds.
+    #[must_use]
+    pub fn overlaps(&self, blocks: &PromptBlocks) -> Matches {
+        let mut matches = Matches::new();
+        self.host.index().find(&blocks.lookup.locals, &mut matches);
+        matches
+    }
+
+    /// What each rank would have to do if a prompt of so many tokens went there, one row per rank.
+    #[must_use]
+    pub fn potential_loads(&self, isl_tokens: u32, blocks: &PromptBlocks) -> Vec<PotentialLoad> {
+        let overlap = self.host.find(&blocks.lookup, &mut Matches::new());
+        let mut loads = Vec::new();
+        self.host
+            .potential_loads(isl_tokens, &overlap, &blocks.lookup.sequence, &mut loads);
+        loads
     }
 
     /// Chooses a worker and books it; waits while the router holds the request back. `arrival` is in a box: as a value

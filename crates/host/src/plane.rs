@@ -14,10 +14,12 @@ mod asking;
 mod carriers;
 mod endpoint_recovery;
 mod members;
+mod records;
 mod topics;
 
 pub use asking::{RecoveryClient, RecoveryFuture};
 pub use endpoint_recovery::EndpointRecovery;
+pub use records::{endpoint_of, plane_change};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -33,6 +33,14 @@ impl RankCache {
         }
     }
 
+    /// A rank that keeps no index of its own and cannot be asked.
+    pub(crate) fn unanswering(rank: WorkerRank, channel: Channel) -> Self {
+        Self {
+            publisher: Mutex::new(RankPublisher::unanswering(rank)),
+            ..Self::new(rank, channel, None)
+        }
+    }
+
     pub(crate) const fn channel(&self) -> &Channel {
         &self.channel
     }

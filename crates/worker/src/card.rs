@@ -49,18 +49,7 @@ pub struct EngineFacts {
 /// The card of the model in `folder`, served under `name`. Readers are to find the folder under the same path.
 pub fn card_of_folder(folder: &Path, name: &str, facts: &EngineFacts) -> io::Result<Card> {
     let folder = folder.canonicalize()?;
-    let mut artefacts = Vec::new();
-    for (slot, kind, file) in FILES {
-        let path = folder.join(file);
-        match std::fs::read(&path) {
-            Ok(bytes) => {
-                let file = Artefact::new(kind, &path.to_string_lossy(), &bytes);
-                artefacts.push((slot, file));
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
+    let artefacts = folder_artefacts(&folder)?;
     let card = NewCard {
         name: name.into(),
         aliases: Vec::new(),
@@ -77,6 +66,23 @@ pub fn card_of_folder(folder: &Path, name: &str, facts: &EngineFacts) -> io::Res
     };
     card.into_card()
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
+}
+
+/// The files of a model's folder that a card names: slot and file, with its checksum.
+pub fn folder_artefacts(folder: &Path) -> io::Result<Vec<(&'static str, Artefact)>> {
+    let mut artefacts = Vec::new();
+    for (slot, kind, file) in FILES {
+        let path = folder.join(file);
+        match std::fs::read(&path) {
+            Ok(bytes) => {
+                let file = Artefact::new(kind, &path.to_string_lossy(), &bytes);
+                artefacts.push((slot, file));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(artefacts)
 }
 
 /// As Dynamo's own workers write it.

@@ -2,7 +2,7 @@
 //!
 //! Answers one question: what does an engine have to do so that frontends find it, send it requests and know its cache? It
 //! opens a [`Membership`], tells its [`Reports`] what happens to its cache and load, and announces itself with a
-//! [`TokenEngine`] that takes requests. Keys, messages and their order are those of Dynamo 1.6.1: its frontends serve such a
+//! [`TokenEngine`] that takes requests; a program that has its pieces one by one is an [`EndpointMember`]. Keys, messages and their order are those of Dynamo 1.6.1: its frontends serve such a
 //! worker as they serve their own.
 //!
 //! What always holds: a worker that is announced can be asked, and what was published can be asked for again; a worker that
@@ -16,6 +16,7 @@ mod card;
 mod channels;
 mod generate;
 mod load;
+mod member;
 mod membership;
 mod names;
 mod passes;
@@ -23,9 +24,10 @@ mod records;
 mod reports;
 mod server;
 
-pub use card::{EngineFacts, card_of_folder};
+pub use card::{EngineFacts, card_of_folder, folder_artefacts};
 pub use channels::EventCarrier;
 pub use generate::{ClearFuture, TokenEngine};
+pub use member::{CachePublisher, EndpointMember, LoadPublisher};
 pub use membership::{JoinError, MemberOptions, Membership};
 pub use reports::{CacheOutbox, Reports};
 pub use server::RequestServer;

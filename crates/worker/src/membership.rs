@@ -137,7 +137,7 @@ impl Membership {
                 worker_id: worker.0,
                 dp_rank,
             };
-            let source = records::source(endpoint, publisher, rank, query.clone());
+            let source = records::source(endpoint, publisher, rank, Some(query.clone()));
             self.put(self.channel(cache.channel())).await?;
             self.put(Record::Endpoint(query)).await?;
             self.put(source).await?;

@@ -65,13 +65,13 @@ pub(crate) fn source(
     endpoint: &EndpointName,
     publisher: u64,
     worker: SourceRank,
-    recovery_target: Instance,
+    recovery_target: Option<Instance>,
 ) -> Record {
     let kv = KvSource {
         kv_state_endpoint: endpoint.clone(),
         worker,
         publisher_id: publisher,
-        recovery_target: Some(recovery_target),
+        recovery_target,
     };
     Record::EventSource(EventSource {
         scope: EventScope::Endpoint {

@@ -14,10 +14,9 @@ use kvasir_discovery::{
     Bucket, Change, FleetJoin, FleetView, FoundWorker, Namespaces, Record, RecordKey, Store,
 };
 use kvasir_doctor::{Advice, AdviceTarget, Check, Finding, Outcome, WorkerReport};
-use kvasir_frontend::plane_change;
 use kvasir_host::{
     EndpointRecovery, EventPlane, EventPlaneOptions, HostContext, HostOptions, PlaneWorker,
-    RouterHost,
+    RouterHost, plane_change,
 };
 use kvasir_router::{RouterConfig, RouterMode};
 use kvasir_tasks::Tasks;

@@ -6,29 +6,22 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_config::{EventPlane, PlaneCodec, RequestPlane, Settings, keys};
-use kvasir_discovery::{EndpointName, Store};
+use kvasir_config::{PlaneCodec, Settings, keys};
+use kvasir_discovery::Store;
 use kvasir_mocker::{
     CacheFaults, Fault, Faults, MockServer, MockServerOptions, Observer, PlaneEngine,
     PlaneReporter, Worker, WorkerOptions,
 };
+use kvasir_planes::event_carrier;
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
-use kvasir_transport::event_plane::NatsEvents;
-use kvasir_transport::http_rpc::HttpServer;
 use kvasir_transport::local_address;
-use kvasir_transport::nats::{NatsLink, NatsServer};
-use kvasir_transport::tcp::{EndpointServer, ServerOptions, TlsAcceptor, server_tls};
 use kvasir_types::Codec;
-use kvasir_worker::{
-    EngineFacts, EventCarrier, MemberOptions, Membership, RequestServer, card_of_folder,
-};
+use kvasir_worker::{EngineFacts, MemberOptions, Membership, RequestServer, card_of_folder};
 
 use crate::planes;
 use crate::wiring::{self, BadConfig, Failure};
 
-/// What Dynamo calls its workers, where nothing else is said.
-const ENDPOINT: [&str; 3] = ["dynamo", "backend", "generate"];
 /// Requests are taken for at least this long after the worker has left, from those who have not heard of it.
 const LEAVE_GRACE: Duration = Duration::from_millis(500);
 /// How often it is looked whether all is answered.
@@ -124,14 +117,16 @@ impl Plan {
         let host = settings.get(keys::TCP_RPC_HOST);
         let host = host.unwrap_or_else(|| local_address().to_string());
         let link = planes::nats_link(settings, tasks)?;
-        let server = listen(settings, &host, &link, tasks).await?;
+        let server = kvasir_planes::listen(settings, &host, &link, tasks).await?;
+        let endpoint = kvasir_planes::endpoint(settings);
         let faults = settings.get(keys::EVENT_FAULT_AT_START);
         let faults: Result<Vec<Fault>, _> = faults.iter().map(|text| text.parse()).collect();
         Ok(Self {
             store,
             server,
             member: MemberOptions {
-                endpoint: endpoint(settings),
+                carrier: event_carrier(settings, &endpoint, &host, &link, tasks),
+                endpoint,
                 card,
                 ranks: worker.ranks,
                 device: Some("cuda".into()),
@@ -139,7 +134,6 @@ impl Plan {
                     PlaneCodec::Json => Codec::Json,
                     PlaneCodec::Msgpack => Codec::MessagePack,
                 },
-                carrier: event_carrier(settings, &host, &link, tasks),
                 outbox: None,
             },
             worker,
@@ -209,93 +203,5 @@ impl Plan {
             self.store.address(),
         );
         let _ = std::io::stdout().write_all(line.as_bytes());
-    }
-}
-
-/// Takes requests on the plane that the options name; `host` is where others reach this process.
-async fn listen(
-    settings: &Settings,
-    host: &str,
-    link: &NatsLink,
-    tasks: &Tasks,
-) -> Result<RequestServer, Failure> {
-    let port = settings.get(keys::TCP_RPC_PORT);
-    let bind = match settings.get(keys::TCP_RPC_HOST) {
-        Some(host) => wiring::resolve("--tcp-rpc-host", &host, port)?,
-        None => ([0, 0, 0, 0], port).into(),
-    };
-    let mut options = ServerOptions {
-        message_bytes_max: usize::try_from(settings.get(keys::TCP_MAX_MESSAGE_SIZE))
-            .unwrap_or(usize::MAX),
-        ..ServerOptions::new(bind)
-    };
-    let failed = |error: std::io::Error| {
-        format!("cannot take requests on {bind}: {error}; see --tcp-rpc-host and --tcp-rpc-port")
-    };
-    let host = host.to_owned();
-    Ok(match settings.get(keys::REQUEST_PLANE) {
-        RequestPlane::Tcp => {
-            options.tls = request_tls(settings)?;
-            let server = EndpointServer::bind(options, tasks).await;
-            let server = server.map_err(failed)?;
-            RequestServer::Tcp { server, host }
-        }
-        RequestPlane::Http => {
-            let server = HttpServer::bind(options, tasks).await;
-            let server = server.map_err(failed)?;
-            RequestServer::Http { server, host }
-        }
-        RequestPlane::Nats => {
-            let server = NatsServer::new(link.clone(), options.capacity, tasks);
-            RequestServer::Nats(server)
-        }
-    })
-}
-
-/// The certificate that frontends are shown over TCP, if there is one.
-fn request_tls(settings: &Settings) -> Result<Option<TlsAcceptor>, Failure> {
-    // One without the other was refused when the options were read.
-    let certificate = settings.get(keys::TCP_TLS_CERT_PATH);
-    let Some((certificate, key)) = certificate.zip(settings.get(keys::TCP_TLS_KEY_PATH)) else {
-        return Ok(None);
-    };
-    let read = |option: &str, path: &Path| {
-        std::fs::read(path)
-            .map_err(|error| BadConfig(format!("{option} {}: {error}", path.display())))
-    };
-    let certificate = read("--tcp-tls-cert-path", &certificate)?;
-    let key = read("--tcp-tls-key-path", &key)?;
-    let tls = server_tls(&certificate, &key)
-        .map_err(|error| BadConfig(format!("--tcp-tls-cert-path: {error}")))?;
-    Ok(Some(tls))
-}
-
-/// `--endpoint namespace.component.endpoint`; what is not said is as Dynamo has it.
-fn endpoint(settings: &Settings) -> EndpointName {
-    let [mut namespace, mut component, mut name] = ENDPOINT.map(str::to_owned);
-    if let Some(given) = settings.get(keys::NAMESPACE) {
-        namespace = given;
-    }
-    if let Some(given) = settings.get(keys::ENDPOINT) {
-        let parts: Vec<&str> = given.trim_start_matches("dyn://").split('.').collect();
-        if let [of, part, endpoint] = parts[..] {
-            (namespace, component, name) = (of.into(), part.into(), endpoint.into());
-        }
-    }
-    EndpointName::new(&namespace, &component, &name)
-}
-
-/// How events travel; `host` is where others reach this process.
-fn event_carrier(settings: &Settings, host: &str, link: &NatsLink, tasks: &Tasks) -> EventCarrier {
-    match settings.get(keys::EVENT_PLANE) {
-        EventPlane::Zmq => {
-            let own = settings.get(keys::EVENT_PLANE_HOST);
-            let host = own.unwrap_or_else(|| host.to_owned());
-            EventCarrier::Zmq { host }
-        }
-        EventPlane::Nats => {
-            let events = NatsEvents::new(link, tasks);
-            EventCarrier::nats(events, &endpoint(settings))
-        }
     }
 }

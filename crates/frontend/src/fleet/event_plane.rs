@@ -9,18 +9,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvasir_discovery::{
-    Bucket, Change, EventChannel, EventSource, EventTransport, Instance, Record, RequestTransport,
-    Store, Watch,
-};
-use kvasir_host::{
-    EndpointRecovery, EventPlane, EventPlaneOptions, PlaneChange, PlaneChannel, PlaneSource,
-};
+use kvasir_discovery::{Bucket, Store};
+use kvasir_host::{EndpointRecovery, EventPlane, EventPlaneOptions};
 use kvasir_transport::EndpointClient;
-use kvasir_transport::event_plane::ChannelAddress;
 use kvasir_transport::nats::NatsLink;
-use kvasir_types::{Codec, PlaneEndpoint, WorkerRank};
-use kvasir_wire::native::Topic;
 
 use super::Fleet;
 
@@ -63,124 +55,27 @@ impl Fleet {
             return;
         };
         let watch = store.watch(&[Bucket::EventChannels, Bucket::EventSources]);
-        let follow = follow(plane, watch, wanted);
+        let follow = plane.follow(watch, move |record| wanted(record.namespace()));
         self.tasks().background().spawn(follow);
-    }
-}
-
-/// Tells the plane what a store announces, for ever.
-async fn follow(plane: EventPlane, mut watch: Watch, wanted: impl Fn(&str) -> bool) {
-    let mut known = BTreeMap::new();
-    loop {
-        let told = match watch.next().await {
-            Change::Added(key, record) | Change::Updated(key, record) => {
-                let is_wanted = wanted(record.namespace());
-                let change = is_wanted.then(|| plane_change(&record)).flatten();
-                let before = match &change {
-                    Some(change) => known.insert(key, undo_of(change)),
-                    None => known.remove(&key),
-                };
-                // What says nothing that we can use any more is gone.
-                let gone = before.filter(|_| change.is_none());
-                gone.or(change)
-            }
-            Change::Removed(key) => known.remove(&key),
-            Change::Synced | Change::Lost(_) | Change::Restored => None,
-        };
-        if let Some(change) = told {
-            plane.tell(change).await;
-        }
-    }
-}
-
-/// What takes a change back.
-fn undo_of(change: &PlaneChange) -> PlaneChange {
-    match change {
-        PlaneChange::Channel(PlaneChannel {
-            publisher, topic, ..
-        }) => PlaneChange::ChannelGone {
-            publisher: *publisher,
-            topic: *topic,
-        },
-        PlaneChange::Source(PlaneSource { publisher, .. }) => PlaneChange::SourceGone {
-            publisher: *publisher,
-        },
-        gone => gone.clone(),
-    }
-}
-
-/// What a record says to the event plane, if it concerns it.
-pub fn plane_change(record: &Record) -> Option<PlaneChange> {
-    match record {
-        Record::EventChannel(channel) => channel_of(channel).map(PlaneChange::Channel),
-        Record::EventSource(source) => source_of(source).map(PlaneChange::Source),
-        Record::Endpoint(_) | Record::Model(_) => None,
-    }
-}
-
-fn channel_of(channel: &EventChannel) -> Option<PlaneChannel> {
-    let topic = Topic::named(&channel.topic)?;
-    let address = match &channel.transport {
-        EventTransport::Zmq { endpoint } => ChannelAddress::Zmq(endpoint.clone()),
-        EventTransport::Nats { subject_prefix } => {
-            ChannelAddress::Nats(format!("{subject_prefix}.{topic}"))
-        }
-        EventTransport::ZmqBroker { .. } => {
-            tracing::warn!(topic = %topic, "a channel through a ZeroMQ broker is not listened to");
-            return None;
-        }
-    };
-    Some(PlaneChannel {
-        publisher: channel.instance_id,
-        topic,
-        address,
-    })
-}
-
-fn source_of(source: &EventSource) -> Option<PlaneSource> {
-    if Topic::named(&source.topic) != Some(Topic::KvEvents) {
-        return None;
-    }
-    let kv = match source.kv() {
-        Ok(kv) => kv,
-        Err(error) => {
-            tracing::warn!(publisher = source.publisher_id, %error, "an event source cannot be read");
-            return None;
-        }
-    };
-    Some(PlaneSource {
-        publisher: source.publisher_id,
-        rank: WorkerRank::new(kv.worker.worker_id, kv.worker.dp_rank),
-        recovery: kv.recovery_target.as_ref().map(endpoint_of),
-    })
-}
-
-/// Where an instance takes requests, as this process names it.
-pub(super) fn endpoint_of(instance: &Instance) -> PlaneEndpoint {
-    let (plane, address) = match &instance.transport {
-        RequestTransport::Tcp(address) => ("tcp", address),
-        RequestTransport::NatsTcp(subject) => ("nats", subject),
-        RequestTransport::Http(url) => ("http", url),
-    };
-    let codec = match instance.request_plane_codec.as_deref() {
-        Some("msgpack") => Codec::MessagePack,
-        _ => Codec::Json,
-    };
-    PlaneEndpoint {
-        plane: plane.into(),
-        address: address.as_str().into(),
-        codec,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use kvasir_host::{HostContext, HostOptions, PlaneWorker, RouterHost};
+    use kvasir_discovery::{Change, Record};
+    use kvasir_host::{
+        HostContext, HostOptions, PlaneChange, PlaneWorker, RouterHost, endpoint_of, plane_change,
+    };
     use kvasir_tasks::Tasks;
+    use kvasir_transport::event_plane::ChannelAddress;
     use kvasir_transport::nats::NatsOptions;
     use kvasir_transport::tcp::{TcpClient, TcpOptions};
     use kvasir_transport::{RequestPlane, ResponseOptions, ResponseServer, TokenPlane};
-    use kvasir_types::{RequestContext, RequestId, Sampling, TokenRequest, WorkerId};
+    use kvasir_types::{
+        Codec, PlaneEndpoint, RequestContext, RequestId, Sampling, TokenRequest, WorkerId,
+        WorkerRank,
+    };
+    use kvasir_wire::native::Topic;
 
     use super::*;
 
@@ -343,7 +238,7 @@ mod tests {
             let watch = self
                 .store
                 .watch(&[Bucket::EventChannels, Bucket::EventSources]);
-            self.context.tasks.spawn(follow(plane, watch, |_| true));
+            self.context.tasks.spawn(plane.follow(watch, |_| true));
             host
         }
 

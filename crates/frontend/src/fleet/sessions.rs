@@ -12,13 +12,14 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request, StatusCode, Uri};
 use kvasir_discovery::{Bucket, Change, Record, Store, Watch};
-use kvasir_host::{SessionFuture, SessionLink, SessionNews, SessionReply, TELL_TIMEOUT};
+use kvasir_host::{
+    SessionFuture, SessionLink, SessionNews, SessionReply, TELL_TIMEOUT, endpoint_of,
+};
 use kvasir_transport::EndpointClient;
 use kvasir_types::{PlaneEndpoint, RequestId, WorkerId};
 use kvasir_upstream::{Bounds, Pool, UpstreamError};
 
 use super::Fleet;
-use super::event_plane::endpoint_of;
 use crate::models::Models;
 
 /// The endpoint that takes news of sessions.

@@ -23,7 +23,8 @@ use kvasir_types::{
 };
 use kvasir_wire::native::{Encoding, RecoveryReply, RecoveryRequest, Topic};
 use kvasir_worker::{
-    ClearFuture, EventCarrier, MemberOptions, Membership, RequestServer, TokenEngine,
+    ClearFuture, EndpointMember, EventCarrier, MemberOptions, Membership, RequestServer,
+    TokenEngine,
 };
 use serde_json::json;
 
@@ -400,4 +401,72 @@ async fn a_worker_on_http_is_asked_there() {
     let mut stream = plane.send(id, request(1)).await.unwrap();
     assert_eq!(stream.next().await.unwrap().unwrap().tokens, [7]);
     tasks.stop();
+}
+
+/// A program announces its pieces one by one: each is there when it says so, can be asked, and goes alone.
+#[tokio::test]
+async fn a_member_is_announced_piece_by_piece() {
+    let (tasks, store) = (Tasks::new(), MemStore::new());
+    let server = EndpointServer::bind(ServerOptions::new(loopback()), &tasks);
+    let options = member_options(1);
+    let member = EndpointMember {
+        lease: store.lease().await.unwrap(),
+        endpoint: options.endpoint,
+        server: RequestServer::Tcp {
+            server: server.await.unwrap(),
+            host: "127.0.0.1".into(),
+        },
+        carrier: options.carrier,
+        device: None,
+        codec: Codec::MessagePack,
+        clock: Clock::new(),
+        tasks: tasks.clone(),
+    };
+    member
+        .announce_model(json!({"display_name": "m"}), None)
+        .await
+        .unwrap();
+    let rank = WorkerRank::new(member.id().0, 1);
+    let cache = member.publish_cache(rank, true).await.unwrap();
+    let mute = member.publish_cache(WorkerRank::new(7, 0), false).await;
+    let echo = |call: kvasir_transport::IncomingCall| -> kvasir_transport::HandlerFuture {
+        Box::pin(async move {
+            let mut reply = call.reply;
+            if reply.start().await && reply.send(&call.payload).await {
+                reply.finish().await;
+            }
+        })
+    };
+    let served = member.serve(Arc::new(echo)).await.unwrap();
+    let records = listed(&store).await;
+    let sources = records.iter().filter_map(|record| match record {
+        Record::EventSource(source) => source.kv().ok(),
+        _ => None,
+    });
+    let mut answers: Vec<_> = sources
+        .map(|kv| (kv.worker.dp_rank, kv.recovery_target.is_some()))
+        .collect();
+    answers.sort_unstable();
+    assert_eq!(answers, [(0, false), (1, true)]);
+    let client = TcpClient::new(home(&tasks).await, TcpOptions::default(), &tasks);
+    let generate = endpoint_of(&records, "generate");
+    let asked = Payload::of_value(Codec::MessagePack, &kvasir_msgpack::Value::Uint(5));
+    let context = CallContext::new(member.id(), RequestId(1));
+    let mut call = client
+        .call(&generate, asked.clone(), context)
+        .await
+        .unwrap();
+    assert_eq!(call.next().await, Some(Ok(asked)));
+    member.withdraw().await.unwrap();
+    cache.withdraw().await.unwrap();
+    member.withdraw_model(None).await.unwrap();
+    drop((served, mute));
+    let left = listed(&store).await;
+    assert_eq!(
+        left.len(),
+        2,
+        "the channel and the source of the other rank: {left:?}"
+    );
+    member.announce().await.unwrap();
+    assert_eq!(listed(&store).await.len(), 3);
 }
