@@ -421,7 +421,14 @@ fn end_to_end(tree: &Tree, extent: Extent, closing: &mut Vec<String>) -> Outcome
         eprintln!("no .venv; run ./test, which makes it");
         return Outcome::Failed;
     }
-    if cargo(tree, &["build", "--package", "kvasir-cli"]) == Outcome::Failed {
+    let build = [
+        "build",
+        "--package",
+        "kvasir-cli",
+        "--package",
+        "kvasir-python",
+    ];
+    if cargo(tree, &build) == Outcome::Failed {
         return Outcome::Failed;
     }
     let mut command = Command::new(python);

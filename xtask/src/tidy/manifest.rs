@@ -8,7 +8,8 @@ use crate::tree::Tree;
 /// Every member uses the workspace's lints, package fields and versions.
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let member = |path: &&str| {
-        (path.starts_with("crates/") || path.starts_with("xtask/")) && path.ends_with("/Cargo.toml")
+        let of_ours = ["bindings/", "crates/", "xtask/"];
+        of_ours.iter().any(|folder| path.starts_with(folder)) && path.ends_with("/Cargo.toml")
     };
     let manifests = tree.texts().filter(|(path, _)| member(path));
     let mut found: Vec<_> = manifests

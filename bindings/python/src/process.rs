@@ -1,0 +1,222 @@
+//! The one tokio runtime of the process, and the way from its tasks back into Python's event loop.
+//!
+//! What always holds: the runtime begins with the first thing that needs it and ends when the interpreter does, before Python is taken down;
+//! a process that was forked from one that had a runtime is refused, since its threads are not there; no lock here is held while
+//! Python runs, and none is taken without the GIL.
+
+use std::future::Future;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use kvasir_tasks::Tasks;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::AbortHandle;
+
+use crate::errors::Failure;
+
+/// Threads of the runtime; sockets and hashing need few.
+const THREADS_MAX: usize = 4;
+/// Longest time that the end of the interpreter waits for what runs.
+const SHUTDOWN: Duration = Duration::from_secs(2);
+
+struct ProcessRuntime {
+    pid: u32,
+    runtime: Runtime,
+    tasks: Tasks,
+}
+
+static PROCESS: Mutex<Option<ProcessRuntime>> = Mutex::new(None);
+
+fn process() -> MutexGuard<'static, Option<ProcessRuntime>> {
+    PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where tasks run; begun if it has not been.
+pub(crate) fn runtime() -> PyResult<(Handle, Tasks)> {
+    let mut held = process();
+    let pid = std::process::id();
+    match &*held {
+        Some(known) if known.pid == pid => {
+            return Ok((known.runtime.handle().clone(), known.tasks.clone()));
+        }
+        Some(_) => {
+            let text = "this process was forked from one that had begun to use kvasir, whose threads and sockets do not come along; \
+                        start the child with multiprocessing.get_context(\"spawn\"), or use kvasir only after the fork";
+            return Err(PyRuntimeError::new_err(text));
+        }
+        None => {}
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(cores.clamp(1, THREADS_MAX))
+        .thread_name("kvasir")
+        .enable_all()
+        .build()
+        .map_err(|error| PyRuntimeError::new_err(format!("no threads for kvasir: {error}")))?;
+    let begun = ProcessRuntime {
+        pid,
+        runtime,
+        tasks: Tasks::new(),
+    };
+    let parts = (begun.runtime.handle().clone(), begun.tasks.clone());
+    *held = Some(begun);
+    Ok(parts)
+}
+
+/// Ends the runtime; called when the interpreter ends.
+#[pyfunction]
+pub(crate) fn shut_down(py: Python<'_>) {
+    let Some(ended) = process().take() else {
+        return;
+    };
+    if ended.pid != std::process::id() {
+        // Its threads are the parent's: nothing is there to be waited for.
+        std::mem::forget(ended);
+        return;
+    }
+    py.detach(move || {
+        ended.tasks.stop();
+        ended.runtime.shutdown_timeout(SHUTDOWN);
+    });
+}
+
+/// Tasks that run now, for tests.
+#[pyfunction]
+pub(crate) fn task_count() -> usize {
+    process().as_ref().map_or(0, |known| known.tasks.len())
+}
+
+/// Waits for `work` on this thread, without the GIL.
+pub(crate) fn wait<T: Send>(
+    py: Python<'_>,
+    work: impl Future<Output = Result<T, Failure>> + Send,
+) -> PyResult<T> {
+    let (handle, _) = runtime()?;
+    let done = py.detach(|| handle.block_on(work));
+    done.map_err(|failure| failure.into_error(py))
+}
+
+/// A future of Python's that a task of ours completes.
+pub(crate) struct Promise {
+    event_loop: Py<PyAny>,
+    future: Py<PyAny>,
+}
+
+impl Promise {
+    /// One of the loop that runs on this thread.
+    pub(crate) fn new(py: Python<'_>) -> PyResult<(Self, Bound<'_, PyAny>)> {
+        static RUNNING: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let running = RUNNING.get_or_try_init(py, || {
+            let asyncio = py.import("asyncio")?;
+            asyncio.getattr("get_running_loop").map(Bound::unbind)
+        })?;
+        let event_loop = running.bind(py).call0()?;
+        let future = event_loop.call_method0("create_future")?;
+        let promise = Self {
+            event_loop: event_loop.unbind(),
+            future: future.clone().unbind(),
+        };
+        Ok((promise, future))
+    }
+
+    /// Completes it with what `make` makes. Nothing happens if the loop or the interpreter has ended.
+    pub(crate) fn settle(self, make: impl FnOnce(Python<'_>) -> PyResult<Py<PyAny>>) {
+        Python::try_attach(|py| {
+            let (value, error) = match make(py) {
+                Ok(value) => (value, py.None()),
+                Err(error) => (py.None(), error.into_value(py).into_any()),
+            };
+            static SETTLE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+            let settle = SETTLE.get_or_try_init(py, || {
+                let module = py.import("kvasir._core")?;
+                module.getattr("settle").map(Bound::unbind)
+            });
+            if let Ok(settle) = settle {
+                let arguments = (settle, self.future, value, error);
+                // A loop that is closed takes nothing, and nobody waits for it.
+                let _ = self
+                    .event_loop
+                    .call_method1(py, "call_soon_threadsafe", arguments);
+            }
+        });
+    }
+}
+
+/// Completes a future, unless it was cancelled meanwhile. Called by the event loop.
+#[pyfunction]
+pub(crate) fn settle(
+    future: &Bound<'_, PyAny>,
+    value: &Bound<'_, PyAny>,
+    error: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    if future.call_method0("done")?.is_truthy()? {
+        return Ok(());
+    }
+    match error.is_none() {
+        true => future.call_method1("set_result", (value,))?,
+        false => future.call_method1("set_exception", (error,))?,
+    };
+    Ok(())
+}
+
+/// Stops the task behind a future that was cancelled.
+#[pyclass(frozen, module = "kvasir._core")]
+pub(crate) struct Canceller {
+    task: AbortHandle,
+}
+
+#[pymethods]
+impl Canceller {
+    fn __call__(&self, future: &Bound<'_, PyAny>) -> PyResult<()> {
+        if future.call_method0("cancelled")?.is_truthy()? {
+            self.task.abort();
+        }
+        Ok(())
+    }
+}
+
+/// Runs `work` and gives Python something to await. Cancelling that drops `work` where it waits.
+pub(crate) fn awaitable<'py, T: Send + 'static>(
+    py: Python<'py>,
+    work: impl Future<Output = Result<T, Failure>> + Send + 'static,
+    into: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+) -> PyResult<Bound<'py, PyAny>> {
+    let (handle, tasks) = runtime()?;
+    let (promise, future) = Promise::new(py)?;
+    let task = tasks.spawn_on(&handle, async move {
+        let done = work.await;
+        promise.settle(|py| match done {
+            Ok(value) => into(py, value),
+            Err(failure) => Err(failure.into_error(py)),
+        });
+    });
+    let task = task.abort_handle();
+    future.call_method1("add_done_callback", (Canceller { task },))?;
+    Ok(future)
+}
+
+/// As [`awaitable`], for work that is mostly done without waiting: that is done on this thread, and no task is begun.
+pub(crate) fn awaitable_at_once<'py, T: Send + 'static>(
+    py: Python<'py>,
+    work: impl Future<Output = Result<T, Failure>> + Send + 'static,
+    into: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+) -> PyResult<Bound<'py, PyAny>> {
+    let (handle, _) = runtime()?;
+    let mut work = Box::pin(work);
+    let entered = handle.enter();
+    let polled = work.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    drop(entered);
+    match polled {
+        Poll::Ready(Ok(value)) => {
+            let (_, future) = Promise::new(py)?;
+            future.call_method1("set_result", (into(py, value)?,))?;
+            Ok(future)
+        }
+        Poll::Ready(Err(failure)) => Err(failure.into_error(py)),
+        Poll::Pending => awaitable(py, work, into),
+    }
+}
