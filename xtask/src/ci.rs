@@ -151,6 +151,9 @@ const END_TO_END_SECONDS_MAX: &str = "300";
 /// The crate whose tests take a third of the time of all; a quick run has them where the crate was changed.
 const SLOW_TO_TEST: &str = "kvasir-frontend";
 
+/// A module for Python: a test binary of its own would have to link an interpreter. Its tests are among the end-to-end tests.
+const TESTED_FROM_PYTHON: &str = "kvasir-python";
+
 /// Lints of all crates, or of those that were changed: from nothing, all cost two minutes of two cores.
 fn clippy(tree: &Tree, changed: Option<&[String]>) -> Outcome {
     let packages: Vec<&str> = match changed {
@@ -187,7 +190,7 @@ fn doc_tests(tree: &Tree, extent: Extent, closing: &mut Vec<String>) -> Outcome 
 fn cargo_test(tree: &Tree, what: &[&str], closing: &mut Vec<String>, step: &str) -> Outcome {
     let mut command = Command::new(env!("CARGO"));
     command
-        .args(["test", "--workspace"])
+        .args(["test", "--workspace", "--exclude", TESTED_FROM_PYTHON])
         .args(what)
         .args(bound(BINARY_SECONDS_MAX))
         .env("PROPTEST_RNG_SEED", PROPERTY_SEED)
