@@ -1,15 +1,19 @@
 //! Discovery and request planes of a frontend, from its options.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use kvasir_config::{DiscoveryBackend, Origin, Settings, keys};
-use kvasir_frontend::{DiscoveryOptions, EventPlaneSetup, Fleet};
+use kvasir_config::{DiscoveryBackend, EventPlane, Origin, Settings, keys};
+use kvasir_frontend::{DiscoveryOptions, EventPlaneSetup, Fleet, ReplicaCarrier};
+use kvasir_host::{PeerOptions, PeerSecret};
 pub(crate) use kvasir_planes::{Clients, clients, namespaces, nats_link, store};
 use kvasir_tasks::Tasks;
-use kvasir_transport::{RequestPlane, TokenPlane};
+use kvasir_transport::event_plane::NatsEvents;
+use kvasir_transport::nats::NatsLink;
+use kvasir_transport::{RequestPlane, TokenPlane, local_address};
 use kvasir_types::{PlaneEndpoint, WorkerId};
 
-use crate::wiring::Failure;
+use crate::wiring::{BadConfig, Failure};
 
 /// The same fleet, with the request planes on which discovered workers are.
 pub(crate) async fn with_planes(
@@ -17,10 +21,23 @@ pub(crate) async fn with_planes(
     settings: &Settings,
     tasks: &Tasks,
 ) -> Result<Fleet, Failure> {
+    let sessions = settings
+        .get(keys::ROUTER_SESSION_AFFINITY_TTL_SECS)
+        .is_some();
     if settings.get(keys::DISCOVERY_BACKEND) == DiscoveryBackend::Static {
-        return Ok(fleet);
+        return Ok(match is_linked(settings) {
+            true => fleet.with_replicas(None, sessions),
+            false => fleet,
+        });
     }
     let (clients, link) = clients(settings, tasks).await?;
+    let carrier = settings
+        .get(keys::ROUTER_REPLICA_SYNC)
+        .then(|| replica_carrier(settings, &link, tasks));
+    let fleet = match carrier.is_some() || is_linked(settings) {
+        true => fleet.with_replicas(carrier, sessions),
+        false => fleet,
+    };
     let mut fleet = fleet.with_event_plane(EventPlaneSetup {
         clients: clients.clone(),
         nats: link,
@@ -33,6 +50,60 @@ pub(crate) async fn with_planes(
         fleet = fleet.with_plane(name, Arc::new(connect));
     }
     Ok(fleet)
+}
+
+/// Whether replicas are linked without a broker.
+pub(crate) fn is_linked(settings: &Settings) -> bool {
+    settings.is_set(keys::ROUTER_PEERS) || settings.is_set(keys::ROUTER_PEER_LISTEN)
+}
+
+/// Shortest secret of linked replicas.
+const SECRET_MIN: usize = 16;
+
+/// The links to other replicas, if there are to be any.
+pub(crate) fn peer_options(settings: &Settings) -> Result<Option<PeerOptions>, Failure> {
+    if !is_linked(settings) {
+        return Ok(None);
+    }
+    let Some(path) = settings.get(keys::ROUTER_PEER_SECRET_FILE) else {
+        let text = "--router-peers and --router-peer-listen need --router-peer-secret-file";
+        return Err(BadConfig(text.to_owned()).into());
+    };
+    let bad = |error: &dyn std::fmt::Display| {
+        BadConfig(format!(
+            "--router-peer-secret-file {}: {error}",
+            path.display()
+        ))
+    };
+    let secret = std::fs::read_to_string(&path).map_err(|error| bad(&error))?;
+    if secret.trim().len() < SECRET_MIN {
+        return Err(bad(&format!("it has fewer than {SECRET_MIN} characters")).into());
+    }
+    let listen = settings.get(keys::ROUTER_PEER_LISTEN);
+    let listen = listen.map(|address| {
+        let bad = |error| BadConfig(format!("--router-peer-listen {address}: {error}"));
+        address.parse::<SocketAddr>().map_err(bad)
+    });
+    let peers = settings.get(keys::ROUTER_PEERS).unwrap_or_default();
+    let peers = peers.split(',').map(|peer| peer.trim().to_owned());
+    Ok(Some(PeerOptions {
+        secret: PeerSecret::new(&secret),
+        listen: listen.transpose()?,
+        peers: peers.filter(|peer| !peer.is_empty()).collect(),
+    }))
+}
+
+/// How other replicas are told what is booked here.
+fn replica_carrier(settings: &Settings, link: &NatsLink, tasks: &Tasks) -> ReplicaCarrier {
+    match settings.get(keys::EVENT_PLANE) {
+        EventPlane::Zmq => {
+            let own = settings.get(keys::EVENT_PLANE_HOST);
+            let host = own.or_else(|| settings.get(keys::TCP_RPC_HOST));
+            let host = host.unwrap_or_else(|| local_address().to_string());
+            ReplicaCarrier::Zmq { host }
+        }
+        EventPlane::Nats => ReplicaCarrier::Nats(NatsEvents::new(link, tasks)),
+    }
 }
 
 /// Lets a fleet follow the store that the options name.

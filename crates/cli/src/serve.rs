@@ -334,10 +334,21 @@ async fn start_fleet(
     fleet = planes::with_planes(fleet, settings, app.tasks()).await?;
     fleet = fleet.with_model_folders(wiring::model_folders(settings, app.clock()).await?);
     let path = settings.get(keys::INDEX_SNAPSHOT);
-    let kept = path
-        .clone()
-        .filter(|_| settings.get(keys::ROUTER_KV_EVENTS));
-    let index = match (index, kept) {
+    let by_events = settings.get(keys::ROUTER_KV_EVENTS);
+    let fetched = match planes::peer_options(settings)? {
+        None => None,
+        Some(options) => {
+            let listen = options.listen;
+            let bytes_max = settings.get(keys::INDEX_MAX_BYTES).0;
+            let linked = fleet.link_peers(options, bytes_max).await;
+            linked.map_err(|error| match listen {
+                Some(address) => format!("--router-peer-listen {address}: {error}"),
+                None => format!("--router-peers: {error}"),
+            })?
+        }
+    };
+    let kept = path.clone().filter(|_| by_events);
+    let index = match (index.or(fetched.filter(|_| by_events)), kept) {
         (Some(index), _) => Some(index),
         (None, Some(path)) => {
             let loaded = tokio::task::spawn_blocking(move || load_snapshot(&path)).await;
@@ -349,6 +360,7 @@ async fn start_fleet(
         fleet = fleet.with_snapshot(index);
     }
     fleet.start();
+    fleet.serve_peers(kvasir_frontend::read_worker);
     planes::discover(&fleet, settings, app.tasks())?;
     cluster::follow_pods(&fleet, settings, app.tasks())?;
     let writer = fleet.snapshot_writer(path.clone().unwrap_or_default());

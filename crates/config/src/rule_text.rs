@@ -41,6 +41,25 @@ pub(crate) const NATS: TextRule = TextRule {
     accepts: |text| text.split(',').all(|part| has_scheme_and_host(part.trim())),
 };
 
+/// Hosts with their ports.
+pub(crate) const PEERS: TextRule = TextRule {
+    expects: "host:port, several separated by commas",
+    metavar: "PEERS",
+    accepts: |text| text.split(',').all(|part| has_port(part.trim())),
+};
+
+fn has_port(text: &str) -> bool {
+    let parts = text.rsplit_once(':');
+    parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+}
+
+/// An address of this machine.
+pub(crate) const SOCKET: TextRule = TextRule {
+    expects: "an address and a port, such as 0.0.0.0:7000",
+    metavar: "ADDRESS",
+    accepts: |text| text.parse::<std::net::SocketAddr>().is_ok(),
+};
+
 /// `namespace.component.endpoint`.
 pub(crate) const ENDPOINT: TextRule = TextRule {
     expects: "three names joined by dots: namespace.component.endpoint",

@@ -67,6 +67,8 @@ pub struct SetName {
 pub struct FoundWorker {
     /// What a frontend is to know of it.
     pub record: WorkerRecord,
+    /// The endpoint that it serves.
+    pub endpoint: EndpointName,
     /// The card of the model that it serves.
     pub card: Arc<Card>,
     /// Names that card.
@@ -435,6 +437,7 @@ fn workers(
         }
         let found = FoundWorker {
             record: record(base, &cards),
+            endpoint: base.set.endpoint.clone(),
             card: Arc::clone(base.card),
             sum: base.sum.to_owned(),
             text: base.text.to_owned(),

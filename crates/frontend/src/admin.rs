@@ -32,6 +32,7 @@ pub(crate) use lists::{sessions, settings};
 pub(crate) use shadow::shadow;
 pub(crate) use upgrade::upgrade;
 pub(crate) use what_if::what_if;
+pub use workers::read_worker;
 pub(crate) use workers::{add_worker, remove_worker, workers};
 
 /// What is said of a body that is longer than any that operators have a use for.

@@ -15,6 +15,7 @@ use kvasir_types::WorkerRecord;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::fleet::FleetContext;
+use crate::fleet::Peers;
 use crate::fleet::members::{Members, SourceName, SourceState, WorkerSource};
 use crate::http::context::HttpContext;
 use crate::http::in_flight::InFlight;
@@ -112,6 +113,7 @@ pub struct App {
     members: Members,
     /// Who operators add at run time; there is no such source before the first.
     operators: OnceLock<WorkerSource>,
+    peers: Peers,
     context: HostContext,
     http: HttpContext,
     observer: Observer,
@@ -158,6 +160,7 @@ impl App {
             text_counts: TextCounts::default(),
             members: Members::default(),
             operators: OnceLock::new(),
+            peers: Peers::default(),
             context,
             http: HttpContext::new(limits, tls, metrics, clock, tasks),
             via: Via::new(observer.new_request_id()),
@@ -194,10 +197,16 @@ impl App {
             host: self.context.clone(),
             models: Arc::clone(&self.models),
             members: self.members.clone(),
+            peers: self.peers.clone(),
             shortage: self.http.shortage.clone(),
             via: self.via.field().clone(),
             kv_cache_block_size: self.options.kv_cache_block_size,
         }
+    }
+
+    /// Replicas that are named.
+    pub(crate) fn peers(&self) -> &Peers {
+        &self.peers
     }
 
     /// The workers that operators add at run time.

@@ -14,9 +14,11 @@ mod file;
 mod health;
 mod http_watcher;
 pub(crate) mod members;
+mod peers;
 mod plane_watcher;
 mod pods;
 mod registration;
+mod replicas;
 mod roster;
 mod sessions;
 mod silence;
@@ -27,6 +29,8 @@ pub use context::FleetContext;
 pub use discovery::DiscoveryOptions;
 pub use event_plane::EventPlaneSetup;
 pub use file::{WorkersFile, WorkersFileError};
+pub use peers::Peers;
+pub use replicas::ReplicaCarrier;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -45,6 +49,7 @@ use self::discovery::CardText;
 use self::event_addresses::EventAddresses;
 use self::http_watcher::HttpWatcher;
 use self::plane_watcher::PlaneWatcher;
+use self::replicas::FleetReplicas;
 use self::roster::Claims;
 use self::sessions::FleetSessions;
 use crate::fleet::members::{Change, JoinOutcome, MemberState, Members, SourceName, WorkerSource};
@@ -89,6 +94,8 @@ pub struct Fleet {
     event_threads: Option<Arc<RuntimeThreads>>,
     /// What token workers publish.
     event_plane: Option<EventPlane>,
+    /// Other replicas, where this one is in step with them.
+    replicas: Option<FleetReplicas>,
     /// Between two questions about load.
     every: Duration,
     /// What a question may take.
@@ -153,6 +160,7 @@ impl Fleet {
             events: true,
             event_threads: None,
             event_plane: None,
+            replicas: None,
             every: LOAD_EVERY,
             question: QUESTION,
             silence_max: SILENCE_MAX,

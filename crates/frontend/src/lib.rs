@@ -29,14 +29,15 @@ pub use crate::http::server::{Door, HttpServer, Service, http_threads};
 pub use crate::http::shortage::Shortage;
 pub use crate::http::tls::ServerTls;
 pub use crate::http::whole::{WholeApi, WholeService};
+pub use admin::read_worker;
 pub use app::{App, AppOptions, UpgradeAsk, UpgradeOutcome};
 pub use fleet::members::{
     Change, Changes, JoinOutcome, Member, MemberState, Members, MembersError, SnapshotRefused,
     SourceName, SourceState, WorkerSource,
 };
 pub use fleet::{
-    ConnectPlane, DiscoveryOptions, EventPlaneSetup, Fleet, FleetContext, WorkersFile,
-    WorkersFileError,
+    ConnectPlane, DiscoveryOptions, EventPlaneSetup, Fleet, FleetContext, Peers, ReplicaCarrier,
+    WorkersFile, WorkersFileError,
 };
 pub use models::links::WorkerLink;
 pub use models::tokenize::TokenSources;

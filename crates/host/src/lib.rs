@@ -23,6 +23,7 @@ mod place;
 mod plane;
 mod policy_file;
 mod prefill_times;
+mod replica;
 mod router_host;
 mod session_link;
 mod setup;
@@ -49,6 +50,10 @@ pub use plane::{
 };
 pub use policy_file::{PolicyFile, PolicyFileError};
 pub use prefill_times::PrefillTimes;
+pub use replica::{
+    PeerLinks, PeerOptions, PeerRow, PeerSecret, ReplicaChannels, ReplicaFleet, Replicas,
+    SnapshotFuture, WorkerNote,
+};
 pub use router_host::{HostOptions, Needs, RouterHost};
 pub use session_link::{
     ENDINGS_MAX, SessionFuture, SessionLink, SessionNews, SessionReply, TELL_TIMEOUT,

@@ -3,7 +3,7 @@
 //! Answers one question: who listens to which channel, and whom does it tell? Discovery says which channels and sources there are,
 //! membership which workers there are and whose; [`EventPlane`] listens to what concerns them. Cache events of a rank become a stream like an
 //! engine's, with the worker's own index to ask ([`RecoveryClient`]), and are judged as those are. Published load drives busy thresholds; a prompt
-//! that a worker says is computed is booked no longer.
+//! that a worker says is computed is booked no longer. What other replicas say goes to [`Replicas`], where there are any.
 //!
 //! What always holds: a rank's stream is opened when its worker, its source and its channel are all known, and closed with the first of them that
 //! goes; a rank is subscribed again only when its earlier stream has ended; what is held here is bounded by what discovery and membership hold.
@@ -36,11 +36,12 @@ use tokio::sync::mpsc;
 
 use crate::context::HostContext;
 use crate::events::Subscriptions;
+use crate::replica::Replicas;
 use crate::router_host::RouterHost;
 use asking::AskingSource;
 use carriers::Carriers;
 use members::{Member, WorkerRouters};
-use topics::Listener;
+use topics::{Audience, Listener};
 
 /// Changes that wait; who brings more waits.
 const CHANGES_MAX: usize = 1024;
@@ -117,6 +118,8 @@ pub struct EventPlaneOptions {
     /// The connection to NATS, for channels that are there.
     #[cfg(feature = "nats")]
     pub nats: NatsLink,
+    /// Other replicas, where what they say counts.
+    pub replicas: Option<Replicas>,
     /// Where streams run; the caller's runtime if there are none.
     pub threads: Option<Arc<RuntimeThreads>>,
     /// What jitter comes from.
@@ -328,11 +331,18 @@ impl Plane {
         self.streams.open(rank, origin, threads, start);
     }
 
-    /// Listens to load and bookings; other topics concern nobody here.
+    /// Listens to load and bookings, and to what replicas say where there are any; other topics concern nobody here.
     fn listen(&mut self, channel: PlaneChannel) {
         let (topic, key) = (channel.topic, (channel.topic, channel.publisher));
         let open = self.listeners.get(&key);
-        if !matches!(topic, Topic::KvMetrics | Topic::ActiveSequences)
+        let concerns = match topic {
+            Topic::KvMetrics | Topic::ActiveSequences => true,
+            Topic::SessionAffinity | Topic::Replicas => self.options.replicas.is_some(),
+            Topic::KvEvents | Topic::ForwardPass => false,
+        };
+        let is_own = |replicas: &Replicas| replicas.is_own(channel.publisher);
+        if !concerns
+            || self.options.replicas.as_ref().is_some_and(is_own)
             || open.is_some_and(|open| open.address == channel.address)
         {
             return;
@@ -346,8 +356,12 @@ impl Plane {
                 return tracing::warn!(address = %channel.address, error, "cannot listen to this event channel");
             }
         };
-        let (clock, workers) = (self.context.clock, self.workers.clone());
-        let listener = Listener::start(&tasks, channel.address, topic, source, workers, clock);
+        let audience = Audience {
+            workers: self.workers.clone(),
+            replicas: self.options.replicas.clone(),
+            clock: self.context.clock,
+        };
+        let listener = Listener::start(&tasks, channel, source, audience);
         self.listeners.insert(key, listener);
     }
 }

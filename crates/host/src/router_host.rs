@@ -28,6 +28,7 @@ use crate::context::HostContext;
 use crate::events::LocalStreams;
 use crate::meters::RouterMeters;
 use crate::prefill_times::PrefillTimes;
+use crate::replica::Replicas;
 use crate::session_link::SessionLinks;
 use crate::view::{CacheView, CacheViews, cacheable_tokens};
 use brain::{Brain, Step, Verdict};
@@ -221,6 +222,14 @@ impl RouterHost {
     /// Tells the router of anything else that happened.
     pub fn tell(&self, input: Input) {
         self.step_with(input, None);
+    }
+
+    /// What is booked here is told to other replicas from now on (`--router-replica-sync`).
+    pub(crate) fn share(&self, replicas: &Replicas) {
+        let mut brain = self.lock();
+        if brain.replicas.is_none() && brain.router.config().router_replica_sync {
+            brain.replicas = Some((replicas.clone(), Arc::clone(&self.name)));
+        }
     }
 
     /// From now on `watcher` is woken when this worker is ejected.

@@ -101,7 +101,17 @@ impl LoadedSnapshot {
         if size > FILE_BYTES_MAX {
             return Err(SnapshotFileError::TooLarge(size));
         }
-        let routers = format::read(file, size)?.into_iter().map(|router| {
+        Self::of_routers(format::read(file, size)?)
+    }
+
+    /// The same from the bytes of a file.
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, SnapshotFileError> {
+        let size = bytes.len() as u64;
+        Self::of_routers(format::read(io::Cursor::new(bytes), size)?)
+    }
+
+    fn of_routers(routers: Vec<RouterSnapshot>) -> Result<Self, SnapshotFileError> {
+        let routers = routers.into_iter().map(|router| {
             let waiting = Waiting {
                 index: Some(router.index),
                 block_size: router.block_size,

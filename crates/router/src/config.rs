@@ -80,6 +80,8 @@ pub struct RouterConfig {
     pub overload_protection: bool,
     /// Look the overlap of a parked request up again after this long; 0 never.
     pub router_overlap_refresh_after_secs: f64,
+    /// Tell other replicas what is booked here.
+    pub router_replica_sync: bool,
     /// Free bookings that nobody spoke of for this long.
     pub router_active_request_expiry_secs: f64,
     /// A rank is busy above this share of its KV blocks.
@@ -138,6 +140,7 @@ impl Default for RouterConfig {
             router_queue_max_wait_secs: router::ROUTER_QUEUE_MAX_WAIT_SECS.default,
             overload_protection: false,
             router_overlap_refresh_after_secs: router::ROUTER_OVERLAP_REFRESH_AFTER_SECS.default,
+            router_replica_sync: false,
             router_active_request_expiry_secs: router::ROUTER_ACTIVE_REQUEST_EXPIRY_SECS.default,
             active_decode_blocks_threshold: router::ACTIVE_DECODE_BLOCKS_THRESHOLD.default,
             active_prefill_tokens_threshold: router::ACTIVE_PREFILL_TOKENS_THRESHOLD.default,

@@ -65,9 +65,32 @@ pub enum Input {
     /// News about a session's state in its engine.
     Session(SessionEvent),
     /// Another router replica booked or freed something.
-    Peer(Box<PeerEvent>),
+    Peer {
+        /// Which one.
+        from: ReplicaId,
+        /// What it did.
+        event: Box<PeerEvent>,
+        /// Whether it was asked what it has under way: an end that was heard before outweighs it.
+        recalled: bool,
+    },
+    /// Another router replica has said all that it has under way.
+    PeerRecalled(Box<PeerRecall>),
+    /// Another router replica is gone, and what it had booked with it.
+    PeerGone(ReplicaId),
     /// Only time has passed; send one when [`Router::next_deadline`](crate::Router::next_deadline) is due.
     Tick,
+}
+
+impl Input {
+    /// A booking that the host itself makes, or what became of it, under an id that no other request here has.
+    #[must_use]
+    pub fn by_host(event: PeerEvent) -> Self {
+        Self::Peer {
+            from: ReplicaId::HOST,
+            event: Box::new(event),
+            recalled: false,
+        }
+    }
 }
 
 /// A request that wants a worker.
@@ -265,19 +288,30 @@ pub enum SessionEvent {
         /// Forget it when unused for this long.
         timeout: Duration,
     },
-    /// A peer bound it; the first live binding wins.
+    /// A peer bound it, or uses it. Of two live bindings the older one counts, so that all replicas come to agree.
     PeerBound {
         /// The session.
         id: Arc<str>,
         /// Where.
         target: WorkerRank,
+        /// Since when.
+        since: Time,
     },
 }
 
-/// What another replica did.
+/// A replica of this router. Not a worker's id, though drawn from the same numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReplicaId(pub u64);
+
+impl ReplicaId {
+    /// Not a replica: the host, whose requests stand under their own ids and count as those of this router.
+    pub const HOST: Self = Self(u64::MAX);
+}
+
+/// What a replica did.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeerEvent {
-    /// The peer's request. Ids of peers and ours must not collide; both are random.
+    /// Its request. Two replicas may have requests of one id: their bookings are two.
     pub id: RequestId,
     /// Where.
     pub target: WorkerRank,
@@ -285,7 +319,20 @@ pub struct PeerEvent {
     pub change: PeerChange,
 }
 
-/// What another replica did with a request.
+/// All that a replica has under way on some workers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerRecall {
+    /// Which replica.
+    pub from: ReplicaId,
+    /// When it was asked: what it began later may be missing here.
+    pub asked: Time,
+    /// The workers that it speaks of.
+    pub workers: Vec<WorkerId>,
+    /// Its requests.
+    pub requests: Vec<RequestId>,
+}
+
+/// What a replica did with a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PeerChange {
     /// It booked one.

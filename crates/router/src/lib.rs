@@ -33,6 +33,7 @@ mod health;
 mod input;
 mod lookup;
 mod output;
+mod peers;
 mod predicted;
 mod request_settings;
 mod ring;
@@ -47,8 +48,8 @@ pub use decision::{Decision, Exclusion, ExclusionReason, Reason};
 pub use error::{LimitKind, RouteError};
 pub use health::{BROKEN_MAX, ERRORS_MAX, FIRST_SPAN, FORGIVEN_AFTER, OUTWEIGHED_MAX};
 pub use input::{
-    Arrival, Input, LoadReport, Outcome, PeerChange, PeerEvent, Probe, SessionAction, SessionEvent,
-    SessionRequest, ThresholdUpdate, TokenProbe,
+    Arrival, Input, LoadReport, Outcome, PeerChange, PeerEvent, PeerRecall, Probe, ReplicaId,
+    SessionAction, SessionEvent, SessionRequest, ThresholdUpdate, TokenProbe,
 };
 pub use kvasir_options::{PrefillLoadModel, RouterMode, RouterPolicy};
 pub use kvasir_placement::{
@@ -59,6 +60,7 @@ pub use kvasir_placement::{
 };
 pub use lookup::Lookup;
 pub use output::{Observation, Output, Placement, SessionCommand};
+pub use peers::{PEER_BOOKINGS_MAX, REPLICAS_MAX};
 pub use predicted::PredictedTokens;
 pub use router::{PotentialLoad, Router};
 pub use session::SessionRow;

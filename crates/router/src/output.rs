@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_types::{RequestId, WorkerId, WorkerRank};
+use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
 
-use crate::{PredictedTokens, RouteError};
+use crate::{PeerEvent, PredictedTokens, ReplicaId, RouteError};
 
 /// Something for the host to do or to count.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,6 +40,8 @@ pub enum Output {
         /// Where it is.
         target: WorkerRank,
     },
+    /// Something to tell other replicas, with `router-replica-sync`.
+    Tell(Box<PeerEvent>),
     /// Something to count or to say.
     Observe(Observation),
 }
@@ -117,21 +119,23 @@ pub enum Observation {
         /// Where it was.
         target: WorkerRank,
     },
-    /// A booking with this id existed already and was left as it is.
-    DuplicateBooking {
-        /// The request.
-        id: RequestId,
-    },
     /// A session was forgotten early because there are too many.
     SessionEvicted {
         /// The session.
         id: Arc<str>,
     },
-    /// A session was bound; replicas tell their peers.
+    /// A session was bound, or is used with `router-replica-sync`; replicas tell their peers.
     SessionBound {
         /// The session.
         id: Arc<str>,
         /// Where.
         target: WorkerRank,
+        /// Since when.
+        since: Time,
+    },
+    /// A booking of another replica is not kept: there are too many, of it or of replicas.
+    PeerRefused {
+        /// The replica.
+        replica: ReplicaId,
     },
 }

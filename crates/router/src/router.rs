@@ -6,6 +6,7 @@
 
 mod arrive;
 mod life;
+mod peer;
 mod place;
 mod refuse;
 mod release;
@@ -28,6 +29,7 @@ use kvasir_types::{RequestId, Rng, SequenceHash, Time, WorkerRank};
 use crate::admission::Admission;
 use crate::filter::EligibleRanks;
 use crate::health::Health;
+use crate::peers::Peers;
 use crate::request_settings::RequestSettings;
 use crate::ring::Ring;
 use crate::session::{SessionRow, Sessions};
@@ -87,6 +89,8 @@ pub struct Router {
     model: PrefillModel,
     queue: Queue<QueuedRequest>,
     sessions: Sessions,
+    /// What other replicas have booked, and what they are told of ours.
+    peers: Peers,
     ring: Ring,
     thresholds: Thresholds,
     /// Thresholds changed and no load has been seen since.
@@ -164,6 +168,7 @@ impl Router {
             model: model_of(&config),
             queue: Queue::new(classes_of(&config)),
             sessions: Sessions::new(config.router_max_sessions),
+            peers: Peers::new(config.router_replica_sync),
             ring: Ring::new(config.router_decision_log),
             thresholds,
             thresholds_new: false,
@@ -206,7 +211,12 @@ impl Router {
             Input::Arrived(arrival) => self.arrive(arrival, out),
             Input::Refreshed { id, overlap } => self.refreshed(id, overlap),
             Input::FirstToken { id } => self.first_token(id, out),
-            Input::Prefilled { id } => self.prefilled(id, out),
+            Input::Prefilled { id } => {
+                self.prefilled(id, out);
+                for key in self.peers.keys_of(id) {
+                    self.prefilled(key, out);
+                }
+            }
             Input::Tokens { id, generated } => self.tokens(id, generated, out),
             Input::Finished { id, on, outcome } => self.finish(id, on, outcome, out),
             Input::Load(report) => self.load_report(&report, out),
@@ -214,7 +224,13 @@ impl Router {
             Input::Generated(probe) => self.generated(&probe, out),
             Input::Thresholds(update) => self.set_thresholds(&update),
             Input::Session(event) => self.session_event(event, out),
-            Input::Peer(event) => self.peer(&event, out),
+            Input::Peer {
+                from,
+                event,
+                recalled,
+            } => self.peer(from, &event, recalled, out),
+            Input::PeerRecalled(recall) => self.peer_recalled(&recall, out),
+            Input::PeerGone(replica) => self.peer_gone(replica, out),
             Input::Tick => self.apply_new_thresholds(out),
         }
         self.release(out);
@@ -300,13 +316,15 @@ impl Router {
         self.fleet.rank(self.ledger.slot_of(id)?)
     }
 
-    /// Every request that is booked, in no order, and where; with the names of its blocks where `names` says so.
+    /// Every request that is booked here, in no order, and where; those of other replicas are theirs to tell. With the names of its blocks
+    /// where `names` says so.
     pub fn running(
         &self,
         names: impl FnMut(RequestId) -> bool,
     ) -> impl Iterator<Item = (WorkerRank, RunningRequest)> {
         let running = self.ledger.running(names);
-        running.filter_map(|row| Some((self.fleet.rank(row.slot)?, row)))
+        let own = running.filter(|row| !self.peers.is_peers(row.id));
+        own.filter_map(|row| Some((self.fleet.rank(row.slot)?, row)))
     }
 
     /// Whether nothing is booked, nothing waits and nothing is left of what was.

@@ -34,6 +34,8 @@ struct Binding {
     due: Option<(Time, u64)>,
     /// Requests that hold it (header form).
     leases: u32,
+    /// When it was bound.
+    since: Time,
     /// Tells this binding from an earlier one of the same session.
     generation: u64,
 }
@@ -74,6 +76,8 @@ pub struct SessionRow {
     pub due: Option<Time>,
     /// Requests that hold it.
     pub requests: u32,
+    /// When it was bound.
+    pub since: Time,
 }
 
 /// A session that is no more.
@@ -108,6 +112,7 @@ impl Sessions {
             idle: binding.idle,
             due: binding.due.map(|(at, _)| at),
             requests: binding.leases,
+            since: binding.since,
         };
         let held = self.bindings.iter().filter(|(_, b)| b.due.is_none());
         let idle = self.by_due.iter().rev();
@@ -118,6 +123,25 @@ impl Sessions {
     /// Where a session lives.
     pub(crate) fn find(&self, id: &str) -> Option<WorkerRank> {
         self.bindings.get(id).map(|b| b.target)
+    }
+
+    /// Where a session lives, and since when.
+    pub(crate) fn bound(&self, id: &str) -> Option<(WorkerRank, Time)> {
+        self.bindings.get(id).map(|b| (b.target, b.since))
+    }
+
+    /// A session was bound earlier than is known here.
+    pub(crate) fn set_since(&mut self, id: &str, since: Time) {
+        if let Some(binding) = self.bindings.get_mut(id) {
+            binding.since = since;
+        }
+    }
+
+    /// The header session that a request holds.
+    pub(crate) fn held_by(&self, request: RequestId) -> Option<Arc<str>> {
+        let lease = self.leases.get(&request)?;
+        let binding = self.bindings.get(&lease.session)?;
+        (lease.held == Some(binding.generation)).then(|| Arc::clone(&lease.session))
     }
 
     /// Whether an engine holds it.
@@ -178,6 +202,7 @@ impl Sessions {
             idle,
             due: None,
             leases: 0,
+            since: now,
             generation: self.seq,
         };
         self.bindings.insert(Arc::clone(id), binding);

@@ -370,6 +370,14 @@ metrics! {
         counter kv_event_faults_total = "kv_event_faults_total" ["model", "worker_id", "dp_rank", "kind"];
         /// Whether the discovery backend is in reach; while it is not, the workers that were known go on serving.
         gauge discovery_up = "discovery_up" ["backend"];
+        /// Other replicas of this router that are in reach.
+        gauge replicas = "replicas" [];
+        /// What replicas tell each other of bookings and sessions: `sent`, `received`, `dropped` for want of room, `refused` past a bound.
+        counter replica_events_total = "replica_events_total" ["outcome"];
+        /// What came of comparing a rank's part of the index with a peer's: `agreed`, `differed`, and `mended` by taking over the peer's.
+        counter replica_index_checks_total = "replica_index_checks_total" ["outcome"];
+        /// Ranks of which a connected peer holds something else at the same place of their events.
+        gauge replica_ranks_differing = "replica_ranks_differing" [];
         /// Changes of the workers file that could not be taken over; the workers stayed as they were.
         counter workers_file_rejected_total = "workers_file_rejected_total" [];
         /// Prompts read for routing, by what they became tokens by: the client's ids, a folder, the engine, or bytes.

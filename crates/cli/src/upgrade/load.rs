@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_host::{RouterHost, Routers};
-use kvasir_router::{Input, PeerChange, PeerEvent, SessionEvent};
+use kvasir_router::{Input, PeerChange, PeerEvent, ReplicaId, SessionEvent};
 use kvasir_types::{RequestId, SequenceHash, WorkerRank};
 
 use super::message::{BegunRequest, BoundSession, LoadNews, RouterNews};
@@ -122,6 +122,9 @@ fn bound_sessions(host: &RouterHost) -> Vec<BoundSession> {
     bound.collect()
 }
 
+/// The process before this one, as a replica; others have random numbers.
+const PREDECESSOR: ReplicaId = ReplicaId(0);
+
 /// What is counted here for another process.
 #[derive(Debug, Default)]
 pub(super) struct OthersLoad {
@@ -183,7 +186,11 @@ impl OthersLoad {
     fn change(&self, id: RequestId, change: PeerChange) {
         if let Some((host, target)) = self.counted.get(&id) {
             let target = *target;
-            host.tell(Input::Peer(Box::new(PeerEvent { id, target, change })));
+            host.tell(Input::Peer {
+                from: PREDECESSOR,
+                event: Box::new(PeerEvent { id, target, change }),
+                recalled: false,
+            });
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::choice::{PrefillLoadModel, TrackingHash};
 use crate::command::Scope;
-use crate::rule_text::ACCEPT_RATES;
+use crate::rule_text::{ACCEPT_RATES, PEERS, SOCKET};
 use crate::spec::{Group, options, var};
 
 options! { COST_ROWS, Group::Cost, Scope::ROUTING;
@@ -76,9 +76,24 @@ options! { TRACKING_ROWS, Group::Tracking, Scope::ROUTING;
     ROUTER_ACTIVE_REQUEST_EXPIRY_SECS: Duration = "router-active-request-expiry-secs" of router =>
         env(&[var("DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS")]).metavar("SECONDS").effective();
 
-    /// Synchronise tracked load with other router replicas.
+    /// Synchronise tracked load and sessions with other router replicas, over the event plane.
     ROUTER_REPLICA_SYNC: bool = "router-replica-sync" =>
-        env(&[var("DYN_ROUTER_REPLICA_SYNC")]).default("false");
+        env(&[var("DYN_ROUTER_REPLICA_SYNC")]).default("false").effective();
+
+    /// Other replicas, linked without a broker: `host:port`, separated by commas; each address of a name is one.
+    ///
+    /// They tell each other load, sessions and what operators say of workers, and one that starts takes over the index of another.
+    /// Needs `--router-peer-secret-file`.
+    ROUTER_PEERS: Option<String> = "router-peers" =>
+        scope(Scope::FRONTEND.and(Scope::ROUTER)).env(&[var("KVASIR_ROUTER_PEERS")]).metavar("PEERS").rule(&PEERS).effective();
+
+    /// Address on which other replicas are listened for.
+    ROUTER_PEER_LISTEN: Option<String> = "router-peer-listen" =>
+        scope(Scope::FRONTEND.and(Scope::ROUTER)).env(&[var("KVASIR_ROUTER_PEER_LISTEN")]).metavar("ADDRESS").rule(&SOCKET).effective();
+
+    /// File with what all linked replicas know and nobody else does, at least 16 characters.
+    ROUTER_PEER_SECRET_FILE: Option<PathBuf> = "router-peer-secret-file" =>
+        scope(Scope::FRONTEND.and(Scope::ROUTER)).env(&[var("KVASIR_ROUTER_PEER_SECRET_FILE")]).metavar("FILE").effective();
 
     /// Hash with which replicas compare active sequences.
     ROUTER_TRACKING_HASH: TrackingHash = "router-tracking-hash" =>

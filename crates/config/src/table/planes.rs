@@ -32,7 +32,8 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
 
     /// Transport of KV events and load reports.
     ///
-    /// For workers that this process runs. A frontend listens to each worker where that worker says that it publishes.
+    /// For workers that this process runs, and for what a frontend tells other replicas. A frontend listens to each worker where that
+    /// worker says that it publishes.
     EVENT_PLANE: EventPlane = "event-plane" =>
         env(&[var("DYN_EVENT_PLANE")]).default("nats")
         .default_note("nats with etcd or kubernetes discovery if NATS_SERVER is set, else zmq")
@@ -172,6 +173,6 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
 
     /// Host by which others reach the event sockets of this process.
     EVENT_PLANE_HOST: Option<String> = "event-plane-host" =>
-        scope(Scope::MOCKER).env(&[var("DYN_EVENT_PLANE_HOST")])
+        scope(Scope::FRONTEND.and(Scope::ROUTER).and(Scope::MOCKER)).env(&[var("DYN_EVENT_PLANE_HOST")])
         .default_note("that of --tcp-rpc-host").rule(&HOST).effective();
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use http::{Request, StatusCode};
 use hyper::body::Incoming;
+use kvasir_host::PeerRow;
 use kvasir_openai::ApiError;
 use kvasir_router::{LearnedTimes, Router, WorkerSpec};
 use kvasir_types::{Transport, WorkerId, WorkerRecord};
@@ -42,7 +43,11 @@ pub(crate) fn workers(app: &App) -> Reply {
     }
     let absent = members.iter().filter(|(id, _)| !serving.contains(*id));
     let absent: Vec<Value> = absent.map(|(id, m)| member_row(*id, m)).collect();
-    let body = json!({ "workers": rows, "absent": absent });
+    let mut body = json!({ "workers": rows, "absent": absent });
+    if let Some(peers) = app.peers().rows() {
+        let row = |peer: &PeerRow| peer_row(app, peer);
+        body["replicas"] = peers.iter().map(row).collect::<Vec<_>>().into();
+    }
     reply::json(StatusCode::OK, body.to_string())
 }
 
@@ -98,6 +103,25 @@ pub(super) fn learned_row(times: &LearnedTimes) -> Value {
             "attend": law.attend,
         },
     })
+}
+
+/// A named replica that is connected.
+fn peer_row(app: &App, peer: &PeerRow) -> Value {
+    let clock = app.clock();
+    json!({
+        "replica": peer.id.0,
+        "address": peer.address,
+        "connected_secs": (clock.now() - peer.since).as_secs(),
+        "ranks_agreed": peer.ranks_agreed,
+        "ranks_differing": peer.ranks_differing,
+    })
+}
+
+/// What `POST /workers` would make of these words.
+#[must_use]
+pub fn read_worker(words: &str) -> Option<WorkerRecord> {
+    let new: NewWorker = serde_json::from_str(words).ok()?;
+    new.record().ok()
 }
 
 /// A worker that serves no model.
@@ -211,16 +235,23 @@ pub(crate) async fn add_worker(app: &App, request: Request<Incoming>) -> Reply {
         let body = read_short(app, &parts, incoming).await?;
         let new: NewWorker = serde_json::from_slice(&body)
             .map_err(|error| ApiError::bad_request(format!("Validation: {error}")))?;
-        new.record()
-            .map_err(|error| ApiError::bad_request(format!("Validation: {error}")))
+        // A key stays where it was given.
+        let words = (new.api_key.is_none()).then(|| String::from_utf8_lossy(&body).into_owned());
+        let worker = new
+            .record()
+            .map_err(|error| ApiError::bad_request(format!("Validation: {error}")))?;
+        Ok::<_, ApiError>((worker, words))
     };
-    let worker = match read.await {
-        Ok(worker) => worker,
+    let (worker, words) = match read.await {
+        Ok(read) => read,
         Err(error) => return reply::error(&error),
     };
-    let id = worker.id;
+    let (id, url) = (worker.id, worker.transport.to_string());
     match app.operators().join(worker) {
         Ok(outcome) => {
+            if let Some(words) = words {
+                app.peers().said(url, Some(words), &app.clock());
+            }
             let status = match outcome {
                 JoinOutcome::New => StatusCode::CREATED,
                 JoinOutcome::Changed | JoinOutcome::Same => StatusCode::OK,
@@ -248,8 +279,17 @@ pub(crate) fn remove_worker(app: &App, name: &str, query: Option<&str>) -> Reply
         let text = "A worker is named by its id or its URL, percent-encoded";
         return reply::error(&ApiError::bad_request(text));
     };
+    let url = app
+        .members()
+        .get(id)
+        .map(|m| m.record.transport.to_string());
     match app.members().remove(id, force) {
-        Ok(true) => member_reply(app, id, StatusCode::ACCEPTED),
+        Ok(true) => {
+            if let Some(url) = url {
+                app.peers().said(url, None, &app.clock());
+            }
+            member_reply(app, id, StatusCode::ACCEPTED)
+        }
         Ok(false) => reply::error(&ApiError::new(404, "No such worker")),
         Err(error) => refusal(error),
     }

@@ -6,6 +6,7 @@ use http::HeaderValue;
 use kvasir_host::HostContext;
 
 use super::members::Members;
+use super::peers::Peers;
 use crate::http::shortage::Shortage;
 use crate::models::Models;
 
@@ -18,6 +19,8 @@ pub struct FleetContext {
     pub models: Arc<Models>,
     /// Which workers there are to be.
     pub members: Members,
+    /// Replicas that are named.
+    pub peers: Peers,
     /// Whether this machine is short of what connections need.
     pub shortage: Shortage,
     /// The `via` field that what is asked of engines carries, so that a loop is noticed.

@@ -207,6 +207,9 @@ impl Follower {
         self.texts
             .keep(&found.clone().map(|worker| &*worker.text).collect());
         self.forget_texts(found.clone());
+        if let Some(replicas) = &self.fleet.replicas {
+            replicas.found(found.clone());
+        }
         let ready: Vec<&FoundWorker> = found.filter(|worker| self.has_text(worker)).collect();
         self.open(&ready);
         let open = ready.into_iter().filter(|worker| self.is_open(worker));

@@ -34,6 +34,7 @@ impl Fleet {
         let options = EventPlaneOptions {
             recovery: Arc::new(EndpointRecovery::new(setup.clients, seed)),
             nats: setup.nats,
+            replicas: self.replicas.as_ref().map(|known| known.replicas.clone()),
             threads: self.event_threads.clone(),
             seed,
         };
@@ -51,6 +52,7 @@ impl Fleet {
         wanted: impl Fn(&str) -> bool + Clone + Send + 'static,
     ) {
         self.follow_sessions(store, wanted.clone());
+        self.announce_replica(store);
         let Some(plane) = self.event_plane.clone() else {
             return;
         };
@@ -224,6 +226,7 @@ mod tests {
             let options = EventPlaneOptions {
                 recovery: Arc::new(EndpointRecovery::new(clients, 7)),
                 nats: NatsLink::new(&nats, &self.context.tasks).unwrap(),
+                replicas: None,
                 threads: None,
                 seed: 7,
             };

@@ -282,6 +282,9 @@ impl Registration {
                 .insert(Arc::clone(&model.name), Arc::clone(model));
         }
         first.enter_router(spec.clone(), before.as_ref());
+        if let Some(replicas) = &self.fleet.replicas {
+            replicas.join(self.id, &first.host);
+        }
         if before.is_none() {
             first.host.watch(self.id, &self.faulted);
             let model = Arc::clone(first);
@@ -359,6 +362,9 @@ impl Registration {
             self.subscriptions.unsubscribe(left.host().name());
             if let Some(plane) = &self.fleet.event_plane {
                 plane.leave(self.id);
+            }
+            if let Some(known) = &self.fleet.replicas {
+                known.replicas.leave(self.id, left.host());
             }
             left.host().unwatch(self.id);
             left.model.leave_router(&left.spec);

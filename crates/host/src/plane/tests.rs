@@ -147,6 +147,7 @@ fn plane(context: &HostContext, worker: &Arc<Worker>) -> EventPlane {
         recovery,
         #[cfg(feature = "nats")]
         nats: no_nats(&context.tasks),
+        replicas: None,
         threads: None,
         seed: 1,
     };

@@ -1,98 +1,189 @@
-//! What workers say beside cache events: how loaded they are, and which prompts are computed.
+//! What is said beside cache events: how loaded workers are, which prompts are computed, and what other replicas book.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use kvasir_msgpack::{DecodeError, Value};
-use kvasir_router::{Input, LoadReport};
+use kvasir_router::{Input, LoadReport, ReplicaId};
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
 use kvasir_transport::event_plane::ChannelAddress;
 use kvasir_transport::{EventSource, SourceEvent, next_event};
-use kvasir_types::RequestId;
-use kvasir_wire::native::{ActiveLoad, SequenceChange, SequenceEvent, Topic};
+use kvasir_wire::native::{
+    ActiveLoad, ReplicaMessage, SequenceChange, SequenceEvent, SessionBinding, Topic,
+};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::PlaneChannel;
 use super::members::WorkerRouters;
+use crate::replica::{Replicas, request_id};
 
-/// Listens to one channel until it is dropped.
+/// Who is told what is heard.
+#[derive(Clone)]
+pub(super) struct Audience {
+    pub(super) workers: WorkerRouters,
+    /// Where what other replicas say counts.
+    pub(super) replicas: Option<Replicas>,
+    pub(super) clock: Clock,
+}
+
+/// Listens to one channel until it is dropped. Replicas that spoke on it are gone then.
 pub(super) struct Listener {
     pub(super) address: ChannelAddress,
+    publisher: u64,
+    replicas: Option<Replicas>,
+    heard: Arc<Mutex<BTreeSet<ReplicaId>>>,
     _stop: DropGuard,
 }
 
 impl Listener {
     pub(super) fn start(
         tasks: &Tasks,
-        address: ChannelAddress,
-        topic: Topic,
+        channel: PlaneChannel,
         source: impl EventSource + 'static,
-        workers: WorkerRouters,
-        clock: Clock,
+        audience: Audience,
     ) -> Self {
         let stop = CancellationToken::new();
-        let listen = listen(topic, source, workers, clock);
+        let (replicas, heard) = (audience.replicas.clone(), Arc::default());
+        let hearing = Hearing {
+            topic: channel.topic,
+            publisher: channel.publisher,
+            audience,
+            heard: Arc::clone(&heard),
+        };
+        let listen = listen(hearing, source);
         tasks.spawn(stop.clone().run_until_cancelled_owned(listen));
         Self {
-            address,
+            address: channel.address,
+            publisher: channel.publisher,
+            replicas,
+            heard,
             _stop: stop.drop_guard(),
         }
     }
 }
 
-async fn listen(topic: Topic, mut source: impl EventSource, workers: WorkerRouters, clock: Clock) {
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let Some(replicas) = &self.replicas else {
+            return;
+        };
+        replicas.channel_down(self.publisher);
+        let heard = self.heard.lock();
+        for replica in heard.unwrap_or_else(PoisonError::into_inner).iter() {
+            replicas.lost(*replica);
+        }
+    }
+}
+
+async fn listen(hearing: Hearing, mut source: impl EventSource) {
     let mut said = false;
     loop {
         let refused = match next_event(&mut source).await {
-            SourceEvent::Live(frame) => take(topic, &frame.payload, &workers, &clock).err(),
+            SourceEvent::Live(frame) => hearing.take(&frame.payload).err(),
             SourceEvent::Refused(error) => Some(error),
+            SourceEvent::Connected => {
+                hearing.connected();
+                None
+            }
             _ => None,
         };
         if let Some(error) = refused
             && !std::mem::replace(&mut said, true)
         {
+            let topic = hearing.topic;
             tracing::warn!(%topic, %error, "unreadable message on the event plane; more are not logged");
         }
     }
 }
 
-/// Tells the router of the worker that a message is about.
-fn take(
+/// One channel that is listened to.
+struct Hearing {
     topic: Topic,
-    payload: &[u8],
-    workers: &WorkerRouters,
-    clock: &Clock,
-) -> Result<(), DecodeError> {
-    let value = read(payload)?;
-    match topic {
-        Topic::KvMetrics => {
-            let load = ActiveLoad::from_value(&value)?;
-            if let Some(member) = workers.get(load.rank.worker) {
-                member.host.tell(Input::Load(LoadReport {
-                    rank: load.rank,
-                    active_decode_blocks: load.active_decode_blocks,
-                    active_prefill_tokens: load.active_prefill_tokens,
-                    kv_used_blocks: load.used_blocks,
-                    waiting: None,
-                    asked: clock.now(),
-                }));
-            }
-        }
-        Topic::ActiveSequences => {
-            for event in SequenceEvent::list_from_value(&value)? {
-                take_sequence(&event, workers);
-            }
-        }
-        _ => {}
-    }
-    Ok(())
+    publisher: u64,
+    audience: Audience,
+    /// The replicas that spoke here.
+    heard: Arc<Mutex<BTreeSet<ReplicaId>>>,
 }
 
-/// A worker's own word that a prompt is computed. What routers say to each other is not for us.
-fn take_sequence(event: &SequenceEvent, workers: &WorkerRouters) {
-    if event.change != SequenceChange::PrefillCompleted || event.router != event.rank.worker.0 {
-        return;
+impl Hearing {
+    fn connected(&self) {
+        // What was said before is asked for, on whichever channel it was missed.
+        match (self.topic, &self.audience.replicas) {
+            (Topic::Replicas, Some(replicas)) => replicas.channel_up(self.publisher),
+            (Topic::ActiveSequences, Some(replicas)) => replicas.ask(),
+            _ => {}
+        }
     }
-    let id = RequestId::parse(&event.request);
-    if let (Some(id), Some(member)) = (id, workers.get(event.rank.worker)) {
-        member.host.tell(Input::Prefilled { id });
+
+    /// Tells the router of the worker that a message is about.
+    fn take(&self, payload: &[u8]) -> Result<(), DecodeError> {
+        let value = read(payload)?;
+        match self.topic {
+            Topic::KvMetrics => self.take_load(&ActiveLoad::from_value(&value)?),
+            Topic::ActiveSequences => {
+                for event in SequenceEvent::list_from_value(&value)? {
+                    self.take_sequence(&event);
+                }
+            }
+            Topic::SessionAffinity => {
+                let binding = SessionBinding::from_value(&value)?;
+                if let Some(replicas) = &self.audience.replicas {
+                    self.note(binding.writer);
+                    replicas.hear_session(&binding, None);
+                }
+            }
+            Topic::Replicas => {
+                let message = ReplicaMessage::from_value(&value)?;
+                if let Some(replicas) = &self.audience.replicas {
+                    let (ReplicaMessage::Ask { from } | ReplicaMessage::State { from, .. }) =
+                        &message;
+                    self.note(*from);
+                    replicas.hear_replica(self.publisher, &message);
+                }
+            }
+            Topic::KvEvents | Topic::ForwardPass => {}
+        }
+        Ok(())
+    }
+
+    fn take_load(&self, load: &ActiveLoad) {
+        if let Some(member) = self.audience.workers.get(load.rank.worker) {
+            member.host.tell(Input::Load(LoadReport {
+                rank: load.rank,
+                active_decode_blocks: load.active_decode_blocks,
+                active_prefill_tokens: load.active_prefill_tokens,
+                kv_used_blocks: load.used_blocks,
+                waiting: None,
+                asked: self.audience.clock.now(),
+            }));
+        }
+    }
+
+    /// A worker's own word that a prompt is computed, or what a replica does.
+    fn take_sequence(&self, event: &SequenceEvent) {
+        if event.router != event.rank.worker.0 {
+            if let Some(replicas) = &self.audience.replicas {
+                self.note(event.router);
+                replicas.hear(event, None, false);
+            }
+            return;
+        }
+        if event.change != SequenceChange::PrefillCompleted {
+            return;
+        }
+        if let Some(member) = self.audience.workers.get(event.rank.worker) {
+            let id = request_id(&event.request);
+            member.host.tell(Input::Prefilled { id });
+        }
+    }
+
+    fn note(&self, replica: u64) {
+        let heard = self.heard.lock();
+        let mut heard = heard.unwrap_or_else(PoisonError::into_inner);
+        if heard.len() < kvasir_router::REPLICAS_MAX {
+            heard.insert(ReplicaId(replica));
+        }
     }
 }
 

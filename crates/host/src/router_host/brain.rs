@@ -14,6 +14,7 @@ use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
 use tokio::sync::{Notify, oneshot};
 
 use super::presumed::PresumedPrefills;
+use crate::replica::{ReplicaNews, Replicas};
 use crate::view::WorkerUrls;
 
 /// Where the cost of each candidate is logged: `--log-level info,kvasir_router=debug` shows it.
@@ -33,6 +34,8 @@ pub(super) struct Brain {
     pub(super) presumed: PresumedPrefills,
     /// Sessions that expired and whose engines are to be told.
     pub(super) ended_sessions: Vec<(Arc<str>, WorkerRank)>,
+    /// Who else is told what is booked.
+    pub(super) replicas: Option<(Replicas, Arc<str>)>,
     /// For log lines.
     urls: WorkerUrls,
     /// Reused by every step.
@@ -67,6 +70,7 @@ impl Brain {
             watchers: HashMap::new(),
             presumed: PresumedPrefills::default(),
             ended_sessions: Vec::new(),
+            replicas: None,
             urls,
             outputs: Vec::new(),
             ticks_at: Time::ZERO,
@@ -138,6 +142,10 @@ impl Brain {
                     }
                     Output::Queued { id, depth } => tracing::debug!(%id, depth, "request waits"),
                     Output::CloseSession { id, target } => self.ended_sessions.push((id, target)),
+                    Output::Tell(event) => self.tell(ReplicaNews::Request(event)),
+                    Output::Observe(Observation::SessionBound { id, target, since }) => {
+                        self.tell(ReplicaNews::Session { id, target, since });
+                    }
                     Output::Observe(observation) => {
                         observe(&observation, &self.urls);
                         self.wake(&observation);
@@ -146,6 +154,13 @@ impl Brain {
             }
             self.outputs = outputs;
             next = more.pop();
+        }
+    }
+
+    /// Tells other replicas, if there are to be any.
+    fn tell(&self, news: ReplicaNews) {
+        if let Some((replicas, router)) = &self.replicas {
+            replicas.tell(router, news);
         }
     }
 
@@ -222,6 +237,12 @@ fn observe(observation: &Observation, urls: &WorkerUrls) {
         Observation::Expired { id, target } => {
             let url = urls.field(target.worker);
             tracing::warn!(%id, %target, url, "booking expired: nothing was heard of it for too long");
+        }
+        Observation::PeerRefused { replica } => {
+            tracing::debug!(
+                replica = replica.0,
+                "a booking of another replica is left out: there are too many"
+            );
         }
         other => tracing::debug!(?other, "router"),
     }

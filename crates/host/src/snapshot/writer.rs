@@ -178,6 +178,21 @@ impl SnapshotWriter {
         Ok(self.write(Then::End).await?.unwrap_or_default())
     }
 
+    /// What a file would hold, for another process; written nowhere.
+    pub async fn collect(&self) -> io::Result<Vec<u8>> {
+        let _turn = self.written.lock().await;
+        let (mut parts, mut saved) = (self.loaded.waiting_routers(), SnapshotSummary::default());
+        for host in self.routers.all() {
+            parts.extend(self.part_of(&host, Then::Continue, &mut saved).await?);
+        }
+        let collect = move || {
+            let mut bytes = Vec::new();
+            format::write(&parts, &mut bytes).map(|_| bytes)
+        };
+        let collected = tokio::task::spawn_blocking(collect).await;
+        collected.map_err(io::Error::other)?
+    }
+
     /// Writes the file; `None` if it says all that there is to say already.
     async fn write(&self, then: Then) -> Result<Option<SnapshotSummary>, WriteError> {
         let mut written = self.written.lock().await;

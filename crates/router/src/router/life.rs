@@ -1,15 +1,14 @@
-//! What becomes of a request once it is sent: first token, tokens, end; and what replicas say of theirs.
+//! What becomes of a request once it is sent: first token, tokens, end; and of its session.
 
 use std::time::Duration;
 
-use kvasir_placement::{Booking, Feedback, Sign};
+use kvasir_placement::{Feedback, Sign};
 use kvasir_types::{RequestId, WorkerRank};
 
 use super::{FreedCapacity, Router};
 use crate::session::BindingKind;
 use crate::{
-    Arrival, Observation, Outcome, Output, PeerChange, PeerEvent, SessionAction, SessionCommand,
-    SessionEvent,
+    Arrival, Observation, Outcome, Output, PeerChange, SessionAction, SessionCommand, SessionEvent,
 };
 
 impl Router {
@@ -20,7 +19,9 @@ impl Router {
             let began = self.ledger.booked_at(id);
             self.served(rank.worker, began, false, out);
         }
-        self.sign(id, Sign::Seen);
+        if self.sign(id, Sign::Seen).is_some() {
+            self.tell(id, PeerChange::PrefillCompleted, out);
+        }
         if let Some(slot) = slot.filter(|_| self.admission.is_on()) {
             self.note_freed(slot);
         }
@@ -37,10 +38,11 @@ impl Router {
 
     /// The prompt is likely computed: its load goes, and nothing is learnt of the worker.
     pub(super) fn prefilled(&mut self, id: RequestId, out: &mut Vec<Output>) {
-        if let Some(slot) = self.sign(id, Sign::Presumed)
-            && self.admission.is_on()
-        {
-            self.note_freed(slot);
+        if let Some(slot) = self.sign(id, Sign::Presumed) {
+            self.tell(id, PeerChange::PrefillCompleted, out);
+            if self.admission.is_on() {
+                self.note_freed(slot);
+            }
         }
         if let Some(done) = self.ledger.prefilled(self.now, id) {
             self.load_changed(done.slot, out);
@@ -126,56 +128,11 @@ impl Router {
     /// Frees a booking, whoever asks; `served` if its answer is whole.
     pub(super) fn free(&mut self, id: RequestId, served: bool, out: &mut Vec<Output>) {
         if let Some(freed) = self.ledger.free(self.now, id) {
+            self.tell(id, PeerChange::Free, out);
             self.admission
                 .ended(self.now, freed.slot, freed.sign, served);
             self.load_changed(freed.slot, out);
             self.note_freed(freed.slot);
-        }
-    }
-
-    pub(super) fn peer(&mut self, event: &PeerEvent, out: &mut Vec<Output>) {
-        match &event.change {
-            PeerChange::Add {
-                sequence,
-                prefill_tokens,
-                prefill_duration,
-                osl,
-            } => {
-                let Some(slot) = self.fleet.slot(event.target) else {
-                    return;
-                };
-                let blocks = sequence.len() as u32;
-                let isl_tokens = blocks.saturating_mul(self.config.kv_cache_block_size);
-                let cached = isl_tokens.saturating_sub(*prefill_tokens);
-                let times = self.time.as_ref().or(self.judge.as_ref());
-                let learned = times.and_then(|t| t.others_prompt(slot, *prefill_tokens, cached));
-                let (said, counts) = (*prefill_duration, self.time.is_some());
-                let decays = counts || said.is_some();
-                let booking = Booking {
-                    sequence: sequence.clone(),
-                    unnamed_blocks: 0,
-                    shares: true,
-                    isl_tokens,
-                    prefill_tokens: *prefill_tokens,
-                    prefill_duration: match counts {
-                        true => learned.or(said),
-                        false => said.or(learned),
-                    },
-                    decays,
-                    osl: *osl,
-                    silent: false,
-                };
-                if self.ledger.book(self.now, event.id, slot, &booking) {
-                    self.admission.booked(self.now, slot);
-                } else {
-                    out.push(Output::Observe(Observation::DuplicateBooking {
-                        id: event.id,
-                    }));
-                }
-                self.load_changed(slot, out);
-            }
-            PeerChange::PrefillCompleted => self.first_token(event.id, out),
-            PeerChange::Free => self.free(event.id, true, out),
         }
     }
 
@@ -252,6 +209,7 @@ impl Router {
         out.push(Output::Observe(Observation::SessionBound {
             id: id.clone(),
             target,
+            since: self.now,
         }));
     }
 
@@ -278,11 +236,15 @@ impl Router {
         let idle = Duration::from_secs(ttl);
         let (bound, evicted) = self.sessions.dispatched(self.now, id, idle);
         self.say_evicted(evicted, out);
-        if let Some(session) = bound
-            && let Some(target) = self.sessions.find(&session)
+        let told = match bound {
+            None if self.config.router_replica_sync => self.sessions.held_by(id),
+            bound => bound,
+        };
+        if let Some(id) = told
+            && let Some((target, since)) = self.sessions.bound(&id)
         {
-            let id = session;
-            out.push(Output::Observe(Observation::SessionBound { id, target }));
+            let bound = Observation::SessionBound { id, target, since };
+            out.push(Output::Observe(bound));
         }
     }
 
@@ -314,20 +276,26 @@ impl Router {
                     self.say_evicted(evicted, out);
                 }
             }
-            SessionEvent::PeerBound { id, target } => {
+            SessionEvent::PeerBound { id, target, since } => {
                 let Some(ttl) = self.config.router_session_affinity_ttl_secs else {
                     return;
                 };
-                let live = self
-                    .sessions
-                    .find(&id)
-                    .is_some_and(|b| self.fleet.slot(b).is_some());
-                if !live && self.fleet.slot(target).is_some() {
-                    let idle = Duration::from_secs(ttl);
-                    let evicted =
-                        self.sessions
-                            .bind(self.now, &id, target, BindingKind::Header, idle);
-                    self.say_evicted(evicted, out);
+                if self.fleet.slot(target).is_none() {
+                    return;
+                }
+                let idle = Duration::from_secs(ttl);
+                let bound = self.sessions.bound(&id);
+                let live = bound.filter(|(at, _)| self.fleet.slot(*at).is_some());
+                match live {
+                    Some((at, _)) if at == target => self.sessions.touch(self.now, &id),
+                    Some((at, ours)) if (ours, at) <= (since, target) => {}
+                    Some(_) if self.sessions.is_in_engine(&id) => {}
+                    _ => {
+                        let kind = BindingKind::Header;
+                        let evicted = self.sessions.bind(self.now, &id, target, kind, idle);
+                        self.sessions.set_since(&id, since);
+                        self.say_evicted(evicted, out);
+                    }
                 }
             }
         }

@@ -208,7 +208,7 @@ impl Router {
         if !arrival.query_only {
             sent.booked = true;
             sent.record = self.config.records_decisions();
-            self.book(arrival, slot, cached, settings);
+            self.book(arrival, slot, cached, settings, out);
             sent.session = self.bind_session(arrival, target, out);
             self.load_changed(slot, out);
         }
@@ -249,7 +249,14 @@ impl Router {
         found.map_or_else(CostTerms::default, |found| found.terms)
     }
 
-    fn book(&mut self, arrival: &Arrival, slot: u32, cached: u32, settings: &RequestSettings) {
+    fn book(
+        &mut self,
+        arrival: &Arrival,
+        slot: u32,
+        cached: u32,
+        settings: &RequestSettings,
+        out: &mut Vec<Output>,
+    ) {
         // Thresholds, gauges and pages count in every mode, whether or not the choice asks for load.
         let prefill = match settings.weights.track_prefill_tokens {
             true => arrival.isl_tokens - cached,
@@ -289,6 +296,7 @@ impl Router {
         let booked = self.ledger.book(self.now, arrival.id, slot, &booking);
         self.admission.booked(self.now, slot);
         debug_assert!(booked, "duplicates were refused before");
+        self.tell_booked(arrival.id, slot, &booking, out);
     }
 
     fn record(

@@ -7,7 +7,9 @@ use kvasir_types::{Time, TransportKind, WorkerId};
 
 use super::{FreedCapacity, Router};
 use crate::admission::Admission;
-use crate::{LoadReport, Observation, Output, Probe, RouterConfig, ThresholdUpdate, TokenProbe};
+use crate::{
+    LoadReport, Observation, Output, PeerChange, Probe, RouterConfig, ThresholdUpdate, TokenProbe,
+};
 
 /// A request that no longer waits in its engine has its prompt computed after about this long.
 const STEP: Duration = Duration::from_secs(1);
@@ -101,9 +103,11 @@ impl Router {
 
     fn forget_slots(&mut self, slots: &[u32]) {
         for &slot in slots {
-            let (now, sessions) = (self.now, &mut self.sessions);
-            self.ledger
-                .clear_slot(now, slot, |freed| sessions.release(now, freed.id, true));
+            let (now, sessions, peers) = (self.now, &mut self.sessions, &mut self.peers);
+            self.ledger.clear_slot(now, slot, |freed| {
+                sessions.release(now, freed.id, true);
+                peers.note(freed.id, PeerChange::Free);
+            });
             if let Some(rank) = self.busy.get_mut(slot as usize) {
                 *rank = RankBusy::default();
             }
@@ -355,6 +359,7 @@ impl Router {
         }
         while let Some(freed) = self.ledger.expire(self.now, self.expiry) {
             self.sessions.release(self.now, freed.id, false);
+            self.tell(freed.id, PeerChange::Free, out);
             self.admission
                 .ended(self.now, freed.slot, freed.sign, false);
             self.load_changed(freed.slot, out);

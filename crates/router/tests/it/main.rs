@@ -15,6 +15,7 @@ mod models;
 mod modes;
 mod overload;
 mod queue;
+mod replicas;
 mod sessions;
 mod shadow;
 mod time;

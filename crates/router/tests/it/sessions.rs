@@ -223,6 +223,7 @@ fn the_header_binds_after_the_first_dispatch_that_succeeds() {
     let bound = Observation::SessionBound {
         id: Arc::from("h"),
         target: WorkerRank::new(worker, 0),
+        since: Time::ZERO,
     };
     assert_eq!(out, [Output::Observe(bound)]);
     for id in 2..6 {
@@ -272,25 +273,6 @@ fn a_failure_invalidates_the_header_session() {
         0,
         "a first dispatch that fails binds nothing"
     );
-}
-
-#[test]
-fn the_first_live_binding_wins_among_replicas() {
-    let mut host = header_host(Some(60));
-    let told = |worker| {
-        Input::Session(SessionEvent::PeerBound {
-            id: Arc::from("h"),
-            target: WorkerRank::new(worker, 0),
-        })
-    };
-    host.input(told(9));
-    assert_eq!(host.router.sessions(), 0, "nobody we know");
-    host.input(told(3));
-    host.input(told(1));
-    assert_eq!(host.worker(header(1)), 3);
-    host.input(Input::Left(WorkerId(3)));
-    host.input(told(1));
-    assert_eq!(host.worker(header(2)), 1);
 }
 
 /// One waits for its session's worker, which is asked to go: it is free to go elsewhere, as are those after it.

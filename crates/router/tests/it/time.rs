@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use kvasir_router::{
     Arrival, Bucket, Gate, Input, LimitKind, Outcome, Output, PeerChange, PeerEvent, Pin,
-    PolicyClass, PolicyConfig, QueuePolicy, Reason, Role, RouteError, Router, RouterConfig,
-    RouterMode, RouterPolicy, SessionAction, SessionRequest, WorkerSpec,
+    PolicyClass, PolicyConfig, QueuePolicy, Reason, ReplicaId, Role, RouteError, Router,
+    RouterConfig, RouterMode, RouterPolicy, SessionAction, SessionRequest, WorkerSpec,
 };
 use kvasir_types::{DpRank, RequestId, SequenceHash, Time, WorkerId, WorkerRank};
 
@@ -481,16 +481,20 @@ fn prompts_of_other_replicas_are_waited_for() {
         prefill_duration: None,
         osl: None,
     };
-    let peer = |change| PeerEvent {
-        id: rid(900),
-        target: WorkerRank::new(1, 0),
-        change,
+    let peer = |change| Input::Peer {
+        from: ReplicaId(7),
+        event: Box::new(PeerEvent {
+            id: rid(900),
+            target: WorkerRank::new(1, 0),
+            change,
+        }),
+        recalled: false,
     };
-    host.step(Input::Peer(Box::new(peer(added))));
+    host.step(peer(added));
     host.arrive(1, 1000);
     assert!(host.sent().is_empty());
     host.now += 0.2;
-    host.step(Input::Peer(Box::new(peer(PeerChange::PrefillCompleted))));
+    host.step(peer(PeerChange::PrefillCompleted));
     assert_eq!(host.sent(), [(1, 1)]);
 }
 

@@ -1,7 +1,7 @@
 //! What is booked under which settings, what decays, what expires, what replicas and queries see.
 
 use super::*;
-use kvasir_router::{Observation, PeerChange, PeerEvent, PrefillLoadModel, RankOverlap, Role};
+use kvasir_router::{Observation, PrefillLoadModel, RankOverlap, Role};
 use kvasir_types::DpRank;
 
 #[test]
@@ -294,40 +294,6 @@ fn decisions_are_recorded_only_where_an_index_wants_them() {
         .workers(1);
         assert_eq!(host.sent(Arrival::new(RequestId(1), 16)).record, record);
     }
-}
-
-#[test]
-fn what_replicas_book_counts_here_and_is_freed_by_them() {
-    let mut host = Host::kv(|_| {}).workers(2);
-    let peer = |target: u64, change| {
-        Input::Peer(Box::new(PeerEvent {
-            id: RequestId(77),
-            target: WorkerRank::new(target, 0),
-            change,
-        }))
-    };
-    let add = |sequence| PeerChange::Add {
-        sequence,
-        prefill_tokens: 40,
-        prefill_duration: None,
-        osl: None,
-    };
-    host.input(peer(9, add(chain(&[1, 2]))));
-    assert_eq!(host.router.booked(), 0, "nobody we know");
-    host.input(peer(1, add(chain(&[1, 2]))));
-    assert_eq!(host.load(1), (40, 2));
-    let out = host.input(peer(1, add(chain(&[1, 2]))));
-    assert!(matches!(
-        out,
-        [Output::Observe(Observation::DuplicateBooking { .. })]
-    ));
-    assert_eq!(host.worker(Arrival::new(RequestId(1), 16)), 2);
-    host.finish(1);
-    host.input(peer(1, PeerChange::PrefillCompleted));
-    assert_eq!(host.load(1), (0, 2));
-    host.input(peer(1, PeerChange::Free));
-    host.input(peer(1, PeerChange::Free));
-    assert!(host.router.is_idle());
 }
 
 #[test]

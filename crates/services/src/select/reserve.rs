@@ -75,7 +75,7 @@ impl Reservation {
     fn tell(&self, change: PeerChange) {
         let (id, target) = (self.id, self.target);
         let event = PeerEvent { id, target, change };
-        self.group.model.host.tell(Input::Peer(Box::new(event)));
+        self.group.model.host.tell(Input::by_host(event));
     }
 }
 

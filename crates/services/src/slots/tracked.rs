@@ -99,7 +99,7 @@ impl TrackedRequests {
         }
         let id = RequestId(u128::from(self.last.fetch_add(1, Ordering::Relaxed)) + 1);
         names.insert(name.to_owned(), (id, target));
-        host.tell(Input::Peer(Box::new(PeerEvent { id, target, change })));
+        host.tell(Input::by_host(PeerEvent { id, target, change }));
         Ok(())
     }
 
@@ -108,7 +108,7 @@ impl TrackedRequests {
         let Some((id, target)) = self.names().get(name).copied() else {
             return false;
         };
-        host.tell(Input::Peer(Box::new(PeerEvent { id, target, change })));
+        host.tell(Input::by_host(PeerEvent { id, target, change }));
         true
     }
 
@@ -118,7 +118,7 @@ impl TrackedRequests {
             return false;
         };
         let change = PeerChange::Free;
-        host.tell(Input::Peer(Box::new(PeerEvent { id, target, change })));
+        host.tell(Input::by_host(PeerEvent { id, target, change }));
         true
     }
 

@@ -13,7 +13,7 @@ mod routers;
 use std::collections::VecDeque;
 
 use kvasir_engine::ConfigError;
-use kvasir_router::{GAP_TOKENS, Input, Output};
+use kvasir_router::{GAP_TOKENS, Input, Output, ReplicaId};
 use kvasir_types::{Rng, Time};
 
 use crate::prompt::PromptHasher;
@@ -212,7 +212,15 @@ impl<'a> World<'a> {
                 self.deliver(replica, host, life, &events);
             }
             Event::Peer { replica, event } => {
-                self.inputs.push_back((replica, Input::Peer(event)));
+                // Requests of all replicas have ids of their own here.
+                let from = ReplicaId(u64::MAX);
+                let recalled = false;
+                let told = Input::Peer {
+                    from,
+                    event,
+                    recalled,
+                };
+                self.inputs.push_back((replica, told));
             }
             Event::Tick(replica) => self.tick(replica),
             Event::Change(at) => self.change(at),

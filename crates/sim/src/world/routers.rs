@@ -131,7 +131,7 @@ impl World<'_> {
                     .push_back((replica, Input::Refreshed { id, overlap }));
             }
             Output::Queued { .. } => self.tally.queued += 1,
-            Output::CloseSession { .. } | Output::Observe(_) => {}
+            Output::CloseSession { .. } | Output::Tell(_) | Output::Observe(_) => {}
         }
     }
 

@@ -15,16 +15,19 @@ pub enum Topic {
     SessionAffinity,
     /// What an engine computed in a step: [`ForwardPass`](super::ForwardPass).
     ForwardPass,
+    /// What replicas of a router ask each other: [`ReplicaMessage`](super::ReplicaMessage). Ours alone.
+    Replicas,
 }
 
 impl Topic {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::KvEvents,
         Self::KvMetrics,
         Self::ActiveSequences,
         Self::SessionAffinity,
         Self::ForwardPass,
+        Self::Replicas,
     ];
 
     /// Its name, in frames, subjects and keys of discovery.
@@ -36,6 +39,7 @@ impl Topic {
             Self::ActiveSequences => "active_sequences_events",
             Self::SessionAffinity => "session_affinity_events",
             Self::ForwardPass => "forward-pass-metrics",
+            Self::Replicas => "kvasir_replicas",
         }
     }
 

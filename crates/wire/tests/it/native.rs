@@ -7,8 +7,9 @@ use proptest::prelude::*;
 use kvasir_msgpack::{DecodeError, Value};
 use kvasir_types::{EngineHash, KvEvent, LocalHash, StoredBlock, Tier, WorkerRank};
 use kvasir_wire::native::{
-    ActiveLoad, Encoding, Envelope, ForwardPass, RecoveryReply, RecoveryRequest, Residency,
-    RouterEvent, SequenceEvent, SessionBinding, Topic, decode_router_events, encode_router_events,
+    ActiveLoad, Encoding, Envelope, ForwardPass, RecoveryReply, RecoveryRequest, ReplicaMessage,
+    Residency, RouterEvent, SequenceChange, SequenceEvent, SessionBinding, Topic,
+    decode_router_events, encode_router_events,
 };
 
 use crate::captures::{bytes, lines, messages};
@@ -53,6 +54,7 @@ fn again(envelope: &Envelope) -> (Topic, Vec<u8>) {
             let step = ForwardPass::from_value(&payload).unwrap();
             step.to_value().to_msgpack(&mut again);
         }
+        Topic::Replicas => panic!("ours alone"),
     }
     (topic, again)
 }
@@ -333,4 +335,40 @@ fn a_refused_payload_leaves_nothing_behind() {
     Value::List(vec![good, bad]).to_msgpack(&mut payload);
     assert!(decode_router_events(Encoding::MessagePack, &payload, &mut events).is_err());
     assert_eq!(events.len(), 1);
+}
+
+#[test]
+fn what_replicas_ask_each_other_reads_as_it_was_written() {
+    let request = SequenceEvent {
+        request: "r".to_owned(),
+        rank: WorkerRank::new(u64::MAX, 3),
+        router: 7,
+        lora: None,
+        change: SequenceChange::Freed,
+    };
+    let session = SessionBinding {
+        session: "s".to_owned(),
+        rank: WorkerRank::new(1, 0),
+        sequence: u64::MAX,
+        writer: 7,
+    };
+    let state = ReplicaMessage::State {
+        from: u64::MAX,
+        to: 9,
+        scope: "a/b/c".to_owned(),
+        last: true,
+        requests: vec![request],
+        sessions: vec![session],
+    };
+    for message in [ReplicaMessage::Ask { from: 7 }, state] {
+        let mut bytes = Vec::new();
+        message.to_value().to_msgpack(&mut bytes);
+        let value = Value::from_msgpack(&bytes).unwrap();
+        assert_eq!(ReplicaMessage::from_value(&value), Ok(message));
+        for end in 0..bytes.len() {
+            assert!(Value::from_msgpack(&bytes[..end]).is_err());
+        }
+    }
+    let half = Value::from_json(br#"{"from":1,"to":2,"requests":[]}"#).unwrap();
+    assert!(ReplicaMessage::from_value(&half).is_err());
 }
