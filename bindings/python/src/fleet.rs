@@ -70,6 +70,7 @@ impl Fleet {
             nats: nats.clone(),
             threads: None,
             seed,
+            replicas: None,
         };
         let plane = EventPlane::start(&context, options);
         let fleet = Arc::new(Self {

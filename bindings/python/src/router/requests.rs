@@ -195,7 +195,10 @@ impl Brain {
             Output::Observe(Observation::Expired { id, .. }) => {
                 self.forget(id);
             }
-            Output::Queued { .. } | Output::CloseSession { .. } | Output::Observe(_) => {}
+            Output::Queued { .. }
+            | Output::CloseSession { .. }
+            | Output::Tell(_)
+            | Output::Observe(_) => {}
         }
     }
 
