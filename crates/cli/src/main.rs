@@ -10,6 +10,7 @@ mod operate;
 mod planes;
 mod serve;
 mod services;
+mod shared_cache;
 mod sockets;
 mod traces;
 mod upgrade;

@@ -15,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::sockets::{self, AskedAddresses, OpenSockets};
 use crate::upgrade::{TakeOver, Upgrades};
 use crate::wiring::{self, Failure};
-use crate::{cluster, descriptors, planes, traces};
+use crate::{cluster, descriptors, planes, shared_cache, traces};
 
 /// The application with the settings of its HTTP side.
 pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure> {
@@ -220,7 +220,13 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     descriptors::say(settings);
     let mut setup = wiring::router_setup(settings)?;
     setup.silent_rank_ttl = Some(settings.get(keys::ROUTER_TTL_SECS));
-    let mut fleet = Fleet::new(app.fleet_context(), setup).with_tls(wiring::worker_tls(settings)?);
+    let tls = wiring::worker_tls(settings)?;
+    let shared = shared_cache::of(settings, app.context(), &tls)?;
+    setup.shared_cache = shared.cache;
+    let mut fleet = Fleet::new(app.fleet_context(), setup).with_tls(tls);
+    if let Some(pool) = shared.hicache {
+        fleet = fleet.with_hicache(pool);
+    }
     fleet = match settings.get(keys::ROUTER_KV_EVENTS) {
         true => fleet.with_event_threads(event_threads(settings)?),
         false => fleet.without_events(),

@@ -15,7 +15,8 @@ choices! {
     /// Kind of the cache shared by workers. Option `shared-cache-type`.
     SharedCacheType {
         None = "none": "no shared cache",
-        HiCache = "hicache": "SGLang's hierarchical cache",
+        HiCache = "hicache": "SGLang's hierarchical cache on a Mooncake store",
+        Http = "http": "any pool that answers a small HTTP question",
     }
 
     /// Hash by which replicas compare active sequences. Option `router-tracking-hash`.

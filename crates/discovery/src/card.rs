@@ -213,6 +213,14 @@ impl Card {
         self.worker_type.is_none()
     }
 
+    /// What the worker's engine says of itself under this name, as it said it.
+    #[must_use]
+    pub fn runtime_data(&self, name: &str) -> Option<&Value> {
+        let runtime = self.raw.get("runtime_config")?;
+        let data = runtime.get("runtime_data")?.get(name)?;
+        (!data.is_null()).then_some(data)
+    }
+
     /// The tokenizer.
     #[must_use]
     pub fn tokenizer(&self) -> Option<Artefact> {

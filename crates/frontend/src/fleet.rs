@@ -12,6 +12,7 @@ mod event_addresses;
 mod event_plane;
 mod file;
 mod health;
+mod http_pool;
 mod http_watcher;
 pub(crate) mod members;
 mod peers;
@@ -29,6 +30,7 @@ pub use context::FleetContext;
 pub use discovery::DiscoveryOptions;
 pub use event_plane::EventPlaneSetup;
 pub use file::{WorkersFile, WorkersFileError};
+pub use http_pool::{HttpPool, HttpPoolError};
 pub use peers::Peers;
 pub use replicas::ReplicaCarrier;
 
@@ -37,7 +39,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvasir_host::{EventPlane, LoadedSnapshot, RouterSetup, SnapshotWriter};
+use kvasir_host::{EventPlane, HicachePool, LoadedSnapshot, RouterSetup, SnapshotWriter};
 use kvasir_tasks::{RuntimeThreads, Tasks};
 use kvasir_text::ModelFolders;
 use kvasir_transport::RequestPlane;
@@ -118,6 +120,8 @@ pub struct Fleet {
     event_addresses: Arc<EventAddresses>,
     /// Where workers take news of sessions.
     sessions: Arc<FleetSessions>,
+    /// A store that SGLang workers share.
+    hicache: Option<Arc<HicachePool>>,
 }
 
 /// What is to become of a worker.
@@ -170,6 +174,7 @@ impl Fleet {
             snapshot: Arc::default(),
             claims: Arc::default(),
             event_addresses: Arc::default(),
+            hicache: None,
         }
     }
 
@@ -178,6 +183,15 @@ impl Fleet {
     pub fn with_model_folders(self, folders: ModelFolders) -> Self {
         Self {
             folders: Arc::new(folders),
+            ..self
+        }
+    }
+
+    /// The same, telling this pool how workers that are discovered name their pages (`--shared-cache-type hicache`).
+    #[must_use]
+    pub fn with_hicache(self, pool: Arc<HicachePool>) -> Self {
+        Self {
+            hicache: Some(pool),
             ..self
         }
     }

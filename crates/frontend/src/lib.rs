@@ -36,7 +36,8 @@ pub use fleet::members::{
     SourceName, SourceState, WorkerSource,
 };
 pub use fleet::{
-    ConnectPlane, DiscoveryOptions, EventPlaneSetup, Fleet, FleetContext, Peers, ReplicaCarrier,
+    ConnectPlane, DiscoveryOptions, EventPlaneSetup, Fleet, FleetContext, HttpPool, HttpPoolError,
+    Peers, ReplicaCarrier,
     WorkersFile, WorkersFileError,
 };
 pub use models::links::WorkerLink;

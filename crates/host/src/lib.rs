@@ -3,7 +3,7 @@
 //! Answers one question: what does every program around the brain need, whoever its clients are? [`RouterHost`] runs a
 //! router under its lock with its index, timer and counters; [`CacheView`] is what is known of a rank's cache and how far
 //! that is trusted; [`EventStream`] applies the events of a rank; [`Model`] names blocks and books requests; [`SnapshotWriter`] and [`LoadedSnapshot`] carry the index
-//! over a restart. All are handed a [`HostContext`]: the clock, the metrics, and where tasks run.
+//! over a restart; [`SharedCache`] asks what workers could fetch from a common pool. All are handed a [`HostContext`]: the clock, the metrics, and where tasks run.
 //!
 //! Invariants: nothing booked outlives its [`Booking`]; a lookup waits for no event and for no judgement; nothing here
 //! knows HTTP, clients or OpenAI.
@@ -27,6 +27,7 @@ mod replica;
 mod router_host;
 mod session_link;
 mod setup;
+mod shared_cache;
 mod snapshot;
 #[cfg(test)]
 mod testing;
@@ -40,6 +41,7 @@ pub use events::{
     EventStream, EventStreamHandle, LocalEvents, Now, PauseGuard, StreamObserver, StreamState,
     Subscriptions,
 };
+pub use kvasir_index::SharedRanges;
 pub use meters::{ENDPOINT, PlacementMeters, RouterMeters, Stage, StageGuard, hit_rate};
 pub use model::{Model, ModelSpec};
 pub use models::{ModelEntry, Models, Routers};
@@ -59,6 +61,10 @@ pub use session_link::{
     ENDINGS_MAX, SessionFuture, SessionLink, SessionNews, SessionReply, TELL_TIMEOUT,
 };
 pub use setup::RouterSetup;
+pub use shared_cache::{
+    ASKING_MAX, CachePool, HicacheLayout, HicachePool, POOL_TOKENS_MAX, PoolFuture, PoolPrompt,
+    SharedCache,
+};
 pub use snapshot::{
     LoadedSnapshot, SnapshotFileError, SnapshotSummary, SnapshotWriter, probe_snapshot,
     rewrite_snapshot,

@@ -1,6 +1,7 @@
 //! From tokens to a booking: name the blocks, ask the index, ask the router.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvasir_hash::{BlockHasher, Scope, sequence_hashes};
 use kvasir_index::{Match, Matches};
@@ -12,6 +13,7 @@ use crate::Model;
 use crate::booking::Booking;
 use crate::meters::Stage;
 use crate::router_host::{Needs, RouterHost};
+use crate::shared_cache::{POOL_TOKENS_MAX, PoolAnswer, PoolPrompt, PooledPrompt, SharedCache};
 use crate::view::{PendingPrediction, Prediction};
 
 /// Blocks of a prompt that are looked up and recorded: what follows them changes no choice, and a prompt of any length must
@@ -24,6 +26,8 @@ pub struct PromptBlocks {
     lookup: Lookup,
     /// Tokens of the prompt as the engine must count them; `None` where it may count others.
     pub certain_tokens: Option<u32>,
+    /// What a cache is asked that all workers share.
+    pooled: Option<Arc<PooledPrompt>>,
 }
 
 impl PromptBlocks {
@@ -34,17 +38,22 @@ impl PromptBlocks {
             locals: Arc::default(),
             sequence: Arc::default(),
             predict_all: false,
+            shared: Arc::default(),
         };
         Self {
             lookup,
             certain_tokens: None,
+            pooled: None,
         }
     }
 
     /// If `guessed`, they are made of the text and not of tokens: no event of an engine will ever name them, and only
-    /// our own routing decisions say where they are.
+    /// our own routing decisions say where they are. No pool is asked for them either.
     pub fn set_guessed(&mut self, guessed: bool) {
         self.lookup.predict_all |= guessed;
+        if guessed {
+            self.pooled = None;
+        }
     }
 }
 
@@ -70,10 +79,12 @@ impl RouterHost {
             },
             sequence,
             predict_all: self.predicts_all(),
+            shared: Arc::default(),
         };
         PromptBlocks {
             lookup,
             certain_tokens: None,
+            pooled: None,
         }
     }
 }
@@ -117,10 +128,22 @@ impl Model {
             locals: if index { locals.into() } else { Arc::default() },
             sequence,
             predict_all: self.host.predicts_all(),
+            shared: Arc::default(),
         };
+        let pooled = self.host.shared_cache().map(|_| {
+            let some = tokens.get(..POOL_TOKENS_MAX).unwrap_or(tokens);
+            PooledPrompt::new(PoolPrompt {
+                model: Arc::clone(&self.name),
+                tokens: some.into(),
+                block_size: self.block_size,
+                salt: salt.into(),
+                lora: self.lora.clone().unwrap_or_default(),
+            })
+        });
         PromptBlocks {
             lookup,
             certain_tokens: None,
+            pooled,
         }
     }
 
@@ -149,13 +172,29 @@ impl Model {
         mut arrival: Box<Arrival>,
         blocks: &PromptBlocks,
     ) -> Result<Booking, RouteError> {
-        let (host, meters, lookup) = (&self.host, &self.placements, &blocks.lookup);
+        let (host, meters) = (&self.host, &self.placements);
         let clock = host.context().clock;
         let _inside = meters.enter(Stage::Route);
         let start = clock.now();
         let mut matches = Matches::new();
-        let overlap = host.find(lookup, &mut matches);
-        lookup.arrive(&mut arrival, overlap);
+        let (shared, pooled) = (host.shared_cache(), blocks.pooled.as_ref());
+        let pooled = match shared.zip(pooled) {
+            None => {
+                let overlap = host.find(&blocks.lookup, &mut matches);
+                blocks.lookup.arrive(&mut arrival, overlap);
+                None
+            }
+            // In a box: most requests have none.
+            Some((cache, prompt)) => {
+                let find = self.find_pooled(cache, prompt, &blocks.lookup, &mut matches);
+                let (overlap, found) = Box::pin(find).await;
+                found.lookup.arrive(&mut arrival, overlap);
+                Some(found)
+            }
+        };
+        let lookup = pooled
+            .as_ref()
+            .map_or(&blocks.lookup, |found| &found.lookup);
         let found = match meters.by_cache() {
             true => clock.now(),
             false => start,
@@ -170,17 +209,57 @@ impl Model {
             // What was found has aged.
             host.index().find(&lookup.locals, &mut matches);
         }
-        if let Some(pending) = self.predict(booking.target(), blocks, &matches) {
+        let answer = pooled.as_ref().map(|found| &found.answer);
+        if let Some(pending) = self.predict(booking.target(), blocks, &matches, answer) {
             booking.predict(pending);
+        }
+        if let Some(PoolAnswer::Holds(_)) = answer {
+            let own = device_blocks(&matches, booking.target());
+            let overlap = Overlap {
+                shared: lookup.shared.to_vec(),
+                ..Overlap::none()
+            };
+            let beyond = &host.context().metrics.router_shared_cache_beyond_blocks;
+            beyond.observe(overlap.shared_beyond(own).into());
         }
         meters.stage_took(Stage::Route, end - start);
         if meters.by_cache() {
             let metrics = &host.context().metrics;
-            observe_ms(&metrics.overhead_indexer_find_matches_ms, found - start);
+            let asked_index = pooled.map_or(found - start, |found| found.asked_index);
+            observe_ms(&metrics.overhead_indexer_find_matches_ms, asked_index);
             observe_ms(&metrics.overhead_scheduling_ms, end - found);
             observe_ms(&metrics.overhead_total_ms, end - start);
         }
         Ok(booking)
+    }
+
+    /// Looks a prompt up, and asks the pool at the same time.
+    async fn find_pooled(
+        &self,
+        cache: &SharedCache,
+        prompt: &PooledPrompt,
+        lookup: &Lookup,
+        matches: &mut Matches,
+    ) -> (Overlap, PooledLookup) {
+        let (host, clock) = (&self.host, self.host.context().clock);
+        let look_up = async {
+            let start = clock.now();
+            (host.find(lookup, matches), clock.now() - start)
+        };
+        // The question is on its way before the index is asked.
+        let ask = prompt.answer(cache, host.context());
+        let (answer, (mut overlap, asked_index)) = tokio::join!(ask, look_up);
+        let lookup = Lookup {
+            shared: answer.ranges(),
+            ..lookup.clone()
+        };
+        overlap.shared = lookup.shared.to_vec();
+        let found = PooledLookup {
+            lookup,
+            answer,
+            asked_index,
+        };
+        (overlap, found)
     }
 
     /// What events predict of a request on its way to `target`; `None` if nobody judges that rank, or if the engine
@@ -190,19 +269,37 @@ impl Model {
         target: WorkerRank,
         blocks: &PromptBlocks,
         matches: &Matches,
+        pool: Option<&PoolAnswer>,
     ) -> Option<PendingPrediction> {
         let locals = &blocks.lookup.locals;
         let prompt = blocks.certain_tokens.filter(|_| !locals.is_empty())?;
         let view = self.host.views().get(target)?;
         let ours = matches.sources().find(|s| s.events.rank == target);
+        let own = ours.map_or(0, |s| s.events.disk_cumulative());
         let prediction = Prediction {
             locals: Arc::clone(locals),
             prompt,
-            blocks: ours.map_or(0, |s| s.events.disk_cumulative()),
+            blocks: own,
+            blocks_max: pool.map_or(own, |pool| pool.reach(own)),
             had_all: others_with_all(matches, target, locals.len()),
         };
         Some(PendingPrediction::new(view, prediction))
     }
+}
+
+/// A prompt that a pool was asked for.
+struct PooledLookup {
+    /// What is looked up again while the request waits.
+    lookup: Lookup,
+    answer: PoolAnswer,
+    /// How long the index alone took.
+    asked_index: Duration,
+}
+
+/// Leading blocks of a prompt that a rank has in its device's memory.
+fn device_blocks(matches: &Matches, rank: WorkerRank) -> u32 {
+    let ours = matches.sources().find(|s| s.events.rank == rank);
+    ours.map_or(0, |s| s.events.device)
 }
 
 /// Ranks beside `target` that have all `blocks` of a prompt.

@@ -30,6 +30,7 @@ use crate::meters::RouterMeters;
 use crate::prefill_times::PrefillTimes;
 use crate::replica::Replicas;
 use crate::session_link::SessionLinks;
+use crate::shared_cache::SharedCache;
 use crate::view::{CacheView, CacheViews, cacheable_tokens};
 use brain::{Brain, Step, Verdict};
 
@@ -53,6 +54,8 @@ pub struct RouterHost {
     sessions: SessionLinks,
     /// Another process has taken the sessions over: engines are not told of those that expire here.
     sessions_elsewhere: AtomicBool,
+    /// A cache that all workers share.
+    shared_cache: Option<Arc<SharedCache>>,
     /// The brain wants to be ticked earlier than the timer thinks.
     sooner: Arc<Notify>,
 }
@@ -66,6 +69,7 @@ impl RouterHost {
             config,
             index,
             predict_all,
+            shared_cache,
         } = options;
         let (needs, block_size) = (Needs::of(&config), config.kv_cache_block_size);
         let meters = RouterMeters::new(&context.metrics, name, config.router_mode);
@@ -84,6 +88,7 @@ impl RouterHost {
             local_streams: LocalStreams::default(),
             sessions: SessionLinks::default(),
             sessions_elsewhere: AtomicBool::new(false),
+            shared_cache,
             sooner: Arc::default(),
         });
         let timer = keep_time(Arc::downgrade(&host), Arc::clone(&host.sooner));
@@ -147,6 +152,11 @@ impl RouterHost {
         &self.local_streams
     }
 
+    /// The cache that all workers share, where there is one that counts.
+    pub(crate) fn shared_cache(&self) -> Option<&Arc<SharedCache>> {
+        self.shared_cache.as_ref()
+    }
+
     pub(crate) fn predicts_all(&self) -> bool {
         self.predict_all
     }
@@ -174,7 +184,10 @@ impl RouterHost {
     /// What of a prompt counts as cached, and where.
     pub(crate) fn find(&self, lookup: &Lookup, matches: &mut Matches) -> Overlap {
         match lookup.locals.is_empty() {
-            true => Overlap::none(),
+            true => Overlap {
+                shared: lookup.shared.to_vec(),
+                ..Overlap::none()
+            },
             false => lookup.find(&self.index, &self.views.trust(), matches),
         }
     }

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_index::IndexOptions;
-use kvasir_router::RouterConfig;
+use kvasir_router::{RouterConfig, RouterMode};
 
 use crate::context::HostContext;
 use crate::model::{Model, ModelSpec};
 use crate::policy_file::PolicyFile;
 use crate::router_host::{HostOptions, RouterHost};
+use crate::shared_cache::SharedCache;
 
 /// What routers are made from.
 #[derive(Clone, Debug)]
@@ -24,6 +25,8 @@ pub struct RouterSetup {
     pub block_size: Option<u32>,
     /// Predict a rank that publishes no events by what is sent there, for so long.
     pub silent_rank_ttl: Option<Duration>,
+    /// A cache that all workers share; it counts where requests are routed by cache.
+    pub shared_cache: Option<Arc<SharedCache>>,
 }
 
 impl RouterSetup {
@@ -36,6 +39,7 @@ impl RouterSetup {
             policies: None,
             block_size: None,
             silent_rank_ttl: None,
+            shared_cache: None,
         }
     }
 
@@ -60,6 +64,8 @@ impl RouterSetup {
         if let Some(ttl) = self.silent_rank_ttl {
             options = options.predicting_silent_ranks(ttl);
         }
+        let by_cache = options.config.router_mode == RouterMode::Kv;
+        options.shared_cache = self.shared_cache.clone().filter(|_| by_cache);
         let alike = |other: &&Model| other.host.ask(|router| *router.config() == options.config);
         let host = match beside.filter(alike) {
             Some(other) => Arc::clone(&other.host),
@@ -71,8 +77,6 @@ impl RouterSetup {
 
 #[cfg(test)]
 mod tests {
-    use kvasir_router::RouterMode;
-
     use super::*;
     use crate::testing::context;
 

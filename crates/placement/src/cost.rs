@@ -14,6 +14,9 @@ pub struct CostTerms {
     pub raw_prefill_blocks: f64,
     /// Blocks taken off that because they are cached somewhere near.
     pub credit_blocks: f64,
+    /// Those of them that a cache holds which all workers share.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub shared_blocks: f64,
     /// What is left to compute: `max(0, raw - credit)`.
     pub prefill_blocks: f64,
     /// Blocks the rank would hold for its running requests with this one added.
@@ -131,6 +134,7 @@ impl Weights {
         CostTerms {
             raw_prefill_blocks: raw,
             credit_blocks,
+            shared_blocks: state.shared,
             prefill_blocks: prefill,
             decode_blocks: decode,
             request_cost,

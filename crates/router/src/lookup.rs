@@ -8,6 +8,7 @@
 //!
 //! Elsewhere: how trust is earned and lost (`kvasir-trust`), what credit is worth in a cost (`kvasir-placement`).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kvasir_index::{Index, MatchSources, Matches};
@@ -26,17 +27,25 @@ pub struct Lookup {
     pub sequence: Arc<[SequenceHash]>,
     /// Routing decisions count and are recorded for every rank, not only for those that are not fully trusted.
     pub predict_all: bool,
+    /// Its blocks that a cache holds which all workers share: sorted, disjoint, half open.
+    pub shared: Arc<[Range<u32>]>,
 }
 
 impl Lookup {
     /// Finds the prompt in `index` and credits what is found. `matches` is a buffer that keeps what was found.
     #[must_use]
     pub fn find(&self, index: &Index, trust: &TrustLevels, matches: &mut Matches) -> Overlap {
-        if self.locals.is_empty() {
-            return Overlap::none();
+        let ranks = match self.locals.is_empty() {
+            true => Vec::new(),
+            false => {
+                index.find(&self.locals, matches);
+                credit(matches, trust, self.predict_all)
+            }
+        };
+        Overlap {
+            ranks,
+            shared: self.shared.to_vec(),
         }
-        index.find(&self.locals, matches);
-        credit(matches, trust, self.predict_all)
     }
 
     /// Gives a request what the router has to know of its blocks.
@@ -54,7 +63,7 @@ impl Lookup {
 }
 
 /// What a lookup is worth. `predict_all`: routing decisions count for every rank, not only for doubted ones.
-fn credit(matches: &Matches, trust: &TrustLevels, predict_all: bool) -> Overlap {
+fn credit(matches: &Matches, trust: &TrustLevels, predict_all: bool) -> Vec<RankOverlap> {
     let believe = |found: MatchSources| match trust.get(found.events.rank) {
         None => credited(found, 1.0),
         Some(trust) => {
@@ -64,10 +73,7 @@ fn credit(matches: &Matches, trust: &TrustLevels, predict_all: bool) -> Overlap 
         }
     };
     let ranks = matches.sources().map(believe);
-    Overlap {
-        ranks: ranks.filter(holds_something).collect(),
-        shared: Vec::new(),
-    }
+    ranks.filter(holds_something).collect()
 }
 
 fn holds_something(overlap: &RankOverlap) -> bool {
@@ -159,6 +165,7 @@ mod tests {
             locals: Arc::new([LocalHash(1), LocalHash(2)]),
             sequence: Arc::new([SequenceHash(1), SequenceHash(2)]),
             predict_all,
+            shared: Arc::default(),
         }
     }
 
@@ -221,5 +228,11 @@ mod tests {
         lookup.arrive(&mut arrival, overlap);
         assert!(arrival.overlap.ranks.is_empty());
         assert_eq!(arrival.sequence.len(), 2);
+        let pooled = Lookup {
+            shared: Arc::new([0..1, 2..3]),
+            ..lookup
+        };
+        let overlap = pooled.find(&index(), &trust(), &mut Matches::new());
+        assert_eq!(overlap.shared_beyond(2), 1, "what all share needs no index");
     }
 }

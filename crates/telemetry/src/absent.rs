@@ -24,7 +24,6 @@ impl Absent {
 }
 
 const NO_PLANE: &str = "of Dynamo's own request plane, which no worker behind HTTP has";
-const NO_SHARED: &str = "no cache that workers share is asked yet";
 const NO_REPLICAS: &str = "replicas do not tell each other of their requests yet";
 const NO_LRU: &str = "there is no approximate cache by LRU: decisions are remembered for a time";
 const MEDIA: &str = "media parts are not counted: the engine reads them";
@@ -48,9 +47,6 @@ pub const ABSENT: &[Absent] = &[
     ),
     absent("dynamo_component_router_active_sequence_*", NO_REPLICAS),
     absent("dynamo_component_router_approximate_*", NO_LRU),
-    absent("dynamo_component_router_shared_cache_*", NO_SHARED),
-    absent("dynamo_router_shared_cache_errors_total", NO_SHARED),
-    absent("dynamo_router_overhead_shared_cache_query_ms", NO_SHARED),
     absent(
         "dynamo_component_router_kv_transfer_estimated_latency_seconds",
         "nothing is transferred: prefill and decode are not split yet",

@@ -286,6 +286,10 @@ metrics! {
         histogram router_kv_hit_rate = "kv_hit_rate" [] in Buckets::Share { step: 0.05 };
         /// Blocks of overlap given up by not taking the worker that held most.
         histogram router_overlap_blocks_lost = "overlap_blocks_lost" ["worker_type"] in BLOCKS;
+        /// Share of the prompt's blocks that the cache holds which all workers share.
+        histogram router_shared_cache_hit_rate = "shared_cache_hit_rate" [] in Buckets::Share { step: 0.05 };
+        /// Blocks in that cache beyond those that the chosen worker held in its device's memory.
+        histogram router_shared_cache_beyond_blocks = "shared_cache_beyond_blocks" [] in Buckets::Power { start: 1.0, factor: 2.0, count: 12 };
         /// Choices that did not fall on the worker that held most.
         counter router_non_max_overlap_selections_total = "non_max_overlap_selections_total" ["worker_type"];
         /// Cached prompt tokens on the chosen workers, as predicted.
@@ -322,8 +326,14 @@ metrics! {
         histogram overhead_seq_hashing_ms = "seq_hashing_ms" [] in COMPUTE_MS;
         /// Choosing a worker, with any wait in the queue.
         histogram overhead_scheduling_ms = "scheduling_ms" [] in ASYNC_MS;
+        /// Asking the cache that all workers share, answered or not.
+        histogram overhead_shared_cache_query_ms = "shared_cache_query_ms" [] in ASYNC_MS;
         /// All of it.
         histogram overhead_total_ms = "total_ms" [] in ASYNC_MS;
+    }
+    RouterTotal {
+        /// Questions to the cache that all workers share without an answer, and failures of its events.
+        counter shared_cache_errors_total = "shared_cache_errors_total" [];
     }
     Dynamo {
         /// Requests that came, whatever became of them.
@@ -378,6 +388,8 @@ metrics! {
         counter replica_index_checks_total = "replica_index_checks_total" ["outcome"];
         /// Ranks of which a connected peer holds something else at the same place of their events.
         gauge replica_ranks_differing = "replica_ranks_differing" [];
+        /// Questions to the cache that all workers share: answered, error, late, busy (too many), away (not asked for now).
+        counter shared_cache_queries_total = "shared_cache_queries_total" ["result"];
         /// Changes of the workers file that could not be taken over; the workers stayed as they were.
         counter workers_file_rejected_total = "workers_file_rejected_total" [];
         /// Prompts read for routing, by what they became tokens by: the client's ids, a folder, the engine, or bytes.

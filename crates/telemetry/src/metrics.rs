@@ -28,6 +28,8 @@ pub enum Group {
     Component,
     /// `dynamo_router_overhead`, labelled with the router; not there unless a router goes by cache.
     Overhead,
+    /// `dynamo_router`, labelled with the router; not there unless a router goes by cache.
+    RouterTotal,
     /// `dynamo`.
     Dynamo,
     /// `kvasir`: what Dynamo does not have.
@@ -105,6 +107,7 @@ impl Spec {
             Group::Router | Group::RouterFleet => "dynamo_component_router",
             Group::Component => "dynamo_component",
             Group::Overhead => "dynamo_router_overhead",
+            Group::RouterTotal => "dynamo_router",
             Group::Dynamo => "dynamo",
             Group::Kvasir => "kvasir",
         };
@@ -123,7 +126,7 @@ impl Spec {
             Group::Frontend | Group::Queue | Group::Dynamo | Group::Kvasir => HashMap::new(),
             Group::Router => place.into_iter().chain([router]).collect(),
             Group::RouterFleet | Group::Component => place.into_iter().collect(),
-            Group::Overhead => [router].into_iter().collect(),
+            Group::Overhead | Group::RouterTotal => [router].into_iter().collect(),
         }
     }
 
@@ -131,7 +134,9 @@ impl Spec {
     #[must_use]
     pub fn is_shown(&self, options: &MetricOptions) -> bool {
         match self.group {
-            Group::Queue | Group::Component | Group::Overhead => options.by_cache,
+            Group::Queue | Group::Component | Group::Overhead | Group::RouterTotal => {
+                options.by_cache
+            }
             _ => true,
         }
     }

@@ -15,5 +15,6 @@ pub const PROMTOOL: &[(&str, &str)] = &[
     ),
     ("dynamo_router_overhead_scheduling_ms", ABBREVIATED),
     ("dynamo_router_overhead_seq_hashing_ms", ABBREVIATED),
+    ("dynamo_router_overhead_shared_cache_query_ms", ABBREVIATED),
     ("dynamo_router_overhead_total_ms", ABBREVIATED),
 ];

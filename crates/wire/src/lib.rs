@@ -2,7 +2,7 @@
 //!
 //! Answers one question: what did this engine just say about its cache? vLLM and SGLang batches
 //! ([`engine`]), the messages of their sockets ([`frame`]), Dynamo's router events and event-plane envelope
-//! ([`native`]), TensorRT-LLM's JSON ([`trtllm`]); from an engine's batch to index events
+//! ([`native`]), TensorRT-LLM's JSON ([`trtllm`]), what a Mooncake store holds ([`mooncake`]); from an engine's batch to index events
 //! ([`Translator`]); and the vocabulary in which sources hand messages over ([`SourceEvent`]).
 //!
 //! Invariants: no input panics or allocates more than a small multiple of its own size; unknown fields are
@@ -12,6 +12,7 @@
 
 pub mod engine;
 pub mod frame;
+pub mod mooncake;
 pub mod native;
 mod source;
 mod translate;

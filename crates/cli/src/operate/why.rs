@@ -407,6 +407,9 @@ fn candidates(decision: &Value) -> String {
     add("COST", Align::Right, &|c| term(c, "cost"));
     add("PROMPT", Align::Right, &|c| term(c, "raw_prefill_blocks"));
     add("CREDIT", Align::Right, &|c| term(c, "credit_blocks"));
+    if is_pooled(list) {
+        add("SHARED", Align::Right, &|c| term(c, "shared_blocks"));
+    }
     add("DECODE", Align::Right, &|c| term(c, "decode_blocks"));
     add("REQUESTS", Align::Right, &|c| term(c, "request_cost"));
     add("TAINTS", Align::Right, &|c| term(c, "taint_factor"));
@@ -417,14 +420,24 @@ fn candidates(decision: &Value) -> String {
     let eligible = whole(decision, "eligible").unwrap_or(0);
     let kept = (eligible > list.len() as u64)
         .then(|| format!("The {} cheapest of {eligible} are kept. ", list.len()));
+    let pooled = match is_pooled(list) {
+        true => "SHARED is the part of CREDIT that a cache holds which all workers share.\n",
+        false => "",
+    };
     format!(
         "\n{}\n\n{}In blocks; the lowest cost wins: cost = ({} x max(0, prompt - credit) + decode + requests) x \
          taints.\nPROMPT is what waits there plus this prompt, CREDIT what is taken off for what is cached, DECODE \
-         what runs there with this request.\n",
+         what runs there with this request.\n{pooled}",
         table.lines(usize::MAX).join("\n"),
         kept.unwrap_or_default(),
         amount(scale),
     )
+}
+
+/// Whether a cache that all workers share held some of the prompt.
+fn is_pooled(list: &[Value]) -> bool {
+    let shared = |c: &Value| number(c.get("terms")?, "shared_blocks");
+    list.iter().filter_map(shared).any(|blocks| blocks > 0.0)
 }
 
 /// The same where placements cost seconds.
@@ -455,6 +468,11 @@ fn candidates_in_seconds(decision: &Value, list: &[Value]) -> String {
     add("NEW", Align::Right, &|c| {
         of(c, "seconds", "new_tokens").map_or_else(|| UNKNOWN.to_owned(), amount)
     });
+    if is_pooled(list) {
+        add("SHARED", Align::Right, &|c| {
+            of(c, "terms", "shared_blocks").map_or_else(|| UNKNOWN.to_owned(), amount)
+        });
+    }
     let urls = decision.get("candidate_urls").and_then(Value::as_array);
     let url = |at: usize| cell(urls.and_then(|urls| urls.get(at)));
     table.column("URL", Align::Left, 0, (0..list.len()).map(url));
@@ -464,9 +482,13 @@ fn candidates_in_seconds(decision: &Value, list: &[Value]) -> String {
     format!(
         "\n{}\n\n{}In seconds; the lowest cost wins: cost = (wait + prompt + delay + decode + evict) x taints.\nWAIT is \
          until the prompt's turn, PROMPT what it then takes, DELAY what it costs others, DECODE what its answer costs, EVICT \
-         what leaves the cache for it, NEW the tokens not cached.\n",
+         what leaves the cache for it, NEW the tokens not cached.\n{}",
         table.lines(usize::MAX).join("\n"),
         kept.unwrap_or_default(),
+        match is_pooled(list) {
+            true => "SHARED is what a cache counts that all workers share, in blocks.\n",
+            false => "",
+        },
     )
 }
 

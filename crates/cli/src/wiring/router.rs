@@ -191,8 +191,7 @@ fn choice_config(settings: &Settings) -> Result<RouterConfig, BadConfig> {
         shadow_policy: None,
         router_decision_log: settings.get(keys::ROUTER_DECISION_LOG),
         router_seed: seed(settings),
-        // No shared cache is asked yet, so the option has no effect.
-        shared_cache_multiplier: RouterConfig::default().shared_cache_multiplier,
+        shared_cache_multiplier: settings.get(keys::SHARED_CACHE_MULTIPLIER),
     })
 }
 
@@ -264,7 +263,7 @@ mod tests {
              --active-prefill-tokens-threshold 25 --active-prefill-tokens-threshold-frac 0.26
              --router-session-affinity-ttl-secs 27 --router-max-sessions 28
              --encoder-cuda-to-cpu-ratio 29 --runtime-inhibited-duration-secs 0.30
-             --router-decision-log 31 --router-replica-sync",
+             --router-decision-log 31 --router-replica-sync --shared-cache-multiplier 0.32",
         );
         let expected = RouterConfig {
             kv_cache_block_size: 16,
@@ -278,7 +277,7 @@ mod tests {
             router_decode_active_request_weight: 0.14,
             router_host_cache_hit_weight: 0.15,
             router_disk_cache_hit_weight: 0.16,
-            shared_cache_multiplier: 0.5,
+            shared_cache_multiplier: 0.32,
             router_temperature: 0.17,
             router_kv_events: true,
             router_predicted_ttl_secs: Some(0.18),

@@ -61,16 +61,28 @@ options! { CACHE_ROWS, Group::Cache, Scope::ROUTING;
     /// Serve this router's index to other routers.
     SERVE_INDEXER: bool = "serve-indexer" => env(&[var("DYN_SERVE_INDEXER")]).default("false");
 
-    /// Kind of cache that workers share.
+    /// Kind of cache that workers share: its blocks are credited to every worker.
+    ///
+    /// A pool that fails or answers late costs the credit and no request.
     SHARED_CACHE_TYPE: SharedCacheType = "shared-cache-type" =>
-        env(&[var("DYN_SHARED_CACHE_TYPE")]).default("none").metavar("TYPE");
+        env(&[var("DYN_SHARED_CACHE_TYPE")]).default("none").metavar("TYPE").effective();
 
     /// Value of a block in the shared cache, relative to one in device memory.
     SHARED_CACHE_MULTIPLIER: f64 = "shared-cache-multiplier" of router =>
-        env(&[var("DYN_SHARED_CACHE_MULTIPLIER")]);
+        env(&[var("DYN_SHARED_CACHE_MULTIPLIER")]).effective();
 }
 
 options! { SNAPSHOT_ROWS, Group::Cache, Scope::FRONTEND;
+
+    /// Where the shared cache is: the URL that `http` asks, or the event socket of `hicache`.
+    ///
+    /// `hicache` takes what workers announce where this is not given.
+    SHARED_CACHE_URL: Option<String> = "shared-cache-url" =>
+        env(&[var("KVASIR_SHARED_CACHE_URL")]).metavar("URL").effective();
+
+    /// Time that the shared cache has to answer, in milliseconds; a later answer is not waited for.
+    SHARED_CACHE_TIMEOUT_MS: u32 = "shared-cache-timeout-ms" =>
+        env(&[var("KVASIR_SHARED_CACHE_TIMEOUT_MS")]).default("25").ints(1, 10_000).effective();
 
     /// File for snapshots of the index, so that a restart keeps it.
     ///

@@ -16,6 +16,7 @@ use kvasir_discovery::{
 };
 use kvasir_text::TextModel;
 use kvasir_types::ModelCard;
+use serde_json::Value;
 
 use super::Fleet;
 use super::card_text::CardTexts;
@@ -24,6 +25,9 @@ use crate::fleet::members::{SourceName, SourceState, WorkerSource};
 /// What changes in so long after workers were brought is gathered and brought at once: it is work for each worker that is there,
 /// and a fleet that starts changes with every one of them.
 const GATHER: Duration = Duration::from_millis(10);
+
+/// Where a card says how its worker names what it keeps in a Mooncake store.
+const HICACHE_DATA: &str = "sglang_hicache_mooncake";
 
 /// How a store is followed.
 #[derive(Clone, Debug)]
@@ -203,6 +207,7 @@ impl Follower {
             }
         }
         self.said = view.notes;
+        self.announce_stores(view.workers.values());
         let found = view.workers.values();
         self.texts
             .keep(&found.clone().map(|worker| &*worker.text).collect());
@@ -224,6 +229,23 @@ impl Follower {
         if self.source.state() == SourceState::Starting && !self.texts.is_loading() {
             self.source.report(SourceState::Ready);
         }
+    }
+
+    /// Says how workers name what they keep in a store that they share.
+    fn announce_stores<'a>(&self, found: impl Iterator<Item = &'a FoundWorker>) {
+        let Some(pool) = &self.fleet.hicache else {
+            return;
+        };
+        let mut announced: Vec<(Arc<str>, &Value)> = Vec::new();
+        for worker in found {
+            if let Some(data) = worker.card.runtime_data(HICACHE_DATA) {
+                // Adapters are cached under other names.
+                let names = worker.record.models.iter();
+                let names = names.filter(|model| model.parent.is_none());
+                announced.extend(names.map(|model| (model.name.as_str().into(), data)));
+            }
+        }
+        pool.announce(announced.iter().map(|(model, data)| (model, *data)));
     }
 
     /// Whether a model's prompts can be read; else that is being seen to.

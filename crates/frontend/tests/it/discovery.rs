@@ -37,16 +37,16 @@ const FILES: [(&str, &str, &str); 4] = [
 ];
 
 /// A frontend that follows a store in this process, and the plane that its workers are on.
-struct Discovered {
-    rig: Rig,
+pub(crate) struct Discovered {
+    pub(crate) rig: Rig,
     store: MemStore,
     plane: MemoryPlane,
     asked: Arc<AtomicUsize>,
 }
 
 /// A worker that is announced.
-struct Worker {
-    lease: Arc<dyn Lease>,
+pub(crate) struct Worker {
+    pub(crate) lease: Arc<dyn Lease>,
 }
 
 fn read(name: &str) -> Vec<u8> {
@@ -78,24 +78,32 @@ pub(crate) fn card(place: &str) -> NewCard {
 }
 
 impl Discovered {
-    async fn new(min_initial_workers: u32) -> Self {
+    pub(crate) async fn new(min_initial_workers: u32) -> Self {
         Self::holding(min_initial_workers, Duration::ZERO).await
     }
 
     async fn holding(min_initial_workers: u32, restore_grace: Duration) -> Self {
-        let (store, plane) = (MemStore::new(), MemoryPlane::new());
-        let shared = Arc::new(plane.clone());
-        let change = |fleet: Fleet| {
-            let connect = Arc::new(move |_: WorkerId, _: &PlaneEndpoint| Ok(shared.clone() as _));
-            fleet.with_plane("tcp", connect)
-        };
-        let rig = Rig::with_fleet(0, Setup::usual(), change).await;
         let options = DiscoveryOptions {
             namespaces: Namespaces::One("ns".into()),
             min_initial_workers,
             restore_grace,
             ..DiscoveryOptions::default()
         };
+        Self::with(options, Setup::usual(), |fleet| fleet).await
+    }
+
+    pub(crate) async fn with(
+        options: DiscoveryOptions,
+        setup: Setup,
+        change: impl FnOnce(Fleet) -> Fleet,
+    ) -> Self {
+        let (store, plane) = (MemStore::new(), MemoryPlane::new());
+        let shared = Arc::new(plane.clone());
+        let change = |fleet: Fleet| {
+            let connect = Arc::new(move |_: WorkerId, _: &PlaneEndpoint| Ok(shared.clone() as _));
+            change(fleet.with_plane("tcp", connect))
+        };
+        let rig = Rig::with_fleet(0, setup, change).await;
         rig.fleet.discover(Arc::new(store.clone()), options);
         Self {
             rig,
@@ -106,7 +114,13 @@ impl Discovered {
     }
 
     /// A worker that answers, announced with this card.
-    async fn join(&self, card: NewCard) -> Worker {
+    pub(crate) async fn join(&self, card: NewCard) -> Worker {
+        let card = card.into_card().unwrap();
+        self.join_at("ns", "backend", card.to_json()).await
+    }
+
+    /// The same, in this namespace and component.
+    pub(crate) async fn join_at(&self, namespace: &str, component: &str, card: Value) -> Worker {
         let lease = self.store.lease().await.unwrap();
         let id = lease.id();
         let mut inbox = self.plane.join(WorkerId(id));
@@ -123,7 +137,7 @@ impl Discovered {
             }
         });
         let worker = Worker { lease };
-        worker.announce(card).await;
+        worker.announce_at(namespace, component, card).await;
         worker
     }
 
@@ -135,7 +149,7 @@ impl Discovered {
         client.answer().await.json()
     }
 
-    async fn serves(&self) -> bool {
+    pub(crate) async fn serves(&self) -> bool {
         self.rig.post(CHAT, ASK).await.status == 200
     }
 
@@ -148,7 +162,7 @@ impl Discovered {
         .await;
     }
 
-    async fn until_served(&self, workers: usize) {
+    pub(crate) async fn until_served(&self, workers: usize) {
         let app = &self.rig.app;
         let count = || app.models().get("m").map_or(0, |model| model.specs().len());
         until("workers of the model are there", || count() == workers).await;
@@ -157,22 +171,27 @@ impl Discovered {
 
 impl Worker {
     async fn announce(&self, card: NewCard) {
-        let id = self.lease.id();
         let card = card.into_card().unwrap();
+        self.announce_at("ns", "backend", card.to_json()).await;
+    }
+
+    async fn announce_at(&self, namespace: &str, component: &str, card: Value) {
+        let id = self.lease.id();
         let entry = Record::Model(ModelEntry {
-            namespace: "ns".into(),
-            component: "backend".into(),
+            namespace: namespace.into(),
+            component: component.into(),
             endpoint: "generate".into(),
             instance_id: id,
-            card_json: card.to_json(),
+            card_json: card,
             model_suffix: None,
         });
+        let address = format!("here:1/{id:x}/{namespace}/{component}/generate");
         let instance = Record::Endpoint(Instance {
-            component: "backend".into(),
+            component: component.into(),
             endpoint: "generate".into(),
-            namespace: "ns".into(),
+            namespace: namespace.into(),
             instance_id: id,
-            transport: RequestTransport::Tcp(format!("here:1/{id:x}/ns/backend/generate")),
+            transport: RequestTransport::Tcp(address),
             device_type: None,
             request_plane_codec: None,
         });

@@ -10,6 +10,7 @@
 mod admin;
 mod ahead;
 mod bodies;
+mod cards;
 mod client;
 mod complete;
 mod crowd;
@@ -38,6 +39,7 @@ mod reading;
 mod refusals;
 mod rig;
 mod sessions;
+mod shared_cache;
 mod stalls;
 mod streams;
 mod tls;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kvasir_frontend::{App, AppOptions, Fleet, Limits, ServedModel, Server, http_threads};
-use kvasir_host::RouterSetup;
+use kvasir_host::{RouterSetup, SharedCache};
 use kvasir_index::IndexOptions;
 use kvasir_router::{Load, Router, RouterConfig, RouterMode};
 use kvasir_tasks::Tasks;
@@ -52,6 +52,8 @@ pub(crate) struct Setup {
     pub(crate) additions: String,
     /// Serves on a thread of its own, on which this runs too.
     pub(crate) probe: Option<Probe>,
+    /// A cache that all engines share.
+    pub(crate) shared_cache: Option<Arc<SharedCache>>,
 }
 
 /// How long a thread computes at a stretch: between two turns of a timer of a millisecond. Counted in time on the
@@ -114,6 +116,7 @@ impl Setup {
             router,
             additions: String::new(),
             probe: None,
+            shared_cache: None,
         }
     }
 }
@@ -170,7 +173,10 @@ impl Rig {
             predicted_ttl: ttl.map(Duration::from_secs_f64),
             ..IndexOptions::default()
         };
-        let routers = RouterSetup::new(setup.router, index);
+        let routers = RouterSetup {
+            shared_cache: setup.shared_cache,
+            ..RouterSetup::new(setup.router, index)
+        };
         let fleet = Fleet::new(app.fleet_context(), routers);
         let fleet = change(fleet);
         fleet.start();

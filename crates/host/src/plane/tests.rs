@@ -289,6 +289,7 @@ async fn a_prompt_that_its_worker_computed_is_booked_no_longer() {
         locals: Arc::from([]),
         sequence: Arc::from([]),
         predict_all: false,
+        shared: Arc::default(),
     };
     let arrival = Box::new(Arrival::new(RequestId(5), 640));
     let booking = host.route(arrival, &lookup).await;

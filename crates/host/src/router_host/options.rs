@@ -1,9 +1,12 @@
 //! What a router's host is made from, and what it asks of a prompt.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_index::IndexOptions;
 use kvasir_router::RouterConfig;
+
+use crate::shared_cache::SharedCache;
 
 /// What a router is made from.
 #[derive(Clone, Debug)]
@@ -15,6 +18,8 @@ pub struct HostOptions {
     /// Whether decisions are recorded for ranks whose cache events are trusted, too
     /// (`--router-predicted-ttl-secs`); for the others they always are.
     pub predict_all: bool,
+    /// A cache that all workers share.
+    pub shared_cache: Option<Arc<SharedCache>>,
 }
 
 impl HostOptions {
@@ -25,6 +30,7 @@ impl HostOptions {
             config,
             index,
             predict_all: true,
+            shared_cache: None,
         }
     }
 

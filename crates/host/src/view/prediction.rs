@@ -71,6 +71,8 @@ pub(crate) struct Prediction {
     pub(crate) prompt: u32,
     /// Its leading blocks that events say are cached in any tier.
     pub(crate) blocks: u32,
+    /// Those that the engine may find in all: beyond its own, a cache that all workers share may have more.
+    pub(crate) blocks_max: u32,
     /// Other ranks that have all of it.
     pub(crate) had_all: Vec<WorkerRank>,
 }
@@ -131,11 +133,16 @@ impl PendingPrediction {
         let then = begun.filter(|begun| now - begun.at > self.lag());
         let then = then.map(|begun| begun.totals);
         let totals = then.unwrap_or_else(|| self.view.event_totals());
-        let predicted = self.prediction.blocks.saturating_mul(size);
+        let cacheable = cacheable_tokens(self.prediction.prompt, size);
+        let tokens = |blocks: u32| blocks.saturating_mul(size).min(cacheable);
+        // What it fetched from a shared cache is no fault of its events.
+        let own = tokens(self.prediction.blocks);
+        let most = tokens(self.prediction.blocks_max).max(own);
+        let cached = report.cached.map_or(own, |found| found.clamp(own, most));
         let answer = Answer {
             prompt: self.prediction.prompt,
             prompt_reported: Some(report.prompt).filter(|tokens| *tokens > 0),
-            cached: predicted.min(cacheable_tokens(self.prediction.prompt, size)),
+            cached,
             cached_reported: report.cached,
             removed_since: totals.removed_since(&self.sent).saturating_mul(size),
             hybrid: totals.hybrid,

@@ -72,8 +72,9 @@ impl Scorer {
             let inputs = CostInputs::new(context, overlaps, eligible, ledger);
             for slot in self.cheapest.slots() {
                 let factor = preference(taints, slot, context.fleet);
-                let candidate = by.candidate(slot, blocks(slot), factor);
+                let mut candidate = by.candidate(slot, blocks(slot), factor);
                 let state = inputs.state(slot);
+                candidate.terms.shared_blocks = state.shared;
                 kept.push(Candidate { state, ..candidate });
             }
         }

@@ -105,6 +105,7 @@ impl World<'_> {
             locals,
             sequence: Arc::clone(&hashed.sequence),
             predict_all: true,
+            shared: Arc::default(),
         }
     }
 

@@ -66,7 +66,7 @@ fn labels(spec: &Spec) -> BTreeSet<String> {
             "router_id",
         ],
         Group::RouterFleet | Group::Component => &place,
-        Group::Overhead => &["router_id"],
+        Group::Overhead | Group::RouterTotal => &["router_id"],
         _ => &[],
     };
     let all = spec.labels.iter().chain(added);

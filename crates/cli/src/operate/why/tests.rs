@@ -55,6 +55,23 @@ fn a_decision_in_full() {
 }
 
 #[test]
+fn what_a_shared_cache_counts_has_its_column_where_it_counts() {
+    let mut pooled = decision();
+    pooled["candidates"][1]["terms"]["shared_blocks"] = json!(45.5);
+    let text = one(&pooled, NOW_MS);
+    let head = text.lines().find(|line| line.contains("CREDIT  SHARED"));
+    assert!(head.is_some(), "{text}");
+    assert!(text.contains("45.5") && text.contains("SHARED is the part of CREDIT"));
+    pooled["candidates"][0]["seconds"] = json!({"wait": 0.1, "new_tokens": 5.0});
+    let text = one(&pooled, NOW_MS);
+    assert!(
+        text.contains("SHARED is what a cache counts") && text.contains("45.5"),
+        "{text}"
+    );
+    assert!(!one(&decision(), NOW_MS).contains("SHARED"));
+}
+
+#[test]
 fn a_prediction_names_what_it_is_made_of() {
     let shown = |predicted: Value| {
         let mut decision = decision();
