@@ -1,12 +1,15 @@
 """`kvasir mocker` through the real `openai` client: as a vLLM server, and as one that fails on command."""
 
+import json
 import time
 
 import httpx
 import openai
 import pytest
 
-from conftest import Kvasir
+from conftest import Kvasir, until
+from planes_rig import BUILTIN, Planes, streams, until_serving
+from planes_rig import chat as ask
 
 MODEL = "mock-8b"
 MESSAGES = [{"role": "user", "content": "When does the ferry leave, and is there one on Sundays too? " * 8}]
@@ -130,3 +133,19 @@ def test_a_restart_forgets(client, mocker):
     assert chat(client, max_tokens=1).usage.prompt_tokens_details.cached_tokens > 0
     httpx.post(f"{mocker.urls[0]}/mock/restart").raise_for_status()
     assert chat(client, max_tokens=1).usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_a_worker_of_a_fleet_refuses_what_is_beyond_its_limit_and_names_its_parsers(tmp_path):
+    planes = Planes("file+tcp+zmq", tmp_path)
+    limit = ["--engine-request-limit", "1", "--dynamo-request-queue-limit", "2"]
+    worker = planes.mocker(BUILTIN, *limit, "--dyn-tool-call-parser", "hermes", "--dyn-reasoning-parser", "qwen3")
+    frontend = planes.frontend("--no-overload-protection")
+    until_serving(frontend, worker.ids)
+    (card,) = [json.loads(path.read_text())["card_json"] for path in (tmp_path / "kv" / "v1" / "mdc").iterdir()]
+    assert [card["runtime_config"][name] for name in ("tool_call_parser", "reasoning_parser")] == ["hermes", "qwen3"]
+    with streams(frontend.http, 3):
+        refused = ask(frontend.http)
+        assert refused.status_code == 503, refused.text
+    until(lambda: ask(frontend.http).status_code == 200, told=frontend.log)
+    assert frontend.stop() == 0, frontend.log()
+    assert worker.stop(60) == 0, worker.log()

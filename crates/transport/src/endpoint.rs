@@ -6,7 +6,9 @@
 mod dispatch;
 mod reply;
 
-pub use dispatch::{Dispatcher, EndpointHandler, HandlerFuture, IncomingCall, ServedEndpoint};
+pub use dispatch::{
+    CallPlace, Dispatcher, EndpointHandler, HandlerFuture, IncomingCall, ServedEndpoint,
+};
 pub use reply::ReplySink;
 
 use std::future::Future;

@@ -33,7 +33,7 @@ pub mod zmq;
 pub use call_home::{CallStream, HomeCounts, ResponseOptions, ResponseServer, local_address};
 #[cfg(feature = "tcp")]
 pub use endpoint::{
-    CallContext, CallFuture, Dispatcher, EndpointClient, EndpointHandler, HandlerFuture,
+    CallContext, CallFuture, CallPlace, Dispatcher, EndpointClient, EndpointHandler, HandlerFuture,
     IncomingCall, ReplySink, ServedEndpoint,
 };
 pub use events::{

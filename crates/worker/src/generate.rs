@@ -6,8 +6,11 @@ use std::sync::Arc;
 
 use kvasir_msgpack::Value;
 use kvasir_protocol::Payload;
-use kvasir_transport::{EndpointHandler, HandlerFuture, IncomingCall, TokenEndpoint, TokenSink};
+use kvasir_transport::{
+    CallPlace, EndpointHandler, HandlerFuture, IncomingCall, TokenEndpoint, TokenSink,
+};
 use kvasir_types::{TokenRequest, WorkerId};
+use tokio::sync::Semaphore;
 
 use crate::names::RequestNames;
 
@@ -22,6 +25,11 @@ pub trait TokenEngine: Send + Sync + 'static {
     /// Empties the cache of every rank; false if that is not possible now.
     fn clear_cache(&self) -> ClearFuture<'_>;
 
+    /// Requests that it takes at once; one more is told that the worker is at capacity.
+    fn requests_max(&self) -> Option<usize> {
+        None
+    }
+
     /// Whether the next request is taken and its caller never called: for mock engines that break the protocol on command.
     fn is_silent(&self) -> bool {
         false
@@ -35,6 +43,7 @@ pub(crate) struct Generate {
     tokens: TokenEndpoint<Submit>,
     engine: Arc<dyn TokenEngine>,
     names: Arc<RequestNames>,
+    places: Option<Arc<Semaphore>>,
 }
 
 impl Generate {
@@ -45,10 +54,13 @@ impl Generate {
     ) -> Self {
         let to = Arc::clone(&engine);
         let submit: Submit = Box::new(move |request, sink| to.submit(request, sink));
+        let places = engine.requests_max();
+        let places = places.map(|max| Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS))));
         Self {
             tokens: TokenEndpoint::new(worker, submit),
             engine,
             names,
+            places,
         }
     }
 }
@@ -62,6 +74,13 @@ impl EndpointHandler for Generate {
             answer.await;
             drop(named);
         })
+    }
+
+    fn admit(&self) -> Option<CallPlace> {
+        match &self.places {
+            Some(places) => CallPlace::of(places),
+            None => Some(CallPlace::default()),
+        }
     }
 
     fn is_silent(&self) -> bool {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_config::{PlaneCodec, Settings, keys};
-use kvasir_discovery::Store;
+use kvasir_discovery::{Card, Store};
 use kvasir_mocker::{
     CacheFaults, Fault, Faults, MockServer, MockServerOptions, Observer, PlaneEngine,
     PlaneReporter, Worker, WorkerOptions,
@@ -42,6 +42,7 @@ struct Plan {
     worker: WorkerOptions,
     door: MockServerOptions,
     event_faults: Vec<Fault>,
+    requests_max: Option<usize>,
     clock: Clock,
     tasks: Tasks,
 }
@@ -114,6 +115,7 @@ impl Plan {
         };
         let card = card_of_folder(Path::new(&folder), &door.model, &facts)
             .map_err(|error| BadConfig(format!("--model-path {folder}: {error}")))?;
+        let card = with_parsers(&card, settings)?;
         let host = settings.get(keys::TCP_RPC_HOST);
         let host = host.unwrap_or_else(|| local_address().to_string());
         let link = planes::nats_link(settings, tasks)?;
@@ -139,6 +141,7 @@ impl Plan {
             worker,
             door,
             event_faults: faults?,
+            requests_max: requests_max(settings),
             clock: Clock::new(),
             tasks: tasks.clone(),
         })
@@ -186,7 +189,8 @@ impl Plan {
             Some(door) => door.faults(),
             None => Arc::new(Faults::new(faults, seed)),
         };
-        let engine = Arc::new(PlaneEngine::new(worker, faults, &self.tasks));
+        let engine = PlaneEngine::new(worker, faults, &self.tasks);
+        let engine = Arc::new(engine.with_requests_max(self.requests_max));
         membership.announce(&self.server, engine).await?;
         self.say(&membership, door.as_ref());
         let _door = door;
@@ -204,4 +208,27 @@ impl Plan {
         );
         let _ = std::io::stdout().write_all(line.as_bytes());
     }
+}
+
+/// Requests that a worker takes at once: those that its engine runs, and those that it lets wait.
+fn requests_max(settings: &Settings) -> Option<usize> {
+    let running = settings.get(keys::ENGINE_REQUEST_LIMIT)?;
+    let waiting = settings.get(keys::DYNAMO_REQUEST_QUEUE_LIMIT);
+    Some((running as usize).saturating_add(waiting as usize))
+}
+
+/// The same card, which says how calls of tools and reasoning are found in the answers.
+fn with_parsers(card: &Card, settings: &Settings) -> Result<Card, Failure> {
+    let mut json = card.to_json();
+    for (field, named) in [
+        ("tool_call_parser", keys::DYN_TOOL_CALL_PARSER),
+        ("reasoning_parser", keys::DYN_REASONING_PARSER),
+    ] {
+        if let Some(name) = settings.get(named)
+            && let Some(runtime) = json.get_mut("runtime_config")
+        {
+            runtime[field] = name.into();
+        }
+    }
+    Ok(Card::parse(&json)?)
 }

@@ -218,6 +218,14 @@ options! { MOCKER_ROWS, Group::Mocker, Scope::MOCKER;
     LORA_MODULES: Vec<String> = "lora-modules" =>
         env(&[var("KVASIR_LORA_MODULES")]).metavar("NAME[=PATH]").effective();
 
+    /// How calls of tools are written in the answers, as a worker's card says it to frontends.
+    DYN_TOOL_CALL_PARSER: Option<String> = "dyn-tool-call-parser" =>
+        env(&[var("DYN_TOOL_CALL_PARSER")]).metavar("NAME").effective();
+
+    /// How reasoning is written in the answers, as a worker's card says it to frontends.
+    DYN_REASONING_PARSER: Option<String> = "dyn-reasoning-parser" =>
+        env(&[var("DYN_REASONING_PARSER")]).metavar("NAME").effective();
+
     /// Engine and release whose event format is used.
     EVENT_WIRE: Option<EventWire> = "event-wire" =>
         env(&[var("KVASIR_EVENT_WIRE")]).default_note("vllm, or sglang with --engine-type sglang")

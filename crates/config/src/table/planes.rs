@@ -123,9 +123,10 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
 
     /// Encoding of events.
     ///
-    /// Events are published as MessagePack whatever it says, as those of Dynamo 1.6.1 are.
+    /// Workers of Dynamo 1.6.1 publish MessagePack on ZeroMQ and on NATS whatever it says, and so do ours.
     EVENT_PLANE_CODEC: Option<PlaneCodec> = "event-plane-codec" =>
-        env(&[var("DYN_EVENT_PLANE_CODEC")]).default_note("msgpack");
+        env(&[var("DYN_EVENT_PLANE_CODEC")]).default_note("msgpack")
+        .ignored("leave it out: events are MessagePack, as those of Dynamo 1.6.1 are");
 
     /// Encoding of requests, announced by each endpoint.
     REQUEST_PLANE_CODEC: PlaneCodec = "request-plane-codec" =>

@@ -46,12 +46,13 @@ options! { RESILIENCE_ROWS, Group::Resilience, Scope::SERVE;
         scope(Scope::ALL).env(&[var("DYN_RUNTIME_GRACEFUL_SHUTDOWN_TIMEOUT_SECS")]).default("900")
         .metavar("SECONDS");
 
-    /// Maximum number of concurrent requests of a worker; unset is no limit.
+    /// Maximum number of concurrent requests of a worker that joins a fleet; unset is no limit.
     ENGINE_REQUEST_LIMIT: Option<u32> = "engine-request-limit" =>
-        scope(Scope::MOCKER).env(&[var("DYN_ENGINE_REQUEST_LIMIT")]).ints(1, u32::MAX as u64);
+        scope(Scope::MOCKER).env(&[var("DYN_ENGINE_REQUEST_LIMIT")]).ints(1, u32::MAX as u64)
+        .effective();
 
     /// Requests that a worker queues beside those before it refuses more.
     DYNAMO_REQUEST_QUEUE_LIMIT: u32 = "dynamo-request-queue-limit" =>
         scope(Scope::MOCKER).env(&[var("DYN_DYNAMO_REQUEST_QUEUE_LIMIT")]).default("16")
-        .ints(2, u32::MAX as u64);
+        .ints(2, u32::MAX as u64).effective();
 }

@@ -15,6 +15,7 @@ pub struct PlaneEngine {
     worker: Worker,
     faults: Arc<Faults>,
     tasks: Tasks,
+    requests_max: Option<usize>,
 }
 
 impl PlaneEngine {
@@ -25,6 +26,16 @@ impl PlaneEngine {
             worker,
             faults,
             tasks: tasks.clone(),
+            requests_max: None,
+        }
+    }
+
+    /// The same, taking so many requests at once.
+    #[must_use]
+    pub fn with_requests_max(self, requests_max: Option<usize>) -> Self {
+        Self {
+            requests_max,
+            ..self
         }
     }
 
@@ -54,6 +65,10 @@ impl TokenEngine for PlaneEngine {
                 code => PlaneError::Engine(format!("status {code}, as this mock engine was told")),
             }),
         }
+    }
+
+    fn requests_max(&self) -> Option<usize> {
+        self.requests_max
     }
 
     fn clear_cache(&self) -> ClearFuture<'_> {

@@ -14,6 +14,7 @@ use kvasir_protocol::frame::{Ack, TwoPart};
 use kvasir_protocol::{Payload, ProtocolError};
 use kvasir_tasks::Tasks;
 use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_util::sync::DropGuard;
 
@@ -30,9 +31,31 @@ pub trait EndpointHandler: Send + Sync + 'static {
     /// Answers one call. It is dropped at its next await if the process stops; a caller that has left is seen by the reply.
     fn handle(&self, call: IncomingCall) -> HandlerFuture;
 
+    /// Takes a place for one more call, which is held until it is answered; none if the endpoint is full.
+    fn admit(&self) -> Option<CallPlace> {
+        Some(CallPlace::default())
+    }
+
     /// Whether the next call is taken and never answered: of workers that break the protocol on command.
     fn is_silent(&self) -> bool {
         false
+    }
+}
+
+/// A call's place at an endpoint; dropped, it is free.
+#[derive(Debug, Default)]
+pub struct CallPlace {
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl CallPlace {
+    /// One of the places that `places` has, if one is free.
+    #[must_use]
+    pub fn of(places: &Arc<Semaphore>) -> Option<Self> {
+        let permit = Arc::clone(places).try_acquire_owned().ok()?;
+        Some(Self {
+            _permit: Some(permit),
+        })
     }
 }
 
@@ -131,6 +154,9 @@ impl Dispatcher {
         if handler.is_silent() {
             return Ack::Accepted;
         }
+        let Some(place) = handler.admit() else {
+            return Ack::Overloaded;
+        };
         if self.shared.active.fetch_add(1, Ordering::AcqRel) >= self.shared.capacity {
             self.shared.active.fetch_sub(1, Ordering::AcqRel);
             return Ack::Overloaded;
@@ -142,7 +168,7 @@ impl Dispatcher {
             if let Ok(call) = open(&payload, &tasks).await {
                 handler.handle(call).await;
             }
-            drop(active);
+            drop((active, place));
         });
         Ack::Accepted
     }
