@@ -44,7 +44,7 @@ pub(crate) const WORDS: &[&str] = &[
     "Here is my response:",
 ];
 
-const TOOLS: [&str; 17] = [
+const TOOLS: [&str; 18] = [
     "hermes",
     "llama3_json",
     "mistral",
@@ -58,6 +58,7 @@ const TOOLS: [&str; 17] = [
     "deepseek_v4",
     "qwen3_coder",
     "minimax_m2",
+    "gemma4",
     "glm45",
     "kimi_k2",
     "pythonic",

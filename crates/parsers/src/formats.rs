@@ -3,6 +3,7 @@
 //! The names are those of Dynamo 1.6.1, and some of vLLM and SGLang for the same forms.
 
 use crate::event::TextParser;
+use crate::gemma::{self, GemmaCalls};
 use crate::harmony;
 use crate::json_calls::{JsonCalls, JsonForm};
 use crate::python::PythonCalls;
@@ -48,6 +49,8 @@ pub enum ToolFormat {
     KimiK2,
     /// `[name(a=1)]`.
     Pythonic,
+    /// `<|tool_call>call:name{key:<|"|>text<|"|>}<tool_call|>`.
+    Gemma4,
     /// Messages to `functions.name`.
     Harmony,
 }
@@ -73,6 +76,7 @@ impl ToolFormat {
             "glm45" | "glm47" => Self::Glm,
             "kimi_k2" | "kimi_k25" => Self::KimiK2,
             "pythonic" | "llama4_pythonic" => Self::Pythonic,
+            "gemma4" => Self::Gemma4,
             "harmony" | "openai" | "gpt_oss" => Self::Harmony,
             _ => return None,
         })
@@ -116,6 +120,7 @@ impl ToolFormat {
                 "<|tool_call_end|>",
             ],
             Self::Pythonic => &["<|python_start|>", "<|python_end|>"],
+            Self::Gemma4 => gemma::SPECIAL,
             Self::Harmony => harmony::SPECIAL,
         }
     }
@@ -131,8 +136,11 @@ impl ToolFormat {
         if let Some(form) = self.sections() {
             return Some(Box::new(CallParser::new(SectionCalls::new(form))));
         }
-        let python = || Box::new(CallParser::new(PythonCalls::new(schemas)));
-        (self == Self::Pythonic).then(|| python() as _)
+        match self {
+            Self::Pythonic => Some(Box::new(CallParser::new(PythonCalls::new(schemas)))),
+            Self::Gemma4 => Some(Box::new(CallParser::new(GemmaCalls::new()))),
+            _ => None,
+        }
     }
 
     fn json(self) -> Option<JsonForm> {
@@ -261,6 +269,8 @@ pub enum ReasoningFormat {
     Granite,
     /// Nothing is split: `<think>` is put before the answer.
     AppendThink,
+    /// `<|channel>thought … <channel|>`.
+    Gemma4,
     /// The channel `analysis`.
     Harmony,
 }
@@ -281,6 +291,7 @@ impl ReasoningFormat {
             "mistral" => Self::Mistral,
             "granite" => Self::Granite,
             "minimax_append_think" => Self::AppendThink,
+            "gemma4" => Self::Gemma4,
             "gpt_oss" | "harmony" | "openai_gptoss" => Self::Harmony,
             _ => return None,
         })
@@ -293,6 +304,7 @@ impl ReasoningFormat {
             Self::Harmony => harmony::SPECIAL,
             Self::Granite | Self::AppendThink => &[],
             Self::Mistral => &["[THINK]", "[/THINK]"],
+            Self::Gemma4 => &["<|channel>", "<channel|>"],
             Self::Kimi => &["\u{25c1}think\u{25b7}", "\u{25c1}/think\u{25b7}"],
             Self::Think | Self::ThinkFirst | Self::KimiK25 => &["<think>", "</think>"],
         }
@@ -328,6 +340,11 @@ impl ReasoningFormat {
             Self::Mistral => Marks {
                 opens: &["[THINK]"],
                 closes: &["[/THINK]"],
+                ..think
+            },
+            Self::Gemma4 => Marks {
+                opens: &["<|channel>thought"],
+                closes: &["<channel|>"],
                 ..think
             },
             Self::Granite => Marks {

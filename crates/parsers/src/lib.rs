@@ -11,6 +11,7 @@
 mod event;
 mod forced;
 mod formats;
+mod gemma;
 mod harmony;
 mod json_calls;
 mod json_value;

@@ -376,6 +376,44 @@ fn kimi_keeps_the_ids_of_the_model() {
 }
 
 #[test]
+fn gemma4() {
+    calls(
+        "gemma4",
+        "Let me see.<|tool_call>call:get_weather{city:<|\"|>Rom, {\"IT\"}<|\"|>,days:2,exact:true,where:{a:[1,<|\"|>x<|\"|>,{}],b:[]},unit:celsius}<tool_call|><|tool_call>call:now{}<tool_call|>",
+        &expect![[r#"
+        content "Let me see."
+        call get_weather {"city":"Rom, {\"IT\"}","days":2,"exact":true,"where":{"a":[1,"x",{}],"b":[]},"unit":"celsius"}
+        call now {}
+    "#]],
+    );
+    // Names between the marks of texts; the end is missing.
+    calls(
+        "gemma4",
+        "<|tool_call>call:now{<|\"|>a b<|\"|>:1,c:[2<tool_call|>",
+        &expect![[r#"
+        call now {"a b":1,"c":[2]}
+    "#]],
+    );
+    calls(
+        "gemma4",
+        "<|tool_call>nothing of the kind<tool_call|>",
+        &expect![[r#"
+        content "<|tool_call>nothing of the kind<tool_call|>"
+    "#]],
+    );
+    both(
+        Some("gemma4"),
+        Some("gemma4"),
+        "",
+        "<|channel>thought\nIt is late.<channel|><|tool_call>call:now{}<tool_call|>",
+        &expect![[r#"
+        reasoning "\nIt is late."
+        call now {}
+    "#]],
+    );
+}
+
+#[test]
 fn pythonic() {
     calls(
         "pythonic",

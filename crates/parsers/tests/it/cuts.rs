@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use crate::cases::{read, schemas};
 
-const TOOLS: [&str; 17] = [
+const TOOLS: [&str; 18] = [
     "hermes",
     "llama3_json",
     "mistral",
@@ -19,18 +19,20 @@ const TOOLS: [&str; 17] = [
     "deepseek_v4",
     "qwen3_coder",
     "minimax_m2",
+    "gemma4",
     "glm45",
     "kimi_k2",
     "pythonic",
     "harmony",
 ];
-const REASONING: [&str; 7] = [
+const REASONING: [&str; 8] = [
     "qwen3",
     "deepseek_r1",
     "kimi_k25",
     "kimi",
     "mistral",
     "granite",
+    "gemma4",
     "gpt_oss",
 ];
 
@@ -105,6 +107,12 @@ const WORDS: &[&str] = &[
     "<parameter=city>",
     "<parameter=days>",
     "</parameter>",
+    "<|channel>thought",
+    "<channel|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+    "call:now{",
     "<minimax:tool_call>",
     "</minimax:tool_call>",
     "<invoke name=",
@@ -155,6 +163,7 @@ const ANSWERS: &[&str] = &[
     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"now\">\n<｜DSML｜parameter name=\"a\" string=\"false\">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
     "<tool_call>\n<function=get_weather>\n<parameter=city>\nRom\n\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+    "<|tool_call>call:get_weather{city:<|\"|>Rom, {\"IT\"}<|\"|>,days:2,at:[1,{x:true}]}<tool_call|>",
     "<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Rom</parameter>\n</invoke>\n</minimax:tool_call>",
     "<tool_call>get_weather\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
     "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{\"a\": 1}<|tool_call_end|><|tool_calls_section_end|>",
