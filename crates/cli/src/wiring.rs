@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use kvasir_config::{Command, LogFormat, Origin, ReasoningField, Settings, keys, redacted};
 use kvasir_frontend::{
-    ApiKeys, AppOptions, Limits, MigrationOptions, Paths, ServerTls, WorkersFile,
+    ApiKeys, AppOptions, Limits, MigrationOptions, Paths, ServerTls, StreamDispatch, WorkersFile,
 };
 use kvasir_planes::SetupError;
 use kvasir_router::RouterMode;
@@ -195,6 +195,10 @@ pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
         reasoning_field: match settings.get(keys::REASONING_FIELD_NAME) {
             ReasoningField::ReasoningContent => kvasir_openai::ReasoningField::ReasoningContent,
             ReasoningField::Reasoning => kvasir_openai::ReasoningField::Reasoning,
+        },
+        stream_dispatch: StreamDispatch {
+            tool_calls: settings.get(keys::ENABLE_STREAMING_TOOL_DISPATCH),
+            reasoning: settings.get(keys::ENABLE_STREAMING_REASONING_DISPATCH),
         },
         exclude_tools: settings.get(keys::EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE),
         kv_cache_block_size: settings.get(keys::KV_CACHE_BLOCK_SIZE),

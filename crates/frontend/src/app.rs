@@ -65,6 +65,9 @@ pub struct AppOptions {
     pub unknown_fields: kvasir_openai::Unknown,
     /// Response field that carries reasoning (`--reasoning-field-name`).
     pub reasoning_field: kvasir_openai::ReasoningField,
+    /// Stream events that tell of what is complete before the answer is (`--enable-streaming-tool-dispatch`,
+    /// `--enable-streaming-reasoning-dispatch`).
+    pub stream_dispatch: StreamDispatch,
     /// Whether a request that allows no call of its tools keeps them out of its prompt
     /// (`--exclude-tools-when-tool-choice-none`).
     pub exclude_tools: bool,
@@ -76,6 +79,15 @@ pub struct AppOptions {
     pub tls: Option<ServerTls>,
     /// All settings with their origin, as JSON without secrets, for operators to look at.
     pub settings: Bytes,
+}
+
+/// Which events tell of a part of a streamed answer as soon as it is complete.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamDispatch {
+    /// `tool_call_dispatch`.
+    pub tool_calls: bool,
+    /// `reasoning_dispatch`.
+    pub reasoning: bool,
 }
 
 impl Default for AppOptions {
@@ -96,6 +108,7 @@ impl Default for AppOptions {
             outcomes_max: 4096,
             unknown_fields: kvasir_openai::Unknown::Refuse,
             reasoning_field: kvasir_openai::ReasoningField::default(),
+            stream_dispatch: StreamDispatch::default(),
             exclude_tools: true,
             kv_cache_block_size: None,
             tracer: None,

@@ -30,7 +30,7 @@ pub use crate::http::shortage::Shortage;
 pub use crate::http::tls::ServerTls;
 pub use crate::http::whole::{WholeApi, WholeService};
 pub use admin::read_worker;
-pub use app::{App, AppOptions, UpgradeAsk, UpgradeOutcome};
+pub use app::{App, AppOptions, StreamDispatch, UpgradeAsk, UpgradeOutcome};
 pub use fleet::members::{
     Change, Changes, JoinOutcome, Member, MemberState, Members, MembersError, SnapshotRefused,
     SourceName, SourceState, WorkerSource,

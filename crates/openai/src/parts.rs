@@ -37,6 +37,8 @@ pub struct AnswerParts {
     pub reasoning_field: ReasoningField,
     /// Calls that begin or go on.
     pub calls: Vec<CallPart>,
+    /// Numbers of calls that are complete. Clients see it by what follows.
+    pub ended_calls: Vec<u32>,
 }
 
 /// A call that begins or goes on.
@@ -71,6 +73,7 @@ impl AnswerParts {
         self.content.push_str(&more.content);
         self.reasoning.push_str(&more.reasoning);
         self.reasoning_field = more.reasoning_field;
+        self.ended_calls.extend(more.ended_calls);
         for part in more.calls {
             match self.calls.last_mut() {
                 Some(last) if last.index == part.index && part.head.is_none() => {

@@ -55,13 +55,13 @@ options! { MODEL_ROWS, Group::Model, Scope::SERVE;
     STRIP_ANTHROPIC_PREAMBLE: bool = "strip-anthropic-preamble" =>
         env(&[var("DYN_STRIP_ANTHROPIC_PREAMBLE")]).default("false");
 
-    /// Send a stream event as soon as a tool call is complete.
+    /// Send a stream event `tool_call_dispatch` as soon as a tool call of a token worker is complete.
     ENABLE_STREAMING_TOOL_DISPATCH: bool = "enable-streaming-tool-dispatch" =>
-        env(&[var("DYN_ENABLE_STREAMING_TOOL_DISPATCH")]).default("false");
+        env(&[var("DYN_ENABLE_STREAMING_TOOL_DISPATCH")]).default("false").effective();
 
-    /// Send a stream event as soon as the reasoning is complete.
+    /// Send a stream event `reasoning_dispatch` as soon as the reasoning of a token worker is complete.
     ENABLE_STREAMING_REASONING_DISPATCH: bool = "enable-streaming-reasoning-dispatch" =>
-        env(&[var("DYN_ENABLE_STREAMING_REASONING_DISPATCH")]).default("false");
+        env(&[var("DYN_ENABLE_STREAMING_REASONING_DISPATCH")]).default("false").effective();
 
     /// Chat with the model on the terminal.
     INTERACTIVE: bool = "interactive" => short('i').env(&[var("DYN_INTERACTIVE")]).default("false");

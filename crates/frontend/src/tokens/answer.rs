@@ -3,6 +3,7 @@
 //! The client's connection polls it, and it owns everything that it uses. Dropping it at any moment cancels the workers' streams,
 //! frees the bookings and counts a cancellation. If a worker fails, another resumes after the last token, where that is allowed.
 
+mod dispatch;
 mod logprobs;
 mod next_turn;
 mod resume_state;
@@ -23,6 +24,7 @@ use kvasir_text::Detokenizer;
 use kvasir_transport::{PlaneError, TokenStream};
 use kvasir_types::{AttemptError as _, FinishReason, Retry, Time, Token, TokenItem, WorkerRank};
 
+use dispatch::Dispatcher;
 use resume_state::{ChoiceResumeState, SilenceTimer};
 
 use crate::App;
@@ -501,6 +503,8 @@ pub(crate) struct StreamedAnswer {
     answer: Answer,
     writer: StreamWriter,
     buffer: BytesMut,
+    /// Tells of what is complete before the answer is.
+    dispatcher: Option<Dispatcher>,
     begun: bool,
     ended: bool,
 }
@@ -509,9 +513,13 @@ impl StreamedAnswer {
     /// Streams `answer`.
     pub(crate) fn new(answer: Answer) -> Self {
         let writer = StreamWriter::new(&answer.head(), answer.job.choices());
+        let events = answer.app.options().stream_dispatch;
+        let is_chat = answer.job.chat.is_some();
+        let dispatcher = Dispatcher::new(events, answer.lanes.len()).filter(|_| is_chat);
         Self {
             answer,
             writer,
+            dispatcher,
             buffer: BytesMut::new(),
             begun: false,
             ended: false,
@@ -524,6 +532,10 @@ impl StreamedAnswer {
             nvext.completion_token_ids = Some(delta.tokens.clone());
         }
         let told = delta.logprobs.as_deref();
+        if let Some(dispatcher) = &mut self.dispatcher {
+            let ended = delta.finish.is_some();
+            dispatcher.note(delta.index, &delta.parts, ended, &mut self.buffer);
+        }
         if !delta.parts.is_empty() || nvext.completion_token_ids.is_some() || told.is_some() {
             self.writer
                 .parts(&mut self.buffer, delta.index, &delta.parts, told, &nvext);

@@ -168,6 +168,9 @@ impl AnswerReader {
                         }),
                     }
                 }
+                AnswerEvent::CallEnd { index } if index < self.calls_max => {
+                    parts.ended_calls.push(index);
+                }
                 _ => {}
             }
         }

@@ -1,6 +1,6 @@
 //! Calls of tools and reasoning in the answers of token workers.
 
-use kvasir_frontend::AppOptions;
+use kvasir_frontend::{AppOptions, StreamDispatch};
 use serde_json::{Value, json};
 
 use crate::tokens::{Fixture, Said};
@@ -211,4 +211,55 @@ async fn a_call_that_is_demanded_is_demanded_of_the_engine() {
                 "required": ["name", "parameters"]},
         ]}}})
     );
+}
+
+/// What is complete is told of before the delta with which it became so, once, beside the deltas as they always are.
+#[tokio::test]
+async fn whole_calls_and_reasoning_are_events_of_their_own_where_they_are_wanted() {
+    const BOTH: &str = "<think>\nI think.\n</think>\n\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rom\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+    let events = async |dispatch: StreamDispatch| {
+        let options = AppOptions {
+            stream_dispatch: dispatch,
+            ..AppOptions::default()
+        };
+        let fixture = Fixture::saying(&said(BOTH), options).await;
+        let (status, text) = fixture.post(&ask(&json!({"stream": true}))).await;
+        assert_eq!(status, 200, "{text}");
+        let mut lines = text.lines();
+        let named = std::iter::from_fn(|| {
+            let name = lines.find_map(|line| line.strip_prefix("event: "))?;
+            let data = lines.next()?.strip_prefix("data: ")?;
+            Some((name.to_owned(), serde_json::from_str::<Value>(data).unwrap()))
+        });
+        named.collect::<Vec<_>>()
+    };
+    let both = StreamDispatch {
+        tool_calls: true,
+        reasoning: true,
+    };
+    let told = events(both).await;
+    let names: Vec<&str> = told.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "reasoning_dispatch",
+            "tool_call_dispatch",
+            "tool_call_dispatch"
+        ]
+    );
+    assert_eq!(
+        told[0].1,
+        json!({"index": 0, "reasoning_content": "\nI think.\n"})
+    );
+    let call = &told[1].1["tool_call"];
+    assert_eq!(
+        (&told[1].1["choice_index"], &call["index"]),
+        (&json!(0), &json!(0))
+    );
+    assert_eq!(call["function"]["name"], "get_weather");
+    let arguments = call["function"]["arguments"].as_str().unwrap();
+    let arguments: Value = serde_json::from_str(arguments).unwrap();
+    assert_eq!(arguments, json!({"city": "Rom"}));
+    assert_eq!(told[2].1["tool_call"]["function"]["name"], "now");
+    assert!(events(StreamDispatch::default()).await.is_empty());
 }
