@@ -23,7 +23,7 @@ KUBERNETES = ["1.28", "1.34"]
 
 
 def needs(tool):
-    return pytest.mark.skipif(shutil.which(tool) is None, reason=f"{tool} is not installed")
+    return pytest.mark.skipif(shutil.which(tool) is None, reason=f"NO {tool} here: what it checks of deploy/ is NOT checked")
 
 
 @needs("promtool")
@@ -216,7 +216,7 @@ def into(root, program):
 
 
 @needs("dpkg-deb")
-@pytest.mark.skipif(os.geteuid() != 0, reason="dpkg changes its root as root only")
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT root: the Debian package is NOT installed")
 def test_dpkg_installs_the_package_and_it_runs(tmp_path):
     binary, package, root = os.environ["KVASIR_BIN"], tmp_path / "kvasir.deb", tmp_path / "root"
     made = subprocess.run([DEPLOY / "debian/package.sh", binary, package], env={**os.environ, "COMPRESSION": "none"}, capture_output=True, text=True, timeout=120)

@@ -128,7 +128,7 @@ def test_the_workers_of_a_demo_are_fixed(demo):
     assert told.returncode == 1 and told.stderr.startswith("error: "), told
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="NO openssl here: operators over TLS are NOT tried")
 def test_https_is_spoken(tmp_path):
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(

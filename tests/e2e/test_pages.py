@@ -15,7 +15,7 @@ from test_cli import kvasir
 
 
 def needs(tool):
-    return pytest.mark.skipif(shutil.which(tool) is None, reason=f"{tool} is not installed")
+    return pytest.mark.skipif(shutil.which(tool) is None, reason=f"NO {tool} here: what it checks of pages is NOT checked")
 
 
 COMMANDS = ["frontend", "demo", "mocker", "replay", "why", "workers", "top", "doctor", "health"]

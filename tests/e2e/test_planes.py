@@ -1,14 +1,17 @@
 """`kvasir frontend` before `kvasir mocker`, found through discovery: one fleet for each set of planes, one test after another."""
 
+import json
+import os
 import signal
+import subprocess
 
 import openai
 import pytest
 
 from conftest import until
 from planes_rig import (
-    BUILTIN, COMBOS, MODEL, TEXT, Load, Planes, busy_workers, chat, first_event, rest, stream, streams, until_exact, until_hits, until_serving, where,
-    workers_of,
+    BUILTIN, COMBOS, MODEL, TEXT, Load, Planes, busy_workers, chat, first_event, free_port, rest, stream, streams, until_exact, until_hits,
+    until_serving, where, workers_of,
 )  # fmt: skip
 
 @pytest.fixture(scope="module", params=COMBOS)
@@ -55,6 +58,46 @@ def test_a_model_appears_and_answers(fleet):
 
 def test_a_second_turn_finds_its_blocks(fleet):
     until_hits(fleet.http, fleet.log)
+
+
+def doctor(planes, seconds=5, **changed):
+    """What `kvasir doctor` says on these planes: is all well, and its checks by name, those of all workers."""
+    env = {**{k: v for k, v in os.environ.items() if not k.startswith("DYN_")}, **planes.env, **changed}
+    command = [os.environ["KVASIR_BIN"], "doctor", "--json", "--timeout-secs", str(seconds), *planes.flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode in (0, 1), done.stderr
+    report = json.loads(done.stdout)
+    checks = {}
+    for worker in report["workers"]:
+        for check in worker["checks"]:
+            checks.setdefault(check["check"], []).append(check)
+    return done.returncode == 0, checks
+
+
+def test_the_doctor_finds_all_well_and_names_the_flag_of_what_is_away(fleet):
+    planes = fleet.planes
+    well, checks = doctor(planes)
+    assert well, checks
+    outcomes = {name: [check["outcome"] for check in found] for name, found in checks.items()}
+    one, both = ["pass"], ["pass", "pass"]
+    assert outcomes == {"discovery": one, "keys": one, "cards": one, "requests": both, "event-socket": both, "recovery": both, "events-arrive": both}
+    nobody = f"127.0.0.1:{free_port()}"
+    if planes.etcd:
+        well, checks = doctor(planes, ETCD_ENDPOINTS=f"http://{nobody}")
+        assert not well and flags(checks["discovery"]) == ["--etcd-endpoints", "--discovery-backend"], checks
+    else:
+        well, checks = doctor(planes, DYN_FILE_KV=planes.env["DYN_FILE_KV"] + "-not")
+        assert not well and "--file-kv" in flags(checks["discovery"] + checks["keys"]), checks
+    if "+nats+" in planes.combo:
+        # Each worker is waited for.
+        well, checks = doctor(planes, seconds=2, NATS_SERVER=f"nats://{nobody}")
+        assert not well and "--nats-server" in flags(checks["event-socket"]), checks
+        assert "--nats-server" in flags(checks["requests"]), checks
+
+
+def flags(checks):
+    """The flags that are advised."""
+    return [advice["args"][0] for check in checks for advice in check["advice"] if advice["args"]]
 
 
 def test_a_client_that_leaves_frees_its_worker(fleet):

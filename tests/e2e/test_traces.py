@@ -106,7 +106,7 @@ def spans(posts):
 def otel(monkeypatch):
     """The binary built with `--features otel`, for as long as the test runs."""
     if "KVASIR_OTEL_BIN" not in os.environ:
-        pytest.skip("KVASIR_OTEL_BIN names no build with --features otel")
+        pytest.skip("NO build with --features otel here (KVASIR_OTEL_BIN): nothing is known of the export of spans")
     monkeypatch.setenv("KVASIR_BIN", os.environ["KVASIR_OTEL_BIN"])
 
 

@@ -245,13 +245,21 @@ struct TestSum {
     passed: u64,
     failed: u64,
     binaries: u64,
+    /// What pytest did not run, and why.
+    skipped: Vec<String>,
 }
+
+/// Reasons for tests that were not run that are repeated at the end.
+const SKIPPED_MAX: usize = 64;
 
 impl TestSum {
     fn read(&mut self, line: &str) {
         let plain = line.trim();
         if is_pytest_summary(plain) {
             self.summary = Some(plain.to_owned());
+        }
+        if plain.starts_with("SKIPPED [") && self.skipped.len() < SKIPPED_MAX {
+            self.skipped.push(plain.to_owned());
         }
         if let Some(rest) = plain.strip_prefix("test result: ") {
             self.binaries += 1;
@@ -260,9 +268,12 @@ impl TestSum {
         }
     }
 
-    fn closing(&self, step: &str) -> Option<String> {
+    fn closing(&self, step: &str) -> Vec<String> {
         if let Some(summary) = &self.summary {
-            return Some(format!("{step}: {summary}"));
+            let skipped = self.skipped.iter();
+            let mut lines: Vec<String> = skipped.map(|line| format!("{step}: {line}")).collect();
+            lines.push(format!("{step}: {summary}"));
+            return lines;
         }
         let Self {
             passed,
@@ -270,9 +281,10 @@ impl TestSum {
             binaries,
             ..
         } = self;
-        (*binaries > 0).then(|| {
+        let line = (*binaries > 0).then(|| {
             format!("{step}: test result: {passed} passed; {failed} failed; {binaries} binaries")
-        })
+        });
+        line.into_iter().collect()
     }
 }
 
@@ -436,7 +448,7 @@ fn end_to_end(tree: &Tree, extent: Extent, closing: &mut Vec<String>) -> Outcome
     }
     let mut command = Command::new(python);
     command
-        .args(["-m", "pytest", "-q", "-p", "no:cacheprovider"])
+        .args(["-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider"])
         // They wait more than they compute: two files at a time take little more than half the time.
         .args(["-n", "2", "--dist", "loadfile"])
         .args(["--timeout", END_TO_END_SECONDS_MAX, "tests/e2e"])
@@ -449,7 +461,7 @@ fn end_to_end(tree: &Tree, extent: Extent, closing: &mut Vec<String>) -> Outcome
 mod tests {
     use super::*;
 
-    fn closing(lines: &[&str]) -> Option<String> {
+    fn closing(lines: &[&str]) -> Vec<String> {
         let mut sum = TestSum::default();
         lines.iter().for_each(|line| sum.read(line));
         sum.closing("tests")
@@ -457,15 +469,18 @@ mod tests {
 
     #[test]
     fn closing_lines_of_each_runner_are_kept() {
-        assert_eq!(closing(&["running 0 tests"]), None);
+        assert!(closing(&["running 0 tests"]).is_empty());
         let cargo = [
             "test result: ok. 9 passed; 0 failed; 0 ignored; finished in 0.00s",
             "test result: FAILED. 40 passed; 2 failed; 0 ignored; finished in 0.00s",
         ];
         let kept = "tests: test result: 49 passed; 2 failed; 2 binaries";
-        assert_eq!(closing(&cargo).as_deref(), Some(kept));
+        assert_eq!(closing(&cargo), [kept]);
         let pytest = "1 failed, 12 passed in 3.04s";
         let kept = "tests: 1 failed, 12 passed in 3.04s";
-        assert_eq!(closing(&["12 passed it on", pytest]).as_deref(), Some(kept));
+        assert_eq!(closing(&["12 passed it on", pytest]), [kept]);
+        // What was not run is said where it is read.
+        let skip = "SKIPPED [2] tests/e2e/test_a.py:9: NO etcd here";
+        assert_eq!(closing(&[skip, pytest])[0], format!("tests: {skip}"));
     }
 }
