@@ -37,8 +37,7 @@ pub use fleet::members::{
 };
 pub use fleet::{
     ConnectPlane, DiscoveryOptions, EventPlaneSetup, Fleet, FleetContext, HttpPool, HttpPoolError,
-    Peers, ReplicaCarrier,
-    WorkersFile, WorkersFileError,
+    Peers, ReplicaCarrier, WorkersFile, WorkersFileError,
 };
 pub use models::links::WorkerLink;
 pub use models::tokenize::TokenSources;

@@ -136,8 +136,8 @@ impl Model {
                 model: Arc::clone(&self.name),
                 tokens: some.into(),
                 block_size: self.block_size,
-                salt: salt.into(),
-                lora: self.lora.clone().unwrap_or_default(),
+                salt: scope.salt.into(),
+                lora: scope.lora.into(),
             })
         });
         PromptBlocks {

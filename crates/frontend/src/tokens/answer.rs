@@ -514,8 +514,7 @@ impl StreamedAnswer {
     pub(crate) fn new(answer: Answer) -> Self {
         let writer = StreamWriter::new(&answer.head(), answer.job.choices());
         let events = answer.app.options().stream_dispatch;
-        let is_chat = answer.job.chat.is_some();
-        let dispatcher = Dispatcher::new(events, answer.lanes.len()).filter(|_| is_chat);
+        let dispatcher = Dispatcher::new(events, answer.lanes.len());
         Self {
             answer,
             writer,

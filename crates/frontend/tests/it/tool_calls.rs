@@ -229,7 +229,10 @@ async fn whole_calls_and_reasoning_are_events_of_their_own_where_they_are_wanted
         let named = std::iter::from_fn(|| {
             let name = lines.find_map(|line| line.strip_prefix("event: "))?;
             let data = lines.next()?.strip_prefix("data: ")?;
-            Some((name.to_owned(), serde_json::from_str::<Value>(data).unwrap()))
+            Some((
+                name.to_owned(),
+                serde_json::from_str::<Value>(data).unwrap(),
+            ))
         });
         named.collect::<Vec<_>>()
     };

@@ -131,6 +131,7 @@ impl Process {
                 .map(|block| SequenceHash(id as u64 * 100 + block))
                 .collect(),
             predict_all: false,
+            shared: Arc::default(),
         };
         let arrival = Arrival {
             sequence: Arc::clone(&lookup.sequence),

@@ -145,6 +145,7 @@ fn what_only_a_router_by_cache_measures_is_marked_so() {
         "dynamo_frontend_router_admission_",
         "dynamo_frontend_router_queue_",
         "dynamo_router_overhead_",
+        "dynamo_router_shared_cache_",
     ];
     for begins in expected {
         assert!(

@@ -48,11 +48,12 @@ impl Dispatcher {
         let Some(untold) = self.choices.get_mut(index as usize) else {
             return;
         };
-        if self.events.tool_calls {
-            untold.calls(index, parts, ended, out);
-        }
+        // In the order in which models write them.
         if self.events.reasoning {
             untold.reasoning(index, parts, ended, out);
+        }
+        if self.events.tool_calls {
+            untold.calls(index, parts, ended, out);
         }
     }
 }

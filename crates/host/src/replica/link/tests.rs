@@ -95,6 +95,7 @@ impl Process {
             locals: Arc::from([]),
             sequence: (0..4).map(|n| SequenceHash(id as u64 * 10 + n)).collect(),
             predict_all: false,
+            shared: Arc::default(),
         };
         let arrival = Arrival {
             sequence: Arc::clone(&lookup.sequence),
