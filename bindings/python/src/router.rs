@@ -94,6 +94,7 @@ impl Router {
             sequence: sequence_hashes(&locals).into(),
             locals: locals.into(),
             predict_all: true,
+            shared: Default::default(),
         })
     }
 }
