@@ -1,5 +1,8 @@
 """`kvasir indexer`, `kvasir slot-tracker` and `kvasir select` as programs ask them, with a mock engine's real events."""
 
+import itertools
+import time
+
 import httpx
 import pytest
 
@@ -28,6 +31,22 @@ def ask(engine, prompt):
     assert answer.status_code == 200, answer.text
 
 
+def held_prompt(engine, first, blocks, is_held, told):
+    """A prompt of so many blocks that the engine holds and that its listener knows of. The events of the first may be sent before
+    anybody listens: then the next one is asked for."""
+    prompts = (list(range(at, at + blocks * BLOCK)) for at in itertools.count(first, blocks * BLOCK))
+
+    def known():
+        prompt = next(prompts)
+        ask(engine, prompt)
+        end = time.monotonic() + 1
+        while not is_held(prompt) and time.monotonic() < end:
+            time.sleep(0.02)
+        return prompt if is_held(prompt) else None
+
+    return until(known, told=told)
+
+
 def end(started):
     started.http.close()
     assert started.stop() == 0, started.log()
@@ -37,11 +56,9 @@ def test_an_indexer_knows_what_an_engine_holds(engine):
     indexer = service("indexer", "--listen", f"7={engine.events}", "--listen-model", MODEL, "--block-size", str(BLOCK))
     http = indexer.http
     until(lambda: http.get("/workers").json()[0]["status"] == "active", told=indexer.log)
-    prompt = list(range(1000, 1000 + 4 * BLOCK))
-    ask(engine, prompt)
-    query = {"model_name": MODEL, "token_ids": prompt + [1] * BLOCK}
-    held = until(lambda: http.post("/query", json=query).json()["instances"], told=indexer.log)
-    assert held["7"]["gpu"] == 4 * BLOCK, held
+    query = lambda prompt: http.post("/query", json={"model_name": MODEL, "token_ids": prompt + [1] * BLOCK}).json()["instances"]  # noqa: E731
+    prompt = held_prompt(engine, 1000, 4, query, indexer.log)
+    assert query(prompt)["7"]["gpu"] == 4 * BLOCK, query(prompt)
     assert http.get("/dump").json()[f"{MODEL}:default"]["events"]
     assert http.post("/query", content=b"{").status_code == 400
     assert http.post("/query", content=b" " * (9 << 20)).status_code == 413
@@ -57,10 +74,8 @@ def test_a_selection_service_books_what_it_chooses(engine):
     assert http.get("/ready").status_code == 503
     worker = {"worker_id": 1, "model_name": MODEL, "endpoint": engine.url, "block_size": BLOCK, "kv_events_endpoint": engine.events, "max_num_batched_tokens": 8192}
     assert http.post("/workers", json=worker).json()["lifecycle"] == "schedulable"
-    prompt = list(range(2000, 2000 + 3 * BLOCK))
-    ask(engine, prompt)
-    held = lambda: http.post("/overlap_scores", json={"model_name": MODEL, "token_ids": prompt}).json()["workers"][0]["device_blocks"]  # noqa: E731
-    until(lambda: held() == 3, told=select.log)
+    held = lambda prompt: http.post("/overlap_scores", json={"model_name": MODEL, "token_ids": prompt}).json()["workers"][0]["device_blocks"] == 3  # noqa: E731
+    prompt = held_prompt(engine, 20_000, 3, held, select.log)
     chosen = http.post("/select_and_reserve", json={"model_name": MODEL, "token_ids": prompt, "selection_id": "r1"}).json()
     assert (chosen["endpoint"], chosen["overlap"]["gpu"]) == (engine.url, 3 * BLOCK)
     assert http.get("/loads").json()[0]["loads"][0]["active_requests"] == 1
