@@ -57,7 +57,7 @@ def test_an_indexer_knows_what_an_engine_holds(engine):
     http = indexer.http
     until(lambda: http.get("/workers").json()[0]["status"] == "active", told=indexer.log)
     query = lambda prompt: http.post("/query", json={"model_name": MODEL, "token_ids": prompt + [1] * BLOCK}).json()["instances"]  # noqa: E731
-    prompt = held_prompt(engine, 1000, 4, query, indexer.log)
+    prompt = held_prompt(engine, 500, 4, query, indexer.log)
     assert query(prompt)["7"]["gpu"] == 4 * BLOCK, query(prompt)
     assert http.get("/dump").json()[f"{MODEL}:default"]["events"]
     assert http.post("/query", content=b"{").status_code == 400
@@ -75,7 +75,7 @@ def test_a_selection_service_books_what_it_chooses(engine):
     worker = {"worker_id": 1, "model_name": MODEL, "endpoint": engine.url, "block_size": BLOCK, "kv_events_endpoint": engine.events, "max_num_batched_tokens": 8192}
     assert http.post("/workers", json=worker).json()["lifecycle"] == "schedulable"
     held = lambda prompt: http.post("/overlap_scores", json={"model_name": MODEL, "token_ids": prompt}).json()["workers"][0]["device_blocks"] == 3  # noqa: E731
-    prompt = held_prompt(engine, 20_000, 3, held, select.log)
+    prompt = held_prompt(engine, 2000, 3, held, select.log)
     chosen = http.post("/select_and_reserve", json={"model_name": MODEL, "token_ids": prompt, "selection_id": "r1"}).json()
     assert (chosen["endpoint"], chosen["overlap"]["gpu"]) == (engine.url, 3 * BLOCK)
     assert http.get("/loads").json()[0]["loads"][0]["active_requests"] == 1
