@@ -60,8 +60,8 @@ def test_a_request_sees_the_load_of_the_other_models_of_its_engine(family):
     reading = []
     with contextlib.ExitStack() as running:
         for n in range(8):
-            body = {"model": BASE, "prompt": [1000 + n] * 40 * BLOCK, "max_tokens": 4000, "stream": True,
-                    "nvext": {"backend_instance_id": busy}}  # fmt: skip
+            body = {"model": BASE, "prompt": [1000 + n] * 40 * BLOCK, "max_tokens": 20_000, "ignore_eos": True,
+                    "stream": True, "nvext": {"backend_instance_id": busy}}  # fmt: skip
             stream = running.enter_context(http.stream("POST", "/v1/completions", json=body))
             assert stream.status_code == 200
             lines = stream.iter_lines()

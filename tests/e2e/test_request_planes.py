@@ -69,7 +69,8 @@ def test_each_worker_is_reached_as_it_announces(fleet):
     # A client that leaves ends its stream on every plane.
     for _ in range(3):
         with fleet.http.stream("POST", "/v1/chat/completions", json={
-                "model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2000, "stream": True}) as answer:
+                "model": "m", "messages": [{"role": "user", "content": "x"}],
+                "max_tokens": 20_000, "ignore_eos": True, "stream": True}) as answer:
             next(line for line in answer.iter_lines() if line.startswith("data:"))
     booked = lambda: sum(rank["active_requests"] for w in fleet.http.get("/workers").json()["workers"] for rank in w["ranks"])  # noqa: E731
     until(lambda: booked() == 0, 20, fleet.log)
