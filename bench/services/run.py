@@ -2,9 +2,9 @@
 
     python3 run.py --kvasir PATH --dynamo-python PATH [--calls 20000] [--tokens 2048] [--workers 8] [--json raw.json]
 
-Both get the same requests over the same kept connections, one after the other, in turns of a tenth of the calls each. A `kvasir mocker`
-publishes cache events that both listen to; a tenth of the prompts is in its cache. What is counted is the CPU time of the service's process
-(user and system, `/proc/PID/stat`), divided by its calls; and the time that the client waited. Nothing but Python is needed.
+Both get the same requests over kept connections, in turns of a tenth of the calls each: one at a time, and sixteen at a time. A
+`kvasir mocker` publishes cache events that both listen to; a tenth of the prompts is in its cache. What is counted is the CPU time of
+the service's process (user and system, `/proc/PID/stat`), divided by its calls; and the time that passed. Nothing but Python is needed.
 """
 
 import argparse
@@ -21,7 +21,10 @@ import tempfile
 import time
 
 MODEL = "m"
+CONNECTIONS = [1, 16]
 BLOCK = 16
+# The mock engine refuses tokens that its model has not.
+VOCABULARY = 2_000
 TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -70,35 +73,67 @@ class Service:
 def prompts(count, tokens, seed):
     """Bodies' token lists; every tenth begins like the first."""
     rng = random.Random(seed)
-    first = [rng.randrange(100_000) for _ in range(tokens)]
+    first = [rng.randrange(VOCABULARY) for _ in range(tokens)]
     for number in range(count):
         if number % 10 == 0:
-            yield first[: tokens // 2] + [rng.randrange(100_000) for _ in range(tokens - tokens // 2)]
+            yield first[: tokens // 2] + [rng.randrange(VOCABULARY) for _ in range(tokens - tokens // 2)]
         else:
-            yield [rng.randrange(100_000) for _ in range(tokens)]
+            yield [rng.randrange(VOCABULARY) for _ in range(tokens)]
 
 
-def measure(services, bodies, path, after=None):
-    """CPU and waiting time of each service for the same calls, in turns."""
-    sums = {name: {"calls": 0, "cpu_us": 0.0, "wait_us": 0.0} for name in services}
-    turn = max(1, len(bodies) // 10)
-    for begin in range(0, len(bodies), turn):
+def whole_answer(sock, kept):
+    """Status and body of the next answer on this connection, and what was read beyond it."""
+    while b"\r\n\r\n" not in kept:
+        kept += received(sock)
+    head, kept = kept.split(b"\r\n\r\n", 1)
+    length = int(re.search(rb"content-length: *(\d+)", head, re.IGNORECASE).group(1))
+    while len(kept) < length:
+        kept += received(sock)
+    return int(head.split(b" ", 2)[1]), kept[:length], kept[length:]
+
+
+def received(sock):
+    part = sock.recv(1 << 16)
+    assert part, "the service closed the connection"
+    return part
+
+
+def rounds(service, requests, connections):
+    """Sends so many requests at once, each whole on its own kept connection, reads their answers, and again."""
+    socks = [socket.create_connection(("127.0.0.1", service.port), timeout=30) for _ in range(connections)]
+    for sock in socks:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for begin in range(0, len(requests), connections):
+        asked = list(zip(socks, requests[begin : begin + connections]))
+        for sock, request in asked:
+            sock.sendall(request)
+        for sock, _ in asked:
+            status, answer, _ = whole_answer(sock, b"")
+            assert status in (200, 201), (status, answer[:300])
+    for sock in socks:
+        sock.close()
+
+
+def measure(services, bodies, path, connections, after=None):
+    """CPU and time of each service for the same calls, in turns."""
+    sums = {name: {"cpu_us": 0.0, "wall_us": 0.0} for name in services}
+    head = "POST {} HTTP/1.1\r\nhost: b\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n"
+    requests = [(head.format(path, len(body)) + body).encode() for body in bodies]
+    turn = max(1, len(requests) // 10)
+    for begin in range(0, len(requests), turn):
+        part = requests[begin : begin + turn]
         for name, service in services.items():
             cpu, start = service.cpu(), time.perf_counter()
-            for number, body in enumerate(bodies[begin : begin + turn]):
-                status, answer = service.ask("POST", path, body)
-                assert status in (200, 201), (name, status, answer[:300])
-            waited = time.perf_counter() - start
+            rounds(service, part, connections)
             row = sums[name]
-            row["calls"] += number + 1
-            row["wait_us"] += waited * 1e6
+            row["wall_us"] += (time.perf_counter() - start) * 1e6
             row["cpu_us"] += (service.cpu() - cpu) * 1e6
             if after:
-                after(service, begin, number + 1)
-    return {
-        name: {"calls": row["calls"], "cpu_us": round(row["cpu_us"] / row["calls"], 1), "wait_us": round(row["wait_us"] / row["calls"], 1)}
-        for name, row in sums.items()
-    }
+                after(service, begin, len(part))
+    figures = {name: {key: round(value / len(requests), 1) for key, value in row.items()} for name, row in sums.items()}
+    if "dynamo" in figures:
+        figures["cpu_ratio"] = round(figures["kvasir"]["cpu_us"] / figures["dynamo"]["cpu_us"], 3)
+    return figures
 
 
 def main():
@@ -148,13 +183,15 @@ def main():
             for engine in engines[:2]:
                 ask = http.client.HTTPConnection(engine, timeout=60)
                 ask.request("POST", "/v1/completions", json.dumps({"model": MODEL, "prompt": held, "max_tokens": 1}), {"content-type": "application/json"})
-                assert ask.getresponse().read()
+                answer = ask.getresponse()
+                assert answer.status == 200, answer.read()
             time.sleep(1)
             bodies = [json.dumps({"token_ids": prompt, "model_name": MODEL}) for prompt in prompts(asked.calls, asked.tokens, 7)]
             answers = {name: json.loads(service.ask("POST", "/query", bodies[0])[1]) for name, service in indexers.items()}
             assert len({json.dumps(answer, sort_keys=True) for answer in answers.values()}) == 1, answers
             assert answers["kvasir"]["scores"], answers
-            result["query"] = measure(indexers, bodies, "/query")
+            for connections in CONNECTIONS:
+                result[f"query, {connections} at a time"] = measure(indexers, bodies, "/query", connections)
             for service in indexers.values():
                 service.stop()
 
@@ -162,7 +199,7 @@ def main():
             for service in selectors.values():
                 for number, events in enumerate(sockets):
                     body = {"worker_id": number + 1, "model_name": MODEL, "endpoint": f"http://w{number}", "block_size": BLOCK, "kv_events_endpoint": events,
-                            "max_num_batched_tokens": 8192, "total_kv_blocks": 100_000}  # fmt: skip
+                            "max_num_batched_tokens": 100_000_000, "total_kv_blocks": 1_000_000}  # fmt: skip
                     status, answer = service.ask("POST", "/workers", json.dumps(body))
                     assert status == 201, answer
             time.sleep(2)
@@ -172,7 +209,8 @@ def main():
                 for number in range(begin, begin + count):
                     assert service.ask("DELETE", f"/reservations/r{number}")[0] == 200
 
-            result["select_and_reserve"] = measure(selectors, named, "/select_and_reserve", free)
+            for connections in CONNECTIONS:
+                result[f"select_and_reserve, {connections} at a time"] = measure(selectors, named, "/select_and_reserve", connections, free)
             for service in selectors.values():
                 service.stop()
         finally:
@@ -180,9 +218,6 @@ def main():
                 if process.poll() is None:
                     process.kill()
                     process.wait()
-    for calls in ("query", "select_and_reserve"):
-        if "dynamo" in result[calls]:
-            result[calls]["cpu_ratio"] = round(result[calls]["kvasir"]["cpu_us"] / result[calls]["dynamo"]["cpu_us"], 3)
     text = json.dumps(result, indent=1)
     if asked.json:
         pathlib.Path(asked.json).write_text(text + "\n")

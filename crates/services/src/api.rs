@@ -8,6 +8,9 @@ use serde::de::DeserializeOwned;
 use serde_json::error::Category;
 use tokio::sync::mpsc;
 
+use crate::lift::Lifted;
+use crate::reading::{AsksOfTokens, TokenIds};
+
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
@@ -119,6 +122,17 @@ impl Answer {
     pub(crate) fn no_route(is_there: bool) -> Self {
         Self::empty(if is_there { 405 } else { 404 })
     }
+}
+
+/// Reads a body of which a list of tokens is the most.
+pub(crate) fn read_tokens<T: DeserializeOwned + AsksOfTokens>(body: &[u8]) -> Result<T, Answer> {
+    let quick = Lifted::of(body).and_then(|Lifted { rest, ids }| {
+        let mut asked: T = serde_json::from_slice(&rest).ok()?;
+        asked.put(TokenIds(ids));
+        Some(asked)
+    });
+    // What is wrong with a body is said of the body as it came.
+    quick.map_or_else(|| read(body), Ok)
 }
 
 /// Reads a body; what is wrong with it is said as Dynamo's services say it.

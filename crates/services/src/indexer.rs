@@ -15,12 +15,12 @@ use kvasir_types::{LocalHash, WorkerId, WorkerRank};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::api::{Answer, AnswerBody, Api, Ask, Verb, query_value, read};
+use crate::api::{Answer, AnswerBody, Api, Ask, Verb, query_value, read, read_tokens};
 use crate::event_listener::EventAddress;
 use crate::group::{
     BLOCK_SIZE_MAX, GROUPS_MAX, GroupKey, NAME_BYTES_MAX, Naming, WORKERS_MAX, is_name, locals_of,
 };
-use crate::reading::{Hashes, TokenIds};
+use crate::reading::{AsksOfTokens, Hashes, TokenIds};
 
 /// Other indexers that are known.
 const PEERS_MAX: usize = 256;
@@ -81,6 +81,12 @@ struct Query {
     routing_group: String,
     lora_name: Option<String>,
     cache_salt: Option<String>,
+}
+
+impl AsksOfTokens for Query {
+    fn put(&mut self, tokens: TokenIds) {
+        self.token_ids = tokens;
+    }
 }
 
 #[derive(Deserialize)]
@@ -163,7 +169,7 @@ struct ListenerRow {
 impl Api for Indexer {
     async fn answer(&self, ask: Ask) -> Answer {
         let answered = match (ask.verb, ask.path.as_str()) {
-            (Verb::Post, "/query") => read(&ask.body).and_then(|query| self.query(&query)),
+            (Verb::Post, "/query") => read_tokens(&ask.body).and_then(|query| self.query(&query)),
             (Verb::Post, "/query_by_hash") => {
                 read(&ask.body).and_then(|query| self.query_by_hash(&query))
             }

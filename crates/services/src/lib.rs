@@ -12,6 +12,7 @@ mod api;
 mod event_listener;
 mod group;
 mod indexer;
+mod lift;
 mod reading;
 mod select;
 mod slots;

@@ -18,7 +18,7 @@ use kvasir_host::{HostContext, Model, RouterSetup};
 use kvasir_tasks::RuntimeThreads;
 use serde::Serialize;
 
-use crate::api::{Answer, Api, Ask, Verb, percent_decoded, read};
+use crate::api::{Answer, Api, Ask, Verb, percent_decoded, read, read_tokens};
 use crate::group::GroupKey;
 use crate::slots::{NO_SYNC, PotentialRow};
 use reserve::Reservation;
@@ -82,11 +82,11 @@ impl Api for Selector {
         let parts: Vec<&str> = path.split('/').collect();
         let body = &ask.body;
         let answered = match (ask.verb, parts.as_slice()) {
-            (Verb::Post, ["select"]) => match read(body) {
+            (Verb::Post, ["select"]) => match read_tokens(body) {
                 Ok(asked) => self.select(&asked).await,
                 Err(bad) => Err(bad),
             },
-            (Verb::Post, ["select_and_reserve"]) => match read(body) {
+            (Verb::Post, ["select_and_reserve"]) => match read_tokens(body) {
                 Ok(asked) => self.select_and_reserve(&asked).await,
                 Err(bad) => Err(bad),
             },
@@ -114,9 +114,11 @@ impl Api for Selector {
             (Verb::Delete, ["workers", id]) => self.delete(id).await,
             (Verb::Get, ["loads"]) => Ok(self.loads()),
             (Verb::Post, ["potential_loads"]) => {
-                read(body).and_then(|asked| self.potential(&asked))
+                read_tokens(body).and_then(|asked| self.potential(&asked))
             }
-            (Verb::Post, ["overlap_scores"]) => read(body).and_then(|asked| self.overlap(&asked)),
+            (Verb::Post, ["overlap_scores"]) => {
+                read_tokens(body).and_then(|asked| self.overlap(&asked))
+            }
             (Verb::Get, ["ready"]) => Ok(self.ready().await),
             (Verb::Get, ["health"]) => Ok(Answer::done(200)),
             (Verb::Get, ["replica_sync", "peers"]) => Ok(Answer::json(200, &[0_u64; 0])),

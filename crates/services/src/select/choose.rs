@@ -18,7 +18,7 @@ use super::{SelectGroup, Selector};
 use crate::api::Answer;
 use crate::group::{GroupKey, Named, Naming, is_name};
 use crate::indexer::HeldTokens;
-use crate::reading::{Hashes, TokenIds};
+use crate::reading::{AsksOfTokens, Hashes, TokenIds};
 use crate::slots::PotentialRow;
 
 /// Workers that a request may name.
@@ -49,6 +49,12 @@ pub(super) struct SelectAsk {
     allowed_worker_ids: Option<Vec<u64>>,
     routing_constraints: Option<RoutingConstraints>,
     router_config_override: Option<ConfigOverride>,
+}
+
+impl AsksOfTokens for SelectAsk {
+    fn put(&mut self, tokens: TokenIds) {
+        self.token_ids = Some(tokens);
+    }
 }
 
 #[derive(Clone, Copy, Deserialize)]
