@@ -55,7 +55,8 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let name = settings
         .get(keys::MODEL_NAME)
         .unwrap_or_else(|| MODEL.into());
-    let (model, kept) = match settings.get(keys::PROCESSES) {
+    let disagg = settings.get(keys::DISAGG);
+    let (model, kept) = match settings.get(keys::PROCESSES) || disagg {
         true => {
             let started = Processes::start(&app, settings, event_threads, &name, block_size);
             let (processes, model) = started.await?;
@@ -77,7 +78,15 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
         true => format!("{scheme}://{}/dashboard", loopback(operators)),
         false => "switched off with the admin API".to_owned(),
     };
-    greet(&url, &dashboard, &model.name, settings.get(keys::WORKERS));
+    let workers = settings.get(keys::WORKERS);
+    let workers = match disagg {
+        true => {
+            let (prefill, decode) = processes::split(workers);
+            format!("{prefill} mock workers that compute prompts and {decode} that answer")
+        }
+        false => format!("{workers} mock workers"),
+    };
+    greet(&url, &dashboard, &model.name, &workers);
     if settings.get(keys::TRAFFIC) {
         let summary = Arc::new(Mutex::new(Summary::default()));
         // It talks to itself: it believes its own certificate.
@@ -235,10 +244,10 @@ fn loopback(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-fn greet(url: &str, dashboard: &str, model: &str, workers: u32) {
+fn greet(url: &str, dashboard: &str, model: &str, workers: &str) {
     let text = format!(
         r#"
-Kvasir demo: model {model} on {workers} mock workers at {url}
+Kvasir demo: model {model} on {workers} at {url}
 Dashboard, where requests go and why: {dashboard}
 
 Ask something, then the same again: the second time its prefix is cached and it goes to the same worker.

@@ -10,12 +10,14 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use kvasir_config::{Command, LogFormat, Origin, ReasoningField, Settings, keys, redacted};
+use kvasir_config::{
+    Command, LogFormat, Origin, PrefillFailure, ReasoningField, Settings, keys, redacted,
+};
 use kvasir_frontend::{
     ApiKeys, AppOptions, Limits, MigrationOptions, Paths, ServerTls, StreamDispatch, WorkersFile,
 };
 use kvasir_planes::SetupError;
-use kvasir_router::RouterMode;
+use kvasir_router::{RouterMode, TwoStepTerms};
 use kvasir_telemetry::{Clock, Identity, LogBounds, MetricOptions, TunedBounds, log};
 use kvasir_text::{FolderError, ModelFolders};
 use kvasir_types::{ApiKey, WorkerRecord};
@@ -177,6 +179,16 @@ pub(crate) fn worker_key(settings: &Settings) -> Result<Option<ApiKey>, Failure>
     key.map_err(|error| BadConfig(format!("KVASIR_WORKER_API_KEY: {error}")).into())
 }
 
+/// When a model's decode workers compute prompts themselves, though it has or had prefill workers.
+fn two_step(settings: &Settings) -> TwoStepTerms {
+    let enforced = settings.get(keys::ENFORCE_DISAGG);
+    let fails = settings.get(keys::ROUTER_PREFILL_FAILURE) == PrefillFailure::Fail;
+    TwoStepTerms {
+        serves_alone: !enforced || settings.get(keys::DECODE_FALLBACK),
+        falls_back: !enforced && !fails,
+    }
+}
+
 /// The HTTP side.
 pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
     Ok(AppOptions {
@@ -188,6 +200,7 @@ pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
             follows_cards: !settings.is_set(keys::MIGRATION_LIMIT),
             max_seq_len: settings.get(keys::MIGRATION_MAX_SEQ_LEN),
         },
+        two_step: two_step(settings),
         unknown_fields: match settings.get(keys::IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS) {
             true => kvasir_openai::Unknown::Ignore,
             false => kvasir_openai::Unknown::Refuse,

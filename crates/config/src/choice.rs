@@ -31,6 +31,13 @@ choices! {
         Fail = "fail": "the request fails",
     }
 
+    /// Which part of a request a mock engine computes. Option `disaggregation-mode`.
+    DisaggregationMode {
+        Agg = "agg": "all of it",
+        Prefill = "prefill": "the prompt",
+        Decode = "decode": "the answer to a prompt that another has computed",
+    }
+
     /// Old admission switch. Option `admission-control`.
     AdmissionControl {
         TokenCapacity = "token-capacity": "removed",
@@ -154,7 +161,7 @@ macro_rules! typed_choices {
 
 typed_choices! {
     AdmissionControl, ChatProcessor, DiscoveryBackend, EngineFamily, EnginePreset, EventPlane,
-    EventWire, ForCommand, LogFormat, PlaneCodec, PreemptionMode, PrefillFailure,
+    DisaggregationMode, EventWire, ForCommand, LogFormat, PlaneCodec, PreemptionMode, PrefillFailure,
     PrefillLoadModel, QueuePolicy, ReasoningField, RequestPlane, RouterMode, RouterPolicy,
     SharedCacheType,
     TokenizerBackend, TraceFormat, TrackingHash, TransferEnforcement,

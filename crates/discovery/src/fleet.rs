@@ -13,8 +13,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use kvasir_types::{
-    Capacity, Codec, Device, DpRank, ModelCard, PlaneEndpoint, Role, Transport, WorkerId,
-    WorkerRecord,
+    BootstrapAddress, Capacity, Codec, Device, DpRank, ModelCard, PlaneEndpoint, Role, Transport,
+    WorkerId, WorkerRecord,
 };
 
 use crate::card::{Card, ModelInput, WorkerType};
@@ -325,11 +325,15 @@ impl Candidate<'_> {
         RecordKey::new(Bucket::Models, self.key)
     }
 
-    /// Whether workers of the roles that it needs are in its namespace, for its model.
+    /// Whether workers of the roles that it needs are in its namespace, for its model. Who answers can compute prompts, too: it
+    /// does not wait for others who would.
     fn needs_are_met(&self, roles: &BTreeMap<(&str, &str), BTreeSet<WorkerType>>) -> bool {
         let needs = &self.card.needs;
         let here = roles.get(&(&*self.set.endpoint.namespace, &*self.set.model));
-        let has = |role: &WorkerType| here.is_some_and(|here| here.contains(role));
+        let has = |role: &WorkerType| {
+            let alone = self.set.role == WorkerType::Decode && *role == WorkerType::Prefill;
+            alone || here.is_some_and(|here| here.contains(role))
+        };
         needs.is_empty() || needs.iter().any(|all| all.iter().all(has))
     }
 }
@@ -489,6 +493,13 @@ fn record(base: &Candidate<'_>, cards: &[&Candidate<'_>]) -> WorkerRecord {
     };
     let taints: BTreeSet<&str> = runtime.taints.iter().map(String::as_str).collect();
     record.taints = taints.into_iter().map(Into::into).collect();
+    record.bootstrap = runtime
+        .bootstrap
+        .as_ref()
+        .map(|(host, port)| BootstrapAddress {
+            host: host.as_str().into(),
+            port: *port,
+        });
     record.device = instance.device_type.as_deref().and_then(Device::from_name);
     record
 }

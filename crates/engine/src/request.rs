@@ -16,6 +16,8 @@ pub struct Prompt {
     pub(crate) tail: Vec<Token>,
     /// All tokens, where stored events are to carry them.
     pub(crate) tokens: Option<Arc<[Token]>>,
+    /// Another engine has computed it.
+    pub(crate) transferred: bool,
 }
 
 impl Prompt {
@@ -48,7 +50,15 @@ impl Prompt {
             locals,
             tail,
             tokens: None,
+            transferred: false,
         }
+    }
+
+    /// Another engine has computed it and hands it over: all but its last token is there when the request enters the batch.
+    #[must_use]
+    pub fn transferred(mut self) -> Self {
+        self.transferred = true;
+        self
     }
 
     /// Keeps the tokens too, so that stored events can carry them.

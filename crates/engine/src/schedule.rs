@@ -2,7 +2,7 @@
 //!
 //! The batch first: each of its sequences gets the tokens it lacks (one when it decodes) while the step's
 //! tokens last; when the pool is full a sequence is preempted. Then, unless one was, waiting
-//! requests enter: what the cache holds of them counts as computed. The order of all of this is vLLM's.
+//! requests enter: what the cache holds of them counts as computed, and so does what another engine hands over. The order of all of this is vLLM's.
 
 use crate::engine::{Engine, StepShare, urgency};
 use crate::{PreemptionMode, RequestStart, SchedulingPolicy, Step};
@@ -77,10 +77,15 @@ impl Engine {
             self.cache.find(sequence, &mut found);
             let hit = found.len() as u32 * self.config.block_size;
             let lacking = sequence.known() - hit;
-            if !self.config.chunked_prefill && lacking > *budget {
+            let transferred = sequence.is_transferred();
+            if !self.config.chunked_prefill && lacking > *budget && !transferred {
                 break;
             }
-            let new = self.config.most_new(lacking, *budget);
+            // What another engine hands over takes room, and no computing.
+            let new = match transferred {
+                true => lacking,
+                false => self.config.most_new(lacking, *budget),
+            };
             let turns = self.config.preemption == PreemptionMode::Fifo;
             if turns && !self.cache.fits_whole(sequence, &found, &self.running) {
                 break;
@@ -91,7 +96,12 @@ impl Engine {
             let Some(mut sequence) = self.waiting.pop_front() else {
                 break;
             };
-            sequence.computed = hit;
+            let (computed, new) = match transferred {
+                true => (sequence.known() - 1, 1),
+                false => (hit, new),
+            };
+            sequence.computed = computed;
+            sequence.take_transfer();
             self.counters.queried_tokens += u64::from(sequence.known());
             self.counters.hit_tokens += u64::from(hit);
             if sequence.cached_tokens.is_none() {

@@ -164,6 +164,16 @@ impl Sequence {
         }
     }
 
+    /// Whether another engine has computed all but the last of its tokens. Once: what is dropped later is not handed over again.
+    pub(crate) fn is_transferred(&self) -> bool {
+        self.prompt.transferred
+    }
+
+    /// It has entered the batch.
+    pub(crate) fn take_transfer(&mut self) {
+        self.prompt.transferred = false;
+    }
+
     /// Drops what is computed; the tokens stay known.
     pub(crate) fn reset(&mut self) {
         self.computed = 0;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kvasir_host::HostContext;
 use kvasir_openai::ApiError;
+use kvasir_router::TwoStepTerms;
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, Metrics, Tracer};
 use kvasir_types::WorkerRecord;
@@ -25,8 +26,8 @@ use crate::http::long_work::LongWork;
 use crate::http::routes::Paths;
 use crate::http::tls::ServerTls;
 use crate::http::via::Via;
-use crate::models::Models;
 use crate::models::text_counts::TextCounts;
+use crate::models::{Models, ServedModel, prefill_pool_name};
 use crate::observe::observer::Observer;
 use crate::request::migrate::MigrationOptions;
 use crate::request::speculative_prefill::PrefillSlots;
@@ -42,6 +43,8 @@ pub struct AppOptions {
     pub retry_limit: u32,
     /// When an answer that broke off goes on elsewhere.
     pub migration: MigrationOptions,
+    /// When a request is served without a prefill worker, though its model has or had some.
+    pub two_step: TwoStepTerms,
     /// Whether requests may carry extensions (`DYN_DISABLE_FRONTEND_NVEXT`).
     pub nvext_enabled: bool,
     /// Whether operators' routes are there (`DYN_DISABLE_FRONTEND_ADMIN_API`).
@@ -97,6 +100,7 @@ impl Default for AppOptions {
             overload_status: kvasir_openai::DEFAULT_OVERLOAD_STATUS,
             retry_limit: 2,
             migration: MigrationOptions::default(),
+            two_step: TwoStepTerms::default(),
             nvext_enabled: true,
             admin_enabled: true,
             admin_apart: false,
@@ -122,6 +126,8 @@ impl Default for AppOptions {
 pub struct App {
     options: AppOptions,
     models: Arc<Models>,
+    /// The pools of models' prefill workers.
+    prefill_pools: Arc<Models>,
     text_counts: TextCounts,
     members: Members,
     /// Who operators add at run time; there is no such source before the first.
@@ -170,6 +176,7 @@ impl App {
         Arc::new(Self {
             options,
             models: Arc::default(),
+            prefill_pools: Arc::default(),
             text_counts: TextCounts::default(),
             members: Members::default(),
             operators: OnceLock::new(),
@@ -197,6 +204,20 @@ impl App {
         &self.models
     }
 
+    /// The pools of workers that compute the prompts of models, each under the model's name and a suffix.
+    #[must_use]
+    pub fn prefill_pools(&self) -> &Arc<Models> {
+        &self.prefill_pools
+    }
+
+    /// The pool of a model's prefill workers, if there ever was one that has not been given up.
+    pub(crate) fn prefill_pool(&self, model: &str) -> Option<Arc<ServedModel>> {
+        match self.prefill_pools.is_empty() {
+            true => None,
+            false => self.prefill_pools.get(&prefill_pool_name(model)),
+        }
+    }
+
     /// Which workers there are to be.
     #[must_use]
     pub fn members(&self) -> &Members {
@@ -209,6 +230,7 @@ impl App {
         FleetContext {
             host: self.context.clone(),
             models: Arc::clone(&self.models),
+            prefill_pools: Arc::clone(&self.prefill_pools),
             members: self.members.clone(),
             peers: self.peers.clone(),
             shortage: self.http.shortage.clone(),

@@ -52,7 +52,7 @@ use self::event_addresses::EventAddresses;
 use self::http_watcher::HttpWatcher;
 use self::plane_watcher::PlaneWatcher;
 use self::replicas::FleetReplicas;
-use self::roster::Claims;
+use self::roster::{Claims, RoutersOfPools};
 use self::sessions::FleetSessions;
 use crate::fleet::members::{Change, JoinOutcome, MemberState, Members, SourceName, WorkerSource};
 use crate::models::links::WorkerLink;
@@ -264,10 +264,13 @@ impl Fleet {
     /// Keeps the index for a later process, in the file at `path`.
     #[must_use]
     pub fn snapshot_writer(&self, path: PathBuf) -> Arc<SnapshotWriter> {
-        let routers = Arc::clone(&self.context.models) as _;
+        let routers = RoutersOfPools(
+            Arc::clone(&self.context.models),
+            Arc::clone(&self.context.prefill_pools),
+        );
         SnapshotWriter::new(
             &self.context.host,
-            routers,
+            Arc::new(routers),
             Arc::clone(&self.snapshot),
             path,
         )
@@ -365,22 +368,20 @@ impl Fleet {
     }
 
     async fn serve(&self, record: &Arc<WorkerRecord>, goals: &mut Goals) -> WatchEnd {
-        let shown = &record.transport;
-        if record.role != Role::Aggregated {
-            tracing::error!(worker = %shown, role = record.role.name(),
-                "workers of this role are not served yet: it gets no requests");
-        } else {
-            match shown {
-                Transport::Http(endpoint) => {
-                    return HttpWatcher::new(record, endpoint, self).run(goals).await;
+        match &record.transport {
+            Transport::Http(endpoint) if record.role == Role::Aggregated => {
+                return HttpWatcher::new(record, endpoint, self).run(goals).await;
+            }
+            Transport::Http(endpoint) => {
+                tracing::error!(worker = %endpoint, role = record.role.name(),
+                    "engine servers of this role are not served yet: it gets no requests");
+            }
+            Transport::Plane(endpoint) => {
+                if let Some(link) = self.connect(record.id, endpoint) {
+                    return PlaneWatcher::new(record, link, self).run(goals).await;
                 }
-                Transport::Plane(endpoint) => {
-                    if let Some(link) = self.connect(record.id, endpoint) {
-                        return PlaneWatcher::new(record, link, self).run(goals).await;
-                    }
-                    let unreachable = MemberState::Unreachable;
-                    self.members().report(record.id, unreachable);
-                }
+                let unreachable = MemberState::Unreachable;
+                self.members().report(record.id, unreachable);
             }
         }
         let _ = goals.changed().await;

@@ -24,6 +24,19 @@ use tokenize::TokenSources;
 /// The served models by name.
 pub type Models = kvasir_host::Models<ServedModel>;
 
+/// What stands behind a model's name where its pool of prefill workers is meant: in the list of those pools, in series and in logs.
+const PREFILL_POOL: &str = "@prefill";
+
+/// What the pool of a model's prefill workers is called.
+pub(crate) fn prefill_pool_name(model: &str) -> String {
+    [model, PREFILL_POOL].concat()
+}
+
+/// The model whose prefill workers are called so.
+pub(crate) fn model_of_prefill_pool(pool: &str) -> &str {
+    pool.strip_suffix(PREFILL_POOL).unwrap_or(pool)
+}
+
 /// One served model: a model as it is routed, with what its clients need beside.
 pub struct ServedModel {
     model: Model,

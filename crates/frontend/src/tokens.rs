@@ -4,3 +4,4 @@ pub(crate) mod answer;
 pub(crate) mod job;
 pub(crate) mod lane;
 pub(crate) mod reading;
+pub(crate) mod two_step;

@@ -128,7 +128,7 @@ fn payload(payload: &Payload) -> bool {
         let read = GenerateRequest::decode(&again).map(|read| read.encode(Codec::MessagePack));
         assert_eq!(read, Ok(again));
         let ours = request.into_token_request(RequestId(1), &[]);
-        let _ = GenerateRequest::of(&ours).encode(codec);
+        let _ = GenerateRequest::of_as(&ours, codec).encode(codec);
     }
     read
 }

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use kvasir_router::{LimitKind, Placement, RouteError, RouterMode, ShadowStats};
+use kvasir_router::{LimitKind, Placement, Role, RouteError, RouterMode, ShadowStats};
 use kvasir_telemetry::{Histogram, IntCounter, Metrics};
 use kvasir_types::WorkerRank;
 
@@ -24,11 +24,23 @@ use rank::Ranks;
 use stage::Stages;
 pub use stage::{Stage, StageGuard};
 
-/// What aggregated workers do, as a label.
-const PHASE: &str = "aggregated";
+/// What workers are called that answer, and what they do, as labels.
+const ANSWER: WorkerLabels = WorkerLabels {
+    phase: "aggregated",
+    worker_type: "decode",
+};
+/// The same of workers that compute prompts for others.
+const PREFILL: WorkerLabels = WorkerLabels {
+    phase: "prefill",
+    worker_type: "prefill",
+};
 
-/// What an aggregated worker is called.
-const WORKER_TYPE: &str = "decode";
+/// What the workers of a router are called in series.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WorkerLabels {
+    phase: &'static str,
+    pub(crate) worker_type: &'static str,
+}
 
 /// Namespace, component and endpoint of the workers of a static fleet, as Dynamo's users know them.
 pub const ENDPOINT: [&str; 3] = ["dynamo", "backend", "generate"];
@@ -47,6 +59,7 @@ pub struct RouterMeters {
     /// The router, as labels name it.
     name: Arc<str>,
     by_cache: bool,
+    pub(crate) labels: WorkerLabels,
     ranks: Ranks,
     counted: Mutex<Counted>,
 }
@@ -61,14 +74,19 @@ struct Counted {
 }
 
 impl RouterMeters {
-    /// Those of the router `name`, which works in `mode`.
+    /// Those of the router `name`, which works in `mode` for workers of this role.
     #[must_use]
-    pub fn new(metrics: &Metrics, name: &Arc<str>, mode: RouterMode) -> Arc<Self> {
+    pub fn new(metrics: &Metrics, name: &Arc<str>, mode: RouterMode, role: Role) -> Arc<Self> {
+        let labels = match role {
+            Role::Prefill => PREFILL,
+            Role::Aggregated | Role::Decode => ANSWER,
+        };
         Arc::new(Self {
             metrics: metrics.clone(),
             name: Arc::clone(name),
             by_cache: mode == RouterMode::Kv,
-            ranks: Ranks::new(metrics),
+            labels,
+            ranks: Ranks::new(metrics, labels.worker_type),
             counted: Mutex::default(),
         })
     }
@@ -96,7 +114,7 @@ impl RouterMeters {
             LimitKind::CachedTokens => "cached_token_limit",
             LimitKind::WaitMs => "wait_limit",
         };
-        let labels = [&*self.name, WORKER_TYPE, policy_class, reason];
+        let labels = [&*self.name, self.labels.worker_type, policy_class, reason];
         let refused = &self.metrics.router_queue_backpressure_total;
         refused.with_label_values(&labels).inc();
         if *limit_kind == LimitKind::WaitMs {
@@ -117,7 +135,7 @@ impl RouterMeters {
 
     /// Requests of a policy class that are refused for the time.
     fn too_late(&self, class: &str, reason: &str) -> IntCounter {
-        let labels = [&*self.name, class, WORKER_TYPE, reason];
+        let labels = [&*self.name, class, self.labels.worker_type, reason];
         let rejected = &self.metrics.router_admission_rejected_total;
         rejected.with_label_values(&labels)
     }
@@ -137,7 +155,8 @@ impl RouterMeters {
         for (class, now) in received {
             let before = counted.received.entry(class.to_owned()).or_default();
             let admissions = &self.metrics.router_admission_received_total;
-            let admissions = admissions.with_label_values(&[&*self.name, class, WORKER_TYPE]);
+            let admissions =
+                admissions.with_label_values(&[&*self.name, class, self.labels.worker_type]);
             admissions.inc_by(now.saturating_sub(*before));
             *before = now;
             for reason in [DUE_TIME_PASSED, PREDICTED_MISS] {
@@ -169,7 +188,8 @@ impl RouterMeters {
     pub(crate) fn without_events(&self, workers: usize) {
         if self.by_cache {
             let [namespace, component, endpoint] = ENDPOINT;
-            let labels = [&*self.name, namespace, component, endpoint, WORKER_TYPE];
+            let worker_type = self.labels.worker_type;
+            let labels = [&*self.name, namespace, component, endpoint, worker_type];
             let mismatch = &self.metrics.router_kv_event_source_mismatch_workers;
             mismatch.with_label_values(&labels).set(workers as f64);
         }
@@ -215,7 +235,8 @@ impl PlacementMeters {
     /// Those of `model`, whose requests go through `router`.
     #[must_use]
     pub fn new(router: &Arc<RouterMeters>, model: &str) -> Arc<Self> {
-        let (metrics, phase) = (&router.metrics, [model, PHASE]);
+        let WorkerLabels { phase, worker_type } = router.labels;
+        let (metrics, phase) = (&router.metrics, [model, phase]);
         Arc::new(Self {
             input_tokens: metrics
                 .router_input_sequence_tokens
@@ -228,10 +249,10 @@ impl PlacementMeters {
                 .with_label_values(&phase),
             overlap_lost: metrics
                 .router_overlap_blocks_lost
-                .with_label_values(&[WORKER_TYPE]),
+                .with_label_values(&[worker_type]),
             not_the_best: metrics
                 .router_non_max_overlap_selections_total
-                .with_label_values(&[WORKER_TYPE]),
+                .with_label_values(&[worker_type]),
             reused_tokens: metrics
                 .router_kv_worker_reused_tokens_total
                 .with_label_values(&phase),

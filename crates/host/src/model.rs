@@ -108,6 +108,13 @@ impl Model {
             .is_some_and(|spec| spec.rank_iter().nth(1).is_some())
     }
 
+    /// How many ranks a worker has; 0 if it is not there.
+    #[must_use]
+    pub fn ranks_of(&self, worker: WorkerId) -> u32 {
+        let workers = self.read();
+        workers.get(&worker).map_or(0, WorkerSpec::rank_count)
+    }
+
     /// Sets the gauges of the model from what a worker of it says; the first one's word stays.
     fn describe(&self, spec: &WorkerSpec) {
         let (metrics, model) = (&self.host.context().metrics, [&*self.name]);
@@ -210,7 +217,7 @@ impl RouterHost {
                 meters.shadow(stats);
             }
             for (class, waiting) in brain.queue_stats() {
-                let labels = [router, "decode", class];
+                let labels = [router, meters.labels.worker_type, class];
                 let set = |gauge: &GaugeVec, value: u64| {
                     gauge.with_label_values(&labels).set(value as f64);
                 };

@@ -72,7 +72,8 @@ impl RouterHost {
             shared_cache,
         } = options;
         let (needs, block_size) = (Needs::of(&config), config.kv_cache_block_size);
-        let meters = RouterMeters::new(&context.metrics, name, config.router_mode);
+        let (mode, role) = (config.router_mode, config.router_role);
+        let meters = RouterMeters::new(&context.metrics, name, mode, role);
         let views = CacheViews::default();
         let host = Arc::new(Self {
             name: Arc::clone(name),

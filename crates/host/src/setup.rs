@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_index::IndexOptions;
-use kvasir_router::{RouterConfig, RouterMode};
+use kvasir_router::{Role, RouterConfig, RouterMode};
 
 use crate::context::HostContext;
 use crate::model::{Model, ModelSpec};
@@ -41,6 +41,15 @@ impl RouterSetup {
             silent_rank_ttl: None,
             shared_cache: None,
         }
+    }
+
+    /// The same for workers that compute prompts for others: what they keep of them is no load.
+    #[must_use]
+    pub fn for_prefill(&self) -> Self {
+        let mut setup = self.clone();
+        setup.config.router_role = Role::Prefill;
+        setup.config.router_track_active_blocks = false;
+        setup
     }
 
     /// How workers of `model` are chosen, for blocks of `block_size` tokens.

@@ -21,6 +21,6 @@ pub use http::{
     Faults, HttpFault, HttpFaultError, HttpFaultKind, MockAdapter, MockServer, MockServerOptions,
     answers_in_words,
 };
-pub use plane::{CacheFaults, PlaneEngine, PlaneReporter};
+pub use plane::{CacheFaults, MeetingPoint, Part, PlaneEngine, PlaneReporter, PrefillPart};
 pub use rank::{Observer, Status};
 pub use worker::{AnswerFn, TokenWorker, Worker, WorkerOptions, seeded_answer};

@@ -107,6 +107,15 @@ impl Worker {
 
     /// Takes a request; its tokens, or why there are none, go to `sink`.
     pub fn submit(&self, request: &TokenRequest, sink: TokenSink) {
+        self.enqueue(request, sink, false);
+    }
+
+    /// The same of a request whose prompt another engine has computed.
+    pub fn submit_transferred(&self, request: &TokenRequest, sink: TokenSink) {
+        self.enqueue(request, sink, true);
+    }
+
+    fn enqueue(&self, request: &TokenRequest, sink: TokenSink, transferred: bool) {
         let Some(rank) = self.ranks.get(request.rank.0 as usize) else {
             let ranks = self.ranks.len();
             let error = format!(
@@ -120,7 +129,11 @@ impl Worker {
             rank: request.rank,
         };
         self.observer.admitted(name, request);
-        let command = Command::Admit(Box::new(self.admission(request)), sink);
+        let mut admission = self.admission(request);
+        if transferred {
+            admission.prompt = admission.prompt.transferred();
+        }
+        let command = Command::Admit(Box::new(admission), sink);
         match rank.commands.try_send(command) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Full(Command::Admit(_, sink))) => {

@@ -21,6 +21,7 @@ mod request;
 mod routing;
 mod token_frame;
 mod tokens;
+mod transfer;
 mod writer;
 
 pub use annotated::{Annotated, WorkerError, WorkerErrorKind};

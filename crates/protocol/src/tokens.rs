@@ -5,9 +5,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kvasir_types::{
     AgentSession, Codec, DpRank, FinishReason, Likelihood, RequestContext, RequestId, Sampling,
-    TokenItem, TokenRequest, WorkerId,
+    TokenItem, TokenRequest, WorkerId, WorkerRank,
 };
 
+use crate::transfer::{
+    BOOTSTRAP_INFO, PREFILL_RESULT, bootstrap_info, bootstrap_room, prefill_result,
+    read_prefill_result,
+};
 use crate::{
     Finish, GenerateRequest, Output, OutputOptions, Payload, PayloadWriter, RoutingHints,
     SamplingOptions, StopConditions, TopLogprob, Usage,
@@ -17,9 +21,15 @@ use crate::{
 const MAX_TOKENS_UNTOLD: u32 = 1 << 20;
 
 impl GenerateRequest {
-    /// The request as it travels.
+    /// The request as it travels in MessagePack.
     #[must_use]
     pub fn of(request: &TokenRequest) -> Self {
+        Self::of_as(request, Codec::MessagePack)
+    }
+
+    /// The request as it travels in messages of this codec.
+    #[must_use]
+    pub fn of_as(request: &TokenRequest, codec: Codec) -> Self {
         let context = &request.context;
         let sampling = &request.sampling;
         Self {
@@ -37,7 +47,7 @@ impl GenerateRequest {
             mdc_sum: context.card_sum.as_deref().map(str::to_owned),
             annotations: owned(&context.annotations),
             routing: Some(routing_hints(request)),
-            rest: rest(request),
+            rest: rest(request, codec),
         }
     }
 
@@ -46,6 +56,9 @@ impl GenerateRequest {
     pub fn into_token_request(self, id: RequestId, metadata: &[(String, String)]) -> TokenRequest {
         let session = self.session();
         let extra_args = self.rest("extra_args").and_then(json_text);
+        let bootstrap = self.rest(BOOTSTRAP_INFO);
+        let bootstrap = bootstrap.and_then(|info| bootstrap_room(&info.value().ok()?));
+        let prefill_result = self.rest(PREFILL_RESULT).and_then(read_prefill_result);
         let routing = self.routing.unwrap_or_default();
         let metadata = metadata.iter();
         TokenRequest {
@@ -72,6 +85,12 @@ impl GenerateRequest {
                     .collect(),
                 prompt_logprobs: self.output.prompt_logprobs,
                 skip_special_tokens: self.output.skip_special_tokens,
+                prefill: routing.prefill_worker_id.map(|worker| WorkerRank {
+                    worker: WorkerId(worker),
+                    rank: DpRank(routing.prefill_dp_rank.unwrap_or_default()),
+                }),
+                bootstrap,
+                prefill_result,
             },
         }
     }
@@ -148,6 +167,8 @@ fn routing_hints(request: &TokenRequest) -> RoutingHints {
     RoutingHints {
         backend_instance_id: pinned,
         decode_worker_id: pinned,
+        prefill_worker_id: context.prefill.map(|prefill| prefill.worker.0),
+        prefill_dp_rank: context.prefill.map(|prefill| prefill.rank.0),
         dp_rank: Some(request.rank.0),
         expected_output_tokens: context.expected_output_tokens,
         lora_name: request.lora.as_deref().map(str::to_owned),
@@ -159,9 +180,15 @@ fn routing_hints(request: &TokenRequest) -> RoutingHints {
     }
 }
 
-fn rest(request: &TokenRequest) -> Vec<(String, Payload)> {
+fn rest(request: &TokenRequest, codec: Codec) -> Vec<(String, Payload)> {
     let context = &request.context;
     let mut rest = vec![("router_config_override".to_owned(), nil())];
+    if let Some(result) = &context.prefill_result {
+        rest.push((PREFILL_RESULT.to_owned(), prefill_result(result, codec)));
+    }
+    if let Some(room) = &context.bootstrap {
+        rest.push((BOOTSTRAP_INFO.to_owned(), bootstrap_info(room, codec)));
+    }
     match (&context.extra_args, &request.salt) {
         (Some(text), _) => rest.push(("extra_args".to_owned(), json_payload(text))),
         (None, Some(salt)) => rest.push(("extra_args".to_owned(), salt_args(salt))),
@@ -202,11 +229,11 @@ fn salt_args(salt: &str) -> Payload {
     w.finish()
 }
 
-fn json_payload(text: &str) -> Payload {
+pub(crate) fn json_payload(text: &str) -> Payload {
     Payload::new(Codec::Json, Bytes::copy_from_slice(text.as_bytes()))
 }
 
-fn json_text(payload: &Payload) -> Option<Arc<str>> {
+pub(crate) fn json_text(payload: &Payload) -> Option<Arc<str>> {
     let text = match payload.codec {
         Codec::Json => String::from_utf8(payload.bytes.to_vec()).ok()?,
         Codec::MessagePack => payload.value().ok()?.to_json().to_string(),
@@ -230,6 +257,7 @@ impl Output {
                 FinishReason::Cancelled => Finish::Cancelled,
                 FinishReason::Error => Finish::Error("the engine failed".to_owned()),
             }),
+            disaggregated_params: item.disaggregated_params.as_deref().map(json_payload),
             usage,
             ..Self::default()
         }
@@ -259,6 +287,7 @@ impl Output {
             tokens: self.token_ids,
             logprobs: logprobs.collect(),
             cached_tokens: self.usage.and_then(|usage| usage.cached_tokens),
+            disaggregated_params: self.disaggregated_params.as_ref().and_then(json_text),
             finish,
         };
         (item, failed)
@@ -283,6 +312,8 @@ fn top(top: Vec<TopLogprob>) -> Vec<(u32, f32)> {
 
 #[cfg(test)]
 mod tests {
+    use kvasir_types::{BootstrapAddress, BootstrapRoom, PrefillResult};
+
     use super::*;
 
     fn request() -> TokenRequest {
@@ -322,6 +353,22 @@ mod tests {
                 metadata: vec![("team".into(), "blue".into())],
                 prompt_logprobs: Some(1),
                 skip_special_tokens: Some(false),
+                prefill: Some(WorkerRank {
+                    worker: WorkerId(7),
+                    rank: DpRank(1),
+                }),
+                bootstrap: Some(BootstrapRoom {
+                    address: BootstrapAddress {
+                        host: "10.0.0.1".into(),
+                        port: 8998,
+                    },
+                    room: u64::MAX >> 1,
+                    handoff: Some(0x88c0_eaf6_4d59_4477_b610_fa9a_dda1_c4bc),
+                }),
+                prefill_result: Some(PrefillResult {
+                    disaggregated_params: r#"{"remote_block_ids":[[1,2]]}"#.into(),
+                    cached_tokens: Some(16),
+                }),
             },
         }
     }
@@ -337,7 +384,7 @@ mod tests {
         };
         for codec in [Codec::Json, Codec::MessagePack] {
             for (request, meta) in [(request(), &meta[..]), (small.clone(), &[])] {
-                let payload = GenerateRequest::of(&request).encode(codec);
+                let payload = GenerateRequest::of_as(&request, codec).encode(codec);
                 let read = GenerateRequest::decode(&payload).unwrap();
                 assert_eq!(read.into_token_request(request.id, meta), request);
             }
@@ -356,6 +403,7 @@ mod tests {
                 Likelihood::default(),
             ],
             cached_tokens: Some(16),
+            disaggregated_params: None,
             finish: Some(FinishReason::Length),
         };
         let usage = Usage {
@@ -372,6 +420,17 @@ mod tests {
             let read = crate::Annotated::decode(&w.finish()).unwrap();
             assert_eq!(read, annotated);
             assert_eq!(read.data.unwrap().into_item(), (item.clone(), None));
+        }
+        let prefilled = TokenItem {
+            disaggregated_params: Some(r#"{"a":[1]}"#.into()),
+            ..item
+        };
+        let annotated = crate::Annotated::of_output(Output::of(prefilled.clone(), Some(usage)));
+        for codec in [Codec::Json, Codec::MessagePack] {
+            let mut w = PayloadWriter::new(codec);
+            annotated.write(&mut w);
+            let read = crate::Annotated::decode(&w.finish()).unwrap();
+            assert_eq!(read.data.unwrap().into_item(), (prefilled.clone(), None));
         }
     }
 }

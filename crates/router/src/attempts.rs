@@ -84,6 +84,10 @@ pub struct Attempts {
     again: bool,
     /// The last worker failed under it, and the request may be why.
     suspect: bool,
+    /// Its prompt comes from another worker.
+    transfers: bool,
+    /// A worker that failed it is not asked again.
+    once_each: bool,
 }
 
 impl Attempts {
@@ -98,6 +102,26 @@ impl Attempts {
             last_failure: None,
             again: false,
             suspect: false,
+            transfers: false,
+            once_each: false,
+        }
+    }
+
+    /// The next attempts take the prompt over from another worker: what may have been taken is not taken twice, and an engine that
+    /// fails then may be in want of what it was to take.
+    pub const fn begin_transfer(&mut self) {
+        (self.idempotent, self.transfers) = (false, true);
+    }
+
+    /// No worker is asked twice, though no other is left: somebody else does what it does not.
+    pub const fn ask_once_each(&mut self) {
+        self.once_each = true;
+    }
+
+    /// A worker has the prompt, and answers.
+    pub const fn end_transfer(&mut self) {
+        if self.transfers {
+            (self.idempotent, self.transfers) = (true, false);
         }
     }
 
@@ -169,6 +193,8 @@ impl Attempts {
     pub const fn outcome(&self, cause: FailureCause) -> Outcome {
         match Outcome::of_failure(cause) {
             Outcome::Broken if self.suspect => Outcome::Failed,
+            // A worker that waits for another's cache breaks off when that one is gone.
+            _ if self.transfers && cause.suspects_request() => Outcome::Failed,
             outcome => outcome,
         }
     }
@@ -181,7 +207,7 @@ impl Attempts {
         self.suspect |= cause.suspects_request();
         self.failed.push(worker);
         self.last_failure = Some(outcome);
-        self.again = self.phase == Phase::Opening && may_recover(cause);
+        self.again = self.phase == Phase::Opening && may_recover(cause) && !self.once_each;
         let left = match self.phase {
             Phase::Opening => &mut self.left.retries,
             Phase::Streaming | Phase::Resuming => {

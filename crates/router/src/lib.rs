@@ -40,6 +40,7 @@ mod ring;
 mod router;
 mod session;
 mod shadow;
+mod two_step;
 mod what_if;
 
 pub use attempts::{AttemptLimits, Attempts, GiveUp, NextStep, PROGRESS_TOKENS, Phase};
@@ -65,4 +66,8 @@ pub use predicted::PredictedTokens;
 pub use router::{PotentialLoad, Router};
 pub use session::SessionRow;
 pub use shadow::{ShadowChoice, ShadowPolicy, ShadowStats};
+pub use two_step::{
+    DecodeMode, Handoff, Leg, PoolState, PrefillEnd, Trouble, TwoStep, TwoStepAction,
+    TwoStepFailure, TwoStepInput, TwoStepTerms,
+};
 pub use what_if::{MovedDecision, RankShare, WeightChange, WhatIf, WhatIfSum};

@@ -81,6 +81,9 @@ pub(crate) fn append(pending: &mut TokenItem, item: TokenItem) {
     pending.tokens.extend_from_slice(&item.tokens);
     pending.logprobs.extend(item.logprobs);
     pending.cached_tokens = pending.cached_tokens.or(item.cached_tokens);
+    if item.disaggregated_params.is_some() {
+        pending.disaggregated_params = item.disaggregated_params;
+    }
     pending.finish = item.finish;
 }
 

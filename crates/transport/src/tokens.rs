@@ -38,7 +38,8 @@ impl TokenPlane {
 impl RequestPlane for TokenPlane {
     fn send(&self, worker: WorkerId, request: TokenRequest) -> SendFuture<'_> {
         Box::pin(async move {
-            let payload = GenerateRequest::of(&request).encode(self.endpoint.codec);
+            let payload =
+                GenerateRequest::of_as(&request, self.endpoint.codec).encode(self.endpoint.codec);
             let mut context = CallContext::new(worker, request.id);
             context.metadata = request.context.metadata;
             let call = self.client.call(&self.endpoint, payload, context).await?;
@@ -58,6 +59,10 @@ struct RemoteTokens {
     finish: Option<FinishReason>,
     /// What the worker said about its cache and was not handed on yet: an item without tokens is no item.
     cached_tokens: Option<u32>,
+    /// Likewise of where the prompt is, which only prefill workers say.
+    disaggregated_params: Option<Arc<str>>,
+    /// It has said so.
+    is_prefilled: bool,
     /// Why nothing more comes; told behind what came.
     failed: Option<PlaneError>,
     ended: bool,
@@ -71,6 +76,8 @@ impl RemoteTokens {
             pending: None,
             finish: None,
             cached_tokens: None,
+            disaggregated_params: None,
+            is_prefilled: false,
             failed: None,
             ended: false,
         }
@@ -103,8 +110,13 @@ impl RemoteTokens {
         // Its tokens go on at once; that it was the last is told when the answer is.
         self.finish = item.finish.take().or(self.finish);
         self.cached_tokens = item.cached_tokens.or(self.cached_tokens);
+        if item.disaggregated_params.is_some() {
+            self.disaggregated_params = item.disaggregated_params.take();
+            self.is_prefilled = true;
+        }
         if !item.tokens.is_empty() {
             item.cached_tokens = self.cached_tokens.take();
+            item.disaggregated_params = self.disaggregated_params.take();
             self.push(item);
         }
     }
@@ -143,10 +155,15 @@ impl RemoteTokens {
 
     fn end(&mut self) {
         self.ended = true;
+        // Complete, and without a reason: the worker ended it itself, or has computed a prompt, which ends nothing.
+        let unsaid = match self.is_prefilled {
+            true => FinishReason::Length,
+            false => FinishReason::Stop,
+        };
         let last = TokenItem {
             cached_tokens: self.cached_tokens.take(),
-            // Complete, and without a reason: the worker ended it itself.
-            finish: Some(self.finish.unwrap_or(FinishReason::Stop)),
+            disaggregated_params: self.disaggregated_params.take(),
+            finish: Some(self.finish.unwrap_or(unsaid)),
             ..TokenItem::default()
         };
         self.push(last);

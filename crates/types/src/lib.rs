@@ -16,7 +16,8 @@ pub use event::{KvEvent, StoredBlock, Tier};
 pub use failure::{AttemptError, FailureCause, Fault, Retry};
 pub use id::{DpRank, EngineHash, LocalHash, RequestId, SequenceHash, Token, WorkerId, WorkerRank};
 pub use request::{
-    AgentSession, FinishReason, Likelihood, RequestContext, Sampling, TokenItem, TokenRequest,
+    AgentSession, BootstrapAddress, BootstrapRoom, FinishReason, Likelihood, PrefillResult,
+    RequestContext, Sampling, TokenItem, TokenRequest,
 };
 pub use rng::Rng;
 pub use time::Time;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{DpRank, RequestId, Token, WorkerId};
+use crate::{DpRank, RequestId, Token, WorkerId, WorkerRank};
 
 /// Tokens in: what the frontend hands to a worker once a prompt is templated and tokenized.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,6 +54,41 @@ pub struct RequestContext {
     pub prompt_logprobs: Option<u32>,
     /// Whether special tokens stay out of text that the engine makes.
     pub skip_special_tokens: Option<bool>,
+    /// The rank that computes the prompt, or did, where that is not the one that answers.
+    pub prefill: Option<WorkerRank>,
+    /// Where the rank of the prompt and that of the answer meet.
+    pub bootstrap: Option<BootstrapRoom>,
+    /// What the rank of the prompt said.
+    pub prefill_result: Option<PrefillResult>,
+}
+
+/// Where decode workers meet a prefill worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BootstrapAddress {
+    /// Host name or address.
+    pub host: Arc<str>,
+    /// Port.
+    pub port: u16,
+}
+
+/// A meeting of two workers that share one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BootstrapRoom {
+    /// Where.
+    pub address: BootstrapAddress,
+    /// Unlike that of any other request under way there.
+    pub room: u64,
+    /// A UUID that names the meeting, where the workers want one.
+    pub handoff: Option<u128>,
+}
+
+/// What a prefill worker said when a prompt was computed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PrefillResult {
+    /// Where the prompt is, for the engine of the decode worker: JSON text that nobody else reads.
+    pub disaggregated_params: Arc<str>,
+    /// Tokens of the prompt that it found in its cache, where it says so.
+    pub cached_tokens: Option<u32>,
 }
 
 /// The session of an agent, as its worker is told.
@@ -132,6 +167,8 @@ pub struct TokenItem {
     pub logprobs: Vec<Likelihood>,
     /// Prompt tokens that the engine found in its cache, where it says so (usually the first item).
     pub cached_tokens: Option<u32>,
+    /// Where the prompt is, for the engine that goes on with it: JSON text, from prefill workers alone.
+    pub disaggregated_params: Option<Arc<str>>,
     /// Present on the last item only.
     pub finish: Option<FinishReason>,
 }

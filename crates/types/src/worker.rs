@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{DpRank, WorkerId};
+use crate::{BootstrapAddress, DpRank, WorkerId};
 
 /// What a source of membership says about one worker. A later record of the same id from the same source replaces the
 /// earlier one.
@@ -35,6 +35,8 @@ pub struct WorkerRecord {
     pub taints: Vec<Arc<str>>,
     /// What it computes on.
     pub device: Option<Device>,
+    /// Where decode workers meet it, if it computes prompts for others and says so.
+    pub bootstrap: Option<BootstrapAddress>,
 }
 
 impl WorkerRecord {
@@ -53,6 +55,7 @@ impl WorkerRecord {
             capacity: Capacity::default(),
             taints: Vec::new(),
             device: None,
+            bootstrap: None,
         }
     }
 }

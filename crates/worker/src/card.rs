@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 
 use kvasir_discovery::{Artefact, Card, ModelInput, ModelType, NewCard, WorkerType};
+use kvasir_types::BootstrapAddress;
 use serde_json::json;
 
 /// Slot in a card, kind, and file of a model's folder.
@@ -46,23 +47,51 @@ pub struct EngineFacts {
     pub migration_limit: u32,
 }
 
-/// The card of the model in `folder`, served under `name`. Readers are to find the folder under the same path.
-pub fn card_of_folder(folder: &Path, name: &str, facts: &EngineFacts) -> io::Result<Card> {
+/// Which part of requests a worker computes, as its card says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum CardRole {
+    /// All of it.
+    #[default]
+    Aggregated,
+    /// The prompt; decode workers meet it there, or learn from its answer where the prompt is.
+    Prefill(Option<BootstrapAddress>),
+    /// The answer.
+    Decode,
+}
+
+/// The card of the model in `folder`, served under `name` in a role. Readers are to find the folder under the same path.
+pub fn card_of_folder(
+    folder: &Path,
+    name: &str,
+    facts: &EngineFacts,
+    role: &CardRole,
+) -> io::Result<Card> {
     let folder = folder.canonicalize()?;
     let artefacts = folder_artefacts(&folder)?;
     let card = NewCard {
         name: name.into(),
         aliases: Vec::new(),
-        model_type: ModelType::TEXT,
+        model_type: match role {
+            CardRole::Prefill(_) => ModelType::NONE,
+            CardRole::Aggregated | CardRole::Decode => ModelType::TEXT,
+        },
         model_input: ModelInput::Tokens,
-        worker_type: WorkerType::Aggregated,
-        needs: Vec::new(),
+        worker_type: match role {
+            CardRole::Aggregated => WorkerType::Aggregated,
+            CardRole::Prefill(_) => WorkerType::Prefill,
+            CardRole::Decode => WorkerType::Decode,
+        },
+        needs: match role {
+            CardRole::Aggregated => Vec::new(),
+            CardRole::Prefill(_) => vec![vec![WorkerType::Decode]],
+            CardRole::Decode => vec![vec![WorkerType::Prefill]],
+        },
         kv_cache_block_size: facts.block_size,
         context_length: facts.context_length,
         migration_limit: facts.migration_limit,
         source_path: folder.to_string_lossy().into_owned(),
         artefacts,
-        runtime_config: runtime_config(facts),
+        runtime_config: runtime_config(facts, role),
     };
     card.into_card()
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
@@ -86,8 +115,8 @@ pub fn folder_artefacts(folder: &Path) -> io::Result<Vec<(&'static str, Artefact
 }
 
 /// As Dynamo's own workers write it.
-fn runtime_config(facts: &EngineFacts) -> serde_json::Value {
-    json!({
+fn runtime_config(facts: &EngineFacts, role: &CardRole) -> serde_json::Value {
+    let mut config = json!({
         "context_length": facts.context_length,
         "total_kv_blocks": facts.total_kv_blocks,
         "max_num_seqs": facts.max_num_seqs,
@@ -105,5 +134,10 @@ fn runtime_config(facts: &EngineFacts) -> serde_json::Value {
         "kv_event_publishing_enabled": true,
         "runtime_data": {},
         "enable_eagle": false,
-    })
+    });
+    if let (CardRole::Prefill(Some(address)), Some(members)) = (role, config.as_object_mut()) {
+        let meeting = json!({"bootstrap_host": &*address.host, "bootstrap_port": address.port});
+        members.insert("disaggregated_endpoint".to_owned(), meeting);
+    }
+    config
 }

@@ -24,7 +24,7 @@ mod records;
 mod reports;
 mod server;
 
-pub use card::{EngineFacts, card_of_folder, folder_artefacts};
+pub use card::{CardRole, EngineFacts, card_of_folder, folder_artefacts};
 pub use channels::EventCarrier;
 pub use generate::{ClearFuture, TokenEngine};
 pub use member::{CachePublisher, EndpointMember, LoadPublisher};

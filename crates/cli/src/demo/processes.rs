@@ -60,14 +60,32 @@ impl Processes {
         fleet.start();
         planes::discover(&fleet, &planes, app.tasks())?;
         let count = settings.get(keys::WORKERS);
-        for _ in 0..count {
-            this.engines.push(this.engine(&words, model, block_size)?);
+        let (prefill, decode) = match settings.get(keys::DISAGG) {
+            true => split(count),
+            false => (0, count),
+        };
+        let modes = [("prefill", prefill), ("decode", decode)];
+        for (mode, count) in modes.map(|(mode, count)| match prefill {
+            0 => ("agg", count),
+            _ => (mode, count),
+        }) {
+            for _ in 0..count {
+                let engine = this.engine(&words, model, block_size, mode)?;
+                this.engines.push(engine);
+            }
         }
-        let served = this.until_served(app, model, count as usize).await?;
+        let counts = (prefill as usize, decode as usize);
+        let served = this.until_served(app, model, counts).await?;
         Ok((this, served))
     }
 
-    fn engine(&self, planes: &[OsString], model: &str, block_size: u32) -> Result<Child, Failure> {
+    fn engine(
+        &self,
+        planes: &[OsString],
+        model: &str,
+        block_size: u32,
+        mode: &str,
+    ) -> Result<Child, Failure> {
         let blocks = CACHE_TOKENS / block_size.max(1);
         let spawned = Command::new(std::env::current_exe()?)
             .arg("mocker")
@@ -75,6 +93,7 @@ impl Processes {
             .arg("--model-path")
             .arg(self.folder.join("model"))
             .args(["--model-name", model, "--workers", "1", "--speedup", "1"])
+            .args(["--disaggregation-mode", mode])
             .args(["--block-size", &block_size.to_string()])
             .args(["--num-blocks", &blocks.to_string()])
             .args(["--max-model-len", &CONTEXT_LENGTH.to_string()])
@@ -100,17 +119,20 @@ impl Processes {
         }
     }
 
-    /// Waits until so many workers serve the model.
+    /// Waits until so many workers compute prompts for others, and so many serve the model.
     async fn until_served(
         &mut self,
         app: &App,
         model: &str,
-        count: usize,
+        (prefill, count): (usize, usize),
     ) -> Result<Arc<ServedModel>, Failure> {
         let looks = START_MAX.as_millis() / LOOK_EVERY.as_millis();
         for _ in 0..looks {
+            let pools = app.prefill_pools().all();
+            let in_pools: usize = pools.iter().map(|pool| pool.specs().len()).sum();
             if let Some(model) = app.models().get(model)
                 && model.specs().len() == count
+                && in_pools == prefill
             {
                 return Ok(model);
             }
@@ -133,6 +155,12 @@ impl Drop for Processes {
         }
         let _ = fs::remove_dir_all(&self.folder);
     }
+}
+
+/// How many of so many engines compute prompts, and how many answer: at least one of each.
+pub(super) fn split(workers: u32) -> (u32, u32) {
+    let workers = workers.max(2);
+    (workers / 2, workers - workers / 2)
 }
 
 /// What puts a process on the demo's planes.

@@ -6,22 +6,26 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_config::{PlaneCodec, Settings, keys};
-use kvasir_discovery::{Card, Store};
+use kvasir_config::{DisaggregationMode, PlaneCodec, Settings, keys};
+use kvasir_discovery::{Card, EndpointName, Store};
 use kvasir_mocker::{
-    CacheFaults, Fault, Faults, MockServer, MockServerOptions, Observer, PlaneEngine,
-    PlaneReporter, Worker, WorkerOptions,
+    CacheFaults, Fault, Faults, MeetingPoint, MockServer, MockServerOptions, Observer, Part,
+    PlaneEngine, PlaneReporter, PrefillPart, Worker, WorkerOptions,
 };
 use kvasir_planes::event_carrier;
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
 use kvasir_transport::local_address;
-use kvasir_types::Codec;
-use kvasir_worker::{EngineFacts, MemberOptions, Membership, RequestServer, card_of_folder};
+use kvasir_types::{BootstrapAddress, Codec};
+use kvasir_worker::{
+    CardRole, EngineFacts, MemberOptions, Membership, RequestServer, card_of_folder,
+};
 
 use crate::planes;
 use crate::wiring::{self, BadConfig, Failure};
 
+/// The component of those who compute prompts for others.
+const PREFILL_COMPONENT: &str = "prefill";
 /// Requests are taken for at least this long after the worker has left, from those who have not heard of it.
 const LEAVE_GRACE: Duration = Duration::from_millis(500);
 /// How often it is looked whether all is answered.
@@ -39,12 +43,29 @@ struct Plan {
     store: Arc<dyn Store>,
     server: RequestServer,
     member: MemberOptions,
+    /// What the card of each of them is made of.
+    card: CardPlan,
     worker: WorkerOptions,
     door: MockServerOptions,
     event_faults: Vec<Fault>,
     requests_max: Option<usize>,
     clock: Clock,
     tasks: Tasks,
+}
+
+/// What a card is made of, and which part of requests its worker computes.
+struct CardPlan {
+    folder: String,
+    facts: EngineFacts,
+    mode: DisaggregationMode,
+    /// The first one's port where decode workers meet it.
+    bootstrap_port: Option<u16>,
+    /// Where others reach this process.
+    host: String,
+    /// How long handing over a token of a prompt takes.
+    per_token: Duration,
+    /// How calls of tools and reasoning are found in the answers: the card's fields and what they say.
+    parsers: Vec<(&'static str, String)>,
 }
 
 /// Serves until a signal.
@@ -113,14 +134,21 @@ impl Plan {
             ranks: worker.ranks,
             migration_limit: settings.get(keys::MIGRATION_LIMIT),
         };
-        let card = card_of_folder(Path::new(&folder), &door.model, &facts)
-            .map_err(|error| BadConfig(format!("--model-path {folder}: {error}")))?;
-        let card = with_parsers(&card, settings)?;
         let host = settings.get(keys::TCP_RPC_HOST);
         let host = host.unwrap_or_else(|| local_address().to_string());
+        let card_plan = CardPlan {
+            folder,
+            facts,
+            mode: settings.get(keys::DISAGGREGATION_MODE),
+            bootstrap_port: settings.get(keys::BOOTSTRAP_PORTS),
+            host: host.clone(),
+            per_token: transfer_time(settings),
+            parsers: parsers(settings),
+        };
+        let card = card_plan.card(&door.model, None)?;
         let link = planes::nats_link(settings, tasks)?;
         let server = kvasir_planes::listen(settings, &host, &link, tasks).await?;
-        let endpoint = kvasir_planes::endpoint(settings);
+        let endpoint = endpoint(settings);
         let faults = settings.get(keys::EVENT_FAULT_AT_START);
         let faults: Result<Vec<Fault>, _> = faults.iter().map(|text| text.parse()).collect();
         Ok(Self {
@@ -138,6 +166,7 @@ impl Plan {
                 },
                 outbox: None,
             },
+            card: card_plan,
             worker,
             door,
             event_faults: faults?,
@@ -157,8 +186,10 @@ impl Plan {
                 return Err(BadConfig(text).into());
             }
         }
+        let meeting = self.card.meeting(at, &self.tasks).await?;
         let options = MemberOptions {
             outbox: Some(Arc::clone(&cache_faults) as _),
+            card: self.card.card(&self.door.model, meeting.as_deref())?,
             ..self.member.clone()
         };
         let membership = Membership::open(&*self.store, options, self.clock, &self.tasks).await?;
@@ -190,7 +221,8 @@ impl Plan {
             None => Arc::new(Faults::new(faults, seed)),
         };
         let engine = PlaneEngine::new(worker, faults, &self.tasks);
-        let engine = Arc::new(engine.with_requests_max(self.requests_max));
+        let engine = engine.with_requests_max(self.requests_max);
+        let engine = Arc::new(engine.computing(self.card.part(meeting)));
         membership.announce(&self.server, engine).await?;
         self.say(&membership, door.as_ref());
         let _door = door;
@@ -217,18 +249,88 @@ fn requests_max(settings: &Settings) -> Option<usize> {
     Some((running as usize).saturating_add(waiting as usize))
 }
 
-/// The same card, which says how calls of tools and reasoning are found in the answers.
-fn with_parsers(card: &Card, settings: &Settings) -> Result<Card, Failure> {
-    let mut json = card.to_json();
-    for (field, named) in [
-        ("tool_call_parser", keys::DYN_TOOL_CALL_PARSER),
-        ("reasoning_parser", keys::DYN_REASONING_PARSER),
-    ] {
-        if let Some(name) = settings.get(named)
-            && let Some(runtime) = json.get_mut("runtime_config")
-        {
-            runtime[field] = name.into();
+/// How calls of tools and reasoning are found in the answers.
+fn parsers(settings: &Settings) -> Vec<(&'static str, String)> {
+    let named = [
+        ("tool_call_parser", settings.get(keys::DYN_TOOL_CALL_PARSER)),
+        ("reasoning_parser", settings.get(keys::DYN_REASONING_PARSER)),
+    ];
+    let named = named.into_iter();
+    named
+        .filter_map(|(field, name)| Some((field, name?)))
+        .collect()
+}
+
+impl CardPlan {
+    /// The card of a worker that is met there, if anywhere.
+    fn card(&self, model: &str, meeting: Option<&MeetingPoint>) -> Result<Card, Failure> {
+        let address = meeting.map(|meeting| BootstrapAddress {
+            host: self.host.as_str().into(),
+            port: meeting.address().port(),
+        });
+        let role = match self.mode {
+            DisaggregationMode::Agg => CardRole::Aggregated,
+            DisaggregationMode::Prefill => CardRole::Prefill(address),
+            DisaggregationMode::Decode => CardRole::Decode,
+        };
+        let folder = &self.folder;
+        let card = card_of_folder(Path::new(folder), model, &self.facts, &role)
+            .map_err(|error| BadConfig(format!("--model-path {folder}: {error}")))?;
+        let mut json = card.to_json();
+        for (field, name) in &self.parsers {
+            if let Some(runtime) = json.get_mut("runtime_config") {
+                runtime[*field] = name.as_str().into();
+            }
+        }
+        Ok(Card::parse(&json)?)
+    }
+
+    /// Where decode workers meet worker number `at`, if they do.
+    async fn meeting(&self, at: u32, tasks: &Tasks) -> Result<Option<Arc<MeetingPoint>>, Failure> {
+        let first = self.bootstrap_port;
+        let Some(first) = first.filter(|_| self.mode == DisaggregationMode::Prefill) else {
+            return Ok(None);
+        };
+        let any = SocketAddr::from(([0, 0, 0, 0], first));
+        let address = super::nth(any, at)?;
+        let meeting = MeetingPoint::open_at(address, tasks).await;
+        let meeting = meeting.map_err(|error| {
+            format!(
+                "cannot listen on {address}: {error}; choose another port with --bootstrap-ports"
+            )
+        })?;
+        Ok(Some(meeting))
+    }
+
+    /// What a worker computes that is met there, if anywhere.
+    fn part(&self, meeting: Option<Arc<MeetingPoint>>) -> Part {
+        match self.mode {
+            DisaggregationMode::Agg => Part::Whole,
+            DisaggregationMode::Prefill => Part::Prefill(PrefillPart {
+                per_token: self.per_token,
+                meeting,
+            }),
+            DisaggregationMode::Decode => Part::Decode,
         }
     }
-    Ok(Card::parse(&json)?)
+}
+
+/// How long handing over a token of a prompt takes.
+fn transfer_time(settings: &Settings) -> Duration {
+    let gigabytes = settings.get(keys::KV_TRANSFER_BANDWIDTH);
+    let bytes = settings.get(keys::KV_BYTES_PER_TOKEN) as f64;
+    match gigabytes > 0.0 {
+        true => Duration::try_from_secs_f64(bytes / (gigabytes * 1e9)).unwrap_or_default(),
+        false => Duration::ZERO,
+    }
+}
+
+/// Where it is found: as the options say, else as Dynamo has it for what it computes.
+fn endpoint(settings: &Settings) -> EndpointName {
+    let mut endpoint = kvasir_planes::endpoint(settings);
+    let prefill = settings.get(keys::DISAGGREGATION_MODE) == DisaggregationMode::Prefill;
+    if prefill && settings.get(keys::ENDPOINT).is_none() {
+        endpoint.component = PREFILL_COMPONENT.to_owned();
+    }
+    endpoint
 }

@@ -108,6 +108,9 @@ fn one(decision: &Value, now_ms: u64) -> String {
     if let Some(again) = again(decision) {
         line("again", again);
     }
+    if let Some(prefill) = decision.get("prefill") {
+        line("prefill", went_to(prefill));
+    }
     line("went to", went_to(decision));
     let excluded = excluded(decision);
     if let Some(excluded) = excluded {
@@ -121,6 +124,11 @@ fn one(decision: &Value, now_ms: u64) -> String {
     }
     for (title, text) in outcome(decision) {
         line(title, text);
+    }
+    if let Some(prefill) = decision.get("prefill") {
+        out.push_str("\nprefill workers:\n");
+        out.push_str(&candidates(prefill));
+        out.push_str("\ndecode workers:\n");
     }
     out.push_str(&candidates(decision));
     out

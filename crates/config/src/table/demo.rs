@@ -15,6 +15,10 @@ options! { DEMO_ROWS, Group::Demo, Scope::DEMO;
     PROCESSES: bool = "processes" =>
         env(&[var("KVASIR_DEMO_PROCESSES")]).default("false").effective();
 
+    /// Compute prompts on half of the mock engines and answers on the others, each in a process of its own.
+    DISAGG: bool = "disagg" =>
+        env(&[var("KVASIR_DEMO_DISAGG")]).default("false").effective();
+
     /// Send sample conversations and print a live summary.
     TRAFFIC: bool = "traffic" =>
         env(&[var("KVASIR_DEMO_TRAFFIC")]).default("false").common().effective();

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::choice::{PrefillFailure, TransferEnforcement};
+use crate::choice::{DisaggregationMode, PrefillFailure, TransferEnforcement};
 use crate::command::Scope;
 use crate::rule_text::CONDITIONAL_DISAGG;
 use crate::spec::{Group, options, var};
@@ -26,16 +26,36 @@ options! { DISAGG_ROWS, Group::Disagg, Scope::SERVE;
 
     /// What to do with a request whose prefill worker fails before anything was streamed.
     ROUTER_PREFILL_FAILURE: PrefillFailure = "router-prefill-failure" =>
-        env(&[var("KVASIR_ROUTER_PREFILL_FAILURE")]).default("fallback");
+        env(&[var("KVASIR_ROUTER_PREFILL_FAILURE")]).default("fallback").effective();
 
-    /// Removed: refuse decode-only service while prefill workers are missing.
+    /// Fail requests of a model with decode workers while it has no prefill workers, and those whose prefill fails.
+    ///
+    /// Without it, decode workers compute prompts themselves then.
     ENFORCE_DISAGG: bool = "enforce-disagg" =>
-        env(&[var("DYN_ENFORCE_DISAGG")]).default("false")
-        .ignored("use --router-prefill-failure fail");
+        env(&[var("DYN_ENFORCE_DISAGG")]).default("false").effective();
 
-    /// Serve from decode workers alone while prefill workers are missing.
+    /// Serve from decode workers alone while prefill workers are missing, though disaggregation is enforced.
     DECODE_FALLBACK: bool = "decode-fallback" =>
-        env(&[var("DYN_DECODE_FALLBACK")]).default("false");
+        env(&[var("DYN_DECODE_FALLBACK")]).default("false").effective();
+
+    /// Which part of a request a mock engine computes, with --discovery-backend.
+    DISAGGREGATION_MODE: DisaggregationMode = "disaggregation-mode" =>
+        scope(Scope::MOCKER).env(&[var("KVASIR_DISAGGREGATION_MODE")]).default("agg").effective();
+
+    /// Port where decode workers meet the first mock engine in mode prefill; each further one takes the next.
+    ///
+    /// Without it, a prefill's answer says where the prompt is.
+    BOOTSTRAP_PORTS: Option<u16> = "bootstrap-ports" =>
+        scope(Scope::MOCKER).env(&[var("KVASIR_BOOTSTRAP_PORTS")]).metavar("PORT").effective();
+
+    /// Gigabytes a second that a mock engine in mode prefill hands over; 0: no time is taken.
+    KV_TRANSFER_BANDWIDTH: f64 = "kv-transfer-bandwidth" =>
+        scope(Scope::MOCKER).env(&[var("KVASIR_KV_TRANSFER_BANDWIDTH")]).default("64.0")
+        .floats(0.0, 1e6).effective();
+
+    /// Bytes of a token's keys and values, for that time.
+    KV_BYTES_PER_TOKEN: u64 = "kv-bytes-per-token" =>
+        scope(Scope::MOCKER).env(&[var("KVASIR_KV_BYTES_PER_TOKEN")]).default("131072").effective();
 
     /// Keep KV transfers inside a topology domain.
     TOPOLOGY_ENABLED: bool = "topology-enabled" =>

@@ -236,14 +236,12 @@ fn notices() {
         ("DYN_ROUTER_MOD", "kv"),
         ("DYN_HTTP_PROT", "1"),
         ("KVASIR_COLOUR", "blue"),
-        ("DYN_ENFORCE_DISAGG", "1"),
     ];
     expect![[r#"
         --kserve-grpc-server (flag) has no effect yet: this version accepts it and does not act on it
         --admission-control (flag) is ignored: use the busy thresholds and the queue
         --router-durable-kv-events (flag) is deprecated: leave it out, since workers keep their own events for replay
         --router-durable-kv-events (flag) has no effect yet: this version accepts it and does not act on it
-        --enforce-disagg (variable DYN_ENFORCE_DISAGG) is ignored: use --router-prefill-failure fail
         variable DYN_HTTP_PROT is set, but no option reads it. Did you mean DYN_HTTP_PORT?
         variable DYN_ROUTER_MOD is set, but no option reads it. Did you mean DYN_ROUTER_MODE?
         variable KVASIR_COLOUR is set, but no option reads it

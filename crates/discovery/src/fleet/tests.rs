@@ -162,16 +162,25 @@ fn workers_of_one_model_have_one_tokenizer_wherever_they_are() {
 #[test]
 fn a_role_is_there_when_those_that_it_needs_are() {
     let mut rig = Rig::new();
-    rig.worker(
-        "backend",
-        1,
-        in_role("decode", json!([["prefill"], ["encode", "aggregated"]])),
-    );
-    let view = rig.0.view();
-    assert!(view.workers.is_empty() && !view.notes.first().unwrap().is_refusal());
     let mut prefill = in_role("prefill", json!([["decode"]]));
     prefill["model_type"] = "".into();
+    prefill["runtime_config"]["disaggregated_endpoint"] =
+        json!({"bootstrap_host": "10.0.0.2", "bootstrap_port": 9411});
     rig.worker("prefill", 2, prefill);
+    let view = rig.0.view();
+    assert!(view.workers.is_empty() && !view.notes.first().unwrap().is_refusal());
+    // Who answers needs nobody: it can compute prompts, too.
+    rig.worker("backend", 1, in_role("decode", json!([["prefill"]])));
+    let view = rig.0.view();
+    let bootstrap = view.workers[&2].record.bootstrap.clone().unwrap();
+    assert_eq!((&*bootstrap.host, bootstrap.port), ("10.0.0.2", 9411));
+    rig.leave("prefill", 2);
+    assert_eq!(rig.ids(), [1]);
+    rig.worker("prefill", 2, {
+        let mut prefill = in_role("prefill", json!([["decode"]]));
+        prefill["model_type"] = "".into();
+        prefill
+    });
     let view = rig.0.view();
     assert_eq!(view.workers[&1].record.role, Role::Decode);
     assert_eq!(view.workers[&2].record.role, Role::Prefill);

@@ -80,6 +80,23 @@ fn long_prompts_are_computed_in_pieces_beside_decodes() {
     );
 }
 
+/// A prompt that another engine hands over takes its room and one token of a step; thrown out, it is computed like any other.
+#[test]
+fn a_prompt_that_is_handed_over_is_not_computed() {
+    let mut engine = Engine::new(small()).unwrap();
+    let mut handed = request(1, &tokens(0, 30), 4, 3);
+    handed.prompt = handed.prompt.transferred();
+    engine.admit(handed).unwrap();
+    let mut step = Step::default();
+    engine.step(&mut step);
+    assert_eq!((step.prefill_tokens, step.outputs.len()), (1, 1));
+    assert_eq!(engine.load().used_blocks, 8);
+    engine.verify();
+    let rest = run(&mut engine);
+    assert_eq!(rest.iter().map(|step| step.outputs.len()).sum::<usize>(), 2);
+    engine.verify();
+}
+
 /// Two requests that together outgrow the pool: the later one is preempted and computed again, mostly
 /// from its own blocks, and both get all their tokens.
 #[test]

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::App;
 use crate::http::reply::{self, Reply};
 use crate::http::routes::percent_decode;
-use crate::models::ServedModel;
+use crate::models::{Models, ServedModel};
 
 /// What is said of a request that nobody knows, or knows no more.
 const NO_DECISION: &str = "no decision about this request is remembered; the latest ones are kept";
@@ -147,8 +147,13 @@ pub(crate) fn decision(app: &App, id: &str) -> Reply {
     let named = |name| app.observer().outcomes().named(name);
     let requests = [RequestId::parse(bare), named(id), named(bare)];
     for request in requests.into_iter().flatten() {
-        if let Some(mut row) = explained(app, request) {
+        if let Some(mut row) = explained(app, app.models(), request) {
             add_origin(app, &mut row);
+            if let Some(mut prefill) = explained(app, app.prefill_pools(), request) {
+                add_origin(app, &mut prefill);
+                prefill["outcome"] = Value::Null;
+                row["prefill"] = prefill;
+            }
             return reply::json(StatusCode::OK, row.to_string());
         }
     }
@@ -165,8 +170,8 @@ fn add_origin(app: &App, row: &mut Value) {
     }
 }
 
-fn explained(app: &App, request: RequestId) -> Option<Value> {
-    let models = app.models().of_routers();
+fn explained(app: &App, models: &Models, request: RequestId) -> Option<Value> {
+    let models = models.of_routers();
     models.iter().find_map(|model| {
         model.host.ask(|router| {
             let decision = router.explain(request)?;

@@ -94,6 +94,8 @@ pub(crate) fn metrics(app: &App) -> Reply {
     }
     let bodies = app.http().bodies.used();
     app.metrics().http_body_bytes.set(bodies as f64);
+    app.prefill_pools()
+        .measure(app.metrics(), app.clock().now());
     app.models().measure(app.metrics(), app.clock().now());
     app.text_counts().add(&app.models().all(), app.metrics());
     let mut page = String::new();

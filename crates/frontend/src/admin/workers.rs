@@ -19,7 +19,7 @@ use super::read_short;
 use crate::App;
 use crate::fleet::members::{JoinOutcome, Member, MemberState, MembersError, SourceName};
 use crate::http::reply::{self, Reply};
-use crate::models::ServedModel;
+use crate::models::{ServedModel, model_of_prefill_pool};
 
 /// `GET /workers`: who serves what, and how busy the router thinks they are; apart from them, who is a
 /// member and serves nothing.
@@ -27,7 +27,8 @@ pub(crate) fn workers(app: &App) -> Reply {
     let members: BTreeMap<WorkerId, Member> = app.members().list().into_iter().collect();
     let mut rows = Vec::new();
     let mut serving: BTreeSet<WorkerId> = BTreeSet::new();
-    for model in app.models().all() {
+    let pools = app.prefill_pools().all();
+    for model in app.models().all().into_iter().chain(pools) {
         let specs = model.specs();
         serving.extend(specs.iter().map(|spec| spec.id));
         let row = |router: &Router, spec| {
@@ -69,7 +70,7 @@ fn served_row(model: &Arc<ServedModel>, router: &Router, spec: &WorkerSpec) -> V
     let member = router.fleet().member(spec.id);
     json!({
         "worker_id": spec.id.0,
-        "model": &*model.name,
+        "model": model_of_prefill_pool(&model.name),
         "url": model.url_of(spec.id),
         "tokens_from": model.tokens_from(),
         "state": MemberState::Serving.name(),
@@ -154,6 +155,7 @@ fn add_member(row: &mut Value, member: &Member) {
     row["origins"] = origins.into();
     row["sources"] = sources(member);
     row["address"] = plane_address(member).into();
+    row["role"] = record.role.name().into();
     row["told"] = json!({
         "block_size": record.block_size,
         "data_parallel_size": record.ranks,

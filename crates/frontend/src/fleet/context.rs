@@ -17,6 +17,8 @@ pub struct FleetContext {
     pub host: HostContext,
     /// The models that its workers serve.
     pub models: Arc<Models>,
+    /// The pools of workers that compute the prompts of models for others.
+    pub prefill_pools: Arc<Models>,
     /// Which workers there are to be.
     pub members: Members,
     /// Replicas that are named.

@@ -15,7 +15,7 @@ use kvasir_discovery::{
     Bucket, Change, FleetJoin, FleetNote, FoundWorker, Namespaces, RESTORE_GRACE, Store, Watch,
 };
 use kvasir_text::TextModel;
-use kvasir_types::ModelCard;
+use kvasir_types::{ModelCard, Role};
 use serde_json::Value;
 
 use super::Fleet;
@@ -278,7 +278,16 @@ impl Follower {
                 ),
             };
             let mut texts = self.fleet.card_texts();
-            texts.insert(card.name.as_str().into(), text);
+            let name = Arc::<str>::from(card.name.as_str());
+            match worker.record.role {
+                // Requests name the card of who answers.
+                Role::Prefill => {
+                    texts.entry(name).or_insert(text);
+                }
+                Role::Aggregated | Role::Decode => {
+                    texts.insert(name, text);
+                }
+            }
         }
         true
     }

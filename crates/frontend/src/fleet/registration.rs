@@ -20,6 +20,7 @@ use kvasir_upstream::{EventSource, Facts, RankLoad, event_sources};
 use tokio::sync::Notify;
 
 use super::event_addresses::contradiction;
+use super::roster::Pool;
 use super::subscribe::EngineSubscriptions;
 use super::{BATCH_ASSUMED, BLOCK_SIZE, CONTEXT_LENGTH, Fleet};
 use crate::models::links::WorkerLink;
@@ -85,6 +86,11 @@ impl Registration {
         }
     }
 
+    /// Where it is listed.
+    fn pool(&self) -> Pool {
+        Pool::of(self.record.role)
+    }
+
     /// Whether it serves any model.
     pub(super) fn is_serving(&self) -> bool {
         !self.serves.is_empty()
@@ -92,9 +98,14 @@ impl Registration {
 
     /// Another record counts, or another way leads to the worker.
     pub(super) fn update(&mut self, record: &Arc<WorkerRecord>, link: WorkerLink) {
+        if self.pool() != Pool::of(record.role) {
+            self.leave();
+            self.disclaim(|_| true);
+        }
         self.record = Arc::clone(record);
         for model in self.serves.values() {
             model.links().insert(self.id, link.clone());
+            model.links().set_part(record);
         }
         self.link = link;
     }
@@ -170,7 +181,8 @@ impl Registration {
     /// The worker serves these models no more.
     fn disclaim(&mut self, gone: impl Fn(&Arc<str>) -> bool) {
         let names = self.claimed.extract_if(.., |name| gone(name));
-        self.fleet.disclaim(self.id, names);
+        self.fleet
+            .disclaim(self.id, Pool::of(self.record.role), names);
     }
 
     /// The models that the worker lists, by name.
@@ -184,14 +196,15 @@ impl Registration {
                 is_name
             });
             let new: Vec<ModelSpec> = family.iter().map(|m| self.new_model(m, facts)).collect();
-            let claimed = self.fleet.claim(self.id, self.link.kind(), &new);
+            let place = (self.pool(), self.link.kind());
+            let claimed = self.fleet.claim(self.id, place, &new);
             for ((model, new), claimed) in family.iter().zip(new).zip(claimed) {
                 let Some(ours) = claimed else {
                     refused += 1;
                     continue;
                 };
                 self.claimed.insert(Arc::clone(&new.name));
-                if let Some(root) = facts.root_of(model) {
+                if let Some(root) = facts.root_of(model).filter(|_| self.pool() == Pool::Answer) {
                     tokenize::announce(self.fleet.tasks(), &ours, root);
                 }
                 served.insert(new.name, ours);
@@ -208,10 +221,13 @@ impl Registration {
 
     fn new_model(&self, model: &ModelCard, facts: &Facts) -> ModelSpec {
         ModelSpec {
-            name: model.name.as_str().into(),
+            name: self.pool().name(&model.name),
             block_size: self.block_size(facts),
             context_length: facts.max_model_len_of(model).unwrap_or(CONTEXT_LENGTH),
-            parent: model.parent.as_deref().map(Into::into),
+            parent: model
+                .parent
+                .as_deref()
+                .map(|parent| self.pool().name(parent)),
             migration_limit: model.migration_limit,
         }
     }
@@ -277,6 +293,7 @@ impl Registration {
             return;
         }
         for model in models {
+            model.links().set_part(&self.record);
             model.admit(&spec, self.link.clone());
             self.serves
                 .insert(Arc::clone(&model.name), Arc::clone(model));
@@ -339,7 +356,7 @@ impl Registration {
         block_size: u32,
         sources: &BTreeMap<u32, EventSource>,
     ) {
-        let (models, snapshot) = (&self.fleet.context.models, &self.fleet.snapshot);
+        let (models, snapshot) = (self.fleet.listed(self.pool()), &self.fleet.snapshot);
         let url = self.record.transport.to_string();
         for rank in spec.rank_iter() {
             let unusable = match sources.contains_key(&rank.rank.0) {

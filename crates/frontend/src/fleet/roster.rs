@@ -10,15 +10,57 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use kvasir_host::{ModelEntry, ModelSpec, Routers};
-use kvasir_types::{TransportKind, WorkerId};
+use kvasir_host::{ModelEntry, ModelSpec, RouterHost, Routers};
+use kvasir_types::{Role, TransportKind, WorkerId};
 
 use super::Fleet;
 use crate::models::tokenize::TokenSources;
-use crate::models::{Models, ServedModel};
+use crate::models::{Models, ServedModel, model_of_prefill_pool, prefill_pool_name};
 
-/// Who claims which model.
-pub(super) type Claims = BTreeMap<Arc<str>, BTreeSet<WorkerId>>;
+/// Who claims which model, among those who answer and among those who compute prompts for others.
+pub(super) type Claims = BTreeMap<(Pool, Arc<str>), BTreeSet<WorkerId>>;
+
+/// Where the workers of a model are listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Pool {
+    /// Among those who answer its requests.
+    Answer,
+    /// Among those who compute its prompts for others.
+    Prefill,
+}
+
+impl Pool {
+    /// That of workers of this role.
+    pub(super) const fn of(role: Role) -> Self {
+        match role {
+            Role::Prefill => Self::Prefill,
+            Role::Aggregated | Role::Decode => Self::Answer,
+        }
+    }
+
+    /// What a model is called there.
+    pub(super) fn name(self, model: &str) -> Arc<str> {
+        match self {
+            Self::Answer => model.into(),
+            Self::Prefill => prefill_pool_name(model).into(),
+        }
+    }
+}
+
+/// The routers of both lists.
+pub(super) struct RoutersOfPools(pub(super) Arc<Models>, pub(super) Arc<Models>);
+
+impl Routers for RoutersOfPools {
+    fn all(&self) -> Vec<Arc<RouterHost>> {
+        let mut all = Routers::all(&*self.0);
+        all.extend(Routers::all(&*self.1));
+        all
+    }
+
+    fn named(&self, name: &str) -> Option<Arc<RouterHost>> {
+        self.0.named(name).or_else(|| self.1.named(name))
+    }
+}
 
 impl Fleet {
     /// The models of these names, made if they are new, and claimed by `worker`. `family` is what one engine serves from
@@ -26,18 +68,18 @@ impl Fleet {
     pub(super) fn claim(
         &self,
         worker: WorkerId,
-        transport: TransportKind,
+        (pool, transport): (Pool, TransportKind),
         family: &[ModelSpec],
     ) -> Vec<Option<Arc<ServedModel>>> {
         let mut claims = self.claims();
-        let mut beside = self.there_already(family);
+        let mut beside = self.there_already(pool, family);
         let mut claimed = Vec::with_capacity(family.len());
         for new in family {
-            let known = self.context.models.get(&new.name);
-            let served = known.or_else(|| self.make(new, beside.as_ref(), transport));
+            let known = self.listed(pool).get(&new.name);
+            let served = known.or_else(|| self.make(new, beside.as_ref(), (pool, transport)));
             if let Some(model) = &served {
                 beside.get_or_insert_with(|| Arc::clone(model));
-                let claims = claims.entry(Arc::clone(&new.name)).or_default();
+                let claims = claims.entry((pool, Arc::clone(&new.name))).or_default();
                 claims.insert(worker);
             }
             claimed.push(served);
@@ -46,16 +88,22 @@ impl Fleet {
     }
 
     /// `worker` does not serve these models, or is not wanted any more.
-    pub(super) fn disclaim(&self, worker: WorkerId, names: impl IntoIterator<Item = Arc<str>>) {
-        let (models, mut forgotten) = (&self.context.models, Vec::new());
+    pub(super) fn disclaim(
+        &self,
+        worker: WorkerId,
+        pool: Pool,
+        names: impl IntoIterator<Item = Arc<str>>,
+    ) {
+        let (models, mut forgotten) = (self.listed(pool), Vec::new());
         let mut claims = self.claims();
         for name in names {
-            let Some(of_model) = claims.get_mut(&name) else {
+            let key = (pool, Arc::clone(&name));
+            let Some(of_model) = claims.get_mut(&key) else {
                 continue;
             };
             of_model.remove(&worker);
             if of_model.is_empty() {
-                claims.remove(&name);
+                claims.remove(&key);
                 tracing::info!(model = %name, "nobody serves it any more: model forgotten");
                 forgotten.extend(models.take(&name));
             }
@@ -73,8 +121,8 @@ impl Fleet {
     }
 
     /// A model of the family, or one whose router has the name of one.
-    fn there_already(&self, family: &[ModelSpec]) -> Option<Arc<ServedModel>> {
-        let models = &self.context.models;
+    fn there_already(&self, pool: Pool, family: &[ModelSpec]) -> Option<Arc<ServedModel>> {
+        let models = self.listed(pool);
         let by_name = family.iter().find_map(|new| models.get(&new.name));
         by_name.or_else(|| {
             let names: BTreeSet<&str> = family.iter().map(|new| &*new.name).collect();
@@ -87,15 +135,17 @@ impl Fleet {
         &self,
         new: &ModelSpec,
         beside: Option<&Arc<ServedModel>>,
-        transport: TransportKind,
+        (pool, transport): (Pool, TransportKind),
     ) -> Option<Arc<ServedModel>> {
-        let models = &self.context.models;
+        let models = self.listed(pool);
         if models.len() >= Models::MAX {
             tracing::debug!(model = %new.name, max = Models::MAX, "too many models");
             return None;
         }
         let fill = |model: &ServedModel| {
-            model.host.link_sessions(Arc::clone(&self.sessions) as _);
+            if pool == Pool::Answer {
+                model.host.link_sessions(Arc::clone(&self.sessions) as _);
+            }
             if beside.is_none_or(|other| !Arc::ptr_eq(&other.host, &model.host)) {
                 let routers: Arc<dyn Routers> = Arc::clone(models) as _;
                 self.snapshot.restore(&model.host, Arc::downgrade(&routers));
@@ -103,8 +153,20 @@ impl Fleet {
         };
         let make = || {
             let beside = beside.map(|other| other.model());
-            let model = self.setup.make(new, beside, &self.context.host);
-            ServedModel::new(model, self.tokens_of(new), transport)
+            match pool {
+                Pool::Answer => {
+                    let model = self.setup.make(new, beside, &self.context.host);
+                    ServedModel::new(model, self.tokens_of(new), transport)
+                }
+                Pool::Prefill => {
+                    let setup = self.setup.for_prefill();
+                    let mut model = setup.make(new, beside, &self.context.host);
+                    // Blocks are cached under the adapter's name, not under the pool's.
+                    let name = model_of_prefill_pool(&new.name);
+                    model.lora = model.lora.map(|_| name.into());
+                    ServedModel::new(model, TokenSources::default(), transport)
+                }
+            }
         };
         Some(models.make(make, fill))
     }
@@ -122,6 +184,14 @@ impl Fleet {
         };
         let (tools, reasoning) = card.parsers;
         tokens.with_formats(&new.name, tools.as_deref(), reasoning.as_deref())
+    }
+
+    /// Where the models of a pool are listed.
+    pub(super) fn listed(&self, pool: Pool) -> &Arc<Models> {
+        match pool {
+            Pool::Answer => &self.context.models,
+            Pool::Prefill => &self.context.prefill_pools,
+        }
     }
 
     fn claims(&self) -> MutexGuard<'_, Claims> {

@@ -7,11 +7,13 @@
 //! while nobody is.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kvasir_transport::RequestPlane;
-use kvasir_types::{Codec, PlaneEndpoint, TransportKind, WorkerId};
+use kvasir_types::{
+    BootstrapAddress, Codec, PlaneEndpoint, Role, TransportKind, WorkerId, WorkerRecord,
+};
 use kvasir_upstream::Pool;
 
 /// The way to one worker. Clones are one.
@@ -80,8 +82,18 @@ impl Transports {
 /// The ways to the workers of one model, by id.
 pub(crate) struct Links {
     by_id: RwLock<HashMap<WorkerId, WorkerLink>>,
+    /// Workers that compute a part of requests, and where those who compute another part meet them.
+    parts: RwLock<HashMap<WorkerId, WorkerPart>>,
     /// A [`Transports`] as a number, so that a request reads it without the lock.
     transports: AtomicU8,
+    /// Some worker computes answers to prompts that others have computed.
+    has_decode: AtomicBool,
+}
+
+/// The part of a request that a worker computes, where that is not all of it.
+struct WorkerPart {
+    role: Role,
+    bootstrap: Option<BootstrapAddress>,
 }
 
 impl Links {
@@ -93,7 +105,9 @@ impl Links {
         };
         Self {
             by_id: RwLock::default(),
+            parts: RwLock::default(),
             transports: AtomicU8::new(expected as u8),
+            has_decode: AtomicBool::new(false),
         }
     }
 
@@ -105,6 +119,36 @@ impl Links {
             _ if number == Transports::Both as u8 => Transports::Both,
             _ => Transports::Http,
         }
+    }
+
+    /// Whether some worker computes answers to prompts that others have computed.
+    pub(crate) fn has_decode(&self) -> bool {
+        self.has_decode.load(Ordering::Relaxed)
+    }
+
+    /// Where decode workers meet a worker, if it says so.
+    pub(crate) fn bootstrap(&self, worker: WorkerId) -> Option<BootstrapAddress> {
+        let parts = self.parts.read().unwrap_or_else(PoisonError::into_inner);
+        parts.get(&worker)?.bootstrap.clone()
+    }
+
+    /// Notes which part of requests a worker computes.
+    pub(crate) fn set_part(&self, record: &WorkerRecord) {
+        let mut parts = self.parts.write().unwrap_or_else(PoisonError::into_inner);
+        match record.role {
+            Role::Aggregated => drop(parts.remove(&record.id)),
+            role => {
+                let bootstrap = record.bootstrap.clone();
+                parts.insert(record.id, WorkerPart { role, bootstrap });
+            }
+        }
+        self.settle_parts(&parts);
+    }
+
+    fn settle_parts(&self, parts: &HashMap<WorkerId, WorkerPart>) {
+        let is_decode = |part: &WorkerPart| part.role == Role::Decode;
+        let has_decode = parts.values().any(is_decode);
+        self.has_decode.store(has_decode, Ordering::Relaxed);
     }
 
     /// The way to a worker.
@@ -176,6 +220,10 @@ impl Links {
         let mut by_id = self.write();
         by_id.remove(&worker);
         self.settle(&by_id);
+        let mut parts = self.parts.write().unwrap_or_else(PoisonError::into_inner);
+        if parts.remove(&worker).is_some() {
+            self.settle_parts(&parts);
+        }
     }
 
     fn settle(&self, by_id: &HashMap<WorkerId, WorkerLink>) {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use kvasir_host::{PlacementMeters, RouterMeters};
 use kvasir_openai::Endpoint;
-use kvasir_router::RouterMode;
+use kvasir_router::{Role, RouterMode};
 use kvasir_telemetry::{Gauge, Histogram, IntCounter, MetricOptions, Metrics, observe_ms};
 use kvasir_types::Time;
 
@@ -162,7 +162,7 @@ impl ModelMeters {
         let aside = Metrics::new(&MetricOptions::default());
         let aside = aside.as_ref().unwrap_or(metrics);
         let name = UNKNOWN_MODEL.into();
-        let router = RouterMeters::new(aside, &name, RouterMode::RoundRobin);
+        let router = RouterMeters::new(aside, &name, RouterMode::RoundRobin, Role::Aggregated);
         let placements = PlacementMeters::new(&router, &name);
         Arc::new(Self {
             metrics: metrics.clone(),

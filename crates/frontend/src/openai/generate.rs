@@ -244,6 +244,7 @@ async fn answer(app: &Arc<App>, ready: PlaneRequest) -> Result<Reply, ApiError> 
             Err(error) => Err(record.fail(error)),
         };
     }
+    let job = Arc::new(job);
     let lanes = match start_lanes(app, &job).await {
         Ok(lanes) => lanes,
         Err(error) => return Err(record.fail(error)),
@@ -309,7 +310,7 @@ pub(super) async fn prepare(
 }
 
 /// Hands every choice to a worker; if one cannot be, the others are given up.
-async fn start_lanes(app: &App, job: &Job) -> Result<Vec<lane::Lane>, ApiError> {
+async fn start_lanes(app: &Arc<App>, job: &Arc<Job>) -> Result<Vec<lane::Lane>, ApiError> {
     let prompt = job.prompt_of(0).ok_or_else(ApiError::internal)?;
     let first = lane::start(app, job, job.id, prompt).await?;
     further_lanes(app, job, first).await
@@ -317,8 +318,8 @@ async fn start_lanes(app: &App, job: &Job) -> Result<Vec<lane::Lane>, ApiError> 
 
 /// Hands the choices after the first to workers.
 pub(super) async fn further_lanes(
-    app: &App,
-    job: &Job,
+    app: &Arc<App>,
+    job: &Arc<Job>,
     first: lane::Lane,
 ) -> Result<Vec<lane::Lane>, ApiError> {
     let mut lanes = vec![first];

@@ -136,7 +136,7 @@ async fn run(
 /// The answer of a token worker that has begun.
 async fn by_tokens(
     app: Arc<App>,
-    job: Job,
+    job: Arc<Job>,
     first: Lane,
     record: RequestRecord,
 ) -> Result<Reply, ApiError> {
@@ -156,13 +156,17 @@ async fn by_tokens(
 struct ForTokens {
     asked: ClientRequest,
     body: Option<CheckedBody>,
-    job: Option<Job>,
+    job: Option<Arc<Job>>,
     /// Why token workers cannot take it.
     invalid: Option<ApiError>,
 }
 
 impl ForTokens {
-    async fn job(&mut self, app: &Arc<App>, model: &Arc<ServedModel>) -> Result<&Job, ApiError> {
+    async fn job(
+        &mut self,
+        app: &Arc<App>,
+        model: &Arc<ServedModel>,
+    ) -> Result<&Arc<Job>, ApiError> {
         if let Some(body) = self.body.take() {
             let model = Some(Arc::clone(model));
             let job = match long_work::is_long(self.asked.body.len()) {
@@ -175,7 +179,7 @@ impl ForTokens {
                 }
             };
             match job {
-                Ok(job) => self.job = Some(job),
+                Ok(job) => self.job = Some(Arc::new(job)),
                 Err(error) => self.invalid = Some(error),
             }
         }

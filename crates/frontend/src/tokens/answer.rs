@@ -36,6 +36,7 @@ use crate::request::response_extras;
 use crate::tokens::job::Job;
 use crate::tokens::lane::{self, Lane};
 use crate::tokens::reading::AnswerReader;
+use crate::tokens::two_step::PrefillSummary;
 
 /// An answer of one or several choices.
 pub(crate) struct Answer {
@@ -69,6 +70,8 @@ struct ChoiceStream {
     target: WorkerRank,
     /// Another worker resumed it, which is not recorded yet.
     resume_unrecorded: bool,
+    /// How its prompt was computed, if by another worker.
+    prefill: Option<PrefillSummary>,
     /// One worker had the prompt and nothing else: what it found cached can be compared with what was expected.
     is_whole: bool,
     prompt_tokens: u32,
@@ -115,7 +118,7 @@ impl Answer {
     /// An answer from lanes whose first tokens are here.
     pub(crate) fn new(
         app: Arc<App>,
-        job: Job,
+        job: Arc<Job>,
         lanes: Vec<Lane>,
         mut record: RequestRecord,
     ) -> Self {
@@ -131,7 +134,7 @@ impl Answer {
         Self {
             lanes: running.collect(),
             app,
-            job: Arc::new(job),
+            job,
             record: Some(record),
             created,
         }
@@ -225,7 +228,11 @@ impl Answer {
             return nvext;
         };
         if extra.worker_id {
-            let ids = WorkerIds::aggregated(lane.target.worker.0, lane.target.rank.0);
+            let mut ids = WorkerIds::aggregated(lane.target.worker.0, lane.target.rank.0);
+            if let Some(prefill) = &lane.prefill {
+                ids.prefill_worker_id = Some(prefill.target.worker.0);
+                ids.prefill_dp_rank = Some(prefill.target.rank.0);
+            }
             nvext.worker_id = Some(ids);
         }
         if extra.timing && last {
@@ -241,15 +248,18 @@ impl Answer {
             .as_ref()
             .map_or(Time::ZERO, RequestRecord::received);
         let ms = |from: Time, to: Time| Some((to - from).as_secs_f64() * 1e3);
+        let prefill = lane.prefill.as_ref();
+        let dispatched = prefill.map_or(lane.dispatched, |prefill| prefill.dispatched);
+        let prefilled = prefill.and_then(|prefill| prefill.ended);
         Timing {
             request_received_ms: clock.unix_millis(received),
-            prefill_wait_time_ms: ms(received, lane.dispatched),
-            prefill_time_ms: ms(lane.dispatched, lane.first_token),
+            prefill_wait_time_ms: ms(received, dispatched),
+            prefill_time_ms: ms(dispatched, prefilled.unwrap_or(lane.first_token)),
             ttft_ms: ms(received, lane.first_token),
             total_time_ms: ms(received, clock.now()),
-            kv_hit_rate: Some(lane.hit_rate),
+            kv_hit_rate: Some(prefill.map_or(lane.hit_rate, |prefill| prefill.hit_rate)),
             router_queue_depth: Some(self.job.queue_depth.into()),
-            kv_transfer_estimated_latency_ms: None,
+            kv_transfer_estimated_latency_ms: prefilled.and_then(|at| ms(at, lane.first_token)),
         }
     }
 
@@ -315,12 +325,13 @@ impl ChoiceStream {
             said: job.chat.is_some().then(String::new),
             target: lane.booking.target(),
             resume_unrecorded: false,
-            is_whole: true,
+            is_whole: lane.prefill.is_none(),
             work: Some((lane.booking, lane.stream)),
             first: Some(lane.first),
             prompt_tokens: lane.prompt_tokens,
             hit_rate: lane.hit_rate,
-            cached_tokens: None,
+            cached_tokens: lane.prefill.and_then(|prefill| prefill.cached_tokens),
+            prefill: lane.prefill,
             generated: 0,
             dispatched: lane.dispatched,
             first_token: lane.first_token,

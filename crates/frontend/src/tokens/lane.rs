@@ -20,6 +20,7 @@ use crate::request::ask;
 use crate::request::migrate::Migration;
 use crate::request::route_error;
 use crate::tokens::job::Job;
+use crate::tokens::two_step::{self, PrefillSummary, Transfer};
 
 /// One answer whose first tokens have come.
 #[derive(Debug)]
@@ -40,6 +41,8 @@ pub(crate) struct Lane {
     pub(crate) first_token: Time,
     /// The attempts that led here.
     pub(crate) attempts: Attempts,
+    /// How its prompt was computed, if by another worker.
+    pub(crate) prefill: Option<PrefillSummary>,
 }
 
 /// An answer that broke off.
@@ -54,20 +57,36 @@ pub(crate) struct BrokenAnswer {
     pub(crate) attempts: Attempts,
 }
 
-/// Starts one answer to `prompt` under `id`.
+/// Starts one answer to `prompt` under `id`, over a prefill worker where there are some.
 pub(crate) async fn start(
-    app: &App,
-    job: &Job,
+    app: &Arc<App>,
+    job: &Arc<Job>,
     id: RequestId,
     prompt: &Arc<[Token]>,
 ) -> Result<Lane, ApiError> {
     let attempt = TokenAttempt::new(app, job, prompt);
     let attempts = Attempts::new(attempts::limits(app, &job.model), true);
-    attempt.run(id, attempts, None).await
+    two_step::run(attempt, id, attempts, None).await
+}
+
+/// The same at one worker, which computes all of it.
+pub(crate) async fn start_whole(
+    app: &Arc<App>,
+    job: &Arc<Job>,
+    id: RequestId,
+    prompt: &Arc<[Token]>,
+) -> Result<Lane, ApiError> {
+    let mut attempt = TokenAttempt::new(app, job, prompt);
+    let attempts = Attempts::new(attempts::limits(app, &job.model), true);
+    attempt.run(id, attempts, None, None).await
 }
 
 /// Resumes an answer that broke off; what comes is what has not come yet.
-pub(crate) async fn resume(app: &App, job: &Job, broken: BrokenAnswer) -> Result<Lane, ApiError> {
+pub(crate) async fn resume(
+    app: &Arc<App>,
+    job: &Arc<Job>,
+    broken: BrokenAnswer,
+) -> Result<Lane, ApiError> {
     let migration = Migration::begin(app.observer(), &job.model.name, broken.attempts.phase());
     let prompt = broken
         .tokens
@@ -77,94 +96,141 @@ pub(crate) async fn resume(app: &App, job: &Job, broken: BrokenAnswer) -> Result
     sampling.max_tokens = sampling.max_tokens.saturating_sub(broken.generated);
     sampling.min_tokens = sampling.min_tokens.saturating_sub(broken.generated);
     let attempt = TokenAttempt {
-        app,
-        job,
+        app: Arc::clone(app),
+        job: Arc::clone(job),
         tokens: broken.tokens,
         sampling,
+        transfer: None,
+        sent_as: None,
     };
-    attempt
-        .run(broken.id, broken.attempts, Some(migration))
-        .await
+    two_step::run(attempt, broken.id, broken.attempts, Some(migration)).await
 }
 
 /// An attempt at a token worker.
-pub(crate) struct TokenAttempt<'a> {
-    app: &'a App,
-    job: &'a Job,
+#[derive(Clone)]
+pub(crate) struct TokenAttempt {
+    app: Arc<App>,
+    job: Arc<Job>,
     /// The prompt, and what has been answered of it.
     tokens: Arc<[Token]>,
     sampling: Sampling,
+    /// Where the prompt is, if another worker has it.
+    transfer: Option<Transfer>,
+    /// What workers call it, if not by the request's id.
+    sent_as: Option<RequestId>,
 }
 
-impl<'a> TokenAttempt<'a> {
-    fn new(app: &'a App, job: &'a Job, prompt: &Arc<[Token]>) -> Self {
+impl TokenAttempt {
+    fn new(app: &Arc<App>, job: &Arc<Job>, prompt: &Arc<[Token]>) -> Self {
         Self {
-            app,
-            job,
+            app: Arc::clone(app),
+            job: Arc::clone(job),
             tokens: Arc::clone(prompt),
             sampling: job.sampling(prompt.len()),
+            transfer: None,
+            sent_as: None,
         }
     }
 
     /// For the first choice; none if there is no prompt.
-    pub(crate) fn first(app: &'a App, job: &'a Job) -> Option<Self> {
+    pub(crate) fn first(app: &Arc<App>, job: &Arc<Job>) -> Option<Self> {
         Some(Self::new(app, job, job.prompt_of(0)?))
     }
 
-    async fn run(
-        mut self,
+    /// What all attempts share.
+    pub(crate) fn app(&self) -> &Arc<App> {
+        &self.app
+    }
+
+    /// What it is an attempt at.
+    pub(crate) fn job(&self) -> &Arc<Job> {
+        &self.job
+    }
+
+    /// The prompt, and what has been answered of it.
+    pub(crate) fn tokens(&self) -> &Arc<[Token]> {
+        &self.tokens
+    }
+
+    /// Another worker has the prompt.
+    pub(crate) fn set_transfer(&mut self, transfer: Transfer) {
+        self.transfer = Some(transfer);
+    }
+
+    /// Workers are to call it by another id: one of them may still be about to forget the first.
+    pub(crate) fn rename(&mut self) {
+        self.sent_as = Some(self.app.observer().new_request_id());
+    }
+
+    /// Tries workers until one begins to answer. `prefill` says how the prompt was computed, if elsewhere.
+    pub(crate) async fn run(
+        &mut self,
         id: RequestId,
         mut attempts: Attempts,
         migration: Option<Migration>,
+        prefill: Option<PrefillSummary>,
     ) -> Result<Lane, ApiError> {
-        let (app, job) = (self.app, self.job);
+        let (app, job) = (Arc::clone(&self.app), Arc::clone(&self.job));
         let salt = job.salt().unwrap_or_default();
         let blocks = job.model.name_blocks(&self.tokens, salt);
         let mut arrival = ask::arrival(id, self.tokens.len(), &job.nvext, &job.headers);
         arrival.constraints.transport = Some(TransportKind::Plane);
+        if self.transfer.is_some() {
+            two_step::decode_overrides(&mut arrival.overrides);
+        }
         let unplaced = UnplacedRequest {
-            app,
+            app: &app,
             model: &job.model,
             arrival: &arrival,
             blocks: &blocks,
             migration,
         };
-        let (booking, answer) = attempts::run(unplaced, &mut attempts, &mut self).await?;
+        let (booking, answer) = attempts::run(unplaced, &mut attempts, self).await?;
+        attempts.end_transfer();
         let tokens = self.tokens.len();
-        Ok(lane(app, &job.model, booking, answer, tokens, attempts))
+        let lane = lane(&app, &job.model, booking, answer, tokens, attempts);
+        Ok(Lane { prefill, ..lane })
+    }
+
+    /// What a worker is sent.
+    pub(crate) fn request(&self, booking: &Booking) -> TokenRequest {
+        let job = &self.job;
+        let priority = job.nvext.hints.priority.or(job.options.priority);
+        let mut context = job.context();
+        if let Some(transfer) = &self.transfer {
+            context.prefill = Some(transfer.prefill);
+            context.bootstrap.clone_from(&transfer.bootstrap);
+            context.prefill_result.clone_from(&transfer.result);
+        }
+        TokenRequest {
+            id: self.sent_as.unwrap_or(booking.placement().id),
+            model: Arc::clone(&job.model.name),
+            tokens: Arc::clone(&self.tokens),
+            sampling: self.sampling.clone(),
+            rank: booking.target().rank,
+            priority: priority.unwrap_or(0),
+            lora: job.model.lora.clone(),
+            salt: job.salt().map(Into::into),
+            context,
+        }
     }
 }
 
 /// A worker's stream, its first item, and when the request was handed over.
 pub(crate) type TokenAnswer = (TokenStream, TokenItem, Time);
 
-impl OpenAttempt for TokenAttempt<'_> {
+impl OpenAttempt for TokenAttempt {
     type Answer = TokenAnswer;
     type Error = PlaneError;
 
     async fn open(&mut self, booking: &Booking, _: &Attempts) -> Result<TokenAnswer, PlaneError> {
-        let (app, job) = (self.app, self.job);
         let target = booking.target();
-        let request = TokenRequest {
-            id: booking.placement().id,
-            model: Arc::clone(&job.model.name),
-            tokens: Arc::clone(&self.tokens),
-            sampling: self.sampling.clone(),
-            rank: target.rank,
-            priority: job
-                .nvext
-                .hints
-                .priority
-                .or(job.options.priority)
-                .unwrap_or(0),
-            lora: job.model.lora.clone(),
-            salt: job.salt().map(Into::into),
-            context: job.context(),
-        };
-        let dispatched = app.clock().now();
-        job.model.placements.dispatched();
-        let _inside = job.model.placements.enter(kvasir_host::Stage::Dispatch);
-        let plane = job.model.links().plane(target.worker);
+        let request = self.request(booking);
+        let model = &self.job.model;
+        let dispatched = self.app.clock().now();
+        model.placements.dispatched();
+        let _inside = model.placements.enter(kvasir_host::Stage::Dispatch);
+        let plane = model.links().plane(target.worker);
         let plane = plane.ok_or(PlaneError::Gone(target.worker))?;
         let mut stream = plane.send(target.worker, request).await?;
         match stream.next().await {
@@ -174,7 +240,7 @@ impl OpenAttempt for TokenAttempt<'_> {
     }
 
     fn client_error(&self, error: &PlaneError, _: NextStep) -> ApiError {
-        client_error(self.app, error)
+        client_error(&self.app, error)
     }
 }
 
@@ -237,6 +303,7 @@ fn lane(
         dispatched,
         first_token,
         attempts,
+        prefill: None,
     }
 }
 

@@ -47,3 +47,4 @@ mod tokens;
 mod told;
 mod tool_calls;
 mod transfer;
+mod two_step;

@@ -235,6 +235,7 @@ async fn play(act: Act, call: Call, said: u32, words: &[Token], cancelled: &Atom
             }],
             None => Vec::new(),
         },
+        ..TokenItem::default()
     };
     let worker = WorkerId(0);
     match act {

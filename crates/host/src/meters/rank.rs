@@ -8,12 +8,12 @@ use std::sync::{OnceLock, PoisonError, RwLock};
 use kvasir_telemetry::{Gauge, GaugeVec, Metrics};
 use kvasir_types::WorkerRank;
 
-use super::WORKER_TYPE;
-
 /// The series of ranks.
 #[derive(Debug)]
 pub(super) struct Ranks {
     metrics: Metrics,
+    /// What their workers are called.
+    worker_type: &'static str,
     members: RwLock<HashMap<WorkerRank, RankGauges>>,
 }
 
@@ -25,9 +25,10 @@ struct RankGauges {
 }
 
 impl Ranks {
-    pub(super) fn new(metrics: &Metrics) -> Self {
+    pub(super) fn new(metrics: &Metrics, worker_type: &'static str) -> Self {
         Self {
             metrics: metrics.clone(),
+            worker_type,
             members: RwLock::default(),
         }
     }
@@ -36,7 +37,7 @@ impl Ranks {
     pub(super) fn join(&self, rank: WorkerRank, routed: bool) {
         if routed {
             let registered = &self.metrics.router_worker_registered;
-            gauge(registered, rank).set(1.0);
+            self.gauge(registered, rank).set(1.0);
         }
         let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
         members.entry(rank).or_default();
@@ -55,7 +56,7 @@ impl Ranks {
             &self.metrics.worker_last_input_sequence_tokens,
             &self.metrics.worker_last_inter_token_latency_seconds,
         ] {
-            let _ = series.remove_label_values(&[&*id, &*number, WORKER_TYPE]);
+            let _ = series.remove_label_values(&[&*id, &*number, self.worker_type]);
         }
     }
 
@@ -66,19 +67,24 @@ impl Ranks {
             return;
         };
         let tokens = &self.metrics.worker_last_input_sequence_tokens;
-        let tokens = last.input_tokens.get_or_init(|| gauge(tokens, rank));
+        let tokens = last.input_tokens.get_or_init(|| self.gauge(tokens, rank));
         tokens.set(input.into());
         let Some((first, between)) = latencies else {
             return;
         };
         let [first_token, between_tokens] = last.latencies.get_or_init(|| {
             [
-                gauge(&self.metrics.worker_last_time_to_first_token_seconds, rank),
-                gauge(&self.metrics.worker_last_inter_token_latency_seconds, rank),
+                self.gauge(&self.metrics.worker_last_time_to_first_token_seconds, rank),
+                self.gauge(&self.metrics.worker_last_inter_token_latency_seconds, rank),
             ]
         });
         first_token.set(first);
         between_tokens.set(between);
+    }
+
+    fn gauge(&self, series: &GaugeVec, rank: WorkerRank) -> Gauge {
+        let (id, number) = names(rank);
+        series.with_label_values(&[&*id, &*number, self.worker_type])
     }
 
     /// What a rank has to do now.
@@ -87,16 +93,13 @@ impl Ranks {
         if !members.contains_key(&rank) {
             return;
         }
-        gauge(&self.metrics.worker_active_decode_blocks, rank).set(blocks);
-        gauge(&self.metrics.worker_active_prefill_tokens, rank).set(tokens);
+        self.gauge(&self.metrics.worker_active_decode_blocks, rank)
+            .set(blocks);
+        self.gauge(&self.metrics.worker_active_prefill_tokens, rank)
+            .set(tokens);
     }
 }
 
 fn names(rank: WorkerRank) -> (String, String) {
     (rank.worker.to_string(), rank.rank.to_string())
-}
-
-fn gauge(series: &GaugeVec, rank: WorkerRank) -> Gauge {
-    let (id, number) = names(rank);
-    series.with_label_values(&[&*id, &*number, WORKER_TYPE])
 }

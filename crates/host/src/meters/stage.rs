@@ -22,8 +22,8 @@ impl Stage {
     const fn labels(self) -> [&'static str; 2] {
         match self {
             Self::Preprocess => ["preprocess", ""],
-            Self::Route => ["route", super::PHASE],
-            Self::Dispatch => ["dispatch", super::PHASE],
+            Self::Route => ["route", super::ANSWER.phase],
+            Self::Dispatch => ["dispatch", super::ANSWER.phase],
         }
     }
 

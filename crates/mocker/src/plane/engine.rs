@@ -8,6 +8,7 @@ use kvasir_transport::{PlaneError, TokenSink, TokenStream, token_stream};
 use kvasir_types::{TokenItem, TokenRequest};
 use kvasir_worker::{ClearFuture, TokenEngine};
 
+use super::part::{self, Part};
 use crate::{Faults, HttpFaultKind, Worker};
 
 /// A mock engine behind the request plane.
@@ -16,6 +17,7 @@ pub struct PlaneEngine {
     faults: Arc<Faults>,
     tasks: Tasks,
     requests_max: Option<usize>,
+    part: Part,
 }
 
 impl PlaneEngine {
@@ -27,6 +29,7 @@ impl PlaneEngine {
             faults,
             tasks: tasks.clone(),
             requests_max: None,
+            part: Part::Whole,
         }
     }
 
@@ -39,10 +42,40 @@ impl PlaneEngine {
         }
     }
 
+    /// The same, computing this part of requests.
+    #[must_use]
+    pub fn computing(self, part: Part) -> Self {
+        Self { part, ..self }
+    }
+
+    /// Takes a request for the part of it that is computed here.
+    fn take(&self, request: TokenRequest, sink: TokenSink) {
+        match &self.part {
+            Part::Whole => self.worker.submit(&request, sink),
+            Part::Prefill(part) => {
+                let (inner, stream) = token_stream(self.worker.id());
+                self.worker.submit(&request, inner);
+                let prefill = part::prefill(part.clone(), request, stream, sink);
+                self.tasks.spawn(prefill);
+            }
+            Part::Decode if !part::is_transferred(&request) => {
+                self.worker.submit(&request, sink);
+            }
+            Part::Decode => match request.context.bootstrap.clone() {
+                Some(room) => {
+                    let worker = self.worker.clone();
+                    let answer = part::answer_after_meeting(worker, room, request, sink);
+                    self.tasks.spawn(answer);
+                }
+                None => self.worker.submit_transferred(&request, sink),
+            },
+        }
+    }
+
     /// Answers as the worker does, but each item `pause` later, and with `tokens` tokens at most: then the connection breaks.
-    fn bend(&self, request: &TokenRequest, sink: TokenSink, pause: Duration, tokens: Option<u32>) {
+    fn bend(&self, request: TokenRequest, sink: TokenSink, pause: Duration, tokens: Option<u32>) {
         let (inner, stream) = token_stream(self.worker.id());
-        self.worker.submit(request, inner);
+        self.take(request, inner);
         self.tasks.spawn(relay(stream, sink, pause, tokens));
     }
 }
@@ -51,11 +84,11 @@ impl TokenEngine for PlaneEngine {
     fn submit(&self, request: TokenRequest, sink: TokenSink) {
         let id = self.worker.id();
         match self.faults.strike_with(|kind| kind != HttpFaultKind::Stall) {
-            None => self.worker.submit(&request, sink),
+            None => self.take(request, sink),
             Some(HttpFaultKind::Refuse | HttpFaultKind::Stall) => drop(sink),
-            Some(HttpFaultKind::Slow(pause)) => self.bend(&request, sink, pause, None),
+            Some(HttpFaultKind::Slow(pause)) => self.bend(request, sink, pause, None),
             Some(HttpFaultKind::Die(tokens) | HttpFaultKind::Cut(tokens)) => {
-                self.bend(&request, sink, Duration::ZERO, Some(tokens));
+                self.bend(request, sink, Duration::ZERO, Some(tokens));
             }
             Some(HttpFaultKind::Status(status)) => sink.fail(match status.as_u16() {
                 429 | 503 | 529 => PlaneError::Overloaded(id),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::{Bytes, BytesMut};
+use kvasir_msgpack::Value;
 use kvasir_protocol::control::{ControlMessage, Handshake, Prologue, Word};
 use kvasir_protocol::frame::{Ack, FRAME_BYTES_MAX, RequestFrame, TwoPart};
 use kvasir_protocol::{Annotated, GenerateRequest, Item, Payload, PayloadWriter};
@@ -50,21 +51,16 @@ fn check_request(payload: &TwoPart, kinds: &mut BTreeMap<&'static str, usize>) {
     *kinds.entry("generate").or_default() += 1;
     let request = GenerateRequest::decode(&body).unwrap();
     assert_eq!(request.encode(control.codec), body);
-    // What is left out of our own form is only what this release's frontends never set on a worker without disaggregation.
+    // What is left out of our own form is only how the frontend chose the worker of an answer whose prompt was computed elsewhere.
     let id = RequestId::parse(&control.id).unwrap();
     let ours = request.clone().into_token_request(id, &control.metadata);
-    let again = GenerateRequest::of(&ours);
+    let again = GenerateRequest::of_as(&ours, control.codec);
     assert_eq!(
         (&again.token_ids, &again.stop),
         (&request.token_ids, &request.stop)
     );
-    if request
-        .routing
-        .as_ref()
-        .unwrap()
-        .prefill_worker_id
-        .is_none()
-    {
+    let chosen = request.rest("router_config_override").unwrap();
+    if chosen.value().unwrap() == Value::Nil {
         assert_eq!(again.encode(control.codec), body, "{}", control.id);
     }
     // The same in JSON.

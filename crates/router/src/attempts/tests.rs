@@ -237,3 +237,51 @@ fn the_router_is_told_who_failed_and_how() {
     assert_eq!(arrival.failed, [A, B]);
     assert!(!arrival.again && arrival.resumed);
 }
+
+/// A worker that breaks off while it takes the prompt over may be in want of it: it is not ejected, and what it may have taken is
+/// not taken by another.
+#[test]
+fn a_transfer_is_not_tried_twice_and_not_held_against_its_worker() {
+    for cause in [
+        FailureCause::Disconnected,
+        FailureCause::EngineFailed,
+        FailureCause::ErrorEvent,
+    ] {
+        let mut transfer = attempts(Phase::Opening, true, 2);
+        transfer.begin_transfer();
+        let gives_up = NextStep::GiveUp(GiveUp::MayHaveRun);
+        assert_eq!(
+            transfer.fail(A, cause),
+            (Outcome::Failed, gives_up),
+            "{cause:?}"
+        );
+    }
+    let mut transfer = attempts(Phase::Opening, true, 2);
+    transfer.begin_transfer();
+    let refused = transfer.fail(A, FailureCause::Connect);
+    assert_eq!(
+        refused,
+        (Outcome::Unreachable, NextStep::TryNext),
+        "nothing was sent"
+    );
+    transfer.end_transfer();
+    assert_eq!(
+        transfer.fail(B, FailureCause::Disconnected).1,
+        NextStep::TryNext
+    );
+}
+
+#[test]
+fn a_worker_is_asked_once_where_another_does_its_part() {
+    let again = |once: bool| {
+        let mut attempts = attempts(Phase::Opening, true, 2);
+        if once {
+            attempts.ask_once_each();
+        }
+        attempts.fail(A, FailureCause::Connect);
+        let mut arrival = Arrival::new(RequestId(1), 1);
+        attempts.describe(&mut arrival);
+        arrival.again
+    };
+    assert!(again(false) && !again(true));
+}

@@ -122,6 +122,7 @@ fn workers() -> Value {
             "url": maybe("string", "Where it is; `null` for a worker in this process"),
             "state": { "enum": MemberState::ALL.map(MemberState::name), "description": "How far it is" },
             "address": maybe("string", "Where a token worker is on its request plane"),
+            "role": { "enum": ["aggregated", "prefill", "decode"], "description": "Which part of requests it computes" },
             "origins": { "type": "array", "items": { "enum": ["flag", "file", "api", "discovery"] },
                 "description": "Who wants it" },
             "sources": { "type": "array", "items": { "type": "string" },

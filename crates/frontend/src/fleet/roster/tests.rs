@@ -15,6 +15,7 @@ use crate::{App, AppOptions};
 
 /// Nothing here takes this long unless it hangs.
 const HANGS: Duration = Duration::from_secs(20);
+const HTTP: (Pool, TransportKind) = (Pool::Answer, TransportKind::Http);
 const A: WorkerId = WorkerId(1);
 const B: WorkerId = WorkerId(2);
 
@@ -98,10 +99,10 @@ async fn a_model_that_goes_leaves_its_series_to_one_of_its_name_that_is_filled()
 async fn names_are_forgotten_together_and_the_router_of_one_in_use_keeps_its_series() {
     let (app, names) = (app(), ["m", "sql", "chat"]);
     let fleet = fleet(&app);
-    let mut claimed = fleet.claim(A, TransportKind::Http, &names.map(new));
+    let mut claimed = fleet.claim(A, HTTP, &names.map(new));
     let busy = claimed.swap_remove(1);
     drop(claimed);
-    fleet.disclaim(A, names.map(Arc::from));
+    fleet.disclaim(A, Pool::Answer, names.map(Arc::from));
     assert_eq!(app.models().len(), 0);
     let there = || names.map(|name| has_series(&app, name));
     assert_eq!(there(), [true, true, false], "a request of `sql` runs");
@@ -116,14 +117,14 @@ async fn a_kept_cursor_ends_with_the_index_that_it_was_kept_beside() {
     let index = Index::with_options(&IndexOptions::default());
     let kept = LoadedSnapshot::of("m", 16, index.snapshot().unwrap(), &ranks);
     let fleet = fleet(&app).with_snapshot(kept);
-    fleet.claim(A, TransportKind::Http, &[new("m"), new("sql")]);
-    fleet.disclaim(A, ["m".into()]);
+    fleet.claim(A, HTTP, &[new("m"), new("sql")]);
+    fleet.disclaim(A, Pool::Answer, ["m".into()]);
     assert!(
         fleet.snapshot.trust("m", ranks[1]).is_some(),
         "`sql` has it"
     );
-    fleet.disclaim(A, ["sql".into()]);
-    assert!(fleet.claim(B, TransportKind::Http, &[new("m")])[0].is_some());
+    fleet.disclaim(A, Pool::Answer, ["sql".into()]);
+    assert!(fleet.claim(B, HTTP, &[new("m")])[0].is_some());
     assert!(fleet.snapshot.trust("m", ranks[1]).is_none());
     assert!(fleet.snapshot.resume("m", ranks[1]).is_none());
 }

@@ -30,10 +30,11 @@ async fn run(app: Arc<App>, job: Arc<Job>, target: WorkerRank, said: String) -> 
     let Some(next) = next.await.flatten().flatten() else {
         return PrefillOutcome::Failed;
     };
+    let next = Arc::new(next);
     let Some(prompt) = next.prompt_of(0) else {
         return PrefillOutcome::Failed;
     };
-    match lane::start(&app, &next, next.id, prompt).await {
+    match lane::start_whole(&app, &next, next.id, prompt).await {
         Ok(lane) => {
             lane.booking.finish(Outcome::Completed { output_tokens: 1 });
             PrefillOutcome::Done
