@@ -10,6 +10,8 @@ import tempfile
 
 import pytest
 
+from planes_rig import BUILTIN
+
 PYTHON = os.environ.get("KVASIR_DYNAMO_PYTHON", "")
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "bos_token_id": 151643, "eos_token_id": 151645,
@@ -33,6 +35,16 @@ def model_folder():
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).symlink_to(pathlib.Path(os.environ["KVASIR_TEST_QWEN_DIR"]) / name)
     (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def small_model_folder():
+    """The same with our own small tokenizer, which every process reads in no time."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="kvasir-model-"))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / name).symlink_to(BUILTIN / name)
+    own = json.loads((BUILTIN / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(CONFIG | own))
     return folder
 
 

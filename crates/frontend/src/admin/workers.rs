@@ -74,6 +74,7 @@ fn served_row(model: &Arc<ServedModel>, router: &Router, spec: &WorkerSpec) -> V
         "url": model.url_of(spec.id),
         "tokens_from": model.tokens_from(),
         "state": MemberState::Serving.name(),
+        "role": model.links().role(spec.id).name(),
         "block_size": model.block_size,
         "kv_total_blocks": spec.kv_total_blocks,
         "max_num_batched_tokens": spec.max_num_batched_tokens,

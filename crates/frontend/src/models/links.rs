@@ -126,6 +126,14 @@ impl Links {
         self.has_decode.load(Ordering::Relaxed)
     }
 
+    /// Which part of requests a worker computes.
+    pub(crate) fn role(&self, worker: WorkerId) -> Role {
+        let parts = self.parts.read().unwrap_or_else(PoisonError::into_inner);
+        parts
+            .get(&worker)
+            .map_or(Role::Aggregated, |part| part.role)
+    }
+
     /// Where decode workers meet a worker, if it says so.
     pub(crate) fn bootstrap(&self, worker: WorkerId) -> Option<BootstrapAddress> {
         let parts = self.parts.read().unwrap_or_else(PoisonError::into_inner);

@@ -279,7 +279,6 @@ impl Expected {
     }
 
     /// Waits until the worker has called, for ever if it does not. Safe to drop while waiting.
-    #[cfg(feature = "nats")]
     pub(crate) async fn called(&mut self) {
         if self.early.is_some() {
             return;

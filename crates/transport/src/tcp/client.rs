@@ -10,6 +10,7 @@ use kvasir_protocol::control::{CallHome, ControlMessage};
 use kvasir_protocol::frame::{Ack, FRAME_BYTES_MAX, RequestFrame, TwoPart};
 use kvasir_tasks::Tasks;
 use kvasir_types::{PlaneEndpoint, WorkerId};
+use tokio::net::TcpStream;
 use tokio::runtime::{Handle, Id};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -19,6 +20,7 @@ use crate::call_home::{AnswerLimits, Expected};
 use crate::endpoint::accepted;
 use crate::{
     AnswerStep, CallContext, CallFuture, CallStream, EndpointClient, PlaneError, ResponseServer,
+    is_local_error,
 };
 
 /// Limits and settings of requests over TCP.
@@ -175,9 +177,12 @@ impl Shared {
             return Err(PlaneError::Connect { worker, why });
         };
         let codec = payload.codec;
-        let expected = self.home.expect()?;
+        let mut expected = self.home.expect()?;
         let request = self.frame(path, payload, &context, &expected)?;
-        accepted(self.send(host, worker, request).await?, worker)?;
+        let connection = self.connection(host);
+        accepted(self.send(&connection, worker, request).await?, worker)?;
+        self.called(&connection, host, worker, &mut expected)
+            .await?;
         CallStream::open(expected, worker, codec, &self.limits, &self.tasks).await
     }
 
@@ -203,8 +208,51 @@ impl Shared {
         }
     }
 
-    async fn send(&self, host: &str, worker: WorkerId, frame: Bytes) -> Result<Ack, PlaneError> {
-        let connection = self.connection(host);
+    /// Waits until the worker connects to bring the answer. One whose connection ended, and who takes no other, is gone.
+    async fn called(
+        &self,
+        connection: &Connection,
+        host: &str,
+        worker: WorkerId,
+        expected: &mut Expected,
+    ) -> Result<(), PlaneError> {
+        let gone = async {
+            connection.closed().await;
+            if !self.is_gone(host).await {
+                std::future::pending().await
+            }
+        };
+        let called = async {
+            tokio::select! {
+                biased;
+                () = expected.called() => Ok(()),
+                () = gone => Err(PlaneError::Disconnected(worker)),
+            }
+        };
+        match timeout(self.options.call_home_timeout, called).await {
+            Ok(called) => called,
+            Err(_) => Err(PlaneError::Timeout {
+                worker,
+                step: AnswerStep::CallHome,
+            }),
+        }
+    }
+
+    /// Whether nobody accepts connections there any more.
+    async fn is_gone(&self, host: &str) -> bool {
+        match timeout(self.options.connect_timeout, TcpStream::connect(host)).await {
+            Ok(Ok(_)) => false,
+            Ok(Err(error)) => !is_local_error(&error),
+            Err(_) => true,
+        }
+    }
+
+    async fn send(
+        &self,
+        connection: &Connection,
+        worker: WorkerId,
+        frame: Bytes,
+    ) -> Result<Ack, PlaneError> {
         match timeout(self.options.ack_timeout, connection.send(frame)).await {
             Ok(Ok(ack)) => Ok(ack),
             Ok(Err(SendError::Connect(why))) => Err(PlaneError::Connect { worker, why }),

@@ -94,6 +94,11 @@ impl Connection {
         acked.await.unwrap_or(Err(SendError::Broken))
     }
 
+    /// Waits until the connection has ended.
+    pub(super) async fn closed(&self) {
+        self.requests.closed().await;
+    }
+
     /// Closes the connection, with all that is on it.
     pub(super) fn give_up(&self) {
         self.given_up.cancel();

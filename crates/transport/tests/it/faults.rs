@@ -492,6 +492,47 @@ async fn a_silent_connection_is_given_up() {
     }
 }
 
+/// A worker that takes a request and dies before it calls home is known to be gone at once; one that only closes the connection
+/// may still answer.
+#[tokio::test]
+async fn a_worker_that_dies_with_a_request_is_not_waited_for() {
+    for dies in [true, false] {
+        let tasks = Tasks::new();
+        let listener = TcpListener::bind(loopback()).await.unwrap();
+        let address = format!("{}/{PATH}", listener.local_addr().unwrap());
+        let client = TcpClient::new(home(&tasks).await, short(None), &tasks);
+        let endpoint = Wire::Tcp.endpoint(&address, Codec::Json);
+        let plane = TokenPlane::new(Arc::new(client), endpoint);
+        let (heard, _told) = mpsc::unbounded_channel();
+        tasks.spawn(async move {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            let mut buffer = BytesMut::new();
+            let next = |buffer: &mut BytesMut| RequestFrame::take(buffer, 1 << 20).unwrap();
+            let frame = take(&mut socket, &mut buffer, next).await.unwrap();
+            socket.write_all(&[0; 4]).await.unwrap();
+            if dies {
+                return;
+            }
+            drop(socket);
+            // Whoever asked looks whether anybody is left.
+            let _again = listener.accept().await.unwrap();
+            answer(frame.payload, Fault::None, heard).await;
+        });
+        let sent = tokio::time::timeout(LONG / 2, plane.send(W, request(3)));
+        match sent.await.unwrap() {
+            Err(error) => {
+                assert!(dies, "{error:?}");
+                assert_eq!(error, PlaneError::Disconnected(W));
+            }
+            Ok(stream) => {
+                assert!(!dies);
+                assert_eq!(read(stream).await.0.len(), 3);
+            }
+        }
+        tasks.stop();
+    }
+}
+
 /// A connection that says nothing is closed, and those that say something are not kept waiting by it.
 #[tokio::test]
 async fn who_does_not_say_what_it_brings_is_closed() {
