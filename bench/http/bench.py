@@ -30,14 +30,19 @@ def tree(pid):
 
 def cpu(pid):
     """CPU seconds (user + system) spent so far by the process tree."""
-    total = 0
+    return sum(user_and_system(pid))
+
+
+def user_and_system(pid):
+    """The same in its two parts; the second is the kernel's."""
+    user = system = 0
     for p in tree(pid):
         try:
             f = Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split()
-            total += int(f[11]) + int(f[12])
+            user, system = user + int(f[11]), system + int(f[12])
         except OSError:
             pass
-    return total / TICK
+    return user / TICK, system / TICK
 
 
 def rss_mib(pid):
@@ -135,18 +140,19 @@ def locked(path):
 def load(router, scenario, secs, seed, behind):
     """behind: pids that serve this router (the backends)."""
     env = {**os.environ, "SCENARIO": "short" if scenario == "single" else scenario, "SEED": str(seed)}
-    before, behind0 = cpu(router.pid), sum(map(cpu, behind))
+    (user0, kernel0), behind0 = user_and_system(router.pid), sum(map(cpu, behind))
     out = subprocess.run(["wrk", "-t1", f"-c{SCENARIOS[scenario]}", f"-d{secs}s", "--timeout", "10s", "-s",
                           str(HERE / "load.lua"), f"http://127.0.0.1:{router.port}"],
                          env=env, capture_output=True, text=True)
-    used, used_behind = cpu(router.pid) - before, sum(map(cpu, behind)) - behind0
+    (user, kernel), used_behind = user_and_system(router.pid), sum(map(cpu, behind)) - behind0
+    used, in_kernel = user + kernel - user0 - kernel0, kernel - kernel0
     lines = [l for l in out.stdout.splitlines() if l.startswith("{")]
     if not lines:
         raise RuntimeError(out.stdout + out.stderr)
     r = json.loads(lines[-1])
     n = max(r["requests"], 1)
     return {"rps": r["requests"] / (r["us"] / 1e6), "p50": r["p50_ms"], "p99": r["p99_ms"],
-            "cpu_us": used / n * 1e6, "behind_us": used_behind / n * 1e6, "errors": r["errors"], "requests": r["requests"]}
+            "cpu_us": used / n * 1e6, "kernel_us": in_kernel / n * 1e6, "behind_us": used_behind / n * 1e6, "errors": r["errors"], "requests": r["requests"]}
 
 
 def affinity(router):
@@ -254,16 +260,16 @@ def report(info, samples, base_name):
                 rows.setdefault(s["router"], {})[s["round"]] = s
         base = rows.get(base_name, {})
         print(f"\n**{sc}** ({SCENARIOS[sc]} connections, medians; ratios are to {base_name} in the same round)\n")
-        print("| router | rounds | req/s | p50 ms | p99 ms | CPU us/req | CPU behind us/req | req/s ratio (min..max) | "
+        print("| router | rounds | req/s | p50 ms | p99 ms | CPU us/req | of it kernel | CPU behind us/req | req/s ratio (min..max) | "
               "CPU ratio (min..max) | errors |")
-        print("|---|---|---|---|---|---|---|---|---|---|")
+        print("|---|---|---|---|---|---|---|---|---|---|---|")
         for name, by_round in rows.items():
             m = lambda k: med(s[k] for s in by_round.values())
 
             def ratio(k):
                 v = [s[k] / base[n][k] for n, s in by_round.items() if n in base and base[n][k]]
                 return f"{med(v):.3g} ({min(v):.3g}..{max(v):.3g})" if v else "-"
-            print(f"| {name} | {len(by_round)} | {m('rps'):.0f} | {m('p50'):.2f} | {m('p99'):.2f} | {m('cpu_us'):.0f} | "
+            print(f"| {name} | {len(by_round)} | {m('rps'):.0f} | {m('p50'):.2f} | {m('p99'):.2f} | {m('cpu_us'):.0f} | {m('kernel_us'):.0f} | "
                   f"{m('behind_us'):.0f} | {ratio('rps')} | {ratio('cpu_us')} | "
                   f"{sum(s['errors'] for s in by_round.values())} |")
 
