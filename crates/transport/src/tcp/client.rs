@@ -80,22 +80,22 @@ struct Shared {
     home: ResponseServer,
     options: TcpOptions,
     limits: AnswerLimits,
-    lanes: Mutex<Lanes>,
+    shares: Mutex<ThreadShares>,
     tasks: Tasks,
 }
 
-/// Runtimes whose lane is known; those beyond them use the first.
+/// Runtimes whose share is known; those beyond them use the first.
 const RUNTIMES_MAX: usize = 4096;
 
-/// The connections. A runtime uses those of one lane, so that a request and its acknowledgement wake no other thread.
-struct Lanes {
-    /// The runtime at `n` uses lane `n`, counted round.
+/// The connections. A runtime uses those of one share, so that a request and its acknowledgement wake no other thread.
+struct ThreadShares {
+    /// The runtime at `n` uses share `n`, counted round.
     runtimes: Vec<Id>,
     /// By the worker's address.
     connections: Vec<HashMap<Arc<str>, Connection>>,
 }
 
-impl Lanes {
+impl ThreadShares {
     fn new(count: usize) -> Self {
         Self {
             runtimes: Vec::new(),
@@ -107,14 +107,14 @@ impl Lanes {
 
     /// The connections that are used here.
     fn here(&mut self) -> Option<&mut HashMap<Arc<str>, Connection>> {
-        let lane = Handle::try_current()
+        let share = Handle::try_current()
             .ok()
-            .map(|handle| self.lane(handle.id()));
+            .map(|handle| self.share_of(handle.id()));
         let count = self.connections.len().max(1);
-        self.connections.get_mut(lane.unwrap_or(0) % count)
+        self.connections.get_mut(share.unwrap_or(0) % count)
     }
 
-    fn lane(&mut self, runtime: Id) -> usize {
+    fn share_of(&mut self, runtime: Id) -> usize {
         let known = self.runtimes.iter().position(|one| *one == runtime);
         known.unwrap_or_else(|| {
             if self.runtimes.len() >= RUNTIMES_MAX {
@@ -131,13 +131,13 @@ impl TcpClient {
     #[must_use]
     pub fn new(home: ResponseServer, options: TcpOptions, tasks: &Tasks) -> Self {
         let limits = AnswerLimits::of(&options);
-        let lanes = Mutex::new(Lanes::new(options.pool_size));
+        let shares = Mutex::new(ThreadShares::new(options.pool_size));
         Self {
             shared: Arc::new(Shared {
                 home,
                 options,
                 limits,
-                lanes,
+                shares,
                 tasks: tasks.clone(),
             }),
         }
@@ -146,9 +146,9 @@ impl TcpClient {
     /// How many connections are open.
     #[must_use]
     pub fn connections(&self) -> usize {
-        let lanes = self.shared.lanes.lock();
-        let lanes = lanes.unwrap_or_else(PoisonError::into_inner);
-        let all = lanes.connections.iter().flat_map(HashMap::values);
+        let shares = self.shared.shares.lock();
+        let shares = shares.unwrap_or_else(PoisonError::into_inner);
+        let all = shares.connections.iter().flat_map(HashMap::values);
         all.filter(|one| one.is_open()).count()
     }
 }
@@ -270,9 +270,9 @@ impl Shared {
 
     /// This runtime's connection to this address; a new one if there is none or it has ended.
     fn connection(&self, host: &str) -> Connection {
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        let here = lanes.here();
-        let open = here.as_ref().and_then(|lane| lane.get(host));
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = shares.here();
+        let open = here.as_ref().and_then(|share| share.get(host));
         if let Some(open) = open.filter(|one| one.is_open()) {
             return open.clone();
         }
@@ -283,9 +283,9 @@ impl Shared {
             tls: self.options.tls.clone(),
         };
         let opened = Connection::open(connecting, self.options.queue_max, &self.tasks);
-        if let Some(lane) = here {
-            lane.retain(|_, one| one.is_open());
-            lane.insert(address, opened.clone());
+        if let Some(share) = here {
+            share.retain(|_, one| one.is_open());
+            share.insert(address, opened.clone());
         }
         opened
     }
