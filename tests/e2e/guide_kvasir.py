@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-SERVERS = ("frontend", "demo", "indexer", "mocker", "select", "slot-tracker")
+SERVERS = ("frontend", "demo", "indexer", "mocker", "router", "select", "slot-tracker")
 ASKERS = ("doctor", "health", "top", "upgrade", "why", "workers")
 READY_SECONDS = 90
 
@@ -31,11 +31,12 @@ def main():
         os.execv(binary, [binary, *words])
     pids = Path(os.environ["PIDS"])
     in_fleet = words[0] == "mocker" and "--discovery-backend" in words and "--http-port" not in words
-    if not in_fleet and "--http-port" not in words:
-        words += ["--http-port", os.environ["GUIDE_PORT"]]
-    if not in_fleet and "--http-host" not in words:
-        words += ["--http-host", "127.0.0.1"]
-    port = "none" if in_fleet else words[words.index("--http-port") + 1]
+    door = "system" if words[0] == "router" else "http"
+    if not in_fleet and f"--{door}-port" not in words:
+        words += [f"--{door}-port", os.environ["GUIDE_PORT"]]
+    if not in_fleet and f"--{door}-host" not in words:
+        words += [f"--{door}-host", "127.0.0.1"]
+    port = "none" if in_fleet else words[words.index(f"--{door}-port") + 1]
     end_earlier(pids / port)
     log = (pids.parent / f"{words[0]}-{port}.log").open("a")
     server = subprocess.Popen([binary, *words], stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)

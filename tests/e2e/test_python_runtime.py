@@ -23,11 +23,12 @@ DYNAMO = os.environ.get("KVASIR_DYNAMO_PYTHON")
 class Program:
     """A Python program that runs beside the test."""
 
-    def __init__(self, *command, env, python=sys.executable):
+    def __init__(self, *command, env, python=sys.executable, stdin=False):
         self.lines = []
         self.process = subprocess.Popen(
-            [python, *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
-        )
+            [python, *map(str, command)], stdin=subprocess.PIPE if stdin else None, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, env=env,
+        )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -5,13 +5,17 @@ mod cluster;
 mod demo;
 mod descriptors;
 mod doctor;
+mod endpoint_meters;
+mod index_server;
 mod mocker;
 mod operate;
 mod planes;
+mod router;
 mod serve;
 mod services;
 mod shared_cache;
 mod sockets;
+mod system_status;
 mod traces;
 mod upgrade;
 mod wiring;
@@ -80,6 +84,7 @@ fn start(run: &Run) -> ExitCode {
             Command::Indexer | Command::SlotTracker | Command::Select => {
                 services::run(run.command, &run.settings).await
             }
+            Command::Router => router::run(&run.settings).await,
             Command::Why | Command::Workers | Command::Top | Command::Health | Command::Upgrade => {
                 operate::run(run).await
             }

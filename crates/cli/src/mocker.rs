@@ -70,7 +70,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     }
     told_to_end(settings).await?;
     drop(servers);
-    let timeout = settings.get(keys::HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS);
+    let timeout = settings.get(keys::RUNTIME_GRACEFUL_SHUTDOWN_TIMEOUT_SECS);
     tokio::select! {
         _ = tasks.shut_down(timeout) => {}
         _ = signalled() => {}

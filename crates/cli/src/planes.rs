@@ -4,8 +4,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use kvasir_config::{DiscoveryBackend, EventPlane, Origin, Settings, keys};
-use kvasir_frontend::{DiscoveryOptions, EventPlaneSetup, Fleet, ReplicaCarrier};
-use kvasir_host::{PeerOptions, PeerSecret};
+use kvasir_discovery::Store;
+use kvasir_frontend::{App, DiscoveryOptions, EventPlaneSetup, Fleet};
+use kvasir_host::{IndexEndpoints, PeerOptions, PeerSecret, ReplicaCarrier};
+use kvasir_planes::listen_at;
 pub(crate) use kvasir_planes::{Clients, clients, namespaces, nats_link, store};
 use kvasir_tasks::Tasks;
 use kvasir_transport::event_plane::NatsEvents;
@@ -13,6 +15,7 @@ use kvasir_transport::nats::NatsLink;
 use kvasir_transport::{RequestPlane, TokenPlane, local_address};
 use kvasir_types::{PlaneEndpoint, WorkerId};
 
+use crate::index_server::IndexServer;
 use crate::wiring::{BadConfig, Failure};
 
 /// The same fleet, with the request planes on which discovered workers are.
@@ -94,7 +97,11 @@ pub(crate) fn peer_options(settings: &Settings) -> Result<Option<PeerOptions>, F
 }
 
 /// How other replicas are told what is booked here.
-fn replica_carrier(settings: &Settings, link: &NatsLink, tasks: &Tasks) -> ReplicaCarrier {
+pub(crate) fn replica_carrier(
+    settings: &Settings,
+    link: &NatsLink,
+    tasks: &Tasks,
+) -> ReplicaCarrier {
     match settings.get(keys::EVENT_PLANE) {
         EventPlane::Zmq => {
             let own = settings.get(keys::EVENT_PLANE_HOST);
@@ -106,10 +113,14 @@ fn replica_carrier(settings: &Settings, link: &NatsLink, tasks: &Tasks) -> Repli
     }
 }
 
-/// Lets a fleet follow the store that the options name.
-pub(crate) fn discover(fleet: &Fleet, settings: &Settings, tasks: &Tasks) -> Result<(), Failure> {
+/// Lets a fleet follow the store that the options name; that store.
+pub(crate) fn discover(
+    fleet: &Fleet,
+    settings: &Settings,
+    tasks: &Tasks,
+) -> Result<Option<Arc<dyn Store>>, Failure> {
     let Some((store, flag)) = store(settings, tasks)? else {
-        return Ok(());
+        return Ok(None);
     };
     let namespaces = namespaces(settings);
     tracing::info!(
@@ -129,6 +140,30 @@ pub(crate) fn discover(fleet: &Fleet, settings: &Settings, tasks: &Tasks) -> Res
         ..DiscoveryOptions::default()
     };
     fleet.follow_events(&store, move |namespace| heard.holds(namespace));
-    fleet.discover(store, options);
+    fleet.discover(Arc::clone(&store), options);
+    Ok(Some(store))
+}
+
+/// Answers other routers that ask for the index of this one (`--serve-indexer`).
+pub(crate) async fn serve_index(
+    fleet: &Fleet,
+    app: &App,
+    store: Arc<dyn Store>,
+    settings: &Settings,
+) -> Result<(), Failure> {
+    if !settings.get(keys::SERVE_INDEXER) {
+        return Ok(());
+    }
+    let (context, models) = (app.context(), Arc::clone(app.models()));
+    let find = move |model: &str| models.get(model).map(|model| Arc::clone(&model.host));
+    let records = !settings.get(keys::ROUTER_KV_EVENTS);
+    let index = IndexEndpoints::new(context, records, find);
+    let host = settings.get(keys::TCP_RPC_HOST);
+    let host = host.unwrap_or_else(|| local_address().to_string());
+    let link = nats_link(settings, &context.tasks)?;
+    // The port that is named is for answers of workers.
+    let server = listen_at(settings, (&host, 0), &link, &context.tasks).await?;
+    let server = IndexServer::new(settings, index, store, server, (&host, &link), context);
+    server.start(fleet.endpoints());
     Ok(())
 }

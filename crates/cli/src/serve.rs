@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvasir_config::{DiscoveryBackend, Settings, keys};
-use kvasir_frontend::{App, Fleet, Server, http_threads};
-use kvasir_host::{LoadedSnapshot, SnapshotWriter};
+use kvasir_frontend::{App, Fleet, MemberState, Server, http_threads};
+use kvasir_host::{LoadedSnapshot, RemoteIndex, SnapshotWriter};
 use kvasir_tasks::{RuntimeThreads, Tasks};
 use kvasir_telemetry::{Clock, Metrics, log};
 use tokio::signal::unix::{SignalKind, signal};
@@ -16,6 +16,9 @@ use crate::sockets::{self, AskedAddresses, OpenSockets};
 use crate::upgrade::{TakeOver, Upgrades};
 use crate::wiring::{self, Failure};
 use crate::{cluster, descriptors, planes, shared_cache, traces};
+
+/// How often it is looked whether the first workers are there.
+const WORKERS_POLL: Duration = Duration::from_millis(50);
 
 /// The application with the settings of its HTTP side.
 pub(crate) fn app(settings: &Settings, clock: Clock) -> Result<Arc<App>, Failure> {
@@ -223,11 +226,16 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     let tls = wiring::worker_tls(settings)?;
     let shared = shared_cache::of(settings, app.context(), &tls)?;
     setup.shared_cache = shared.cache;
+    if settings.get(keys::USE_REMOTE_INDEXER) {
+        let remote = RemoteIndex::new(app.context(), wiring::process_id());
+        setup.remote_index = Some(remote);
+    }
     let mut fleet = Fleet::new(app.fleet_context(), setup).with_tls(tls);
     if let Some(pool) = shared.hicache {
         fleet = fleet.with_hicache(pool);
     }
-    fleet = match settings.get(keys::ROUTER_KV_EVENTS) {
+    let listens = settings.get(keys::ROUTER_KV_EVENTS) && !settings.get(keys::USE_REMOTE_INDEXER);
+    fleet = match listens {
         true => fleet.with_event_threads(event_threads(settings)?),
         false => fleet.without_events(),
     };
@@ -314,6 +322,7 @@ async fn serve_while_loading(
     let mut serving = pin!(until_signal(server, settings, &parts.snapshot, upgrades));
     let loading = async {
         start_fleet(fleet.clone(), settings, app, None, parts).await?;
+        first_workers(app, settings).await;
         app.set_loading(false);
         Ok(())
     };
@@ -326,6 +335,28 @@ async fn serve_while_loading(
     match loaded {
         Ok(()) => serving.await,
         Err(error) => Err(error),
+    }
+}
+
+/// Waits until as many workers that are named serve as are to be there first (`--router-min-initial-workers`). Discovery holds back
+/// models of its own accord.
+async fn first_workers(app: &App, settings: &Settings) {
+    let first = settings.get(keys::ROUTER_MIN_INITIAL_WORKERS) as usize;
+    if settings.get(keys::DISCOVERY_BACKEND) != DiscoveryBackend::Static {
+        return;
+    }
+    let serving = || {
+        let members = app.members().list();
+        let serving = members.iter();
+        serving
+            .filter(|(_, member)| member.state == MemberState::Serving)
+            .count()
+    };
+    if serving() < first {
+        tracing::info!(workers = first, "waiting for the first workers");
+    }
+    while serving() < first {
+        tokio::time::sleep(WORKERS_POLL).await;
     }
 }
 
@@ -367,7 +398,9 @@ async fn start_fleet(
     }
     fleet.start();
     fleet.serve_peers(kvasir_frontend::read_worker);
-    planes::discover(&fleet, settings, app.tasks())?;
+    if let Some(store) = planes::discover(&fleet, settings, app.tasks())? {
+        planes::serve_index(&fleet, app, store, settings).await?;
+    }
     cluster::follow_pods(&fleet, settings, app.tasks())?;
     let writer = fleet.snapshot_writer(path.clone().unwrap_or_default());
     let _ = parts.index.set(Arc::clone(&writer));

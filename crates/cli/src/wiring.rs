@@ -18,7 +18,7 @@ use kvasir_frontend::{
 };
 use kvasir_planes::SetupError;
 use kvasir_router::{RouterMode, TwoStepTerms};
-use kvasir_telemetry::{Clock, Identity, LogBounds, MetricOptions, TunedBounds, log};
+use kvasir_telemetry::{Clock, Identity, LogBounds, MetricOptions, ProcessKind, TunedBounds, log};
 use kvasir_text::{FolderError, ModelFolders};
 use kvasir_types::{ApiKey, WorkerRecord};
 use kvasir_upstream::{
@@ -65,6 +65,11 @@ pub(crate) fn seed(settings: &Settings) -> u64 {
         None if settings.command() == Command::Replay => 0,
         None => *DRAWN.get_or_init(draw),
     }
+}
+
+/// What tells this process from others, whatever their seeds are.
+pub(crate) fn process_id() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 /// Says at the start how workers are chosen, and the seed that repeats it.
@@ -334,6 +339,12 @@ pub(crate) fn metric_options(settings: &Settings, router_id: u64) -> MetricOptio
     MetricOptions {
         identity,
         by_cache: settings.get(keys::ROUTER_MODE) == RouterMode::Kv,
+        process: match settings.command() {
+            Command::Router => ProcessKind::Router,
+            Command::Indexer => ProcessKind::Indexer,
+            Command::Mocker => ProcessKind::Worker,
+            _ => ProcessKind::Frontend,
+        },
         bounds: bucket_bounds(settings),
     }
 }

@@ -1,7 +1,6 @@
 //! The commands of the one binary.
 //!
-//! Answers: which commands are there, and which options does each have? Whether a command's
-//! feature exists yet is a field here, as it is for options.
+//! Answers: which commands are there, and which options does each have?
 //!
 //! Elsewhere: what a command does (`cli`).
 
@@ -95,11 +94,6 @@ impl Command {
             Self::Health => "Tell by the exit code whether a running frontend can serve",
             Self::Upgrade => "Start a running frontend anew, without a lost request",
         }
-    }
-
-    /// Whether this version has it.
-    pub const fn available(self) -> bool {
-        !matches!(self, Self::Router)
     }
 
     /// Arguments of the command beside options, as in usage; empty when it takes none.

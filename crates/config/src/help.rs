@@ -42,7 +42,7 @@ pub(crate) fn overview() -> String {
     let row = |out: &mut String, name: &str, text: &str| {
         let _ = writeln!(out, "  {name:<13}{text}");
     };
-    for command in Command::ALL.iter().filter(|command| command.available()) {
+    for command in Command::ALL {
         row(&mut out, command.name(), command.summary());
     }
     for (usage, summary) in PAGES {

@@ -90,7 +90,7 @@ fn dispatch(
         "man" => return manual(rest),
         _ => {}
     }
-    match Command::named(word).filter(|command| command.available()) {
+    match Command::named(word) {
         Some(command) => run(command, rest, env, read_file),
         None => Err(usage(no_such_command(word))),
     }
@@ -105,18 +105,15 @@ fn version() -> String {
 }
 
 fn no_such_command(word: &str) -> String {
-    if let Some(command) = Command::named(word) {
-        return format!("kvasir {} is not in this version yet", command.name());
-    }
     if word.starts_with('-') {
         let word = quoted(word);
         return format!("{word} comes before the command; write kvasir <command> first");
     }
-    let available = Command::ALL.iter().filter(|command| command.available());
     let pages = help::PAGES
         .iter()
         .filter_map(|(usage, _)| usage.split(' ').next());
-    let names = available.map(|command| command.name()).chain(pages);
+    let commands = Command::ALL.iter().map(|command| command.name());
+    let names = commands.chain(pages);
     let suggestion = nearest(word, names).map(|name| format!(". Did you mean `{name}`?"));
     format!(
         "unknown command {}{}",
@@ -185,7 +182,7 @@ fn manual(words: &[String]) -> Result<Invocation, ConfigError> {
     }
     match words {
         [] => Ok(Invocation::Print(man::page(None))),
-        [name] => match Command::named(name).filter(|command| command.available()) {
+        [name] => match Command::named(name) {
             Some(command) => Ok(Invocation::Print(man::page(Some(command)))),
             None => Err(usage(no_such_command(name))),
         },

@@ -54,7 +54,7 @@ fn program_head(out: &mut String) {
          work and decode load await.",
     );
     out.push_str(".SH COMMANDS\n");
-    for command in Command::ALL.iter().filter(|command| command.available()) {
+    for command in Command::ALL {
         let usage = format!("{} {}", command.name(), command.operands());
         let _ = writeln!(out, ".TP\n.B {}", escaped(usage.trim_end()));
         text(out, &format!("{}.", command.summary()));

@@ -51,6 +51,9 @@ fn dependent_defaults(settings: &mut Settings) {
             settings.prefer(keys::LOG_LEVEL, Value::Text("warn".into()), "--traffic");
         }
     }
+    if settings.command() == Command::Router {
+        settings.prefer(keys::ROUTER_MODE, kv.clone(), "kvasir router");
+    }
     engine_defaults(settings);
     let selector = settings.get(keys::WORKER_SELECTOR);
     let cause = match settings.get(keys::WORKER).is_empty() {
@@ -444,9 +447,7 @@ fn standalone(settings: &Settings, problems: &mut Vec<Problem>) {
             "--worker-port needs --worker-selector: other workers are named with their ports";
         problems.push(Problem::conflict(&options, message));
     }
-    let needs_endpoint =
-        settings.command() == Command::Router && settings.get(keys::WORKER).is_empty();
-    if needs_endpoint && settings.get(keys::ENDPOINT).is_none() {
+    if settings.command() == Command::Router && settings.get(keys::ENDPOINT).is_none() {
         let message = "kvasir router needs --endpoint namespace.component.endpoint \
                        (variable DYN_ROUTER_ENDPOINT)";
         problems.push(Problem::conflict(&[keys::ENDPOINT.name()], message));

@@ -431,7 +431,8 @@ impl Spec {
     }
 
     /// Part of the feature is there; `note` says which, as a sentence without its full stop.
-    pub(crate) const fn partly(mut self, note: &'static str) -> Self {
+    #[must_use]
+    pub const fn partly(mut self, note: &'static str) -> Self {
         self.effect = Effect::Partly(note);
         self
     }

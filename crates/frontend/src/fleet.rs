@@ -19,7 +19,6 @@ mod peers;
 mod plane_watcher;
 mod pods;
 mod registration;
-mod replicas;
 mod roster;
 mod sessions;
 mod silence;
@@ -32,14 +31,17 @@ pub use event_plane::EventPlaneSetup;
 pub use file::{WorkersFile, WorkersFileError};
 pub use http_pool::{HttpPool, HttpPoolError};
 pub use peers::Peers;
-pub use replicas::ReplicaCarrier;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvasir_host::{EventPlane, HicachePool, LoadedSnapshot, RouterSetup, SnapshotWriter};
+use kvasir_discovery::EndpointName;
+use kvasir_host::{
+    EventPlane, HicachePool, LoadedSnapshot, ReplicaAnnouncer, ReplicaCarrier, RouterSetup,
+    SnapshotWriter,
+};
 use kvasir_tasks::{RuntimeThreads, Tasks};
 use kvasir_text::ModelFolders;
 use kvasir_transport::RequestPlane;
@@ -51,7 +53,6 @@ use self::discovery::CardText;
 use self::event_addresses::EventAddresses;
 use self::http_watcher::HttpWatcher;
 use self::plane_watcher::PlaneWatcher;
-use self::replicas::FleetReplicas;
 use self::roster::{Claims, RoutersOfPools};
 use self::sessions::FleetSessions;
 use crate::fleet::members::{Change, JoinOutcome, MemberState, Members, SourceName, WorkerSource};
@@ -97,7 +98,7 @@ pub struct Fleet {
     /// What token workers publish.
     event_plane: Option<EventPlane>,
     /// Other replicas, where this one is in step with them.
-    replicas: Option<FleetReplicas>,
+    replicas: Option<ReplicaAnnouncer>,
     /// Between two questions about load.
     every: Duration,
     /// What a question may take.
@@ -122,6 +123,8 @@ pub struct Fleet {
     sessions: Arc<FleetSessions>,
     /// A store that SGLang workers share.
     hicache: Option<Arc<HicachePool>>,
+    /// The endpoints of workers that discovery found.
+    endpoints: Arc<watch::Sender<BTreeSet<EndpointName>>>,
 }
 
 /// What is to become of a worker.
@@ -175,6 +178,7 @@ impl Fleet {
             claims: Arc::default(),
             event_addresses: Arc::default(),
             hicache: None,
+            endpoints: Arc::new(watch::Sender::default()),
         }
     }
 
@@ -196,6 +200,12 @@ impl Fleet {
         }
     }
 
+    /// The endpoints of workers that discovery finds, from now on.
+    #[must_use]
+    pub fn endpoints(&self) -> watch::Receiver<BTreeSet<EndpointName>> {
+        self.endpoints.subscribe()
+    }
+
     /// The same, without subscribing to cache events (`--no-router-kv-events`).
     #[must_use]
     pub fn without_events(self) -> Self {
@@ -210,6 +220,17 @@ impl Fleet {
     pub fn with_event_threads(self, threads: RuntimeThreads) -> Self {
         Self {
             event_threads: Some(Arc::new(threads)),
+            ..self
+        }
+    }
+
+    /// The same, in step with other replicas, on the event plane if there is a carrier (`--router-replica-sync`); to be called before
+    /// [`Self::with_event_plane`].
+    #[must_use]
+    pub fn with_replicas(self, carrier: Option<ReplicaCarrier>, sessions: bool) -> Self {
+        let replicas = ReplicaAnnouncer::new(&self.context.host, carrier, sessions);
+        Self {
+            replicas: Some(replicas),
             ..self
         }
     }

@@ -37,7 +37,7 @@ pub use fleet::members::{
 };
 pub use fleet::{
     ConnectPlane, DiscoveryOptions, EventPlaneSetup, Fleet, FleetContext, HttpPool, HttpPoolError,
-    Peers, ReplicaCarrier, WorkersFile, WorkersFileError,
+    Peers, WorkersFile, WorkersFileError,
 };
 pub use models::links::WorkerLink;
 pub use models::tokenize::TokenSources;

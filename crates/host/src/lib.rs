@@ -2,7 +2,7 @@
 //!
 //! Answers one question: what does every program around the brain need, whoever its clients are? [`RouterHost`] runs a
 //! router under its lock with its index, timer and counters; [`CacheView`] is what is known of a rank's cache and how far
-//! that is trusted; [`EventStream`] applies the events of a rank; [`Model`] names blocks and books requests; [`SnapshotWriter`] and [`LoadedSnapshot`] carry the index
+//! that is trusted; [`EventStream`] applies the events of a rank; [`Model`] names blocks and books requests; [`EndpointFleet`] is the workers of one endpoint with their router; [`SnapshotWriter`] and [`LoadedSnapshot`] carry the index
 //! over a restart; [`SharedCache`] asks what workers could fetch from a common pool. All are handed a [`HostContext`]: the clock, the metrics, and where tasks run.
 //!
 //! Invariants: nothing booked outlives its [`Booking`]; a lookup waits for no event and for no judgement; nothing here
@@ -15,6 +15,7 @@ mod booking;
 mod context;
 mod counted;
 mod dump;
+mod endpoint;
 mod events;
 mod meters;
 mod model;
@@ -23,6 +24,7 @@ mod place;
 mod plane;
 mod policy_file;
 mod prefill_times;
+mod remote_index;
 mod replica;
 mod router_host;
 mod session_link;
@@ -37,6 +39,9 @@ pub use booking::Booking;
 pub use context::HostContext;
 pub use counted::CountedIndex;
 pub use dump::dump_index;
+pub use endpoint::{
+    EndpointAnswer, EndpointError, EndpointFleet, EndpointFleetOptions, EndpointJob,
+};
 pub use events::{
     EventStream, EventStreamHandle, LocalEvents, Now, PauseGuard, StreamObserver, StreamState,
     Subscriptions,
@@ -52,9 +57,12 @@ pub use plane::{
 };
 pub use policy_file::{PolicyFile, PolicyFileError};
 pub use prefill_times::PrefillTimes;
+pub use remote_index::{
+    ANSWER_TIMEOUT, IndexEndpoints, QUERY_ENDPOINT, RECORD_ENDPOINT, RemoteIndex,
+};
 pub use replica::{
-    PeerLinks, PeerOptions, PeerRow, PeerSecret, ReplicaChannels, ReplicaFleet, Replicas,
-    SnapshotFuture, WorkerNote,
+    PeerLinks, PeerOptions, PeerRow, PeerSecret, ReplicaAnnouncer, ReplicaCarrier, ReplicaChannels,
+    ReplicaFleet, Replicas, SnapshotFuture, WorkerNote, peer_event,
 };
 pub use router_host::{HostOptions, Needs, RouterHost};
 pub use session_link::{

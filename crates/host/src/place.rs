@@ -180,7 +180,14 @@ impl Model {
         let (shared, pooled) = (host.shared_cache(), blocks.pooled.as_ref());
         let pooled = match shared.zip(pooled) {
             None => {
-                let overlap = host.find(&blocks.lookup, &mut matches);
+                let overlap = match host.remote_index() {
+                    None => host.find(&blocks.lookup, &mut matches),
+                    // In a box: most routers have an index.
+                    Some(_) => {
+                        let asking = self.find_remote(&mut arrival, &blocks.lookup, &mut matches);
+                        Box::pin(asking).await
+                    }
+                };
                 blocks.lookup.arrive(&mut arrival, overlap);
                 None
             }
@@ -233,6 +240,23 @@ impl Model {
         Ok(booking)
     }
 
+    /// Asks another router's index. Without an answer nothing counts as cached but what was sent there lately.
+    async fn find_remote(
+        &self,
+        arrival: &mut Arrival,
+        lookup: &Lookup,
+        matches: &mut Matches,
+    ) -> Overlap {
+        let host = &self.host;
+        match host.ask_remote(lookup).await {
+            Some(found) => host.credit_remote(lookup, &found, matches),
+            None => {
+                arrival.cache_unknown = !lookup.locals.is_empty();
+                host.find(lookup, matches)
+            }
+        }
+    }
+
     /// Looks a prompt up, and asks the pool at the same time.
     async fn find_pooled(
         &self,
@@ -244,7 +268,11 @@ impl Model {
         let (host, clock) = (&self.host, self.host.context().clock);
         let look_up = async {
             let start = clock.now();
-            (host.find(lookup, matches), clock.now() - start)
+            let overlap = match host.ask_remote(lookup).await {
+                Some(found) => host.credit_remote(lookup, &found, matches),
+                None => host.find(lookup, matches),
+            };
+            (overlap, clock.now() - start)
         };
         // The question is on its way before the index is asked.
         let ask = prompt.answer(cache, host.context());

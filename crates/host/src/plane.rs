@@ -287,6 +287,8 @@ impl Plane {
         };
         match wanted {
             Some(origin) => self.open(&member, rank, origin),
+            // What another index says of it counts, and nobody here judges that.
+            None if member.host.remote_index().is_some() => {}
             None => {
                 let cause = match member.events {
                     // It was heard before, or may be later.

@@ -9,14 +9,17 @@
 //!
 //! Elsewhere: what a booking counts (`kvasir-router`), bytes (`kvasir-wire`), sockets (`kvasir-transport`), who finds whom (discovery).
 
+mod announce;
 mod link;
 mod plane;
 mod translate;
 
+pub use announce::{ReplicaAnnouncer, ReplicaCarrier};
 pub use link::{
     PeerLinks, PeerOptions, PeerRow, PeerSecret, ReplicaFleet, SnapshotFuture, WorkerNote,
 };
 pub use plane::ReplicaChannels;
+pub use translate::heard as peer_event;
 pub(crate) use translate::request_id;
 
 use std::collections::{BTreeMap, BTreeSet};

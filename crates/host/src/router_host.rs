@@ -11,10 +11,10 @@ mod presumed;
 pub use options::{HostOptions, Needs};
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use kvasir_index::{Index, Matches};
+use kvasir_index::{Index, Match, Matches};
 use kvasir_router::{
     Arrival, Input, LearnedRecord, Lookup, Outcome, Overlap, Placement, PotentialLoad, RouteError,
     Router,
@@ -28,6 +28,7 @@ use crate::context::HostContext;
 use crate::events::LocalStreams;
 use crate::meters::RouterMeters;
 use crate::prefill_times::PrefillTimes;
+use crate::remote_index::RemoteIndex;
 use crate::replica::Replicas;
 use crate::session_link::SessionLinks;
 use crate::shared_cache::SharedCache;
@@ -44,6 +45,8 @@ pub struct RouterHost {
     prefill_times: PrefillTimes,
     needs: Needs,
     predict_all: bool,
+    /// What workers hold is known from their events.
+    by_events: bool,
     /// Tokens in a block.
     block_size: u32,
     context: HostContext,
@@ -56,6 +59,10 @@ pub struct RouterHost {
     sessions_elsewhere: AtomicBool,
     /// A cache that all workers share.
     shared_cache: Option<Arc<SharedCache>>,
+    /// Indexes of other routers, which are asked instead of ours.
+    remote_index: Option<RemoteIndex>,
+    /// What its model is called there, if that is not its name.
+    remote_name: OnceLock<Arc<str>>,
     /// The brain wants to be ticked earlier than the timer thinks.
     sooner: Arc<Notify>,
 }
@@ -70,8 +77,10 @@ impl RouterHost {
             index,
             predict_all,
             shared_cache,
+            remote_index,
         } = options;
         let (needs, block_size) = (Needs::of(&config), config.kv_cache_block_size);
+        let by_events = config.router_kv_events;
         let (mode, role) = (config.router_mode, config.router_role);
         let meters = RouterMeters::new(&context.metrics, name, mode, role);
         let views = CacheViews::default();
@@ -83,6 +92,7 @@ impl RouterHost {
             prefill_times: PrefillTimes::default(),
             needs,
             predict_all,
+            by_events,
             block_size,
             context: context.clone(),
             meters,
@@ -90,6 +100,8 @@ impl RouterHost {
             sessions: SessionLinks::default(),
             sessions_elsewhere: AtomicBool::new(false),
             shared_cache,
+            remote_index,
+            remote_name: OnceLock::new(),
             sooner: Arc::default(),
         });
         let timer = keep_time(Arc::downgrade(&host), Arc::clone(&host.sooner));
@@ -158,6 +170,37 @@ impl RouterHost {
         self.shared_cache.as_ref()
     }
 
+    /// The indexes of other routers, where those are asked.
+    #[must_use]
+    pub fn remote_index(&self) -> Option<&RemoteIndex> {
+        self.remote_index.as_ref()
+    }
+
+    /// What other indexes call its model, if that is not its name; the first word counts.
+    pub(crate) fn set_remote_name(&self, name: &str) {
+        self.remote_name.get_or_init(|| name.into());
+    }
+
+    /// What other indexes hold of a prompt; none if they do not say, or nobody is asked.
+    pub(crate) async fn ask_remote(&self, lookup: &Lookup) -> Option<Vec<Match>> {
+        let remote = self.remote_index.as_ref();
+        let remote = remote.filter(|_| !lookup.locals.is_empty())?;
+        let model = self.remote_name.get().unwrap_or(&self.name);
+        remote.find(model, lookup).await
+    }
+
+    /// What of a prompt counts as cached by what another index found; ours has only what we sent ourselves.
+    pub(crate) fn credit_remote(
+        &self,
+        lookup: &Lookup,
+        found: &[Match],
+        matches: &mut Matches,
+    ) -> Overlap {
+        self.index.find(&lookup.locals, matches);
+        matches.set_events(found);
+        lookup.credit_of(matches, &self.views.trust())
+    }
+
     pub(crate) fn predicts_all(&self) -> bool {
         self.predict_all
     }
@@ -195,8 +238,16 @@ impl RouterHost {
 
     /// Remembers where a request went, if the index is to learn from it.
     pub(crate) fn record(&self, now: Time, sent: &Placement, lookup: &Lookup) {
-        if sent.record {
-            lookup.record(now, sent, &self.index, &self.views.trust());
+        if !sent.record {
+            return;
+        }
+        match &self.remote_index {
+            // Such an index learns from decisions, and is not here.
+            Some(remote) if !self.by_events => {
+                let model = self.remote_name.get().unwrap_or(&self.name);
+                remote.record(model, sent, lookup);
+            }
+            _ => lookup.record(now, sent, &self.index, &self.views.trust()),
         }
     }
 
@@ -363,7 +414,9 @@ impl RouterHost {
             }
         }
         for (id, lookup) in refresh {
-            let overlap = Some(self.find(&lookup, &mut Matches::new()));
+            // Others are not asked again: what they said when the request came stays.
+            let is_here = self.remote_index.is_none();
+            let overlap = is_here.then(|| self.find(&lookup, &mut Matches::new()));
             self.step_with(Input::Refreshed { id, overlap }, None);
         }
         later

@@ -9,6 +9,7 @@ use kvasir_router::{Role, RouterConfig, RouterMode};
 use crate::context::HostContext;
 use crate::model::{Model, ModelSpec};
 use crate::policy_file::PolicyFile;
+use crate::remote_index::RemoteIndex;
 use crate::router_host::{HostOptions, RouterHost};
 use crate::shared_cache::SharedCache;
 
@@ -27,6 +28,8 @@ pub struct RouterSetup {
     pub silent_rank_ttl: Option<Duration>,
     /// A cache that all workers share; it counts where requests are routed by cache.
     pub shared_cache: Option<Arc<SharedCache>>,
+    /// Indexes of other routers, which are asked instead of one of its own.
+    pub remote_index: Option<RemoteIndex>,
 }
 
 impl RouterSetup {
@@ -40,6 +43,7 @@ impl RouterSetup {
             block_size: None,
             silent_rank_ttl: None,
             shared_cache: None,
+            remote_index: None,
         }
     }
 
@@ -75,6 +79,7 @@ impl RouterSetup {
         }
         let by_cache = options.config.router_mode == RouterMode::Kv;
         options.shared_cache = self.shared_cache.clone().filter(|_| by_cache);
+        options.remote_index = self.remote_index.clone().filter(|_| by_cache);
         let alike = |other: &&Model| other.host.ask(|router| *router.config() == options.config);
         let host = match beside.filter(alike) {
             Some(other) => Arc::clone(&other.host),

@@ -24,7 +24,7 @@ use kvasir_types::Token;
 use tokio::sync::Semaphore;
 
 use crate::context::HostContext;
-use breaker::Breaker;
+pub(crate) use breaker::Breaker;
 pub use hicache::HicachePool;
 pub use pages::HicacheLayout;
 

@@ -1,5 +1,6 @@
 //! What a lookup answers.
 
+use std::collections::BTreeMap;
 use std::iter;
 use std::sync::Arc;
 
@@ -96,6 +97,31 @@ impl Matches {
     /// Adds a rank that is not there yet.
     pub fn push(&mut self, found: Match) {
         self.pushed.push(found);
+    }
+
+    /// Replaces what events say by what another index found; what routing decisions say stays.
+    pub fn set_events(&mut self, found: &[Match]) {
+        self.pushed.clear();
+        self.device.fill(0);
+        self.lower.clear();
+        if self.routed.iter().all(|routed| *routed == 0) {
+            self.pushed.extend_from_slice(found);
+            return;
+        }
+        let slots = self.ranks.iter().zip(0..);
+        let slots: BTreeMap<WorkerRank, usize> = slots.map(|(rank, at)| (*rank, at)).collect();
+        self.lower.resize(self.device.len(), [0, 0]);
+        for one in found {
+            let at = slots.get(&one.rank).copied();
+            let parts = at.and_then(|at| self.device.get_mut(at).zip(self.lower.get_mut(at)));
+            match parts {
+                Some((device, lower)) => {
+                    *device = one.device;
+                    *lower = [one.host, one.disk];
+                }
+                None => self.pushed.push(*one),
+            }
+        }
     }
 
     /// Ranks that hold something, in no order.

@@ -25,7 +25,16 @@ pub async fn clients(
     settings: &Settings,
     tasks: &Tasks,
 ) -> Result<(Clients, NatsLink), SetupError> {
-    let options = response_options(settings);
+    clients_at(settings, settings.get(keys::TCP_RPC_PORT), tasks).await
+}
+
+/// The same; workers bring their answers to this port. For a process that takes requests at the port of the options.
+pub async fn clients_at(
+    settings: &Settings,
+    port: u16,
+    tasks: &Tasks,
+) -> Result<(Clients, NatsLink), SetupError> {
+    let options = response_options(settings, port);
     let bind = options.bind;
     let home = ResponseServer::start(options, tasks).await.map_err(|error| {
         SetupError::System(format!(
@@ -93,13 +102,13 @@ async fn say_changes(link: NatsLink) {
 }
 
 /// Where workers bring their answers.
-fn response_options(settings: &Settings) -> ResponseOptions {
+fn response_options(settings: &Settings, port: u16) -> ResponseOptions {
     let host = settings.get(keys::TCP_RPC_HOST);
     // A name is what workers are told; only an address of this machine can be listened on.
     let address = host.as_deref().and_then(|host| host.parse::<IpAddr>().ok());
     let address = address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     ResponseOptions {
-        bind: SocketAddr::new(address, settings.get(keys::TCP_RPC_PORT)),
+        bind: SocketAddr::new(address, port),
         advertise: host.filter(|_| address.is_unspecified()),
         ..ResponseOptions::default()
     }

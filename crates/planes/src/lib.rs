@@ -12,8 +12,8 @@ mod clients;
 mod listeners;
 mod stores;
 
-pub use clients::{Clients, clients, nats_link};
-pub use listeners::{ENDPOINT, endpoint, event_carrier, listen};
+pub use clients::{Clients, clients, clients_at, nats_link};
+pub use listeners::{ENDPOINT, endpoint, event_carrier, listen, listen_at};
 pub use stores::{NamedStore, kubernetes_options, namespaces, store};
 
 use std::net::{SocketAddr, ToSocketAddrs};

@@ -40,6 +40,16 @@ pub async fn listen(
     tasks: &Tasks,
 ) -> Result<RequestServer, SetupError> {
     let port = settings.get(keys::TCP_RPC_PORT);
+    listen_at(settings, (host, port), link, tasks).await
+}
+
+/// The same at another port; for a process whose port of the options is for answers of workers.
+pub async fn listen_at(
+    settings: &Settings,
+    (host, port): (&str, u16),
+    link: &NatsLink,
+    tasks: &Tasks,
+) -> Result<RequestServer, SetupError> {
     let bind = match settings.get(keys::TCP_RPC_HOST) {
         Some(host) => resolve("--tcp-rpc-host", &host, port)?,
         None => ([0, 0, 0, 0], port).into(),

@@ -24,6 +24,9 @@ pub struct Decision {
     pub failed_before: u32,
     /// The last of them had begun to answer, and this one was to go on from there.
     pub resumed: bool,
+    /// Nobody could say what workers hold of the prompt: the index of another router did not answer.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "std::ops::Not::not"))]
+    pub cache_unknown: bool,
     /// When it was made.
     #[cfg_attr(feature = "serde", serde(serialize_with = "as_nanos"))]
     pub at: Time,

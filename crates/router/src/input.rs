@@ -128,6 +128,8 @@ pub struct Arrival {
     pub last_failure: Option<Outcome>,
     /// Its answer comes in one piece: no first token will be seen.
     pub silent: bool,
+    /// Nobody could say what workers hold of its prompt: the index of another router did not answer.
+    pub cache_unknown: bool,
     /// Only asks: nothing is booked, nothing is queued, the answer is immediate.
     pub query_only: bool,
 }
@@ -153,6 +155,7 @@ impl Arrival {
             resumed: false,
             last_failure: None,
             silent: false,
+            cache_unknown: false,
             query_only: false,
         }
     }

@@ -48,6 +48,15 @@ impl Lookup {
         }
     }
 
+    /// Credits what was found elsewhere, as [`Self::find`] does what it finds.
+    #[must_use]
+    pub fn credit_of(&self, matches: &Matches, trust: &TrustLevels) -> Overlap {
+        Overlap {
+            ranks: credit(matches, trust, self.predict_all),
+            shared: self.shared.to_vec(),
+        }
+    }
+
     /// Gives a request what the router has to know of its blocks.
     pub fn arrive(&self, arrival: &mut Arrival, overlap: Overlap) {
         arrival.overlap = overlap;

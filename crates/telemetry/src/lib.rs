@@ -20,7 +20,7 @@ pub use absent::{ABSENT, Absent};
 pub use clock::Clock;
 pub use metric_table::{Metrics, SPECS};
 pub use metrics::{Buckets, Group, Kind, Spec, log_spaced, metrics_reference, observe_ms};
-pub use options::{Identity, LogBounds, MetricOptions, TunableHistogram, TunedBounds};
+pub use options::{Identity, LogBounds, MetricOptions, ProcessKind, TunableHistogram, TunedBounds};
 #[cfg(feature = "otel")]
 pub use otel::{Carried, Carry, EXPORT_TIMEOUT, Otel, OtelOptions};
 pub use prometheus::{Gauge, GaugeVec, Histogram, IntCounter};

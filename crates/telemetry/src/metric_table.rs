@@ -317,6 +317,30 @@ metrics! {
         /// Cache events that are odd: blocks stored again by a rank that holds them.
         counter kv_cache_event_warnings = "kv_cache_event_warnings" ["warning_kind"];
     }
+    Worker {
+        /// Calls of this process's endpoints that were taken.
+        counter worker_requests_total = "requests_total" ["dynamo_endpoint"];
+        /// Calls that are being answered.
+        gauge worker_inflight_requests = "inflight_requests" ["dynamo_endpoint"];
+        /// Bytes of the calls.
+        counter worker_request_bytes_total = "request_bytes_total" ["dynamo_endpoint"];
+        /// How long answers took.
+        histogram worker_request_duration_seconds = "request_duration_seconds" ["dynamo_endpoint"] in Buckets::List(&[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0]);
+    }
+    KvIndexer {
+        /// Requests to the indexer.
+        counter kvindexer_requests_total = "requests_total" ["endpoint", "method"];
+        /// Requests that were refused.
+        counter kvindexer_errors_total = "errors_total" ["endpoint", "status_class"];
+        /// How long answers took.
+        histogram kvindexer_request_duration_seconds = "request_duration_seconds" ["endpoint"] in Buckets::Power { start: 0.0001, factor: 2.0, count: 20 };
+        /// Models with their routing groups.
+        gauge kvindexer_models = "models" [];
+        /// Engines that are registered.
+        gauge kvindexer_workers = "workers" [];
+        /// Event sockets that are listened to: pending, active, paused or failed.
+        gauge kvindexer_listeners = "listeners" ["status"];
+    }
     Overhead {
         /// Hashing the prompt's blocks.
         histogram overhead_block_hashing_ms = "block_hashing_ms" [] in COMPUTE_MS;
@@ -388,6 +412,12 @@ metrics! {
         counter replica_index_checks_total = "replica_index_checks_total" ["outcome"];
         /// Ranks of which a connected peer holds something else at the same place of their events.
         gauge replica_ranks_differing = "replica_ranks_differing" [];
+        /// Questions to the index of another router: answered, error, late, busy (too many), away (not asked for now), nobody (none is served).
+        counter remote_index_queries_total = "remote_index_queries_total" ["result"];
+        /// Routing decisions for the index of another router: recorded, failed, dropped (too many), nobody (none takes them).
+        counter remote_index_records_total = "remote_index_records_total" ["result"];
+        /// Questions of other routers about our index: answered, refused.
+        counter index_queries_served_total = "index_queries_served_total" ["result"];
         /// Questions to the cache that all workers share: answered, error, late, busy (too many), away (not asked for now).
         counter shared_cache_queries_total = "shared_cache_queries_total" ["result"];
         /// Changes of the workers file that could not be taken over; the workers stayed as they were.

@@ -11,7 +11,7 @@ use prometheus::{
     Registry, proto::Metric,
 };
 
-use crate::{ABSENT, Absent, Identity, MetricOptions, TunableHistogram, TunedBounds};
+use crate::{ABSENT, Absent, Identity, MetricOptions, ProcessKind, TunableHistogram, TunedBounds};
 
 /// Which family of names a series belongs to; decides its prefix and constant labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +30,10 @@ pub enum Group {
     Overhead,
     /// `dynamo_router`, labelled with the router; not there unless a router goes by cache.
     RouterTotal,
+    /// `dynamo_kvindexer`: only of a process that is an indexer.
+    KvIndexer,
+    /// `dynamo_component`, labelled with namespace and component: only of a process that serves endpoints on the request plane.
+    Worker,
     /// `dynamo`.
     Dynamo,
     /// `kvasir`: what Dynamo does not have.
@@ -105,9 +109,10 @@ impl Spec {
         let prefix = match self.group {
             Group::Frontend | Group::Queue => identity.frontend_prefix.as_str(),
             Group::Router | Group::RouterFleet => "dynamo_component_router",
-            Group::Component => "dynamo_component",
+            Group::Component | Group::Worker => "dynamo_component",
             Group::Overhead => "dynamo_router_overhead",
             Group::RouterTotal => "dynamo_router",
+            Group::KvIndexer => "dynamo_kvindexer",
             Group::Dynamo => "dynamo",
             Group::Kvasir => "kvasir",
         };
@@ -123,9 +128,11 @@ impl Spec {
         ];
         let router = label("router_id", &identity.router_id.to_string());
         match self.group {
-            Group::Frontend | Group::Queue | Group::Dynamo | Group::Kvasir => HashMap::new(),
+            Group::Frontend | Group::Queue | Group::KvIndexer | Group::Dynamo | Group::Kvasir => {
+                HashMap::new()
+            }
             Group::Router => place.into_iter().chain([router]).collect(),
-            Group::RouterFleet | Group::Component => place.into_iter().collect(),
+            Group::RouterFleet | Group::Component | Group::Worker => place.into_iter().collect(),
             Group::Overhead | Group::RouterTotal => [router].into_iter().collect(),
         }
     }
@@ -133,10 +140,14 @@ impl Spec {
     /// Whether the series is on the page of such a process. One that is not can still be written.
     #[must_use]
     pub fn is_shown(&self, options: &MetricOptions) -> bool {
+        let process = options.process;
         match self.group {
+            Group::Worker => matches!(process, ProcessKind::Router | ProcessKind::Worker),
+            _ if process == ProcessKind::Worker => false,
             Group::Queue | Group::Component | Group::Overhead | Group::RouterTotal => {
                 options.by_cache
             }
+            Group::KvIndexer => process == ProcessKind::Indexer,
             _ => true,
         }
     }

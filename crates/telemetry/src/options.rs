@@ -24,6 +24,20 @@ impl Default for Identity {
     }
 }
 
+/// What a process is, as far as its series differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProcessKind {
+    /// It serves clients, or a part of the router.
+    #[default]
+    Frontend,
+    /// It routes for callers on the request plane.
+    Router,
+    /// It is an index for others.
+    Indexer,
+    /// It answers requests itself.
+    Worker,
+}
+
 /// All that decides how series are made.
 #[derive(Clone, Debug)]
 pub struct MetricOptions {
@@ -31,6 +45,8 @@ pub struct MetricOptions {
     pub identity: Identity,
     /// Requests are routed by cache (`--router-mode kv`): without, the series about that are not shown.
     pub by_cache: bool,
+    /// What the process is: each has series of its own.
+    pub process: ProcessKind,
     /// The bounds that an operator can set.
     pub bounds: TunedBounds,
 }
@@ -40,6 +56,7 @@ impl Default for MetricOptions {
         Self {
             identity: Identity::default(),
             by_cache: true,
+            process: ProcessKind::default(),
             bounds: TunedBounds::default(),
         }
     }

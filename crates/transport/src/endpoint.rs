@@ -7,7 +7,8 @@ mod dispatch;
 mod reply;
 
 pub use dispatch::{
-    CallPlace, Dispatcher, EndpointHandler, HandlerFuture, IncomingCall, ServedEndpoint,
+    CallObserver, CallPlace, CallWatch, Dispatcher, EndpointHandler, HandlerFuture, IncomingCall,
+    ServedEndpoint,
 };
 pub use reply::ReplySink;
 

@@ -33,8 +33,8 @@ pub mod zmq;
 pub use call_home::{CallStream, HomeCounts, ResponseOptions, ResponseServer, local_address};
 #[cfg(feature = "tcp")]
 pub use endpoint::{
-    CallContext, CallFuture, CallPlace, Dispatcher, EndpointClient, EndpointHandler, HandlerFuture,
-    IncomingCall, ReplySink, ServedEndpoint,
+    CallContext, CallFuture, CallObserver, CallPlace, CallWatch, Dispatcher, EndpointClient,
+    EndpointHandler, HandlerFuture, IncomingCall, ReplySink, ServedEndpoint,
 };
 pub use events::{
     EventPublisher, EventSource, MEMORY_QUEUE_MAX, MemoryPublisher, MemorySource, ReplayRequest,

@@ -8,6 +8,7 @@
 //! a step; and the questions that a worker's own index answers.
 
 mod forward_pass;
+mod index_query;
 mod plane;
 mod read;
 mod recovery;
@@ -17,6 +18,9 @@ mod topic;
 mod write;
 
 pub use forward_pass::{ForwardPass, QueuedWork, ScheduledWork};
+pub use index_query::{
+    IndexQuery, IndexReply, QUERY_BLOCKS_MAX, QUERY_RANKS_MAX, RoutingRecord, TierScore,
+};
 pub use plane::{ActiveLoad, ENVELOPE_VERSION, Envelope};
 pub use read::decode_router_events;
 pub use recovery::{RecoveryReply, RecoveryRequest};

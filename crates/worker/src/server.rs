@@ -7,7 +7,7 @@ use kvasir_discovery::{EndpointName, RequestTransport};
 use kvasir_transport::http_rpc::{HttpServer, RPC_ROOT};
 use kvasir_transport::nats::NatsServer;
 use kvasir_transport::tcp::EndpointServer;
-use kvasir_transport::{Dispatcher, EndpointHandler, ServedEndpoint};
+use kvasir_transport::{CallObserver, Dispatcher, EndpointHandler, ServedEndpoint};
 
 /// Takes requests for the endpoints of one process. Clones are one.
 #[derive(Clone)]
@@ -67,6 +67,11 @@ impl RequestServer {
     #[must_use]
     pub fn active(&self) -> usize {
         self.dispatcher().active()
+    }
+
+    /// From now on `observer` is told of calls; the first one stays.
+    pub fn observe(&self, observer: Arc<dyn CallObserver>) {
+        self.dispatcher().observe(observer);
     }
 
     const fn dispatcher(&self) -> &Dispatcher {

@@ -14,14 +14,16 @@ use kvasir_mocker::{
 };
 use kvasir_planes::event_carrier;
 use kvasir_tasks::Tasks;
-use kvasir_telemetry::Clock;
+use kvasir_telemetry::{Clock, Metrics};
 use kvasir_transport::local_address;
 use kvasir_types::{BootstrapAddress, Codec};
 use kvasir_worker::{
     CardRole, EngineFacts, MemberOptions, Membership, RequestServer, card_of_folder,
 };
 
+use crate::endpoint_meters::EndpointMeters;
 use crate::planes;
+use crate::system_status::{StatusSource, SystemStatus};
 use crate::wiring::{self, BadConfig, Failure};
 
 /// The component of those who compute prompts for others.
@@ -72,6 +74,7 @@ struct CardPlan {
 pub(super) async fn run(settings: &Settings) -> Result<(), Failure> {
     let tasks = Tasks::new();
     let plan = Plan::read(settings, &tasks).await?;
+    let status = status(settings, &plan).await?;
     let mut members = Vec::new();
     for at in 0..settings.get(keys::WORKERS) {
         let door = match settings.is_set(keys::HTTP_PORT) {
@@ -80,11 +83,17 @@ pub(super) async fn run(settings: &Settings) -> Result<(), Failure> {
         };
         members.push(plan.start(at, door).await?);
     }
+    if let Some(status) = &status {
+        status.set_ready(true);
+    }
     super::told_to_end(settings).await?;
+    if let Some(status) = &status {
+        status.set_ready(false);
+    }
     for member in &members {
         member.membership.leave().await;
     }
-    let timeout = settings.get(keys::HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS);
+    let timeout = settings.get(keys::RUNTIME_GRACEFUL_SHUTDOWN_TIMEOUT_SECS);
     let active = plan.server.active();
     tracing::info!(active, "left the fleet; a second signal ends at once");
     tokio::select! {
@@ -97,7 +106,28 @@ pub(super) async fn run(settings: &Settings) -> Result<(), Failure> {
         _ = tasks.shut_down(timeout) => {}
         _ = super::signalled() => {}
     }
+    if let Some(status) = status {
+        status.end().await;
+    }
     Ok(())
+}
+
+/// The status server, where one is wanted, and what it says of calls.
+async fn status(settings: &Settings, plan: &Plan) -> Result<Option<SystemStatus>, Failure> {
+    let mut options = wiring::metric_options(settings, u64::from(std::process::id()));
+    let endpoint = &plan.member.endpoint;
+    options.identity.namespace.clone_from(&endpoint.namespace);
+    options.identity.component.clone_from(&endpoint.component);
+    let metrics = Metrics::new(&options).map_err(|error| error.to_string())?;
+    plan.server
+        .observe(EndpointMeters::new(&metrics, plan.clock));
+    let source = StatusSource {
+        metrics,
+        clock: plan.clock,
+        endpoints: vec![endpoint.endpoint.clone()],
+        measure: Box::new(|| {}),
+    };
+    SystemStatus::start(settings, source).await
 }
 
 /// Waits until everything is answered, at most `timeout`.

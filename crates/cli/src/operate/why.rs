@@ -111,6 +111,10 @@ fn one(decision: &Value, now_ms: u64) -> String {
     if let Some(prefill) = decision.get("prefill") {
         line("prefill", went_to(prefill));
     }
+    if decision.get("cache_unknown").and_then(Value::as_bool) == Some(true) {
+        let text = "not known: the index of another router did not answer";
+        line("cache", text.to_owned());
+    }
     line("went to", went_to(decision));
     let excluded = excluded(decision);
     if let Some(excluded) = excluded {

@@ -55,11 +55,14 @@ options! { CACHE_ROWS, Group::Cache, Scope::ROUTING;
         env(&[var("KVASIR_INDEX_MAX_BYTES")]).default("4GiB").effective();
 
     /// Query the index of another router instead of keeping one.
+    ///
+    /// One that has `--serve-indexer` and the same workers is found through discovery. While none answers, placements go by load.
     USE_REMOTE_INDEXER: bool = "use-remote-indexer" =>
-        env(&[var("DYN_USE_REMOTE_INDEXER")]).default("false");
+        scope(Scope::FRONTEND.and(Scope::ROUTER)).env(&[var("DYN_USE_REMOTE_INDEXER")]).default("false").effective();
 
-    /// Serve this router's index to other routers.
-    SERVE_INDEXER: bool = "serve-indexer" => env(&[var("DYN_SERVE_INDEXER")]).default("false");
+    /// Serve this router's index to other routers, on the request plane.
+    SERVE_INDEXER: bool = "serve-indexer" =>
+        scope(Scope::FRONTEND.and(Scope::ROUTER)).env(&[var("DYN_SERVE_INDEXER")]).default("false").effective();
 
     /// Kind of cache that workers share: its blocks are credited to every worker.
     ///
@@ -78,11 +81,11 @@ options! { SNAPSHOT_ROWS, Group::Cache, Scope::FRONTEND;
     ///
     /// `hicache` takes what workers announce where this is not given.
     SHARED_CACHE_URL: Option<String> = "shared-cache-url" =>
-        env(&[var("KVASIR_SHARED_CACHE_URL")]).metavar("URL").effective();
+        scope(Scope::FRONTEND.and(Scope::ROUTER)).env(&[var("KVASIR_SHARED_CACHE_URL")]).metavar("URL").effective();
 
     /// Time that the shared cache has to answer, in milliseconds; a later answer is not waited for.
     SHARED_CACHE_TIMEOUT_MS: u32 = "shared-cache-timeout-ms" =>
-        env(&[var("KVASIR_SHARED_CACHE_TIMEOUT_MS")]).default("25").ints(1, 10_000).effective();
+        scope(Scope::FRONTEND.and(Scope::ROUTER)).env(&[var("KVASIR_SHARED_CACHE_TIMEOUT_MS")]).default("25").ints(1, 10_000).effective();
 
     /// File for snapshots of the index, so that a restart keeps it.
     ///

@@ -85,15 +85,15 @@ options! { TRACKING_ROWS, Group::Tracking, Scope::ROUTING;
     /// They tell each other load, sessions and what operators say of workers, and one that starts takes over the index of another.
     /// Needs `--router-peer-secret-file`.
     ROUTER_PEERS: Option<String> = "router-peers" =>
-        scope(Scope::FRONTEND.and(Scope::ROUTER)).env(&[var("KVASIR_ROUTER_PEERS")]).metavar("PEERS").rule(&PEERS).effective();
+        scope(Scope::FRONTEND).env(&[var("KVASIR_ROUTER_PEERS")]).metavar("PEERS").rule(&PEERS).effective();
 
     /// Address on which other replicas are listened for.
     ROUTER_PEER_LISTEN: Option<String> = "router-peer-listen" =>
-        scope(Scope::FRONTEND.and(Scope::ROUTER)).env(&[var("KVASIR_ROUTER_PEER_LISTEN")]).metavar("ADDRESS").rule(&SOCKET).effective();
+        scope(Scope::FRONTEND).env(&[var("KVASIR_ROUTER_PEER_LISTEN")]).metavar("ADDRESS").rule(&SOCKET).effective();
 
     /// File with what all linked replicas know and nobody else does, at least 16 characters.
     ROUTER_PEER_SECRET_FILE: Option<PathBuf> = "router-peer-secret-file" =>
-        scope(Scope::FRONTEND.and(Scope::ROUTER)).env(&[var("KVASIR_ROUTER_PEER_SECRET_FILE")]).metavar("FILE").effective();
+        scope(Scope::FRONTEND).env(&[var("KVASIR_ROUTER_PEER_SECRET_FILE")]).metavar("FILE").effective();
 
     /// Hash with which replicas compare active sequences.
     ROUTER_TRACKING_HASH: TrackingHash = "router-tracking-hash" =>

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::choice::{ForCommand, LogFormat};
 use crate::command::Scope;
-use crate::rule_text::{LOG_FILTER, METRIC_PREFIX, URL};
+use crate::rule_text::{HOST, LOG_FILTER, METRIC_PREFIX, URL};
 use crate::spec::{Group, options, var};
 
 options! { GENERAL_ROWS, Group::General, Scope::ALL.and(Scope::CONFIG).and(Scope::OPERATE)
@@ -87,7 +87,13 @@ options! { OBSERVABILITY_ROWS, Group::Observability, Scope::ALL;
         scope(Scope::SERVE).env(&[var("OTEL_TRACES_SAMPLER_ARG")]).default("1").floats(0.0, 1.0)
         .effective();
 
-    /// Port of a status server with `/metrics` and `/health`; unset starts none.
+    /// Port of a status server with `/metrics`, `/health` and `/live`; unset starts none.
+    ///
+    /// Of `kvasir mocker` only where it joins a fleet: its HTTP servers have all three themselves.
     SYSTEM_PORT: Option<u16> = "system-port" =>
-        env(&[var("DYN_SYSTEM_PORT")]).ints(0, 65_535).metavar("PORT");
+        scope(Scope::ROUTER.and(Scope::MOCKER)).env(&[var("DYN_SYSTEM_PORT")]).ints(0, 65_535).metavar("PORT").effective();
+
+    /// Address that it listens on.
+    SYSTEM_HOST: String = "system-host" =>
+        scope(Scope::ROUTER.and(Scope::MOCKER)).env(&[var("DYN_SYSTEM_HOST")]).default("0.0.0.0").rule(&HOST).effective();
 }

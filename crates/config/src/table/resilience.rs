@@ -12,7 +12,7 @@ options! { RESILIENCE_ROWS, Group::Resilience, Scope::SERVE;
     /// A request whose worker died under it, or answered with status 500, 502 or 504, is tried once more at most: it may be what makes
     /// workers fail. It is named in the log.
     RETRY_LIMIT: u32 = "retry-limit" =>
-        env(&[var("KVASIR_RETRY_LIMIT")]).default("2").ints(0, 1000).effective();
+        scope(Scope::SERVE.and(Scope::ROUTER)).env(&[var("KVASIR_RETRY_LIMIT")]).default("2").ints(0, 1000).effective();
 
     /// Times that a started stream may be migrated to another worker.
     ///
@@ -41,10 +41,12 @@ options! { RESILIENCE_ROWS, Group::Resilience, Scope::SERVE;
         .env(&[var("DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS")]).default("5").metavar("SECONDS")
         .effective();
 
-    /// Time to wait for all other tasks of the process to end.
+    /// Time that a process on the request plane waits at shutdown for running requests.
+    ///
+    /// A second signal exits at once.
     RUNTIME_GRACEFUL_SHUTDOWN_TIMEOUT_SECS: Duration = "runtime-graceful-shutdown-timeout-secs" =>
-        scope(Scope::ALL).env(&[var("DYN_RUNTIME_GRACEFUL_SHUTDOWN_TIMEOUT_SECS")]).default("900")
-        .metavar("SECONDS");
+        scope(Scope::ROUTER.and(Scope::MOCKER)).env(&[var("DYN_RUNTIME_GRACEFUL_SHUTDOWN_TIMEOUT_SECS")]).default("900")
+        .metavar("SECONDS").effective();
 
     /// Maximum number of concurrent requests of a worker that joins a fleet; unset is no limit.
     ENGINE_REQUEST_LIMIT: Option<u32> = "engine-request-limit" =>

@@ -8,7 +8,7 @@ use crate::command::Scope;
 use crate::rule_text;
 use crate::spec::{Group, options, var};
 
-options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
+options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND;
 
     /// URL of an engine server to route to; may be given several times.
     ///
@@ -19,7 +19,7 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
     /// `max-num-batched-tokens`, `max-num-seqs`, `data-parallel-size`, `events`, `replay`, `taint`, `device`,
     /// `api-key-file`, each as `name=value` after a comma.
     WORKER: Vec<String> = "worker" =>
-        scope(Scope::FRONTEND.and(Scope::ROUTER).and(Scope::DOCTOR)).env(&[var("KVASIR_WORKERS")])
+        scope(Scope::FRONTEND.and(Scope::DOCTOR)).env(&[var("KVASIR_WORKERS")])
         .space_separated().rule(&rule_text::WORKER)
         .metavar("URL[,NAME=VALUE]").common().effective();
 
@@ -49,7 +49,7 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
     /// Not a flag: other users of a machine can read command lines. The key of one worker is given with
     /// `api-key-file=FILE` after its URL.
     WORKER_API_KEY: Option<String> = "worker-api-key" =>
-        scope(Scope::FRONTEND.and(Scope::ROUTER).and(Scope::DOCTOR))
+        scope(Scope::FRONTEND.and(Scope::DOCTOR))
         .env(&[var("KVASIR_WORKER_API_KEY")]).secret().effective();
 
     /// Certificate authority for https workers, instead of the system's.
@@ -58,9 +58,10 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND.and(Scope::ROUTER);
         .env(&[var("KVASIR_WORKER_TLS_CA_PATH")]).metavar("FILE").effective();
 
     /// Number of workers to wait for at start; 0 does not wait.
+    ///
+    /// Of workers that discovery finds each model waits for so many of its own. Until those that are named serve, `/health` says `loading`.
     ROUTER_MIN_INITIAL_WORKERS: u32 = "router-min-initial-workers" =>
-        env(&[var("DYN_ROUTER_MIN_INITIAL_WORKERS")]).default("0")
-        .partly("it holds back models that discovery finds, not those of --worker");
+        scope(Scope::FRONTEND.and(Scope::ROUTER)).env(&[var("DYN_ROUTER_MIN_INITIAL_WORKERS")]).default("0").effective();
 }
 
 options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;

@@ -22,6 +22,18 @@ options! { SERVICES_ROWS, Group::Standalone, Scope::INDEXER;
     LISTEN_GROUP: String = "listen-group" =>
         env(&[var("KVASIR_INDEXER_GROUP")]).default("default").metavar("NAME").effective();
 
+    /// Port on which other services of its kind are told of load; unset tells nobody.
+    REPLICA_SYNC_PORT: Option<u16> = "replica-sync-port" =>
+        scope(Scope::SLOT_TRACKER.and(Scope::SELECT)).env(&[var("KVASIR_REPLICA_SYNC_PORT")])
+        .ints(0, 65_535).metavar("PORT").effective();
+
+    /// Other services of its kind, as `tcp://host:port`, separated by commas: what they book counts here.
+    ///
+    /// Needs `--replica-sync-port`.
+    REPLICA_SYNC_PEERS: Option<String> = "replica-sync-peers" =>
+        scope(Scope::SLOT_TRACKER.and(Scope::SELECT)).env(&[var("KVASIR_REPLICA_SYNC_PEERS")])
+        .metavar("PEERS").effective();
+
     /// Time for which a selection can be turned into a reservation.
     SELECTION_CACHE_TTL_SECS: Duration = "selection-cache-ttl-secs" =>
         scope(Scope::SELECT).env(&[var("KVASIR_SELECTION_CACHE_TTL_SECS")]).default("120")

@@ -32,6 +32,7 @@ fn overview() {
             Commands:
               frontend     Serve the OpenAI API and route each request to the best worker
               demo         Try it: frontend, mock workers and sample traffic in one process
+              router       Route for other services, without an HTTP API of its own
               indexer      Serve over HTTP which worker holds how much of a prompt
               slot-tracker Serve over HTTP what runs where, as others tell it
               select       Serve over HTTP which worker is best for a prompt, and book it

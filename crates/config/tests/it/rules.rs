@@ -247,13 +247,18 @@ fn load_aware_forces_its_list_and_keeps_the_rest() {
 }
 
 #[test]
-fn load_aware_leaves_the_standalone_router_without_a_mode_of_its_own() {
+fn the_standalone_router_goes_by_cache_and_load_aware_keeps_its_mode() {
     let page = printed(
         "config show --for router --endpoint a.b.c --load-aware --changed",
         &[],
         None,
     );
-    assert!(!page.contains("router-mode "), "{page}");
+    let mode = page.lines().find(|line| line.starts_with("router-mode "));
+    let mode = mode.unwrap_or_default();
+    assert!(
+        mode.contains(" kv ") && mode.ends_with("because of kvasir router"),
+        "{page}"
+    );
     assert!(page.contains("router-kv-events"), "{page}");
 }
 

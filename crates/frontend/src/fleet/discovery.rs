@@ -213,8 +213,16 @@ impl Follower {
             .keep(&found.clone().map(|worker| &*worker.text).collect());
         self.forget_texts(found.clone());
         if let Some(replicas) = &self.fleet.replicas {
-            replicas.found(found.clone());
+            let at = |worker: &FoundWorker| (worker.record.id, worker.endpoint.clone());
+            replicas.found(found.clone().map(at).collect());
         }
+        let endpoints = found.clone().map(|worker| worker.endpoint.clone());
+        let endpoints = endpoints.collect();
+        self.fleet.endpoints.send_if_modified(|known| {
+            let is_new = *known != endpoints;
+            *known = endpoints;
+            is_new
+        });
         let ready: Vec<&FoundWorker> = found.filter(|worker| self.has_text(worker)).collect();
         self.open(&ready);
         let open = ready.into_iter().filter(|worker| self.is_open(worker));

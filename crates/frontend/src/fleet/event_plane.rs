@@ -31,10 +31,13 @@ impl Fleet {
         let clock = self.context.host.clock;
         let seed = clock.unix_nanos(clock.now()) ^ u64::from(std::process::id()) << 32;
         self.sessions.connect(&setup.clients);
+        if let Some(remote) = &self.setup.remote_index {
+            remote.connect(&setup.clients);
+        }
         let options = EventPlaneOptions {
             recovery: Arc::new(EndpointRecovery::new(setup.clients, seed)),
             nats: setup.nats,
-            replicas: self.replicas.as_ref().map(|known| known.replicas.clone()),
+            replicas: self.replicas.as_ref().map(|known| known.replicas().clone()),
             threads: self.event_threads.clone(),
             seed,
         };
@@ -52,7 +55,12 @@ impl Fleet {
         wanted: impl Fn(&str) -> bool + Clone + Send + 'static,
     ) {
         self.follow_sessions(store, wanted.clone());
-        self.announce_replica(store);
+        if let Some(remote) = &self.setup.remote_index {
+            remote.follow(store, wanted.clone());
+        }
+        if let Some(replicas) = &self.replicas {
+            replicas.announce_in(store, self.tasks());
+        }
         let Some(plane) = self.event_plane.clone() else {
             return;
         };

@@ -100,7 +100,7 @@ impl Fleet {
             return Ok(None);
         };
         let has_peers = !options.peers.is_empty();
-        let links = PeerLinks::start(&known.replicas, options).await?;
+        let links = PeerLinks::start(known.replicas(), options).await?;
         let _ = self.context.peers.inner.links.set(links.clone());
         if !has_peers {
             return Ok(None);

@@ -381,7 +381,7 @@ impl Registration {
                 plane.leave(self.id);
             }
             if let Some(known) = &self.fleet.replicas {
-                known.replicas.leave(self.id, left.host());
+                known.leave(self.id, left.host());
             }
             left.host().unwatch(self.id);
             left.model.leave_router(&left.spec);

@@ -21,7 +21,8 @@ pub(crate) fn request_id(name: &str) -> RequestId {
 }
 
 /// What the router is told of a peer's request.
-pub(crate) fn heard(event: &SequenceEvent) -> PeerEvent {
+#[must_use]
+pub fn heard(event: &SequenceEvent) -> PeerEvent {
     let change = match &event.change {
         SequenceChange::Added {
             blocks,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use kvasir_index::IndexOptions;
 use kvasir_router::RouterConfig;
 
+use crate::remote_index::RemoteIndex;
 use crate::shared_cache::SharedCache;
 
 /// What a router is made from.
@@ -20,6 +21,8 @@ pub struct HostOptions {
     pub predict_all: bool,
     /// A cache that all workers share.
     pub shared_cache: Option<Arc<SharedCache>>,
+    /// Indexes of other routers, which are asked instead of one of its own.
+    pub remote_index: Option<RemoteIndex>,
 }
 
 impl HostOptions {
@@ -31,6 +34,7 @@ impl HostOptions {
             index,
             predict_all: true,
             shared_cache: None,
+            remote_index: None,
         }
     }
 

@@ -1,4 +1,4 @@
-//! When is a pool that fails asked again?
+//! When is a pool or an index elsewhere that fails asked again?
 //!
 //! After [`FAILURES_MAX`] failures in a row it is left alone for a second; then one question tries it, and each further failure doubles
 //! the pause, up to [`PAUSE_MAX`]. A question that is given up halfway counts as neither.
@@ -16,7 +16,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// How a pool has done lately.
 #[derive(Debug, Default)]
-pub(super) struct Breaker {
+pub(crate) struct Breaker {
     failures: u32,
     /// The pause that runs, and when the next question may be tried.
     away: Option<(Duration, Time)>,
@@ -24,7 +24,7 @@ pub(super) struct Breaker {
 
 impl Breaker {
     /// Whether it may be asked now. Of those who ask while it is away one is let through after each pause.
-    pub(super) fn admits(&mut self, now: Time) -> bool {
+    pub(crate) fn admits(&mut self, now: Time) -> bool {
         match &mut self.away {
             None => true,
             Some((pause, next)) if *next <= now => {
@@ -36,13 +36,13 @@ impl Breaker {
     }
 
     /// It answered; says whether it was away.
-    pub(super) fn answered(&mut self) -> bool {
+    pub(crate) fn answered(&mut self) -> bool {
         self.failures = 0;
         self.away.take().is_some()
     }
 
     /// It did not; how long it is left alone, if that begins now.
-    pub(super) fn failed(&mut self, now: Time) -> Option<Duration> {
+    pub(crate) fn failed(&mut self, now: Time) -> Option<Duration> {
         if let Some((pause, next)) = &mut self.away {
             *pause = (*pause * 2).min(PAUSE_MAX);
             *next = now + *pause;

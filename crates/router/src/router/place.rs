@@ -360,6 +360,7 @@ fn begin(
         model: arrival.model.clone(),
         failed_before: u32::try_from(arrival.failed.len()).unwrap_or(u32::MAX),
         resumed: arrival.resumed,
+        cache_unknown: arrival.cache_unknown,
         at: now,
         queued: entered.map_or(Duration::ZERO, |at| now - at),
         mode: config.router_mode,

@@ -1,14 +1,11 @@
 //! Choosing a worker for a prompt, and saying what the choice was made of.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kvasir_host::Booking;
 use kvasir_index::Matches;
-use kvasir_router::{
-    Arrival, Constraints, Hints, Overrides, Pin, RouteError, SessionAction, SessionRequest,
-};
+use kvasir_router::{Arrival, Constraints, Hints, Pin, RouteError, SessionAction, SessionRequest};
 use kvasir_types::{DpRank, LocalHash, RequestId, SequenceHash, WorkerId, WorkerRank};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -17,7 +14,9 @@ use super::selections::Selection;
 use super::{SelectGroup, Selector};
 use crate::api::Answer;
 use crate::group::{GroupKey, Named, Naming, is_name};
+use crate::hints::{ConfigOverride, RoutingConstraints};
 use crate::indexer::HeldTokens;
+use crate::overlap::OverlapReply;
 use crate::reading::{AsksOfTokens, Hashes, TokenIds};
 use crate::slots::PotentialRow;
 
@@ -63,24 +62,6 @@ struct PinnedWorker {
     dp_rank: Option<u32>,
 }
 
-#[derive(Deserialize)]
-struct RoutingConstraints {
-    #[serde(default)]
-    required_taints: Vec<String>,
-    #[serde(default)]
-    preferred_taints: BTreeMap<String, f64>,
-}
-
-#[derive(Deserialize)]
-struct ConfigOverride {
-    overlap_score_credit: Option<f64>,
-    prefill_load_scale: Option<f64>,
-    overlap_score_weight: Option<f64>,
-    router_temperature: Option<f64>,
-    assume_kv_reuse: Option<bool>,
-    track_prefill_tokens: Option<bool>,
-}
-
 /// A prompt that was read.
 pub(super) struct ReadPrompt {
     group: Arc<SelectGroup>,
@@ -106,18 +87,6 @@ struct SelectionReply<'s> {
     overlap: HeldTokens,
     effective_prefill_tokens: u32,
     potential_decode_blocks: u64,
-}
-
-#[derive(Serialize)]
-struct OverlapRow {
-    worker_id: u64,
-    dp_rank: u32,
-    device_blocks: u32,
-    host_pinned_blocks: u32,
-    disk_blocks: u32,
-    host_pinned_extension_blocks: u32,
-    disk_extension_blocks: u32,
-    shared_beyond_device_blocks: Option<u32>,
 }
 
 impl SelectAsk {
@@ -192,15 +161,7 @@ impl SelectAsk {
             osl: self.expected_output_tokens,
         };
         if let Some(own) = &self.router_config_override {
-            arrival.overrides = Overrides {
-                overlap_score_credit: own.overlap_score_credit,
-                prefill_load_scale: own.prefill_load_scale,
-                overlap_score_weight: own.overlap_score_weight,
-                router_temperature: own.router_temperature,
-                assume_kv_reuse: own.assume_kv_reuse,
-                track_prefill_tokens: own.track_prefill_tokens,
-                ..Overrides::default()
-            };
+            arrival.overrides = own.overrides();
         }
         if let Some(session) = &self.session_id {
             if !is_name(session) {
@@ -229,12 +190,7 @@ impl SelectAsk {
             ..Constraints::default()
         };
         if let Some(asked) = &self.routing_constraints {
-            let required = asked.required_taints.iter();
-            constraints.required_taints = required.map(|taint| taint.as_str().into()).collect();
-            let preferred = asked.preferred_taints.iter();
-            constraints.preferred_taints = preferred
-                .map(|(taint, weight)| (taint.as_str().into(), *weight))
-                .collect();
+            asked.apply(&mut constraints);
         }
         Ok(constraints)
     }
@@ -324,51 +280,9 @@ impl Selector {
     pub(super) fn overlap(&self, ask: &SelectAsk) -> Result<Answer, Answer> {
         let prompt = self.read_prompt(ask)?;
         let model = &prompt.group.model;
-        let mut found = Matches::new();
-        model.host.index().find(&prompt.named.locals, &mut found);
-        let specs = model.specs();
-        let ranks = specs.iter().flat_map(|spec| spec.rank_iter());
-        let rows = ranks.map(|rank| {
-            let held = found.get(rank).unwrap_or_default();
-            OverlapRow {
-                worker_id: rank.worker.0,
-                dp_rank: rank.rank.0,
-                device_blocks: held.device,
-                host_pinned_blocks: held.host,
-                disk_blocks: held.disk,
-                host_pinned_extension_blocks: held.host,
-                disk_extension_blocks: held.disk,
-                shared_beyond_device_blocks: None,
-            }
-        });
-        let rows: Vec<OverlapRow> = rows.collect();
-        Ok(Answer::json(
-            200,
-            &OverlapReply {
-                block_size: model.block_size,
-                num_blocks: prompt.named.locals.len(),
-                workers: rows,
-                shared_cache: SharedCache::default(),
-            },
-        ))
+        let reply = OverlapReply::of(model, &prompt.named.locals);
+        Ok(Answer::json(200, &reply))
     }
-}
-
-#[derive(Serialize)]
-struct OverlapReply {
-    block_size: u32,
-    num_blocks: usize,
-    workers: Vec<OverlapRow>,
-    shared_cache: SharedCache,
-}
-
-/// No cache that workers share is asked.
-#[derive(Default, Serialize)]
-struct SharedCache {
-    enabled: bool,
-    total_hit_blocks: u32,
-    ranges: [u32; 0],
-    error: Option<String>,
 }
 
 impl ReadPrompt {

@@ -1,4 +1,4 @@
-//! The services beside what Dynamo 1.6.1's answered to the same requests, and at their bounds.
+//! The services beside what Dynamo 1.6.1's answered to the same requests, and at their bounds; the router on the request plane.
 
 #![expect(
     clippy::unwrap_used,
@@ -7,5 +7,6 @@
 )]
 
 mod limits;
+mod plane_router;
 mod recorded;
 mod rig;

@@ -9,7 +9,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvasir_telemetry::{ABSENT, Group, Identity, Kind, MetricOptions, SPECS, Spec, TunedBounds};
+use kvasir_telemetry::{
+    ABSENT, Group, Identity, Kind, MetricOptions, ProcessKind, SPECS, Spec, TunedBounds,
+};
 
 const RECORDED: &str = include_str!("../../../../testdata/dynamo-http/metrics.txt");
 
@@ -137,7 +139,7 @@ fn what_only_a_router_by_cache_measures_is_marked_so() {
     };
     let hidden: BTreeSet<String> = SPECS
         .iter()
-        .filter(|spec| !spec.is_shown(&without))
+        .filter(|spec| spec.is_shown(&MetricOptions::default()) && !spec.is_shown(&without))
         .map(|spec| spec.name(&Identity::default()))
         .collect();
     let expected = [
@@ -155,5 +157,28 @@ fn what_only_a_router_by_cache_measures_is_marked_so() {
     }
     for name in &hidden {
         assert!(expected.iter().any(|e| name.starts_with(e)), "{name}");
+    }
+}
+
+/// Each process shows its own: a worker nothing of a router, a frontend nothing of an indexer.
+#[test]
+fn a_page_has_the_series_of_its_process() {
+    let shown = |process| {
+        let options = MetricOptions {
+            process,
+            ..MetricOptions::default()
+        };
+        let shown = SPECS.iter().filter(move |spec| spec.is_shown(&options));
+        shown.map(|spec| spec.group).collect::<Vec<_>>()
+    };
+    let has = |process, group| shown(process).contains(&group);
+    let worker = shown(ProcessKind::Worker);
+    assert!(!worker.is_empty() && worker.iter().all(|group| *group == Group::Worker));
+    assert!(
+        has(ProcessKind::Indexer, Group::KvIndexer) && !has(ProcessKind::Indexer, Group::Worker)
+    );
+    assert!(has(ProcessKind::Router, Group::Worker) && has(ProcessKind::Router, Group::Router));
+    for group in [Group::Worker, Group::KvIndexer] {
+        assert!(!has(ProcessKind::Frontend, group));
     }
 }

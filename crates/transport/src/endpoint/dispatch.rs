@@ -1,11 +1,12 @@
 //! The worker's side: a request that arrived, by whichever plane, is taken or refused, and answered.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -78,6 +79,15 @@ pub struct IncomingCall {
     pub reply: ReplySink,
 }
 
+/// What a [`CallObserver`] holds while a call is answered.
+pub type CallWatch = Box<dyn Any + Send>;
+
+/// Is told of calls.
+pub trait CallObserver: Send + Sync + 'static {
+    /// A call of so many bytes to `path` was taken; what this returns is dropped when it is answered.
+    fn begun(&self, path: &str, bytes: usize) -> CallWatch;
+}
+
 /// The endpoints of one process and the calls that they answer. Clones are one.
 #[derive(Clone)]
 pub struct Dispatcher {
@@ -90,6 +100,7 @@ struct Shared {
     active: AtomicUsize,
     /// Most calls under way.
     capacity: usize,
+    observer: OnceLock<Arc<dyn CallObserver>>,
     tasks: Tasks,
 }
 
@@ -120,6 +131,7 @@ impl Dispatcher {
                 endpoints: RwLock::default(),
                 active: AtomicUsize::new(0),
                 capacity,
+                observer: OnceLock::new(),
                 tasks: tasks.clone(),
             }),
         }
@@ -137,6 +149,11 @@ impl Dispatcher {
             handler,
             shared: Arc::clone(&self.shared),
         }
+    }
+
+    /// From now on `observer` is told of calls; the first one stays.
+    pub fn observe(&self, observer: Arc<dyn CallObserver>) {
+        let _ = self.shared.observer.set(observer);
     }
 
     /// How many calls are under way.
@@ -162,13 +179,15 @@ impl Dispatcher {
             return Ack::Overloaded;
         }
         let active = Active(Arc::clone(&self.shared));
+        let observer = self.shared.observer.get();
+        let watch = observer.map(|observer| observer.begun(path, payload.len()));
         let tasks = self.shared.tasks.clone();
         self.shared.tasks.spawn(async move {
             // A request that cannot be read names nobody who could be told so.
             if let Ok(call) = open(&payload, &tasks).await {
                 handler.handle(call).await;
             }
-            drop((active, place));
+            drop((active, place, watch));
         });
         Ack::Accepted
     }

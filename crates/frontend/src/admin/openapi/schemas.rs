@@ -160,8 +160,15 @@ fn workers() -> Value {
             "last_fault": maybe("string", "The last thing that went wrong with its events"),
             "events": maybe("object", "Its event socket: address, connection, sequence, faults"),
         })),
+        "Replica": open(&["replica", "address"], &json!({
+            "replica": field("integer", "Its id, which it draws when it starts"),
+            "address": field("string", "Where its link comes from or leads to"),
+            "connected_secs": field("integer", "For how long it has been linked"),
+            "ranks_agreed": field("integer", "Ranks of which both know the same"),
+            "ranks_differing": field("integer", "Ranks of which they know different things"),
+        })),
         "Workers": open(&["workers", "absent"], &json!({
-            "workers": list("Worker"), "absent": list("Worker"),
+            "workers": list("Worker"), "absent": list("Worker"), "replicas": list("Replica"),
         })),
     })
 }
@@ -207,6 +214,7 @@ fn decisions() -> Value {
             "queued": field("object", "How long it waited for a worker"),
             "error": maybe("string", "Why nobody was chosen"),
             "resumed": field("boolean", "It continued an answer that broke off"),
+            "cache_unknown": field("boolean", "The index of another router was asked and did not answer; left out otherwise"),
             "failed_before": field("integer", "Workers that had failed the request by then"),
             "superseded": field("boolean", "A later decision of the same request replaced it"),
             "candidate_names": { "type": "array", "items": { "type": "string" },

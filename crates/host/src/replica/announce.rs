@@ -4,7 +4,7 @@
 //! workers were found it opens channels, writes them into the store that the workers were found in, and takes them back when the
 //! last request has ended.
 //!
-//! Elsewhere: what is said there, and what of it counts (`kvasir_host`: `Replicas`).
+//! Elsewhere: what is said there, and what of it counts ([`Replicas`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -13,19 +13,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kvasir_discovery::{
-    EndpointName, EventChannel, EventScope, EventTransport, FoundWorker, Lease, Record, Store,
+    EndpointName, EventChannel, EventScope, EventTransport, Lease, Record, Store,
 };
-use kvasir_host::{ReplicaChannels, Replicas, RouterHost};
 use kvasir_router::ReplicaId;
 use kvasir_tasks::Tasks;
-use kvasir_transport::event_plane::{
-    ChannelAddress, NatsEvents, PlanePublisher, PlanePublisherOptions,
-};
+#[cfg(feature = "nats")]
+use kvasir_transport::event_plane::NatsEvents;
+use kvasir_transport::event_plane::{ChannelAddress, PlanePublisher, PlanePublisherOptions};
 use kvasir_types::WorkerId;
-use kvasir_wire::native::{self, Topic};
+#[cfg(feature = "nats")]
+use kvasir_wire::native;
+use kvasir_wire::native::Topic;
 use tokio::sync::Notify;
 
-use super::Fleet;
+use super::{ReplicaChannels, Replicas};
+use crate::context::HostContext;
+use crate::router_host::RouterHost;
 
 /// Between two tries to announce a channel.
 const ANNOUNCE_EVERY: Duration = Duration::from_secs(1);
@@ -39,13 +42,14 @@ pub enum ReplicaCarrier {
         host: String,
     },
     /// Channels are subjects.
+    #[cfg(feature = "nats")]
     Nats(NatsEvents),
 }
 
-/// The replicas of a fleet. Clones are one.
-#[derive(Clone)]
-pub(super) struct FleetReplicas {
-    pub(super) replicas: Replicas,
+/// This process as a replica that others find. Clones are one.
+#[derive(Clone, Debug)]
+pub struct ReplicaAnnouncer {
+    replicas: Replicas,
     /// None without an event plane.
     carrier: Option<ReplicaCarrier>,
     /// Whether sessions are bound by header, and so told.
@@ -61,40 +65,42 @@ fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-impl Fleet {
-    /// The same, in step with other replicas, on the event plane if there is a carrier (`--router-replica-sync`); to be called before
-    /// [`Self::with_event_plane`].
+impl ReplicaAnnouncer {
+    /// In step with others, on the event plane if there is a carrier. `sessions`: they are bound by header, and so told.
     #[must_use]
-    pub fn with_replicas(self, carrier: Option<ReplicaCarrier>, sessions: bool) -> Self {
-        let replicas = Replicas::new(ReplicaId(random()), &self.context.host);
+    pub fn new(context: &HostContext, carrier: Option<ReplicaCarrier>, sessions: bool) -> Self {
+        let replicas = Replicas::new(ReplicaId(random()), context);
         if carrier.is_some() {
             replicas.start_plane();
         }
         Self {
-            replicas: Some(FleetReplicas {
-                replicas,
-                carrier,
-                sessions,
-                endpoints: Arc::default(),
-                changed: Arc::default(),
-            }),
-            ..self
+            replicas,
+            carrier,
+            sessions,
+            endpoints: Arc::default(),
+            changed: Arc::default(),
         }
     }
 
-    /// Opens and announces channels for the endpoints of workers that are found, from now on.
-    pub(super) fn announce_replica(&self, store: &Arc<dyn Store>) {
-        let on_plane = |known: &&FleetReplicas| known.carrier.is_some();
-        let Some(replicas) = self.replicas.as_ref().filter(on_plane).cloned() else {
+    /// What others are told, and what of theirs counts.
+    #[must_use]
+    pub const fn replicas(&self) -> &Replicas {
+        &self.replicas
+    }
+
+    /// Opens and announces channels for the endpoints of workers that are found, from now on; takes them back when `tasks` drain.
+    /// Nothing without a carrier.
+    pub fn announce_in(&self, store: &Arc<dyn Store>, tasks: &Tasks) {
+        if self.carrier.is_none() {
             return;
-        };
-        let (store, tasks) = (Arc::clone(store), self.tasks().clone());
-        self.tasks().spawn(async move {
+        }
+        let (own, store, drained) = (self.clone(), Arc::clone(store), tasks.clone());
+        tasks.spawn(async move {
             let mut lease = None;
             tokio::select! {
                 biased;
-                () = tasks.draining() => {}
-                () = replicas.announce(&*store, &tasks, &mut lease) => {}
+                () = drained.draining() => {}
+                () = own.announce(&*store, &drained, &mut lease) => {}
             }
             // Requests have ended by now: nobody is told of load that goes on.
             if let Some(lease) = lease
@@ -104,19 +110,15 @@ impl Fleet {
             }
         });
     }
-}
 
-impl FleetReplicas {
     fn endpoints(&self) -> MutexGuard<'_, BTreeMap<WorkerId, EndpointName>> {
         self.endpoints
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// These workers were found.
-    pub(super) fn found<'w>(&self, workers: impl Iterator<Item = &'w FoundWorker>) {
-        let found = workers.map(|worker| (worker.record.id, worker.endpoint.clone()));
-        let found: BTreeMap<_, _> = found.collect();
+    /// These workers were found, each at its endpoint.
+    pub fn found(&self, found: BTreeMap<WorkerId, EndpointName>) {
         let mut endpoints = self.endpoints();
         if *endpoints != found {
             *endpoints = found;
@@ -125,10 +127,15 @@ impl FleetReplicas {
     }
 
     /// A worker is a member of a router.
-    pub(super) fn join(&self, worker: WorkerId, host: &Arc<RouterHost>) {
+    pub fn join(&self, worker: WorkerId, host: &Arc<RouterHost>) {
         let endpoint = self.endpoints().get(&worker).map(EndpointName::to_string);
         let scope = endpoint.map(Arc::from);
         self.replicas.join(worker, host, scope.as_ref());
+    }
+
+    /// It is not any more.
+    pub fn leave(&self, worker: WorkerId, host: &Arc<RouterHost>) {
+        self.replicas.leave(worker, host);
     }
 
     /// Opens the channels of each endpoint that is new, for ever.
@@ -183,6 +190,8 @@ impl FleetReplicas {
         endpoint: &EndpointName,
         tasks: &Tasks,
     ) -> io::Result<ReplicaChannels> {
+        #[cfg(not(feature = "nats"))]
+        let _ = endpoint;
         let open = async |topic: Topic| {
             let mut options = PlanePublisherOptions {
                 // Exact as a number of JavaScript.
@@ -196,6 +205,7 @@ impl FleetReplicas {
                     options.host.clone_from(host);
                     PlanePublisher::bind_zmq(&tasks.background(), options).await
                 }
+                #[cfg(feature = "nats")]
                 Some(ReplicaCarrier::Nats(events)) => {
                     let EndpointName {
                         namespace,

@@ -1,0 +1,377 @@
+//! The index of another router, asked over the request plane; and the answers to those who ask ours.
+//!
+//! Answers one question: how much of this prompt does each rank hold, where this process keeps no index of its own
+//! (`--use-remote-indexer`)? [`RemoteIndex`] knows who serves one (`kv_indexer_query` in a store) and asks them in turn;
+//! [`IndexEndpoints`] answers such questions from the routers of this process (`--serve-indexer`).
+//!
+//! What always holds: a question takes [`ANSWER_TIMEOUT`] at most and fails no request: without an answer nothing counts as cached,
+//! which is counted and stands in the decision; at most `ASKING_MAX` questions are under way; what finds no room in the queue of
+//! routing decisions is dropped and counted.
+
+mod served;
+
+pub use served::{IndexEndpoints, QUERY_ENDPOINT, RECORD_ENDPOINT};
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use kvasir_discovery::{Bucket, Change, Instance, Record, RecordKey, Store};
+use kvasir_index::Match;
+use kvasir_protocol::Payload;
+use kvasir_router::{Lookup, Placement};
+use kvasir_transport::{CallContext, EndpointClient};
+use kvasir_types::{Codec, PlaneEndpoint, RequestId, WorkerId};
+use kvasir_wire::native::{Encoding, IndexQuery, IndexReply, RoutingRecord, TierScore};
+use tokio::sync::{Semaphore, mpsc};
+
+use crate::context::HostContext;
+use crate::plane::endpoint_of;
+use crate::shared_cache::Breaker;
+
+/// How long an index has to answer.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
+/// Questions that are under way at once; the next prompt is placed without an answer.
+const ASKING_MAX: usize = 1024;
+/// Components that are asked for a model until one knows it.
+const COMPONENTS_MAX: usize = 8;
+/// Routing decisions that wait to be told; more are dropped and counted.
+const RECORDS_MAX: usize = 4096;
+
+/// By the name of a request plane: who calls endpoints there.
+type Clients = BTreeMap<&'static str, Arc<dyn EndpointClient>>;
+
+/// Namespace and component.
+type Component = (String, String);
+
+/// A process that serves an index.
+#[derive(Clone, Debug)]
+struct IndexServer {
+    component: Component,
+    id: u64,
+    /// `kv_indexer_query`, or the endpoint that takes decisions.
+    endpoint: PlaneEndpoint,
+}
+
+#[derive(Debug, Default)]
+struct Servers {
+    queries: BTreeMap<RecordKey, IndexServer>,
+    records: BTreeMap<RecordKey, IndexServer>,
+    /// Whose index knows a model.
+    by_model: BTreeMap<Arc<str>, Component>,
+}
+
+/// Indexes of other routers. Clones are one.
+#[derive(Clone)]
+pub struct RemoteIndex {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    context: HostContext,
+    clients: OnceLock<Clients>,
+    servers: Mutex<Servers>,
+    places: Semaphore,
+    breaker: Mutex<Breaker>,
+    turn: AtomicUsize,
+    /// What calls are named by: the first half of their ids, and how many there were.
+    name: u64,
+    calls: AtomicU64,
+    decisions: mpsc::Sender<RoutingRecord>,
+}
+
+impl fmt::Debug for RemoteIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteIndex")
+            .field("servers", &self.lock().queries.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What came of a question, as the metric names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Answered,
+    Error,
+    Late,
+    /// Too many questions were under way.
+    Busy,
+    /// Those who serve an index failed too often and are left alone for now.
+    Away,
+    /// Nobody serves an index.
+    Nobody,
+}
+
+impl Asked {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Answered => "answered",
+            Self::Error => "error",
+            Self::Late => "late",
+            Self::Busy => "busy",
+            Self::Away => "away",
+            Self::Nobody => "nobody",
+        }
+    }
+}
+
+impl RemoteIndex {
+    /// Nobody is known yet. `seed` tells the calls of one process from those of another.
+    #[must_use]
+    pub fn new(context: &HostContext, seed: u64) -> Self {
+        let (decisions, waiting) = mpsc::channel(RECORDS_MAX);
+        let remote = Self {
+            shared: Arc::new(Shared {
+                context: context.clone(),
+                clients: OnceLock::new(),
+                servers: Mutex::default(),
+                places: Semaphore::new(ASKING_MAX),
+                breaker: Mutex::default(),
+                turn: AtomicUsize::new(0),
+                name: seed,
+                calls: AtomicU64::new(0),
+                decisions,
+            }),
+        };
+        let told = remote.clone().tell_decisions(waiting);
+        context.tasks.background().spawn(told);
+        remote
+    }
+
+    /// Asks over these planes, by name.
+    pub fn connect(&self, clients: &Clients) {
+        let _ = self.shared.clients.set(clients.clone());
+    }
+
+    /// Finds those who serve an index in a store, in namespaces that are `wanted`, from now on.
+    pub fn follow(&self, store: &Arc<dyn Store>, wanted: impl Fn(&str) -> bool + Send + 'static) {
+        let (own, mut watch) = (self.clone(), store.watch(&[Bucket::Instances]));
+        let following = async move {
+            loop {
+                match watch.next().await {
+                    Change::Added(key, record) | Change::Updated(key, record) => {
+                        if let Record::Endpoint(instance) = &*record
+                            && wanted(&instance.namespace)
+                        {
+                            own.found(key, instance);
+                        }
+                    }
+                    Change::Removed(key) => own.gone(&key),
+                    Change::Synced | Change::Lost(_) | Change::Restored => {}
+                }
+            }
+        };
+        let tasks = self.shared.context.tasks.background();
+        tasks.spawn(following);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Servers> {
+        let servers = &self.shared.servers;
+        servers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn breaker(&self) -> MutexGuard<'_, Breaker> {
+        let breaker = &self.shared.breaker;
+        breaker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn found(&self, key: RecordKey, instance: &Instance) {
+        let server = IndexServer {
+            component: (instance.namespace.clone(), instance.component.clone()),
+            id: instance.instance_id,
+            endpoint: endpoint_of(instance),
+        };
+        let mut servers = self.lock();
+        let known = match instance.endpoint.as_str() {
+            QUERY_ENDPOINT => &mut servers.queries,
+            RECORD_ENDPOINT => &mut servers.records,
+            _ => return,
+        };
+        if known.insert(key, server).is_none() {
+            tracing::info!(id = instance.instance_id, endpoint = %instance.name(), "an index is served");
+        }
+    }
+
+    fn gone(&self, key: &RecordKey) {
+        let mut servers = self.lock();
+        let query = servers.queries.remove(key);
+        let gone = query.or_else(|| servers.records.remove(key));
+        drop(servers);
+        if let Some(gone) = gone {
+            tracing::info!(id = gone.id, "an index is served no more");
+        }
+    }
+
+    /// How many leading blocks of a prompt each rank holds; none if nobody says so.
+    pub(crate) async fn find(&self, model: &Arc<str>, lookup: &Lookup) -> Option<Vec<Match>> {
+        let (asked, found) = self.try_find(model, lookup).await;
+        let queries = &self.shared.context.metrics.remote_index_queries_total;
+        queries.with_label_values(&[asked.name()]).inc();
+        found
+    }
+
+    async fn try_find(&self, model: &Arc<str>, lookup: &Lookup) -> (Asked, Option<Vec<Match>>) {
+        let Ok(_place) = self.shared.places.try_acquire() else {
+            return (Asked::Busy, None);
+        };
+        let servers = self.servers_of(model);
+        if servers.is_empty() {
+            return (Asked::Nobody, None);
+        }
+        let clock = self.shared.context.clock;
+        if !self.breaker().admits(clock.now()) {
+            return (Asked::Away, None);
+        }
+        let query = IndexQuery {
+            model: model.to_string(),
+            blocks: lookup.locals.to_vec(),
+            device_only: false,
+        };
+        let asking = tokio::time::timeout(ANSWER_TIMEOUT, self.ask_each(model, &servers, &query));
+        let (asked, why) = match asking.await {
+            Ok(Ok(found)) => {
+                if self.breaker().answered() {
+                    tracing::info!("the index of another router answers again");
+                }
+                return (Asked::Answered, Some(found));
+            }
+            Ok(Err(why)) => (Asked::Error, why),
+            Err(_) => {
+                let millis = ANSWER_TIMEOUT.as_millis();
+                (Asked::Late, format!("no answer within {millis} ms"))
+            }
+        };
+        if let Some(pause) = self.breaker().failed(clock.now()) {
+            let pause_secs = pause.as_secs();
+            tracing::warn!(
+                why,
+                pause_secs,
+                "the index of another router failed several times in a row: prompts are placed by load and it is asked again from \
+                 time to time; see --use-remote-indexer"
+            );
+        }
+        (asked, None)
+    }
+
+    /// One server of each component, in turn; that which knew the model first.
+    fn servers_of(&self, model: &Arc<str>) -> Vec<IndexServer> {
+        let servers = self.lock();
+        let mut by_component: BTreeMap<&Component, Vec<&IndexServer>> = BTreeMap::new();
+        for server in servers.queries.values() {
+            by_component
+                .entry(&server.component)
+                .or_default()
+                .push(server);
+        }
+        let turn = self.shared.turn.fetch_add(1, Ordering::Relaxed);
+        let known = servers.by_model.get(model);
+        let one = |of: &Vec<&IndexServer>| of.get(turn % of.len().max(1)).map(|one| (*one).clone());
+        let mut chosen: Vec<IndexServer> = by_component.values().filter_map(one).collect();
+        chosen.sort_by_key(|server| Some(&server.component) != known);
+        chosen.truncate(COMPONENTS_MAX);
+        chosen
+    }
+
+    async fn ask_each(
+        &self,
+        model: &Arc<str>,
+        servers: &[IndexServer],
+        query: &IndexQuery,
+    ) -> Result<Vec<Match>, String> {
+        let mut why = String::new();
+        for server in servers {
+            let write = |encoding, out: &mut Vec<u8>| query.encode(encoding, out);
+            let reply = self.call(server, write).await?;
+            let reply = IndexReply::decode(encoding(reply.codec), &reply.bytes);
+            match reply.map_err(|error| error.to_string())? {
+                IndexReply::Scores(scores) => {
+                    let mut known = self.lock();
+                    if known.by_model.get(model) != Some(&server.component) {
+                        let component = server.component.clone();
+                        known.by_model.insert(Arc::clone(model), component);
+                    }
+                    return Ok(scores.into_iter().map(match_of).collect());
+                }
+                IndexReply::Error(error) => why = error,
+            }
+        }
+        Err(why)
+    }
+
+    /// Asks one server, and gives the one item of its answer.
+    async fn call(
+        &self,
+        server: &IndexServer,
+        write: impl FnOnce(Encoding, &mut Vec<u8>),
+    ) -> Result<Payload, String> {
+        let endpoint = &server.endpoint;
+        let clients = self.shared.clients.get();
+        let client = clients.and_then(|clients| clients.get(&*endpoint.plane));
+        let client = client
+            .ok_or_else(|| format!("request plane `{}` is not served here", endpoint.plane))?;
+        let mut question = Vec::new();
+        write(encoding(endpoint.codec), &mut question);
+        let payload = Payload::new(endpoint.codec, question.into());
+        let call = self.shared.calls.fetch_add(1, Ordering::Relaxed);
+        let id = RequestId(u128::from(self.shared.name) << 64 | u128::from(call));
+        let context = CallContext::new(WorkerId(server.id), id);
+        let answer = client.call(endpoint, payload, context).await;
+        let mut answer = answer.map_err(|error| error.to_string())?;
+        match answer.next().await {
+            Some(item) => item.map_err(|error| error.to_string()),
+            None => Err("it answered nothing".to_owned()),
+        }
+    }
+
+    /// Tells an index that learns from routing decisions where a prompt went.
+    pub(crate) fn record(&self, model: &Arc<str>, sent: &Placement, lookup: &Lookup) {
+        let record = RoutingRecord {
+            model: model.to_string(),
+            rank: sent.target,
+            blocks: lookup.locals.to_vec(),
+            sequence: lookup.sequence.to_vec(),
+        };
+        if self.shared.decisions.try_send(record).is_err() {
+            self.count_record("dropped");
+        }
+    }
+
+    fn count_record(&self, result: &str) {
+        let records = &self.shared.context.metrics.remote_index_records_total;
+        records.with_label_values(&[result]).inc();
+    }
+
+    async fn tell_decisions(self, mut waiting: mpsc::Receiver<RoutingRecord>) {
+        while let Some(record) = waiting.recv().await {
+            let servers: Vec<IndexServer> = self.lock().records.values().cloned().collect();
+            let mut result = "nobody";
+            for server in &servers {
+                let write = |encoding, out: &mut Vec<u8>| record.encode(encoding, out);
+                let told = tokio::time::timeout(ANSWER_TIMEOUT, self.call(server, write)).await;
+                result = match told {
+                    Ok(Ok(_)) => "recorded",
+                    Ok(Err(_)) | Err(_) => "failed",
+                };
+            }
+            self.count_record(result);
+        }
+    }
+}
+
+const fn match_of(score: TierScore) -> Match {
+    Match {
+        rank: score.rank,
+        device: score.device,
+        host: score.host,
+        disk: score.disk,
+    }
+}
+
+const fn encoding(codec: Codec) -> Encoding {
+    match codec {
+        Codec::Json => Encoding::Json,
+        Codec::MessagePack => Encoding::MessagePack,
+    }
+}
