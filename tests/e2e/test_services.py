@@ -1,6 +1,9 @@
 """`kvasir indexer`, `kvasir slot-tracker` and `kvasir select` as programs ask them, with a mock engine's real events."""
 
+import atexit
 import itertools
+import os
+import subprocess
 import time
 
 import httpx
@@ -8,11 +11,12 @@ import pytest
 
 from conftest import Kvasir, until
 from events_rig import BLOCK, MODEL, Engine
+from planes_rig import free_port
 
 
 def service(command, *words):
     started = Kvasir(command, "--http-host", "127.0.0.1", "--http-port", "0", *words)
-    started.http = httpx.Client(base_url="http://" + started.wait_for(r"address=(127\.0\.0\.1:\d+)").group(1), timeout=30)
+    started.http = httpx.Client(base_url="http://" + started.wait_for(r"listening address=(127\.0\.0\.1:\d+)").group(1), timeout=30)
     return started
 
 
@@ -63,6 +67,9 @@ def test_an_indexer_knows_what_an_engine_holds(engine):
     assert http.post("/query", content=b"{").status_code == 400
     assert http.post("/query", content=b" " * (9 << 20)).status_code == 413
     assert http.get("/health").status_code == 200 and http.get("/metrics").status_code == 200
+    page = http.get("/metrics").text
+    for series in ('requests_total{endpoint="/query",method="POST"}', 'errors_total{endpoint="/query",status_class="4xx"}', 'listeners{status="active"} 1', "workers 1"):
+        assert f"dynamo_kvindexer_{series}" in page, page
     assert http.get("/nothing").status_code == 404 and http.get("/query").status_code == 405
     assert http.put("/query", json={}).status_code == 405
     end(indexer)
@@ -97,3 +104,89 @@ def test_a_slot_tracker_counts_what_it_is_told():
     assert http.post("/free", json={"model_name": MODEL, "request_id": "r"}).status_code == 200
     assert http.get("/loads").json()[0]["active_decode_blocks"] == 0
     end(tracker)
+
+
+WORKER = {"worker_id": 1, "model_name": "m", "routing_group": "default", "block_size": 16, "dp_start": 0, "dp_size": 1}
+GROUP = {"model_name": "m", "routing_group": "default"}
+
+
+class DynamoTracker:
+    """Dynamo's own slot tracker."""
+
+    def __init__(self, python):
+        port, sync = free_port(), free_port()
+        command = [python, "-m", "dynamo.slot_tracker", "--port", str(port), "--replica-sync-port", str(sync)]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        atexit.register(self.process.kill)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
+        self.sync = f"tcp://127.0.0.1:{sync}"
+        self.log = lambda: "a tracker of Dynamo's"
+
+        def is_up():
+            try:
+                return self.http.get("/health").status_code == 200
+            except httpx.HTTPError:
+                return False
+
+        until(is_up, 60)
+
+
+def tracker():
+    started = service("slot-tracker", "--replica-sync-port", "0")
+    started.sync = "tcp://" + started.until_logged("telling other services of load").split("address=")[1].split()[0]
+    return started
+
+
+def load_of(tracker):
+    (row,) = tracker.http.get("/loads").json()
+    return row["active_decode_blocks"], row["active_prefill_tokens"]
+
+
+@pytest.mark.parametrize("other", ["kvasir", "dynamo"])
+def test_trackers_tell_each_other_of_load(other):
+    python = os.environ.get("KVASIR_DYNAMO_PYTHON")
+    if other == "dynamo" and not python:
+        pytest.skip("NO KVASIR_DYNAMO_PYTHON: nothing is known of Dynamo's own trackers")
+    one, two = tracker(), tracker() if other == "kvasir" else DynamoTracker(python)
+    for mine, theirs in ((one, two), (two, one)):
+        assert mine.http.post("/register", json=WORKER).status_code == 201
+        assert mine.http.post("/replica_sync/register_peer", json={"endpoint": theirs.sync}).status_code in (200, 201)
+        assert mine.http.get("/replica_sync/peers").json() == [theirs.sync]
+    names = (f"r{number}" for number in itertools.count())
+    for told, heard in ((one, two), (two, one)):
+
+        def seen():
+            """What is told before the other listens is lost: then the next one is."""
+            name = next(names)
+            add = {**GROUP, "request_id": name, "worker_id": 1, "dp_rank": 0, "sequence_hashes": [1, 2, 3], "new_isl_tokens": 20}
+            assert told.http.post("/add", json=add).status_code == 201
+            end = time.monotonic() + 1
+            while load_of(heard) != (3, 20) and time.monotonic() < end:
+                time.sleep(0.02)
+            if load_of(heard) == (3, 20):
+                return name
+            assert told.http.post("/free", json={**GROUP, "request_id": name}).status_code == 200
+            return None
+
+        name = until(seen, 60, told.log)
+        assert told.http.post("/prefill_complete", json={**GROUP, "request_id": name}).status_code == 200
+        until(lambda: load_of(heard) == (3, 0), 30, heard.log)
+        assert told.http.post("/free", json={**GROUP, "request_id": name}).status_code == 200
+        until(lambda: load_of(heard) == (0, 0), 30, heard.log)
+    # Who is gone takes its load along.
+    name = until(lambda: seen(), 60, two.log)
+    assert name and load_of(one) == (3, 20)
+    two.process.kill()
+    two.process.wait()
+    until(lambda: load_of(one) == (0, 0), 30, one.log)
+    assert one.http.post("/replica_sync/deregister_peer", json={"endpoint": two.sync}).status_code == 200
+    assert one.http.post("/replica_sync/deregister_peer", json={"endpoint": two.sync}).status_code == 404
+    two.http.close()
+    end(one)
+
+
+def test_a_service_without_a_socket_says_so():
+    started = service("slot-tracker")
+    refused = started.http.post("/replica_sync/register_peer", json={"endpoint": "tcp://127.0.0.1:9"})
+    assert refused.status_code == 501 and "--replica-sync-port" in refused.text
+    end(started)

@@ -13,7 +13,7 @@ use kvasir_frontend::{
 use kvasir_host::{HostContext, RouterSetup};
 use kvasir_router::RouterMode;
 use kvasir_services::{
-    Answer, AnswerBody, Api, Ask, Indexer, SelectOptions, Selector, SlotTracker, Verb,
+    Answer, AnswerBody, Api, Ask, Indexer, ReplicaSync, SelectOptions, Selector, SlotTracker, Verb,
 };
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, Metrics, log};
@@ -46,6 +46,11 @@ pub(crate) async fn run(command: Command, settings: &Settings) -> Result<(), Fai
         }
         Command::SlotTracker => {
             let tracker = SlotTracker::new(setup, context.clone());
+            let tracker = tracker.with_sync(sync(settings, &context).await?);
+            for peer in sync_peers(settings) {
+                let listening = tracker.listen_to(&peer);
+                listening.map_err(|error| bad_peer(&error))?;
+            }
             serve_api(tracker, context, settings, 8091).await
         }
         _ => {
@@ -56,9 +61,40 @@ pub(crate) async fn run(command: Command, settings: &Settings) -> Result<(), Fai
                     .unwrap_or(usize::MAX),
             };
             let selector = Selector::new(setup, options, context.clone(), Some(threads()?));
+            let selector = selector.with_sync(sync(settings, &context).await?);
+            for peer in sync_peers(settings) {
+                let listening = selector.listen_to(&peer);
+                listening.map_err(|error| bad_peer(&error))?;
+            }
             serve_api(selector, context, settings, 8092).await
         }
     }
+}
+
+/// The socket for other services of its kind, where one is wanted.
+async fn sync(settings: &Settings, context: &HostContext) -> Result<Option<ReplicaSync>, Failure> {
+    let Some(port) = settings.get(keys::REPLICA_SYNC_PORT) else {
+        return Ok(None);
+    };
+    let host = settings.get(keys::HTTP_HOST);
+    let id = wiring::process_id();
+    let sync = ReplicaSync::bind(&host, port, id, context).await;
+    let sync = sync.map_err(|error| {
+        format!("cannot listen on {host}:{port}: {error}; choose another with --replica-sync-port")
+    })?;
+    tracing::info!(address = %sync.address(), "telling other services of load");
+    Ok(Some(sync))
+}
+
+/// Where other services of its kind are.
+fn sync_peers(settings: &Settings) -> Vec<String> {
+    let peers = settings.get(keys::REPLICA_SYNC_PEERS).unwrap_or_default();
+    let peers = peers.split(',').map(|peer| peer.trim().to_owned());
+    peers.filter(|peer| !peer.is_empty()).collect()
+}
+
+fn bad_peer(error: &str) -> BadConfig {
+    BadConfig(format!("--replica-sync-peers: {error}"))
 }
 
 /// How its routers are made: by cache, whatever the default of a frontend is.
@@ -173,8 +209,9 @@ impl<A: Api> WholeApi for ServiceDoor<A> {
     }
 }
 
-impl<A> ServiceDoor<A> {
+impl<A: Api> ServiceDoor<A> {
     fn metrics_page(&self) -> Reply {
+        self.api.measure();
         let mut page = String::new();
         match self.metrics.render(&mut page) {
             Ok(()) => {

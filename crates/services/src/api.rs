@@ -63,6 +63,9 @@ pub enum AnswerBody {
 pub trait Api: Send + Sync + 'static {
     /// Answers a request.
     fn answer(&self, ask: Ask) -> impl Future<Output = Answer> + Send;
+
+    /// Brings its gauges up to date, before they are read.
+    fn measure(&self) {}
 }
 
 /// What is said of something that worked and has nothing else to say.

@@ -1,17 +1,19 @@
-//! What every service keeps apart: a model, and a group of workers that serve it.
+//! What every service keeps apart: a model, and a group of workers that serve it, each with a router of its own.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kvasir_hash::{BlockHasher, Scope, sequence_hashes};
-use kvasir_host::{PromptBlocks, RouterHost};
+use kvasir_host::{HostContext, Model, ModelSpec, PromptBlocks, RouterHost, RouterSetup};
 use kvasir_types::{LocalHash, SequenceHash};
 use serde::Deserialize;
 
+use crate::api::Answer;
 use crate::reading::TokenIds;
 
 /// Groups that a service keeps at once.
-pub(crate) const GROUPS_MAX: usize = 1024;
+const GROUPS_MAX: usize = 1024;
 /// Workers of one service.
 pub(crate) const WORKERS_MAX: usize = 4096;
 /// Bytes of a name from outside: it stands in answers, series and log lines.
@@ -59,6 +61,93 @@ impl fmt::Display for GroupKey {
             "model={} routing_group={}",
             self.model_name, self.routing_group
         )
+    }
+}
+
+/// What a service knows of a group.
+pub(crate) trait Group {
+    /// Its router.
+    fn host(&self) -> &RouterHost;
+}
+
+/// Groups by their names.
+pub(crate) type GroupMap<G> = BTreeMap<GroupKey, Arc<G>>;
+
+/// The groups of a service. Each has a router of its own, made when its first worker comes.
+pub(crate) struct Groups<G> {
+    setup: RouterSetup,
+    context: HostContext,
+    by_key: RwLock<GroupMap<G>>,
+}
+
+impl<G: Group> Groups<G> {
+    /// None yet; `setup` says how their routers are made.
+    pub(crate) fn new(setup: RouterSetup, context: HostContext) -> Self {
+        Self {
+            setup,
+            context,
+            by_key: RwLock::default(),
+        }
+    }
+
+    /// How their routers are made.
+    pub(crate) const fn setup(&self) -> &RouterSetup {
+        &self.setup
+    }
+
+    /// All of them, which nobody changes meanwhile.
+    pub(crate) fn all(&self) -> RwLockReadGuard<'_, GroupMap<G>> {
+        self.by_key.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, GroupMap<G>> {
+        self.by_key.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The group of this name.
+    pub(crate) fn get(&self, key: &GroupKey) -> Option<Arc<G>> {
+        self.all().get(key).cloned()
+    }
+
+    /// The group of this name, made of a new router if there is none; blocks of another size are refused.
+    pub(crate) fn get_or_make(
+        &self,
+        key: &GroupKey,
+        block_size: u32,
+        make: impl FnOnce(Model) -> G,
+    ) -> Result<Arc<G>, Answer> {
+        let mut groups = self.write();
+        if let Some(group) = groups.get(key) {
+            let existing = group.host().block_size();
+            return match existing == block_size {
+                true => Ok(Arc::clone(group)),
+                false => {
+                    let text = format!(
+                        "block_size mismatch for {key}: existing={existing}, requested={block_size}"
+                    );
+                    Err(Answer::error(409, text))
+                }
+            };
+        }
+        if groups.len() >= GROUPS_MAX {
+            let text = format!("there are {GROUPS_MAX} groups already");
+            return Err(Answer::error(409, text));
+        }
+        let spec = ModelSpec {
+            name: key.router_name().into(),
+            block_size,
+            context_length: u32::MAX,
+            parent: None,
+            migration_limit: 0,
+        };
+        let group = Arc::new(make(self.setup.make(&spec, None, &self.context)));
+        groups.insert(key.clone(), Arc::clone(&group));
+        Ok(group)
+    }
+
+    /// Nobody is in this group any more.
+    pub(crate) fn remove(&self, key: &GroupKey) {
+        self.write().remove(key);
     }
 }
 

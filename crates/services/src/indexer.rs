@@ -5,10 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
-use kvasir_host::{EventStream, HostContext, ModelSpec, RouterHost, RouterSetup, dump_index};
+use kvasir_host::{EventStream, HostContext, RouterHost, RouterSetup, dump_index};
 use kvasir_index::Matches;
 use kvasir_tasks::RuntimeThreads;
 use kvasir_types::{LocalHash, WorkerId, WorkerRank};
@@ -18,7 +19,8 @@ use tokio::sync::mpsc;
 use crate::api::{Answer, AnswerBody, Api, Ask, Verb, query_value, read, read_tokens};
 use crate::event_listener::EventAddress;
 use crate::group::{
-    BLOCK_SIZE_MAX, GROUPS_MAX, GroupKey, NAME_BYTES_MAX, Naming, WORKERS_MAX, is_name, locals_of,
+    BLOCK_SIZE_MAX, Group, GroupKey, Groups, NAME_BYTES_MAX, Naming, WORKERS_MAX, is_name,
+    locals_of,
 };
 use crate::reading::{AsksOfTokens, Hashes, TokenIds};
 
@@ -32,10 +34,9 @@ const SALTED: &str = "cache_salt is not accepted by /query_by_hash; block_hashes
 
 /// The service.
 pub struct Indexer {
-    setup: RouterSetup,
     context: HostContext,
     threads: Option<RuntimeThreads>,
-    groups: RwLock<BTreeMap<GroupKey, Arc<IndexGroup>>>,
+    groups: Groups<IndexGroup>,
     peers: Mutex<BTreeSet<String>>,
     /// Held while listeners begin and end.
     changing: tokio::sync::Mutex<()>,
@@ -45,6 +46,12 @@ pub struct Indexer {
 struct IndexGroup {
     host: Arc<RouterHost>,
     instances: Mutex<BTreeMap<u64, BTreeMap<u32, Listener>>>,
+}
+
+impl Group for IndexGroup {
+    fn host(&self) -> &RouterHost {
+        &self.host
+    }
 }
 
 struct Listener {
@@ -166,8 +173,57 @@ struct ListenerRow {
     last_error: Option<String>,
 }
 
+/// How a listener can be, as its series say it.
+const STATUSES: [&str; 4] = ["pending", "active", "paused", "failed"];
+/// What is answered; series are labelled with nothing else.
+const ROUTES: [&str; 10] = [
+    "/query",
+    "/query_by_hash",
+    "/register",
+    "/unregister",
+    "/workers",
+    "/dump",
+    "/peers",
+    "/register_peer",
+    "/deregister_peer",
+    "/health",
+];
+
 impl Api for Indexer {
     async fn answer(&self, ask: Ask) -> Answer {
+        let route = ROUTES.into_iter().find(|route| *route == ask.path);
+        let (verb, clock) = (ask.verb, self.context.clock);
+        let start = clock.now();
+        let answer = self.dispatch(ask).await;
+        if let Some(route) = route {
+            self.count(route, verb, answer.status, clock.now() - start);
+        }
+        answer
+    }
+
+    fn measure(&self) {
+        let metrics = &self.context.metrics;
+        let groups = self.groups.all();
+        metrics.kvindexer_models.set(groups.len() as f64);
+        let (mut workers, mut by_status) = (0, BTreeMap::from(STATUSES.map(|name| (name, 0))));
+        for (key, group) in groups.iter() {
+            for row in group.rows(key) {
+                workers += 1;
+                for listener in row.listeners.values() {
+                    *by_status.entry(listener.status).or_default() += 1;
+                }
+            }
+        }
+        metrics.kvindexer_workers.set(f64::from(workers));
+        for (status, count) in by_status {
+            let gauge = metrics.kvindexer_listeners.with_label_values(&[status]);
+            gauge.set(f64::from(count));
+        }
+    }
+}
+
+impl Indexer {
+    async fn dispatch(&self, ask: Ask) -> Answer {
         let answered = match (ask.verb, ask.path.as_str()) {
             (Verb::Post, "/query") => read_tokens(&ask.body).and_then(|query| self.query(&query)),
             (Verb::Post, "/query_by_hash") => {
@@ -189,36 +245,40 @@ impl Api for Indexer {
                 read(&ask.body).and_then(|peer| self.remove_peer(&peer))
             }
             (Verb::Get, "/health") => Ok(Answer::empty(200)),
-            (_, path) => {
-                const ROUTES: [&str; 9] = [
-                    "/query",
-                    "/query_by_hash",
-                    "/register",
-                    "/unregister",
-                    "/workers",
-                    "/dump",
-                    "/peers",
-                    "/register_peer",
-                    "/deregister_peer",
-                ];
-                Err(Answer::no_route(
-                    ROUTES.contains(&path) || path == "/health",
-                ))
-            }
+            (_, path) => Err(Answer::no_route(ROUTES.contains(&path))),
         };
         answered.unwrap_or_else(|refusal| refusal)
     }
-}
 
-impl Indexer {
+    fn count(&self, route: &str, verb: Verb, status: u16, took: Duration) {
+        let metrics = &self.context.metrics;
+        let method = match verb {
+            Verb::Get => "GET",
+            Verb::Post => "POST",
+            Verb::Patch => "PATCH",
+            Verb::Delete => "DELETE",
+        };
+        let requests = &metrics.kvindexer_requests_total;
+        requests.with_label_values(&[route, method]).inc();
+        let took_seconds = &metrics.kvindexer_request_duration_seconds;
+        let took_seconds = took_seconds.with_label_values(&[route]);
+        took_seconds.observe(took.as_secs_f64());
+        let class = match status {
+            400..500 => "4xx",
+            500.. => "5xx",
+            _ => return,
+        };
+        let errors = &metrics.kvindexer_errors_total;
+        errors.with_label_values(&[route, class]).inc();
+    }
+
     /// An empty one. `setup` says what its indexes remember; events are applied on `threads`.
     #[must_use]
     pub fn new(setup: RouterSetup, context: HostContext, threads: Option<RuntimeThreads>) -> Self {
         Self {
-            setup,
+            groups: Groups::new(setup, context.clone()),
             context,
             threads,
-            groups: RwLock::default(),
             peers: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
         }
@@ -251,8 +311,7 @@ impl Indexer {
     }
 
     fn group(&self, key: &GroupKey) -> Result<Arc<IndexGroup>, Answer> {
-        let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
-        let found = groups.get(key).cloned();
+        let found = self.groups.get(key);
         found.ok_or_else(|| Answer::error(404, format_args!("no indexer for {key}")))
     }
 
@@ -299,14 +358,12 @@ impl Indexer {
             .sockets()
             .map_err(|error| Answer::error(400, error))?;
         let _turn = self.changing.lock().await;
-        let group = self.group_for(&key, block_size)?;
-        let existing = group.host.block_size();
-        if existing != block_size {
-            let text = format!(
-                "block_size mismatch for {key}: existing={existing}, requested={block_size}"
-            );
-            return Err(Answer::error(409, text));
-        }
+        let group = self
+            .groups
+            .get_or_make(&key, block_size, |model| IndexGroup {
+                host: model.host,
+                instances: Mutex::default(),
+            })?;
         let mut instances = group.instances();
         if instances
             .get(&id)
@@ -335,33 +392,6 @@ impl Indexer {
         Ok(Answer::done(201))
     }
 
-    /// The group of this name, made if there is none.
-    fn group_for(&self, key: &GroupKey, block_size: u32) -> Result<Arc<IndexGroup>, Answer> {
-        let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(group) = groups.get(key) {
-            return Ok(Arc::clone(group));
-        }
-        if groups.len() >= GROUPS_MAX {
-            return Err(Answer::error(
-                409,
-                format_args!("there are {GROUPS_MAX} indexes already"),
-            ));
-        }
-        let spec = ModelSpec {
-            name: key.router_name().into(),
-            block_size,
-            context_length: u32::MAX,
-            parent: None,
-            migration_limit: 0,
-        };
-        let group = Arc::new(IndexGroup {
-            host: self.setup.make(&spec, None, &self.context).host,
-            instances: Mutex::default(),
-        });
-        groups.insert(key.clone(), Arc::clone(&group));
-        Ok(group)
-    }
-
     async fn unregister(&self, asked: &Unregister) -> Result<Answer, Answer> {
         let _turn = self.changing.lock().await;
         let id = asked.instance_id;
@@ -375,8 +405,7 @@ impl Indexer {
             group.host.leave(WorkerId(id));
         }
         if group.instances().is_empty() {
-            let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
-            groups.remove(&asked.key);
+            self.groups.remove(&asked.key);
         }
         Ok(Answer::done(200))
     }
@@ -386,7 +415,7 @@ impl Indexer {
             query_value(query, "model_name"),
             query_value(query, "routing_group"),
         );
-        let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
+        let groups = self.groups.all();
         let wanted = groups.iter().filter(|(key, _)| {
             model.as_ref().is_none_or(|model| *model == key.model_name)
                 && group
@@ -399,7 +428,7 @@ impl Indexer {
 
     /// All indexes, written while they are read.
     fn dump(&self) -> Answer {
-        let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
+        let groups = self.groups.all();
         let groups: Vec<(GroupKey, Arc<IndexGroup>)> = groups
             .iter()
             .map(|(key, group)| (key.clone(), Arc::clone(group)))

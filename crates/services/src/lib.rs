@@ -20,9 +20,11 @@ mod plane_router;
 mod reading;
 mod select;
 mod slots;
+mod sync;
 
 pub use api::{Answer, AnswerBody, Api, Ask, Verb};
 pub use indexer::Indexer;
 pub use plane_router::PlaneRouter;
 pub use select::{SelectOptions, Selector};
 pub use slots::SlotTracker;
+pub use sync::ReplicaSync;

@@ -14,13 +14,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
-use kvasir_host::{HostContext, Model, RouterSetup};
+use kvasir_host::{HostContext, Model, RouterHost, RouterSetup};
+use kvasir_router::PeerChange;
 use kvasir_tasks::RuntimeThreads;
+use kvasir_types::WorkerRank;
 use serde::Serialize;
 
 use crate::api::{Answer, Api, Ask, Verb, percent_decoded, read, read_tokens};
-use crate::group::GroupKey;
-use crate::slots::{NO_SYNC, PotentialRow};
+use crate::group::{Group, GroupKey, Groups};
+use crate::slots::PotentialRow;
+use crate::sync::{ReplicaSync, SyncedService, Told};
 use reserve::Reservation;
 use selections::Selections;
 use workers::WorkerEntry;
@@ -48,10 +51,10 @@ impl Default for SelectOptions {
 
 /// The service.
 pub struct Selector {
-    setup: RouterSetup,
     context: HostContext,
     threads: Option<RuntimeThreads>,
-    groups: RwLock<BTreeMap<GroupKey, Arc<SelectGroup>>>,
+    groups: Arc<Groups<SelectGroup>>,
+    sync: SyncedService,
     workers: tokio::sync::Mutex<BTreeMap<u64, WorkerEntry>>,
     selections: Mutex<Selections>,
     reservations: Mutex<HashMap<String, Reservation>>,
@@ -65,6 +68,12 @@ struct SelectGroup {
     endpoints: RwLock<BTreeMap<u64, String>>,
     /// Whether a block's name covers a token of the next.
     is_eagle: AtomicBool,
+}
+
+impl Group for SelectGroup {
+    fn host(&self) -> &RouterHost {
+        &self.model.host
+    }
 }
 
 #[derive(Serialize)]
@@ -121,8 +130,13 @@ impl Api for Selector {
             }
             (Verb::Get, ["ready"]) => Ok(self.ready().await),
             (Verb::Get, ["health"]) => Ok(Answer::done(200)),
-            (Verb::Get, ["replica_sync", "peers"]) => Ok(Answer::json(200, &[0_u64; 0])),
-            (Verb::Post, ["replica_sync", ..]) => Err(Answer::error(501, NO_SYNC)),
+            (Verb::Get, ["replica_sync", "peers"]) => Ok(self.sync.list()),
+            (Verb::Post, ["replica_sync", "register_peer"]) => {
+                read(&ask.body).and_then(|peer| self.sync.register(&peer, &self.groups))
+            }
+            (Verb::Post, ["replica_sync", "deregister_peer"]) => {
+                read(&ask.body).and_then(|peer| self.sync.deregister(&peer))
+            }
             (_, [first, ..]) => {
                 const ROUTES: [&str; 10] = [
                     "select",
@@ -154,15 +168,38 @@ impl Selector {
         threads: Option<RuntimeThreads>,
     ) -> Self {
         Self {
-            setup,
+            groups: Arc::new(Groups::new(setup, context.clone())),
+            sync: SyncedService::default(),
             context,
             threads,
-            groups: RwLock::default(),
             workers: tokio::sync::Mutex::default(),
             selections: Mutex::new(Selections::new(options)),
             reservations: Mutex::default(),
             last_id: AtomicU64::new(0),
         }
+    }
+
+    /// The same, in step with other services of its kind.
+    #[must_use]
+    pub fn with_sync(mut self, sync: Option<ReplicaSync>) -> Self {
+        self.sync = SyncedService::new(sync);
+        self
+    }
+
+    /// Listens to another service at `tcp://host:port`; an error says why not.
+    pub fn listen_to(&self, endpoint: &str) -> Result<(), String> {
+        self.sync.listen(endpoint, &self.groups)
+    }
+
+    /// Peers are told of a request.
+    fn tell_peers(&self, group: &SelectGroup, request: (&str, WorkerRank), change: &PeerChange) {
+        let told = Told {
+            key: &group.key,
+            block_size: group.model.block_size,
+            request: request.0,
+            target: request.1,
+        };
+        self.sync.tell(&told, change);
     }
 
     fn loads(&self) -> Answer {

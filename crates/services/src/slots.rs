@@ -4,35 +4,38 @@
 //! `router-active-request-expiry-secs` is forgotten.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvasir_host::{HostContext, ModelSpec, RouterHost, RouterSetup};
+use kvasir_host::{HostContext, Model, RouterHost, RouterSetup};
 use kvasir_router::{Input, Overlap, PeerChange, WorkerSpec};
 use kvasir_types::{DpRank, SequenceHash, WorkerId, WorkerRank};
 use serde::{Deserialize, Serialize};
 
 use crate::api::{Answer, Api, Ask, Verb, query_value, read};
-use crate::group::{BLOCK_SIZE_MAX, GROUPS_MAX, GroupKey, WORKERS_MAX};
+use crate::group::{BLOCK_SIZE_MAX, Group, GroupKey, Groups, WORKERS_MAX};
 use crate::reading::Hashes;
+use crate::sync::{ReplicaSync, SyncedService, Told};
 
 mod tracked;
 
 use tracked::TrackedRequests;
 
-/// What is said of the wish to be told what others track.
-pub(crate) const NO_SYNC: &str = "this service does not exchange its load with others; frontends do (--router-replica-sync, --router-peers)";
-
 /// The service.
 pub struct SlotTracker {
-    setup: RouterSetup,
-    context: HostContext,
-    groups: RwLock<BTreeMap<GroupKey, Arc<SlotGroup>>>,
+    groups: Arc<Groups<SlotGroup>>,
+    sync: SyncedService,
 }
 
 struct SlotGroup {
     host: Arc<RouterHost>,
     workers: Mutex<BTreeMap<u64, SlotWorker>>,
     requests: TrackedRequests,
+}
+
+impl Group for SlotGroup {
+    fn host(&self) -> &RouterHost {
+        &self.host
+    }
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -147,9 +150,12 @@ impl Api for SlotTracker {
             (Verb::Post, "/register") => read(body).and_then(|worker| self.register(worker)),
             (Verb::Post, "/unregister") => read(body).and_then(|asked| self.unregister(&asked)),
             (Verb::Get, "/workers") => Ok(self.workers()),
-            (Verb::Get, "/replica_sync/peers") => Ok(Answer::json(200, &[0_u64; 0])),
-            (Verb::Post, "/replica_sync/register_peer" | "/replica_sync/deregister_peer") => {
-                Err(Answer::error(501, NO_SYNC))
+            (Verb::Get, "/replica_sync/peers") => Ok(self.sync.list()),
+            (Verb::Post, "/replica_sync/register_peer") => {
+                read(body).and_then(|peer| self.sync.register(&peer, &self.groups))
+            }
+            (Verb::Post, "/replica_sync/deregister_peer") => {
+                read(body).and_then(|peer| self.sync.deregister(&peer))
             }
             (Verb::Get, "/health") => Ok(Answer::empty(200)),
             (_, path) => {
@@ -176,15 +182,42 @@ impl SlotTracker {
     #[must_use]
     pub fn new(setup: RouterSetup, context: HostContext) -> Self {
         Self {
-            setup,
-            context,
-            groups: RwLock::default(),
+            groups: Arc::new(Groups::new(setup, context)),
+            sync: SyncedService::default(),
         }
     }
 
+    /// The same, in step with other services of its kind.
+    #[must_use]
+    pub fn with_sync(mut self, sync: Option<ReplicaSync>) -> Self {
+        self.sync = SyncedService::new(sync);
+        self
+    }
+
+    /// Listens to another service at `tcp://host:port`; an error says why not.
+    pub fn listen_to(&self, endpoint: &str) -> Result<(), String> {
+        self.sync.listen(endpoint, &self.groups)
+    }
+
+    /// Peers are told of a request.
+    fn tell(
+        &self,
+        key: &GroupKey,
+        group: &SlotGroup,
+        request: (&str, WorkerRank),
+        change: &PeerChange,
+    ) {
+        let told = Told {
+            key,
+            block_size: group.host.block_size(),
+            request: request.0,
+            target: request.1,
+        };
+        self.sync.tell(&told, change);
+    }
+
     fn group(&self, key: &GroupKey) -> Result<Arc<SlotGroup>, Answer> {
-        let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
-        let found = groups.get(key).cloned();
+        let found = self.groups.get(key);
         found.ok_or_else(|| Answer::error(404, format_args!("no slot tracker for {key}")))
     }
 
@@ -200,15 +233,12 @@ impl SlotTracker {
             let text = "model_name and routing_group must be names of 1 to 256 bytes, block_size from 1 to 1048576, dp_size from 1 to 1024";
             return Err(Answer::error(400, text));
         }
-        let group = self.group_for(&key, worker.block_size)?;
-        let existing = group.host.block_size();
-        if existing != worker.block_size {
-            let requested = worker.block_size;
-            let text = format!(
-                "block_size mismatch for {key}: existing={existing}, requested={requested}"
-            );
-            return Err(Answer::error(409, text));
-        }
+        let make = |model: Model| SlotGroup {
+            host: model.host,
+            workers: Mutex::default(),
+            requests: TrackedRequests::default(),
+        };
+        let group = self.groups.get_or_make(&key, worker.block_size, make)?;
         let mut workers = group.workers();
         if workers.len() >= WORKERS_MAX && !workers.contains_key(&worker.worker_id) {
             return Err(Answer::error(
@@ -229,33 +259,6 @@ impl SlotTracker {
         Ok(Answer::done(201))
     }
 
-    fn group_for(&self, key: &GroupKey, block_size: u32) -> Result<Arc<SlotGroup>, Answer> {
-        let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(group) = groups.get(key) {
-            return Ok(Arc::clone(group));
-        }
-        if groups.len() >= GROUPS_MAX {
-            return Err(Answer::error(
-                409,
-                format_args!("there are {GROUPS_MAX} groups already"),
-            ));
-        }
-        let spec = ModelSpec {
-            name: key.router_name().into(),
-            block_size,
-            context_length: u32::MAX,
-            parent: None,
-            migration_limit: 0,
-        };
-        let group = Arc::new(SlotGroup {
-            host: self.setup.make(&spec, None, &self.context).host,
-            workers: Mutex::default(),
-            requests: TrackedRequests::default(),
-        });
-        groups.insert(key.clone(), Arc::clone(&group));
-        Ok(group)
-    }
-
     fn unregister(&self, asked: &Unregister) -> Result<Answer, Answer> {
         let group = self.group(&asked.key)?;
         let worker = asked.worker_id;
@@ -270,7 +273,7 @@ impl SlotTracker {
     }
 
     fn workers(&self) -> Answer {
-        let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
+        let groups = self.groups.all();
         let workers = groups.values().flat_map(|group| {
             let workers = group.workers();
             workers.values().cloned().collect::<Vec<_>>()
@@ -279,10 +282,11 @@ impl SlotTracker {
     }
 
     fn add(&self, add: Add) -> Result<Answer, Answer> {
-        let group = self.group(&GroupKey {
+        let key = GroupKey {
             model_name: add.model_name,
             routing_group: add.routing_group,
-        })?;
+        };
+        let group = self.group(&key)?;
         let change = PeerChange::Add {
             sequence: add.sequence_hashes.named(SequenceHash),
             prefill_tokens: add.new_isl_tokens,
@@ -292,31 +296,35 @@ impl SlotTracker {
         let target = WorkerRank::new(add.worker_id, add.dp_rank);
         let added = group
             .requests
-            .add(&group.host, &add.request_id, target, change);
+            .add(&group.host, &add.request_id, target, change.clone());
         added.map_err(|error| Answer::error(error.status(), error))?;
+        self.tell(&key, &group, (&add.request_id, target), &change);
         Ok(Answer::done(201))
     }
 
     fn prefill_complete(&self, request: &Request) -> Result<Answer, Answer> {
         let (group, id) = (self.group(&request.key)?, &request.request_id);
-        match group
-            .requests
-            .change(&group.host, id, PeerChange::PrefillCompleted)
-        {
-            true => Ok(Answer::done(200)),
-            false => Err(Answer::error(404, format_args!("Request {id} not found"))),
+        let change = PeerChange::PrefillCompleted;
+        match group.requests.change(&group.host, id, change.clone()) {
+            Some(target) => {
+                self.tell(&request.key, &group, (id, target), &change);
+                Ok(Answer::done(200))
+            }
+            None => Err(Answer::error(404, format_args!("Request {id} not found"))),
         }
     }
 
     fn free(&self, request: &Request) -> Result<Answer, Answer> {
-        let group = self.group(&request.key)?;
-        group.requests.free(&group.host, &request.request_id);
+        let (group, id) = (self.group(&request.key)?, &request.request_id);
+        if let Some(target) = group.requests.free(&group.host, id) {
+            self.tell(&request.key, &group, (id, target), &PeerChange::Free);
+        }
         Ok(Answer::done(200))
     }
 
     fn loads(&self, query: Option<&str>) -> Answer {
         let model = query_value(query, "model_name");
-        let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
+        let groups = self.groups.all();
         let mut rows = Vec::new();
         for (key, group) in groups.iter() {
             if model.as_ref().is_some_and(|model| *model != key.model_name) {

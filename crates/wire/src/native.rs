@@ -14,6 +14,7 @@ mod read;
 mod recovery;
 mod replica;
 mod sequences;
+mod slot_news;
 mod topic;
 mod write;
 
@@ -26,6 +27,7 @@ pub use read::decode_router_events;
 pub use recovery::{RecoveryReply, RecoveryRequest};
 pub use replica::ReplicaMessage;
 pub use sequences::{PrefillHint, SequenceChange, SequenceEvent, SessionBinding};
+pub use slot_news::{SLOT_TOPIC, SlotNews};
 pub use topic::{EventScope, Topic};
 pub use write::encode_router_events;
 

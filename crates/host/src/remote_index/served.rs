@@ -71,13 +71,9 @@ impl IndexEndpoints {
         (self.find)(model).ok_or_else(|| format!("served indexer model {model} is not registered"))
     }
 
-    fn count(&self, result: Result<(), ()>) {
+    fn count(&self, is_answered: bool) {
         let served = &self.context.metrics.index_queries_served_total;
-        let result = if result.is_ok() {
-            "answered"
-        } else {
-            "refused"
-        };
+        let result = if is_answered { "answered" } else { "refused" };
         served.with_label_values(&[result]).inc();
     }
 
@@ -96,7 +92,7 @@ impl IndexEndpoints {
                 scores
             }),
         };
-        self.count(found.as_ref().map(|_| ()).map_err(|_| ()));
+        self.count(found.is_ok());
         let reply = match found {
             Ok(scores) => IndexReply::Scores(scores),
             Err(why) => IndexReply::Error(why),
@@ -114,7 +110,7 @@ impl IndexEndpoints {
             index.record_routing(now, told.rank, &told.blocks, &told.sequence);
             Ok(())
         });
-        self.count(taken.as_ref().map(|()| ()).map_err(|_| ()));
+        self.count(taken.is_ok());
         answer(call.reply, |encoding, out| match taken {
             Ok(()) => {
                 let text = kvasir_msgpack::Value::Text(RoutingRecord::RECORDED.to_owned());

@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering;
 
 use kvasir_host::Booking;
 use kvasir_index::Matches;
-use kvasir_router::{Arrival, Constraints, Hints, Pin, RouteError, SessionAction, SessionRequest};
+use kvasir_router::{
+    Arrival, Constraints, Hints, PeerChange, Pin, RouteError, SessionAction, SessionRequest,
+};
 use kvasir_types::{DpRank, LocalHash, RequestId, SequenceHash, WorkerId, WorkerRank};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -245,7 +247,15 @@ impl Selector {
         let placed = booking.placement();
         let prefill = prompt.isl_tokens.saturating_sub(placed.cached_tokens);
         let answer = prompt.reply(&selection_id, placed.target, prefill, true);
+        let target = placed.target;
         self.keep(&selection_id, Arc::clone(&prompt.group), booking)?;
+        let change = PeerChange::Add {
+            sequence: Arc::clone(&prompt.named.sequence),
+            prefill_tokens: prefill,
+            prefill_duration: None,
+            osl: ask.expected_output_tokens,
+        };
+        self.tell_peers(&prompt.group, (&selection_id, target), &change);
         Ok(answer)
     }
 

@@ -170,12 +170,14 @@ impl Selector {
             output_blocks: 0,
             booking: None,
         };
-        reservation.tell(PeerChange::Add {
+        let change = PeerChange::Add {
             sequence: selection.sequence,
             prefill_tokens: selection.prefill_tokens,
             prefill_duration: None,
             osl: selection.osl,
-        });
+        };
+        self.tell_peers(&group, (name, selection.target), &change);
+        reservation.tell(change);
         let answer = Answer::json(
             201,
             &Reserved {
@@ -250,6 +252,8 @@ impl Selector {
             Some(booking) => booking.first_token(),
             None => reservation.tell(PeerChange::PrefillCompleted),
         }
+        let change = PeerChange::PrefillCompleted;
+        self.tell_peers(&reservation.group, (name, reservation.target), &change);
         Ok(Answer::done(200))
     }
 
@@ -280,6 +284,7 @@ impl Selector {
             }),
             None => freed.tell(PeerChange::Free),
         }
+        self.tell_peers(&freed.group, (name, freed.target), &PeerChange::Free);
         Ok(Answer::done(200))
     }
 }

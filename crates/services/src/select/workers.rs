@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use kvasir_host::{EventStream, ModelSpec};
+use kvasir_host::EventStream;
 use kvasir_router::WorkerSpec;
 use kvasir_types::{DpRank, WorkerId, WorkerRank};
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{SelectGroup, Selector};
 use crate::api::Answer;
 use crate::event_listener::EventAddress;
-use crate::group::{BLOCK_SIZE_MAX, GROUPS_MAX, GroupKey, WORKERS_MAX, is_name};
+use crate::group::{BLOCK_SIZE_MAX, GroupKey, GroupMap, WORKERS_MAX, is_name};
 
 /// Taints that one worker has.
 const TAINTS_MAX: usize = 32;
@@ -169,8 +169,8 @@ impl WorkerRecord {
 }
 
 impl Selector {
-    pub(super) fn groups(&self) -> RwLockReadGuard<'_, BTreeMap<GroupKey, Arc<SelectGroup>>> {
-        self.groups.read().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn groups(&self) -> RwLockReadGuard<'_, GroupMap<SelectGroup>> {
+        self.groups.all()
     }
 
     /// Adds a worker, or says something else about one.
@@ -219,7 +219,7 @@ impl Selector {
         status: u16,
     ) -> Result<Answer, Answer> {
         let id = record.worker_id;
-        let config = &self.setup.config;
+        let config = &self.groups.setup().config;
         let queues = config.router_queue_threshold.is_some();
         let mut missing = record.missing(config.router_kv_events, queues);
         let group = match missing.is_empty() {
@@ -249,7 +249,7 @@ impl Selector {
         group.model.join(record.spec());
         let host = &group.model.host;
         let mut listeners = Vec::new();
-        if self.setup.config.router_kv_events {
+        if self.groups.setup().config.router_kv_events {
             for rank in record.ranks() {
                 let Some(address) = record.events_of(rank) else {
                     continue;
@@ -272,40 +272,13 @@ impl Selector {
     }
 
     fn group_for(&self, key: &GroupKey, block_size: u32) -> Result<Arc<SelectGroup>, Answer> {
-        let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(group) = groups.get(key) {
-            let existing = group.model.block_size;
-            return match existing == block_size {
-                true => Ok(Arc::clone(group)),
-                false => Err(Answer::error(
-                    409,
-                    format_args!(
-                        "block_size mismatch for {key}: existing={existing}, requested={block_size}"
-                    ),
-                )),
-            };
-        }
-        if groups.len() >= GROUPS_MAX {
-            return Err(Answer::error(
-                409,
-                format_args!("there are {GROUPS_MAX} groups already"),
-            ));
-        }
-        let spec = ModelSpec {
-            name: key.router_name().into(),
-            block_size,
-            context_length: u32::MAX,
-            parent: None,
-            migration_limit: 0,
-        };
-        let group = Arc::new(SelectGroup {
-            key: key.clone(),
-            model: self.setup.make(&spec, None, &self.context),
-            endpoints: RwLock::default(),
-            is_eagle: AtomicBool::new(false),
-        });
-        groups.insert(key.clone(), Arc::clone(&group));
-        Ok(group)
+        self.groups
+            .get_or_make(key, block_size, |model| SelectGroup {
+                key: key.clone(),
+                model,
+                endpoints: RwLock::default(),
+                is_eagle: AtomicBool::new(false),
+            })
     }
 
     /// Takes a worker out; its bookings go with it.

@@ -103,23 +103,24 @@ impl TrackedRequests {
         Ok(())
     }
 
-    /// Tells of a request; says whether it is known.
-    pub(crate) fn change(&self, host: &RouterHost, name: &str, change: PeerChange) -> bool {
-        let Some((id, target)) = self.names().get(name).copied() else {
-            return false;
-        };
+    /// Tells of a request; where it is, if it is known.
+    pub(crate) fn change(
+        &self,
+        host: &RouterHost,
+        name: &str,
+        change: PeerChange,
+    ) -> Option<WorkerRank> {
+        let (id, target) = self.names().get(name).copied()?;
         host.tell(Input::by_host(PeerEvent { id, target, change }));
-        true
+        Some(target)
     }
 
-    /// A request is over; says whether it was known.
-    pub(crate) fn free(&self, host: &RouterHost, name: &str) -> bool {
-        let Some((id, target)) = self.names().remove(name) else {
-            return false;
-        };
+    /// A request is over; where it was, if it was known.
+    pub(crate) fn free(&self, host: &RouterHost, name: &str) -> Option<WorkerRank> {
+        let (id, target) = self.names().remove(name)?;
         let change = PeerChange::Free;
         host.tell(Input::by_host(PeerEvent { id, target, change }));
-        true
+        Some(target)
     }
 
     fn names(&self) -> MutexGuard<'_, HashMap<String, (RequestId, WorkerRank)>> {

@@ -9,9 +9,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use kvasir_msgpack::DecodeError;
 use kvasir_tasks::Tasks;
 use kvasir_types::Rng;
-use kvasir_wire::frame::{ReplayPart, parse_live, parse_replay};
+use kvasir_wire::frame::{Frame, ReplayPart, parse_live, parse_replay};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{sleep, timeout};
@@ -74,6 +75,8 @@ pub enum ZmqFraming {
     Engine,
     /// The event plane's: topic, publisher, number, envelope.
     EventPlane,
+    /// Topic and payload, without a number.
+    TopicAndPayload,
 }
 
 /// An event and its share of the queue's bytes, given back when it is read.
@@ -262,6 +265,7 @@ async fn read(
 enum MessageReader {
     Engine,
     EventPlane(PlaneReader),
+    TopicAndPayload(String),
 }
 
 impl MessageReader {
@@ -269,6 +273,7 @@ impl MessageReader {
         match options.framing {
             ZmqFraming::Engine => Self::Engine,
             ZmqFraming::EventPlane => Self::EventPlane(PlaneReader::new(&options.topic)),
+            ZmqFraming::TopicAndPayload => Self::TopicAndPayload(options.topic.clone()),
         }
     }
 
@@ -277,6 +282,16 @@ impl MessageReader {
         let read = match self {
             Self::Engine => parse_live(parts).map(Some),
             Self::EventPlane(plane) => plane.read_parts(parts),
+            Self::TopicAndPayload(topic) => match parts {
+                [of, payload] => Ok((of[..] == *topic.as_bytes()).then(|| Frame {
+                    sequence: 0,
+                    payload: payload.clone(),
+                })),
+                _ => Err(DecodeError::Parts {
+                    found: parts.len(),
+                    expected: 2,
+                }),
+            },
         };
         match read {
             Ok(frame) => frame.map(SourceEvent::Live),
