@@ -50,6 +50,8 @@ pub enum RouteError {
     AllEligibleWorkersOverloaded {
         /// How many would have been eligible.
         workers: u32,
+        /// By when what they have to compute now is expected to be done, where that was learned.
+        retry_after_ms: Option<u64>,
     },
     /// The worker that the request names is over a busy threshold.
     #[error(
@@ -173,7 +175,8 @@ impl RouteError {
     pub fn retry_after_ms(&self) -> u64 {
         match self {
             Self::QueueTooSlow { retry_after_ms, .. } => *retry_after_ms,
-            Self::QueueLimit { retry_after_ms, .. } => {
+            Self::QueueLimit { retry_after_ms, .. }
+            | Self::AllEligibleWorkersOverloaded { retry_after_ms, .. } => {
                 retry_after_ms.unwrap_or(Self::RETRY_AFTER_MS)
             }
             _ => Self::RETRY_AFTER_MS,

@@ -104,7 +104,10 @@ impl EligibleRanks {
         self.candidates.subtract(fleet.busy());
         if self.candidates.is_empty() {
             let workers = workers_of(fleet, set);
-            return Err(RouteError::AllEligibleWorkersOverloaded { workers });
+            return Err(RouteError::AllEligibleWorkersOverloaded {
+                workers,
+                retry_after_ms: None,
+            });
         }
         Ok(())
     }

@@ -22,6 +22,9 @@ pub(crate) fn answer(overload: u16, error: &RouteError) -> ApiError {
             retry_after_ms,
             predicted: _,
         } => ApiError::queue_too_slow(overload, *expected_ms, *limit_ms, *retry_after_ms),
+        RouteError::AllEligibleWorkersOverloaded { retry_after_ms, .. } => {
+            ApiError::overloaded(overload).retry_after(*retry_after_ms)
+        }
         error if error.is_overload() => ApiError::overloaded(overload),
         RouteError::PinnedWorkerNotAllowed(_)
         | RouteError::PinnedWorkerUnknown(_)

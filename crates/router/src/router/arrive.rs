@@ -363,6 +363,7 @@ impl Router {
     }
 
     pub(super) fn refuse(&mut self, arrival: &Arrival, error: RouteError, out: &mut Vec<Output>) {
+        let error = self.with_retry_after(error);
         self.record_refusal(arrival, &error, None, false);
         out.push(Output::Refuse {
             id: arrival.id,

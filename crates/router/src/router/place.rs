@@ -87,6 +87,7 @@ impl Router {
         match chosen {
             Ok((slot, reason)) => self.send(arrival, slot, reason, &settings, entered, out),
             Err(error) => {
+                let error = self.with_retry_after(error);
                 self.record_refusal(arrival, &error, entered, true);
                 let id = arrival.id;
                 out.push(Output::Refuse { id, error });

@@ -193,6 +193,14 @@ impl Router {
         u64::try_from(wait.as_millis()).ok()
     }
 
+    /// A refusal by busy thresholds says when to come back, where that is known.
+    pub(super) fn with_retry_after(&self, mut error: RouteError) -> RouteError {
+        if let RouteError::AllEligibleWorkersOverloaded { retry_after_ms, .. } = &mut error {
+            *retry_after_ms = self.retry_after_ms();
+        }
+        error
+    }
+
     /// Learns from what happened in this step, and plans the next look at those that are held.
     pub(super) fn follow_times(&mut self) {
         if let Some(judge) = &mut self.judge {

@@ -36,7 +36,10 @@ fn bookings_alone_make_and_unmake_a_worker_busy() {
     let error = host.refused(Arrival::new(RequestId(2), 1));
     assert_eq!(
         error,
-        RouteError::AllEligibleWorkersOverloaded { workers: 1 }
+        RouteError::AllEligibleWorkersOverloaded {
+            workers: 1,
+            retry_after_ms: None
+        }
     );
     assert_eq!(host.first_token(1), [busy(1, false)]);
     host.sent(Arrival::new(RequestId(2), 1));
@@ -110,7 +113,10 @@ fn every_mode_leaves_busy_workers_out() {
         let error = host.refused(Arrival::new(RequestId(99), 16));
         assert_eq!(
             error,
-            RouteError::AllEligibleWorkersOverloaded { workers: 2 },
+            RouteError::AllEligibleWorkersOverloaded {
+                workers: 2,
+                retry_after_ms: None
+            },
             "{mode}"
         );
     }
@@ -154,7 +160,10 @@ fn prefill_thresholds_work_in_the_modes_that_ignore_caches() {
             let error = host.refused(Arrival::new(RequestId(2), 1));
             assert_eq!(
                 error,
-                RouteError::AllEligibleWorkersOverloaded { workers: 1 },
+                RouteError::AllEligibleWorkersOverloaded {
+                    workers: 1,
+                    retry_after_ms: None
+                },
                 "{mode:?}"
             );
             host.first_token(1);

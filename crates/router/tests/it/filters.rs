@@ -266,7 +266,10 @@ fn busy_workers_are_left_out_and_all_busy_is_overload() {
     let error = host.refused(Arrival::new(RequestId(78), 16));
     assert_eq!(
         error,
-        RouteError::AllEligibleWorkersOverloaded { workers: 1 }
+        RouteError::AllEligibleWorkersOverloaded {
+            workers: 1,
+            retry_after_ms: None
+        }
     );
     assert_eq!(
         error.to_string(),

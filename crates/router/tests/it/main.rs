@@ -10,6 +10,7 @@ mod ejection;
 mod filters;
 mod history;
 mod kv;
+mod learned;
 mod model;
 mod models;
 mod modes;

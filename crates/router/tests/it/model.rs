@@ -467,6 +467,7 @@ impl Model {
                 (true, Some(pin)) => Err(RouteError::PinnedWorkerOverloaded(pin.worker)),
                 (true, None) => Err(RouteError::AllEligibleWorkersOverloaded {
                     workers: workers.len() as u32,
+                    retry_after_ms: None,
                 }),
             }
         });

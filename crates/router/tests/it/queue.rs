@@ -99,7 +99,10 @@ fn a_busy_worker_that_is_open_does_not_make_a_request_wait() {
     let error = host.refused(ask(2, 10));
     assert_eq!(
         error,
-        RouteError::AllEligibleWorkersOverloaded { workers: 1 }
+        RouteError::AllEligibleWorkersOverloaded {
+            workers: 1,
+            retry_after_ms: None
+        }
     );
 }
 
