@@ -119,6 +119,33 @@ def test_a_decode_worker_that_dies_is_replaced(fleet):
     assert prefill.stop() == 0
 
 
+def test_prompts_stay_in_a_zone_and_go_past_prefill_workers_where_they_are_cached(tmp_path):
+    planes = Planes("file+tcp+zmq", tmp_path)
+
+    def worker(zone, mode, *args):
+        place = tmp_path / zone
+        place.mkdir(exist_ok=True)
+        (place / "zone").write_text(f"{zone}\n")
+        started.append(planes.mocker(BUILTIN, "--disaggregation-mode", mode, "--topology-enabled", "--topology-mount-path", str(place), *args))
+        return started[-1].ids[0]
+
+    kvasir, started = planes.frontend("--router-conditional-disagg"), []
+    decode = {zone: worker(zone, "decode") for zone in ("near", "far")}
+    prefill = worker("near", "prefill", "--kv-transfer-domain", "zone", "--kv-transfer-bandwidth", "0")
+    http = kvasir.http
+    until(lambda: set(roles(http)) == {*decode.values(), prefill}, 60, kvasir.log)
+    for number in range(4):
+        text = TEXT.format(f"zone {number}")
+        assert ids(chat(http, text, max_tokens=2)) == (prefill, decode["near"]), kvasir.log()
+        # Its blocks are known to be there once the worker has said so.
+        until(lambda: ids(chat(http, text, max_tokens=2)) == (decode["near"],) * 2, 20, kvasir.log)  # noqa: B023
+    counted = [line for line in http.get("/metrics").text.splitlines() if "prefill_paths_total{" in line]
+    assert any('path="answer"' in line for line in counted) and any('path="short_prompt"' in line for line in counted), counted
+    at_rest(kvasir)
+    for one in (*started, kvasir):
+        assert one.stop() == 0, one.log()
+
+
 def test_the_demo_shows_it_in_one_command():
     demo = Kvasir("demo", "--disagg", "--workers", "2", "--http-host", "127.0.0.1", "--http-port", "0")
     found = demo.wait_for(r"on 1 mock workers that compute prompts and 1 that answer at (http://127\.0\.0\.1:\d+)")

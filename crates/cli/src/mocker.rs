@@ -2,6 +2,7 @@
 
 mod events;
 mod fleet;
+mod topology;
 
 use std::io::Write;
 use std::net::SocketAddr;

@@ -11,13 +11,14 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use kvasir_config::{
-    Command, LogFormat, Origin, PrefillFailure, ReasoningField, Settings, keys, redacted,
+    Command, ConditionalDisagg, DisaggPolicy, LogFormat, Origin, PrefillFailure, ReasoningField,
+    Settings, keys, redacted,
 };
 use kvasir_frontend::{
     ApiKeys, AppOptions, Limits, MigrationOptions, Paths, ServerTls, StreamDispatch, WorkersFile,
 };
 use kvasir_planes::SetupError;
-use kvasir_router::{RouterMode, TwoStepTerms};
+use kvasir_router::{BypassPolicy, BypassTerms, RouterMode, TwoStepTerms};
 use kvasir_telemetry::{Clock, Identity, LogBounds, MetricOptions, ProcessKind, TunedBounds, log};
 use kvasir_text::{FolderError, ModelFolders};
 use kvasir_types::{ApiKey, WorkerRecord};
@@ -194,6 +195,27 @@ fn two_step(settings: &Settings) -> TwoStepTerms {
     }
 }
 
+/// When a prompt goes past the prefill workers.
+fn bypass(settings: &Settings) -> Option<BypassTerms> {
+    if !settings.get(keys::ROUTER_CONDITIONAL_DISAGG) {
+        return None;
+    }
+    let text = settings.get(keys::ROUTER_CONDITIONAL_DISAGG_CONFIG);
+    let config = text.and_then(|text| ConditionalDisagg::from_json(&text));
+    let config = config.unwrap_or_default();
+    Some(BypassTerms {
+        policy: match config.policy {
+            DisaggPolicy::IslBounding => BypassPolicy::IslBounding,
+            DisaggPolicy::PrefillLoad => BypassPolicy::PrefillLoad,
+            DisaggPolicy::IslOrLoad => BypassPolicy::IslOrLoad,
+        },
+        uncached_tokens: config.eff_isl_threshold,
+        uncached_share: config.eff_isl_ratio_threshold,
+        prefill_busy: config.prefill_busy_threshold,
+        decode_busy: config.decode_busy_threshold,
+    })
+}
+
 /// The HTTP side.
 pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
     Ok(AppOptions {
@@ -206,6 +228,7 @@ pub(crate) fn app_options(settings: &Settings) -> Result<AppOptions, Failure> {
             max_seq_len: settings.get(keys::MIGRATION_MAX_SEQ_LEN),
         },
         two_step: two_step(settings),
+        bypass: bypass(settings),
         unknown_fields: match settings.get(keys::IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS) {
             true => kvasir_openai::Unknown::Ignore,
             false => kvasir_openai::Unknown::Refuse,

@@ -89,6 +89,19 @@ pub struct RuntimeConfig {
     pub taints: Vec<String>,
     /// Where decode workers meet a prefill worker.
     pub bootstrap: Option<(String, u16)>,
+    /// Which places the worker is in: a kind of place (`zone`) and its name.
+    pub topology: Vec<(String, String)>,
+    /// Where those are to be that take a prefill worker's prompts over.
+    pub transfer: Option<TransferDomain>,
+}
+
+/// The kind of place that a prompt's two workers are to share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransferDomain {
+    /// Which kind, such as `zone`.
+    pub domain: String,
+    /// By how much workers of the same place are preferred, in thousandths; none: others are not asked.
+    pub preferred: Option<u16>,
 }
 
 /// Ranks of a worker that are believed.
@@ -300,8 +313,34 @@ impl RuntimeConfig {
             enable_eagle: flag("enable_eagle").unwrap_or(false),
             taints: texts(value.get("taints")).collect(),
             bootstrap,
+            topology: topology(value.get("topology_domains")),
+            transfer: TransferDomain::read(value),
         }
     }
+}
+
+/// What a preference weighs that has no weight, and the most that one weighs: all of it.
+const WEIGHT_MAX: u16 = 1000;
+
+impl TransferDomain {
+    fn read(runtime: &Value) -> Option<Self> {
+        let domain = text(runtime.get("kv_transfer_domain"))?;
+        // What is not called a preference is meant.
+        let is_preference = text(runtime.get("kv_transfer_enforcement")) == Some("preferred");
+        let weight = runtime.get("kv_transfer_preferred_weight");
+        let weight = weight.and_then(Value::as_f64);
+        let thousandths = |weight: f64| (weight.clamp(0.0, 1.0) * f64::from(WEIGHT_MAX)) as u16;
+        Some(Self {
+            domain: domain.into(),
+            preferred: is_preference.then(|| weight.map_or(WEIGHT_MAX, thousandths)),
+        })
+    }
+}
+
+fn topology(value: Option<&Value>) -> Vec<(String, String)> {
+    let domains = value.and_then(Value::as_object).into_iter().flatten();
+    let read = |(domain, name): (&String, &Value)| Some((domain.clone(), text(Some(name))?.into()));
+    domains.take(LIST_MAX).filter_map(read).collect()
 }
 
 /// What a worker of ours writes into its card. [`Self::into_card`] makes it.

@@ -13,8 +13,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use kvasir_types::{
-    BootstrapAddress, Capacity, Codec, Device, DpRank, ModelCard, PlaneEndpoint, Role, Transport,
-    WorkerId, WorkerRecord,
+    BootstrapAddress, Capacity, Codec, Device, DpRank, ModelCard, PlaneEndpoint, Role,
+    TransferRule, Transport, WorkerId, WorkerRecord,
 };
 
 use crate::card::{Card, ModelInput, WorkerType};
@@ -451,6 +451,11 @@ fn workers(
     workers
 }
 
+/// The label of workers that are in a place.
+fn topology_taint(domain: &str, name: &str) -> String {
+    format!("dynamo.topology/{domain}={name}")
+}
+
 /// What a frontend is to know of a worker.
 fn record(base: &Candidate<'_>, cards: &[&Candidate<'_>]) -> WorkerRecord {
     let (instance, runtime) = (base.instance, &base.card.runtime);
@@ -491,8 +496,19 @@ fn record(base: &Candidate<'_>, cards: &[&Candidate<'_>]) -> WorkerRecord {
         max_num_batched_tokens: runtime.max_num_batched_tokens,
         max_num_seqs: runtime.max_num_seqs,
     };
-    let taints: BTreeSet<&str> = runtime.taints.iter().map(String::as_str).collect();
+    let places = runtime.topology.iter();
+    let places = places.map(|(domain, name)| topology_taint(domain, name));
+    let taints: BTreeSet<String> = runtime.taints.iter().cloned().chain(places).collect();
     record.taints = taints.into_iter().map(Into::into).collect();
+    record.transfer = runtime.transfer.as_ref().map(|transfer| {
+        let mut places = runtime.topology.iter();
+        let place = places.find(|(domain, _)| *domain == transfer.domain);
+        TransferRule {
+            domain: transfer.domain.as_str().into(),
+            taint: place.map(|(domain, name)| topology_taint(domain, name).into()),
+            preferred: transfer.preferred,
+        }
+    });
     record.bootstrap = runtime
         .bootstrap
         .as_ref()

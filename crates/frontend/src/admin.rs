@@ -80,10 +80,17 @@ fn set_thresholds(app: &App, update: &BusyUpdate) -> Result<BusyThreshold, BusyE
         return Err(BusyError::unknown_model(&update.model));
     };
     if !update.is_read() {
-        model.host.tell(Input::Thresholds(ThresholdUpdate {
-            active_decode_blocks: update.decode_blocks.map(Some),
+        let of_prompts = ThresholdUpdate {
             active_prefill_tokens: update.prefill_tokens.map(Some),
             active_prefill_tokens_frac: update.prefill_tokens_frac.map(Some),
+            ..ThresholdUpdate::default()
+        };
+        if let Some(pool) = app.prefill_pool(&update.model) {
+            pool.host.tell(Input::Thresholds(of_prompts));
+        }
+        model.host.tell(Input::Thresholds(ThresholdUpdate {
+            active_decode_blocks: update.decode_blocks.map(Some),
+            ..of_prompts
         }));
         tracing::info!(model = %model.name, ?update, "busy thresholds changed");
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kvasir_host::HostContext;
 use kvasir_openai::ApiError;
-use kvasir_router::TwoStepTerms;
+use kvasir_router::{BypassTerms, TwoStepTerms};
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, Metrics, Tracer};
 use kvasir_types::WorkerRecord;
@@ -45,6 +45,8 @@ pub struct AppOptions {
     pub migration: MigrationOptions,
     /// When a request is served without a prefill worker, though its model has or had some.
     pub two_step: TwoStepTerms,
+    /// When a prompt goes past the prefill workers (`--router-conditional-disagg`); none: never.
+    pub bypass: Option<BypassTerms>,
     /// Whether requests may carry extensions (`DYN_DISABLE_FRONTEND_NVEXT`).
     pub nvext_enabled: bool,
     /// Whether operators' routes are there (`DYN_DISABLE_FRONTEND_ADMIN_API`).
@@ -101,6 +103,7 @@ impl Default for AppOptions {
             retry_limit: 2,
             migration: MigrationOptions::default(),
             two_step: TwoStepTerms::default(),
+            bypass: None,
             nvext_enabled: true,
             admin_enabled: true,
             admin_apart: false,

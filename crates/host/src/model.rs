@@ -108,6 +108,12 @@ impl Model {
             .is_some_and(|spec| spec.rank_iter().nth(1).is_some())
     }
 
+    /// What is known of a worker.
+    #[must_use]
+    pub fn spec_of(&self, worker: WorkerId) -> Option<WorkerSpec> {
+        self.read().get(&worker).cloned()
+    }
+
     /// How many ranks a worker has; 0 if it is not there.
     #[must_use]
     pub fn ranks_of(&self, worker: WorkerId) -> u32 {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvasir_hash::{BlockHasher, Scope, sequence_hashes};
 use kvasir_index::{Match, Matches};
-use kvasir_router::{Arrival, Lookup, Overlap, PotentialLoad, RouteError};
+use kvasir_router::{Arrival, Lookup, Overlap, Placement, PotentialLoad, RouteError};
 use kvasir_telemetry::observe_ms;
 use kvasir_types::{LocalHash, SequenceHash, Token, WorkerRank};
 
@@ -163,6 +163,19 @@ impl Model {
         self.host
             .potential_loads(isl_tokens, &overlap, &blocks.lookup.sequence, &mut loads);
         loads
+    }
+
+    /// Which rank a prompt would go to now. Nothing is booked, and nothing waits.
+    pub async fn peek(
+        &self,
+        mut arrival: Box<Arrival>,
+        blocks: &PromptBlocks,
+    ) -> Result<Placement, RouteError> {
+        arrival.query_only = true;
+        let overlap = self.host.overlap(blocks);
+        blocks.lookup.arrive(&mut arrival, overlap);
+        let asked = self.host.route(arrival, &blocks.lookup).await?;
+        Ok(asked.placement().clone())
     }
 
     /// Chooses a worker and books it; waits while the router holds the request back. `arrival` is in a box: as a value

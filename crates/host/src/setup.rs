@@ -53,6 +53,7 @@ impl RouterSetup {
         let mut setup = self.clone();
         setup.config.router_role = Role::Prefill;
         setup.config.router_track_active_blocks = false;
+        setup.config.active_decode_blocks_threshold = None;
         setup
     }
 

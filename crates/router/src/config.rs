@@ -34,6 +34,9 @@ pub struct RouterConfig {
     pub router_policy: RouterPolicy,
     /// What part of a request this router places.
     pub router_role: Role,
+    /// Whether decode workers may compute prompts, though there are prefill workers: then what they have cached counts even where
+    /// the prompt comes from elsewhere.
+    pub router_conditional_disagg: bool,
     /// Blocks of cost saved per block held in device memory.
     pub router_kv_overlap_score_credit: f64,
     /// How fast that credit fades on workers with more waiting prompt work than the least loaded one.
@@ -115,6 +118,7 @@ impl Default for RouterConfig {
             router_mode: router::ROUTER_MODE.default,
             router_policy: router::ROUTER_POLICY.default,
             router_role: Role::Aggregated,
+            router_conditional_disagg: false,
             router_kv_overlap_score_credit: router::ROUTER_KV_OVERLAP_SCORE_CREDIT.default,
             router_kv_overlap_score_credit_decay: router::ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY
                 .default,

@@ -2,7 +2,7 @@
 //!
 //! The order is fixed and each way to end with nobody has its own error: model, transport, allow-list, taints, rank bounds,
 //! adapter, earlier failures, then the busy set. A pin is direct dispatch and ignores fault marks. Fault marks
-//! never leave a request without anybody: the least bad worker is tried before it is refused.
+//! never leave a request without anybody, unless its sender can do without: the least bad worker is tried before it is refused.
 
 use kvasir_placement::{Fleet, Member, SlotSet};
 use kvasir_types::{WorkerId, WorkerRank};
@@ -92,7 +92,7 @@ impl EligibleRanks {
         if !arrival.failed.is_empty() {
             set.retain(|slot| !failed(fleet, arrival, slot));
         }
-        if set.is_empty() {
+        if set.is_empty() && !arrival.dispensable {
             self.last_resort = true;
             last_resort(set, fleet, health, arrival);
         }

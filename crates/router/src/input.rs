@@ -122,6 +122,8 @@ pub struct Arrival {
     pub failed: Vec<WorkerId>,
     /// Unless nobody else is left: then the one that failed it longest ago.
     pub again: bool,
+    /// Who sends it can do without: no worker is asked that something speaks against.
+    pub dispensable: bool,
     /// The last of those had begun to answer: another is to go on from there.
     pub resumed: bool,
     /// How the last of those failed.
@@ -152,6 +154,7 @@ impl Arrival {
             policy_class: None,
             failed: Vec::new(),
             again: false,
+            dispensable: false,
             resumed: false,
             last_failure: None,
             silent: false,

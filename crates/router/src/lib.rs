@@ -25,6 +25,7 @@
 
 mod admission;
 mod attempts;
+mod bypass;
 mod config;
 mod decision;
 mod error;
@@ -44,6 +45,7 @@ mod two_step;
 mod what_if;
 
 pub use attempts::{AttemptLimits, Attempts, GiveUp, NextStep, PROGRESS_TOKENS, Phase};
+pub use bypass::{BypassPolicy, BypassReason, BypassTerms, BypassView};
 pub use config::{Role, RouterConfig};
 pub use decision::{Decision, Exclusion, ExclusionReason, Reason};
 pub use error::{LimitKind, RouteError};

@@ -33,7 +33,7 @@ impl RequestSettings {
             track_prefill_tokens: own
                 .track_prefill_tokens
                 .unwrap_or(config.router_track_prefill_tokens),
-            decode_stage: config.router_role == Role::Decode,
+            decode_stage: config.router_role == Role::Decode || config.router_conditional_disagg,
         };
         // The older spelling beats the newer scale, and its 0 also beats the newer credit.
         if let Some(weight) = own.overlap_score_weight {

@@ -106,6 +106,7 @@ impl Shadow {
         let config = RouterConfig {
             kv_cache_block_size: live.kv_cache_block_size,
             router_role: live.router_role,
+            router_conditional_disagg: live.router_conditional_disagg,
             shadow_policy: None,
             ..(*shadow.config).clone()
         };

@@ -430,6 +430,8 @@ metrics! {
         counter speculative_prefills_total = "speculative_prefills_total" ["model", "outcome"];
         /// Answers that broke off and were not continued elsewhere although `--migration-limit` is set, by why.
         counter migration_refused_total = "migration_refused_total" ["model", "reason"];
+        /// Prompts of models that have prefill workers, by who computed them and how: `answer` or `bootstrap` (a prefill worker, handed over so), `whole` (a prefill worker, whose token was all of the answer), `decode_worker` (after a prefill worker failed), `short_prompt` or `prefill_busy` (past the prefill workers).
+        counter prefill_paths_total = "prefill_paths_total" ["model", "path"];
         /// Bytes that the bodies of requests in flight take; bodies up to 64 KiB are not counted.
         gauge http_body_bytes = "http_body_bytes" [];
         /// Requests that reached a limit of the server, by limit.

@@ -37,6 +37,19 @@ pub struct WorkerRecord {
     pub device: Option<Device>,
     /// Where decode workers meet it, if it computes prompts for others and says so.
     pub bootstrap: Option<BootstrapAddress>,
+    /// How near it those are to be that take its prompts over, if it says so.
+    pub transfer: Option<TransferRule>,
+}
+
+/// Which workers a prompt that another has computed may be handed to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransferRule {
+    /// What kind of place they are to share, such as `zone`.
+    pub domain: Arc<str>,
+    /// The label that workers of the same place carry; none if the worker does not say where it is.
+    pub taint: Option<Arc<str>>,
+    /// By how much workers with it are preferred, in thousandths, 1000 at most; none: others are not asked at all.
+    pub preferred: Option<u16>,
 }
 
 impl WorkerRecord {
@@ -56,6 +69,7 @@ impl WorkerRecord {
             taints: Vec::new(),
             device: None,
             bootstrap: None,
+            transfer: None,
         }
     }
 }

@@ -20,7 +20,9 @@ use kvasir_types::{BootstrapAddress, Codec};
 use kvasir_worker::{
     CardRole, EngineFacts, MemberOptions, Membership, RequestServer, card_of_folder,
 };
+use serde_json::Value;
 
+use super::topology;
 use crate::endpoint_meters::EndpointMeters;
 use crate::planes;
 use crate::system_status::{StatusSource, SystemStatus};
@@ -66,8 +68,8 @@ struct CardPlan {
     host: String,
     /// How long handing over a token of a prompt takes.
     per_token: Duration,
-    /// How calls of tools and reasoning are found in the answers: the card's fields and what they say.
-    parsers: Vec<(&'static str, String)>,
+    /// Fields of what the card says of the engine, beside what every card has.
+    runtime: Vec<(&'static str, Value)>,
 }
 
 /// Serves until a signal.
@@ -166,6 +168,8 @@ impl Plan {
         };
         let host = settings.get(keys::TCP_RPC_HOST);
         let host = host.unwrap_or_else(|| local_address().to_string());
+        let mut runtime = topology::fields(settings).await?;
+        runtime.extend(parsers(settings));
         let card_plan = CardPlan {
             folder,
             facts,
@@ -173,7 +177,7 @@ impl Plan {
             bootstrap_port: settings.get(keys::BOOTSTRAP_PORTS),
             host: host.clone(),
             per_token: transfer_time(settings),
-            parsers: parsers(settings),
+            runtime,
         };
         let card = card_plan.card(&door.model, None)?;
         let link = planes::nats_link(settings, tasks)?;
@@ -280,14 +284,14 @@ fn requests_max(settings: &Settings) -> Option<usize> {
 }
 
 /// How calls of tools and reasoning are found in the answers.
-fn parsers(settings: &Settings) -> Vec<(&'static str, String)> {
+fn parsers(settings: &Settings) -> Vec<(&'static str, Value)> {
     let named = [
         ("tool_call_parser", settings.get(keys::DYN_TOOL_CALL_PARSER)),
         ("reasoning_parser", settings.get(keys::DYN_REASONING_PARSER)),
     ];
     let named = named.into_iter();
     named
-        .filter_map(|(field, name)| Some((field, name?)))
+        .filter_map(|(field, name)| Some((field, name?.into())))
         .collect()
 }
 
@@ -307,9 +311,9 @@ impl CardPlan {
         let card = card_of_folder(Path::new(folder), model, &self.facts, &role)
             .map_err(|error| BadConfig(format!("--model-path {folder}: {error}")))?;
         let mut json = card.to_json();
-        for (field, name) in &self.parsers {
+        for (field, value) in &self.runtime {
             if let Some(runtime) = json.get_mut("runtime_config") {
-                runtime[*field] = name.as_str().into();
+                runtime[*field] = value.clone();
             }
         }
         Ok(Card::parse(&json)?)

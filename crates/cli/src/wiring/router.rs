@@ -148,6 +148,7 @@ fn choice_config(settings: &Settings) -> Result<RouterConfig, BadConfig> {
         router_mode: mode_of_models(settings),
         router_policy: settings.get(keys::ROUTER_POLICY),
         router_role: Role::Aggregated,
+        router_conditional_disagg: settings.get(keys::ROUTER_CONDITIONAL_DISAGG),
         router_replica_sync: settings.get(keys::ROUTER_REPLICA_SYNC)
             || crate::planes::is_linked(settings),
         router_kv_overlap_score_credit: settings.get(keys::ROUTER_KV_OVERLAP_SCORE_CREDIT),
@@ -263,13 +264,15 @@ mod tests {
              --active-prefill-tokens-threshold 25 --active-prefill-tokens-threshold-frac 0.26
              --router-session-affinity-ttl-secs 27 --router-max-sessions 28
              --encoder-cuda-to-cpu-ratio 29 --runtime-inhibited-duration-secs 0.30
-             --router-decision-log 31 --router-replica-sync --shared-cache-multiplier 0.32",
+             --router-decision-log 31 --router-replica-sync --shared-cache-multiplier 0.32
+             --router-conditional-disagg",
         );
         let expected = RouterConfig {
             kv_cache_block_size: 16,
             router_mode: RouterMode::Kv,
             router_policy: RouterPolicy::Time,
             router_role: Role::Aggregated,
+            router_conditional_disagg: true,
             router_replica_sync: true,
             router_kv_overlap_score_credit: 0.11,
             router_kv_overlap_score_credit_decay: 0.12,

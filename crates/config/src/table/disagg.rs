@@ -14,7 +14,7 @@ options! { DISAGG_ROWS, Group::Disagg, Scope::SERVE;
     /// Only in the frontend, in `kv` mode, with KV events of decode workers.
     ROUTER_CONDITIONAL_DISAGG: bool = "router-conditional-disagg" =>
         scope(Scope::SERVE.and(Scope::ROUTER)).env(&[var("DYN_ROUTER_CONDITIONAL_DISAGG")])
-        .default("false");
+        .default("false").effective();
 
     /// Conditions for that, as JSON.
     ///
@@ -22,7 +22,7 @@ options! { DISAGG_ROWS, Group::Disagg, Scope::SERVE;
     /// (2048), `eff_isl_ratio_threshold` (0.7), `prefill_busy_threshold`, `decode_busy_threshold`.
     ROUTER_CONDITIONAL_DISAGG_CONFIG: Option<String> = "router-conditional-disagg-config" =>
         scope(Scope::SERVE.and(Scope::ROUTER)).env(&[var("DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG")])
-        .rule(&CONDITIONAL_DISAGG);
+        .rule(&CONDITIONAL_DISAGG).effective();
 
     /// What to do with a request whose prefill worker fails before anything was streamed.
     ROUTER_PREFILL_FAILURE: PrefillFailure = "router-prefill-failure" =>
@@ -57,24 +57,26 @@ options! { DISAGG_ROWS, Group::Disagg, Scope::SERVE;
     KV_BYTES_PER_TOKEN: u64 = "kv-bytes-per-token" =>
         scope(Scope::MOCKER).env(&[var("KVASIR_KV_BYTES_PER_TOKEN")]).default("131072").effective();
 
-    /// Keep KV transfers inside a topology domain.
+    /// Let a mock engine say where it is, with --discovery-backend.
+    ///
+    /// Workers of a place carry the taint `dynamo.topology/DOMAIN=NAME`.
     TOPOLOGY_ENABLED: bool = "topology-enabled" =>
-        scope(Scope::MOCKER).env(&[var("DYN_TOPOLOGY_ENABLED")]).default("false");
+        scope(Scope::MOCKER).env(&[var("DYN_TOPOLOGY_ENABLED")]).default("false").effective();
 
     /// Directory with one file per domain that contains its value.
     TOPOLOGY_MOUNT_PATH: PathBuf = "topology-mount-path" =>
         scope(Scope::MOCKER).env(&[var("DYN_TOPOLOGY_MOUNT_PATH")]).default("/etc/dynamo/topology")
-        .metavar("DIR");
+        .metavar("DIR").effective();
 
-    /// Domain that transfers should stay in.
+    /// Domain that transfers from a mock engine in mode prefill stay in.
     KV_TRANSFER_DOMAIN: Option<String> = "kv-transfer-domain" =>
-        scope(Scope::MOCKER).env(&[var("DYN_KV_TRANSFER_DOMAIN")]).metavar("NAME");
+        scope(Scope::MOCKER).env(&[var("DYN_KV_TRANSFER_DOMAIN")]).metavar("NAME").effective();
 
     /// How strictly they stay in it.
     KV_TRANSFER_ENFORCEMENT: TransferEnforcement = "kv-transfer-enforcement" =>
-        scope(Scope::MOCKER).env(&[var("DYN_KV_TRANSFER_ENFORCEMENT")]).default("required");
+        scope(Scope::MOCKER).env(&[var("DYN_KV_TRANSFER_ENFORCEMENT")]).default("required").effective();
 
-    /// Weight of the domain when it is only preferred.
+    /// Weight of the domain when it is only preferred; without one, 1.
     KV_TRANSFER_PREFERRED_WEIGHT: Option<f64> = "kv-transfer-preferred-weight" =>
-        scope(Scope::MOCKER).env(&[var("DYN_KV_TRANSFER_PREFERRED_WEIGHT")]).floats(0.0, 1.0);
+        scope(Scope::MOCKER).env(&[var("DYN_KV_TRANSFER_PREFERRED_WEIGHT")]).floats(0.0, 1.0).effective();
 }

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use kvasir_host::{ModelEntry, ModelSpec, RouterHost, Routers};
+use kvasir_router::{Input, ThresholdUpdate};
 use kvasir_types::{Role, TransportKind, WorkerId};
 
 use super::Fleet;
@@ -143,8 +144,9 @@ impl Fleet {
             return None;
         }
         let fill = |model: &ServedModel| {
-            if pool == Pool::Answer {
-                model.host.link_sessions(Arc::clone(&self.sessions) as _);
+            match pool {
+                Pool::Answer => model.host.link_sessions(Arc::clone(&self.sessions) as _),
+                Pool::Prefill => self.seed_thresholds(model),
             }
             if beside.is_none_or(|other| !Arc::ptr_eq(&other.host, &model.host)) {
                 let routers: Arc<dyn Routers> = Arc::clone(models) as _;
@@ -184,6 +186,19 @@ impl Fleet {
         };
         let (tools, reasoning) = card.parsers;
         tokens.with_formats(&new.name, tools.as_deref(), reasoning.as_deref())
+    }
+
+    /// A pool of prefill workers that comes late has the thresholds that operators have given its model.
+    fn seed_thresholds(&self, pool: &ServedModel) {
+        let name = model_of_prefill_pool(&pool.name);
+        if let Some(model) = self.context.models.get(name) {
+            let now = model.host.ask(|router| router.thresholds());
+            pool.host.tell(Input::Thresholds(ThresholdUpdate {
+                active_prefill_tokens: Some(now.active_prefill_tokens),
+                active_prefill_tokens_frac: Some(now.active_prefill_tokens_frac),
+                ..ThresholdUpdate::default()
+            }));
+        }
     }
 
     /// Where the models of a pool are listed.

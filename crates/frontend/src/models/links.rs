@@ -12,7 +12,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kvasir_transport::RequestPlane;
 use kvasir_types::{
-    BootstrapAddress, Codec, PlaneEndpoint, Role, TransportKind, WorkerId, WorkerRecord,
+    BootstrapAddress, Codec, PlaneEndpoint, Role, TransferRule, TransportKind, WorkerId,
+    WorkerRecord,
 };
 use kvasir_upstream::Pool;
 
@@ -94,6 +95,7 @@ pub(crate) struct Links {
 struct WorkerPart {
     role: Role,
     bootstrap: Option<BootstrapAddress>,
+    transfer: Option<TransferRule>,
 }
 
 impl Links {
@@ -140,14 +142,24 @@ impl Links {
         parts.get(&worker)?.bootstrap.clone()
     }
 
+    /// Who may take a worker's prompts over, if it says so.
+    pub(crate) fn transfer_rule(&self, worker: WorkerId) -> Option<TransferRule> {
+        let parts = self.parts.read().unwrap_or_else(PoisonError::into_inner);
+        parts.get(&worker)?.transfer.clone()
+    }
+
     /// Notes which part of requests a worker computes.
     pub(crate) fn set_part(&self, record: &WorkerRecord) {
         let mut parts = self.parts.write().unwrap_or_else(PoisonError::into_inner);
         match record.role {
             Role::Aggregated => drop(parts.remove(&record.id)),
             role => {
-                let bootstrap = record.bootstrap.clone();
-                parts.insert(record.id, WorkerPart { role, bootstrap });
+                let part = WorkerPart {
+                    role,
+                    bootstrap: record.bootstrap.clone(),
+                    transfer: record.transfer.clone(),
+                };
+                parts.insert(record.id, part);
             }
         }
         self.settle_parts(&parts);

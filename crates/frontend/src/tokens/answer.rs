@@ -17,7 +17,7 @@ use bytes::{Bytes, BytesMut};
 use kvasir_host::{Booking, UsageReport};
 use kvasir_openai::{
     AnswerHead, AnswerParts, ApiError, Choice, ResponseNvext, StreamWriter, Timing, TokenLogprob,
-    Usage, WorkerIds, write_done, write_llm_metrics, write_unary,
+    Usage, WorkerIds, write_annotation, write_done, write_llm_metrics, write_unary,
 };
 use kvasir_router::Outcome;
 use kvasir_text::Detokenizer;
@@ -33,6 +33,7 @@ use crate::models::prompt;
 use crate::observe::request_record::{RequestRecord, Totals};
 use crate::request::migrate;
 use crate::request::response_extras;
+use crate::tokens::bypass;
 use crate::tokens::job::Job;
 use crate::tokens::lane::{self, Lane};
 use crate::tokens::reading::AnswerReader;
@@ -72,6 +73,8 @@ struct ChoiceStream {
     resume_unrecorded: bool,
     /// How its prompt was computed, if by another worker.
     prefill: Option<PrefillSummary>,
+    /// The prompt went past the workers for prompts.
+    bypassed: bool,
     /// One worker had the prompt and nothing else: what it found cached can be compared with what was expected.
     is_whole: bool,
     prompt_tokens: u32,
@@ -332,6 +335,7 @@ impl ChoiceStream {
             hit_rate: lane.hit_rate,
             cached_tokens: lane.prefill.and_then(|prefill| prefill.cached_tokens),
             prefill: lane.prefill,
+            bypassed: lane.bypassed,
             generated: 0,
             dispatched: lane.dispatched,
             first_token: lane.first_token,
@@ -581,6 +585,10 @@ impl StreamedAnswer {
         self.begun = true;
         let job = &self.answer.job;
         let tokens = job.prompt_of(0).map(|tokens| &**tokens);
+        if self.answer.lanes.iter().any(|lane| lane.bypassed) && job.nvext.wants(bypass::ANNOTATION)
+        {
+            write_annotation(&mut self.buffer, bypass::ANNOTATION, "true");
+        }
         let notes = response_extras::notes(&job.nvext, job.shown, tokens, job.formatted.as_deref());
         self.buffer.extend_from_slice(&notes);
     }

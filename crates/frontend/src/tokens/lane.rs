@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use kvasir_host::Booking;
+use kvasir_host::{Booking, PromptBlocks};
 use kvasir_openai::ApiError;
-use kvasir_router::{Attempts, NextStep};
+use kvasir_router::{Attempts, NextStep, Pin};
 use kvasir_transport::{PlaneError, TokenStream};
 use kvasir_types::{
     RequestId, Sampling, Time, Token, TokenItem, TokenRequest, TransportKind, WorkerRank,
@@ -19,6 +19,7 @@ use crate::models::ServedModel;
 use crate::request::ask;
 use crate::request::migrate::Migration;
 use crate::request::route_error;
+use crate::tokens::bypass;
 use crate::tokens::job::Job;
 use crate::tokens::two_step::{self, PrefillSummary, Transfer};
 
@@ -43,6 +44,8 @@ pub(crate) struct Lane {
     pub(crate) attempts: Attempts,
     /// How its prompt was computed, if by another worker.
     pub(crate) prefill: Option<PrefillSummary>,
+    /// It was computed by who answers, though there are workers for prompts.
+    pub(crate) bypassed: bool,
 }
 
 /// An answer that broke off.
@@ -100,7 +103,9 @@ pub(crate) async fn resume(
         job: Arc::clone(job),
         tokens: broken.tokens,
         sampling,
+        blocks: None,
         transfer: None,
+        bypass: None,
         sent_as: None,
     };
     two_step::run(attempt, broken.id, broken.attempts, Some(migration)).await
@@ -114,8 +119,12 @@ pub(crate) struct TokenAttempt {
     /// The prompt, and what has been answered of it.
     tokens: Arc<[Token]>,
     sampling: Sampling,
+    /// Names of its blocks, once they were asked for.
+    blocks: Option<PromptBlocks>,
     /// Where the prompt is, if another worker has it.
     transfer: Option<Transfer>,
+    /// Who computes prompt and answer, past the workers for prompts.
+    bypass: Option<WorkerRank>,
     /// What workers call it, if not by the request's id.
     sent_as: Option<RequestId>,
 }
@@ -127,8 +136,18 @@ impl TokenAttempt {
             job: Arc::clone(job),
             tokens: Arc::clone(prompt),
             sampling: job.sampling(prompt.len()),
+            blocks: None,
             transfer: None,
+            bypass: None,
             sent_as: None,
+        }
+    }
+
+    /// The same, past the workers for prompts.
+    pub(crate) fn bypassing(&self, target: WorkerRank) -> Self {
+        Self {
+            bypass: Some(target),
+            ..self.clone()
         }
     }
 
@@ -152,6 +171,25 @@ impl TokenAttempt {
         &self.tokens
     }
 
+    /// Names of the blocks, which are made once.
+    pub(crate) fn blocks(&mut self) -> PromptBlocks {
+        let (job, tokens) = (&self.job, &self.tokens);
+        let salt = job.salt().unwrap_or_default();
+        let made = || job.model.name_blocks(tokens, salt);
+        self.blocks.get_or_insert_with(made).clone()
+    }
+
+    /// The same as another pool of the model's workers counts them.
+    pub(crate) fn blocks_in(&mut self, pool: &ServedModel) -> PromptBlocks {
+        match pool.block_size == self.job.model.block_size {
+            true => self.blocks(),
+            false => {
+                let salt = self.job.salt().unwrap_or_default();
+                pool.name_blocks(&self.tokens, salt)
+            }
+        }
+    }
+
     /// Another worker has the prompt.
     pub(crate) fn set_transfer(&mut self, transfer: Transfer) {
         self.transfer = Some(transfer);
@@ -171,12 +209,19 @@ impl TokenAttempt {
         prefill: Option<PrefillSummary>,
     ) -> Result<Lane, ApiError> {
         let (app, job) = (Arc::clone(&self.app), Arc::clone(&self.job));
-        let salt = job.salt().unwrap_or_default();
-        let blocks = job.model.name_blocks(&self.tokens, salt);
+        let blocks = self.blocks();
         let mut arrival = ask::arrival(id, self.tokens.len(), &job.nvext, &job.headers);
         arrival.constraints.transport = Some(TransportKind::Plane);
-        if self.transfer.is_some() {
-            two_step::decode_overrides(&mut arrival.overrides);
+        if let Some(transfer) = &self.transfer {
+            let keeps_credit = app.options().bypass.is_some();
+            two_step::decode_overrides(&mut arrival.overrides, keeps_credit);
+            transfer.constrain(&mut arrival.constraints);
+        }
+        if let Some(target) = self.bypass {
+            arrival.pin = Pin {
+                worker: Some(target.worker),
+                rank: Some(target.rank),
+            };
         }
         let unplaced = UnplacedRequest {
             app: &app,
@@ -189,7 +234,11 @@ impl TokenAttempt {
         attempts.end_transfer();
         let tokens = self.tokens.len();
         let lane = lane(&app, &job.model, booking, answer, tokens, attempts);
-        Ok(Lane { prefill, ..lane })
+        Ok(Lane {
+            prefill,
+            bypassed: self.bypass.is_some(),
+            ..lane
+        })
     }
 
     /// What a worker is sent.
@@ -201,6 +250,12 @@ impl TokenAttempt {
             context.prefill = Some(transfer.prefill);
             context.bootstrap.clone_from(&transfer.bootstrap);
             context.prefill_result.clone_from(&transfer.result);
+        }
+        context
+            .annotations
+            .retain(|name| **name != *bypass::ANNOTATION);
+        if self.bypass.is_some() {
+            context.annotations.push(bypass::ANNOTATION.into());
         }
         TokenRequest {
             id: self.sent_as.unwrap_or(booking.placement().id),
@@ -304,6 +359,7 @@ fn lane(
         first_token,
         attempts,
         prefill: None,
+        bypassed: false,
     }
 }
 

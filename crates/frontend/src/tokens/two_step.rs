@@ -7,106 +7,42 @@
 //! stopped when that one is given up; a prompt that was computed is fetched by a decode worker even if the client has left, since
 //! only that frees it.
 
+mod prefill;
+mod transfer;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kvasir_host::{Booking, UsageReport};
 use kvasir_openai::ApiError;
 use kvasir_router::{
-    Attempts, DecodeMode, Handoff, Leg, NextStep, Outcome, Overrides, Pin, PoolState, PrefillEnd,
-    Trouble, TwoStep, TwoStepAction, TwoStepFailure, TwoStepInput,
+    Attempts, DecodeMode, Handoff, Leg, Outcome, Pin, PoolState, PrefillEnd, Trouble, TwoStep,
+    TwoStepAction, TwoStepFailure, TwoStepInput,
 };
-use kvasir_transport::{PlaneError, TokenStream, token_stream};
-use kvasir_types::{
-    AttemptError as _, BootstrapAddress, BootstrapRoom, DpRank, FailureCause, FinishReason,
-    PrefillResult, RequestId, Time, TokenItem, TransportKind, WorkerId, WorkerRank,
-};
+use kvasir_transport::token_stream;
+use kvasir_types::{DpRank, RequestId, TransferRule, TransportKind, WorkerId};
 use tokio::sync::oneshot;
 
+use prefill::{PrefillAnswer, PrefillAttempt, RunningPrefill, drain};
+use transfer::bootstrap_in;
+pub(crate) use transfer::{PrefillSummary, Transfer, decode_overrides};
+
 use crate::App;
-use crate::attempts::{self, OpenAttempt, UnplacedRequest};
+use crate::attempts::{self, UnplacedRequest};
 use crate::models::ServedModel;
 use crate::request::ask;
 use crate::request::migrate::Migration;
+use crate::tokens::bypass;
 use crate::tokens::job::Job;
-use crate::tokens::lane::{self, Lane, TokenAttempt};
-
-/// Where a prompt is that another worker has computed, or computes.
-#[derive(Clone, Debug)]
-pub(crate) struct Transfer {
-    /// Who.
-    pub(crate) prefill: WorkerRank,
-    /// Where the two meet.
-    pub(crate) bootstrap: Option<BootstrapRoom>,
-    /// What it said.
-    pub(crate) result: Option<PrefillResult>,
-}
-
-/// How the prompt was computed, as clients are told.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PrefillSummary {
-    /// Who computed it.
-    pub(crate) target: WorkerRank,
-    /// When it was asked.
-    pub(crate) dispatched: Time,
-    /// When it had answered; none if both workers were asked at once.
-    pub(crate) ended: Option<Time>,
-    /// Share of the prompt's blocks that it was expected to hold.
-    pub(crate) hit_rate: f64,
-    /// Tokens of the prompt that it found in its cache, where it says so.
-    pub(crate) cached_tokens: Option<u32>,
-}
-
-/// What prefill workers of a pool said, or where they are met.
-enum PrefillAnswer {
-    /// It has ended.
-    Ended {
-        end: PrefillEnd,
-        item: Box<TokenItem>,
-        result: Option<PrefillResult>,
-    },
-    /// It was asked, and is to be met there.
-    Meeting {
-        stream: TokenStream,
-        room: BootstrapRoom,
-    },
-}
+use crate::tokens::lane::{Lane, TokenAttempt};
 
 /// A prefill leg that was opened.
 struct PrefillLeg {
     booking: Booking,
     answer: PrefillAnswer,
     summary: PrefillSummary,
-}
-
-/// A prefill that runs beside its decode worker. Dropped before [`Self::detach`], it is stopped.
-struct RunningPrefill {
-    stop: Option<oneshot::Sender<()>>,
-    /// Told when it fails.
-    failed: oneshot::Receiver<Trouble>,
-}
-
-impl RunningPrefill {
-    /// The decode worker has it: the rest of its stream is read without anybody waiting for it.
-    fn detach(mut self) {
-        self.stop = None;
-    }
-
-    /// Waits until it fails; for ever if it ends well.
-    async fn failure(&mut self) -> Trouble {
-        match (&mut self.failed).await {
-            Ok(trouble) => trouble,
-            Err(_) => std::future::pending().await,
-        }
-    }
-}
-
-impl Drop for RunningPrefill {
-    fn drop(&mut self) {
-        if let Some(stop) = self.stop.take() {
-            let _ = stop.send(());
-        }
-    }
+    /// Who may take the prompt over.
+    rule: Option<TransferRule>,
 }
 
 /// One request on its way.
@@ -126,12 +62,12 @@ struct Driver {
 
 /// Starts an answer over a prefill and a decode worker, or over one that does both.
 pub(crate) async fn run(
-    attempt: TokenAttempt,
+    mut attempt: TokenAttempt,
     id: RequestId,
     attempts: Attempts,
-    mut migration: Option<Migration>,
+    migration: Option<Migration>,
 ) -> Result<Lane, ApiError> {
-    let (app, job) = (Arc::clone(attempt.app()), Arc::clone(attempt.job()));
+    let (app, job) = (attempt.app(), attempt.job());
     let pool = app.prefill_pool(&job.model.name);
     let terms = app.options().two_step;
     let state = match &pool {
@@ -139,10 +75,30 @@ pub(crate) async fn run(
         None => PoolState::Pending,
     };
     if state != PoolState::Active && (terms.serves_alone || !job.model.links().has_decode()) {
-        let mut attempt = attempt;
         return attempt.run(id, attempts, migration, None).await;
     }
-    let (mut request, first) = TwoStep::start(terms, state);
+    // In a box: most requests need no second worker.
+    Box::pin(run_both(attempt, id, attempts, migration, pool, state)).await
+}
+
+/// The same where there are prefill workers, or have to be.
+async fn run_both(
+    mut attempt: TokenAttempt,
+    id: RequestId,
+    attempts: Attempts,
+    mut migration: Option<Migration>,
+    pool: Option<Arc<ServedModel>>,
+    state: PoolState,
+) -> Result<Lane, ApiError> {
+    if state == PoolState::Active
+        && migration.is_none()
+        && let Some(pool) = &pool
+        && let Some(lane) = bypass::run(&mut attempt, pool, id).await
+    {
+        return lane;
+    }
+    let (app, job) = (Arc::clone(attempt.app()), Arc::clone(attempt.job()));
+    let (mut request, first) = TwoStep::start(app.options().two_step, state);
     let mut driver = Driver {
         error: ApiError::unavailable(),
         attempt,
@@ -162,7 +118,11 @@ pub(crate) async fn run(
             TwoStepAction::SendPrefill => driver.prefill_sent(),
             TwoStepAction::Decode(mode) => {
                 match driver.decode(mode, &attempts, migration.take()).await {
-                    Ok(lane) => return Ok(lane),
+                    Ok(lane) => {
+                        let path = path_of(mode);
+                        count_path(&driver.app, &driver.job.model.name, path);
+                        return Ok(lane);
+                    }
                     Err(told) => Some(told),
                 }
             }
@@ -172,7 +132,10 @@ pub(crate) async fn run(
             }
             // Its bookings ended with its attempts, and this future is the client's.
             TwoStepAction::End(Leg::Decode) | TwoStepAction::Detach => None,
-            TwoStepAction::AnswerPrefill => return driver.answer_prefill(attempts),
+            TwoStepAction::AnswerPrefill => {
+                count_path(&driver.app, &driver.job.model.name, "whole");
+                return driver.answer_prefill(attempts);
+            }
             TwoStepAction::Fail(why) => return Err(driver.failure(why)),
         };
         if let Some(told) = told {
@@ -190,8 +153,8 @@ impl Driver {
         let Some(pool) = self.pool.clone() else {
             return TwoStepInput::PrefillRefused(Trouble::Failed);
         };
+        let blocks = self.attempt.blocks_in(&pool);
         let (job, tokens) = (&self.job, self.attempt.tokens());
-        let blocks = pool.name_blocks(tokens, job.salt().unwrap_or_default());
         let mut arrival = ask::arrival(self.id, tokens.len(), &job.nvext, &job.headers);
         arrival.constraints.transport = Some(TransportKind::Plane);
         arrival.pin = Pin {
@@ -204,10 +167,14 @@ impl Driver {
             pool: &pool,
             attempt: &self.attempt,
             dispatched: self.app.clock().now(),
+            rule: None,
+            is_placeless: false,
         };
         let mut attempts = Attempts::new(attempts::limits(&self.app, &pool), true);
         if self.app.options().two_step.falls_back {
+            // Who answers can compute the prompt, too: nobody is asked who has just failed.
             attempts.ask_once_each();
+            arrival.dispensable = true;
         }
         let unplaced = UnplacedRequest {
             app: &self.app,
@@ -217,9 +184,13 @@ impl Driver {
             migration: None,
         };
         let opened = attempts::run(unplaced, &mut attempts, &mut opener).await;
-        let dispatched = opener.dispatched;
+        let (dispatched, rule) = (opener.dispatched, opener.rule.take());
         let (mut booking, answer) = match opened {
             Ok(opened) => opened,
+            Err(_) if opener.is_placeless => {
+                self.error = ApiError::unavailable();
+                return TwoStepInput::PrefillRefused(Trouble::Constraint);
+            }
             Err(error) => return TwoStepInput::PrefillRefused(self.note(error, Leg::Prefill)),
         };
         let now = self.app.clock().now();
@@ -253,6 +224,7 @@ impl Driver {
             booking,
             answer,
             summary,
+            rule,
         });
         TwoStepInput::PrefillBooked(handoff)
     }
@@ -271,6 +243,7 @@ impl Driver {
                     // What has a meeting in it is that meeting.
                     result: result.filter(|_| bootstrap.is_none()),
                     bootstrap,
+                    rule: leg.rule.clone(),
                 });
                 let answer = PrefillAnswer::Ended {
                     end,
@@ -285,6 +258,7 @@ impl Driver {
                     prefill: target,
                     bootstrap: Some(room),
                     result: None,
+                    rule: leg.rule,
                 });
                 let prompt = u32::try_from(self.attempt.tokens().len()).unwrap_or(u32::MAX);
                 let (stop, stopped) = oneshot::channel();
@@ -374,6 +348,7 @@ impl Driver {
             first_token: self.app.clock().now(),
             attempts,
             prefill: None,
+            bypassed: false,
             booking: leg.booking,
         })
     }
@@ -397,199 +372,17 @@ impl Driver {
     }
 }
 
-/// An attempt at a prefill worker.
-struct PrefillAttempt<'a> {
-    app: &'a Arc<App>,
-    pool: &'a Arc<ServedModel>,
-    attempt: &'a TokenAttempt,
-    /// When the last of them was asked.
-    dispatched: Time,
-}
-
-impl OpenAttempt for PrefillAttempt<'_> {
-    type Answer = PrefillAnswer;
-    type Error = PlaneError;
-
-    async fn open(&mut self, booking: &Booking, _: &Attempts) -> Result<PrefillAnswer, PlaneError> {
-        let target = booking.target();
-        let room = self.room(target);
-        let mut request = self.attempt.request(booking);
-        request.sampling.max_tokens = 1;
-        request.sampling.min_tokens = request.sampling.min_tokens.min(1);
-        request.context.pinned = None;
-        request.context.prefill = Some(target);
-        request.context.bootstrap = room.clone();
-        self.dispatched = self.app.clock().now();
-        self.pool.placements.dispatched();
-        let plane = self.pool.links().plane(target.worker);
-        let plane = plane.ok_or(PlaneError::Gone(target.worker))?;
-        let mut stream = plane.send(target.worker, request).await?;
-        if let Some(room) = room {
-            return Ok(PrefillAnswer::Meeting { stream, room });
-        }
-        let mut whole = TokenItem::default();
-        while let Some(item) = stream.next().await {
-            let item = item?;
-            if whole.tokens.is_empty() {
-                booking.first_token();
-            }
-            add(&mut whole, item);
-            if whole.finish.is_some() {
-                break;
-            }
-        }
-        let Some(finish) = whole.finish else {
-            return Err(PlaneError::Disconnected(target.worker));
-        };
-        let result = whole
-            .disaggregated_params
-            .take()
-            .map(|params| PrefillResult {
-                disaggregated_params: params,
-                cached_tokens: whole.cached_tokens,
-            });
-        let end = match (finish, &result) {
-            (FinishReason::Stop, _) => PrefillEnd::Terminal,
-            (_, Some(_)) => PrefillEnd::Ready,
-            (_, None) => {
-                tracing::warn!(worker = %target, "a prefill worker does not say where the prompt is");
-                PrefillEnd::NoTransfer
-            }
-        };
-        Ok(PrefillAnswer::Ended {
-            end,
-            item: Box::new(whole),
-            result,
-        })
-    }
-
-    fn client_error(&self, error: &PlaneError, _: NextStep) -> ApiError {
-        lane::client_error(self.app, error)
+/// How the prompt came to be computed, as series name it.
+fn path_of(mode: DecodeMode) -> &'static str {
+    match mode {
+        DecodeMode::Alone => "decode_worker",
+        DecodeMode::Transferred(Handoff::Answer) => "answer",
+        DecodeMode::Transferred(Handoff::Bootstrap) => "bootstrap",
     }
 }
 
-impl PrefillAttempt<'_> {
-    /// Where a decode worker meets this one for the request, if it says where it is met. The rank of the prompt follows from the
-    /// number of the room.
-    fn room(&self, target: WorkerRank) -> Option<BootstrapRoom> {
-        let address = self.pool.links().bootstrap(target.worker)?;
-        let ranks = u64::from(self.pool.ranks_of(target.worker).max(1));
-        let observer = self.app.observer();
-        let drawn = (observer.new_request_id().0 >> 65) as u64;
-        let room = (drawn / ranks).max(1) * ranks + u64::from(target.rank.0) % ranks;
-        Some(BootstrapRoom {
-            address,
-            room,
-            handoff: Some(observer.new_request_id().0),
-        })
-    }
-}
-
-/// Puts the next item behind what has come.
-fn add(whole: &mut TokenItem, item: TokenItem) {
-    whole.tokens.extend(item.tokens);
-    whole.logprobs.extend(item.logprobs);
-    whole.cached_tokens = whole.cached_tokens.or(item.cached_tokens);
-    if item.disaggregated_params.is_some() {
-        whole.disaggregated_params = item.disaggregated_params;
-    }
-    whole.finish = item.finish;
-}
-
-/// Reads a prefill's stream to its end; its booking ends with it. Ends early if it is to stop.
-async fn drain(
-    mut booking: Booking,
-    mut stream: TokenStream,
-    prompt: u32,
-    stopped: oneshot::Receiver<()>,
-    failed: oneshot::Sender<Trouble>,
-) {
-    let read = async {
-        let mut whole = TokenItem::default();
-        while let Some(item) = stream.next().await {
-            let item = item?;
-            if whole.tokens.is_empty() {
-                booking.first_token();
-            }
-            add(&mut whole, item);
-            if whole.finish.is_some() {
-                return Ok(whole);
-            }
-        }
-        Err(PlaneError::Disconnected(booking.target().worker))
-    };
-    let stop = async {
-        if stopped.await.is_err() {
-            std::future::pending().await
-        }
-    };
-    let ended = tokio::select! {
-        ended = read => ended,
-        () = stop => return,
-    };
-    match ended {
-        Ok(whole) => {
-            booking.reported(UsageReport {
-                prompt,
-                cached: whole.cached_tokens,
-                output: 1,
-            });
-            booking.finish(Outcome::Completed { output_tokens: 1 });
-        }
-        Err(error) => {
-            tracing::warn!(worker = %booking.target(), %error, "prefill failed beside its decode worker");
-            let cause = error.failure_cause();
-            booking.finish(Outcome::of_failure(cause));
-            let trouble = match cause {
-                FailureCause::Overloaded => Trouble::Overloaded,
-                _ => Trouble::Failed,
-            };
-            let _ = failed.send(trouble);
-        }
-    }
-}
-
-/// The meeting that an engine puts into what it says of its memory, if it does.
-fn bootstrap_in(disaggregated_params: &str) -> Option<BootstrapRoom> {
-    let params: serde_json::Value = serde_json::from_str(disaggregated_params).ok()?;
-    let port = params.get("bootstrap_port")?.as_u64()?;
-    Some(BootstrapRoom {
-        address: BootstrapAddress {
-            host: params.get("bootstrap_host")?.as_str()?.into(),
-            port: u16::try_from(port).ok()?,
-        },
-        room: params.get("bootstrap_room")?.as_u64()?,
-        handoff: None,
-    })
-}
-
-/// How the router is to place an answer whose prompt comes from elsewhere: what its worker has cached saves nothing, and there is
-/// no prompt to compute.
-pub(crate) fn decode_overrides(overrides: &mut Overrides) {
-    overrides.overlap_score_credit = Some(0.0);
-    overrides.overlap_score_weight = None;
-    overrides.assume_kv_reuse = Some(false);
-    overrides.track_prefill_tokens = Some(false);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_meeting_is_found_in_what_an_engine_says() {
-        let said = r#"{"bootstrap_host":"h","bootstrap_port":8998,"bootstrap_room":7,"x":[1]}"#;
-        let room = bootstrap_in(said).unwrap();
-        assert_eq!((&*room.address.host, room.address.port), ("h", 8998));
-        assert_eq!((room.room, room.handoff), (7, None));
-        for other in [
-            r#""dummy""#,
-            "{",
-            "null",
-            r#"{"bootstrap_host":"h"}"#,
-            r#"{"bootstrap_host":"h","bootstrap_port":70000,"bootstrap_room":1}"#,
-        ] {
-            assert_eq!(bootstrap_in(other), None, "{other}");
-        }
-    }
+/// Counts a prompt of a model that has prefill workers.
+pub(super) fn count_path(app: &App, model: &str, path: &str) {
+    let paths = &app.metrics().prefill_paths_total;
+    paths.with_label_values(&[model, path]).inc();
 }

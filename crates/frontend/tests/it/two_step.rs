@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use kvasir_frontend::{AppOptions, MigrationOptions, ServedModel, SourceName, WorkerSource};
-use kvasir_router::{RouterMode, TwoStepTerms};
+use kvasir_router::{BypassPolicy, BypassTerms, RouterMode, TwoStepTerms};
 use kvasir_text::{ModelFolders, TextModel};
 use kvasir_transport::{Call, MemoryPlane, PlaneError, WorkerInbox};
 use kvasir_types::{
     BootstrapAddress, EventFeed, FinishReason, ModelCard, PlaneEndpoint, Role, TokenItem,
-    Transport, WorkerId, WorkerRank, WorkerRecord,
+    TransferRule, Transport, WorkerId, WorkerRank, WorkerRecord,
 };
 use serde_json::{Value, json};
 
@@ -58,17 +58,40 @@ impl Split {
     }
 
     async fn with(two_step: TwoStepTerms) -> Self {
+        Self::with_options(AppOptions {
+            two_step,
+            ..AppOptions::default()
+        })
+        .await
+    }
+
+    /// One whose prompts go past the prefill workers on these terms.
+    async fn with_bypass(policy: BypassPolicy) -> Self {
+        Self::with_options(AppOptions {
+            bypass: Some(BypassTerms {
+                policy,
+                uncached_tokens: u64::MAX,
+                uncached_share: 2.0,
+                // One token of a batch of unknown size.
+                prefill_busy: Some(1e-7),
+                decode_busy: None,
+            }),
+            ..AppOptions::default()
+        })
+        .await
+    }
+
+    async fn with_options(options: AppOptions) -> Self {
         let plane = MemoryPlane::new();
         let shared = Arc::new(plane.clone());
         let folders = ModelFolders::load(Some(MODEL)).unwrap();
         let mut setup = Setup::in_mode(RouterMode::Kv);
         setup.options = AppOptions {
-            two_step,
             migration: MigrationOptions {
                 limit: 3,
                 ..MigrationOptions::default()
             },
-            ..AppOptions::default()
+            ..options
         };
         let rig = Rig::with_fleet(0, setup, |fleet| {
             let connect = Arc::new(move |_: WorkerId, _: &PlaneEndpoint| Ok(shared.clone() as _));
@@ -86,17 +109,25 @@ impl Split {
     }
 
     async fn decode_as(&self, id: u64) -> WorkerInbox {
-        let inbox = self.plane.join(WorkerId(id));
+        self.decode_of(record(id, Role::Decode, false)).await
+    }
+
+    async fn decode_of(&self, record: WorkerRecord) -> WorkerInbox {
+        let inbox = self.plane.join(record.id);
         let before = self.rig.app.models().get("m");
         let before = before.map_or(0, |model| model.specs().len());
-        self.source.join(record(id, Role::Decode, false)).unwrap();
+        self.source.join(record).unwrap();
         self.rig.joined(before + 1).await;
         inbox
     }
 
     async fn prefill(&self, bootstrap: bool) -> WorkerInbox {
-        let inbox = self.plane.join(WorkerId(PREFILL));
         let record = record(PREFILL, Role::Prefill, bootstrap);
+        self.prefill_of(record).await
+    }
+
+    async fn prefill_of(&self, record: WorkerRecord) -> WorkerInbox {
+        let inbox = self.plane.join(record.id);
         self.source.join(record).unwrap();
         until("the pool is there", || self.pool_workers() == 1).await;
         inbox
@@ -338,25 +369,33 @@ async fn a_meeting_that_one_does_not_come_to_is_left() {
     split.at_rest().await;
 }
 
+/// Whether or not the worker of the prompt is still there.
 #[tokio::test]
 async fn a_transfer_is_not_used_twice() {
-    let split = Split::new().await;
-    let (mut prefill, mut decode) = (split.prefill(false).await, split.decode().await);
-    let mut client = split.ask().await;
-    let call = next(&mut prefill).await;
-    prefilled(&call, Some(PARAMS), FinishReason::Length);
-    let first = next(&mut decode).await;
-    assert!(first.request.context.prefill_result.is_some());
-    first
-        .reply
-        .fail(PlaneError::Engine("no such blocks".into()));
-    let second = next(&mut decode).await;
-    assert_eq!(second.request.context.prefill_result, None);
-    // A worker that has not forgotten the first would refuse a second of its name.
-    assert_ne!(second.request.id, first.request.id);
-    answer(&second);
-    assert_eq!(content(&got(&mut client).await), "yes");
-    split.at_rest().await;
+    for dies in [false, true] {
+        let split = Split::new().await;
+        let (mut prefill, mut decode) = (split.prefill(false).await, split.decode().await);
+        let mut client = split.ask().await;
+        let call = next(&mut prefill).await;
+        prefilled(&call, Some(PARAMS), FinishReason::Length);
+        if dies {
+            drop((call, prefill));
+            split.source.leave(WorkerId(PREFILL));
+            until("the pool is gone", || split.pool_workers() == 0).await;
+        }
+        let first = next(&mut decode).await;
+        assert!(first.request.context.prefill_result.is_some());
+        first
+            .reply
+            .fail(PlaneError::Engine("no such blocks".into()));
+        let second = next(&mut decode).await;
+        assert_eq!(second.request.context.prefill_result, None);
+        // A worker that has not forgotten the first would refuse a second of its name.
+        assert_ne!(second.request.id, first.request.id);
+        answer(&second);
+        assert_eq!(content(&got(&mut client).await), "yes");
+        split.at_rest().await;
+    }
 }
 
 #[tokio::test]
@@ -435,5 +474,200 @@ async fn an_answer_that_breaks_off_goes_on_over_both_workers() {
         "{}",
         answer.text()
     );
+    split.at_rest().await;
+}
+
+const NOTE: &str = "x-bypass-remote-prefill";
+
+/// A streamed request whose client wants to know of a bypass.
+fn ask_note() -> String {
+    let nvext = format!(r#""nvext":{{"annotations":["{NOTE}"]}}"#);
+    format!(
+        r#"{{"model":"m","messages":[{{"role":"user","content":"hi"}}],"max_tokens":4,"stream":true,{nvext}}}"#
+    )
+}
+
+fn notes(call: &Call) -> Vec<&str> {
+    let notes = call.request.context.annotations.iter();
+    notes.map(|note| &**note).collect()
+}
+
+#[tokio::test]
+async fn a_short_prompt_goes_past_the_prefill_workers() {
+    let split = Split::with_bypass(BypassPolicy::IslBounding).await;
+    let (mut prefill, mut decode) = (split.prefill(false).await, split.decode().await);
+    let mut client = split.ask_for(&ask_note()).await;
+    let call = next(&mut decode).await;
+    assert_eq!(notes(&call), [NOTE]);
+    assert_eq!(call.request.context.prefill, None);
+    answer(&call);
+    let told = got(&mut client).await;
+    let told = told.text();
+    let first = told.lines().next().unwrap();
+    assert_eq!(first, format!("event: {NOTE}"), "{told}");
+    assert!(prefill.try_next().is_none());
+    split.at_rest().await;
+    // One that fails there takes the usual way.
+    let mut client = split.ask().await;
+    let call = next(&mut decode).await;
+    call.reply.fail(PlaneError::Overloaded(WorkerId(DECODE)));
+    let call = next(&mut prefill).await;
+    prefilled(&call, Some(PARAMS), FinishReason::Length);
+    let call = next(&mut decode).await;
+    assert!(call.request.context.prefill_result.is_some() && notes(&call).is_empty());
+    answer(&call);
+    assert_eq!(content(&got(&mut client).await), "yes");
+    split.at_rest().await;
+    // One whose client names a prefill worker goes there.
+    let pinned = ASK.replace(
+        "\"nvext\":{",
+        &format!("\"nvext\":{{\"prefill_worker_id\":{PREFILL},"),
+    );
+    let mut client = split.ask_for(&pinned).await;
+    let call = next(&mut prefill).await;
+    prefilled(&call, Some(PARAMS), FinishReason::Length);
+    answer(&next(&mut decode).await);
+    assert_eq!(content(&got(&mut client).await), "yes");
+    split.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_prompt_goes_past_prefill_workers_that_have_much_to_do() {
+    let split = Split::with_bypass(BypassPolicy::PrefillLoad).await;
+    let (mut prefill, mut decode) = (split.prefill(false).await, split.decode().await);
+    // A client cannot say that its request is one.
+    let mut first = split.ask_for(&ask_note()).await;
+    let computing = next(&mut prefill).await;
+    assert!(notes(&computing).is_empty());
+    let mut second = split.ask().await;
+    answer(&next(&mut decode).await);
+    assert_eq!(content(&got(&mut second).await), "yes");
+    prefilled(&computing, Some(PARAMS), FinishReason::Length);
+    answer(&next(&mut decode).await);
+    let told = got(&mut first).await;
+    assert!(!told.text().contains(NOTE), "{}", told.text());
+    split.at_rest().await;
+}
+
+fn place(name: &str) -> Arc<str> {
+    format!("dynamo.topology/zone={name}").into()
+}
+
+/// A decode worker in each of two zones, and a prefill worker in the second.
+async fn in_zones(preferred: Option<u16>) -> (Split, WorkerInbox, [WorkerInbox; 2]) {
+    let split = Split::new().await;
+    let mut decode = Vec::new();
+    for (id, zone) in [(DECODE, "a"), (DECODE + 1, "b")] {
+        let mut record = record(id, Role::Decode, false);
+        record.taints = vec![place(zone)];
+        decode.push(split.decode_of(record).await);
+    }
+    let mut record = record(PREFILL, Role::Prefill, false);
+    record.transfer = Some(TransferRule {
+        domain: "zone".into(),
+        taint: Some(place("b")),
+        preferred,
+    });
+    let prefill = split.prefill_of(record).await;
+    let Ok(decode) = decode.try_into() else {
+        panic!("there are two")
+    };
+    (split, prefill, decode)
+}
+
+#[tokio::test]
+async fn prompts_are_handed_over_within_a_zone() {
+    // Of several blocks: a preference multiplies the cost, and that of a shorter one is nothing.
+    let ask = ASK.replace("hi", &"light ".repeat(100));
+    for preferred in [None, Some(1000)] {
+        let (split, mut prefill, [mut far, mut near]) = in_zones(preferred).await;
+        for _ in 0..8 {
+            let mut client = split.ask_for(&ask).await;
+            let call = next(&mut prefill).await;
+            prefilled(&call, Some(PARAMS), FinishReason::Length);
+            answer(&next(&mut near).await);
+            assert_eq!(content(&got(&mut client).await), "yes");
+        }
+        assert!(far.try_next().is_none());
+        // Nobody is near any more: where that is required, who is left computes the prompt.
+        split.source.leave(WorkerId(DECODE + 1));
+        split.rig.joined(1).await;
+        let mut client = split.ask_for(&ask).await;
+        let call = next(&mut prefill).await;
+        prefilled(&call, Some(PARAMS), FinishReason::Length);
+        let call = next(&mut far).await;
+        let transferred = call.request.context.prefill_result.is_some();
+        assert_eq!(transferred, preferred.is_some());
+        answer(&call);
+        assert_eq!(content(&got(&mut client).await), "yes");
+        split.at_rest().await;
+    }
+}
+
+#[tokio::test]
+async fn a_prefill_worker_that_requires_a_place_and_names_none_gets_no_prompts() {
+    let split = Split::new().await;
+    let mut decode = split.decode().await;
+    let mut record = record(PREFILL, Role::Prefill, false);
+    record.transfer = Some(TransferRule {
+        domain: "zone".into(),
+        taint: None,
+        preferred: None,
+    });
+    let mut prefill = split.prefill_of(record).await;
+    assert_eq!(got(&mut split.ask().await).await.status, 503);
+    assert!(prefill.try_next().is_none() && decode.try_next().is_none());
+    split.at_rest().await;
+}
+
+/// Thresholds for prompts hold for the workers of prompts, whenever those come; a full pool is said to be full.
+#[tokio::test]
+async fn busy_thresholds_hold_in_both_pools() {
+    let split = Split::new().await;
+    let mut decode = split.decode().await;
+    let set = async |body: &str| {
+        let mut client = split.rig.client().await;
+        client
+            .post("/busy_threshold", "connection: close\r\n", body)
+            .await;
+        assert_eq!(got(&mut client).await.status, 200);
+    };
+    set(
+        r#"{"model":"m","active_prefill_tokens_threshold":1,"active_decode_blocks_threshold":0.5}"#,
+    )
+    .await;
+    let mut prefill = split.prefill(false).await;
+    let pool = || {
+        split.rig.app.prefill_pools().all()[0]
+            .host
+            .ask(|router| router.thresholds())
+    };
+    assert_eq!(
+        (pool().active_prefill_tokens, pool().active_decode_blocks),
+        (Some(1), None)
+    );
+    let mut first = split.ask().await;
+    let computing = next(&mut prefill).await;
+    let refused = got(&mut split.ask().await).await;
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    assert!(
+        decode.try_next().is_none(),
+        "a full pool is no reason to go past it"
+    );
+    set(r#"{"model":"m","active_prefill_tokens_threshold":1000000}"#).await;
+    assert_eq!(pool().active_prefill_tokens, Some(1_000_000));
+    // They are in force once the load has changed.
+    prefilled(&computing, Some(PARAMS), FinishReason::Length);
+    answer(&next(&mut decode).await);
+    assert_eq!(content(&got(&mut first).await), "yes");
+    let mut clients = [split.ask().await, split.ask().await];
+    let calls = [next(&mut prefill).await, next(&mut prefill).await];
+    for call in calls {
+        prefilled(&call, Some(PARAMS), FinishReason::Length);
+        answer(&next(&mut decode).await);
+    }
+    for client in &mut clients {
+        assert_eq!(content(&got(client).await), "yes");
+    }
     split.at_rest().await;
 }

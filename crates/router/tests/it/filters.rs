@@ -301,6 +301,24 @@ fn workers_that_failed_a_request_are_not_tried_again() {
 }
 
 #[test]
+fn who_can_do_without_is_not_sent_to_a_worker_that_is_ejected() {
+    let mut host = Host::kv(|_| {}).workers(1);
+    let mut dispensable = arrival();
+    dispensable.dispensable = true;
+    assert_eq!(host.worker(dispensable.clone()), 1);
+    host.input(Input::Finished {
+        id: RequestId(1),
+        on: None,
+        outcome: Outcome::Unreachable,
+    });
+    assert_eq!(
+        host.refused(dispensable),
+        RouteError::FailedWorkersUnavailable
+    );
+    assert_eq!(host.worker(arrival()), 1, "others have nobody else");
+}
+
+#[test]
 fn a_retry_frees_the_attempt_that_is_known_to_have_failed_and_no_other() {
     let mut host = Host::kv(|_| {}).workers(2);
     let first = host.worker(prompt(1, &words(1, 4)));

@@ -1,0 +1,234 @@
+//! The leg of a request that computes its prompt: one worker after another is asked for one token.
+//!
+//! Where the worker names an address, its stream is read beside the decode leg ([`drain`]); else it is read to its end here.
+
+use std::sync::Arc;
+
+use kvasir_host::{Booking, UsageReport};
+use kvasir_openai::ApiError;
+use kvasir_router::{Attempts, NextStep, Outcome, PrefillEnd, Trouble};
+use kvasir_transport::{PlaneError, TokenStream};
+use kvasir_types::{
+    AttemptError as _, BootstrapRoom, FailureCause, FinishReason, PrefillResult, Time, TokenItem,
+    TransferRule, WorkerRank,
+};
+use tokio::sync::oneshot;
+
+use super::transfer::is_usable;
+use crate::App;
+use crate::attempts::OpenAttempt;
+use crate::models::ServedModel;
+use crate::tokens::lane::{self, TokenAttempt};
+
+/// What prefill workers of a pool said, or where they are met.
+pub(super) enum PrefillAnswer {
+    /// It has ended.
+    Ended {
+        end: PrefillEnd,
+        item: Box<TokenItem>,
+        result: Option<PrefillResult>,
+    },
+    /// It was asked, and is to be met there.
+    Meeting {
+        stream: TokenStream,
+        room: BootstrapRoom,
+    },
+}
+
+/// A prefill that runs beside its decode worker. Dropped before [`Self::detach`], it is stopped.
+pub(super) struct RunningPrefill {
+    pub(super) stop: Option<oneshot::Sender<()>>,
+    /// Told when it fails.
+    pub(super) failed: oneshot::Receiver<Trouble>,
+}
+
+impl RunningPrefill {
+    /// The decode worker has it: the rest of its stream is read without anybody waiting for it.
+    pub(super) fn detach(mut self) {
+        self.stop = None;
+    }
+
+    /// Waits until it fails; for ever if it ends well.
+    pub(super) async fn failure(&mut self) -> Trouble {
+        match (&mut self.failed).await {
+            Ok(trouble) => trouble,
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for RunningPrefill {
+    fn drop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+    }
+}
+
+/// An attempt at a prefill worker.
+pub(super) struct PrefillAttempt<'a> {
+    pub(super) app: &'a Arc<App>,
+    pub(super) pool: &'a Arc<ServedModel>,
+    pub(super) attempt: &'a TokenAttempt,
+    /// When the last of them was asked.
+    pub(super) dispatched: Time,
+    /// Who may take its prompt over.
+    pub(super) rule: Option<TransferRule>,
+    /// Only workers of its own place may, and it does not say where that is.
+    pub(super) is_placeless: bool,
+}
+
+impl OpenAttempt for PrefillAttempt<'_> {
+    type Answer = PrefillAnswer;
+    type Error = PlaneError;
+
+    async fn open(&mut self, booking: &Booking, _: &Attempts) -> Result<PrefillAnswer, PlaneError> {
+        let target = booking.target();
+        self.rule = self.pool.links().transfer_rule(target.worker);
+        if let Some(rule) = &self.rule
+            && rule.preferred.is_none()
+            && rule.taint.is_none()
+        {
+            self.is_placeless = true;
+            return Err(PlaneError::Rejected(format!(
+                "worker {} hands prompts over only within its {}, and does not say which that is",
+                target.worker, rule.domain
+            )));
+        }
+        let room = self.room(target);
+        let mut request = self.attempt.request(booking);
+        request.sampling.max_tokens = 1;
+        request.sampling.min_tokens = request.sampling.min_tokens.min(1);
+        request.context.pinned = None;
+        request.context.prefill = Some(target);
+        request.context.bootstrap = room.clone();
+        self.dispatched = self.app.clock().now();
+        self.pool.placements.dispatched();
+        let plane = self.pool.links().plane(target.worker);
+        let plane = plane.ok_or(PlaneError::Gone(target.worker))?;
+        let mut stream = plane.send(target.worker, request).await?;
+        if let Some(room) = room {
+            return Ok(PrefillAnswer::Meeting { stream, room });
+        }
+        let mut whole = TokenItem::default();
+        while let Some(item) = stream.next().await {
+            let item = item?;
+            if whole.tokens.is_empty() {
+                booking.first_token();
+            }
+            add(&mut whole, item);
+            if whole.finish.is_some() {
+                break;
+            }
+        }
+        let Some(finish) = whole.finish else {
+            return Err(PlaneError::Disconnected(target.worker));
+        };
+        let result = whole
+            .disaggregated_params
+            .take()
+            .filter(|params| is_usable(params))
+            .map(|params| PrefillResult {
+                disaggregated_params: params,
+                cached_tokens: whole.cached_tokens,
+            });
+        let end = match (finish, &result) {
+            (FinishReason::Stop, _) => PrefillEnd::Terminal,
+            (_, Some(_)) => PrefillEnd::Ready,
+            (_, None) => {
+                tracing::warn!(worker = %target, "a prefill worker does not say where the prompt is");
+                PrefillEnd::NoTransfer
+            }
+        };
+        Ok(PrefillAnswer::Ended {
+            end,
+            item: Box::new(whole),
+            result,
+        })
+    }
+
+    fn client_error(&self, error: &PlaneError, _: NextStep) -> ApiError {
+        lane::client_error(self.app, error)
+    }
+}
+
+impl PrefillAttempt<'_> {
+    /// Where a decode worker meets this one for the request, if it says where it is met. The rank of the prompt follows from the
+    /// number of the room.
+    fn room(&self, target: WorkerRank) -> Option<BootstrapRoom> {
+        let address = self.pool.links().bootstrap(target.worker)?;
+        let ranks = u64::from(self.pool.ranks_of(target.worker).max(1));
+        let observer = self.app.observer();
+        let drawn = (observer.new_request_id().0 >> 65) as u64;
+        let room = (drawn / ranks).max(1) * ranks + u64::from(target.rank.0) % ranks;
+        Some(BootstrapRoom {
+            address,
+            room,
+            handoff: Some(observer.new_request_id().0),
+        })
+    }
+}
+
+/// Puts the next item behind what has come.
+fn add(whole: &mut TokenItem, item: TokenItem) {
+    whole.tokens.extend(item.tokens);
+    whole.logprobs.extend(item.logprobs);
+    whole.cached_tokens = whole.cached_tokens.or(item.cached_tokens);
+    if item.disaggregated_params.is_some() {
+        whole.disaggregated_params = item.disaggregated_params;
+    }
+    whole.finish = item.finish;
+}
+
+/// Reads a prefill's stream to its end; its booking ends with it. Ends early if it is to stop.
+pub(super) async fn drain(
+    mut booking: Booking,
+    mut stream: TokenStream,
+    prompt: u32,
+    stopped: oneshot::Receiver<()>,
+    failed: oneshot::Sender<Trouble>,
+) {
+    let read = async {
+        let mut whole = TokenItem::default();
+        while let Some(item) = stream.next().await {
+            let item = item?;
+            if whole.tokens.is_empty() {
+                booking.first_token();
+            }
+            add(&mut whole, item);
+            if whole.finish.is_some() {
+                return Ok(whole);
+            }
+        }
+        Err(PlaneError::Disconnected(booking.target().worker))
+    };
+    let stop = async {
+        if stopped.await.is_err() {
+            std::future::pending().await
+        }
+    };
+    let ended = tokio::select! {
+        ended = read => ended,
+        () = stop => return,
+    };
+    match ended {
+        Ok(whole) => {
+            booking.reported(UsageReport {
+                prompt,
+                cached: whole.cached_tokens,
+                output: 1,
+            });
+            booking.finish(Outcome::Completed { output_tokens: 1 });
+        }
+        Err(error) => {
+            tracing::warn!(worker = %booking.target(), %error, "prefill failed beside its decode worker");
+            let cause = error.failure_cause();
+            booking.finish(Outcome::of_failure(cause));
+            let trouble = match cause {
+                FailureCause::Overloaded => Trouble::Overloaded,
+                _ => Trouble::Failed,
+            };
+            let _ = failed.send(trouble);
+        }
+    }
+}

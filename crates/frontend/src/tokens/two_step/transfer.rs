@@ -1,0 +1,116 @@
+//! What the worker of an answer is told of a prompt that another has computed, and where it may be.
+
+use kvasir_router::{Constraints, Overrides};
+use kvasir_types::{
+    BootstrapAddress, BootstrapRoom, PrefillResult, Time, TransferRule, WorkerRank,
+};
+
+/// Where a prompt is that another worker has computed, or computes.
+#[derive(Clone, Debug)]
+pub(crate) struct Transfer {
+    /// Who.
+    pub(crate) prefill: WorkerRank,
+    /// Where the two meet.
+    pub(crate) bootstrap: Option<BootstrapRoom>,
+    /// What it said.
+    pub(crate) result: Option<PrefillResult>,
+    /// Who may take it over, if not everybody.
+    pub(crate) rule: Option<TransferRule>,
+}
+
+impl Transfer {
+    /// Adds to where the answer may be computed, beside what its client says.
+    pub(crate) fn constrain(&self, constraints: &mut Constraints) {
+        let Some(rule) = &self.rule else {
+            return;
+        };
+        let Some(taint) = rule.taint.clone() else {
+            return;
+        };
+        match rule.preferred {
+            None => constraints.required_taints.push(taint),
+            Some(thousandths) => {
+                let weight = f64::from(thousandths) / 1000.0;
+                constraints.preferred_taints.push((taint, weight));
+            }
+        }
+    }
+}
+
+/// How the prompt was computed, as clients are told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PrefillSummary {
+    /// Who computed it.
+    pub(crate) target: WorkerRank,
+    /// When it was asked.
+    pub(crate) dispatched: Time,
+    /// When it had answered; none if both workers were asked at once.
+    pub(crate) ended: Option<Time>,
+    /// Share of the prompt's blocks that it was expected to hold.
+    pub(crate) hit_rate: f64,
+    /// Tokens of the prompt that it found in its cache, where it says so.
+    pub(crate) cached_tokens: Option<u32>,
+}
+
+/// Whether what an engine says of its memory can be handed on: TensorRT-LLM says by a null id that it has kept nothing.
+pub(super) fn is_usable(disaggregated_params: &str) -> bool {
+    const ID: &str = "ctx_request_id";
+    if !disaggregated_params.contains(ID) {
+        return true;
+    }
+    let params: Result<serde_json::Value, _> = serde_json::from_str(disaggregated_params);
+    params.is_ok_and(|params| !params.get(ID).is_some_and(serde_json::Value::is_null))
+}
+
+/// The meeting that an engine puts into what it says of its memory, if it does.
+pub(super) fn bootstrap_in(disaggregated_params: &str) -> Option<BootstrapRoom> {
+    let params: serde_json::Value = serde_json::from_str(disaggregated_params).ok()?;
+    let port = params.get("bootstrap_port")?.as_u64()?;
+    Some(BootstrapRoom {
+        address: BootstrapAddress {
+            host: params.get("bootstrap_host")?.as_str()?.into(),
+            port: u16::try_from(port).ok()?,
+        },
+        room: params.get("bootstrap_room")?.as_u64()?,
+        handoff: None,
+    })
+}
+
+/// How the router is to place an answer whose prompt comes from elsewhere: what its worker has cached saves nothing, and there is
+/// no prompt to compute. `keeps_credit`: a prompt may also go past the prefill workers, so that it should go where it is cached.
+pub(crate) fn decode_overrides(overrides: &mut Overrides, keeps_credit: bool) {
+    if !keeps_credit {
+        overrides.overlap_score_credit = Some(0.0);
+        overrides.overlap_score_weight = None;
+    }
+    overrides.assume_kv_reuse = Some(false);
+    overrides.track_prefill_tokens = Some(false);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_null_id_says_that_nothing_was_kept() {
+        assert!(is_usable(r#"{"ctx_request_id":7}"#) && is_usable(r#"{"a":null}"#));
+        assert!(!is_usable(r#"{"ctx_request_id":null}"#));
+    }
+
+    #[test]
+    fn a_meeting_is_found_in_what_an_engine_says() {
+        let said = r#"{"bootstrap_host":"h","bootstrap_port":8998,"bootstrap_room":7,"x":[1]}"#;
+        let room = bootstrap_in(said).unwrap();
+        assert_eq!((&*room.address.host, room.address.port), ("h", 8998));
+        assert_eq!((room.room, room.handoff), (7, None));
+        for other in [
+            r#""dummy""#,
+            "{",
+            "null",
+            r#"{"bootstrap_host":"h"}"#,
+            r#"{"bootstrap_host":"h","bootstrap_port":70000,"bootstrap_room":1}"#,
+        ] {
+            assert_eq!(bootstrap_in(other), None, "{other}");
+        }
+    }
+}
