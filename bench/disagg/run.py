@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""What does a request cost the frontend whose prompt and answer are on different workers? CPU of `kvasir frontend`, in one run: workers that
+compute whole requests, a prefill and a decode worker, and the two that meet. Prints JSON. See README.md."""
+
+import argparse
+import http.client
+import json
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+MODEL = pathlib.Path(__file__).resolve().parents[2] / "crates/text/src/builtin"
+PLANES = ["--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"]
+START_SECONDS = 60
+# What each request asks: words of the prompt, and the body's own fields.
+SCENARIOS = {
+    "short": (12, {"max_tokens": 8}),
+    "prompt": (1500, {"max_tokens": 8}),
+    "stream": (12, {"max_tokens": 128, "ignore_eos": True, "stream": True}),
+}
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Arm:
+    """A frontend and its workers, on planes of their own."""
+
+    def __init__(self, name, kvasir, folder, workers, port):
+        self.name, self.port, self.folder = name, port, folder
+        folder.mkdir()
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "KVASIR_"))}
+        env |= {"DYN_FILE_KV": str(folder / "kv"), "DYN_TCP_RPC_HOST": "127.0.0.1", "DYN_EVENT_PLANE_HOST": "127.0.0.1"}
+        start = lambda log, *args: subprocess.Popen(  # noqa: E731
+            [kvasir, *args, *PLANES, "--log-level", "warn"], stdout=open(folder / log, "wb"), stderr=subprocess.STDOUT, env=env
+        )
+        self.frontend = start("frontend.log", "frontend", "--router-mode", "kv", "--http-host", "127.0.0.1", "--http-port", str(port))
+        mocker = ["mocker", "--model-path", str(MODEL), "--model-name", "m", "--block-size", "16", "--num-blocks", "65536",
+                  "--max-model-len", "32768", "--speedup", "100000", "--kv-transfer-bandwidth", "0"]  # fmt: skip
+        self.workers = [start(f"worker{at}.log", *mocker, *args) for at, args in enumerate(workers)]
+
+    def serving(self):
+        """Whether requests are answered as they should be here."""
+        try:
+            status, answer = ask(self.port, body("are you there?", {"max_tokens": 2}))
+        except OSError:
+            return False
+        if status != 200:
+            return False
+        told = json.loads(answer)["nvext"]["worker_id"]
+        return (told["prefill_worker_id"] != told["decode_worker_id"]) == (self.name != "aggregated")
+
+    def cpu(self):
+        """Seconds that the frontend has computed."""
+        fields = pathlib.Path(f"/proc/{self.frontend.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def stop(self):
+        for one in (self.frontend, *self.workers):
+            one.send_signal(signal.SIGKILL)
+            one.wait()
+
+
+def body(text, fields):
+    message = {"model": "m", "messages": [{"role": "user", "content": text}], "nvext": {"extra_fields": ["worker_id"]}, **fields}
+    return json.dumps(message).encode()
+
+
+def ask(port, content, connection=None):
+    connection = connection or http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", "/v1/chat/completions", content, {"content-type": "application/json"})
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def load(arm, scenario, seconds, clients, seed):
+    """Clients that ask one request after another. Requests answered, and the frontend's CPU for each, in microseconds."""
+    words, fields = SCENARIOS[scenario]
+    served, failed, end = [0] * clients, [], time.monotonic() + seconds
+
+    def client(number):
+        connection, turn = http.client.HTTPConnection("127.0.0.1", arm.port, timeout=60), 0
+        while time.monotonic() < end:
+            turn += 1
+            text = f"{seed} {number} {turn} " + "when does the ferry leave " * (words // 5)
+            status, answer = ask(arm.port, body(text, fields), connection)
+            if status != 200:
+                failed.append(answer[:200].decode(errors="replace"))
+                return
+            served[number] += 1
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    before, begun = arm.cpu(), time.monotonic()
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    spent, took = arm.cpu() - before, time.monotonic() - begun
+    assert not failed, f"{arm.name}: {failed[:3]}"
+    requests = sum(served)
+    return {"requests": requests, "per_second": requests / took, "cpu_us": spent / requests * 1e6}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kvasir", required=True, help="a release build")
+    parser.add_argument("--scenarios", default=",".join(SCENARIOS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--secs", type=float, default=3)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--first-port", type=int, default=9500)
+    parser.add_argument("--json", help="write it there too")
+    args = parser.parse_args()
+    port = args.first_port
+    mode = lambda of, *more: ["--disaggregation-mode", of, *more]  # noqa: E731
+    fleets = {
+        "aggregated": [[], []],
+        "answer": [mode("prefill"), mode("decode")],
+        "bootstrap": [mode("prefill", "--bootstrap-ports", str(port + 10)), mode("decode")],
+    }
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    samples, arms = [], []
+    with tempfile.TemporaryDirectory(prefix="kvasir-disagg-") as folder:
+        try:
+            for at, (name, workers) in enumerate(fleets.items()):
+                arms.append(Arm(name, args.kvasir, pathlib.Path(folder) / name, workers, port + at))
+            end = time.monotonic() + START_SECONDS
+            while not all(arm.serving() for arm in arms):
+                assert time.monotonic() < end, f"a fleet does not serve as it should: {folder}"
+                time.sleep(0.2)
+            for arm in arms:
+                load(arm, "short", 1, args.clients, "warm")
+            for scenario in args.scenarios.split(","):
+                for turn in range(args.rounds):
+                    for arm in arms if turn % 2 == 0 else arms[::-1]:
+                        found = load(arm, scenario, args.secs, args.clients, turn)
+                        samples.append({"scenario": scenario, "round": turn, "arm": arm.name, **found})
+                    print(f"{scenario} {turn + 1}/{args.rounds}", file=sys.stderr)
+        finally:
+            for arm in arms:
+                arm.stop()
+    report = {"command": " ".join(sys.argv), "cores": os.cpu_count(), "summary": summary(samples, args), "samples": samples}
+    text = json.dumps(report, indent=1)
+    if args.json:
+        pathlib.Path(args.json).write_text(text)
+    print(text)
+
+
+def summary(samples, args):
+    """Medians over rounds; ratios are to whole requests of the same round."""
+    out = {}
+    of = lambda scenario, arm, field: [s[field] for s in samples if (s["scenario"], s["arm"]) == (scenario, arm)]  # noqa: E731
+    for scenario in args.scenarios.split(","):
+        whole = of(scenario, "aggregated", "cpu_us")
+        rows = {}
+        for arm in ("aggregated", "answer", "bootstrap"):
+            own = of(scenario, arm, "cpu_us")
+            ratios = [mine / theirs for mine, theirs in zip(own, whole)]
+            rows[arm] = {
+                "cpu_us": round(statistics.median(own), 1), "per_second": round(statistics.median(of(scenario, arm, "per_second"))),
+                "ratio": round(statistics.median(ratios), 3), "ratios": [round(min(ratios), 3), round(max(ratios), 3)],
+            }  # fmt: skip
+        out[scenario] = rows
+    return out
+
+
+if __name__ == "__main__":
+    main()
