@@ -23,7 +23,7 @@ use kvasir_index::Match;
 use kvasir_protocol::Payload;
 use kvasir_router::{Lookup, Placement};
 use kvasir_transport::{CallContext, EndpointClient};
-use kvasir_types::{Codec, PlaneEndpoint, RequestId, WorkerId};
+use kvasir_types::{Codec, PlaneEndpoint, RequestId, Time, WorkerId};
 use kvasir_wire::native::{Encoding, IndexQuery, IndexReply, RoutingRecord, TierScore};
 use tokio::sync::{Semaphore, mpsc};
 
@@ -35,8 +35,12 @@ use crate::shared_cache::Breaker;
 pub const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Questions that are under way at once; the next prompt is placed without an answer.
 const ASKING_MAX: usize = 1024;
-/// Components that are asked for a model until one knows it.
-const COMPONENTS_MAX: usize = 8;
+/// Servers that are asked for a prompt until one answers.
+const SERVERS_MAX: usize = 8;
+/// Servers of one component among those.
+const REPLICAS_MAX: usize = 2;
+/// How long one that failed is asked after the others.
+const FAILED_LATELY: Duration = Duration::from_secs(30);
 /// Routing decisions that wait to be told; more are dropped and counted.
 const RECORDS_MAX: usize = 4096;
 
@@ -61,6 +65,8 @@ struct Servers {
     records: BTreeMap<RecordKey, IndexServer>,
     /// Whose index knows a model.
     by_model: BTreeMap<Arc<str>, Component>,
+    /// Who failed last, and when: others are asked first for a while.
+    failed: BTreeMap<u64, Time>,
 }
 
 /// Indexes of other routers. Clones are one.
@@ -239,6 +245,9 @@ impl RemoteIndex {
             }
             Ok(Err(why)) => (Asked::Error, why),
             Err(_) => {
+                if let Some(first) = servers.first() {
+                    self.mark_failed(first.id);
+                }
                 let millis = ANSWER_TIMEOUT.as_millis();
                 (Asked::Late, format!("no answer within {millis} ms"))
             }
@@ -255,7 +264,7 @@ impl RemoteIndex {
         (asked, None)
     }
 
-    /// One server of each component, in turn; that which knew the model first.
+    /// Some servers of each component, in turn; those of the component that knew the model first.
     fn servers_of(&self, model: &Arc<str>) -> Vec<IndexServer> {
         let servers = self.lock();
         let mut by_component: BTreeMap<&Component, Vec<&IndexServer>> = BTreeMap::new();
@@ -266,12 +275,28 @@ impl RemoteIndex {
                 .push(server);
         }
         let turn = self.shared.turn.fetch_add(1, Ordering::Relaxed);
-        let known = servers.by_model.get(model);
-        let one = |of: &Vec<&IndexServer>| of.get(turn % of.len().max(1)).map(|one| (*one).clone());
-        let mut chosen: Vec<IndexServer> = by_component.values().filter_map(one).collect();
-        chosen.sort_by_key(|server| Some(&server.component) != known);
-        chosen.truncate(COMPONENTS_MAX);
+        let (known, now) = (servers.by_model.get(model), self.shared.context.clock.now());
+        let failed = |server: &&IndexServer| {
+            let at = servers.failed.get(&server.id);
+            at.is_some_and(|at| now - *at < FAILED_LATELY)
+        };
+        let mut chosen = Vec::new();
+        for mut of in by_component.into_values() {
+            let first = turn % of.len().max(1);
+            of.rotate_left(first);
+            of.sort_by_key(failed);
+            chosen.extend(of.into_iter().take(REPLICAS_MAX).cloned());
+        }
+        chosen.sort_by_key(|server: &IndexServer| Some(&server.component) != known);
+        chosen.truncate(SERVERS_MAX);
         chosen
+    }
+
+    fn mark_failed(&self, server: u64) {
+        let now = self.shared.context.clock.now();
+        let mut servers = self.lock();
+        servers.failed.retain(|_, at| now - *at < FAILED_LATELY);
+        servers.failed.insert(server, now);
     }
 
     async fn ask_each(
@@ -283,10 +308,17 @@ impl RemoteIndex {
         let mut why = String::new();
         for server in servers {
             let write = |encoding, out: &mut Vec<u8>| query.encode(encoding, out);
-            let reply = self.call(server, write).await?;
-            let reply = IndexReply::decode(encoding(reply.codec), &reply.bytes);
-            match reply.map_err(|error| error.to_string())? {
-                IndexReply::Scores(scores) => {
+            let reply = self.call(server, write).await;
+            let reply = reply.and_then(|reply| {
+                let read = IndexReply::decode(encoding(reply.codec), &reply.bytes);
+                read.map_err(|error| error.to_string())
+            });
+            match reply {
+                Err(error) => {
+                    self.mark_failed(server.id);
+                    why = error;
+                }
+                Ok(IndexReply::Scores(scores)) => {
                     let mut known = self.lock();
                     if known.by_model.get(model) != Some(&server.component) {
                         let component = server.component.clone();
@@ -294,7 +326,7 @@ impl RemoteIndex {
                     }
                     return Ok(scores.into_iter().map(match_of).collect());
                 }
-                IndexReply::Error(error) => why = error,
+                Ok(IndexReply::Error(error)) => why = error,
             }
         }
         Err(why)

@@ -4,9 +4,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kvasir_discovery::{Card, EndpointName, MemStore, Store};
-use kvasir_host::{EndpointFleet, EndpointFleetOptions, HostContext, endpoint_of};
+use kvasir_hash::Scope;
+use kvasir_host::{
+    EndpointFleet, EndpointFleetOptions, HostContext, IndexEndpoints, RemoteIndex, RouterSetup,
+    endpoint_of,
+};
+use kvasir_index::{Approximate, IndexOptions};
 use kvasir_msgpack::Value;
 use kvasir_protocol::Payload;
+use kvasir_router::{Arrival, Outcome, Pin};
 use kvasir_services::PlaneRouter;
 use kvasir_transport::nats::{NatsLink, NatsOptions};
 use kvasir_transport::tcp::{EndpointServer, ServerOptions, TcpClient, TcpOptions};
@@ -81,6 +87,10 @@ fn carrier() -> EventCarrier {
 }
 
 async fn rig() -> Rig {
+    rig_with(setup()).await
+}
+
+async fn rig_with(setup: RouterSetup) -> Rig {
     let (context, store) = (context(), Arc::new(MemStore::new()));
     let tasks = &context.tasks;
     let loopback: std::net::SocketAddr = ([127, 0, 0, 1], 0).into();
@@ -105,7 +115,7 @@ async fn rig() -> Rig {
         EndpointFleetOptions {
             endpoint: EndpointName::new("dynamo", "backend", "generate"),
             block_size: 16,
-            setup: setup(),
+            setup,
             store: Arc::clone(&store) as _,
             clients: [("tcp", Arc::clone(&client))].into(),
             nats: NatsLink::new(&nats, tasks).unwrap(),
@@ -359,4 +369,105 @@ async fn a_worker_that_is_full_is_passed_over() {
         item.get("error").and_then(|error| error.get("error_type")),
         Some(&Value::Text("Disconnected".into()))
     );
+}
+
+/// Routers that learn from their decisions.
+fn learning() -> RouterSetup {
+    let mut setup = setup();
+    setup.config.router_kv_events = false;
+    setup.index = IndexOptions {
+        approximate: Some(Approximate {
+            ttl: Duration::from_secs(120),
+            max_blocks: 1 << 20,
+            prune_target_ratio: 0.8,
+        }),
+        ..IndexOptions::default()
+    };
+    setup
+}
+
+/// A router that keeps no index tells one that does where prompts went, and asks it; without it nothing counts as cached.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_index_elsewhere_is_told_and_asked() {
+    let mut rig = rig_with(learning()).await;
+    let engine = Arc::new(Engine::default());
+    let first = rig.worker(&engine).await;
+    rig.worker(&engine).await;
+    let host = Arc::clone(&rig.fleet.model.host);
+    let index = IndexEndpoints::new(&rig.context, true, move |_| Some(Arc::clone(&host)));
+    let lease = rig.store.lease().await.unwrap();
+    let mut served = Vec::new();
+    for (name, handler) in index.endpoints() {
+        let member = EndpointMember {
+            lease: Arc::clone(&lease),
+            carrier: carrier(),
+            server: rig.server.clone(),
+            device: None,
+            codec: Codec::MessagePack,
+            clock: rig.context.clock,
+            tasks: rig.context.tasks.clone(),
+            endpoint: EndpointName::new("dynamo", "backend", name),
+        };
+        served.push(member.serve(handler).await.unwrap());
+    }
+    let nats = NatsOptions {
+        servers: vec!["nats://127.0.0.1:9".to_owned()],
+        ..NatsOptions::default()
+    };
+    let asker = EndpointFleet::start(
+        &rig.context,
+        EndpointFleetOptions {
+            endpoint: EndpointName::new("dynamo", "backend", "generate"),
+            block_size: 16,
+            setup: RouterSetup {
+                remote_index: Some(RemoteIndex::new(&rig.context, 9)),
+                ..learning()
+            },
+            store: Arc::clone(&rig.store) as _,
+            clients: [("tcp", Arc::clone(&rig.client))].into(),
+            nats: NatsLink::new(&nats, &rig.context.tasks).unwrap(),
+            replicas: None,
+            threads: None,
+            seed: 9,
+        },
+    );
+    asker.wait_for(2).await;
+    let tokens: Vec<u32> = (0..40).collect();
+    let blocks = asker.model.name_blocks_in(&tokens, &Scope::default());
+    // Where it would go, how much of it is there, and whether that could be said.
+    let ask = async |id: u128, pin: Option<u64>| {
+        let mut arrival = Box::new(Arrival::new(RequestId(id), 40));
+        arrival.query_only = pin.is_none();
+        arrival.pin = Pin {
+            worker: pin.map(WorkerId),
+            rank: None,
+        };
+        let booking = asker.model.book(arrival, &blocks).await.unwrap();
+        let (target, overlap) = (booking.target(), booking.placement().overlap_blocks);
+        let explained = asker.model.host.ask(|router| {
+            router
+                .explain(RequestId(id))
+                .map(|decision| decision.cache_unknown)
+        });
+        booking.finish(Outcome::Completed { output_tokens: 0 });
+        (target.worker.0, overlap, explained)
+    };
+    let (mut id, mut found) = (1, (0, 0, None));
+    while found.1 != 2 {
+        assert!(id < 10_000, "{found:?}");
+        // What is told before the index is found is lost.
+        ask(id, Some(first)).await;
+        found = ask(id + 1, None).await;
+        id += 2;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert_eq!(found.0, first);
+    let stats = rig.fleet.model.host.index().stats();
+    assert!(stats.entries > 0 && asker.model.host.index().stats().entries == 0);
+    drop(served);
+    let (_, overlap, unknown) = ask(id, Some(first)).await;
+    assert_eq!((overlap, unknown), (0, Some(true)));
+    let metrics = &rig.context.metrics.remote_index_queries_total;
+    let count = |result: &str| metrics.with_label_values(&[result]).get();
+    assert!(count("answered") > 0 && count("error") > 0);
 }
