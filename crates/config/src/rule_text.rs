@@ -152,6 +152,13 @@ pub(crate) const NUMBERS: TextRule = TextRule {
     },
 };
 
+/// A number of workers, or all numbers of them.
+pub(crate) const COUNT_OR_ALL: TextRule = TextRule {
+    expects: "a number from 1 to 1024, or all",
+    metavar: "N|all",
+    accepts: |text| text == "all" || text.parse().is_ok_and(|n: u32| (1..=1024).contains(&n)),
+};
+
 /// A worker and a moment.
 pub(crate) const WORKER_AT: TextRule = TextRule {
     expects: "a worker from 0 and seconds joined by @, such as 1@60",

@@ -2,6 +2,7 @@
 
 use kvasir_sim::{ArrivalMode, RunReport};
 
+use crate::split::verdict;
 use crate::{Plan, RunResult};
 
 /// A number of a run, and how it is shown.
@@ -121,6 +122,17 @@ pub struct Row {
     pub lost: u64,
 }
 
+impl Row {
+    /// The value of a column.
+    #[must_use]
+    pub fn value(&self, column: Column) -> f64 {
+        let at = Column::ALL.iter().position(|other| *other == column);
+        at.and_then(|at| self.values.get(at))
+            .copied()
+            .unwrap_or(0.0)
+    }
+}
+
 /// All policies at one level of load.
 #[derive(Clone, Debug)]
 pub struct LoadLevel {
@@ -139,6 +151,8 @@ pub struct Comparison {
     pub levels: Vec<LoadLevel>,
     /// Which row the others are compared with.
     pub baseline: usize,
+    /// Which way to split engines is best at each load, where that was asked.
+    pub verdict: Vec<String>,
 }
 
 impl Comparison {
@@ -151,11 +165,14 @@ impl Comparison {
                 .map(|policy| row(finished, pace, policy))
                 .collect(),
         };
-        Self {
+        let mut comparison = Self {
             subtitle: subtitle(plan),
             levels: (0..plan.paces.len()).map(level).collect(),
             baseline: plan.baseline,
-        }
+            verdict: Vec::new(),
+        };
+        comparison.verdict = verdict(plan, &comparison);
+        comparison
     }
 }
 

@@ -33,6 +33,7 @@ pub fn html_report(plan: &Plan, comparison: &Comparison, finished: &[RunResult])
         escape(&comparison.subtitle),
         legend(plan)
     );
+    body += &verdict(comparison);
     for (at, level) in comparison.levels.iter().enumerate() {
         body += &section(plan, comparison, finished, at, level);
     }
@@ -55,6 +56,19 @@ pub fn html_report(plan: &Plan, comparison: &Comparison, finished: &[RunResult])
          <title>Replay: {}</title>\n<style>\n{BASE}{STYLE}</style></head>\n<body>\n{body}</body></html>\n",
         escape(plan.traces.first().map_or("", |trace| trace.name.as_str()))
     )
+}
+
+/// Which way to split engines is best, where that was asked.
+fn verdict(comparison: &Comparison) -> String {
+    if comparison.verdict.is_empty() {
+        return String::new();
+    }
+    let lines: String = comparison
+        .verdict
+        .iter()
+        .map(|line| format!("<li>{}</li>", escape(line)))
+        .collect();
+    format!("<section><h2>Who computes prompts</h2>\n<ul>{lines}</ul></section>\n")
 }
 
 fn look(policy: usize) -> (&'static str, &'static str) {

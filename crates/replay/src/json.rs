@@ -47,6 +47,7 @@ fn run(plan: &Plan, finished: &RunResult) -> Value {
         }
     }
     put("workers", r.workers.into());
+    put("prefill_workers", r.prefill_workers.into());
     put("seed", r.seed.into());
     put("requests", r.requests.into());
     for (name, count) in counts(r) {

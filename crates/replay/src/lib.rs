@@ -14,6 +14,7 @@ mod json;
 mod plan;
 mod progress;
 mod runs;
+mod split;
 mod svg;
 mod table;
 
@@ -22,6 +23,7 @@ pub use html::html_report;
 pub use json::json_report;
 pub use plan::{Plan, ReplayError, RouterWiring, engine_config};
 pub use runs::{RunResult, run_all};
+pub use split::Split;
 pub use table::text_table;
 
 use std::io::{IsTerminal, Write};

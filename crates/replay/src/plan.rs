@@ -14,6 +14,8 @@ use kvasir_sim::{
 };
 use kvasir_types::Time;
 
+use crate::split::{Split, each_split, splits};
+
 /// Policies that are compared when none is named.
 const USUAL_POLICIES: [RouterMode; 4] = [
     RouterMode::RoundRobin,
@@ -38,6 +40,8 @@ pub struct Plan {
     pub paces: Vec<ArrivalMode>,
     /// What is compared.
     pub policies: Vec<Policy>,
+    /// Who computes prompts and who answers, one for each of `policies`; empty where every worker does both.
+    pub splits: Vec<Split>,
     /// Which of them the others are compared with.
     pub baseline: usize,
     /// Everything else; pace and seed are those of each run.
@@ -121,17 +125,27 @@ impl Plan {
             .collect();
         let traces = traces(settings, &seeds)?;
         let policies = policies(settings, block_size, wiring)?;
+        let ways = splits(settings)?;
+        let (policies, splits) = match ways.is_empty() {
+            true => (policies, ways),
+            false => each_split(policies, &ways),
+        };
+        let mut fleet = fleet(settings, engine)?;
+        if let Some(all) = splits.first() {
+            fleet.workers = all.workers;
+        }
         let ideal = traces
             .first()
             .map_or(0.0, |trace| ideal_hit_share(trace, block_size));
         Ok(Self {
             baseline: baseline(settings, &policies)?,
             policies,
+            splits,
             ideal_hit_share: ideal,
             traces,
             seeds,
             paces: paces(settings),
-            fleet: fleet(settings, engine)?,
+            fleet,
             engine_name,
             jobs: jobs(settings),
             json: settings.get(keys::REPORT_JSON),

@@ -112,6 +112,14 @@ fn one(plan: &Plan, task: Task, clock: &Clock, done: &AtomicU32) -> Result<RunRe
         seed: plan.seeds.get(seed).copied().unwrap_or(0),
         ..plan.fleet.clone()
     };
+    let fleet = match plan.splits.get(policy) {
+        Some(split) => Fleet {
+            workers: split.workers,
+            prefill: split.prefill,
+            ..fleet
+        },
+        None => fleet,
+    };
     let began = clock.now();
     let mut see = |p: kvasir_sim::Progress| done.store(p.done, Ordering::Relaxed);
     let report = simulate(&plan.traces[seed], &fleet, &plan.policies[policy], &mut see)?;

@@ -21,6 +21,9 @@ pub fn text_table(comparison: &Comparison) -> String {
     if let Some(row) = baseline {
         text += &format!("\n* best of its column · ×: relative to {}\n", row.policy);
     }
+    if !comparison.verdict.is_empty() {
+        text += &format!("\n{}\n", comparison.verdict.join("\n"));
+    }
     text
 }
 

@@ -86,13 +86,70 @@ impl Default for Slo {
     }
 }
 
+/// Workers that compute prompts for those that answer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PrefillPool {
+    /// How many, beside those that answer.
+    pub workers: u32,
+    /// Which prompts are computed where they are answered; `None`: none.
+    pub bypass: Option<BypassRule>,
+    /// The way of a prompt from one to the other.
+    pub link: TransferLink,
+}
+
+/// A prompt is computed where it is answered if little of it is left to compute there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BypassRule {
+    /// Fewer tokens than this are left,
+    pub below_tokens: u64,
+    /// and a smaller share of the prompt than this.
+    pub below_share: f64,
+}
+
+impl BypassRule {
+    /// Whether a prompt of which so many tokens are cached where it would be answered is computed there.
+    ///
+    /// ```
+    /// let rule = kvasir_sim::BypassRule { below_tokens: 2048, below_share: 0.7 };
+    /// assert!(rule.holds(6000, 5000) && !rule.holds(6000, 3000) && !rule.holds(1000, 200));
+    /// ```
+    #[must_use]
+    pub fn holds(&self, prompt: u32, cached: u32) -> bool {
+        let left = prompt.saturating_sub(cached);
+        u64::from(left) < self.below_tokens
+            && f64::from(left) < self.below_share * f64::from(prompt)
+    }
+}
+
+/// How keys and values get from one worker to another. A worker sends, and receives, one prompt after the other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TransferLink {
+    /// Bytes of a token.
+    pub bytes_per_token: u64,
+    /// Bytes a second; 0 takes no time.
+    pub bytes_per_s: f64,
+}
+
+impl TransferLink {
+    pub(crate) fn duration(&self, tokens: u32) -> Duration {
+        let bytes = u64::from(tokens).saturating_mul(self.bytes_per_token);
+        match self.bytes_per_s > 0.0 {
+            true => Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_s)
+                .unwrap_or(Duration::MAX),
+            false => Duration::ZERO,
+        }
+    }
+}
+
 /// Everything but the traffic and the policy.
 #[derive(Clone, Debug)]
 pub struct Fleet {
     /// Each rank.
     pub engine: EngineConfig,
-    /// Workers at the start.
+    /// Workers at the start; those that answer, if others compute prompts.
     pub workers: u32,
+    /// Workers that compute prompts, where not every worker does both.
+    pub prefill: Option<PrefillPool>,
     /// Ranks of a worker.
     pub ranks: u32,
     /// Router replicas; requests are dealt to them in turn.
@@ -122,6 +179,7 @@ impl Fleet {
         Self {
             engine,
             workers,
+            prefill: None,
             ranks: 1,
             replicas: 1,
             replica_sync: false,

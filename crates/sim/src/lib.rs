@@ -22,7 +22,7 @@ mod stats;
 mod trace;
 mod world;
 
-pub use fleet::{ArrivalMode, Fleet, FleetChange, Slo};
+pub use fleet::{ArrivalMode, BypassRule, Fleet, FleetChange, PrefillPool, Slo, TransferLink};
 pub use generate::{Workload, WorkloadError};
 pub use ideal::ideal_hit_share;
 pub use policy::Policy;

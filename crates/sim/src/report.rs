@@ -41,8 +41,10 @@ pub struct RunReport {
     pub policy: String,
     /// How requests came.
     pub arrivals: ArrivalMode,
-    /// Workers at the start.
+    /// Workers at the start; those that answer, if others compute prompts.
     pub workers: u32,
+    /// Workers that compute prompts for them.
+    pub prefill_workers: u32,
     /// The seed.
     pub seed: u64,
     /// Requests of the trace.
@@ -131,6 +133,7 @@ impl Tally {
             policy: policy.name.clone(),
             arrivals: fleet.arrivals,
             workers: fleet.workers,
+            prefill_workers: fleet.prefill.map_or(0, |pool| pool.workers),
             seed: fleet.seed,
             requests: requests.len() as u32,
             counts: counts(requests),

@@ -48,14 +48,16 @@ options! { DISAGG_ROWS, Group::Disagg, Scope::SERVE;
     BOOTSTRAP_PORTS: Option<u16> = "bootstrap-ports" =>
         scope(Scope::MOCKER).env(&[var("KVASIR_BOOTSTRAP_PORTS")]).metavar("PORT").effective();
 
-    /// Gigabytes a second that a mock engine in mode prefill hands over; 0: no time is taken.
+    /// Gigabytes a second that an engine which computes prompts hands over; 0: no time is taken.
     KV_TRANSFER_BANDWIDTH: f64 = "kv-transfer-bandwidth" =>
-        scope(Scope::MOCKER).env(&[var("KVASIR_KV_TRANSFER_BANDWIDTH")]).default("64.0")
+        scope(Scope::MOCKER.and(Scope::REPLAY)).env(&[var("KVASIR_KV_TRANSFER_BANDWIDTH")]).default("64.0")
         .floats(0.0, 1e6).effective();
 
     /// Bytes of a token's keys and values, for that time.
+    ///
+    /// In replay, those of the engine's model are the default.
     KV_BYTES_PER_TOKEN: u64 = "kv-bytes-per-token" =>
-        scope(Scope::MOCKER).env(&[var("KVASIR_KV_BYTES_PER_TOKEN")]).default("131072").effective();
+        scope(Scope::MOCKER.and(Scope::REPLAY)).env(&[var("KVASIR_KV_BYTES_PER_TOKEN")]).default("131072").effective();
 
     /// Let a mock engine say where it is, with --discovery-backend.
     ///

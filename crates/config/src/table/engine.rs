@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use crate::choice::{EngineFamily, EnginePreset, EventWire, PreemptionMode, TraceFormat};
 use crate::command::Scope;
-use crate::rule_text::{EVENT_FAULT, FAULT, JSON_OBJECT, NUMBERS, TCP, WORKER_AT, WORKER_SPEED_AT};
+use crate::rule_text::{
+    COUNT_OR_ALL, EVENT_FAULT, FAULT, JSON_OBJECT, NUMBERS, TCP, WORKER_AT, WORKER_SPEED_AT,
+};
 use crate::spec::{Group, options, var};
 
 options! { ENGINE_ROWS, Group::Engine, Scope::REPLAY.and(Scope::MOCKER);
@@ -115,6 +117,13 @@ options! { REPLAY_ROWS, Group::Replay, Scope::REPLAY;
     POLICY: Vec<String> = "policy" =>
         env(&[var("KVASIR_POLICY")]).space_separated().metavar("MODE[,OPTION=VALUE]").common()
         .effective();
+
+    /// Engines that compute prompts for the --workers that answer; `all` plays every split of --workers.
+    ///
+    /// Each policy is played three ways: every engine does both, prompts are computed apart, and the same unless little of a
+    /// prompt is left to compute where it is answered. How long a prompt is on its way: --kv-transfer-bandwidth.
+    PREFILL_WORKERS: Option<String> = "prefill-workers" =>
+        env(&[var("KVASIR_PREFILL_WORKERS")]).rule(&COUNT_OR_ALL).common().effective();
 
     /// Replay speed relative to the trace; several are separated by commas.
     SPEED: String = "speed" =>

@@ -1,5 +1,7 @@
 //! Replays from options to reports.
 
+mod split;
+
 use expect_test::{Expect, expect};
 use kvasir_config::{Command, Environment, Invocation, Settings, keys, parse};
 use kvasir_index::{Approximate, IndexOptions};

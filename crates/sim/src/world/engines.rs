@@ -8,7 +8,7 @@ use kvasir_types::{DpRank, Time, WorkerId, WorkerRank};
 
 use super::queue::Event;
 use super::routers::request_of;
-use super::{State, World};
+use super::{Leg, State, World};
 use crate::FleetChange;
 
 /// One rank of one worker.
@@ -26,6 +26,8 @@ pub(super) struct SimulatedEngine {
     /// Requests times seconds, until `settled`.
     pub(super) area: f64,
     settled: Time,
+    /// Until when it sends or receives prompts.
+    pub(super) link_until: Time,
 }
 
 impl SimulatedEngine {
@@ -51,7 +53,7 @@ impl SimulatedEngine {
 }
 
 impl World<'_> {
-    fn host_of(&self, rank: WorkerRank) -> usize {
+    pub(super) fn host_of(&self, rank: WorkerRank) -> usize {
         rank.worker.0 as usize * self.fleet.ranks as usize + rank.rank.0 as usize
     }
 
@@ -72,6 +74,7 @@ impl World<'_> {
                 in_flight: 0,
                 area: 0.0,
                 settled: self.now,
+                link_until: Time::ZERO,
             });
         }
         for host in &mut self.hosts[worker as usize * ranks..(worker as usize + 1) * ranks] {
@@ -198,6 +201,9 @@ impl World<'_> {
     /// One token reaches its client.
     fn token(&mut self, at: usize, output: &Output) {
         let request = request_of(output.id);
+        if self.requests[request as usize].leg == Leg::Prefill {
+            return self.prefilled(at, request);
+        }
         let slot = &mut self.requests[request as usize];
         let (replica, target) = (slot.replica, self.hosts[at].rank);
         slot.generated += 1;

@@ -6,6 +6,7 @@
 
 mod clients;
 mod engines;
+mod pools;
 mod queue;
 mod request;
 mod routers;
@@ -23,7 +24,7 @@ use crate::{Fleet, Policy, RunReport, Trace};
 use clients::Clients;
 use engines::SimulatedEngine;
 use queue::{Event, Queue};
-pub(crate) use request::{Request, State};
+pub(crate) use request::{Leg, Request, State};
 use routers::Replica;
 
 /// Events between two calls of the progress function.
@@ -63,6 +64,9 @@ pub enum SimError {
         /// The engine's.
         engine: u32,
     },
+    /// What two pools of workers cannot have.
+    #[error("{0} cannot be simulated where some workers compute prompts and others answer")]
+    Pools(&'static str),
     /// No time to divide by.
     #[error("speed is {0}; it must be a positive number")]
     Speed(f64),
@@ -91,6 +95,7 @@ fn check(trace: &Trace, fleet: &Fleet) -> Result<(), SimError> {
     if let Some((name, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
         return Err(SimError::Zero(name));
     }
+    pools::check(fleet)?;
     match fleet.arrivals {
         crate::ArrivalMode::Closed { clients: 0, .. } => return Err(SimError::Zero("clients")),
         crate::ArrivalMode::Open { speed } if !speed.is_finite() || speed <= 0.0 => {
@@ -161,7 +166,7 @@ impl<'a> World<'a> {
             },
         };
         world.add_routers();
-        for worker in 0..fleet.workers {
+        for worker in 0..fleet.workers + pools::prefill_workers(fleet) {
             world.join(worker)?;
         }
         for (at, change) in fleet.changes.iter().enumerate() {
@@ -202,6 +207,7 @@ impl<'a> World<'a> {
     fn happen(&mut self, event: Event) {
         match event {
             Event::Arrive(request) => self.arrive(request),
+            Event::Transferred { target, admission } => self.transferred(target, *admission),
             Event::StepEnd { host, life } => self.step_end(host, life),
             Event::Deliver {
                 replica,

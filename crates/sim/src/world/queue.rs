@@ -4,15 +4,20 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use kvasir_engine::CacheEvent;
+use kvasir_engine::{CacheEvent, EngineRequest};
 use kvasir_router::PeerEvent;
-use kvasir_types::Time;
+use kvasir_types::{Time, WorkerRank};
 
 /// Something that will happen.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A request comes, or comes again.
     Arrive(u32),
+    /// A prompt that another worker has computed is where it is answered.
+    Transferred {
+        target: WorkerRank,
+        admission: Box<EngineRequest>,
+    },
     /// An engine's step is over.
     StepEnd { host: usize, life: u32 },
     /// Cache events reach a router.

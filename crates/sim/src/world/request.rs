@@ -27,11 +27,28 @@ pub(crate) enum State {
     Dropped,
 }
 
+/// What is being done of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Leg {
+    /// All of it, on one worker.
+    #[default]
+    Whole,
+    /// Nothing yet: it is asked where it would be answered.
+    Question,
+    /// Its prompt.
+    Prefill,
+    /// Its answer, to a prompt that another worker has computed.
+    Decode,
+}
+
 /// What is known of a request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
     pub(crate) state: State,
     pub(crate) replica: usize,
+    pub(crate) leg: Leg,
+    /// Where its prompt was computed, if elsewhere.
+    pub(crate) prefilled_on: usize,
     pub(crate) arrived: Time,
     /// When it first entered a batch, 0 before.
     pub(crate) started: Time,

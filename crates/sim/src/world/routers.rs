@@ -5,14 +5,15 @@ use std::sync::Arc;
 use kvasir_engine::{AdmitError, CacheEvent, EngineRequest, OutputTokens, Prompt};
 use kvasir_index::{Index, Matches};
 use kvasir_router::{
-    Arrival, Input, LoadReport, Lookup, Outcome, Output, Overlap, PeerChange, PeerEvent, Placement,
-    Router, SessionAction, SessionRequest, WorkerSpec,
+    Arrival, Input, LoadReport, Lookup, Outcome, Output, Overlap, PeerChange, PeerEvent, Pin,
+    Placement, Role, Router, SessionAction, SessionRequest, WorkerSpec,
 };
 use kvasir_trust::TrustLevels;
 use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
 
+use super::engines::SimulatedEngine;
 use super::queue::Event;
-use super::{State, World};
+use super::{Leg, State, World};
 use crate::Piece;
 use crate::prompt::{PromptHashes, VOCABULARY};
 
@@ -46,10 +47,15 @@ fn session(conversation: &u32) -> SessionRequest {
 
 impl World<'_> {
     pub(super) fn add_routers(&mut self) {
-        for replica in 0..self.fleet.replicas {
+        let pools = 1 + u32::from(self.fleet.prefill.is_some());
+        for replica in 0..self.fleet.replicas * pools {
             let mut config = self.policy.router.clone();
             config.kv_cache_block_size = self.fleet.engine.block_size;
             config.router_seed ^= self.fleet.seed.rotate_left(8) ^ u64::from(replica);
+            if replica >= self.fleet.replicas {
+                config.router_role = Role::Prefill;
+                config.router_track_active_blocks = false;
+            }
             self.replicas.push(Replica {
                 router: Router::new(config),
                 index: Index::with_options(&self.policy.index),
@@ -60,14 +66,25 @@ impl World<'_> {
         }
     }
 
-    pub(super) fn tell_all(&mut self, input: &Input) {
-        for replica in 0..self.replicas.len() {
+    /// Tells every router that places requests on this worker.
+    fn tell_pool(&mut self, worker: WorkerId, input: &Input) {
+        for replica in self.replicas_of(worker) {
             self.inputs.push_back((replica, input.clone()));
         }
     }
 
-    /// A request is at the door: hash it, look it up, ask the router.
+    /// A request is at the door.
     pub(super) fn arrive(&mut self, request: u32) {
+        let slot = &mut self.requests[request as usize];
+        if slot.attempts == 0 {
+            slot.arrived = self.now;
+        }
+        let leg = self.first_leg();
+        self.ask(request, leg, None);
+    }
+
+    /// Hash it, look it up, ask the router of the workers that compute this part of it.
+    pub(super) fn ask(&mut self, request: u32, leg: Leg, pin: Option<WorkerRank>) {
         let trace = &self.trace.requests[request as usize];
         let carried = self.requests[request as usize].generated;
         let more = (carried > 0).then_some(Piece {
@@ -75,18 +92,23 @@ impl World<'_> {
             len: carried,
         });
         let hashed = self.prompt_hasher.hash(&trace.prompt, more);
-        let replica = request as usize % self.replicas.len();
+        let replica = self.replica_of(request, leg);
         let lookup = self.lookup_of(&hashed);
         let overlap = self.find(replica, &lookup);
+        let overrides = self.overrides_of(leg);
         let slot = &mut self.requests[request as usize];
-        if slot.attempts == 0 {
-            slot.arrived = self.now;
-        }
         (slot.state, slot.replica, slot.carried) = (State::Routing, replica, carried);
+        slot.leg = leg;
         let mut arrival = Arrival {
             failed: slot.failed.clone(),
             last_failure: slot.failed.last().map(|_| Outcome::Unreachable),
             session: self.conversations.get(request as usize).map(session),
+            overrides,
+            pin: Pin {
+                worker: pin.map(|rank| rank.worker),
+                rank: pin.map(|rank| rank.rank),
+            },
+            query_only: leg == Leg::Question,
             ..Arrival::new(id(request), hashed.len)
         };
         lookup.arrive(&mut arrival, overlap);
@@ -122,8 +144,9 @@ impl World<'_> {
 
     pub(super) fn obey(&mut self, replica: usize, output: Output) {
         match output {
+            Output::Send(sent) if !sent.booked => self.answered(&sent),
             Output::Send(sent) => self.send(replica, &sent),
-            Output::Refuse { id, .. } => self.end(request_of(id), State::Refused),
+            Output::Refuse { id, .. } => self.refused(request_of(id)),
             Output::Refresh { id } => {
                 let prompt = self.requests[request_of(id) as usize].prompt.as_ref();
                 let lookup = prompt.map(|prompt| self.lookup_of(prompt));
@@ -147,27 +170,44 @@ impl World<'_> {
         let Replica { index, trust, .. } = &self.replicas[replica];
         lookup.record(self.now, sent, index, trust);
         self.tell_peers(replica, sent, &hashed.sequence, hashed.len);
-        let carried = self.requests[request as usize].carried;
+        let slot = &self.requests[request as usize];
+        let (carried, leg) = (slot.carried, slot.leg);
+        let prompt = Prompt::from_parts(
+            self.prompt_hasher.hasher,
+            self.prompt_hasher.block_size,
+            hashed.len,
+            hashed.locals,
+            hashed.tail,
+        );
         let admission = EngineRequest {
             id: sent.id,
-            prompt: Prompt::from_parts(
-                self.prompt_hasher.hasher,
-                self.prompt_hasher.block_size,
-                hashed.len,
-                hashed.locals,
-                hashed.tail,
-            ),
+            prompt: match leg {
+                Leg::Decode => prompt.transferred(),
+                _ => prompt,
+            },
             output: OutputTokens::Seeded {
                 seed: trace.answer_seed.wrapping_add(u64::from(carried)),
                 vocabulary: VOCABULARY,
             },
-            max_tokens: trace.output_tokens.saturating_sub(carried).max(1),
+            max_tokens: match leg {
+                Leg::Prefill => 1,
+                _ => trace.output_tokens.saturating_sub(carried).max(1),
+            },
             priority: trace.priority,
             announce_hits: false,
         };
-        match self.admit(sent.target, admission) {
+        match leg {
+            Leg::Decode => self.transfer(sent, admission),
+            _ => self.give(sent.target, admission),
+        }
+    }
+
+    /// Gives a request to the worker that was chosen for it.
+    pub(super) fn give(&mut self, target: WorkerRank, admission: EngineRequest) {
+        let request = request_of(admission.id);
+        match self.admit(target, admission) {
             Ok(host) => self.requests[request as usize].state = State::Running { host },
-            Err(error) => self.not_admitted(request, sent.target, &error),
+            Err(error) => self.not_admitted(request, target, &error),
         }
     }
 
@@ -245,7 +285,7 @@ impl World<'_> {
     }
 
     pub(super) fn peer(&mut self, from: usize, event: &PeerEvent) {
-        if !self.fleet.replica_sync || self.replicas.len() < 2 {
+        if !self.fleet.replica_sync || self.fleet.replicas < 2 {
             return;
         }
         let at = self.now + self.fleet.event_latency;
@@ -262,8 +302,8 @@ impl World<'_> {
             return;
         }
         let events = Arc::new(events);
-        let life = self.hosts[host].life;
-        for replica in 0..self.replicas.len() {
+        let SimulatedEngine { life, rank, .. } = self.hosts[host];
+        for replica in self.replicas_of(rank.worker) {
             let events = Arc::clone(&events);
             if self.fleet.event_latency.is_zero() {
                 self.deliver(replica, host, life, &events);
@@ -311,7 +351,7 @@ impl World<'_> {
         for replica in &self.replicas {
             replica.index.remove_worker(worker);
         }
-        self.tell_all(&Input::Left(worker));
+        self.tell_pool(worker, &Input::Left(worker));
     }
 
     pub(super) fn announce_worker(&mut self, worker: WorkerId) {
@@ -321,7 +361,7 @@ impl World<'_> {
             max_num_batched_tokens: Some(u64::from(self.fleet.engine.max_num_batched_tokens)),
             ..WorkerSpec::new(worker)
         };
-        self.tell_all(&Input::Joined(spec));
+        self.tell_pool(worker, &Input::Joined(spec));
     }
 
     /// A rank's load, for routers that look at it.
@@ -336,13 +376,16 @@ impl World<'_> {
         let Some((rank, load)) = self.hosts[host].load() else {
             return;
         };
-        self.tell_all(&Input::Load(LoadReport {
-            rank,
-            active_decode_blocks: Some(u64::from(load.used_blocks)),
-            active_prefill_tokens: Some(load.pending_prefill_tokens),
-            kv_used_blocks: Some(u64::from(load.used_blocks)),
-            ..LoadReport::default()
-        }));
+        self.tell_pool(
+            rank.worker,
+            &Input::Load(LoadReport {
+                rank,
+                active_decode_blocks: Some(u64::from(load.used_blocks)),
+                active_prefill_tokens: Some(load.pending_prefill_tokens),
+                kv_used_blocks: Some(u64::from(load.used_blocks)),
+                ..LoadReport::default()
+            }),
+        );
     }
 
     pub(super) fn tick(&mut self, replica: usize) {

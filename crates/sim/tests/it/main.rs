@@ -1,6 +1,7 @@
 //! Whole runs: nothing is lost, nothing depends on chance, and what befalls a fleet has its effect.
 
 mod overload;
+mod pools;
 mod runs;
 mod time;
 mod traces;
