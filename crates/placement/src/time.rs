@@ -132,6 +132,19 @@ impl TimePolicy {
         self.estimator.set_rank(slot, known_batch(max_batched), new);
     }
 
+    /// Ranks have other slots now, from the first of each pair to the second, and nothing is booked.
+    pub fn moved(&mut self, moves: &[(u32, u32)]) {
+        self.writes.grow(
+            moves
+                .iter()
+                .map(|(_, to)| *to as usize + 1)
+                .max()
+                .unwrap_or(0),
+        );
+        self.estimator.moved(moves);
+        self.writes.moved(moves);
+    }
+
     /// Learns from what the ledger noted, and follows the loads.
     pub fn sync(&mut self, fleet: &Fleet, ledger: &mut Ledger) {
         let estimator = &mut self.estimator;

@@ -269,6 +269,17 @@ impl Estimator {
         self.version += 1;
     }
 
+    /// Ranks have other slots now: what is known of each goes along.
+    pub(super) fn moved(&mut self, moves: &[(u32, u32)]) {
+        let old = std::mem::take(&mut self.ranks);
+        for &(from, to) in moves {
+            if let Some(rank) = old.get(from as usize) {
+                *self.rank(to) = *rank;
+            }
+        }
+        self.version += 1;
+    }
+
     /// An answer was this long.
     pub fn answered(&mut self, output_tokens: u32) {
         let length = f64::from(output_tokens.max(1));

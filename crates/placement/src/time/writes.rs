@@ -61,6 +61,19 @@ impl CacheWrites {
         }
     }
 
+    /// Ranks have other slots now.
+    pub(super) fn moved(&mut self, moves: &[(u32, u32)]) {
+        for tokens in [&mut self.written, &mut self.recent] {
+            let old = std::mem::replace(tokens, vec![0.0; tokens.len()]);
+            for &(from, to) in moves {
+                let place = tokens.get_mut(to as usize);
+                if let (Some(place), Some(was)) = (place, old.get(from as usize)) {
+                    *place = *was;
+                }
+            }
+        }
+    }
+
     /// All caches together hold so many tokens; 0 for unknown.
     pub(super) fn set_capacity(&mut self, tokens: f64) {
         self.capacity = tokens;

@@ -82,6 +82,9 @@ impl Router {
             self.busy_slots.set(*to, busy_slots.has(*from));
         }
         self.admission.moved(&moves);
+        if let Some(times) = self.times_mut() {
+            times.moved(&moves);
+        }
     }
 
     /// Sends a worker nothing more; what it has goes on. Those that wait for it alone are refused.

@@ -79,6 +79,30 @@ fn a_router_goes_on_from_what_another_learned() {
     assert_eq!(linear.router.learned_record(), None);
 }
 
+/// Workers join in any order; each is known by what was learned of it.
+#[test]
+fn what_was_learned_of_a_rank_stays_with_it_whoever_joins() {
+    let first = taught(config(), 2);
+    let record = first.router.learned_record().unwrap();
+    let ranks = [1, 2].map(|worker| WorkerRank::new(worker, 0));
+    let samples = ranks.map(|rank| first.router.learned(rank).unwrap().prompt_samples);
+    assert!(samples.iter().all(|samples| *samples > 0), "{samples:?}");
+    let mut next = Host::new(config(), 0);
+    next.step(Input::Joined(spec(2)));
+    assert!(next.router.resume_learned(&record));
+    next.step(Input::Joined(spec(1)));
+    for rank in ranks {
+        assert_eq!(next.router.learned(rank), first.router.learned(rank));
+    }
+    let mut last = Host::new(config(), 0);
+    assert!(last.router.resume_learned(&record));
+    last.step(Input::Joined(spec(2)));
+    last.step(Input::Joined(spec(1)));
+    for rank in ranks {
+        assert_eq!(last.router.learned(rank), first.router.learned(rank));
+    }
+}
+
 #[test]
 fn a_profile_is_where_learning_starts() {
     let law = kvasir_router::StepLaw {
