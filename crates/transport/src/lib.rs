@@ -16,6 +16,8 @@ pub mod event_plane;
 mod events;
 #[cfg(feature = "http")]
 pub mod http_rpc;
+#[cfg(feature = "nats")]
+pub mod jetstream;
 mod local_error;
 mod memory;
 #[cfg(feature = "nats")]

@@ -8,6 +8,8 @@
 )]
 
 mod event_plane;
+#[cfg(feature = "nats")]
+mod jetstream;
 mod libzmq;
 #[cfg(feature = "nats")]
 mod nats_events;
