@@ -8,6 +8,7 @@
 //!
 //! Elsewhere: bytes of messages (`proto`), calls (`grpc`). Why the client is our own: decision 0108.
 
+mod claim;
 mod grpc;
 mod lease;
 mod proto;
@@ -27,6 +28,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use self::grpc::{Address, CallError, Channel};
 use self::lease::EtcdLease;
 use self::proto::{Heading, Heard, KeyValue, Page, Writer, range_end};
+use crate::coordination::Coordination;
 use crate::record::{Bucket, RecordKey};
 use crate::store::{Feed, Lease, Store, StoreError, StoreFuture, Watch, watch};
 
@@ -288,6 +290,10 @@ impl Store for EtcdStore {
             let lease: Arc<dyn Lease> = lease.map_err(|error| self.error(&error))?;
             Ok(lease)
         })
+    }
+
+    fn coordination(&self) -> Option<Arc<dyn Coordination>> {
+        Some(Arc::new(self.clone()))
     }
 }
 

@@ -14,6 +14,7 @@
 //! Elsewhere: how a worker is reached (`transport`), what is made of its records (`frontend`).
 
 pub mod card;
+pub mod coordination;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod file;
@@ -27,6 +28,7 @@ pub mod record;
 pub mod store;
 
 pub use card::{Artefact, Card, CardError, ModelInput, ModelType, NewCard, WorkerType};
+pub use coordination::{Claim, ClaimKind, Coordination};
 #[cfg(feature = "etcd")]
 pub use etcd::{EtcdOptions, EtcdOptionsError, EtcdStore};
 pub use file::FileStore;

@@ -17,6 +17,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::coordination::Coordination;
 use crate::mirror::{Change, Mirror, Put};
 use crate::record::{Bucket, Record, RecordKey};
 
@@ -65,6 +66,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// Begins a lease, under which a worker announces itself.
     fn lease(&self) -> StoreFuture<'_, Result<Arc<dyn Lease>, StoreError>>;
+
+    /// Where names can be taken, if the backend has that.
+    fn coordination(&self) -> Option<Arc<dyn Coordination>> {
+        None
+    }
 }
 
 /// What one worker has announced. It is kept alive until it is revoked; one that is dropped without that leaves its records to

@@ -105,7 +105,7 @@ impl EtcdLease {
 }
 
 /// A lease of this id, or of a new one if that is 0.
-async fn grant(store: &EtcdStore, id: u64) -> Result<LeaseState, CallError> {
+pub(super) async fn grant(store: &EtcdStore, id: u64) -> Result<LeaseState, CallError> {
     let request = Writer::default().number(1, store.lease_ttl).number(2, id);
     let answer = store
         .call("/etcdserverpb.Lease/LeaseGrant", request.done())

@@ -250,6 +250,31 @@ impl Heading {
     }
 }
 
+/// Whether a key was written that only one may write.
+pub(super) struct Taken;
+
+impl Taken {
+    /// Asks for `put` to be done if `key` is not there.
+    pub(super) fn ask(key: &[u8], put: &[u8]) -> Vec<u8> {
+        // The revision at which it was created is 0.
+        const CREATED: u64 = 1;
+        let absent = Writer::default().number(2, CREATED).bytes(3, key).done();
+        let write = Writer::default().bytes(2, put).done();
+        let request = Writer::default().bytes(1, &absent);
+        request.bytes(2, &write).done()
+    }
+
+    pub(super) fn read(message: &[u8]) -> Result<bool, BadMessage> {
+        let mut succeeded = false;
+        fields(message, |number, field| {
+            if let (2, Field::Number(value)) = (number, field) {
+                succeeded = value != 0;
+            }
+        })?;
+        Ok(succeeded)
+    }
+}
+
 /// A lease as etcd tells of it: its id, and how many seconds it has left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LeaseState {
