@@ -94,7 +94,7 @@ class Nats(Server):
     tool = package = "nats-server"
 
     def command(self):
-        return ["-a", "127.0.0.1", "-p", str(self.port)]
+        return ["-js", "-sd", f"{self.folder}/jetstream", "-a", "127.0.0.1", "-p", str(self.port)]
 
 
 class PlaneProcess(Kvasir):

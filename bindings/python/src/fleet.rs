@@ -68,6 +68,7 @@ impl Fleet {
         let options = EventPlaneOptions {
             recovery: Arc::new(EndpointRecovery::new(clients.clone(), seed)),
             nats: nats.clone(),
+            log: None,
             threads: None,
             seed,
             replicas: None,

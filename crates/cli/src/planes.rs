@@ -1,12 +1,13 @@
 //! Discovery and request planes of a frontend, from its options.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use kvasir_config::{DiscoveryBackend, EventPlane, Origin, Settings, keys};
 use kvasir_discovery::Store;
 use kvasir_frontend::{App, DiscoveryOptions, EventPlaneSetup, Fleet};
-use kvasir_host::{IndexEndpoints, PeerOptions, PeerSecret, ReplicaCarrier};
+use kvasir_host::{EventLogOptions, IndexEndpoints, PeerOptions, PeerSecret, ReplicaCarrier};
 use kvasir_planes::listen_at;
 pub(crate) use kvasir_planes::{Clients, clients, namespaces, nats_link, store};
 use kvasir_tasks::Tasks;
@@ -44,6 +45,7 @@ pub(crate) async fn with_planes(
     let mut fleet = fleet.with_event_plane(EventPlaneSetup {
         clients: clients.clone(),
         nats: link,
+        log: event_log(settings, tasks)?,
     });
     for (name, client) in clients {
         let connect = move |_: WorkerId, endpoint: &PlaneEndpoint| {
@@ -53,6 +55,33 @@ pub(crate) async fn with_planes(
         fleet = fleet.with_plane(name, Arc::new(connect));
     }
     Ok(fleet)
+}
+
+/// How cache events are read that are kept in JetStream, if the options ask for it.
+pub(crate) fn event_log(
+    settings: &Settings,
+    tasks: &Tasks,
+) -> Result<Option<EventLogOptions>, Failure> {
+    if !settings.get(keys::ROUTER_DURABLE_KV_EVENTS) {
+        return Ok(None);
+    }
+    let store = store(settings, tasks)?;
+    let coordination = store.and_then(|(store, _)| store.coordination());
+    if coordination.is_none() {
+        tracing::info!(
+            "this discovery backend has no locks: routers find out from JetStream who is first"
+        );
+    }
+    // The standard library seeds its hashers from the system.
+    let chance = || RandomState::new().build_hasher().finish();
+    Ok(Some(EventLogOptions {
+        router: format!("{:016x}{:016x}", chance(), chance()),
+        snapshot_threshold: settings.get(keys::ROUTER_SNAPSHOT_THRESHOLD).into(),
+        max_age: settings.get(keys::NATS_STREAM_MAX_AGE),
+        reset: settings.get(keys::ROUTER_RESET_STATES),
+        coordination,
+        hook: None,
+    }))
 }
 
 /// Whether replicas are linked without a broker.

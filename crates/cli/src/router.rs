@@ -56,6 +56,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
             store: Arc::clone(&store),
             clients,
             nats: link.clone(),
+            log: planes::event_log(settings, &tasks)?,
             replicas: replicas(settings, &context, &link),
             threads: event_threads(settings)?,
             seed,

@@ -28,6 +28,8 @@ use kvasir_types::{Device, DpRank, PlaneEndpoint, TransportKind, WorkerId};
 use tokio::sync::Notify;
 
 use crate::context::HostContext;
+#[cfg(feature = "nats")]
+use crate::event_log::EventLogOptions;
 use crate::model::{Model, ModelSpec};
 use crate::plane::{EndpointRecovery, EventPlane, EventPlaneOptions, PlaneWorker, endpoint_of};
 use crate::replica::ReplicaAnnouncer;
@@ -48,6 +50,9 @@ pub struct EndpointFleetOptions {
     /// The connection to NATS, for event channels that are there.
     #[cfg(feature = "nats")]
     pub nats: NatsLink,
+    /// How cache events are read that are kept in JetStream, if they are.
+    #[cfg(feature = "nats")]
+    pub log: Option<EventLogOptions>,
     /// Other replicas, where this one is in step with them.
     pub replicas: Option<ReplicaAnnouncer>,
     /// Where event streams run; the caller's runtime if there are none.
@@ -97,6 +102,8 @@ impl EndpointFleet {
                 recovery: Arc::new(recovery),
                 #[cfg(feature = "nats")]
                 nats: options.nats,
+                #[cfg(feature = "nats")]
+                log: options.log,
                 replicas: replicas.as_ref().map(|own| own.replicas().clone()),
                 threads: options.threads,
                 seed: options.seed,
@@ -120,7 +127,7 @@ impl EndpointFleet {
             replicas.announce_in(&store, &context.tasks);
         }
         let namespace = endpoint.namespace.clone();
-        let events = store.watch(&[Bucket::EventChannels, Bucket::EventSources]);
+        let events = store.watch(plane.buckets());
         let heard = plane
             .clone()
             .follow(events, move |record| record.namespace() == namespace);

@@ -16,6 +16,8 @@ mod context;
 mod counted;
 mod dump;
 mod endpoint;
+#[cfg(feature = "nats")]
+mod event_log;
 mod events;
 mod meters;
 mod model;
@@ -42,6 +44,8 @@ pub use dump::dump_index;
 pub use endpoint::{
     EndpointAnswer, EndpointError, EndpointFleet, EndpointFleetOptions, EndpointJob,
 };
+#[cfg(feature = "nats")]
+pub use event_log::{EventLogOptions, LogStep, StepFuture, StepHook};
 pub use events::{
     EventStream, EventStreamHandle, LocalEvents, Now, PauseGuard, StreamObserver, StreamState,
     Subscriptions,

@@ -24,17 +24,24 @@ pub use records::{endpoint_of, plane_change};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kvasir_discovery::Bucket;
 use kvasir_kv_events::StreamOptions;
 use kvasir_tasks::RuntimeThreads;
 use kvasir_transport::event_plane::ChannelAddress;
 #[cfg(feature = "nats")]
+use kvasir_transport::jetstream::JetStream;
+#[cfg(feature = "nats")]
 use kvasir_transport::nats::NatsLink;
 use kvasir_trust::Cause;
 use kvasir_types::{PlaneEndpoint, WorkerId, WorkerRank};
+#[cfg(feature = "nats")]
+use kvasir_wire::native::LogNames;
 use kvasir_wire::native::Topic;
 use tokio::sync::mpsc;
 
 use crate::context::HostContext;
+#[cfg(feature = "nats")]
+use crate::event_log::{EventLog, EventLogOptions};
 use crate::events::Subscriptions;
 use crate::replica::Replicas;
 use crate::router_host::RouterHost;
@@ -87,6 +94,20 @@ pub enum PlaneChange {
         /// Whose.
         publisher: u64,
     },
+    /// A worker is of this component; asked for where cache events may be kept in JetStream.
+    Component {
+        /// Which.
+        worker: WorkerId,
+        /// The component's namespace.
+        namespace: String,
+        /// The component.
+        component: String,
+    },
+    /// A worker has an endpoint less.
+    ComponentGone {
+        /// Which.
+        worker: WorkerId,
+    },
 }
 
 /// A worker, as a member of a router.
@@ -109,6 +130,7 @@ pub struct PlaneWorker {
 pub struct EventPlane {
     changes: mpsc::Sender<PlaneChange>,
     workers: WorkerRouters,
+    reads_log: bool,
 }
 
 /// How an event plane listens.
@@ -118,6 +140,9 @@ pub struct EventPlaneOptions {
     /// The connection to NATS, for channels that are there.
     #[cfg(feature = "nats")]
     pub nats: NatsLink,
+    /// How cache events are read that are kept in JetStream, if they are: of workers that announce no channel of their own.
+    #[cfg(feature = "nats")]
+    pub log: Option<EventLogOptions>,
     /// Other replicas, where what they say counts.
     pub replicas: Option<Replicas>,
     /// Where streams run; the caller's runtime if there are none.
@@ -132,6 +157,10 @@ impl EventPlane {
     pub fn start(context: &HostContext, options: EventPlaneOptions) -> Self {
         let (changes, received) = mpsc::channel(CHANGES_MAX);
         let workers = WorkerRouters::default();
+        #[cfg(feature = "nats")]
+        let reads_log = options.log.is_some();
+        #[cfg(not(feature = "nats"))]
+        let reads_log = false;
         let plane = Plane {
             context: context.clone(),
             carriers: Carriers::new(&options, &context.tasks),
@@ -139,11 +168,32 @@ impl EventPlane {
             channels: BTreeMap::new(),
             sources: BTreeMap::new(),
             workers: workers.clone(),
+            #[cfg(feature = "nats")]
+            components: BTreeMap::new(),
+            #[cfg(feature = "nats")]
+            logs: BTreeMap::new(),
             streams: Subscriptions::default(),
             listeners: BTreeMap::new(),
         };
         context.tasks.background().spawn(plane.run(received));
-        Self { changes, workers }
+        Self {
+            changes,
+            workers,
+            reads_log,
+        }
+    }
+
+    /// Of which records of a store it is to be told.
+    #[must_use]
+    pub const fn buckets(&self) -> &'static [Bucket] {
+        match self.reads_log {
+            true => &[
+                Bucket::EventChannels,
+                Bucket::EventSources,
+                Bucket::Instances,
+            ],
+            false => &[Bucket::EventChannels, Bucket::EventSources],
+        }
     }
 
     /// A worker is a member of a router from now on, or something about it changed.
@@ -166,9 +216,20 @@ impl EventPlane {
 #[derive(Debug, PartialEq, Eq)]
 struct StreamOrigin {
     stay: u64,
-    publisher: u64,
-    address: ChannelAddress,
-    recovery: Option<PlaneEndpoint>,
+    place: EventPlace,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum EventPlace {
+    /// A channel that the worker announced.
+    Channel {
+        publisher: u64,
+        address: ChannelAddress,
+        recovery: Option<PlaneEndpoint>,
+    },
+    /// The stream of its component.
+    #[cfg(feature = "nats")]
+    Log(LogNames),
 }
 
 struct Plane {
@@ -179,6 +240,12 @@ struct Plane {
     /// By publisher.
     sources: BTreeMap<u64, PlaneSource>,
     workers: WorkerRouters,
+    /// Of which component each worker is, and by how many endpoints that is known.
+    #[cfg(feature = "nats")]
+    components: BTreeMap<WorkerId, (LogNames, u32)>,
+    /// By stream.
+    #[cfg(feature = "nats")]
+    logs: BTreeMap<String, EventLog>,
     streams: Subscriptions<WorkerRank, StreamOrigin>,
     /// Of topics that are not cache events.
     listeners: BTreeMap<(Topic, u64), Listener>,
@@ -234,6 +301,31 @@ impl Plane {
                     self.follow(gone.rank).await;
                 }
             }
+            #[cfg(feature = "nats")]
+            PlaneChange::Component {
+                worker,
+                namespace,
+                component,
+            } => {
+                let names = LogNames::of(&namespace, &component);
+                let known = self.components.entry(worker).or_insert((names, 0));
+                known.1 += 1;
+                if known.1 == 1 {
+                    self.follow_worker(worker).await;
+                }
+            }
+            #[cfg(feature = "nats")]
+            PlaneChange::ComponentGone { worker } => {
+                if let Some(known) = self.components.get_mut(&worker) {
+                    known.1 -= 1;
+                    if known.1 == 0 {
+                        self.components.remove(&worker);
+                        self.follow_worker(worker).await;
+                    }
+                }
+            }
+            #[cfg(not(feature = "nats"))]
+            PlaneChange::Component { .. } | PlaneChange::ComponentGone { .. } => {}
         }
     }
 
@@ -262,14 +354,22 @@ impl Plane {
         let sources = self.sources.values().filter(of_rank);
         let mut origins = sources.filter_map(|source| {
             let address = self.channels.get(&(Topic::KvEvents, source.publisher))?;
-            Some(StreamOrigin {
-                stay,
+            let place = EventPlace::Channel {
                 publisher: source.publisher,
                 address: address.clone(),
                 recovery: source.recovery.clone(),
-            })
+            };
+            Some(StreamOrigin { stay, place })
         });
-        origins.next_back()
+        let announced = origins.next_back();
+        #[cfg(feature = "nats")]
+        let announced = announced.or_else(|| {
+            self.options.log.as_ref()?;
+            let (names, _) = self.components.get(&rank.worker)?;
+            let place = EventPlace::Log(names.clone());
+            Some(StreamOrigin { stay, place })
+        });
+        announced
     }
 
     /// Opens, closes or changes a rank's stream, so that it is what it should be.
@@ -301,28 +401,40 @@ impl Plane {
     }
 
     fn open(&mut self, member: &Member, rank: WorkerRank, origin: StreamOrigin) {
+        let (publisher, address, recovery) = match &origin.place {
+            EventPlace::Channel {
+                publisher,
+                address,
+                recovery,
+            } => (*publisher, address.clone(), recovery.clone()),
+            #[cfg(feature = "nats")]
+            EventPlace::Log(names) => {
+                let names = names.clone();
+                return self.open_log(member, rank, origin, &names);
+            }
+        };
         let host = &member.host;
         let tasks = self.context.tasks.background();
         let carriers = &self.carriers;
-        let listening = carriers.listen(&tasks, &origin.address, Topic::KvEvents, origin.publisher);
+        let listening = carriers.listen(&tasks, &address, Topic::KvEvents, publisher);
         let source = match listening {
             Ok(source) => source,
             Err(error) => {
                 member
                     .host
                     .judge(rank, &member.url, Some(Cause::NoEvents), None);
-                return tracing::warn!(%rank, address = %origin.address, error, "cannot listen to this event channel");
+                return tracing::warn!(%rank, %address, error, "cannot listen to this event channel");
             }
         };
         host.judge(rank, &member.url, None, None);
         let seed = self.options.seed ^ rank.worker.0 ^ u64::from(rank.rank.0) << 32;
         let options = StreamOptions {
-            replay: origin.recovery.is_some(),
+            replay: recovery.is_some(),
             ..StreamOptions::router_events(host.block_size(), seed)
         };
-        tracing::info!(%rank, router = %host.name(), events = %origin.address,
-            recovery = origin.recovery.is_some(), "subscribed to cache events");
-        let (address, recovery) = (origin.address.to_string(), origin.recovery.clone());
+        tracing::info!(%rank, router = %host.name(), events = %address,
+            recovery = recovery.is_some(), "subscribed to cache events");
+        let address = address.to_string();
         let client = Arc::clone(&self.options.recovery);
         let start = || {
             host.subscribe_router_events(rank, &address, options, |tasks| {
@@ -331,6 +443,36 @@ impl Plane {
         };
         let threads = self.options.threads.as_deref();
         self.streams.open(rank, origin, threads, start);
+    }
+
+    /// Reads a rank's events from the stream of its component.
+    #[cfg(feature = "nats")]
+    fn open_log(
+        &mut self,
+        member: &Member,
+        rank: WorkerRank,
+        origin: StreamOrigin,
+        names: &LogNames,
+    ) {
+        let Some(options) = &self.options.log else {
+            return;
+        };
+        let log = self.logs.entry(names.stream.clone()).or_insert_with(|| {
+            let jetstream = JetStream::new(self.options.nats.clone());
+            EventLog::start(jetstream, names.clone(), options.clone(), &self.context)
+        });
+        let host = &member.host;
+        host.judge(rank, &member.url, None, None);
+        let address = format!("jetstream {}", names.stream);
+        tracing::info!(%rank, router = %host.name(), events = address, "subscribed to cache events");
+        let source = log.listen(rank);
+        let options = StreamOptions::log(host.block_size());
+        let start = || host.subscribe_router_events(rank, &address, options, |_| source);
+        let threads = self.options.threads.as_deref();
+        self.streams.open(rank, origin, threads, start);
+        if let Some(stream) = self.streams.handle(&rank) {
+            log.opened(rank, Arc::clone(host.index()), stream);
+        }
     }
 
     /// Listens to load and bookings, and to what replicas say where there are any; other topics concern nobody here.

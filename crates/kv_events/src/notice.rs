@@ -76,6 +76,11 @@ pub enum Notice {
         /// Why they were put.
         cause: RecoveryCause,
     },
+    /// A log no longer holds all events of a rank; it was emptied and goes on with those that there are.
+    LogTooShort {
+        /// Whose.
+        rank: WorkerRank,
+    },
     /// Messages are missing and there is no replay socket; the rank was emptied.
     GapWithoutReplay,
     /// The engine cleared its cache.
@@ -153,6 +158,10 @@ impl fmt::Display for Notice {
                 f,
                 "worker does not answer what its cache holds (cause: {cause}); continuing with live events; \
                  check its KV query endpoint"
+            ),
+            Self::LogTooShort { .. } => f.write_str(
+                "the JetStream stream no longer holds all events of the rank, and no snapshot has them; \
+                 older blocks are not known",
             ),
             Self::GapWithoutReplay => f.write_str(
                 "event messages missing and no replay socket known; the rank's blocks are forgotten \

@@ -200,6 +200,9 @@ impl NumberedRank {
     }
 
     fn stale<C: Cache>(&mut self, event: &RouterEvent, step: &mut Step<'_, C>) {
+        if step.options.log {
+            return self.repeated(event, step);
+        }
         step.effects.counts.stale += 1;
         self.stale_run += 1;
         if self.stale_run < STALE_RUN_MAX {
@@ -213,6 +216,18 @@ impl NumberedRank {
         }
         self.restarted(step);
         self.state.exact = event.id == FIRST_ID;
+        self.apply_next(event, step);
+    }
+
+    /// An old number in a log: its first one means that the publisher began again, or that all since then follows once more; others are what
+    /// was written twice.
+    fn repeated<C: Cache>(&mut self, event: &RouterEvent, step: &mut Step<'_, C>) {
+        if event.id != FIRST_ID {
+            step.effects.counts.stale += 1;
+            return;
+        }
+        self.restarted(step);
+        self.state.exact = true;
         self.apply_next(event, step);
     }
 
@@ -357,6 +372,10 @@ impl NumberedRank {
         let Some(query) = self.query else {
             return;
         };
+        if step.options.log {
+            // It is followed by everything since.
+            self.held.clear();
+        }
         match reply {
             RecoveryReply::Events { events, .. } if query.whole => {
                 self.replaced(events, None, step)
@@ -364,7 +383,12 @@ impl NumberedRank {
             RecoveryReply::Events { events, .. } => self.filled(&events, step),
             RecoveryReply::TreeDump { events, last } => self.replaced(events, Some(last), step),
             RecoveryReply::TreeDumpFailed { last, .. } => {
-                self.query_failed(query.cause, step);
+                match step.options.log {
+                    true => step.notice(Notice::LogTooShort {
+                        rank: self.state.rank,
+                    }),
+                    false => self.query_failed(query.cause, step),
+                }
                 self.state.forget(step.effects.cache, false);
                 self.last = Some(last);
                 self.query = None;
@@ -413,7 +437,8 @@ impl NumberedRank {
         self.state.replace(&events, &mut step.effects);
         self.state.exact &= !left_out && (last.is_some() || begins);
         // Live events that were applied since the question was put are not in its answer: they are asked for.
-        let ahead = self.last.filter(|_| !self.query.is_some_and(|q| q.whole));
+        let is_behind = !step.options.log && !self.query.is_some_and(|q| q.whole);
+        let ahead = self.last.filter(|_| is_behind);
         let last = last.unwrap_or(newest);
         let is_restart = self.query.map(|query| query.cause) == Some(RecoveryCause::Restart);
         if is_restart && self.last.is_some_and(|before| last < before) {

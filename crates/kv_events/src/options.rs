@@ -27,6 +27,9 @@ pub struct StreamOptions {
     pub translate: TranslateOptions,
     /// Whether what is missing can be asked for: the engine has a replay socket that we know of, the worker an index of its own.
     pub replay: bool,
+    /// Whether the source is a log that others wrote: it brings everything in order, what it brings twice it brings in one piece, and an answer is
+    /// followed by all that came after what it tells.
+    pub log: bool,
     /// Silence after which a replay or a question counts as broken. A server under load answers between batches.
     pub replay_timeout: Duration,
     /// Attempts without progress before a recovery is given up.
@@ -61,6 +64,7 @@ impl StreamOptions {
                 image_token: None,
             },
             replay: true,
+            log: false,
             replay_timeout: Duration::from_secs(5),
             attempts_max: 5,
             backoff: Duration::from_millis(200),
@@ -86,6 +90,20 @@ impl StreamOptions {
             copies: false,
             start_jitter: Duration::from_millis(100),
             seed,
+            ..Self::new(block_size)
+        }
+    }
+
+    /// The defaults for router events that are read from a log.
+    #[must_use]
+    pub const fn log(block_size: u32) -> Self {
+        Self {
+            log: true,
+            // The whole log may have to be read.
+            replay_timeout: Duration::from_secs(300),
+            attempts_max: 8,
+            copies: false,
+            verify_every: None,
             ..Self::new(block_size)
         }
     }

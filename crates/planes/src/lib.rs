@@ -13,7 +13,7 @@ mod listeners;
 mod stores;
 
 pub use clients::{Clients, clients, clients_at, nats_link};
-pub use listeners::{ENDPOINT, endpoint, event_carrier, listen, listen_at};
+pub use listeners::{ENDPOINT, endpoint, event_carrier, event_log, listen, listen_at};
 pub use stores::{NamedStore, kubernetes_options, namespaces, store};
 
 use std::net::{SocketAddr, ToSocketAddrs};

@@ -1,5 +1,6 @@
 //! Where a worker takes requests and publishes its events, by the options.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::Path;
 
 use kvasir_config::{EventPlane, RequestPlane, Settings, keys};
@@ -7,8 +8,10 @@ use kvasir_discovery::EndpointName;
 use kvasir_tasks::Tasks;
 use kvasir_transport::event_plane::NatsEvents;
 use kvasir_transport::http_rpc::HttpServer;
+use kvasir_transport::jetstream::{JetStream, LogPublisher, LogPublisherOptions};
 use kvasir_transport::nats::{NatsLink, NatsServer};
 use kvasir_transport::tcp::{EndpointServer, ServerOptions, TlsAcceptor, server_tls};
+use kvasir_wire::native::LogNames;
 use kvasir_worker::{EventCarrier, RequestServer};
 
 use crate::{SetupError, resolve};
@@ -100,6 +103,32 @@ fn request_tls(settings: &Settings) -> Result<Option<TlsAcceptor>, SetupError> {
     let tls = server_tls(&certificate, &key)
         .map_err(|error| SetupError::Option(format!("--tcp-tls-cert-path: {error}")))?;
     Ok(Some(tls))
+}
+
+/// The stream that cache events of an endpoint are kept in, if `--durable-kv-events` asks for it.
+#[must_use]
+pub fn event_log(
+    settings: &Settings,
+    of: &EndpointName,
+    link: &NatsLink,
+    tasks: &Tasks,
+) -> Option<LogPublisher> {
+    if !settings.get(keys::DURABLE_KV_EVENTS) {
+        return None;
+    }
+    let names = LogNames::of(&of.namespace, &of.component);
+    let options = LogPublisherOptions {
+        stream: names.stream,
+        subject: names.subject,
+        max_age: settings.get(keys::NATS_STREAM_MAX_AGE),
+        // The standard library seeds its hashers from the system.
+        publisher: RandomState::new().build_hasher().finish(),
+    };
+    Some(LogPublisher::start(
+        JetStream::new(link.clone()),
+        options,
+        tasks,
+    ))
 }
 
 /// How the events of an endpoint travel; `host` is where others reach this process.

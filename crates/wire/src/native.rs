@@ -9,6 +9,7 @@
 
 mod forward_pass;
 mod index_query;
+mod log_names;
 mod plane;
 mod read;
 mod recovery;
@@ -22,6 +23,7 @@ pub use forward_pass::{ForwardPass, QueuedWork, ScheduledWork};
 pub use index_query::{
     IndexQuery, IndexReply, QUERY_BLOCKS_MAX, QUERY_RANKS_MAX, RoutingRecord, TierScore,
 };
+pub use log_names::LogNames;
 pub use plane::{ActiveLoad, ENVELOPE_VERSION, Envelope};
 pub use read::decode_router_events;
 pub use recovery::{RecoveryReply, RecoveryRequest};
@@ -29,7 +31,7 @@ pub use replica::ReplicaMessage;
 pub use sequences::{PrefillHint, SequenceChange, SequenceEvent, SessionBinding};
 pub use slot_news::{SLOT_TOPIC, SlotNews};
 pub use topic::{EventScope, Topic};
-pub use write::encode_router_events;
+pub use write::{encode_router_event, encode_router_events};
 
 use kvasir_types::{EngineHash, KvEvent, LocalHash, StoredBlock, Tier, WorkerRank};
 

@@ -4,19 +4,29 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvasir_kv_events::publisher::RankPublisher;
 use kvasir_protocol::Payload;
+use kvasir_transport::jetstream::LogPublisher;
 use kvasir_transport::{EndpointHandler, HandlerFuture, IncomingCall};
 use kvasir_types::{Codec, KvEvent, WorkerRank};
 use kvasir_wire::native::{
-    Encoding, RecoveryReply, RecoveryRequest, RouterEvent, encode_router_events,
+    Encoding, RecoveryReply, RecoveryRequest, RouterEvent, encode_router_event,
+    encode_router_events,
 };
 
 use crate::CacheOutbox;
 use crate::channels::Channel;
 
+/// Where a rank's events go.
+enum Output {
+    /// To whoever listens.
+    Channel(Channel),
+    /// Into a stream that is kept, which answers in the rank's place.
+    Log(LogPublisher),
+}
+
 /// One rank's events.
 pub(crate) struct RankCache {
     publisher: Mutex<RankPublisher>,
-    channel: Channel,
+    output: Output,
     outbox: Option<Arc<dyn CacheOutbox>>,
 }
 
@@ -28,7 +38,20 @@ impl RankCache {
     ) -> Self {
         Self {
             publisher: Mutex::new(RankPublisher::new(rank)),
-            channel,
+            output: Output::Channel(channel),
+            outbox,
+        }
+    }
+
+    /// A rank whose events are kept in a stream: it keeps no index of its own and is not asked.
+    pub(crate) fn logged(
+        rank: WorkerRank,
+        log: LogPublisher,
+        outbox: Option<Arc<dyn CacheOutbox>>,
+    ) -> Self {
+        Self {
+            publisher: Mutex::new(RankPublisher::unanswering(rank)),
+            output: Output::Log(log),
             outbox,
         }
     }
@@ -41,8 +64,12 @@ impl RankCache {
         }
     }
 
-    pub(crate) const fn channel(&self) -> &Channel {
-        &self.channel
+    /// Its channel, if it has one.
+    pub(crate) const fn channel(&self) -> Option<&Channel> {
+        match &self.output {
+            Output::Channel(channel) => Some(channel),
+            Output::Log(_) => None,
+        }
     }
 
     /// A change of the cache. It goes out with the step that made it.
@@ -64,7 +91,10 @@ impl RankCache {
     /// The engine began anew, with an empty cache and without a word to anybody.
     pub(crate) fn restart(&self) {
         let mut publisher = self.lock();
-        *publisher = RankPublisher::new(publisher.rank());
+        *publisher = match &self.output {
+            Output::Channel(_) => RankPublisher::new(publisher.rank()),
+            Output::Log(_) => RankPublisher::unanswering(publisher.rank()),
+        };
     }
 
     fn answer(&self, request: &RecoveryRequest) -> RecoveryReply {
@@ -81,9 +111,14 @@ impl RankCache {
             None => vec![events],
         };
         for events in messages {
-            let mut payload = Vec::new();
-            encode_router_events(Encoding::MessagePack, &events, &mut payload);
-            self.channel.publish(payload);
+            match &self.output {
+                Output::Channel(channel) => {
+                    let mut payload = Vec::new();
+                    encode_router_events(Encoding::MessagePack, &events, &mut payload);
+                    channel.publish(payload);
+                }
+                Output::Log(log) => events.iter().for_each(|event| write(log, event)),
+            }
         }
     }
 
@@ -92,6 +127,13 @@ impl RankCache {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What finds no room is missing, and the numbers show it.
+fn write(log: &LogPublisher, event: &RouterEvent) {
+    let mut payload = Vec::new();
+    encode_router_event(Encoding::Json, event, &mut payload);
+    log.publish(payload.into());
 }
 
 /// Answers routers that missed events of a rank.

@@ -11,6 +11,7 @@ use kvasir_discovery::record::SourceRank;
 use kvasir_discovery::{Card, EndpointName, Instance, Lease, Record, Store, StoreError};
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
+use kvasir_transport::jetstream::LogPublisher;
 use kvasir_transport::{EndpointHandler, ServedEndpoint};
 use kvasir_types::{Codec, WorkerId};
 use kvasir_wire::native::Topic;
@@ -40,6 +41,8 @@ pub struct MemberOptions {
     pub codec: Codec,
     /// How its events travel.
     pub carrier: EventCarrier,
+    /// The stream that its cache events are kept in, if they are; then they have no channel, and the worker is not asked for them.
+    pub log: Option<LogPublisher>,
     /// Stands before its cache events; none for workers that do nothing wrong.
     pub outbox: Option<Arc<dyn CacheOutbox>>,
 }
@@ -89,6 +92,7 @@ impl Membership {
             WorkerId(lease.id()),
             options.ranks,
             &options.carrier,
+            options.log.as_ref(),
             options.outbox.as_ref(),
             clock,
             tasks,
@@ -129,7 +133,10 @@ impl Membership {
         self.put(Record::Endpoint(generate)).await?;
         let ranks = 0..self.options.ranks.max(1);
         for (cache, dp_rank) in self.reports.caches().iter().zip(ranks) {
-            let publisher = cache.channel().id();
+            let Some(channel) = cache.channel() else {
+                continue;
+            };
+            let publisher = channel.id();
             let query = records::query_endpoint(endpoint, publisher);
             let handler = Arc::new(CacheQuery(Arc::clone(cache)));
             let query = self.serve(server, &query, handler).await?;
@@ -138,7 +145,7 @@ impl Membership {
                 dp_rank,
             };
             let source = records::source(endpoint, publisher, rank, Some(query.clone()));
-            self.put(self.channel(cache.channel())).await?;
+            self.put(self.channel(channel)).await?;
             self.put(Record::Endpoint(query)).await?;
             self.put(source).await?;
         }

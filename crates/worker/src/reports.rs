@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
+use kvasir_transport::jetstream::LogPublisher;
 use kvasir_types::{DpRank, KvEvent, RequestId, WorkerId, WorkerRank};
 use kvasir_wire::native::{
     QueuedWork, RouterEvent, ScheduledWork, SequenceChange, SequenceEvent, Topic,
@@ -42,6 +43,7 @@ impl Reports {
         worker: WorkerId,
         ranks: u32,
         carrier: &EventCarrier,
+        log: Option<&LogPublisher>,
         outbox: Option<&Arc<dyn CacheOutbox>>,
         clock: Clock,
         tasks: &Tasks,
@@ -57,8 +59,11 @@ impl Reports {
         let sequences = open(Topic::ActiveSequences).await?;
         let mut caches = Vec::new();
         for rank in names.clone() {
-            let channel = open(Topic::KvEvents).await?;
-            caches.push(Arc::new(RankCache::new(rank, channel, outbox.cloned())));
+            let outbox = outbox.cloned();
+            caches.push(Arc::new(match log {
+                Some(log) => RankCache::logged(rank, log.clone(), outbox),
+                None => RankCache::new(rank, open(Topic::KvEvents).await?, outbox),
+            }));
         }
         let load = open(Topic::KvMetrics).await?;
         let passes = open(Topic::ForwardPass).await?;

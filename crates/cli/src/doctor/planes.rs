@@ -229,6 +229,7 @@ impl Asker {
         let options = EventPlaneOptions {
             recovery: Arc::new(EndpointRecovery::new(clients.clone(), seed)),
             nats,
+            log: None,
             replicas: None,
             threads: None,
             seed,

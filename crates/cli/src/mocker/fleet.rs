@@ -12,7 +12,7 @@ use kvasir_mocker::{
     CacheFaults, Fault, Faults, MeetingPoint, MockServer, MockServerOptions, Observer, Part,
     PlaneEngine, PlaneReporter, PrefillPart, Worker, WorkerOptions,
 };
-use kvasir_planes::event_carrier;
+use kvasir_planes::{event_carrier, event_log};
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, Metrics};
 use kvasir_transport::local_address;
@@ -190,6 +190,7 @@ impl Plan {
             server,
             member: MemberOptions {
                 carrier: event_carrier(settings, &endpoint, &host, &link, tasks),
+                log: event_log(settings, &endpoint, &link, tasks),
                 endpoint,
                 card,
                 ranks: worker.ranks,

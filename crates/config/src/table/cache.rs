@@ -16,17 +16,19 @@ options! { CACHE_ROWS, Group::Cache, Scope::ROUTING;
         .common().effective();
 
     /// Read KV events from JetStream; must also be set on workers.
+    ///
+    /// A worker that announces an event channel of its own is heard there.
     ROUTER_DURABLE_KV_EVENTS: bool = "router-durable-kv-events" =>
         env(&[var("DYN_ROUTER_DURABLE_KV_EVENTS"), var("DYN_DURABLE_KV_EVENTS")]).default("false")
-        .deprecated("leave it out, since workers keep their own events for replay");
+        .deprecated("leave it out, since workers keep their own events for replay").effective();
 
     /// Delete the stored stream and snapshot at start; JetStream only.
     ROUTER_RESET_STATES: bool = "router-reset-states" =>
-        env(&[var("DYN_ROUTER_RESET_STATES")]).default("false");
+        env(&[var("DYN_ROUTER_RESET_STATES")]).default("false").effective();
 
     /// Take a snapshot when the stream has more messages than this; JetStream only.
     ROUTER_SNAPSHOT_THRESHOLD: u32 = "router-snapshot-threshold" =>
-        env(&[var("DYN_ROUTER_SNAPSHOT_THRESHOLD")]).default("1000000").ints(1, u32::MAX as u64);
+        env(&[var("DYN_ROUTER_SNAPSHOT_THRESHOLD")]).default("1000000").ints(1, u32::MAX as u64).effective();
 
     /// How long a predicted block counts as cached; only without KV events.
     ROUTER_TTL_SECS: Duration = "router-ttl-secs" of router =>

@@ -199,6 +199,10 @@ options! { REPLAY_ROWS, Group::Replay, Scope::REPLAY;
 
 options! { MOCKER_ROWS, Group::Mocker, Scope::MOCKER;
 
+    /// Write KV events to JetStream instead of an event channel, for routers with `--router-durable-kv-events`.
+    DURABLE_KV_EVENTS: bool = "durable-kv-events" =>
+        env(&[var("KVASIR_DURABLE_KV_EVENTS")]).default("false").effective();
+
     /// Publish KV events at this address over ZeroMQ, as an engine does.
     ///
     /// Each further rank, then each further worker, uses the next port; port 0 takes free ones.

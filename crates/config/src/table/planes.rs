@@ -63,8 +63,10 @@ options! { PLANES_ROWS, Group::Planes, PLANES_SCOPE;
         env(&[var("NATS_TLS_INSECURE")]).default("false").effective();
 
     /// Retention time of the JetStream stream.
+    ///
+    /// A router with `--router-durable-kv-events` takes a snapshot before the first event is that old.
     NATS_STREAM_MAX_AGE: Duration = "nats-stream-max-age" =>
-        env(&[var("DYN_NATS_STREAM_MAX_AGE")]).default("3600").metavar("SECONDS");
+        env(&[var("DYN_NATS_STREAM_MAX_AGE")]).default("3600").positive().metavar("SECONDS").effective();
 
     /// Addresses of etcd, separated by commas.
     ETCD_ENDPOINTS: String = "etcd-endpoints" =>

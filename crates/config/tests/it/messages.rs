@@ -241,7 +241,6 @@ fn notices() {
         --kserve-grpc-server (flag) has no effect yet: this version accepts it and does not act on it
         --admission-control (flag) is ignored: use the busy thresholds and the queue
         --router-durable-kv-events (flag) is deprecated: leave it out, since workers keep their own events for replay
-        --router-durable-kv-events (flag) has no effect yet: this version accepts it and does not act on it
         variable DYN_HTTP_PROT is set, but no option reads it. Did you mean DYN_HTTP_PORT?
         variable DYN_ROUTER_MOD is set, but no option reads it. Did you mean DYN_ROUTER_MODE?
         variable KVASIR_COLOUR is set, but no option reads it

@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvasir_discovery::{Bucket, Store};
-use kvasir_host::{EndpointRecovery, EventPlane, EventPlaneOptions};
+use kvasir_discovery::Store;
+use kvasir_host::{EndpointRecovery, EventLogOptions, EventPlane, EventPlaneOptions};
 use kvasir_transport::EndpointClient;
 use kvasir_transport::nats::NatsLink;
 
@@ -22,6 +22,8 @@ pub struct EventPlaneSetup {
     pub clients: BTreeMap<&'static str, Arc<dyn EndpointClient>>,
     /// The connection to NATS, for channels that are there.
     pub nats: NatsLink,
+    /// How cache events are read that are kept in JetStream, if they are.
+    pub log: Option<EventLogOptions>,
 }
 
 impl Fleet {
@@ -37,6 +39,7 @@ impl Fleet {
         let options = EventPlaneOptions {
             recovery: Arc::new(EndpointRecovery::new(setup.clients, seed)),
             nats: setup.nats,
+            log: setup.log,
             replicas: self.replicas.as_ref().map(|known| known.replicas().clone()),
             threads: self.event_threads.clone(),
             seed,
@@ -64,7 +67,7 @@ impl Fleet {
         let Some(plane) = self.event_plane.clone() else {
             return;
         };
-        let watch = store.watch(&[Bucket::EventChannels, Bucket::EventSources]);
+        let watch = store.watch(plane.buckets());
         let follow = plane.follow(watch, move |record| wanted(record.namespace()));
         self.tasks().background().spawn(follow);
     }
@@ -72,7 +75,7 @@ impl Fleet {
 
 #[cfg(test)]
 mod tests {
-    use kvasir_discovery::{Change, Record};
+    use kvasir_discovery::{Bucket, Change, Record};
     use kvasir_host::{
         HostContext, HostOptions, PlaneChange, PlaneWorker, RouterHost, endpoint_of, plane_change,
     };
@@ -234,6 +237,7 @@ mod tests {
             let options = EventPlaneOptions {
                 recovery: Arc::new(EndpointRecovery::new(clients, 7)),
                 nats: NatsLink::new(&nats, &self.context.tasks).unwrap(),
+                log: None,
                 replicas: None,
                 threads: None,
                 seed: 7,

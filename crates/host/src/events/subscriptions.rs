@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kvasir_tasks::{RuntimeThreads, ThreadSlot};
 use tokio::task::JoinHandle;
 
-use super::EventStream;
+use super::{EventStream, EventStreamHandle};
 
 /// Event streams by key, each with where its events come from.
 #[derive(Debug)]
@@ -60,6 +60,11 @@ impl<K: Ord, O> Subscriptions<K, O> {
     /// Where the events of `key` come from, if it is subscribed.
     pub fn origin(&self, key: &K) -> Option<&O> {
         self.open.get(key).map(|open| &open.origin)
+    }
+
+    /// Who else may command the stream of `key`, if it is subscribed.
+    pub fn handle(&self, key: &K) -> Option<EventStreamHandle> {
+        self.open.get(key).map(|open| open.stream.handle())
     }
 
     /// Ends the streams that `gone` names. Their ranks are forgotten when [`Self::settle`] returns.

@@ -9,7 +9,7 @@ use kvasir_discovery::{
     Change, EventChannel, EventSource, EventTransport, Instance, Record, RequestTransport, Watch,
 };
 use kvasir_transport::event_plane::ChannelAddress;
-use kvasir_types::{Codec, PlaneEndpoint, WorkerRank};
+use kvasir_types::{Codec, PlaneEndpoint, WorkerId, WorkerRank};
 use kvasir_wire::native::Topic;
 
 use super::{EventPlane, PlaneChange, PlaneChannel, PlaneSource};
@@ -27,9 +27,13 @@ impl EventPlane {
                         Some(change) => known.insert(key, undo_of(change)),
                         None => known.remove(&key),
                     };
-                    // What says nothing that we can use any more is gone.
-                    let gone = before.filter(|_| change.is_none());
-                    gone.or(change)
+                    // What says nothing that we can use any more is gone; a component is counted by its endpoints.
+                    let counted = matches!(change, Some(PlaneChange::Component { .. }));
+                    match (before, counted) {
+                        (Some(gone), false) if change.is_none() => Some(gone),
+                        (Some(_), true) => None,
+                        _ => change,
+                    }
                 }
                 Change::Removed(key) => known.remove(&key),
                 Change::Synced | Change::Lost(_) | Change::Restored => None,
@@ -53,6 +57,7 @@ fn undo_of(change: &PlaneChange) -> PlaneChange {
         PlaneChange::Source(PlaneSource { publisher, .. }) => PlaneChange::SourceGone {
             publisher: *publisher,
         },
+        PlaneChange::Component { worker, .. } => PlaneChange::ComponentGone { worker: *worker },
         gone => gone.clone(),
     }
 }
@@ -63,7 +68,12 @@ pub fn plane_change(record: &Record) -> Option<PlaneChange> {
     match record {
         Record::EventChannel(channel) => channel_of(channel).map(PlaneChange::Channel),
         Record::EventSource(source) => source_of(source).map(PlaneChange::Source),
-        Record::Endpoint(_) | Record::Model(_) => None,
+        Record::Endpoint(instance) => Some(PlaneChange::Component {
+            worker: WorkerId(instance.instance_id),
+            namespace: instance.namespace.clone(),
+            component: instance.component.clone(),
+        }),
+        Record::Model(_) => None,
     }
 }
 

@@ -147,6 +147,8 @@ fn plane(context: &HostContext, worker: &Arc<Worker>) -> EventPlane {
         recovery,
         #[cfg(feature = "nats")]
         nats: no_nats(&context.tasks),
+        #[cfg(feature = "nats")]
+        log: None,
         replicas: None,
         threads: None,
         seed: 1,

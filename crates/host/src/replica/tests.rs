@@ -66,6 +66,8 @@ impl Process {
                 };
                 NatsLink::new(&options, &context.tasks).unwrap()
             },
+            #[cfg(feature = "nats")]
+            log: None,
             replicas: Some(replicas.clone()),
             threads: None,
             seed: id,

@@ -97,7 +97,7 @@ fn fault_name(notice: &Notice) -> Option<&'static str> {
     Some(match notice {
         Notice::Gap { .. } | Notice::GapWithoutReplay | Notice::RankGap { .. } => "gap",
         Notice::Restarted => "restart",
-        Notice::ReplayTooShort { .. } => "replay_too_short",
+        Notice::ReplayTooShort { .. } | Notice::LogTooShort { .. } => "replay_too_short",
         Notice::RecoveryFailed { .. } | Notice::QueryFailed { .. } => "replay_failed",
         Notice::Refused(_) => "unreadable",
         Notice::Skipped(Skip::BlockSize { .. }) => "block_size",

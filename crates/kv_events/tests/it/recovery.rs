@@ -2,6 +2,7 @@
 //! in the end the index is what the workers hold. By seed; and one test per way in which an answer matters.
 
 mod late_events;
+mod log;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

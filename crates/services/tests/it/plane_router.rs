@@ -119,6 +119,7 @@ async fn rig_with(setup: RouterSetup) -> Rig {
             store: Arc::clone(&store) as _,
             clients: [("tcp", Arc::clone(&client))].into(),
             nats: NatsLink::new(&nats, tasks).unwrap(),
+            log: None,
             replicas: None,
             threads: None,
             seed: 7,
@@ -179,6 +180,7 @@ impl Rig {
             device: None,
             codec: Codec::MessagePack,
             carrier: carrier(),
+            log: None,
             outbox: None,
         };
         let (clock, tasks) = (self.context.clock, &self.context.tasks);

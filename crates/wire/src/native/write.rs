@@ -21,6 +21,14 @@ pub fn encode_router_events(encoding: Encoding, events: &[RouterEvent], out: &mu
     }
 }
 
+/// Appends one event that stands alone, as JetStream keeps it.
+pub fn encode_router_event(encoding: Encoding, event: &RouterEvent, out: &mut Vec<u8>) {
+    match encoding {
+        Encoding::MessagePack => write_event(event, out),
+        Encoding::Json => encode(&event.to_value(), encoding, out),
+    }
+}
+
 fn write_event(event: &RouterEvent, out: &mut Vec<u8>) {
     let tier = match &event.event {
         KvEvent::Stored { tier, .. } | KvEvent::Removed { tier, .. } => *tier,

@@ -70,6 +70,7 @@ fn member_options(ranks: u32) -> MemberOptions {
         carrier: EventCarrier::Zmq {
             host: "127.0.0.1".into(),
         },
+        log: None,
         outbox: None,
     }
 }
