@@ -428,6 +428,7 @@ async fn an_index_elsewhere_is_told_and_asked() {
             store: Arc::clone(&rig.store) as _,
             clients: [("tcp", Arc::clone(&rig.client))].into(),
             nats: NatsLink::new(&nats, &rig.context.tasks).unwrap(),
+            log: None,
             replicas: None,
             threads: None,
             seed: 9,
