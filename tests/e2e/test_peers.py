@@ -153,3 +153,29 @@ def test_a_secret_is_needed_and_must_not_be_short(tmp_path):
 
 def test_ports_are_free_again(fleet):
     assert not is_open(fleet.ports[2])
+
+
+def test_replicas_find_each_other_where_workers_are_found(fleet, tmp_path):
+    workers = [part for url in fleet.urls for part in ("--worker", url)]
+    started = []
+    for _ in range(2):
+        kvasir = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", "--router-mode", "kv", "--discovery-backend", "file",
+                        "--file-kv", str(tmp_path), *workers, "--router-peer-listen", "127.0.0.1:0",
+                        "--router-peer-secret-file", str(fleet.folder / "secret"))  # fmt: skip
+        kvasir.url = "http://" + kvasir.wait_for(r"listening .*address=(127\.0\.0\.1:\d+)").group(1)
+        kvasir.http = httpx.Client(base_url=kvasir.url, timeout=60)
+        started.append(kvasir)
+    one, other = started
+    for kvasir in started:
+        fleet.linked(kvasir, 1)
+        until(lambda: kvasir.http.get("/v1/models").json()["data"], 60, kvasir.log)  # noqa: B023
+    with open_stream(one.http) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        until(lambda: requests_on(other.http) == 1, 20, other.log)
+        del lines
+    assert other.stop(60) == 0, other.log()
+    fleet.linked(one, 0)
+    assert len(list((tmp_path / "v1" / "instances").iterdir())) == 1
+    assert one.stop(60) == 0, one.log()
+    assert not list((tmp_path / "v1" / "instances").iterdir())

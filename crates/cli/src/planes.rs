@@ -5,9 +5,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use kvasir_config::{DiscoveryBackend, EventPlane, Origin, Settings, keys};
-use kvasir_discovery::Store;
+use kvasir_discovery::{EndpointName, Store};
 use kvasir_frontend::{App, DiscoveryOptions, EventPlaneSetup, Fleet};
-use kvasir_host::{EventLogOptions, IndexEndpoints, PeerOptions, PeerSecret, ReplicaCarrier};
+use kvasir_host::{
+    EventLogOptions, IndexEndpoints, PeerOptions, PeerSecret, PeerStore, ReplicaCarrier,
+};
 use kvasir_planes::listen_at;
 pub(crate) use kvasir_planes::{Clients, clients, namespaces, nats_link, store};
 use kvasir_tasks::Tasks;
@@ -89,11 +91,16 @@ pub(crate) fn is_linked(settings: &Settings) -> bool {
     settings.is_set(keys::ROUTER_PEERS) || settings.is_set(keys::ROUTER_PEER_LISTEN)
 }
 
+/// Where linked replicas write their addresses if no namespace is named.
+const PEER_NAMESPACE: &str = "dynamo";
 /// Shortest secret of linked replicas.
 const SECRET_MIN: usize = 16;
 
 /// The links to other replicas, if there are to be any.
-pub(crate) fn peer_options(settings: &Settings) -> Result<Option<PeerOptions>, Failure> {
+pub(crate) fn peer_options(
+    settings: &Settings,
+    tasks: &Tasks,
+) -> Result<Option<PeerOptions>, Failure> {
     if !is_linked(settings) {
         return Ok(None);
     }
@@ -122,6 +129,27 @@ pub(crate) fn peer_options(settings: &Settings) -> Result<Option<PeerOptions>, F
         secret: PeerSecret::new(&secret),
         listen: listen.transpose()?,
         peers: peers.filter(|peer| !peer.is_empty()).collect(),
+        store: peer_store(settings, tasks)?,
+    }))
+}
+
+/// Where replicas that listen find each other: a folder or etcd. On Kubernetes a headless service has their addresses.
+fn peer_store(settings: &Settings, tasks: &Tasks) -> Result<Option<PeerStore>, Failure> {
+    let backend = settings.get(keys::DISCOVERY_BACKEND);
+    let is_shared = matches!(backend, DiscoveryBackend::File | DiscoveryBackend::Etcd);
+    if !is_shared || !settings.is_set(keys::ROUTER_PEER_LISTEN) {
+        return Ok(None);
+    }
+    let found = store(settings, tasks)?;
+    Ok(found.map(|(store, _)| {
+        let namespace = settings.get(keys::NAMESPACE);
+        let namespace = namespace.unwrap_or_else(|| PEER_NAMESPACE.to_owned());
+        let host = settings.get(keys::TCP_RPC_HOST);
+        PeerStore {
+            store,
+            endpoint: EndpointName::new(&namespace, "kvasir-frontend", "peer"),
+            host: host.unwrap_or_else(|| local_address().to_string()),
+        }
     }))
 }
 

@@ -372,7 +372,7 @@ async fn start_fleet(
     fleet = fleet.with_model_folders(wiring::model_folders(settings, app.clock()).await?);
     let path = settings.get(keys::INDEX_SNAPSHOT);
     let by_events = settings.get(keys::ROUTER_KV_EVENTS);
-    let fetched = match planes::peer_options(settings)? {
+    let fetched = match planes::peer_options(settings, app.tasks())? {
         None => None,
         Some(options) => {
             let listen = options.listen;

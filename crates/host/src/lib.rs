@@ -65,8 +65,8 @@ pub use remote_index::{
     ANSWER_TIMEOUT, IndexEndpoints, QUERY_ENDPOINT, RECORD_ENDPOINT, RemoteIndex,
 };
 pub use replica::{
-    PeerLinks, PeerOptions, PeerRow, PeerSecret, ReplicaAnnouncer, ReplicaCarrier, ReplicaChannels,
-    ReplicaFleet, Replicas, SnapshotFuture, WorkerNote, peer_event,
+    PeerLinks, PeerOptions, PeerRow, PeerSecret, PeerStore, ReplicaAnnouncer, ReplicaCarrier,
+    ReplicaChannels, ReplicaFleet, Replicas, SnapshotFuture, WorkerNote, peer_event,
 };
 pub use router_host::{HostOptions, Needs, RouterHost};
 pub use session_link::{

@@ -16,7 +16,8 @@ mod translate;
 
 pub use announce::{ReplicaAnnouncer, ReplicaCarrier};
 pub use link::{
-    PeerLinks, PeerOptions, PeerRow, PeerSecret, ReplicaFleet, SnapshotFuture, WorkerNote,
+    PeerLinks, PeerOptions, PeerRow, PeerSecret, PeerStore, ReplicaFleet, SnapshotFuture,
+    WorkerNote,
 };
 pub use plane::ReplicaChannels;
 pub use translate::heard as peer_event;

@@ -88,6 +88,8 @@ options! { TRACKING_ROWS, Group::Tracking, Scope::ROUTING;
         scope(Scope::FRONTEND).env(&[var("KVASIR_ROUTER_PEERS")]).metavar("PEERS").rule(&PEERS).effective();
 
     /// Address on which other replicas are listened for.
+    ///
+    /// With `--discovery-backend file` or `etcd` it is written there, and those that others wrote are peers: nobody has to be named.
     ROUTER_PEER_LISTEN: Option<String> = "router-peer-listen" =>
         scope(Scope::FRONTEND).env(&[var("KVASIR_ROUTER_PEER_LISTEN")]).metavar("ADDRESS").rule(&SOCKET).effective();
 

@@ -99,7 +99,7 @@ impl Fleet {
         let Some(known) = &self.replicas else {
             return Ok(None);
         };
-        let has_peers = !options.peers.is_empty();
+        let has_peers = !options.peers.is_empty() || options.store.is_some();
         let links = PeerLinks::start(known.replicas(), options).await?;
         let _ = self.context.peers.inner.links.set(links.clone());
         if !has_peers {

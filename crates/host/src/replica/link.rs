@@ -10,9 +10,11 @@
 
 mod agreement;
 mod connection;
+mod found;
 mod message;
 mod secure;
 
+pub use found::PeerStore;
 pub use message::WorkerNote;
 pub use secure::PeerSecret;
 
@@ -79,6 +81,8 @@ pub struct PeerOptions {
     pub listen: Option<SocketAddr>,
     /// Names and ports. Each address of a name is a peer, so one name can stand for all replicas, this one included.
     pub peers: Vec<String>,
+    /// Where replicas find each other besides.
+    pub store: Option<PeerStore>,
 }
 
 /// A connected peer, as operators see it.
@@ -175,7 +179,14 @@ impl PeerLinks {
         tasks.spawn(links.clone().keep_agreeing());
         for peer in options.peers {
             let trial = Trial::new(&links);
-            tasks.spawn(links.clone().follow_name(peer, trial));
+            let never = CancellationToken::new();
+            tasks.spawn(links.clone().follow_name(peer, trial, never));
+        }
+        if let Some(found) = options.store {
+            let trial = Trial::new(&links);
+            tasks.spawn(links.clone().follow_store(found.clone(), trial));
+            // Waited for when the process ends: what it wrote is taken back.
+            context.tasks.spawn(links.clone().announce(found));
         }
         Ok(links)
     }
@@ -314,8 +325,8 @@ impl PeerLinks {
         }
     }
 
-    /// Dials every address of a name, and those that come later.
-    async fn follow_name(self, name: String, trial: Trial) {
+    /// Dials every address of a name, and those that come later, until it is stopped.
+    async fn follow_name(self, name: String, trial: Trial, stop: CancellationToken) {
         let (mut dialed, mut said) = (BTreeSet::new(), false);
         let mut trial = Some(trial);
         loop {
@@ -325,7 +336,9 @@ impl PeerLinks {
                     for address in found.take(ADDRESSES_MAX) {
                         if dialed.len() < ADDRESSES_MAX && dialed.insert(address) {
                             let trial = Trial::new(&self);
-                            let dial = self.clone().dial(address, name.clone(), trial);
+                            let dial =
+                                self.clone()
+                                    .dial(address, name.clone(), trial, stop.clone());
                             let tasks = &self.inner.replicas.shared.context.tasks;
                             tasks.background().spawn(dial);
                         }
@@ -338,12 +351,15 @@ impl PeerLinks {
                 }
             }
             drop(trial.take());
-            tokio::time::sleep(RESOLVE_EVERY).await;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(RESOLVE_EVERY) => {}
+            }
         }
     }
 
-    /// Keeps a connection to an address, unless it is this process's own.
-    async fn dial(self, address: SocketAddr, name: String, trial: Trial) {
+    /// Keeps a connection to an address, unless it is this process's own, until it is stopped; one that is open stays.
+    async fn dial(self, address: SocketAddr, name: String, trial: Trial, stop: CancellationToken) {
         let (mut trial, mut said) = (Some(trial), false);
         loop {
             let stream = tokio::time::timeout(OPEN_TIMEOUT, TcpStream::connect(address)).await;
@@ -358,7 +374,7 @@ impl PeerLinks {
                 }
             };
             match ended {
-                Ended::Own => return self.never_again().await,
+                Ended::Own => return,
                 Ended::Duplicate(peer) => self.until_gone(peer).await,
                 Ended::Lost(error) => {
                     if !std::mem::replace(&mut said, true) {
@@ -366,13 +382,11 @@ impl PeerLinks {
                     }
                 }
             }
-            tokio::time::sleep(DIAL_EVERY).await;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(DIAL_EVERY) => {}
+            }
         }
-    }
-
-    /// Keeps the place of an address that is not to be dialed any more.
-    async fn never_again(&self) {
-        std::future::pending::<()>().await;
     }
 
     async fn until_gone(&self, peer: ReplicaId) {

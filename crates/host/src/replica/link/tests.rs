@@ -1,5 +1,6 @@
 //! Links over real sockets: who is let in, what each end learns, and what a dead, silent or lying peer costs.
 
+use kvasir_discovery::{Bucket, Change, EndpointName, MemStore, Store};
 use kvasir_index::{IndexOptions, Matches};
 use kvasir_kv_events::StreamOptions;
 use kvasir_router::{Arrival, Input, Lookup, RouterConfig, RouterMode, WorkerSpec};
@@ -75,6 +76,7 @@ impl Process {
             secret: PeerSecret::new(secret),
             listen: Some(local()),
             peers: peers.iter().map(ToString::to_string).collect(),
+            store: None,
         };
         let links = PeerLinks::start(&replicas, options).await.unwrap();
         let notes = Arc::new(Notes::default());
@@ -200,6 +202,7 @@ async fn two_replicas_have_one_connection() {
             secret: PeerSecret::new("one secret of us"),
             listen: Some(listen),
             peers: vec![one.to_string(), two.to_string()],
+            store: None,
         };
         let replicas = Replicas::new(ReplicaId(id), &process.replicas.shared.context);
         replicas.join(RANK.worker, &process.host, None);
@@ -229,6 +232,50 @@ async fn two_replicas_have_one_connection() {
     })
     .await;
     assert_eq!((a.links.rows().len(), b.links.rows().len()), (1, 1));
+}
+
+/// Nobody is named: each finds the others where it writes its own address.
+#[tokio::test]
+async fn replicas_find_each_other_in_a_store() {
+    let store: Arc<dyn Store> = Arc::new(MemStore::new());
+    let start = async |id, name: &str| {
+        let mut process = Process::start(id, "one secret of us", &[]).await;
+        let options = PeerOptions {
+            secret: PeerSecret::new("one secret of us"),
+            listen: Some(local()),
+            peers: Vec::new(),
+            store: Some(PeerStore {
+                store: Arc::clone(&store),
+                endpoint: EndpointName::new(name, "kvasir-frontend", "peer"),
+                host: "127.0.0.1".to_owned(),
+            }),
+        };
+        let context = testing::context();
+        let replicas = Replicas::new(ReplicaId(id), &context);
+        replicas.join(RANK.worker, &process.host, None);
+        process.links = PeerLinks::start(&replicas, options).await.unwrap();
+        process.replicas = replicas;
+        (process, context.tasks)
+    };
+    let (a, _) = start(1, "one").await;
+    let (b, leaving) = start(2, "one").await;
+    let (stranger, _) = start(3, "another").await;
+    a.until_linked(1).await;
+    b.until_linked(1).await;
+    // The address of one that leaves is taken back; the others find whoever comes next.
+    let mut written = store.watch(&[Bucket::Instances]);
+    leaving.drain();
+    while !matches!(written.next().await, Change::Removed(_)) {}
+    let (c, _) = start(4, "one").await;
+    let has = |process: &Process, id| {
+        process
+            .links
+            .rows()
+            .iter()
+            .any(|row| row.id == ReplicaId(id))
+    };
+    until("both know of each other", || has(&c, 1) && has(&a, 4)).await;
+    assert_eq!(stranger.links.rows(), []);
 }
 
 #[tokio::test]
