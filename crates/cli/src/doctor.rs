@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
-use kvasir_doctor::{ListedWorker, Probe, Report, Target, WorkerReport, examine};
+use kvasir_doctor::{ListedWorker, Probe, Report, Target, WorkerReport, examine, examine_pair};
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
@@ -62,8 +62,13 @@ pub(crate) async fn run(settings: &Settings) -> Result<ExitCode, Failure> {
         worker: observed.target.endpoint.to_string(),
         checks: examine(observed),
     });
+    let pairs = probe.look_at_pairs(&observations).await;
+    let pairs = pairs.iter().map(|pair| WorkerReport {
+        worker: format!("{} and {}", pair.prefill, pair.decode),
+        checks: vec![examine_pair(pair)],
+    });
     let report = Report {
-        workers: on_planes.into_iter().chain(examined).collect(),
+        workers: on_planes.into_iter().chain(examined).chain(pairs).collect(),
     };
     tasks.shut_down(Duration::ZERO).await;
     let text = match settings.get(keys::JSON) {

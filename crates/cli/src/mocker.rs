@@ -5,17 +5,17 @@ mod fleet;
 mod topology;
 
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use kvasir_config::{Settings, keys};
+use kvasir_config::{DisaggregationEngine, DisaggregationMode, Settings, keys};
 use kvasir_mocker::{
-    EventSockets, HttpFault, MockAdapter, MockServer, MockServerOptions, Observer, Worker,
-    WorkerOptions, answers_in_words,
+    EventSockets, HttpFault, HttpPart, MeetingPoint, MockAdapter, MockServer, MockServerOptions,
+    Observer, SideChannel, Worker, WorkerOptions, answers_in_words,
 };
 use kvasir_tasks::Tasks;
 use kvasir_text::{FolderError, TextModel};
-use kvasir_types::WorkerId;
+use kvasir_types::{RequestId, WorkerId};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::wiring::{self, Failure};
@@ -49,6 +49,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
         let seed = options.seed.wrapping_add(u64::from(at));
         let options = MockServerOptions {
             seed,
+            part: part(settings, (first.ip(), at), seed, &tasks).await?,
             ..options.clone()
         };
         let address = nth(first, at)?;
@@ -155,8 +156,42 @@ fn options(settings: &Settings) -> Result<(MockServerOptions, WorkerOptions), Fa
             .iter()
             .map(|text| MockAdapter::read(text))
             .collect(),
+        part: HttpPart::Whole,
     };
     Ok((server, worker))
+}
+
+/// Which part of requests the server number `at` computes.
+async fn part(
+    settings: &Settings,
+    (host, at): (IpAddr, u32),
+    seed: u64,
+    tasks: &Tasks,
+) -> Result<HttpPart, Failure> {
+    let mode = settings.get(keys::DISAGGREGATION_MODE);
+    let port = settings.get(keys::BOOTSTRAP_PORTS);
+    let is_sglang =
+        port.is_some() || settings.get(keys::DISAGGREGATION_ENGINE) == DisaggregationEngine::Sglang;
+    let per_token = fleet::transfer_time(settings);
+    Ok(match (mode, is_sglang) {
+        (DisaggregationMode::Agg, _) => HttpPart::Whole,
+        (_, false) => {
+            let engine_id = RequestId(u128::from(seed) << 64 | u128::from(at)).to_string();
+            let any = SocketAddr::from((host, 0));
+            let side = SideChannel::open_at(any, engine_id, tasks).await;
+            let side = side.map_err(|error| format!("cannot listen on {any}: {error}"))?;
+            HttpPart::Connector { side, per_token }
+        }
+        (DisaggregationMode::Prefill, true) => {
+            let address = nth(SocketAddr::from((host, port.unwrap_or(0))), at)?;
+            let meeting = MeetingPoint::open_at(address, tasks).await;
+            let meeting = meeting.map_err(|error| {
+                format!("cannot listen on {address}: {error}; choose another port with --bootstrap-ports")
+            })?;
+            HttpPart::SglangPrefill { meeting, per_token }
+        }
+        (DisaggregationMode::Decode, true) => HttpPart::SglangDecode,
+    })
 }
 
 /// The served name: as given, or that of the model's folder.

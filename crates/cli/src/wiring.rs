@@ -21,7 +21,7 @@ use kvasir_planes::SetupError;
 use kvasir_router::{BypassPolicy, BypassTerms, RouterMode, TwoStepTerms};
 use kvasir_telemetry::{Clock, Identity, LogBounds, MetricOptions, ProcessKind, TunedBounds, log};
 use kvasir_text::{FolderError, ModelFolders};
-use kvasir_types::{ApiKey, WorkerRecord};
+use kvasir_types::{ApiKey, Role, WorkerRecord};
 use kvasir_upstream::{
     KEY_FILE_BYTES_MAX, TlsError, TlsFile, WorkerTls, default_api_key, parse_api_key, parse_worker,
     read_bounded_text,
@@ -158,13 +158,29 @@ pub(crate) fn is_bad_config(error: &Failure) -> bool {
 /// The workers that `--worker` names; an error names the option and the value.
 pub(crate) fn workers(settings: &Settings) -> Result<Vec<WorkerRecord>, Failure> {
     let key = worker_key(settings)?;
-    let parse = |text: &String| -> Result<WorkerRecord, Failure> {
+    let prefill = settings.get(keys::PREFILL_WORKER);
+    // Beside servers that compute prompts, the others compute answers.
+    let of_workers = match prefill.is_empty() {
+        true => Role::Aggregated,
+        false => Role::Decode,
+    };
+    let parse = |option: &str, role: Role, text: &String| -> Result<WorkerRecord, Failure> {
         let mut worker = parse_worker(text)
-            .map_err(|error| BadConfig(format!("--worker {}: {error}", redacted(text))))?;
+            .map_err(|error| BadConfig(format!("{option} {}: {error}", redacted(text))))?;
+        if worker.role == Role::Aggregated {
+            worker.role = role;
+        }
         default_api_key(&mut worker, key.as_ref());
         Ok(worker)
     };
-    settings.get(keys::WORKER).iter().map(parse).collect()
+    let workers = settings.get(keys::WORKER);
+    let workers = workers
+        .iter()
+        .map(|text| parse("--worker", of_workers, text));
+    let prefill = prefill
+        .iter()
+        .map(|text| parse("--prefill-worker", Role::Prefill, text));
+    workers.chain(prefill).collect()
 }
 
 /// The workers file, read for the first time; an error names it.

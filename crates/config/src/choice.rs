@@ -38,6 +38,12 @@ choices! {
         Decode = "decode": "the answer to a prompt that another has computed",
     }
 
+    /// Whose words a mock engine server speaks about prompts of others. Option `disaggregation-engine`.
+    DisaggregationEngine {
+        Vllm = "vllm": "vLLM with a KV connector: `kv_transfer_params`",
+        Sglang = "sglang": "SGLang: `bootstrap_host`, `bootstrap_port`, `bootstrap_room`",
+    }
+
     /// Old admission switch. Option `admission-control`.
     AdmissionControl {
         TokenCapacity = "token-capacity": "removed",
@@ -161,7 +167,7 @@ macro_rules! typed_choices {
 
 typed_choices! {
     AdmissionControl, ChatProcessor, DiscoveryBackend, EngineFamily, EnginePreset, EventPlane,
-    DisaggregationMode, EventWire, ForCommand, LogFormat, PlaneCodec, PreemptionMode, PrefillFailure,
+    DisaggregationEngine, DisaggregationMode, EventWire, ForCommand, LogFormat, PlaneCodec, PreemptionMode, PrefillFailure,
     PrefillLoadModel, QueuePolicy, ReasoningField, RequestPlane, RouterMode, RouterPolicy,
     SharedCacheType,
     TokenizerBackend, TraceFormat, TrackingHash, TransferEnforcement,

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use kvasir_types::Role;
 use tokio::sync::watch;
 
 /// An engine server in a pod, ready for requests.
@@ -21,6 +22,8 @@ pub struct PodEngine {
     pub port: u16,
     /// Whether it is reached by `https`.
     pub tls: bool,
+    /// Which part of requests it computes, as its labels say.
+    pub role: Role,
 }
 
 /// All that is known.

@@ -6,8 +6,11 @@
 mod cache;
 mod engine;
 mod events;
+mod pair;
 #[cfg(test)]
 mod tests;
+
+pub use pair::examine_pair;
 
 use crate::finding::{Check, Finding, Verdict};
 use crate::observations::Observations;
@@ -29,6 +32,7 @@ const fn judge(check: Check) -> CheckFn {
         Check::Discovery | Check::Keys | Check::Cards | Check::Requests | Check::Recovery => {
             |_| Verdict::skip("an engine server is on no plane")
         }
+        Check::Pair => |_| Verdict::skip("one server is no pair"),
     }
 }
 

@@ -36,10 +36,12 @@ pub enum Check {
     Requests,
     /// A worker says what its cache holds.
     Recovery,
+    /// Two servers share a request.
+    Pair,
 }
 
 impl Check {
-    /// All that are made of an engine server. The others are of planes.
+    /// All that are made of an engine server. The others are of planes, and of two servers.
     pub const ALL: [Self; 10] = [
         Self::Reachable,
         Self::Model,
@@ -72,6 +74,7 @@ impl Check {
             Self::Cards => "cards",
             Self::Requests => "requests",
             Self::Recovery => "recovery",
+            Self::Pair => "pair",
         }
     }
 }

@@ -17,11 +17,11 @@ mod probe;
 mod report;
 mod worker_list;
 
-pub use checks::examine;
+pub use checks::{examine, examine_pair};
 pub use finding::{Advice, AdviceTarget, Check, Finding, Outcome};
 pub use observations::{
-    Comparison, Difference, EventCounts, Observations, ProbeError, ProbeResult, RankProbe,
-    RepeatedPrompt, ReplayProbe, Target, TokenizerProbe,
+    Comparison, Difference, EventCounts, Observations, PairOutcome, PairProbe, ProbeError,
+    ProbeResult, RankProbe, RepeatedPrompt, ReplayProbe, Target, TokenizerProbe,
 };
 pub use probe::Probe;
 pub use report::{Report, WorkerReport};

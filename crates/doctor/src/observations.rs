@@ -49,6 +49,46 @@ pub struct Target {
     pub index_block_size: Option<u32>,
 }
 
+/// What came of one request through two servers.
+#[derive(Clone, Debug)]
+pub struct PairProbe {
+    /// Who computed the prompt.
+    pub prefill: String,
+    /// Who answered.
+    pub decode: String,
+    /// They meet, as SGLang's do.
+    pub is_sglang: bool,
+    /// What came of it.
+    pub outcome: PairOutcome,
+}
+
+/// The same, without the servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PairOutcome {
+    /// An answer.
+    Answered {
+        /// How long the prompt took.
+        prompt: Duration,
+        /// How long the answer took.
+        answer: Duration,
+        /// Both say the same first token.
+        is_same: bool,
+    },
+    /// The prompt was not computed.
+    PrefillFailed(ProbeError),
+    /// It is not said where the prompt is.
+    NoTransfer,
+    /// The server that answers has nothing to fetch it with.
+    NoConnector,
+    /// It could not be fetched.
+    NotFetched {
+        /// Why.
+        error: ProbeError,
+        /// From where.
+        from: String,
+    },
+}
+
 /// What was found at one worker.
 #[derive(Clone, Debug)]
 pub struct Observations {

@@ -5,6 +5,7 @@
 
 mod event_probe;
 mod http;
+mod pair;
 mod test_requests;
 mod tokens;
 mod vocabulary;

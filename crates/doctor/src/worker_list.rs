@@ -1,6 +1,6 @@
 //! Workers as a running frontend lists them.
 
-use kvasir_types::{EventFeed, WorkerRecord};
+use kvasir_types::{EventFeed, Role, WorkerRecord};
 use kvasir_upstream::{parse_url, worker_at};
 use serde_json::Value;
 
@@ -43,6 +43,8 @@ fn read_row(row: &Value) -> Option<ListedWorker> {
     };
     worker.block_size = count_in(told, "block_size");
     worker.ranks = count_in(told, "data_parallel_size");
+    let role = row.get("role").and_then(Value::as_str);
+    worker.role = role.and_then(Role::from_name).unwrap_or_default();
     Some(ListedWorker {
         worker,
         block_size: count_in(Some(row), "block_size"),

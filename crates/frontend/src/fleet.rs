@@ -45,7 +45,7 @@ use kvasir_host::{
 use kvasir_tasks::{RuntimeThreads, Tasks};
 use kvasir_text::ModelFolders;
 use kvasir_transport::RequestPlane;
-use kvasir_types::{HttpEndpoint, PlaneEndpoint, Role, Transport, WorkerId, WorkerRecord};
+use kvasir_types::{HttpEndpoint, PlaneEndpoint, Transport, WorkerId, WorkerRecord};
 use kvasir_upstream::{Bounds, Pool, WorkerTls};
 use tokio::sync::watch;
 
@@ -390,12 +390,8 @@ impl Fleet {
 
     async fn serve(&self, record: &Arc<WorkerRecord>, goals: &mut Goals) -> WatchEnd {
         match &record.transport {
-            Transport::Http(endpoint) if record.role == Role::Aggregated => {
-                return HttpWatcher::new(record, endpoint, self).run(goals).await;
-            }
             Transport::Http(endpoint) => {
-                tracing::error!(worker = %endpoint, role = record.role.name(),
-                    "engine servers of this role are not served yet: it gets no requests");
+                return HttpWatcher::new(record, endpoint, self).run(goals).await;
             }
             Transport::Plane(endpoint) => {
                 if let Some(link) = self.connect(record.id, endpoint) {

@@ -6,13 +6,16 @@
 mod attempt;
 mod headers;
 mod keep_alive;
+mod kept_prompt;
 mod next_turn;
 mod outgoing;
 mod pass;
 mod peek;
+mod prefill;
 pub(crate) mod relay;
 mod resume;
 mod stored;
+mod two_step;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -46,6 +49,7 @@ use crate::request::client_request::ClientRequest;
 use crate::request::query::Query;
 use crate::request::response_extras::{self, ExtraFields};
 use crate::request::route_error;
+use crate::request::two_step::PrefillSummary;
 
 pub(crate) use attempt::HttpAttempt;
 pub(crate) use next_turn::NextTurn;
@@ -53,6 +57,7 @@ pub(crate) use pass::pass;
 use resume::ResumeTerms;
 pub(crate) use resume::{Continuation, Resume, ResumeFuture, ResumedAnswer};
 pub(crate) use stored::seek;
+use two_step::PrefillPlan;
 
 /// A request to an engine behind HTTP.
 pub(crate) struct Forward {
@@ -96,6 +101,8 @@ enum Kind {
 pub(crate) struct EngineAnswer {
     /// When the request was sent to its worker.
     dispatched: Time,
+    /// How its prompt was computed, if by another engine.
+    prefill: Option<PrefillSummary>,
     head: Head,
     source: Source,
     first: FirstBytes,
@@ -109,6 +116,8 @@ pub(crate) struct PreparedRequest {
     pub(crate) record: RequestRecord,
     /// It only asks which worker would serve it.
     pub(crate) query: Option<Box<Query>>,
+    /// How two engines compute it, if they do.
+    prefill: Option<Box<PrefillPlan>>,
 }
 
 /// Answers a completion by one of the model's OpenAI workers.
@@ -235,7 +244,11 @@ pub(crate) async fn prepare(
     };
     let shown = exact.filter(|_| stream).map(Vec::as_slice);
     let notes = response_extras::notes(&nvext, asked.arrived.shown, shown, formatted.as_deref());
-    let is_off = app.options().migration.limit_of(model) == 0;
+    let salt = salt.as_deref().unwrap_or_default();
+    let prompt = (&tokens[..], salt, reading.guessed());
+    let prefill = PrefillPlan::of(app, model, (scan, endpoint), &nvext, prompt);
+    // An engine that computes no prompts cannot compute the answer so far.
+    let is_off = app.options().migration.limit_of(model) == 0 || model.links().needs_prefill();
     let terms = resume_terms(scan, endpoint, &nvext).filter(|_| !is_off);
     let follow = terms.is_some_and(|terms| terms.obstacle.is_none());
     let hide = match (stream, scan.include_usage()) {
@@ -283,6 +296,7 @@ pub(crate) async fn prepare(
         blocks,
         record,
         query: query.map(Box::new),
+        prefill,
     }))
 }
 
@@ -400,6 +414,7 @@ impl Forward {
     ) -> Reply {
         let EngineAnswer {
             dispatched,
+            prefill,
             head,
             source,
             first,
@@ -412,7 +427,7 @@ impl Forward {
         {
             let waited = (began - dispatched, source.is_events());
             let (tokens, block) = (arrival.isl_tokens as usize, self.model.block_size);
-            if source.is_events() {
+            if source.is_events() && prefill.is_none() {
                 let uncached = arrival
                     .isl_tokens
                     .saturating_sub(booking.placement().cached_tokens);
@@ -437,6 +452,7 @@ impl Forward {
             status: head.status,
             block_size: completion.then_some(self.model.block_size),
             is_stream: completion && source.is_events(),
+            is_transferred: prefill.is_some(),
             target,
         };
         let accounting = Accounting::begin(booking, record, self.app.clock(), &start);
@@ -499,21 +515,33 @@ impl Forward {
     }
 
     /// That, as far as it is known when a worker is asked; `tokens` is the length of the prompt.
-    fn extras(&self, sent: &Placement, tokens: u32, dispatched: Time) -> Option<Extras> {
+    fn extras(
+        &self,
+        sent: &Placement,
+        tokens: u32,
+        dispatched: Time,
+        prefill: Option<PrefillSummary>,
+    ) -> Option<Extras> {
         let extra_fields = self.extra_fields();
         if extra_fields.is_nothing() {
             return None;
         }
         let clock = self.app.clock();
-        let ids = WorkerIds::aggregated(sent.target.worker.0, sent.target.rank.0);
+        let mut ids = WorkerIds::aggregated(sent.target.worker.0, sent.target.rank.0);
+        if let Some(prefill) = &prefill {
+            ids.prefill_worker_id = Some(prefill.target.worker.0);
+            ids.prefill_dp_rank = Some(prefill.target.rank.0);
+        }
+        let asked = prefill.map_or(dispatched, |prefill| prefill.dispatched);
+        let found = || hit_rate(sent, tokens as usize, self.model.block_size);
         let each = ResponseNvext {
             worker_id: extra_fields.extra.worker_id.then_some(ids),
             ..Default::default()
         };
         let timing = extra_fields.extra.timing.then(|| Timing {
             request_received_ms: clock.unix_millis(self.received),
-            prefill_wait_time_ms: Some((dispatched - self.received).as_secs_f64() * 1e3),
-            kv_hit_rate: Some(hit_rate(sent, tokens as usize, self.model.block_size)),
+            prefill_wait_time_ms: Some((asked - self.received).as_secs_f64() * 1e3),
+            kv_hit_rate: Some(prefill.map_or_else(found, |prefill| prefill.hit_rate)),
             router_queue_depth: Some(extra_fields.queue_depth.into()),
             ..Timing::default()
         });
@@ -525,7 +553,8 @@ impl Forward {
             each,
             extra_fields,
             received: self.received,
-            dispatched,
+            dispatched: asked,
+            prefilled: prefill.and_then(|prefill| prefill.ended),
             first: None,
             clock,
         })

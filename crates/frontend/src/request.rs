@@ -10,3 +10,4 @@ pub(crate) mod query;
 pub(crate) mod response_extras;
 pub(crate) mod route_error;
 pub(crate) mod speculative_prefill;
+pub(crate) mod two_step;

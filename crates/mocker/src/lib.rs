@@ -18,8 +18,8 @@ mod worker;
 
 pub use events::{EventOptions, EventSockets, Fault, FaultError};
 pub use http::{
-    Faults, HttpFault, HttpFaultError, HttpFaultKind, MockAdapter, MockServer, MockServerOptions,
-    answers_in_words,
+    Faults, HttpFault, HttpFaultError, HttpFaultKind, HttpPart, MockAdapter, MockServer,
+    MockServerOptions, SideChannel, answers_in_words,
 };
 pub use plane::{CacheFaults, MeetingPoint, Part, PlaneEngine, PlaneReporter, PrefillPart};
 pub use rank::{Observer, Status};

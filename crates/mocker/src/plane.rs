@@ -14,5 +14,6 @@ mod reporter;
 pub use engine::PlaneEngine;
 pub use faults::CacheFaults;
 pub use meeting::MeetingPoint;
+pub(crate) use meeting::{OpenRoom, meet};
 pub use part::{Part, PrefillPart};
 pub use reporter::PlaneReporter;

@@ -17,6 +17,7 @@ mod contents;
 mod error;
 mod form;
 mod json;
+mod legs;
 mod logprobs;
 mod next_turn;
 mod nvext;
@@ -42,6 +43,10 @@ pub use contents::{content_spans, is_outside};
 pub use error::{ApiError, DEFAULT_OVERLOAD_STATUS};
 pub use form::Form;
 pub use json::{JsonText, write_json_str};
+pub use legs::{
+    BootstrapFields, answers_wanted, bootstrap_leg, decode_leg, is_transferable, prefill_leg,
+    release_leg, transfer_params,
+};
 pub use logprobs::{Logprob, TokenLogprob};
 pub use next_turn::{answer_text, next_turn};
 pub use nvext::{

@@ -39,6 +39,8 @@ pub struct WorkerRecord {
     pub bootstrap: Option<BootstrapAddress>,
     /// How near it those are to be that take its prompts over, if it says so.
     pub transfer: Option<TransferRule>,
+    /// It answers prompts that others have computed, and cannot compute one itself.
+    pub needs_prefill: bool,
 }
 
 /// Which workers a prompt that another has computed may be handed to.
@@ -70,6 +72,7 @@ impl WorkerRecord {
             device: None,
             bootstrap: None,
             transfer: None,
+            needs_prefill: false,
         }
     }
 }
@@ -271,7 +274,7 @@ impl EventFeed {
 }
 
 /// Which part of a request a worker computes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// All of it.
     #[default]
@@ -291,6 +294,19 @@ impl Role {
             Self::Prefill => "prefill",
             Self::Decode => "decode",
         }
+    }
+
+    /// The role of this name.
+    ///
+    /// ```
+    /// # use kvasir_types::Role;
+    /// assert_eq!(Role::from_name("prefill"), Some(Role::Prefill));
+    /// assert_eq!(Role::from_name("both"), None);
+    /// ```
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        let all = [Self::Aggregated, Self::Prefill, Self::Decode];
+        all.into_iter().find(|role| role.name() == name)
     }
 }
 

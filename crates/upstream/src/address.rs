@@ -9,7 +9,10 @@ use std::sync::Arc;
 use http::uri::Authority;
 use http::{HeaderValue, Uri};
 use kvasir_transport::zmq::Endpoint;
-use kvasir_types::{ApiKey, Device, EventFeed, HttpEndpoint, Transport, WorkerId, WorkerRecord};
+use kvasir_types::{
+    ApiKey, BootstrapAddress, Device, EventFeed, HttpEndpoint, Role, Transport, WorkerId,
+    WorkerRecord,
+};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::bounded_file::{KEY_FILE_BYTES_MAX, read_bounded_text};
@@ -19,7 +22,7 @@ const HTTP_PORT: u16 = 80;
 const HTTPS_PORT: u16 = 443;
 /// What may follow the URL.
 const ADDITIONS: &str = "block-size, kv-blocks, max-num-batched-tokens, max-num-seqs, data-parallel-size, events, replay, \
-                         taint, device, api-key-file";
+                         taint, device, role, bootstrap-port, api-key-file";
 /// Taints that one worker may carry.
 const TAINTS_MAX: usize = 32;
 /// Longest taint.
@@ -235,6 +238,8 @@ pub fn set_field(worker: &mut WorkerRecord, name: &str, value: &str) -> Result<(
         "replay" => set_sockets(worker, None, Some(socket("replay", value)?)),
         "taint" => add_taint(&mut worker.taints, value)?,
         "device" => worker.device = Some(device(value)?),
+        "role" => worker.role = role(value)?,
+        "bootstrap-port" => worker.bootstrap = Some(bootstrap(worker, value)?),
         _ => return Err(AddressError::Unknown(name.to_owned())),
     }
     Ok(())
@@ -263,6 +268,10 @@ pub fn worker_words(worker: &WorkerRecord) -> Option<String> {
     say("max-num-seqs", number(worker.capacity.max_num_seqs));
     say("data-parallel-size", number(worker.ranks.map(u64::from)));
     say("device", worker.device.map(|device| device.name().into()));
+    let role = (worker.role != Role::default()).then(|| worker.role.name().to_owned());
+    say("role", role);
+    let bootstrap = worker.bootstrap.as_ref();
+    say("bootstrap-port", number(bootstrap.map(|at| at.port.into())));
     say("events", worker.events.publish().map(Into::into));
     say("replay", worker.events.replay().map(Into::into));
     for taint in &worker.taints {
@@ -277,6 +286,31 @@ fn device(value: &str) -> Result<Device, AddressError> {
         value: value.to_owned(),
         expected: "cpu or gpu",
     })
+}
+
+fn role(value: &str) -> Result<Role, AddressError> {
+    Role::from_name(value).ok_or_else(|| AddressError::Value {
+        name: "role",
+        value: value.to_owned(),
+        expected: "prefill, decode or aggregated",
+    })
+}
+
+/// Where decode servers meet this one.
+fn bootstrap(worker: &WorkerRecord, value: &str) -> Result<BootstrapAddress, AddressError> {
+    let host = worker.transport.http().map(|endpoint| &*endpoint.host);
+    let port = value.parse().ok().filter(|port| *port > 0);
+    match (host, port) {
+        (Some(host), Some(port)) => Ok(BootstrapAddress {
+            host: host.into(),
+            port,
+        }),
+        _ => Err(AddressError::Value {
+            name: "bootstrap-port",
+            value: value.to_owned(),
+            expected: "a port from 1 to 65535",
+        }),
+    }
 }
 
 fn set_sockets(worker: &mut WorkerRecord, publish: Option<String>, replay: Option<String>) {
@@ -385,6 +419,19 @@ mod tests {
             error.to_string(),
             "`abacus` is not a value of device; it takes cpu or gpu"
         );
+    }
+
+    #[test]
+    fn a_worker_may_compute_a_part_of_requests() {
+        let text = "http://gpu-1:8000,role=prefill,bootstrap-port=8998";
+        let worker = parse_worker(text).unwrap();
+        assert_eq!(worker.role, Role::Prefill);
+        let met = worker.bootstrap.as_ref().unwrap();
+        assert_eq!((&*met.host, met.port), ("gpu-1", 8998));
+        assert_eq!(worker_words(&worker).unwrap(), text);
+        for bad in ["role=both", "bootstrap-port=0", "bootstrap-port=x"] {
+            assert!(parse_worker(&format!("http://a:1,{bad}")).is_err(), "{bad}");
+        }
     }
 
     #[test]

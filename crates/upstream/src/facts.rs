@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use kvasir_types::{Device, ModelCard};
 use serde::Deserialize;
 
-pub use info::ServerInfo;
+pub use info::{ServerInfo, ServerPart};
 pub use loads::read_loads;
 use metrics::samples;
 
@@ -458,6 +458,29 @@ mod tests {
         assert_eq!(settled(&unchunked, false).max_batched_tokens, Some(16384));
         let smaller = SGLANG_INFO.replace("values_first\":false", "values_first\":true");
         assert!(!settled(&smaller, false).larger_first());
+    }
+
+    #[test]
+    fn a_server_tells_which_part_of_requests_it_computes() {
+        let with =
+            |more: &str| settled(&SGLANG_INFO.replacen('{', &format!("{{{more},"), 1), false);
+        let part = |more: &str| with(more).info.part;
+        assert_eq!(part(r#""disaggregation_mode":null"#), None);
+        assert_eq!(part(r#""disaggregation_mode":"null""#), None);
+        let decode = r#""disaggregation_mode":"decode""#;
+        assert_eq!(part(decode), Some(ServerPart::Decode));
+        let prefill = r#""disaggregation_mode":"prefill","disaggregation_bootstrap_port":9001"#;
+        assert_eq!(part(prefill), Some(ServerPart::Prefill(9001)));
+        let unsaid = r#""disaggregation_mode":"prefill","disaggregation_transfer_backend":"nixl""#;
+        assert_eq!(part(unsaid), Some(ServerPart::Prefill(8998)));
+        assert_eq!(with(unsaid).info.transfer.as_deref(), Some("nixl"));
+        let vllm = r#"{"vllm_config":{"kv_transfer_config":{"kv_connector":"NixlConnector","kv_role":"kv_producer"}}}"#;
+        let vllm = settled(vllm, false).info;
+        // Its role is a label: either server computes either part.
+        assert_eq!(
+            (vllm.part, vllm.transfer.as_deref()),
+            (None, Some("NixlConnector"))
+        );
     }
 
     #[test]

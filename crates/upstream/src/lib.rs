@@ -30,7 +30,9 @@ pub use body::UpstreamBody;
 pub use bounded_file::{KEY_FILE_BYTES_MAX, PEM_BYTES_MAX, read_bounded, read_bounded_text};
 pub use client::{Bounds, Client, error_message};
 pub use error::{UpstreamError, cause_of_status};
-pub use facts::{EngineKind, EventSource, Facts, RankLoad, ServerInfo, read_load, read_loads};
+pub use facts::{
+    EngineKind, EventSource, Facts, RankLoad, ServerInfo, ServerPart, read_load, read_loads,
+};
 pub use head::UpstreamRequest;
 pub use pool::Pool;
 pub use probe::page_text;

@@ -351,7 +351,7 @@ impl CardPlan {
 }
 
 /// How long handing over a token of a prompt takes.
-fn transfer_time(settings: &Settings) -> Duration {
+pub(super) fn transfer_time(settings: &Settings) -> Duration {
     let gigabytes = settings.get(keys::KV_TRANSFER_BANDWIDTH);
     let bytes = settings.get(keys::KV_BYTES_PER_TOKEN) as f64;
     match gigabytes > 0.0 {

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::choice::{DisaggregationMode, PrefillFailure, TransferEnforcement};
+use crate::choice::{
+    DisaggregationEngine, DisaggregationMode, PrefillFailure, TransferEnforcement,
+};
 use crate::command::Scope;
 use crate::rule_text::CONDITIONAL_DISAGG;
 use crate::spec::{Group, options, var};
@@ -38,9 +40,16 @@ options! { DISAGG_ROWS, Group::Disagg, Scope::SERVE;
     DECODE_FALLBACK: bool = "decode-fallback" =>
         env(&[var("DYN_DECODE_FALLBACK")]).default("false").effective();
 
-    /// Which part of a request a mock engine computes, with --discovery-backend.
+    /// Which part of a request a mock engine computes.
+    ///
+    /// With `--discovery-backend` it says so to frontends; without, it is an engine server for `--prefill-worker` or `--worker`.
     DISAGGREGATION_MODE: DisaggregationMode = "disaggregation-mode" =>
         scope(Scope::MOCKER).env(&[var("KVASIR_DISAGGREGATION_MODE")]).default("agg").effective();
+
+    /// Whose words a mock engine server with a --disaggregation-mode speaks.
+    DISAGGREGATION_ENGINE: DisaggregationEngine = "disaggregation-engine" =>
+        scope(Scope::MOCKER).env(&[var("KVASIR_DISAGGREGATION_ENGINE")]).default("vllm")
+        .default_note("vllm; sglang with --bootstrap-ports").effective();
 
     /// Port where decode workers meet the first mock engine in mode prefill; each further one takes the next.
     ///

@@ -17,11 +17,21 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND;
     ///
     /// What the server does not report can follow its URL: `block-size`, `kv-blocks`,
     /// `max-num-batched-tokens`, `max-num-seqs`, `data-parallel-size`, `events`, `replay`, `taint`, `device`,
-    /// `api-key-file`, each as `name=value` after a comma.
+    /// `role` (`prefill` or `decode`), `bootstrap-port`, `api-key-file`, each as `name=value` after a comma.
     WORKER: Vec<String> = "worker" =>
         scope(Scope::FRONTEND.and(Scope::DOCTOR)).env(&[var("KVASIR_WORKERS")])
         .space_separated().rule(&rule_text::WORKER)
         .metavar("URL[,NAME=VALUE]").common().effective();
+
+    /// URL of an engine server that computes prompts for others; may be given several times.
+    ///
+    /// Prompts go there first and the servers of `--worker` answer: vLLM with a KV connector, SGLang with
+    /// `--disaggregation-mode`. While there is none, the servers of `--worker` do both. Additions are those of `--worker`;
+    /// `bootstrap-port` where an SGLang server does not report it.
+    PREFILL_WORKER: Vec<String> = "prefill-worker" =>
+        scope(Scope::FRONTEND.and(Scope::DOCTOR)).env(&[var("KVASIR_PREFILL_WORKER")])
+        .space_separated().rule(&rule_text::WORKER)
+        .metavar("URL[,NAME=VALUE]").effective();
 
     /// Read workers from this file, one per line as for `--worker`, and watch it for changes.
     ///

@@ -11,15 +11,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use kvasir_types::Role;
 use tokio::sync::watch;
 
-use super::object::{EndpointSlice, Item, Pod, SliceEndpoint};
+use super::object::{EndpointSlice, Item, Meta, Pod, SliceEndpoint};
 use super::reflector::{Collection, Told, follow};
 use super::{KubernetesStore, SLICES_GROUP, SLICES_PLURAL};
 use crate::pods::{PodEngine, PodView, PodWatch};
 
 /// Where engines listen unless something else is said.
 const ENGINE_PORT: u16 = 8000;
+/// The label that says which part of requests a pod computes, or all pods of a Service.
+const ROLE_LABEL: &str = "kvasir.dev/role";
 
 /// Which pods, and which of their ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -226,8 +229,12 @@ impl EngineJoin {
             }
             match choose(self.port.as_ref(), &ports_of_slice(slice)) {
                 Ok(port) => {
+                    let of_service = role_in(&slice.metadata);
                     for endpoint in ready {
-                        add_endpoint(&mut found, endpoint, &port);
+                        let pod = endpoint.pod().and_then(|pod| pod.name.as_ref());
+                        let pod = pod.and_then(|name| self.pods.get(name));
+                        let role = pod.and_then(|pod| role_in(&pod.metadata)).or(of_service);
+                        add_endpoint(&mut found, endpoint, &port, role.unwrap_or_default());
                     }
                 }
                 Err(why) => drop(notes.insert(format!("EndpointSlice {name}: {why}"))),
@@ -248,6 +255,7 @@ impl EngineJoin {
                         host,
                         port: port.number,
                         tls: port.tls,
+                        role: role_in(&pod.metadata).unwrap_or_default(),
                     };
                     found.entry(name.clone()).or_insert(engine);
                 }
@@ -262,6 +270,7 @@ fn add_endpoint(
     found: &mut BTreeMap<String, PodEngine>,
     endpoint: &SliceEndpoint,
     port: &OpenPort,
+    role: Role,
 ) {
     let Some(host) = endpoint.addresses.first().filter(|host| !host.is_empty()) else {
         return;
@@ -278,8 +287,15 @@ fn add_endpoint(
         host: host.clone(),
         port: port.number,
         tls: port.tls,
+        role,
     };
     found.entry(key).or_insert(engine);
+}
+
+/// The part of requests that labels say a pod computes, or all pods of a Service; none if they say none that is known.
+fn role_in(object: &Meta) -> Option<Role> {
+    let role = object.labels.as_ref()?.get(ROLE_LABEL)?;
+    Role::from_name(role)
 }
 
 fn ports_of_slice(slice: &EndpointSlice) -> Vec<OpenPort> {
@@ -373,9 +389,14 @@ mod tests {
                 uid,
                 host,
                 port,
+                role: engine_role,
                 ..
             } = engine;
-            format!("{pod}/{uid} {scheme}://{host}:{port}")
+            let role = match engine_role {
+                Role::Aggregated => String::new(),
+                role => format!(" {}", role.name()),
+            };
+            format!("{pod}/{uid} {scheme}://{host}:{port}{role}")
         };
         (
             engines.into_iter().map(show).collect(),
@@ -465,6 +486,25 @@ mod tests {
             {"name": "quic", "port": 8443, "protocol": "UDP"}]);
         assert_eq!(found(None, &plain), "a/a-uid http://10.0.0.1:8080");
         assert_eq!(found(None, &Value::Null), "a/a-uid http://10.0.0.1:8000");
+    }
+
+    #[test]
+    fn labels_say_which_part_of_requests_a_pod_computes() {
+        let labelled = |mut object: Value, role: &str| {
+            object["metadata"]["labels"] = json!({"app": "vllm", ROLE_LABEL: role});
+            object
+        };
+        let ports = json!([{"name": "http", "port": 8000}]);
+        let here = endpoint("a", "10.0.0.1", true, false);
+        let service = labelled(slice("s", "IPv4", &ports, &[here]), "prefill");
+        let (engines, _) = join(None, std::slice::from_ref(&service), &[]);
+        assert_eq!(engines, ["a/a-uid http://10.0.0.1:8000 prefill"]);
+        let own = labelled(pod("a", "10.0.0.1", "True", &Value::Null), "decode");
+        let (engines, _) = join(None, &[service], std::slice::from_ref(&own));
+        assert_eq!(engines, ["a/a-uid http://10.0.0.1:8000 decode"]);
+        let unknown = labelled(own, "both");
+        let (engines, _) = join(None, &[], &[unknown]);
+        assert_eq!(engines, ["a/a-uid http://10.0.0.1:8000"]);
     }
 
     #[test]

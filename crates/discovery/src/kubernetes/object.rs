@@ -5,6 +5,7 @@
 //!
 //! What always holds: an object that cannot be read is told apart from one that is not there.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Deserialize;
@@ -21,6 +22,7 @@ pub(super) struct Meta {
     pub(super) resource_version: Option<String>,
     pub(super) deletion_timestamp: Option<String>,
     pub(super) owner_references: Option<Vec<Owner>>,
+    pub(super) labels: Option<BTreeMap<String, String>>,
 }
 
 /// What an object belongs to.
@@ -35,6 +37,7 @@ pub(super) struct Owner {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct EndpointSlice {
+    pub(super) metadata: Meta,
     pub(super) address_type: String,
     pub(super) endpoints: Option<Vec<SliceEndpoint>>,
     pub(super) ports: Option<Vec<SlicePort>>,

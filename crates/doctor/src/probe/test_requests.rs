@@ -22,6 +22,8 @@ const SPARE_TOKENS: u32 = 16;
 const TEXT_TOKENS: u32 = 384;
 /// Where tokens are drawn from if the engine does not tokenize; every vocabulary is larger.
 const TOKENS: std::ops::Range<u64> = 1000..8000;
+/// The host by which SGLang knows that nobody is to be met.
+const NOBODY: &str = "2.2.2.2";
 /// Words that any tokenizer knows; which follow which makes a prompt new.
 const WORDS: [&str; 16] = [
     "the", "sea", "and", "rain", "over", "hill", "when", "light", "from", "stone", "under", "bird",
@@ -40,6 +42,8 @@ pub(crate) struct TestRequests<'c> {
     context: u32,
     /// Whether a request must say which rank it is for.
     several_ranks: bool,
+    /// It computes a part of requests, and takes none without a place to meet the other.
+    meets: bool,
     rng: Rng,
 }
 
@@ -68,12 +72,17 @@ impl<'c> TestRequests<'c> {
             context: longest,
             prompt_len: len.min(longest.saturating_sub(SPARE_TOKENS)).max(1),
             several_ranks: ranks > 1,
+            meets: observed.facts.info.part.is_some(),
             rng,
         }
     }
 
     pub(crate) fn worker(&self) -> WorkerId {
         self.worker
+    }
+
+    pub(crate) fn model(&self) -> &str {
+        &self.model
     }
 
     pub(crate) const fn block_size(&self) -> u32 {
@@ -134,12 +143,16 @@ impl<'c> TestRequests<'c> {
 
     /// One token of an answer; the cached tokens that `usage` tells.
     async fn ask(&self, prompt: Value, rank: u32) -> ProbeResult<Option<u32>> {
-        let body = json!({
+        let mut body = json!({
             "model": self.model,
             "prompt": prompt,
             "max_tokens": 1,
             "temperature": 0,
         });
+        if self.meets {
+            body["bootstrap_host"] = NOBODY.into();
+            body["bootstrap_room"] = 0.into();
+        }
         let rank = self.several_ranks.then_some(rank);
         let answer = self
             .client
@@ -149,7 +162,7 @@ impl<'c> TestRequests<'c> {
     }
 
     /// Tokens of a text of random words, as the engine makes them.
-    async fn prompt(&mut self) -> Vec<Token> {
+    pub(crate) async fn prompt(&mut self) -> Vec<Token> {
         let words = self.prompt_len as usize + 8;
         let text: Vec<&str> = (0..words)
             .filter_map(|_| {

@@ -195,6 +195,8 @@ struct NewWorker {
     max_num_seqs: Option<u32>,
     data_parallel_size: Option<u32>,
     device: Option<String>,
+    role: Option<String>,
+    bootstrap_port: Option<u32>,
     events: Option<String>,
     replay: Option<String>,
     #[serde(default)]
@@ -212,6 +214,8 @@ impl NewWorker {
             ("max-num-seqs", count(self.max_num_seqs)),
             ("data-parallel-size", count(self.data_parallel_size)),
             ("device", self.device),
+            ("role", self.role),
+            ("bootstrap-port", count(self.bootstrap_port)),
             ("events", self.events),
             ("replay", self.replay),
         ];

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvasir_router::Input;
-use kvasir_types::{HttpEndpoint, Transport, WorkerRecord};
+use kvasir_types::{BootstrapAddress, HttpEndpoint, Role, Transport, WorkerRecord};
 use kvasir_upstream::{
-    EngineKind, Facts, Pool, RankLoad, UpstreamError, page_text, read_load, read_loads,
+    EngineKind, Facts, Pool, RankLoad, ServerPart, UpstreamError, page_text, read_load, read_loads,
 };
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -28,6 +28,8 @@ const FAILURES_MAX: u32 = 3;
 
 /// Watches one engine server.
 pub(super) struct HttpWatcher {
+    /// What is said about it; where it says more itself, the registration has that.
+    told: Arc<WorkerRecord>,
     pub(super) registration: Registration,
     pub(super) pool: Pool,
     /// Earlier pools, from before its record changed, on which something may still run.
@@ -48,6 +50,7 @@ impl HttpWatcher {
     pub(super) fn new(record: &Arc<WorkerRecord>, endpoint: &HttpEndpoint, fleet: &Fleet) -> Self {
         let pool = fleet.pool(endpoint);
         Self {
+            told: Arc::clone(record),
             registration: Registration::new(record, WorkerLink::Http(pool.clone()), fleet),
             pool,
             retired: Vec::new(),
@@ -96,7 +99,8 @@ impl HttpWatcher {
     /// Takes over what is said about the worker now. One that was on its way out is back.
     fn serve_as(&mut self, record: &Arc<WorkerRecord>, endpoint: &HttpEndpoint) {
         self.pool.set_draining(false);
-        if self.registration.record != *record {
+        if self.told != *record {
+            self.told = Arc::clone(record);
             let new = self.registration.fleet.pool(endpoint);
             // Until it has said what it is, it is taken for what it was.
             new.set_larger_first(self.pool.larger_first());
@@ -149,6 +153,11 @@ impl HttpWatcher {
         self.pool.set_larger_first(self.known.larger_first());
         let is_vllm = self.known.kind == EngineKind::Vllm;
         self.pool.set_returns_token_ids(is_vllm);
+        let record = with_part(&self.told, &self.known);
+        if *self.registration.record != record {
+            let link = WorkerLink::Http(self.pool.clone());
+            self.registration.update(&Arc::new(record), link);
+        }
         self.registration.join(&self.known);
     }
 
@@ -236,6 +245,27 @@ impl HttpWatcher {
             self.registration.leave();
         }
     }
+}
+
+/// What is said about a server, and which part of requests it says itself that it computes: that it was started so cannot be changed by words.
+fn with_part(told: &WorkerRecord, known: &Facts) -> WorkerRecord {
+    let mut record = told.clone();
+    match known.info.part {
+        Some(ServerPart::Prefill(port)) => {
+            record.role = Role::Prefill;
+            let host = told.transport.http().map(|endpoint| &*endpoint.host);
+            record.bootstrap = record.bootstrap.or(host.map(|host| BootstrapAddress {
+                host: host.into(),
+                port,
+            }));
+        }
+        Some(ServerPart::Decode) => {
+            record.role = Role::Decode;
+            record.needs_prefill = true;
+        }
+        None => {}
+    }
+    record
 }
 
 #[cfg(test)]

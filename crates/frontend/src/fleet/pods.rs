@@ -127,7 +127,9 @@ impl PodFollower {
             prefix: String::new(),
             api_key: self.key.clone(),
         };
-        worker_in_pod(endpoint, &engine.uid)
+        let mut record = worker_in_pod(endpoint, &engine.uid);
+        record.role = engine.role;
+        record
     }
 
     fn lost(&self, why: &str) {

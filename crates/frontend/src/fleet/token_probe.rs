@@ -22,6 +22,7 @@ use serde_json::json;
 use tokio::sync::Notify;
 
 use super::context::FleetContext;
+use crate::models::model_of_prefill_pool;
 
 /// An engine has this long to generate one token. A busy one may have long prompts to compute first.
 const TOKEN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,6 +32,9 @@ const ANSWER_BYTES_MAX: usize = 256 << 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Between two questions at most.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// The host by which SGLang knows that nobody is to be met.
+const NOBODY: &str = "2.2.2.2";
 
 /// Asks one worker for a token whenever a router waits for one.
 pub(super) struct TokenProber {
@@ -58,6 +62,8 @@ struct Completion {
 struct Question {
     pool: Pool,
     model: Arc<str>,
+    /// It computes a part of requests and takes none without a place to meet the other.
+    meets: bool,
     routers: Vec<Arc<RouterHost>>,
 }
 
@@ -120,7 +126,8 @@ impl TokenProber {
     /// Whom to ask; none if no router waits for a token of this worker.
     fn question(&self) -> Option<Question> {
         let mut question: Option<Question> = None;
-        for model in self.context.models.all() {
+        let pools = self.context.prefill_pools.all();
+        for model in self.context.models.all().into_iter().chain(pools) {
             let Some(pool) = model.links().http(self.worker) else {
                 continue;
             };
@@ -129,7 +136,8 @@ impl TokenProber {
             }
             let question = question.get_or_insert_with(|| Question {
                 pool,
-                model: Arc::clone(&model.name),
+                model: model_of_prefill_pool(&model.name).into(),
+                meets: model.links().meets(self.worker),
                 routers: Vec::new(),
             });
             let is_new = |known: &Arc<RouterHost>| !Arc::ptr_eq(known, &model.host);
@@ -143,7 +151,11 @@ impl TokenProber {
 
 impl Question {
     async fn ask(&self) -> Answer {
-        let completion = json!({"model": *self.model, "prompt": "1", "max_tokens": 1});
+        let mut completion = json!({"model": *self.model, "prompt": "1", "max_tokens": 1});
+        if self.meets {
+            completion["bootstrap_host"] = NOBODY.into();
+            completion["bootstrap_room"] = 0.into();
+        }
         let answer = self.post("/v1/completions", completion.to_string()).await;
         if !matches!(answer, Answer::Unsupported) {
             return answer;

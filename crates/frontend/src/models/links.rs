@@ -89,6 +89,8 @@ pub(crate) struct Links {
     transports: AtomicU8,
     /// Some worker computes answers to prompts that others have computed.
     has_decode: AtomicBool,
+    /// Some worker cannot compute prompts.
+    needs_prefill: AtomicBool,
 }
 
 /// The part of a request that a worker computes, where that is not all of it.
@@ -96,6 +98,7 @@ struct WorkerPart {
     role: Role,
     bootstrap: Option<BootstrapAddress>,
     transfer: Option<TransferRule>,
+    needs_prefill: bool,
 }
 
 impl Links {
@@ -110,6 +113,7 @@ impl Links {
             parts: RwLock::default(),
             transports: AtomicU8::new(expected as u8),
             has_decode: AtomicBool::new(false),
+            needs_prefill: AtomicBool::new(false),
         }
     }
 
@@ -136,6 +140,24 @@ impl Links {
             .map_or(Role::Aggregated, |part| part.role)
     }
 
+    /// Whether some worker answers prompts that others have computed, and cannot compute one itself.
+    pub(crate) fn needs_prefill(&self) -> bool {
+        self.needs_prefill.load(Ordering::Relaxed)
+    }
+
+    /// Whether some worker says where others meet it.
+    pub(crate) fn has_bootstrap(&self) -> bool {
+        let parts = self.parts.read().unwrap_or_else(PoisonError::into_inner);
+        parts.values().any(|part| part.bootstrap.is_some())
+    }
+
+    /// Whether a worker takes no request without a place where it meets another.
+    pub(crate) fn meets(&self, worker: WorkerId) -> bool {
+        let parts = self.parts.read().unwrap_or_else(PoisonError::into_inner);
+        let part = parts.get(&worker);
+        part.is_some_and(|part| part.needs_prefill || part.bootstrap.is_some())
+    }
+
     /// Where decode workers meet a worker, if it says so.
     pub(crate) fn bootstrap(&self, worker: WorkerId) -> Option<BootstrapAddress> {
         let parts = self.parts.read().unwrap_or_else(PoisonError::into_inner);
@@ -158,6 +180,7 @@ impl Links {
                     role,
                     bootstrap: record.bootstrap.clone(),
                     transfer: record.transfer.clone(),
+                    needs_prefill: record.needs_prefill,
                 };
                 parts.insert(record.id, part);
             }
@@ -169,6 +192,8 @@ impl Links {
         let is_decode = |part: &WorkerPart| part.role == Role::Decode;
         let has_decode = parts.values().any(is_decode);
         self.has_decode.store(has_decode, Ordering::Relaxed);
+        let needs_prefill = parts.values().any(|part| part.needs_prefill);
+        self.needs_prefill.store(needs_prefill, Ordering::Relaxed);
     }
 
     /// The way to a worker.

@@ -12,10 +12,12 @@ use kvasir_router::{Attempts, GiveUp, NextStep, Placement};
 use kvasir_types::{AttemptError as _, FailureCause, WorkerRank};
 use kvasir_upstream::{UpstreamBody, UpstreamError, UpstreamRequest};
 
-use super::{EngineAnswer, Forward, Kind, PreparedRequest, headers, outgoing, peek};
+use super::kept_prompt::DecodeLeg;
+use super::{EngineAnswer, Forward, Kind, PreparedRequest, headers, outgoing, peek, two_step};
 use crate::attempts::{self, OpenAttempt, UnplacedRequest};
 use crate::http::long_work;
 use crate::http::reply::Reply;
+use crate::models::ServedModel;
 use crate::observe::outcomes::REQUEST_ID;
 use crate::observe::request_record::RequestRecord;
 use crate::proxy::relay::{FirstBytes, Form, Source};
@@ -45,6 +47,8 @@ pub(crate) struct HttpAttempt<'a> {
     /// The last answer that said that its engine failed or is not available, and who gave it. It is the answer if no other engine
     /// gives one.
     unavailable: Option<Box<(EngineAnswer, WorkerRank)>>,
+    /// What it sends instead of the request, if another engine computes the prompt.
+    leg: Option<Box<DecodeLeg>>,
 }
 
 impl<'a> HttpAttempt<'a> {
@@ -55,7 +59,13 @@ impl<'a> HttpAttempt<'a> {
             tokens,
             record,
             unavailable: None,
+            leg: None,
         }
+    }
+
+    /// Another engine computes the prompt.
+    pub(super) fn transfer(&mut self, leg: Option<DecodeLeg>) {
+        self.leg = leg.map(Box::new);
     }
 
     /// The last answer that said that its engine is not available, and who gave it.
@@ -74,7 +84,15 @@ impl OpenAttempt for HttpAttempt<'_> {
         attempts: &Attempts,
     ) -> Result<EngineAnswer, UpstreamError> {
         self.record.placed(booking);
-        let answer = self.forward.open(booking, self.tokens).await?;
+        if let Some(leg) = &mut self.leg {
+            leg.begin(self.forward);
+        }
+        let opened = self.forward.open(booking, self.tokens, self.leg.as_deref());
+        let opened = opened.await;
+        if let Some(leg) = &mut self.leg {
+            return transferred(leg, opened);
+        }
+        let answer = opened?;
         let Some(error) = answer.failure() else {
             return Ok(answer);
         };
@@ -100,6 +118,23 @@ impl OpenAttempt for HttpAttempt<'_> {
     }
 }
 
+/// What came of asking an engine to answer a prompt that another has computed. One that fails may lack the prompt: it is asked again to compute it.
+fn transferred(
+    leg: &mut DecodeLeg,
+    opened: Result<EngineAnswer, UpstreamError>,
+) -> Result<EngineAnswer, UpstreamError> {
+    let error = match opened {
+        Ok(answer) => match answer.failure() {
+            Some(error) if error.failure_cause() != FailureCause::Rejected => error,
+            // Any engine would refuse it.
+            _ => return Ok(answer),
+        },
+        Err(error) => error,
+    };
+    leg.failed(&error);
+    Err(error)
+}
+
 impl EngineAnswer {
     /// Why it is none, if it says so: its status, or an error in place of the first event.
     fn failure(&self) -> Option<UpstreamError> {
@@ -115,6 +150,10 @@ impl EngineAnswer {
 impl PreparedRequest {
     /// Sends the request to one worker after another until one answers, and passes the answer on.
     pub(crate) async fn run(mut self: Box<Self>) -> Result<Reply, ApiError> {
+        if let Some(plan) = self.prefill.take() {
+            // In a box: requests of one engine do not carry its room.
+            return Box::pin(two_step::run(self, plan)).await;
+        }
         let forward = &self.forward;
         let mut attempts = Attempts::new(
             attempts::limits(&forward.app, &forward.model),
@@ -152,12 +191,17 @@ impl Forward {
     }
 
     /// Sends the request to the booked worker and waits for the first bytes of its answer, whatever its status.
-    async fn open(&self, booking: &Booking, tokens: u32) -> Result<EngineAnswer, UpstreamError> {
+    async fn open(
+        &self,
+        booking: &Booking,
+        tokens: u32,
+        leg: Option<&DecodeLeg>,
+    ) -> Result<EngineAnswer, UpstreamError> {
         if let Some(span) = self.prefill_span(booking.placement(), tokens) {
             booking.presume_prefill(span);
         }
         // In one place: moved into the timeout it would have its room twice.
-        let attempt = std::pin::pin!(self.try_worker(booking.placement(), tokens));
+        let attempt = std::pin::pin!(self.try_worker(booking.placement(), tokens, leg));
         let answer = tokio::time::timeout(self.first_byte_timeout(), attempt).await;
         answer.unwrap_or(Err(UpstreamError::AnswerTimeout))
     }
@@ -193,9 +237,22 @@ impl Forward {
         body: &Bytes,
         urgency: Option<i32>,
     ) -> Result<Response<UpstreamBody>, UpstreamError> {
-        let pool = self.model.links().http(target.worker);
+        self.send_to(&self.model, target, headers, body, urgency)
+            .await
+    }
+
+    /// The same to a worker of any model.
+    pub(super) async fn send_to(
+        &self,
+        model: &ServedModel,
+        target: WorkerRank,
+        headers: &HeaderMap,
+        body: &Bytes,
+        urgency: Option<i32>,
+    ) -> Result<Response<UpstreamBody>, UpstreamError> {
+        let pool = model.links().http(target.worker);
         let pool = pool.ok_or(UpstreamError::Absent)?;
-        let has_ranks = self.model.has_ranks(target.worker);
+        let has_ranks = model.has_ranks(target.worker);
         let rank = has_ranks.then(|| headers::rank_field(target.rank));
         let urgency = urgency.filter(|_| pool.larger_first());
         let asks_ids = self.extra_fields().asks_ids() && pool.returns_token_ids();
@@ -255,11 +312,15 @@ impl Forward {
         &self,
         sent: &Placement,
         tokens: u32,
+        leg: Option<&DecodeLeg>,
     ) -> Result<EngineAnswer, UpstreamError> {
-        let mut answer = self.begin(sent, tokens).await?;
+        let mut answer = self.begin(sent, tokens, leg).await?;
         if self.is_of_another(&answer) {
+            if leg.is_some() {
+                return Err(UpstreamError::Unfinished);
+            }
             // In a box: it hardly ever happens, and each request would have its room.
-            answer = Box::pin(self.begin(sent, tokens)).await?;
+            answer = Box::pin(self.begin(sent, tokens, None)).await?;
         }
         Ok(match self.app.options().error_peek {
             Some(_) => peek::error_as_status(answer),
@@ -284,25 +345,42 @@ impl Forward {
     }
 
     /// Sends the request and waits for the beginning of its answer.
-    async fn begin(&self, sent: &Placement, tokens: u32) -> Result<EngineAnswer, UpstreamError> {
+    async fn begin(
+        &self,
+        sent: &Placement,
+        tokens: u32,
+        leg: Option<&DecodeLeg>,
+    ) -> Result<EngineAnswer, UpstreamError> {
         let dispatched = self.app.clock().now();
         self.model.placements.dispatched();
         let _inside = self.model.placements.enter(kvasir_host::Stage::Dispatch);
-        let response = self.send(sent.target, &self.body).await?;
+        let body = leg.map_or(&self.body, |leg| &leg.body);
+        let response = self.send(sent.target, body).await?;
         let (head, body) = response.into_parts();
-        let form = self.form(&head, || self.extras(sent, tokens, dispatched));
+        let prefill = leg.map(|leg| leg.prefill);
+        let form = self.form(&head, || self.extras(sent, tokens, dispatched, prefill));
         let resume = self
             .resume_state()
             .filter(|_| matches!(form, Form::Events { .. }));
         let mut source = Source::new(body, form, resume);
         source.keep_text(self.prefills_next_turn());
-        let first = source.first_bytes().await?;
+        let mut first = source.first_bytes().await?;
+        if leg.is_some() && self.begins_with_role() {
+            // A transfer that fails is said after the role: until a token came, another engine can answer.
+            first = Box::pin(source.first_content(first)).await?;
+        }
         Ok(EngineAnswer {
             dispatched,
+            prefill,
             head,
             source,
             first,
         })
+    }
+
+    /// Whether a stream of its answer begins with an event that has no token.
+    fn begins_with_role(&self) -> bool {
+        self.path.path().ends_with("/chat/completions")
     }
 
     pub(super) fn first_byte_timeout(&self) -> Duration {

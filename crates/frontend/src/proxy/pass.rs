@@ -205,6 +205,7 @@ fn prepare(
         blocks: PromptBlocks::none(),
         record,
         query: None,
+        prefill: None,
     }))
 }
 

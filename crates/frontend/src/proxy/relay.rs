@@ -71,6 +71,7 @@ pub(crate) struct Accounting {
     every: Option<u32>,
     /// Tokens that were counted last, and when.
     counted: (u32, Time),
+    is_transferred: bool,
 }
 
 /// How and where an answer start.
@@ -87,6 +88,8 @@ pub(crate) struct AnswerStart {
     pub(crate) block_size: Option<u32>,
     /// The client gets tokens as they come.
     pub(crate) is_stream: bool,
+    /// Its prompt was computed by another engine, which alone can say what it found cached.
+    pub(crate) is_transferred: bool,
     /// The worker that answers.
     pub(crate) target: WorkerRank,
 }
@@ -117,6 +120,7 @@ impl Accounting {
             failure: start.failure,
             every: start.block_size,
             counted: (0, first),
+            is_transferred: start.is_transferred,
         }
     }
 
@@ -164,7 +168,7 @@ impl Accounting {
             target: self.target,
         };
         if let Some(mut booking) = self.booking {
-            if !source.is_grafted() {
+            if !source.is_grafted() && !self.is_transferred {
                 booking.reported(UsageReport {
                     prompt: totals.prompt_tokens,
                     cached: source.usage.cached_tokens.map(count),

@@ -249,6 +249,7 @@ impl Forward {
         let mut source = Source::new(body, Form::Opaque, None);
         Ok(EngineAnswer {
             dispatched,
+            prefill: None,
             first: source.first_bytes().await?,
             head,
             source,

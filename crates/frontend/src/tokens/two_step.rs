@@ -21,17 +21,18 @@ use kvasir_router::{
 };
 use kvasir_transport::token_stream;
 use kvasir_types::{DpRank, RequestId, TransferRule, TransportKind, WorkerId};
-use tokio::sync::oneshot;
 
-use prefill::{PrefillAnswer, PrefillAttempt, RunningPrefill, drain};
+use prefill::{PrefillAnswer, PrefillAttempt, drain};
+pub(crate) use transfer::Transfer;
 use transfer::bootstrap_in;
-pub(crate) use transfer::{PrefillSummary, Transfer, decode_overrides};
 
 use crate::App;
 use crate::attempts::{self, UnplacedRequest};
 use crate::models::ServedModel;
 use crate::request::ask;
 use crate::request::migrate::Migration;
+use crate::request::two_step::RunningPrefill;
+pub(crate) use crate::request::two_step::{PrefillSummary, decode_overrides};
 use crate::tokens::bypass;
 use crate::tokens::job::Job;
 use crate::tokens::lane::{Lane, TokenAttempt};
@@ -261,14 +262,10 @@ impl Driver {
                     rule: leg.rule,
                 });
                 let prompt = u32::try_from(self.attempt.tokens().len()).unwrap_or(u32::MAX);
-                let (stop, stopped) = oneshot::channel();
-                let (tell, failed) = oneshot::channel();
-                let drain = drain(leg.booking, stream, prompt, stopped, tell);
+                let (running, task) = RunningPrefill::new();
+                let drain = drain(leg.booking, stream, prompt, task);
                 self.app.tasks().spawn(drain);
-                self.running = Some(RunningPrefill {
-                    stop: Some(stop),
-                    failed,
-                });
+                self.running = Some(running);
                 None
             }
         }
@@ -382,7 +379,7 @@ fn path_of(mode: DecodeMode) -> &'static str {
 }
 
 /// Counts a prompt of a model that has prefill workers.
-pub(super) fn count_path(app: &App, model: &str, path: &str) {
+pub(crate) fn count_path(app: &App, model: &str, path: &str) {
     let paths = &app.metrics().prefill_paths_total;
     paths.with_label_values(&[model, path]).inc();
 }

@@ -32,6 +32,7 @@ mod metrics;
 mod migration;
 mod mixed;
 mod overload;
+mod pairs;
 mod passed;
 mod pods;
 mod ranks;

@@ -23,6 +23,7 @@ fn engine_of(pod: &str, uid: &str, engine: &Engine) -> PodEngine {
         host: host.into(),
         port: port.parse().unwrap(),
         tls: false,
+        role: kvasir_types::Role::Aggregated,
     }
 }
 

@@ -257,6 +257,11 @@ impl Rig {
         assert!(asked.iter().all(|seen| seen.port != port));
     }
 
+    /// What runs now is taken for what runs at rest.
+    pub(crate) fn rest_now(&mut self) {
+        self.at_rest = self.app.tasks().len();
+    }
+
     /// Nothing is booked, under way or running that was not before.
     pub(crate) async fn at_rest(&self) {
         until("requests end", || self.app.in_flight().count() == 0).await;

@@ -122,6 +122,7 @@ impl Head {
         choices: &[Whole],
         usage: Usage,
         prompt: Option<&[u32]>,
+        transfer: Option<&str>,
     ) -> String {
         let object = if self.chat {
             "chat.completion"
@@ -154,9 +155,10 @@ impl Head {
             false => String::new(),
         };
         format!(
-            "{},\"choices\":[{}],\"service_tier\":null,{FINGERPRINT},{usage},{tail}\"kv_transfer_params\":null,\"ec_transfer_params\":null,\"metrics\":null}}",
+            "{},\"choices\":[{}],\"service_tier\":null,{FINGERPRINT},{usage},{tail}\"kv_transfer_params\":{},\"ec_transfer_params\":null,\"metrics\":null}}",
             self.open(object),
-            list.join(",")
+            list.join(","),
+            transfer.unwrap_or("null")
         )
     }
 

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::error::Refusal;
 use super::server::Mock;
+use super::transfer::{HttpPart, Wish};
 
 /// Choices of one request at most.
 const CHOICES_MAX: usize = 256;
@@ -35,6 +36,8 @@ pub(crate) struct Ask {
     /// The adapter that is to answer.
     pub(crate) adapter: Option<Arc<str>>,
     pub(crate) rank: DpRank,
+    /// What it says about where its prompt is.
+    pub(crate) wish: Wish,
 }
 
 /// Fields of a body by name.
@@ -117,12 +120,19 @@ impl Ask {
             false => completion_prompts(mock, &scan, fields.len())?,
         };
         let n = fields.whole("n", 1)?.unwrap_or(1);
-        let sampling = sampling(&fields, chat)?;
+        check_stream_options(&fields)?;
+        let mut sampling = sampling(&fields, chat)?;
+        if matches!(mock.part, HttpPart::SglangPrefill { .. }) {
+            // It sets that itself, whatever the request says.
+            (sampling.max_tokens, sampling.min_tokens) = (1, 0);
+        }
         let max = mock.max_model_len();
+        let prompts_asked = repeat(&prompts, n)?;
         let ask = Self {
             chat,
             sampling: fit(sampling, &prompts, max)?,
-            prompts: repeat(&prompts, n)?,
+            wish: Wish::read(mock, &fields, prompts_asked.len())?,
+            prompts: prompts_asked,
             stop: strings(fields.get("stop")),
             keep_stop: fields.flag("include_stop_str_in_output"),
             stream: fields.flag("stream"),
@@ -158,6 +168,16 @@ impl Ask {
             },
         )
     }
+}
+
+/// Options of a stream are for streams.
+fn check_stream_options(fields: &Fields) -> Result<(), Refusal> {
+    if fields.get("stream_options").is_some() && !fields.flag("stream") {
+        let message =
+            "Stream options can only be defined when `stream=True`. (parameter=stream_options)";
+        return Err(Refusal::bad(message, Some("stream_options")));
+    }
+    Ok(())
 }
 
 fn client(error: &TextError) -> Refusal {
@@ -258,6 +278,12 @@ fn sampling(fields: &Fields, chat: bool) -> Result<Sampling, Refusal> {
         None => fields.whole("max_tokens", 1)?,
         some => some,
     };
+    let least = fields.whole("min_tokens", 0)?.unwrap_or(0);
+    if let Some(most) = asked.filter(|most| *most < least) {
+        let message =
+            format!("min_tokens must be less than or equal to max_tokens={most}, got {least}.");
+        return Err(Refusal::bad(message, None));
+    }
     let otherwise = if chat { u32::MAX } else { COMPLETION_TOKENS };
     let ids = fields
         .get("stop_token_ids")
@@ -266,7 +292,7 @@ fn sampling(fields: &Fields, chat: bool) -> Result<Sampling, Refusal> {
         .flatten();
     Ok(Sampling {
         max_tokens: asked.map_or(otherwise, |n| u32::try_from(n).unwrap_or(u32::MAX - 1)),
-        min_tokens: fields.whole("min_tokens", 0)?.unwrap_or(0) as u32,
+        min_tokens: u32::try_from(least).unwrap_or(u32::MAX),
         stop_tokens: ids
             .filter_map(|id| Token::try_from(id.as_u64()?).ok())
             .collect(),

@@ -15,6 +15,8 @@ use super::choice::{Choice, Piece, next_of};
 use super::error::Refusal;
 use super::fault::HttpFaultKind;
 use super::server::{Hangup, Mock};
+use super::transfer::{self, Arrangement};
+use crate::plane::OpenRoom;
 
 /// Half an event has this long to leave the socket's buffer before the connection is cut.
 const BEFORE_CUT: Duration = Duration::from_millis(20);
@@ -40,7 +42,12 @@ pub(crate) async fn answer(
         Ok(ask) => ask,
         Err(refusal) => return Ok(refusal.reply()),
     };
-    let job = Job::start(Arc::clone(mock), ask, headers, fault);
+    let arrangement = match transfer::arrange(mock, &ask).await {
+        Ok(arrangement) => arrangement,
+        Err(refusal) if ask.stream && ask.chat => return Ok(failed_stream(mock, &ask, &refusal)),
+        Err(refusal) => return Ok(refusal.reply()),
+    };
+    let job = Job::start(Arc::clone(mock), ask, headers, (fault, arrangement));
     if job.ask.stream {
         return Ok(job.stream());
     }
@@ -54,21 +61,24 @@ struct Job {
     head: Head,
     choices: Vec<Choice>,
     fault: Option<HttpFaultKind>,
+    /// Where its prompt is handed over when it is computed.
+    rooms: Vec<OpenRoom>,
 }
 
 impl Job {
-    fn start(mock: Arc<Mock>, ask: Ask, headers: &HeaderMap, fault: Option<HttpFaultKind>) -> Self {
+    fn start(
+        mock: Arc<Mock>,
+        ask: Ask,
+        headers: &HeaderMap,
+        (fault, arrangement): (Option<HttpFaultKind>, Arrangement),
+    ) -> Self {
         let prefix = if ask.chat { "chatcmpl" } else { "cmpl" };
         let given = headers.get("x-request-id").and_then(|v| v.to_str().ok());
         let name = given.map_or_else(|| mock.next_name(), str::to_owned);
-        let head = Head {
-            chat: ask.chat,
-            id: format!("{prefix}-{name}"),
-            created: mock.unix_secs(),
-            model: ask.adapter.as_ref().unwrap_or(&mock.model).to_string(),
-        };
+        let head = head(&mock, &ask, format!("{prefix}-{name}"));
+        let transferred = matches!(arrangement, Arrangement::TakenOver);
         let choices = (0..ask.prompts.len())
-            .map(|at| begin(&mock, &ask, at))
+            .map(|at| begin(&mock, &ask, at, transferred))
             .collect();
         Self {
             mock,
@@ -76,7 +86,18 @@ impl Job {
             head,
             choices,
             fault,
+            rooms: match arrangement {
+                Arrangement::HandedOver(rooms) => rooms,
+                Arrangement::Here | Arrangement::TakenOver => Vec::new(),
+            },
         }
+    }
+
+    /// Keeps the prompt for another, or hands it over, as the request says. What the answer says of it.
+    async fn give_prompt(&self) -> Option<String> {
+        transfer::hand_over(&self.mock, &self.ask, &self.rooms).await;
+        let cached = self.choices.iter().map(|c| u64::from(c.cached)).sum();
+        transfer::keep(&self.mock, &self.ask, &self.head.id, cached)
     }
 
     fn usage(&self) -> Usage {
@@ -117,14 +138,15 @@ impl Job {
             done[at].end = piece.end.or(done[at].end.take());
         }
         tokio::time::sleep(self.delay()).await;
+        let given = self.give_prompt().await;
         let prompt = self
             .ask
             .prompts
             .first()
             .filter(|_| self.ask.return_token_ids);
-        let document = self
-            .head
-            .document(&done, self.usage(), prompt.map(|p| &**p));
+        let document =
+            self.head
+                .document(&done, self.usage(), prompt.map(|p| &**p), given.as_deref());
         match self.fault {
             Some(HttpFaultKind::Die(_)) => Err(Hangup),
             Some(HttpFaultKind::Cut(_)) => Ok(half(&self.mock, document)),
@@ -172,6 +194,8 @@ impl Job {
             self.send(pieces, event).await?;
             next = next_of(&mut self.choices).await;
         }
+        // A stream does not say where its prompt is.
+        self.give_prompt().await;
         if self.ask.include_usage {
             let event = self.head.usage_event(self.usage());
             self.send(pieces, event).await?;
@@ -220,7 +244,31 @@ impl Job {
     }
 }
 
-fn begin(mock: &Mock, ask: &Ask, index: usize) -> Choice {
+fn head(mock: &Mock, ask: &Ask, id: String) -> Head {
+    Head {
+        chat: ask.chat,
+        id,
+        created: mock.unix_secs(),
+        model: ask.adapter.as_ref().unwrap_or(&mock.model).to_string(),
+    }
+}
+
+/// A stream whose prompt could not be taken over: the role, then why.
+fn failed_stream(mock: &Mock, ask: &Ask, refusal: &Refusal) -> Reply {
+    let head = head(mock, ask, format!("chatcmpl-{}", mock.next_name()));
+    let events = [
+        head.role_event(0, None, None),
+        framed(&refusal.json()),
+        "data: [DONE]\n\n".to_owned(),
+    ];
+    let (pieces, reply) = stream();
+    mock.tasks.spawn(async move {
+        let _ = pieces.send(Ok(Bytes::from(events.concat()))).await;
+    });
+    reply
+}
+
+fn begin(mock: &Mock, ask: &Ask, index: usize, transferred: bool) -> Choice {
     let (sink, tokens) = token_stream(mock.worker.id());
     let request = TokenRequest {
         id: mock.next_id(),
@@ -233,7 +281,10 @@ fn begin(mock: &Mock, ask: &Ask, index: usize) -> Choice {
         salt: ask.salt.clone(),
         context: RequestContext::default(),
     };
-    mock.worker.submit(&request, sink);
+    match transferred {
+        true => mock.worker.submit_transferred(&request, sink),
+        false => mock.worker.submit(&request, sink),
+    }
     Choice::new(index, tokens, ask.detokenizer(mock), ask.stop.clone())
 }
 

@@ -166,6 +166,10 @@ pub(crate) fn page(mock: &Mock) -> String {
 
 fn gauges_and_counters(mock: &Mock, page: &mut String, labels: &dyn Fn(usize) -> String) {
     let ranks: Vec<crate::Status> = mock.worker.status().collect();
+    // What is kept for others is taken for shared by all ranks.
+    let side = mock.part.side();
+    let kept = side.map_or(0, |side| side.kept_blocks());
+    let kept_each = kept.div_ceil(ranks.len().max(1) as u64);
     let mut rows = |name: &str, kind: &str, help: &str, of: &dyn Fn(&crate::Status) -> f64| {
         let _ = write!(
             page,
@@ -176,6 +180,20 @@ fn gauges_and_counters(mock: &Mock, page: &mut String, labels: &dyn Fn(usize) ->
         }
     };
     let count = |n: u64| n as f64;
+    if let Some(side) = side {
+        rows(
+            "nixl_num_kv_expired_reqs_total",
+            "counter",
+            "Number of requests whose KV blocks expired before they were fetched.",
+            &|_| count(side.expired()),
+        );
+        rows(
+            "nixl_num_failed_transfers_total",
+            "counter",
+            "Number of failed NIXL KV cache transfers.",
+            &|_| count(side.failed()),
+        );
+    }
     rows(
         "num_requests_running",
         "gauge",
@@ -192,7 +210,10 @@ fn gauges_and_counters(mock: &Mock, page: &mut String, labels: &dyn Fn(usize) ->
         "kv_cache_usage_perc",
         "gauge",
         "KV-cache usage. 1 means 100 percent usage.",
-        &|s| f64::from(s.load.used_blocks) / f64::from(s.load.total_blocks.max(1)),
+        &|s| {
+            let used = u64::from(s.load.used_blocks) + kept_each;
+            used as f64 / f64::from(s.load.total_blocks.max(1))
+        },
     );
     rows(
         "prefix_cache_queries_total",

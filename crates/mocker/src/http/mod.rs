@@ -15,8 +15,12 @@ mod metrics;
 mod received;
 mod routes;
 mod server;
+mod side_channel;
+mod transfer;
 mod words;
 
 pub use fault::{Faults, HttpFault, HttpFaultError, HttpFaultKind};
 pub use server::{MockAdapter, MockServer, MockServerOptions};
+pub use side_channel::SideChannel;
+pub use transfer::HttpPart;
 pub use words::answers_in_words;

@@ -80,6 +80,10 @@ async fn small(
         }
         "/metrics" => body::metrics(metrics::page(mock)),
         "/kv_event_sources" => ok(event_sources(mock).to_string()),
+        "/server_info" | "/get_server_info" => match mock.part.server_info(mock) {
+            Some(info) => ok(info.to_string()),
+            None => body::json(StatusCode::NOT_FOUND, "{\"detail\":\"Not Found\"}"),
+        },
         "/tokenize" => tokenize(mock, headers, body).map_or_else(|r| r.reply(), ok),
         "/detokenize" => detokenize(mock, headers, body).map_or_else(|r| r.reply(), ok),
         "/reset_prefix_cache" => {

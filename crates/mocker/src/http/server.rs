@@ -15,7 +15,7 @@ use kvasir_telemetry::Clock;
 use kvasir_text::TextModel;
 use kvasir_types::{DpRank, RequestId, Rng};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::ask::Fields;
 use super::error::Refusal;
@@ -23,6 +23,7 @@ use super::fault::{Faults, HttpFault};
 use super::metrics::Stats;
 use super::received::Received;
 use super::routes::route;
+use super::transfer::HttpPart;
 use crate::{CacheFaults, EventSockets, Worker};
 
 /// Connections at once; the next ones wait in the kernel's backlog.
@@ -54,6 +55,8 @@ pub struct MockServerOptions {
     pub prompt_tokens_details: bool,
     /// Adapters of the model that are served, too.
     pub adapters: Vec<MockAdapter>,
+    /// Which part of requests it computes.
+    pub part: HttpPart,
 }
 
 /// A LoRA adapter. What is cached for it is of no use to others.
@@ -90,6 +93,9 @@ pub(crate) struct Mock {
     pub(crate) tasks: Tasks,
     pub(crate) prompt_tokens_details: bool,
     pub(crate) adapters: Vec<MockAdapter>,
+    pub(crate) part: HttpPart,
+    /// Its engine has died.
+    dead: watch::Sender<bool>,
     clock: Clock,
     seed: u64,
     requests: AtomicU64,
@@ -107,6 +113,15 @@ impl Mock {
     /// What can go wrong with its events on an event plane, if it is on one.
     pub(crate) fn cache_faults(&self) -> Option<&CacheFaults> {
         self.cache_faults.get().map(|faults| &**faults)
+    }
+
+    /// Its engine dies: what is being answered is, and then its door closes.
+    pub(crate) fn die(&self) {
+        self.dead.send_replace(true);
+    }
+
+    async fn died(&self) {
+        let _ = self.dead.subscribe().wait_for(|dead| *dead).await;
     }
 
     pub(crate) fn unix_secs(&self) -> u64 {
@@ -180,6 +195,8 @@ impl MockServer {
             tasks: tasks.clone(),
             prompt_tokens_details: options.prompt_tokens_details,
             adapters: options.adapters,
+            part: options.part,
+            dead: watch::Sender::new(false),
             clock: Clock::new(),
             seed: options.seed,
             requests: AtomicU64::new(0),
@@ -227,6 +244,7 @@ async fn accept(tasks: Tasks, listener: TcpListener, mock: Arc<Mock>) {
         };
         let accepted = tokio::select! {
             () = tasks.draining() => return,
+            () = mock.died() => return,
             accepted = listener.accept() => accepted,
         };
         match accepted {
@@ -240,6 +258,7 @@ async fn accept(tasks: Tasks, listener: TcpListener, mock: Arc<Mock>) {
 
 async fn serve(tasks: Tasks, stream: TcpStream, mock: Arc<Mock>, _place: OwnedSemaphorePermit) {
     let _ = stream.set_nodelay(true);
+    let own = Arc::clone(&mock);
     let service =
         service_fn(move |request: http::Request<Incoming>| route(Arc::clone(&mock), request));
     let connection = http1::Builder::new()
@@ -251,6 +270,10 @@ async fn serve(tasks: Tasks, stream: TcpStream, mock: Arc<Mock>, _place: OwnedSe
     let _ = tokio::select! {
         outcome = connection.as_mut() => outcome,
         () = tasks.draining() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+        () = own.died() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

@@ -35,7 +35,8 @@ pub struct MeetingPoint {
 }
 
 /// A room whose prompt is being computed; dropped before it is ready, it is given up.
-pub(super) struct OpenRoom {
+#[derive(Debug)]
+pub(crate) struct OpenRoom {
     rooms: Arc<Rooms>,
     room: u64,
 }
@@ -74,7 +75,7 @@ impl MeetingPoint {
     }
 
     /// A prompt for this room is being computed; none if there are too many.
-    pub(super) fn open(&self, room: u64) -> Option<OpenRoom> {
+    pub(crate) fn open(&self, room: u64) -> Option<OpenRoom> {
         enter(&self.rooms, room)?;
         Some(OpenRoom {
             rooms: Arc::clone(&self.rooms),
@@ -85,7 +86,7 @@ impl MeetingPoint {
 
 impl OpenRoom {
     /// The prompt is computed.
-    pub(super) fn ready(&self) {
+    pub(crate) fn ready(&self) {
         if let Some(told) = lock(&self.rooms).get(&self.room) {
             told.send_replace(true);
         }
@@ -146,7 +147,7 @@ async fn serve(mut stream: TcpStream, rooms: Arc<Rooms>) {
 }
 
 /// Waits for the prompt of a room.
-pub(super) async fn meet(room: &BootstrapRoom) -> io::Result<()> {
+pub(crate) async fn meet(room: &BootstrapRoom) -> io::Result<()> {
     let met = async {
         let at = (&*room.address.host, room.address.port);
         let mut stream = TcpStream::connect(at).await?;

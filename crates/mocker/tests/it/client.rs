@@ -3,10 +3,12 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvasir_engine::EngineConfig;
 use kvasir_mocker::{
-    MockAdapter, MockServer, MockServerOptions, Observer, Worker, WorkerOptions, answers_in_words,
+    HttpPart, MockAdapter, MockServer, MockServerOptions, Observer, SideChannel, Worker,
+    WorkerOptions, answers_in_words,
 };
 use kvasir_profile::{Constants, StepTimes};
 use kvasir_tasks::Tasks;
@@ -27,7 +29,27 @@ pub(crate) async fn serve(faults: &[&str]) -> Served {
 
 /// With or without cached tokens in `usage`.
 pub(crate) async fn serve_with(faults: &[&str], prompt_tokens_details: bool) -> Served {
+    serve_as(Tasks::new(), faults, prompt_tokens_details, HttpPart::Whole).await
+}
+
+/// With a KV connector, under this name.
+pub(crate) async fn serve_part(engine_id: &str) -> Served {
     let tasks = Tasks::new();
+    let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
+    let side = SideChannel::open_at(loopback, engine_id.to_owned(), &tasks).await;
+    let part = HttpPart::Connector {
+        side: side.unwrap(),
+        per_token: Duration::ZERO,
+    };
+    serve_as(tasks, &[], true, part).await
+}
+
+async fn serve_as(
+    tasks: Tasks,
+    faults: &[&str],
+    prompt_tokens_details: bool,
+    part: HttpPart,
+) -> Served {
     let text = Arc::new(TextModel::builtin().unwrap());
     let engine = EngineConfig {
         block_size: 32,
@@ -55,6 +77,7 @@ pub(crate) async fn serve_with(faults: &[&str], prompt_tokens_details: bool) -> 
         seed: 7,
         prompt_tokens_details,
         adapters: vec![MockAdapter::read("sql=/loras/sql")],
+        part,
     };
     let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
     let server = MockServer::start(&tasks, loopback, worker, options)
@@ -72,6 +95,18 @@ pub(crate) struct Got {
 }
 
 impl Served {
+    /// Waits until nobody listens any more.
+    pub(crate) async fn until_gone(&self) {
+        let wait = async {
+            while TcpStream::connect(self.server.address()).await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), wait)
+            .await
+            .unwrap();
+    }
+
     pub(crate) async fn ask(&self, method: &str, path: &str, body: &str) -> Option<Got> {
         self.ask_with(method, path, "content-type: application/json\r\n", body)
             .await

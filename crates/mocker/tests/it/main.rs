@@ -5,5 +5,6 @@ mod client;
 mod events;
 mod faults;
 mod plane;
+mod transfer;
 mod vllm;
 mod wire;

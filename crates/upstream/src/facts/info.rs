@@ -12,6 +12,8 @@ use crate::sources::shifted;
 
 /// Where SGLang publishes when it is not told where, as vLLM does.
 const EVENTS: &str = "tcp://*:5557";
+/// Where SGLang lets others meet it when it is not told where.
+const BOOTSTRAP_PORT: u16 = 8998;
 
 /// What the page says.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -39,6 +41,19 @@ pub struct ServerInfo {
     /// SGLang was told to take the smaller priority first.
     pub(crate) smaller_first: bool,
     pub(crate) events: BTreeMap<u32, EventSource>,
+    /// Which part of requests it was started for, if for one.
+    pub part: Option<ServerPart>,
+    /// How it hands caches to others: the name of vLLM's connector, or SGLang's backend.
+    pub transfer: Option<String>,
+}
+
+/// The part of requests that a server was started for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerPart {
+    /// The prompt; those who answer meet it at this port (SGLang).
+    Prefill(u16),
+    /// The answer, and never the prompt (SGLang).
+    Decode,
 }
 
 impl ServerInfo {
@@ -93,6 +108,10 @@ impl ServerInfo {
                 .iter()
                 .find_map(|name| device(config.get("device_config")?.get(name)?)),
             prefix_caching: caching.and_then(Value::as_bool),
+            transfer: config
+                .pointer("/kv_transfer_config/kv_connector")
+                .and_then(Value::as_str)
+                .map(Into::into),
             ..Self::default()
         }
     }
@@ -118,8 +137,26 @@ impl ServerInfo {
             prefix_caching: is_set("disable_radix_cache").map(|off| !off),
             smaller_first: is_set("schedule_low_priority_values_first") == Some(true),
             events: events(page.get("kv_events_config"), ranks.unwrap_or(1)),
+            part: part(page),
+            transfer: page
+                .get("disaggregation_transfer_backend")
+                .and_then(Value::as_str)
+                .map(Into::into),
             ..Self::default()
         }
+    }
+}
+
+/// The part of requests that an SGLang server says it computes.
+fn part(page: &Value) -> Option<ServerPart> {
+    match page.get("disaggregation_mode")?.as_str()? {
+        "decode" => Some(ServerPart::Decode),
+        "prefill" => {
+            let port = page.get("disaggregation_bootstrap_port");
+            let port = port.and_then(|port| u16::try_from(port.as_u64()?).ok());
+            Some(ServerPart::Prefill(port.unwrap_or(BOOTSTRAP_PORT)))
+        }
+        _ => None,
     }
 }
 

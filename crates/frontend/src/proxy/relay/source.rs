@@ -36,8 +36,10 @@ pub(crate) struct Extras {
     pub(crate) extra_fields: ExtraFields,
     /// When the request was received.
     pub(crate) received: Time,
-    /// When it was sent to the worker.
+    /// When it was sent to the worker; to that of the prompt, if that was another.
     pub(crate) dispatched: Time,
+    /// When that other had answered.
+    pub(crate) prefilled: Option<Time>,
     /// When the first event came.
     pub(crate) first: Option<Time>,
     /// Reads the time.
@@ -87,8 +89,11 @@ impl Extras {
         let (now, received) = (self.clock.now(), self.received);
         let since = |at: Time| Some((at - received).as_secs_f64() * 1e3);
         if let Some(timing) = &mut self.last.timing {
-            let prefill = self.first.map(|first| first - self.dispatched);
-            timing.prefill_time_ms = prefill.map(|span| span.as_secs_f64() * 1e3);
+            let ms = |from: Time, to: Time| (to - from).as_secs_f64() * 1e3;
+            let prefilled = self.prefilled.or(self.first);
+            timing.prefill_time_ms = prefilled.map(|end| ms(self.dispatched, end));
+            let handed = self.prefilled.zip(self.first);
+            timing.kv_transfer_estimated_latency_ms = handed.map(|(from, to)| ms(from, to));
             timing.ttft_ms = self.first.and_then(since);
             timing.total_time_ms = since(now);
         }
@@ -375,6 +380,27 @@ impl Source {
             Some(Err(error)) => Err(error),
             None if self.is_events() => Err(UpstreamError::Unfinished),
             None => Ok(FirstBytes::Whole(Bytes::new())),
+        }
+    }
+
+    /// Waits for the second event of a stream that began so: the first one has no token. An error is one here, whoever could resume the answer.
+    pub(crate) async fn first_content(
+        &mut self,
+        first: FirstBytes,
+    ) -> Result<FirstBytes, UpstreamError> {
+        let FirstBytes::Partial(mut held) = first else {
+            return Ok(first);
+        };
+        while self.is_events() && self.events < 2 && !self.done && !self.failed {
+            match poll_fn(|cx| self.poll_bytes(cx)).await {
+                Some(Ok(bytes)) => held = Bytes::from([&held[..], &bytes].concat()),
+                Some(Err(error)) => return Err(error),
+                None => return Err(UpstreamError::Unfinished),
+            }
+        }
+        match self.failed {
+            true => Err(UpstreamError::ErrorEvent),
+            false => Ok(FirstBytes::Partial(held)),
         }
     }
 

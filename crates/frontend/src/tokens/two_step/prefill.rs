@@ -10,14 +10,14 @@ use kvasir_router::{Attempts, NextStep, Outcome, PrefillEnd, Trouble};
 use kvasir_transport::{PlaneError, TokenStream};
 use kvasir_types::{
     AttemptError as _, BootstrapRoom, FailureCause, FinishReason, PrefillResult, Time, TokenItem,
-    TransferRule, WorkerRank,
+    TransferRule,
 };
-use tokio::sync::oneshot;
 
 use super::transfer::is_usable;
 use crate::App;
 use crate::attempts::OpenAttempt;
 use crate::models::ServedModel;
+use crate::request::two_step::{self, PrefillTask};
 use crate::tokens::lane::{self, TokenAttempt};
 
 /// What prefill workers of a pool said, or where they are met.
@@ -33,36 +33,6 @@ pub(super) enum PrefillAnswer {
         stream: TokenStream,
         room: BootstrapRoom,
     },
-}
-
-/// A prefill that runs beside its decode worker. Dropped before [`Self::detach`], it is stopped.
-pub(super) struct RunningPrefill {
-    pub(super) stop: Option<oneshot::Sender<()>>,
-    /// Told when it fails.
-    pub(super) failed: oneshot::Receiver<Trouble>,
-}
-
-impl RunningPrefill {
-    /// The decode worker has it: the rest of its stream is read without anybody waiting for it.
-    pub(super) fn detach(mut self) {
-        self.stop = None;
-    }
-
-    /// Waits until it fails; for ever if it ends well.
-    pub(super) async fn failure(&mut self) -> Trouble {
-        match (&mut self.failed).await {
-            Ok(trouble) => trouble,
-            Err(_) => std::future::pending().await,
-        }
-    }
-}
-
-impl Drop for RunningPrefill {
-    fn drop(&mut self) {
-        if let Some(stop) = self.stop.take() {
-            let _ = stop.send(());
-        }
-    }
 }
 
 /// An attempt at a prefill worker.
@@ -95,7 +65,7 @@ impl OpenAttempt for PrefillAttempt<'_> {
                 target.worker, rule.domain
             )));
         }
-        let room = self.room(target);
+        let room = two_step::draw_room(self.app.observer(), self.pool, target);
         let mut request = self.attempt.request(booking);
         request.sampling.max_tokens = 1;
         request.sampling.min_tokens = request.sampling.min_tokens.min(1);
@@ -152,23 +122,6 @@ impl OpenAttempt for PrefillAttempt<'_> {
     }
 }
 
-impl PrefillAttempt<'_> {
-    /// Where a decode worker meets this one for the request, if it says where it is met. The rank of the prompt follows from the
-    /// number of the room.
-    fn room(&self, target: WorkerRank) -> Option<BootstrapRoom> {
-        let address = self.pool.links().bootstrap(target.worker)?;
-        let ranks = u64::from(self.pool.ranks_of(target.worker).max(1));
-        let observer = self.app.observer();
-        let drawn = (observer.new_request_id().0 >> 65) as u64;
-        let room = (drawn / ranks).max(1) * ranks + u64::from(target.rank.0) % ranks;
-        Some(BootstrapRoom {
-            address,
-            room,
-            handoff: Some(observer.new_request_id().0),
-        })
-    }
-}
-
 /// Puts the next item behind what has come.
 fn add(whole: &mut TokenItem, item: TokenItem) {
     whole.tokens.extend(item.tokens);
@@ -185,8 +138,7 @@ pub(super) async fn drain(
     mut booking: Booking,
     mut stream: TokenStream,
     prompt: u32,
-    stopped: oneshot::Receiver<()>,
-    failed: oneshot::Sender<Trouble>,
+    mut task: PrefillTask,
 ) {
     let read = async {
         let mut whole = TokenItem::default();
@@ -202,14 +154,9 @@ pub(super) async fn drain(
         }
         Err(PlaneError::Disconnected(booking.target().worker))
     };
-    let stop = async {
-        if stopped.await.is_err() {
-            std::future::pending().await
-        }
-    };
     let ended = tokio::select! {
         ended = read => ended,
-        () = stop => return,
+        () = task.stopped() => return,
     };
     match ended {
         Ok(whole) => {
@@ -228,7 +175,7 @@ pub(super) async fn drain(
                 FailureCause::Overloaded => Trouble::Overloaded,
                 _ => Trouble::Failed,
             };
-            let _ = failed.send(trouble);
+            task.fail(trouble);
         }
     }
 }

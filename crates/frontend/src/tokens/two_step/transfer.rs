@@ -1,9 +1,7 @@
 //! What the worker of an answer is told of a prompt that another has computed, and where it may be.
 
-use kvasir_router::{Constraints, Overrides};
-use kvasir_types::{
-    BootstrapAddress, BootstrapRoom, PrefillResult, Time, TransferRule, WorkerRank,
-};
+use kvasir_router::Constraints;
+use kvasir_types::{BootstrapAddress, BootstrapRoom, PrefillResult, TransferRule, WorkerRank};
 
 /// Where a prompt is that another worker has computed, or computes.
 #[derive(Clone, Debug)]
@@ -37,21 +35,6 @@ impl Transfer {
     }
 }
 
-/// How the prompt was computed, as clients are told.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PrefillSummary {
-    /// Who computed it.
-    pub(crate) target: WorkerRank,
-    /// When it was asked.
-    pub(crate) dispatched: Time,
-    /// When it had answered; none if both workers were asked at once.
-    pub(crate) ended: Option<Time>,
-    /// Share of the prompt's blocks that it was expected to hold.
-    pub(crate) hit_rate: f64,
-    /// Tokens of the prompt that it found in its cache, where it says so.
-    pub(crate) cached_tokens: Option<u32>,
-}
-
 /// Whether what an engine says of its memory can be handed on: TensorRT-LLM says by a null id that it has kept nothing.
 pub(super) fn is_usable(disaggregated_params: &str) -> bool {
     const ID: &str = "ctx_request_id";
@@ -74,17 +57,6 @@ pub(super) fn bootstrap_in(disaggregated_params: &str) -> Option<BootstrapRoom> 
         room: params.get("bootstrap_room")?.as_u64()?,
         handoff: None,
     })
-}
-
-/// How the router is to place an answer whose prompt comes from elsewhere: what its worker has cached saves nothing, and there is
-/// no prompt to compute. `keeps_credit`: a prompt may also go past the prefill workers, so that it should go where it is cached.
-pub(crate) fn decode_overrides(overrides: &mut Overrides, keeps_credit: bool) {
-    if !keeps_credit {
-        overrides.overlap_score_credit = Some(0.0);
-        overrides.overlap_score_weight = None;
-    }
-    overrides.assume_kv_reuse = Some(false);
-    overrides.track_prefill_tokens = Some(false);
 }
 
 #[cfg(test)]

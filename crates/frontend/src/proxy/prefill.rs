@@ -1,0 +1,183 @@
+//! Engines behind HTTP that compute prompts for others: how they are asked, and what they say.
+//!
+//! What always holds: such an engine is never asked for a stream; the booking of a prompt ends when its engine has answered, failed or was stopped.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use kvasir_host::Booking;
+use kvasir_openai::{ApiError, Usage, find_usage, prefill_leg, transfer_params};
+use kvasir_router::{Attempts, NextStep, Outcome, Trouble};
+use kvasir_types::{AttemptError as _, BootstrapRoom, FailureCause, Time, WorkerRank};
+use kvasir_upstream::UpstreamError;
+
+use super::Forward;
+use crate::attempts::OpenAttempt;
+use crate::http::long_work;
+use crate::models::ServedModel;
+use crate::request::two_step::{self, PrefillTask};
+
+/// Longest answer of an engine that computed a prompt: one token, and a number for each block of the prompt.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+
+/// What came of asking for a prompt.
+pub(super) enum ComputedPrompt {
+    /// It is computed.
+    Ended {
+        params: Option<String>,
+        usage: Usage,
+    },
+    /// The engine refuses it.
+    Refused(StatusCode),
+    /// It is to be met there; it was not asked yet.
+    Meeting(BootstrapRoom),
+}
+
+/// An attempt at an engine that computes prompts.
+pub(super) struct PromptAttempt<'a> {
+    pub(super) forward: &'a Arc<Forward>,
+    pub(super) pool: &'a Arc<ServedModel>,
+    /// What it is sent, once that was written.
+    pub(super) body: Option<Bytes>,
+    /// When the last of them was asked.
+    pub(super) dispatched: Time,
+}
+
+impl OpenAttempt for PromptAttempt<'_> {
+    type Answer = ComputedPrompt;
+    type Error = UpstreamError;
+
+    async fn open(
+        &mut self,
+        booking: &Booking,
+        _: &Attempts,
+    ) -> Result<ComputedPrompt, UpstreamError> {
+        let (target, forward) = (booking.target(), self.forward);
+        self.dispatched = forward.app.clock().now();
+        self.pool.placements.dispatched();
+        let observer = forward.app.observer();
+        if let Some(room) = two_step::draw_room(observer, self.pool, target) {
+            return Ok(ComputedPrompt::Meeting(room));
+        }
+        if self.body.is_none() {
+            self.body = forward.edited(prefill_leg).await;
+        }
+        let body = self.body.as_ref().ok_or(UpstreamError::Unfinished)?;
+        let timeout = forward.app.options().limits.first_byte;
+        let (status, answer) = forward.fetch(self.pool, target, body, timeout).await?;
+        if status.is_success() {
+            return Ok(ComputedPrompt::Ended {
+                params: transfer_params(&answer),
+                usage: find_usage(&answer).map(|c| c.usage).unwrap_or_default(),
+            });
+        }
+        let error = UpstreamError::Status(status);
+        match error.failure_cause() {
+            FailureCause::Rejected => Ok(ComputedPrompt::Refused(status)),
+            _ => Err(error),
+        }
+    }
+
+    fn client_error(&self, error: &UpstreamError, _: NextStep) -> ApiError {
+        let overload_status = self.forward.app.options().overload_status;
+        match error.failure_cause() {
+            FailureCause::Overloaded => ApiError::overloaded(overload_status),
+            FailureCause::Timeout => ApiError::deadline(),
+            _ => ApiError::unavailable(),
+        }
+    }
+}
+
+/// The booking of a prompt that is computed beside its answer: whoever ends the one ends the other.
+pub(super) type SharedBooking = Arc<Mutex<Option<Booking>>>;
+
+/// Takes it, if it has not ended.
+pub(super) fn take(booking: &SharedBooking) -> Option<Booking> {
+    booking
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .take()
+}
+
+/// A prompt that is computed while the answer's engine waits for it.
+pub(super) struct PrefillBeside {
+    pub(super) pool: Arc<ServedModel>,
+    pub(super) booking: SharedBooking,
+    /// Where.
+    pub(super) target: WorkerRank,
+    pub(super) body: Bytes,
+    /// What the engine says that refuses it.
+    pub(super) refusal: Arc<OnceLock<StatusCode>>,
+}
+
+impl PrefillBeside {
+    /// Asks for it and reads what comes, until it is to stop.
+    pub(super) async fn run(self, forward: Arc<Forward>, mut task: PrefillTask) {
+        let target = self.target;
+        let fetch = forward.fetch(&self.pool, target, &self.body, Duration::MAX);
+        let fetched = tokio::select! {
+            fetched = fetch => fetched,
+            () = task.stopped() => return,
+        };
+        let error = match fetched {
+            Ok((status, _)) if status.is_success() => {
+                if let Some(booking) = take(&self.booking) {
+                    booking.first_token();
+                    booking.finish(Outcome::Completed { output_tokens: 1 });
+                }
+                return;
+            }
+            Ok((status, _)) => UpstreamError::Status(status),
+            Err(error) => error,
+        };
+        tracing::warn!(worker = %target, %error, "prefill failed beside its decode engine");
+        let cause = error.failure_cause();
+        if let (UpstreamError::Status(status), FailureCause::Rejected) = (&error, cause) {
+            let _ = self.refusal.set(*status);
+        }
+        if let Some(booking) = take(&self.booking) {
+            booking.finish(Outcome::of_failure(cause));
+        }
+        task.fail(match cause {
+            FailureCause::Overloaded => Trouble::Overloaded,
+            _ => Trouble::Failed,
+        });
+    }
+}
+
+impl Forward {
+    /// The request's body, changed so. A long one is not changed on this thread.
+    pub(super) async fn edited<F>(&self, edit: F) -> Option<Bytes>
+    where
+        F: FnOnce(&Bytes) -> Option<Bytes> + Send + 'static,
+    {
+        if !long_work::is_long(self.body.len()) {
+            return edit(&self.body);
+        }
+        let own = self.body.clone();
+        let edited = self.app.long_work().drive(async move { edit(&own) });
+        edited.await.flatten()
+    }
+
+    /// Sends `body` to one of a model's engines and reads its answer.
+    pub(super) async fn fetch(
+        &self,
+        model: &ServedModel,
+        target: WorkerRank,
+        body: &Bytes,
+        timeout: Duration,
+    ) -> Result<(StatusCode, Bytes), UpstreamError> {
+        let fetched = async {
+            let response = self
+                .send_to(model, target, &self.headers, body, self.urgency)
+                .await?;
+            let status = response.status();
+            let answer = response.into_body().collect(ANSWER_BYTES_MAX).await?;
+            Ok((status, answer))
+        };
+        let fetched = tokio::time::timeout(timeout, fetched).await;
+        fetched.unwrap_or(Err(UpstreamError::AnswerTimeout))
+    }
+}

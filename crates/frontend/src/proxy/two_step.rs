@@ -1,0 +1,489 @@
+//! A prompt that one engine behind HTTP computes and another answers.
+//!
+//! Answers one question: what does each of the two get, and what is done when one of them fails? Two families of engines: vLLM with a connector says in
+//! its answer where the prompt is, and the other engine is asked afterwards; SGLang's engines meet, and are asked at once. `two_step::drive` decides what follows
+//! what.
+//!
+//! What always holds: what one engine says of its memory goes to an engine and to nobody else; the booking of each engine ends with its part of the request.
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use bytes::Bytes;
+use http::StatusCode;
+use kvasir_host::{Booking, PromptBlocks, UsageReport};
+use kvasir_openai::{
+    ApiError, BootstrapFields, Endpoint, Nvext, Scan, bootstrap_leg, is_transferable,
+};
+use kvasir_router::{
+    Attempts, DecodeMode, Handoff, Leg, Outcome, Pin, PoolState, PrefillEnd, Trouble,
+    TwoStepFailure, TwoStepInput, TwoStepTerms,
+};
+use kvasir_types::{
+    BootstrapRoom, DpRank, FailureCause, Time, Token, TransportKind, WorkerId, WorkerRank,
+};
+
+use super::kept_prompt::{DecodeLeg, KeptPrompt};
+use super::prefill::{ComputedPrompt, PrefillBeside, PromptAttempt, SharedBooking};
+use super::{EngineAnswer, HttpAttempt, PreparedRequest, prefill};
+use crate::App;
+use crate::attempts::{self, UnplacedRequest};
+use crate::http::reply::Reply;
+use crate::models::ServedModel;
+use crate::request::two_step::{self, Legs, PrefillSummary, RunningPrefill};
+
+/// The client's error when an engine refuses its prompt.
+const REFUSED: &str = "The engine that computes prompts refuses the request";
+
+/// How a request is computed by two engines.
+pub(crate) struct PrefillPlan {
+    /// Who computes prompts, if anybody ever did.
+    pool: Option<Arc<ServedModel>>,
+    state: PoolState,
+    terms: TwoStepTerms,
+    /// The prompt, as those know it.
+    blocks: PromptBlocks,
+    pin: Pin,
+}
+
+/// On which terms this model's requests are served by two engines. Engines that compute no prompts serve nothing alone.
+fn terms(app: &App, model: &ServedModel) -> TwoStepTerms {
+    match model.links().needs_prefill() {
+        true => TwoStepTerms {
+            serves_alone: false,
+            falls_back: false,
+        },
+        false => app.options().two_step,
+    }
+}
+
+impl PrefillPlan {
+    /// For a request; none if one engine computes all of it.
+    pub(super) fn of(
+        app: &App,
+        model: &ServedModel,
+        (scan, endpoint): (&Scan<'_>, Endpoint),
+        nvext: &Nvext,
+        (tokens, salt, guessed): (&[Token], &str, bool),
+    ) -> Option<Box<Self>> {
+        let pool = app.prefill_pool(&model.name);
+        let pool = pool.filter(|pool| pool.links().transports().has_http());
+        let state = match &pool {
+            Some(pool) => PoolState::Active.with_workers(usize::from(pool.is_ready())),
+            None => PoolState::Pending,
+        };
+        let (terms, links) = (terms(app, model), model.links());
+        if state != PoolState::Active && (terms.serves_alone || !links.has_decode()) {
+            return None;
+        }
+        // An engine that answers several choices fetches the prompt for each, which is gone after the first.
+        let meets =
+            links.needs_prefill() || pool.as_ref().is_some_and(|p| p.links().has_bootstrap());
+        if !meets && !is_transferable(scan, endpoint) {
+            return None;
+        }
+        let mut blocks = match &pool {
+            Some(pool) => pool.name_blocks(tokens, salt),
+            None => PromptBlocks::none(),
+        };
+        blocks.set_guessed(guessed);
+        Some(Box::new(Self {
+            pool,
+            state,
+            terms,
+            blocks,
+            pin: Pin {
+                worker: nvext.prefill_worker_id.map(WorkerId),
+                rank: nvext.prefill_dp_rank.map(DpRank),
+            },
+        }))
+    }
+}
+
+/// A prefill leg that was booked.
+struct PrefillLeg {
+    booking: Booking,
+    /// What both engines get, if they meet.
+    meeting: Option<Bytes>,
+}
+
+/// How the answer's engine gets the prompt.
+enum Transfer {
+    Kept(KeptPrompt),
+    Meeting(Bytes),
+}
+
+/// An answer that has begun, of which engine, and what was tried before.
+struct Answered {
+    answer: EngineAnswer,
+    target: WorkerRank,
+    booking: Option<Booking>,
+    attempts: Attempts,
+}
+
+/// One request on its way.
+struct Driver {
+    ready: Box<PreparedRequest>,
+    plan: Box<PrefillPlan>,
+    /// Those at the prompt's engines, over all pairs.
+    prefill_attempts: Attempts,
+    /// Those at the answer's, before the first.
+    attempts: Attempts,
+    leg: Option<PrefillLeg>,
+    running: Option<(RunningPrefill, SharedBooking)>,
+    transfer: Option<Transfer>,
+    summary: Option<PrefillSummary>,
+    /// What an engine said that refused the prompt beside the other.
+    refusal: Arc<OnceLock<StatusCode>>,
+    /// What the client is told if nothing else comes.
+    error: ApiError,
+}
+
+/// Has a request answered by two engines, or by one that does both, and passes the answer on.
+pub(super) async fn run(
+    ready: Box<PreparedRequest>,
+    plan: Box<PrefillPlan>,
+) -> Result<Reply, ApiError> {
+    let (forward, terms) = (Arc::clone(&ready.forward), plan.terms);
+    let limits = attempts::limits(&forward.app, &forward.model);
+    let mut state = plan.state;
+    let mut driver = Driver {
+        prefill_attempts: Attempts::new(limits, true),
+        attempts: Attempts::new(limits, true),
+        leg: None,
+        running: None,
+        transfer: None,
+        summary: None,
+        refusal: Arc::default(),
+        error: ApiError::unavailable(),
+        ready,
+        plan,
+    };
+    // Where no engine does both, another pair is tried.
+    let mut pairs_left = match forward.model.links().needs_prefill() {
+        true => limits.retries,
+        false => 0,
+    };
+    let found = loop {
+        match two_step::drive(&mut driver, terms, state).await {
+            Err(error) if pairs_left > 0 && driver.may_pair_again(&error) => {
+                pairs_left -= 1;
+                state = driver.pool_state();
+            }
+            found => break found,
+        }
+    };
+    let PreparedRequest {
+        forward,
+        arrival,
+        record,
+        ..
+    } = *driver.ready;
+    match found {
+        Ok(found) => {
+            let place = (found.target, found.booking);
+            Ok(forward.reply(found.answer, place, record, (arrival, found.attempts)))
+        }
+        Err(error) => Err(record.fail(error)),
+    }
+}
+
+impl Legs for Driver {
+    type Answer = Answered;
+
+    async fn prefill(&mut self) -> TwoStepInput {
+        let Some(pool) = self.plan.pool.clone() else {
+            return TwoStepInput::PrefillRefused(Trouble::Failed);
+        };
+        let forward = Arc::clone(&self.ready.forward);
+        let mut arrival = self.ready.arrival.clone();
+        arrival.constraints.transport = Some(TransportKind::Http);
+        (arrival.pin, arrival.session) = (self.plan.pin, None);
+        let mut attempts = self.prefill_attempts.clone();
+        if self.plan.terms.falls_back {
+            // Who answers can compute the prompt, too: nobody is asked who has just failed.
+            attempts.ask_once_each();
+            arrival.dispensable = true;
+        }
+        let mut opener = PromptAttempt {
+            forward: &forward,
+            pool: &pool,
+            body: None,
+            dispatched: forward.app.clock().now(),
+        };
+        let unplaced = UnplacedRequest {
+            app: &forward.app,
+            model: &pool,
+            arrival: &arrival,
+            blocks: &self.plan.blocks,
+            migration: None,
+        };
+        let opened = attempts::run(unplaced, &mut attempts, &mut opener).await;
+        let dispatched = opener.dispatched;
+        match opened {
+            Ok((booking, answer)) => {
+                let prompt = arrival.isl_tokens;
+                self.prefilled(&pool, booking, answer, (prompt, dispatched))
+                    .await
+            }
+            Err(error) => TwoStepInput::PrefillRefused(self.note(error, Leg::Prefill)),
+        }
+    }
+
+    fn prefill_sent(&mut self) -> Option<TwoStepInput> {
+        let PrefillLeg { booking, meeting } = self.leg.take()?;
+        let Some(body) = meeting else {
+            let end = match self.transfer {
+                Some(_) => PrefillEnd::Ready,
+                None => PrefillEnd::NoTransfer,
+            };
+            let meeting = None;
+            self.leg = Some(PrefillLeg { booking, meeting });
+            return Some(TwoStepInput::PrefillEnded(end));
+        };
+        self.transfer = Some(Transfer::Meeting(body.clone()));
+        let (running, task) = RunningPrefill::new();
+        let forward = Arc::clone(&self.ready.forward);
+        let target = booking.target();
+        let booking: SharedBooking = Arc::new(Mutex::new(Some(booking)));
+        let beside = PrefillBeside {
+            pool: self.plan.pool.clone()?,
+            booking: Arc::clone(&booking),
+            target,
+            body,
+            refusal: Arc::clone(&self.refusal),
+        };
+        forward
+            .app
+            .tasks()
+            .spawn(beside.run(Arc::clone(&forward), task));
+        self.running = Some((running, booking));
+        None
+    }
+
+    fn end_prefill(&mut self) {
+        if let Some((running, booking)) = self.running.take() {
+            drop(running);
+            // Now, and not when its task has seen it: another pair may take its place.
+            drop(prefill::take(&booking));
+        }
+        if let Some(leg) = self.leg.take() {
+            let outcome = Outcome::Completed { output_tokens: 1 };
+            leg.booking.finish(outcome);
+        }
+    }
+
+    async fn decode(&mut self, mode: DecodeMode) -> Result<Answered, TwoStepInput> {
+        let transfer = self.transfer.take().filter(|_| mode != DecodeMode::Alone);
+        let forward = Arc::clone(&self.ready.forward);
+        let mut attempts = self.attempts.clone();
+        let leg = match (transfer, self.summary) {
+            (Some(transfer), Some(prefill)) => {
+                attempts.begin_transfer();
+                transfer.into_leg(prefill).await
+            }
+            _ => None,
+        };
+        let mut arrival = self.ready.arrival.clone();
+        if leg.is_some() {
+            let keeps_credit = false;
+            two_step::decode_overrides(&mut arrival.overrides, keeps_credit);
+        }
+        let tokens = arrival.isl_tokens;
+        let mut opener = HttpAttempt::new(&forward, tokens, &mut self.ready.record);
+        opener.transfer(leg);
+        let unplaced = UnplacedRequest {
+            app: &forward.app,
+            model: &forward.model,
+            arrival: &arrival,
+            blocks: &self.ready.blocks,
+            migration: None,
+        };
+        let answer = attempts::run(unplaced, &mut attempts, &mut opener);
+        let found = match self.running.as_mut() {
+            None => answer.await,
+            Some((running, _)) => tokio::select! {
+                found = answer => found,
+                trouble = running.failure() => {
+                    drop(opener);
+                    self.blame_prefill();
+                    return Err(TwoStepInput::PrefillEnded(PrefillEnd::Failed(trouble)));
+                }
+            },
+        };
+        let unavailable = opener.into_unavailable();
+        attempts.end_transfer();
+        let is_met = self.running.is_some();
+        let (answer, target, booking) = match (found, unavailable) {
+            (Ok((booking, answer)), _) => (answer, booking.target(), Some(booking)),
+            (Err(_), Some((answer, target))) if !is_met => (answer, target, None),
+            (Err(error), _) => {
+                // One that waits for a prompt fails when that does not come, and may say so first.
+                if is_met {
+                    self.blame_prefill();
+                }
+                return Err(TwoStepInput::DecodeRefused(self.note(error, Leg::Decode)));
+            }
+        };
+        // One whose engine refuses the answer waits for nobody.
+        if let Some((running, _)) = self.running.take()
+            && answer.head.status.is_success()
+        {
+            running.detach();
+        }
+        Ok(Answered {
+            answer,
+            target,
+            booking,
+            attempts,
+        })
+    }
+
+    /// Engines say the one token of a prompt again.
+    fn answer_prefill(&mut self) -> Result<Answered, ApiError> {
+        Err(ApiError::internal())
+    }
+
+    fn failure(&mut self, why: TwoStepFailure) -> ApiError {
+        match (why, self.refusal.get()) {
+            (TwoStepFailure::NoPrefill, _) => {
+                ApiError::model_not_ready(&self.ready.forward.model.name)
+            }
+            (TwoStepFailure::Leg(..), Some(status)) => ApiError::new(status.as_u16(), REFUSED),
+            (TwoStepFailure::Leg(..), None) => self.error.clone(),
+        }
+    }
+}
+
+impl Driver {
+    /// A prefill engine took the request.
+    async fn prefilled(
+        &mut self,
+        pool: &Arc<ServedModel>,
+        mut booking: Booking,
+        answer: ComputedPrompt,
+        (prompt, dispatched): (u32, Time),
+    ) -> TwoStepInput {
+        let forward = Arc::clone(&self.ready.forward);
+        let now = forward.app.clock().now();
+        let target = booking.target();
+        let ended = matches!(answer, ComputedPrompt::Ended { .. }).then_some(now);
+        let mut summary = PrefillSummary {
+            target,
+            dispatched,
+            ended,
+            hit_rate: 0.0,
+            cached_tokens: None,
+        };
+        let mut meeting = None;
+        match answer {
+            ComputedPrompt::Refused(status) => {
+                tracing::warn!(worker = %target, status = status.as_u16(), "a prompt was refused");
+                booking.finish(Outcome::Failed);
+                self.error = ApiError::new(status.as_u16(), REFUSED);
+                return TwoStepInput::PrefillRefused(Trouble::Failed);
+            }
+            ComputedPrompt::Ended { params, usage } => {
+                match params {
+                    Some(params) => {
+                        let kept = KeptPrompt::new(&forward, params, now);
+                        self.transfer = Some(Transfer::Kept(kept));
+                    }
+                    None => {
+                        tracing::warn!(worker = %target, "a prefill engine does not say where the prompt is: it has no KV connector, or one that needs no such word");
+                    }
+                }
+                let uncached = prompt.saturating_sub(booking.placement().cached_tokens);
+                pool.host
+                    .prefill_times()
+                    .learn(target, uncached, now - dispatched);
+                booking.first_token();
+                let count = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
+                summary.cached_tokens = usage.cached_tokens.map(count);
+                booking.reported(UsageReport {
+                    prompt: count(usage.prompt_tokens),
+                    cached: summary.cached_tokens,
+                    output: 1,
+                });
+            }
+            ComputedPrompt::Meeting(room) => {
+                let ranks = pool.has_ranks(target.worker);
+                let rank = ranks.then_some(target.rank.0);
+                meeting = forward
+                    .edited(move |body| meeting_body(body, &room, rank))
+                    .await;
+                if meeting.is_none() {
+                    return TwoStepInput::PrefillRefused(Trouble::Failed);
+                }
+            }
+        }
+        let waited = (now - dispatched, ended.is_some());
+        let (tokens, block) = (prompt as usize, pool.block_size);
+        summary.hit_rate = pool
+            .placements
+            .begun(booking.placement(), tokens, block, waited);
+        let handoff = match &meeting {
+            Some(_) => Handoff::Bootstrap,
+            None => Handoff::Answer,
+        };
+        self.summary = Some(summary);
+        self.leg = Some(PrefillLeg { booking, meeting });
+        TwoStepInput::PrefillBooked(handoff)
+    }
+
+    /// The prompt's engine is not asked again, if another is there.
+    fn blame_prefill(&mut self) {
+        if let Some(prefill) = self.summary {
+            let worker = prefill.target.worker;
+            self.prefill_attempts
+                .fail(worker, FailureCause::Disconnected);
+        }
+    }
+
+    /// Whether other engines may do what these did not.
+    fn may_pair_again(&self, error: &ApiError) -> bool {
+        self.refusal.get().is_none() && error.status >= 500 && !error.is_overload()
+    }
+
+    fn pool_state(&self) -> PoolState {
+        let pool = self.plan.pool.as_ref();
+        let workers = pool.is_some_and(|pool| pool.is_ready());
+        PoolState::Active.with_workers(usize::from(workers))
+    }
+
+    /// Keeps what the client is told of a failure, and says what it means.
+    fn note(&mut self, error: ApiError, leg: Leg) -> Trouble {
+        let trouble = match error.is_overload() {
+            true => Trouble::Overloaded,
+            false => Trouble::Failed,
+        };
+        let request = self.ready.arrival.id;
+        tracing::warn!(%request, leg = ?leg, ?trouble, status = error.status, "a leg of the request failed");
+        self.error = error;
+        trouble
+    }
+}
+
+/// What both engines get that meet.
+fn meeting_body(body: &Bytes, room: &BootstrapRoom, prefill_rank: Option<u32>) -> Option<Bytes> {
+    let fields = BootstrapFields {
+        host: &room.address.host,
+        port: room.address.port,
+        room: room.room,
+        prefill_rank,
+    };
+    bootstrap_leg(body, fields)
+}
+
+impl Transfer {
+    /// What the answer's engine is sent.
+    async fn into_leg(self, prefill: PrefillSummary) -> Option<DecodeLeg> {
+        match self {
+            Self::Kept(kept) => kept.into_leg(prefill).await,
+            Self::Meeting(body) => Some(DecodeLeg {
+                body,
+                prefill,
+                kept: None,
+            }),
+        }
+    }
+}

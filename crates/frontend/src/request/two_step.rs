@@ -1,0 +1,189 @@
+//! A request whose prompt and answer are computed by different workers, however these are reached.
+//!
+//! [`TwoStep`] decides what follows what; [`Legs`] says how it is done over one transport, and [`drive`] brings both together.
+//!
+//! What always holds: what [`TwoStep`] asks for is done in its order, and it is told what came of it; a prefill that a decode worker waits for is
+//! stopped when that one is given up.
+
+use std::collections::VecDeque;
+
+use kvasir_openai::ApiError;
+use kvasir_router::{
+    DecodeMode, Leg, Overrides, PoolState, Trouble, TwoStep, TwoStepAction, TwoStepFailure,
+    TwoStepInput, TwoStepTerms,
+};
+use kvasir_types::{BootstrapRoom, Time, WorkerRank};
+use tokio::sync::oneshot;
+
+use crate::models::ServedModel;
+use crate::observe::observer::Observer;
+
+/// How the prompt was computed, as clients are told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PrefillSummary {
+    /// Who computed it.
+    pub(crate) target: WorkerRank,
+    /// When it was asked.
+    pub(crate) dispatched: Time,
+    /// When it had answered; none if both workers were asked at once.
+    pub(crate) ended: Option<Time>,
+    /// Share of the prompt's blocks that it was expected to hold.
+    pub(crate) hit_rate: f64,
+    /// Tokens of the prompt that it found in its cache, where it says so.
+    pub(crate) cached_tokens: Option<u32>,
+}
+
+/// Both parts of one request, over one transport.
+pub(crate) trait Legs {
+    /// An answer that has begun.
+    type Answer;
+
+    /// Books a prefill worker and asks it, one after another until one takes it.
+    fn prefill(&mut self) -> impl Future<Output = TwoStepInput> + Send;
+
+    /// Takes what the prefill worker said, or lets it run.
+    fn prefill_sent(&mut self) -> Option<TwoStepInput>;
+
+    /// Frees what the prefill worker has, or stops it.
+    fn end_prefill(&mut self);
+
+    /// Asks a decode worker for the answer.
+    fn decode(
+        &mut self,
+        mode: DecodeMode,
+    ) -> impl Future<Output = Result<Self::Answer, TwoStepInput>> + Send;
+
+    /// What the prefill worker said is all of the answer.
+    fn answer_prefill(&mut self) -> Result<Self::Answer, ApiError>;
+
+    /// What the client is told.
+    fn failure(&mut self, why: TwoStepFailure) -> ApiError;
+}
+
+/// Serves a request that came while its model's prefill workers were in this state.
+pub(crate) async fn drive<L: Legs>(
+    legs: &mut L,
+    terms: TwoStepTerms,
+    state: PoolState,
+) -> Result<L::Answer, ApiError> {
+    let (mut request, first) = TwoStep::start(terms, state);
+    let (mut todo, mut out) = (VecDeque::from([first]), Vec::new());
+    while let Some(action) = todo.pop_front() {
+        let told = match action {
+            TwoStepAction::BookPrefill => Some(legs.prefill().await),
+            TwoStepAction::SendPrefill => legs.prefill_sent(),
+            TwoStepAction::Decode(mode) => match legs.decode(mode).await {
+                Ok(answer) => return Ok(answer),
+                Err(told) => Some(told),
+            },
+            TwoStepAction::End(Leg::Prefill) => {
+                legs.end_prefill();
+                None
+            }
+            // Its bookings ended with its attempts, and this future is the client's.
+            TwoStepAction::End(Leg::Decode) | TwoStepAction::Detach => None,
+            TwoStepAction::AnswerPrefill => return legs.answer_prefill(),
+            TwoStepAction::Fail(why) => return Err(legs.failure(why)),
+        };
+        if let Some(told) = told {
+            // What a leg that was given up had still to do is not done.
+            request.step(told, &mut out);
+            todo.extend(out.drain(..));
+        }
+    }
+    Err(ApiError::internal())
+}
+
+/// A prefill that runs beside its decode worker. Dropped before [`Self::detach`], it is stopped.
+pub(crate) struct RunningPrefill {
+    stop: Option<oneshot::Sender<()>>,
+    /// Told when it fails.
+    failed: oneshot::Receiver<Trouble>,
+}
+
+/// What the task of such a prefill listens to, and tells.
+pub(crate) struct PrefillTask {
+    stopped: oneshot::Receiver<()>,
+    failed: oneshot::Sender<Trouble>,
+}
+
+impl RunningPrefill {
+    /// One whose task is to be spawned.
+    pub(crate) fn new() -> (Self, PrefillTask) {
+        let (stop, stopped) = oneshot::channel();
+        let (tell, failed) = oneshot::channel();
+        let running = Self {
+            stop: Some(stop),
+            failed,
+        };
+        let task = PrefillTask {
+            stopped,
+            failed: tell,
+        };
+        (running, task)
+    }
+
+    /// The decode worker has it: the rest of its answer is read without anybody waiting for it.
+    pub(crate) fn detach(mut self) {
+        self.stop = None;
+    }
+
+    /// Waits until it fails; for ever if it ends well.
+    pub(crate) async fn failure(&mut self) -> Trouble {
+        match (&mut self.failed).await {
+            Ok(trouble) => trouble,
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for RunningPrefill {
+    fn drop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+    }
+}
+
+impl PrefillTask {
+    /// Waits until it is to stop; for ever if it is not.
+    pub(crate) async fn stopped(&mut self) {
+        if (&mut self.stopped).await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    /// The prefill failed.
+    pub(crate) fn fail(self, trouble: Trouble) {
+        let _ = self.failed.send(trouble);
+    }
+}
+
+/// Where a decode worker meets this prefill worker for one request, if it says where it is met. The rank of the prompt follows from the
+/// number of the room, and rooms that follow it are free.
+pub(crate) fn draw_room(
+    observer: &Observer,
+    pool: &ServedModel,
+    target: WorkerRank,
+) -> Option<BootstrapRoom> {
+    let address = pool.links().bootstrap(target.worker)?;
+    let ranks = u64::from(pool.ranks_of(target.worker).max(1));
+    let drawn = (observer.new_request_id().0 >> 65) as u64;
+    let room = (drawn / ranks).max(1) * ranks + u64::from(target.rank.0) % ranks;
+    Some(BootstrapRoom {
+        address,
+        room,
+        handoff: Some(observer.new_request_id().0),
+    })
+}
+
+/// How the router is to place an answer whose prompt comes from elsewhere: what its worker has cached saves nothing, and there is
+/// no prompt to compute. `keeps_credit`: a prompt may also go past the prefill workers, so that it should go where it is cached.
+pub(crate) fn decode_overrides(overrides: &mut Overrides, keeps_credit: bool) {
+    if !keeps_credit {
+        overrides.overlap_score_credit = Some(0.0);
+        overrides.overlap_score_weight = None;
+    }
+    overrides.assume_kv_reuse = Some(false);
+    overrides.track_prefill_tokens = Some(false);
+}

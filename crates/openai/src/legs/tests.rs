@@ -1,0 +1,156 @@
+//! The bodies of both legs, against those that real vLLM servers took.
+
+use serde_json::Value;
+
+use super::*;
+
+/// One exchange with a real server.
+#[derive(serde::Deserialize)]
+struct Exchange {
+    case: String,
+    leg: String,
+    request: Value,
+    status: u16,
+    response: String,
+}
+
+fn recorded() -> Vec<Exchange> {
+    let lines = include_str!("../../../../testdata/vllm-disagg/exchanges.jsonl").lines();
+    lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// The client's body of an exchange: what the answering server got, without what the other had said.
+fn of_client(decode: &Exchange) -> Bytes {
+    let mut body = decode.request.clone();
+    body.as_object_mut().unwrap().remove("kv_transfer_params");
+    body.to_string().into()
+}
+
+fn json(body: &[u8]) -> Value {
+    serde_json::from_slice(body).unwrap()
+}
+
+/// Exchanges in which both servers answered well, first the prompt's.
+fn pairs() -> Vec<(Exchange, Exchange)> {
+    let mut all = recorded().into_iter().peekable();
+    let mut pairs = Vec::new();
+    while let Some(first) = all.next() {
+        let is_pair = |next: &Exchange| next.case == first.case && next.leg == "decode";
+        if first.leg == "prefill"
+            && first.status == 200
+            && let Some(second) = all.next_if(is_pair)
+        {
+            pairs.push((first, second));
+        }
+    }
+    assert!(pairs.len() > 10);
+    pairs
+}
+
+#[test]
+fn legs_are_those_that_real_servers_took() {
+    for (prefill, decode) in pairs() {
+        let (case, body) = (&prefill.case, of_client(&decode));
+        let mut ours = json(&prefill_leg(&body).unwrap());
+        let mut theirs = prefill.request.clone();
+        for fields in [&mut ours, &mut theirs] {
+            let fields = fields.as_object_mut().unwrap();
+            // What makes no difference: the default, and what of the one token is asked for.
+            fields.retain(|key, value| !(key == "stream" && value == &Value::Bool(false)));
+            for key in ["logprobs", "top_logprobs", "prompt_logprobs"] {
+                fields.remove(key);
+            }
+        }
+        assert_eq!(ours, theirs, "{case}");
+        let params = transfer_params(prefill.response.as_bytes()).unwrap();
+        assert_eq!(
+            json(&decode_leg(&body, &params).unwrap()),
+            decode.request,
+            "{case}"
+        );
+    }
+}
+
+#[test]
+fn what_is_refused_of_a_prefill_is_left_out_of_it() {
+    let refused = recorded()
+        .into_iter()
+        .filter(|e| e.leg == "prefill" && e.status == 400);
+    let mut seen = 0;
+    for exchange in refused {
+        let leg = json(&prefill_leg(&exchange.request.to_string().into()).unwrap());
+        assert!(leg.get("stream_options").is_none() && leg.get("min_tokens").is_none());
+        seen += 1;
+    }
+    assert_eq!(seen, 2);
+}
+
+#[test]
+fn only_one_answer_from_a_prompt_alone_is_transferred() {
+    let fits =
+        |endpoint, body: &str| is_transferable(&Scan::parse(body.as_bytes()).unwrap(), endpoint);
+    let completions = |body: &str| fits(Endpoint::Completions, body);
+    for body in [
+        r#"{"prompt":"a"}"#,
+        r#"{"prompt":["a"],"n":1,"best_of":1,"echo":false}"#,
+        r#"{"prompt":[1,2,3],"logprobs":2}"#,
+        r#"{"prompt":[[1,2]],"prompt_logprobs":null}"#,
+    ] {
+        assert!(completions(body), "{body}");
+    }
+    for body in [
+        r#"{"prompt":["a","b"]}"#,
+        r#"{"prompt":[[1],[2]]}"#,
+        r#"{"prompt":"a","n":2}"#,
+        r#"{"prompt":"a","best_of":2}"#,
+        r#"{"prompt":"a","echo":true}"#,
+        r#"{"prompt":"a","prompt_logprobs":1}"#,
+    ] {
+        assert!(!completions(body), "{body}");
+    }
+    assert!(fits(
+        Endpoint::Chat,
+        r#"{"messages":[],"prompt":["a","b"]}"#
+    ));
+}
+
+#[test]
+fn an_answer_without_a_transfer_has_none() {
+    let recorded = recorded();
+    let no_params = recorded.iter().find(|e| e.case == "prefill_no_params");
+    assert_eq!(
+        transfer_params(no_params.unwrap().response.as_bytes()),
+        None
+    );
+    for answer in [
+        "",
+        "{}",
+        r#"{"kv_transfer_params":null}"#,
+        r#"{"kv_transfer_params":{ }}"#,
+        r#"{"kv_transfer_params":"x"}"#,
+        r#"{"choices":[{"kv_transfer_params":{"a":1}}]}"#,
+    ] {
+        assert_eq!(transfer_params(answer.as_bytes()), None, "{answer}");
+    }
+}
+
+#[test]
+fn both_sglang_engines_get_the_same_meeting() {
+    let body = Bytes::from_static(br#"{"messages":[], "stream":true}"#);
+    let mut fields = BootstrapFields {
+        host: "10.0.0.1",
+        port: 8998,
+        room: u64::MAX >> 1,
+        prefill_rank: None,
+    };
+    assert_eq!(
+        bootstrap_leg(&body, fields).unwrap(),
+        r#"{"bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":9223372036854775807,"messages":[], "stream":true}"#
+    );
+    (fields.host, fields.prefill_rank) = ("fd00::1", Some(3));
+    let leg = json(&bootstrap_leg(&body, fields).unwrap());
+    assert_eq!(leg["bootstrap_host"], "[fd00::1]");
+    assert_eq!(leg["disagg_prefill_dp_rank"], 3);
+}

@@ -1,0 +1,173 @@
+"""Prompts on one engine server and answers on another, over HTTP: vLLM's words and SGLang's, as mock engines speak them."""
+
+import re
+import time
+
+import httpx
+import pytest
+
+from conftest import Kvasir, until
+from planes_rig import MODEL, TEXT, Load, busy_workers, chat, first_event, free_port, stream
+
+# A prefill server is used again this long after it is back, on a machine that does nothing else: `/v1/models` is asked every two seconds.
+BACK_SECONDS = 4
+
+
+class Pairs:
+    """A frontend before two servers that answer and some that compute prompts."""
+
+    def __init__(self, words, prefill=1, frontend=(), prefill_options=()):
+        self.words, self.options, self.started = words, prefill_options, []
+        self.prefill_ports = [free_port() for _ in range(prefill)]
+        self.decode = [self.server("decode") for _ in range(2)]
+        self.prefill = [self.server("prefill", port) for port in self.prefill_ports]
+        named = [word for one in self.prefill for word in ("--prefill-worker", one.url)]
+        named += [word for one in self.decode for word in ("--worker", one.url)]
+        self.frontend = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", *named, *frontend)
+        self.url = "http://" + self.frontend.wait_for(r"address\W+(127\.0\.0\.1:\d+)").group(1)
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.log = self.frontend.log
+        until(lambda: len(self.roles()) == 2 + prefill, 60, self.log)
+
+    def server(self, mode, port=0):
+        speed, more = ("20", self.options) if mode == "prefill" else ("4", ())
+        one = Kvasir("mocker", "--http-host", "127.0.0.1", "--http-port", str(port), "--model-name", MODEL, "--speedup", speed, "--kv-transfer-bandwidth", "0",
+                     "--enable-prompt-tokens-details", "--disaggregation-mode", mode, "--disaggregation-engine", self.words, *more)  # fmt: skip
+        one.url = one.wait_for(r"on (http://127\.0\.0\.1:\d+)").group(1)
+        self.started.append(one)
+        return one
+
+    def roles(self):
+        return {row["url"]: row["role"] for row in self.http.get("/workers").json()["workers"] if row["state"] == "serving"}
+
+    def received(self, one):
+        rows = httpx.get(f"{one.url}/mock/received", timeout=30).json()["requests"]
+        return [httpx.Response(200, content=bytes.fromhex(row["body_hex"])).json() for row in rows if row["path"] == "/v1/chat/completions"]
+
+    def is_split(self):
+        answer = chat(self.http, "split?", max_tokens=2)
+        assert answer.status_code == 200, answer.text
+        told = answer.json()["nvext"]["worker_id"]
+        return told["prefill_worker_id"] != told["decode_worker_id"]
+
+    def busy(self):
+        rows = self.http.get("/workers").json()["workers"]
+        return {row["url"] for row in rows if any(rank["active_requests"] for rank in row["ranks"])}
+
+    def at_rest(self):
+        until(lambda: busy_workers(self.http) == [], 20, self.log)
+        for one in self.prefill:
+            # Blocks that nobody fetches stay for 30 seconds: those of a prompt whose client left between its last byte and ours.
+            until(lambda: kept(one) == 0, 45, self.log)
+
+    def stop(self):
+        self.http.close()
+        assert self.frontend.stop() == 0, self.log()
+        for one in self.started:
+            if one.process.poll() is None:
+                one.stop()
+
+
+def kept(one):
+    """The share of an idle engine's blocks that is in use: kept for others."""
+    page = httpx.get(f"{one.url}/metrics", timeout=30).text
+    running = float(re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", page, re.M).group(1))
+    return running or float(re.search(r"^vllm:kv_cache_usage_perc\{.*\} (\S+)$", page, re.M).group(1))
+
+
+@pytest.fixture(scope="module")
+def vllm():
+    pairs = Pairs("vllm")
+    yield pairs
+    pairs.stop()
+
+
+def test_both_legs_of_vllm(vllm):
+    assert sorted(vllm.roles().values()) == ["decode", "decode", "prefill"]
+    until(vllm.is_split, 20, vllm.log)
+    text = TEXT.format("legs")
+    answer = chat(vllm.http, text, max_tokens=8, ignore_eos=True, temperature=0)
+    assert answer.status_code == 200 and answer.json()["kv_transfer_params"] is None, answer.text
+    leg = vllm.received(vllm.prefill[0])[-1]
+    assert leg["max_tokens"] == 1 and leg["kv_transfer_params"]["do_remote_decode"] is True
+    taken = [body for one in vllm.decode for body in vllm.received(one) if body["messages"][0]["content"] == text]
+    assert [body["kv_transfer_params"]["do_remote_prefill"] for body in taken] == [True]
+    # What the other engine would have said alone.
+    alone = httpx.post(f"{vllm.decode[0].url}/v1/chat/completions", json={"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 8,
+                       "ignore_eos": True, "temperature": 0}, timeout=60)  # fmt: skip
+    assert answer.json()["choices"][0]["message"]["content"] == alone.json()["choices"][0]["message"]["content"]
+    again = chat(vllm.http, text, max_tokens=2, nvext={"extra_fields": ["worker_id", "timing"]})
+    timing = again.json()["nvext"]["timing"]
+    assert timing["prefill_time_ms"] > 0, timing
+    vllm.at_rest()
+
+
+def test_a_prefill_server_dies_under_load_and_comes_back(vllm):
+    until(vllm.is_split, 20, vllm.log)
+    with Load(vllm.url, clients=4) as load:
+        load.until_more(20, told=vllm.log)
+        vllm.prefill[0].process.kill()
+        load.until_more(40, told=vllm.log)
+        vllm.prefill = [vllm.server("prefill", vllm.prefill_ports[0])]
+        seen = time.monotonic()
+        until(vllm.is_split, BACK_SECONDS * 10, vllm.log)
+        back = time.monotonic() - seen
+        load.until_more(20, told=vllm.log)
+    assert load.failed == [], f"{load.failed[:5]}\n{vllm.log()}"
+    assert back < BACK_SECONDS * 10, f"used again after {back:.1f} s"
+    vllm.at_rest()
+
+
+def test_a_decode_server_that_dies_leaves_nothing_kept(vllm):
+    until(vllm.is_split, 20, vllm.log)
+    with stream(vllm.http, TEXT.format("dies"), 4000) as answer:
+        # An iterator that nobody has any more closes its answer.
+        lines = first_event(answer)
+        busy = until(lambda: [one for one in vllm.decode if one.url in vllm.busy()], 20, vllm.log)
+        busy[0].process.kill()
+        until(lambda: chat(vllm.http, "after it", max_tokens=2).status_code == 200, 20, vllm.log)
+        assert lines
+    vllm.at_rest()
+    vllm.decode = [one for one in vllm.decode if one is not busy[0]]
+
+
+def test_a_client_that_leaves_at_any_step_leaves_nothing(vllm):
+    until(vllm.is_split, 20, vllm.log)
+    with stream(vllm.http, "leaves while it is answered", 4000) as answer:
+        first_event(answer)
+    for wait in (0.002, 0.005, 0.01, 0.02, 0.05):
+        try:
+            vllm.http.post("/v1/chat/completions", json={"model": MODEL, "messages": [{"role": "user", "content": TEXT.format(wait) * 20}]}, timeout=wait)
+        except httpx.HTTPError:
+            pass
+    vllm.at_rest()
+
+
+def test_the_doctor_checks_a_pair(vllm):
+    named = ["--prefill-worker", vllm.prefill[0].url, "--worker", vllm.decode[0].url]
+    doctor = Kvasir("doctor", *named, "--json")
+    doctor.process.wait(60)
+    report = until(lambda: doctor.log().startswith("{") and httpx.Response(200, content=doctor.log().encode()).json(), 20, doctor.log)
+    checks = {row["check"]: row for one in report["workers"] for row in one["checks"] if row["check"] == "pair"}
+    assert checks["pair"]["outcome"] == "pass", doctor.log()
+
+
+@pytest.fixture(scope="module")
+def sglang():
+    pairs = Pairs("sglang", prefill=2)
+    yield pairs
+    pairs.stop()
+
+
+def test_sglang_servers_meet_and_one_that_dies_costs_no_request(sglang):
+    assert sorted(sglang.roles().values()) == ["decode", "decode", "prefill", "prefill"]
+    text = TEXT.format("meet")
+    assert chat(sglang.http, text, max_tokens=4, ignore_eos=True).status_code == 200, sglang.log()
+    rooms = [body["bootstrap_room"] for one in sglang.prefill + sglang.decode for body in sglang.received(one) if body["messages"][0]["content"] == text]
+    assert len(rooms) == 2 and rooms[0] == rooms[1], rooms
+    with Load(sglang.url, clients=4) as load:
+        load.until_more(20, told=sglang.log)
+        sglang.prefill[0].process.kill()
+        load.until_more(40, told=sglang.log)
+    assert load.failed == [], f"{load.failed[:5]}\n{sglang.log()}"
+    until(lambda: busy_workers(sglang.http) == [], 20, sglang.log)
