@@ -10,10 +10,13 @@ use http::StatusCode;
 use kvasir_host::Booking;
 use kvasir_openai::{ApiError, Usage, find_usage, prefill_leg, transfer_params};
 use kvasir_router::{Attempts, NextStep, Outcome, Trouble};
+use kvasir_tasks::Tasks;
 use kvasir_types::{AttemptError as _, BootstrapRoom, FailureCause, Time, WorkerRank};
 use kvasir_upstream::UpstreamError;
+use tokio::sync::oneshot;
 
 use super::Forward;
+use super::kept_prompt::KeptPrompt;
 use crate::attempts::OpenAttempt;
 use crate::http::long_work;
 use crate::models::ServedModel;
@@ -22,11 +25,14 @@ use crate::request::two_step::{self, PrefillTask};
 /// Longest answer of an engine that computed a prompt: one token, and a number for each block of the prompt.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
+/// How long an engine whose client has left may take to end its answer; then it is stopped.
+const LEAVING_GRACE: Duration = Duration::from_millis(100);
+
 /// What came of asking for a prompt.
 pub(super) enum ComputedPrompt {
-    /// It is computed.
+    /// It is computed, and kept if its engine says where.
     Ended {
-        params: Option<String>,
+        kept: Option<KeptPrompt>,
         usage: Usage,
     },
     /// The engine refuses it.
@@ -65,19 +71,12 @@ impl OpenAttempt for PromptAttempt<'_> {
             self.body = forward.edited(prefill_leg).await;
         }
         let body = self.body.as_ref().ok_or(UpstreamError::Unfinished)?;
-        let timeout = forward.app.options().limits.first_byte;
-        let (status, answer) = forward.fetch(self.pool, target, body, timeout).await?;
-        if status.is_success() {
-            return Ok(ComputedPrompt::Ended {
-                params: transfer_params(&answer),
-                usage: find_usage(&answer).map(|c| c.usage).unwrap_or_default(),
-            });
-        }
-        let error = UpstreamError::Status(status);
-        match error.failure_cause() {
-            FailureCause::Rejected => Ok(ComputedPrompt::Refused(status)),
-            _ => Err(error),
-        }
+        let (own, pool) = (Arc::clone(forward), Arc::clone(self.pool));
+        heard_out(
+            forward.app.tasks(),
+            compute(own, pool, target, body.clone()),
+        )
+        .await
     }
 
     fn client_error(&self, error: &UpstreamError, _: NextStep) -> ApiError {
@@ -88,6 +87,52 @@ impl OpenAttempt for PromptAttempt<'_> {
             _ => ApiError::unavailable(),
         }
     }
+}
+
+/// Asks an engine for a prompt.
+async fn compute(
+    forward: Arc<Forward>,
+    pool: Arc<ServedModel>,
+    target: WorkerRank,
+    body: Bytes,
+) -> Result<ComputedPrompt, UpstreamError> {
+    let timeout = forward.app.options().limits.first_byte;
+    let (status, answer) = forward.fetch(&pool, target, &body, timeout).await?;
+    if status.is_success() {
+        let now = forward.app.clock().now();
+        let kept = transfer_params(&answer);
+        return Ok(ComputedPrompt::Ended {
+            kept: kept.map(|params| KeptPrompt::new(&forward, params, now)),
+            usage: find_usage(&answer).map(|c| c.usage).unwrap_or_default(),
+        });
+    }
+    let error = UpstreamError::Status(status);
+    match error.failure_cause() {
+        FailureCause::Rejected => Ok(ComputedPrompt::Refused(status)),
+        _ => Err(error),
+    }
+}
+
+/// What comes of `asked`. Whoever waits for it may leave: an engine that is about to answer is still heard, since what it keeps is
+/// freed only by who knows where it is; any other is stopped.
+async fn heard_out<T: Send + 'static>(
+    tasks: &Tasks,
+    asked: impl Future<Output = Result<T, UpstreamError>> + Send + 'static,
+) -> Result<T, UpstreamError> {
+    let (mut to, outcome) = oneshot::channel();
+    tasks.spawn(async move {
+        let mut asked = std::pin::pin!(asked);
+        let found = tokio::select! {
+            found = &mut asked => found,
+            () = to.closed() => match tokio::time::timeout(LEAVING_GRACE, asked).await {
+                Ok(found) => found,
+                Err(_) => return,
+            },
+        };
+        // What nobody waits for any more is dropped, and so freed.
+        let _ = to.send(found);
+    });
+    outcome.await.unwrap_or(Err(UpstreamError::Unfinished))
 }
 
 /// The booking of a prompt that is computed beside its answer: whoever ends the one ends the other.

@@ -382,12 +382,9 @@ impl Driver {
                 self.error = ApiError::new(status.as_u16(), REFUSED);
                 return TwoStepInput::PrefillRefused(Trouble::Failed);
             }
-            ComputedPrompt::Ended { params, usage } => {
-                match params {
-                    Some(params) => {
-                        let kept = KeptPrompt::new(&forward, params, now);
-                        self.transfer = Some(Transfer::Kept(kept));
-                    }
+            ComputedPrompt::Ended { kept, usage } => {
+                match kept {
+                    Some(kept) => self.transfer = Some(Transfer::Kept(kept)),
                     None => {
                         tracing::warn!(worker = %target, "a prefill engine does not say where the prompt is: it has no KV connector, or one that needs no such word");
                     }

@@ -69,12 +69,16 @@ impl Pair {
 
     /// The next prompt is computed.
     fn computes(&self) {
+        self.rig.stage.play(vec![Step::Write(Self::computed())]);
+    }
+
+    /// What an engine says that computed one.
+    fn computed() -> Vec<u8> {
         let answer = json!({"id": "chatcmpl-1", "choices": [{"index": 0}], "usage": {"prompt_tokens": 7,
             "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 3}}});
         let mut answer = answer.to_string();
         answer.truncate(answer.len() - 1);
-        let answer = format!("{answer},\"kv_transfer_params\":{PARAMS}}}");
-        self.rig.stage.play(vec![Step::Write(unary(&answer))]);
+        unary(&format!("{answer},\"kv_transfer_params\":{PARAMS}}}"))
     }
 
     /// What engines were sent, in order: whether it was one that computes prompts, and the body.
@@ -321,6 +325,24 @@ async fn a_client_that_leaves_during_the_prompt_stops_it() {
         .forget();
     pair.at_rest().await;
     assert_eq!(pair.sent().len(), 1);
+}
+
+/// Whoever is left when the engine's answer comes: somebody fetches the prompt.
+#[tokio::test]
+async fn a_client_that_leaves_as_its_prompt_ends_leaves_nothing_kept() {
+    let pair = Pair::new().await;
+    let steps = vec![Step::Gate, Step::Write(Pair::computed())];
+    pair.rig.stage.play(steps);
+    let mut client = pair.rig.client().await;
+    client.post(CHAT, "", ASK).await;
+    until("the prompt is asked for", || pair.sent().len() == 1).await;
+    pair.rig.stage.gate.add_permits(1);
+    drop(client);
+    until("it is fetched", || pair.sent().len() == 2).await;
+    let (is_prefill, fetch) = pair.sent().pop().unwrap();
+    assert!(!is_prefill);
+    assert_eq!(fetch["kv_transfer_params"], params());
+    pair.at_rest().await;
 }
 
 /// Several answers of one body would fetch the prompt more than once.
