@@ -20,6 +20,11 @@ from python_rig import BUILTIN, EXAMPLES, environment, kvasir, packages  # noqa:
 DYNAMO = os.environ.get("KVASIR_DYNAMO_PYTHON")
 
 
+def interruptible():
+    """A program that a background job of a shell starts ignores SIGINT, unless it is told otherwise."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Program:
     """A Python program that runs beside the test."""
 
@@ -27,7 +32,7 @@ class Program:
         self.lines = []
         self.process = subprocess.Popen(
             [python, *map(str, command)], stdin=subprocess.PIPE if stdin else None, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, env=env,
+            stderr=subprocess.STDOUT, text=True, env=env, preexec_fn=interruptible,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
