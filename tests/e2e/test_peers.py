@@ -45,9 +45,10 @@ class Fleet:
                         "--router-peer-secret-file", str(self.folder / secret), *args)  # fmt: skip
         kvasir.url = "http://" + kvasir.wait_for(r"listening .*address=(127\.0\.0\.1:\d+)").group(1)
         kvasir.http = httpx.Client(base_url=kvasir.url, timeout=60)
-        until(lambda: kvasir.http.get("/health").status_code == 200, 60, kvasir.log)
-        until(lambda: len(kvasir.http.get("/workers").json()["workers"]) == len(self.urls if urls is None else urls), 60, kvasir.log)
         self.started.append(kvasir)
+        until(lambda: kvasir.http.get("/health").status_code == 200, 60, kvasir.log)
+        # At least: the others may already have told it of a worker that an operator added.
+        until(lambda: len(kvasir.http.get("/workers").json()["workers"]) >= len(self.urls if urls is None else urls), 60, kvasir.log)
         return kvasir
 
     def linked(self, kvasir, count):
