@@ -10,8 +10,8 @@ from planes_rig import BUILTIN, TEXT, Load, Planes, chat, first_event, stream, u
 from replica_rig import SYNC, delays, requests_on
 
 
-# A replica that is started anew finds as much as before within 10 seconds; a machine of tests may be three times slower.
-HIT_SHARE_SECONDS = 30
+# A replica that is started anew finds as much as before within 10 seconds of being ready.
+HIT_SHARE_SECONDS = 10
 
 
 @pytest.fixture(scope="module", params=["file+tcp+zmq", "etcd+tcp+nats"])
@@ -108,11 +108,13 @@ def test_one_that_is_killed_and_started_anew_costs_the_others_nothing(pair):
             killed.process.wait()
             del lines
         again = one.planes.frontend(*SYNC)
-        listening = time.monotonic()
         until_serving(again, one.ids)
+        ready = time.monotonic()
         until_exact(again)
-        # Prompts that only the killed one and its peers have sent.
-        share, took = hit_share(again.http, warm[8:]), time.monotonic() - listening
+        took = time.monotonic() - ready
+        # Prompts that only its peers have sent.
+        share = hit_share(again.http, warm[8:])
+        print(f"{share:.3f} {took:.3f} s after it was ready, {before:.3f} before it was killed")
         assert share >= before - 0.05, f"{share} after {took:.1f} s, {before} before\n{again.log()}"
         assert took < HIT_SHARE_SECONDS, f"{took:.1f} s\n{again.log()}"
         until_hits(again.http, again.log)

@@ -185,6 +185,56 @@ def test_trackers_tell_each_other_of_load(other):
     end(one)
 
 
+def selector():
+    started = service("select", "--router-temperature", "0", "--no-router-kv-events", "--replica-sync-port", "0")
+    started.sync = "tcp://" + started.until_logged("telling other services of load").split("address=")[1].split()[0]
+    return started
+
+
+def reserved(select):
+    """Requests that a selection service knows of, by worker."""
+    groups = select.http.get("/loads").json()
+    return {row["worker_id"]: row["active_requests"] for group in groups for row in group["loads"]}
+
+
+def test_selection_services_tell_each_other_what_they_reserve():
+    one, two = selector(), selector()
+    for mine, theirs in ((one, two), (two, one)):
+        for number in (1, 2):
+            worker = {"worker_id": number, "model_name": MODEL, "endpoint": f"http://gpu-{number}:8000", "block_size": BLOCK, "max_num_batched_tokens": 8192}
+            assert mine.http.post("/workers", json=worker).json()["lifecycle"] == "schedulable", mine.log()
+        assert mine.http.post("/replica_sync/register_peer", json={"endpoint": theirs.sync}).status_code in (200, 201)
+    names = (f"r{number}" for number in itertools.count())
+    prompt = list(range(8 * BLOCK))
+
+    def seen(told, heard):
+        """A reservation at one that the other knows of. What is told before the other listens is lost: then the next one is."""
+        name = next(names)
+        chosen = told.http.post("/select_and_reserve", json={"model_name": MODEL, "token_ids": prompt, "selection_id": name}).json()["worker_id"]
+        end = time.monotonic() + 1
+        while reserved(heard)[chosen] != 1 and time.monotonic() < end:
+            time.sleep(0.02)
+        if reserved(heard)[chosen] == 1:
+            return name, chosen
+        assert told.http.delete(f"/reservations/{name}").status_code == 200
+        return None
+
+    for told, heard in ((one, two), (two, one)):
+        name, chosen = until(lambda: seen(told, heard), 60, told.log)  # noqa: B023
+        # It counts where the other chooses, too.
+        other = heard.http.post("/select", json={"model_name": MODEL, "token_ids": [7] * 8 * BLOCK}).json()["worker_id"]
+        assert {chosen, other} == {1, 2}, heard.log()
+        assert told.http.delete(f"/reservations/{name}").status_code == 200
+        until(lambda: not any(reserved(heard).values()), 30, heard.log)  # noqa: B023
+    # Who is gone takes its load along.
+    until(lambda: seen(two, one), 60, two.log)
+    two.process.kill()
+    two.process.wait()
+    until(lambda: not any(reserved(one).values()), 30, one.log)
+    two.http.close()
+    end(one)
+
+
 def test_a_service_without_a_socket_says_so():
     started = service("slot-tracker")
     refused = started.http.post("/replica_sync/register_peer", json={"endpoint": "tcp://127.0.0.1:9"})
