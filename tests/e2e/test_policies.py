@@ -2,12 +2,13 @@
 
 import os
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
 from conftest import until
-from engines import Fleet
+from engines import Fleet, frontend_before
 
 MODEL = "timed"
 WORDS = "The ferry leaves the pier at a quarter past every hour until the last light is gone. "
@@ -30,6 +31,13 @@ def learned(fleet):
     return [rank["learned"] for worker in workers for rank in worker["ranks"]]
 
 
+def settled(fleet):
+    """What is learned, once it no longer changes."""
+    before = learned(fleet)
+    time.sleep(0.2)
+    return before if learned(fleet) == before else None
+
+
 def test_what_is_learned_is_shown_and_why_is_told_in_seconds():
     fleet = Fleet(MODEL)
     assert 'router_policy="time"' in fleet.frontend.until_logged("how workers are chosen")
@@ -46,6 +54,25 @@ def test_what_is_learned_is_shown_and_why_is_told_in_seconds():
     told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "In seconds; the lowest cost wins" in told.stdout, told.stdout + told.stderr
     assert "learned    8k prompt" in told.stdout, told.stdout
+    fleet.stop()
+
+
+def test_a_profile_starts_it_and_the_next_process_goes_on(tmp_path):
+    kept = ["--index-snapshot", str(tmp_path / "index.bin")]
+    fleet = Fleet(MODEL, frontend=["--engine-profile", "h200-llama-8b", *kept])
+    for rank in learned(fleet):
+        assert (rank["prompt_samples"], rank["step_samples"]) == (0, 0), rank
+        assert 0.1 < rank["prompt_8k_s"] < 1, rank
+    told = learned(fleet)[0]["prompt_8k_s"]
+    with ThreadPoolExecutor(4) as clients:
+        list(clients.map(lambda number: ask(fleet, number), range(150)))
+    changed = lambda: all(rank["prompt_8k_s"] != told for rank in learned(fleet))  # noqa: E731
+    until(changed, told=lambda: learned(fleet))
+    before = until(lambda: settled(fleet), told=lambda: learned(fleet))
+    assert fleet.frontend.stop() == 0, fleet.frontend.log()
+    fleet.frontend = frontend_before(fleet.engines, *kept)
+    fleet.url = fleet.frontend.url
+    until(lambda: learned(fleet) == before, told=lambda: (before, learned(fleet)))
     fleet.stop()
 
 
