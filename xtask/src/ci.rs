@@ -151,8 +151,9 @@ const END_TO_END_SECONDS_MAX: &str = "300";
 /// The crate whose tests take a third of the time of all; a quick run has them where the crate was changed.
 const SLOW_TO_TEST: &str = "kvasir-frontend";
 
-/// A module for Python: a test binary of its own would have to link an interpreter. Its tests are among the end-to-end tests.
-const TESTED_FROM_PYTHON: &str = "kvasir-python";
+/// Libraries for other languages: a test binary of the one for Python would have to link an interpreter. Their tests are among the
+/// end-to-end tests.
+const TESTED_FROM_OUTSIDE: [&str; 2] = ["kvasir-python", "kvasir-c"];
 
 /// Lints of all crates, or of those that were changed: from nothing, all cost two minutes of two cores.
 fn clippy(tree: &Tree, changed: Option<&[String]>) -> Outcome {
@@ -190,7 +191,8 @@ fn doc_tests(tree: &Tree, extent: Extent, closing: &mut Vec<String>) -> Outcome 
 fn cargo_test(tree: &Tree, what: &[&str], closing: &mut Vec<String>, step: &str) -> Outcome {
     let mut command = Command::new(env!("CARGO"));
     command
-        .args(["test", "--workspace", "--exclude", TESTED_FROM_PYTHON])
+        .args(["test", "--workspace"])
+        .args(TESTED_FROM_OUTSIDE.map(|name| format!("--exclude={name}")))
         .args(what)
         .args(bound(BINARY_SECONDS_MAX))
         .env("PROPTEST_RNG_SEED", PROPERTY_SEED)
@@ -436,13 +438,12 @@ fn end_to_end(tree: &Tree, extent: Extent, closing: &mut Vec<String>) -> Outcome
         eprintln!("no .venv; run ./test, which makes it");
         return Outcome::Failed;
     }
-    let build = [
-        "build",
-        "--package",
-        "kvasir-cli",
-        "--package",
-        "kvasir-python",
-    ];
+    let mut build = vec!["build", "--package", "kvasir-cli"];
+    build.extend(
+        TESTED_FROM_OUTSIDE
+            .iter()
+            .flat_map(|name| ["--package", name]),
+    );
     if cargo(tree, &build) == Outcome::Failed {
         return Outcome::Failed;
     }

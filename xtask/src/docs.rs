@@ -4,6 +4,7 @@
 
 use std::fmt::Write as _;
 
+use crate::c_header;
 use crate::tidy::Finding;
 use crate::tree::Tree;
 
@@ -53,6 +54,7 @@ fn pages(tree: &Tree) -> Vec<(&'static str, String)> {
     let metrics = kvasir_telemetry::metrics_reference(kvasir_telemetry::SPECS);
     vec![
         (DECISIONS_INDEX, decisions_index(tree)),
+        ("bindings/c/include/kvasir.h", c_header::page(tree)),
         (
             "docs/reference/coming-from-dynamo.md",
             kvasir_config::coming_from_dynamo_page(),

@@ -10,6 +10,7 @@
     reason = "a tool for the terminal"
 )]
 
+mod c_header;
 mod changed;
 mod ci;
 mod dashboard;

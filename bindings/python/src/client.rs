@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvasir_discovery::{Bucket, Change, EndpointName, Instance, Record, RequestTransport};
+use kvasir_embed::ProcessPlanes;
 use kvasir_host::endpoint_of;
 use kvasir_protocol::Payload;
 use kvasir_transport::{CallContext, CallStream, PlaneError};
@@ -16,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::context::Cancellation;
 use crate::errors::Failure;
-use crate::planes::{Planes, Runtime};
+use crate::planes::Runtime;
 use crate::process;
 use crate::stream::{Answer, Shared, StreamItem};
 use crate::trees;
@@ -36,7 +37,7 @@ impl Instances {
         self.by_id.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn follow(self: Arc<Self>, planes: Arc<Planes>, endpoint: EndpointName) {
+    async fn follow(self: Arc<Self>, planes: Arc<ProcessPlanes>, endpoint: EndpointName) {
         let mut watch = planes.store.watch(&[Bucket::Instances]);
         drop(planes);
         let mut keys = BTreeMap::new();
@@ -83,7 +84,7 @@ pub(crate) fn id_of(name: Option<&str>) -> RequestId {
 /// Calls an endpoint's instances.
 #[pyclass(frozen, module = "kvasir._core")]
 pub(crate) struct Caller {
-    planes: Arc<Planes>,
+    planes: Arc<ProcessPlanes>,
     endpoint: EndpointName,
     instances: Arc<Instances>,
     next: AtomicUsize,
@@ -100,7 +101,7 @@ pub(crate) struct OpenCall {
 
 impl OpenCall {
     /// Makes it.
-    pub(crate) async fn open(self, planes: &Planes) -> Result<CallStream, Failure> {
+    pub(crate) async fn open(self, planes: &ProcessPlanes) -> Result<CallStream, Failure> {
         let (clients, _) = planes.clients().await?;
         let plane = &*self.endpoint.plane;
         let client = clients.get(plane).ok_or_else(|| {

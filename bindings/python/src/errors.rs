@@ -2,7 +2,7 @@
 //!
 //! The classes are written in Python (`kvasir.exceptions`), where programs read them; here is who raises which.
 
-use kvasir_planes::SetupError;
+use kvasir_embed::EmbedError;
 use kvasir_protocol::{WorkerError, WorkerErrorKind};
 use kvasir_router::RouteError;
 use kvasir_transport::PlaneError;
@@ -139,8 +139,8 @@ impl From<JoinError> for Failure {
     }
 }
 
-impl From<SetupError> for Failure {
-    fn from(error: SetupError) -> Self {
+impl From<EmbedError> for Failure {
+    fn from(error: EmbedError) -> Self {
         let name = match error.is_option() {
             true => "InvalidArgument",
             false => "CannotConnect",

@@ -9,6 +9,19 @@ use crate::values;
 /// Tokens from which on hashing lets other threads run Python meanwhile.
 const LONG_TOKENS: usize = 1 << 15;
 
+/// What a prompt shares a cache with.
+pub(crate) fn scope<'a>(
+    lora: Option<&'a str>,
+    salt: Option<&'a str>,
+    eagle: Option<bool>,
+) -> Scope<'a> {
+    Scope {
+        lora: lora.unwrap_or_default(),
+        salt: salt.unwrap_or_default(),
+        eagle: eagle.unwrap_or(false),
+    }
+}
+
 /// The names of the complete blocks of `tokens`.
 pub(crate) fn block_hashes(
     py: Python<'_>,
@@ -73,11 +86,7 @@ pub(crate) fn compute_block_hash_for_seq(
 ) -> PyResult<Vec<u64>> {
     let block_size = values::positive("kv_block_size", kv_block_size)?;
     let tokens = values::tokens(tokens)?;
-    let scope = Scope {
-        lora: lora_name.unwrap_or_default(),
-        salt: cache_namespace.unwrap_or_default(),
-        eagle: is_eagle.unwrap_or(false),
-    };
+    let scope = scope(lora_name, cache_namespace, is_eagle);
     let locals = match block_mm_infos {
         None => block_hashes(py, &tokens, block_size, &scope),
         Some(infos) => media_hashes(&tokens, block_size, &scope, &media_of(infos)?),

@@ -5,20 +5,18 @@
 //! What always holds: a booking ends with its answer, with `free`, or when nobody has spoken of it for as long as the router's own
 //! bookings live; an answer that nobody reads any more ends its call and its booking.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use kvasir_discovery::EndpointName;
-use kvasir_hash::Scope;
-use kvasir_host::{Booking, PromptBlocks};
+use kvasir_embed::{EndpointFleet, HeldBookings};
+use kvasir_host::{Booking, PromptBlocks, RouterSetup};
 use kvasir_index::{Match, Matches};
 use kvasir_msgpack::Value;
-use kvasir_options::router;
+use kvasir_options::{RouterMode, RouterPolicy};
 use kvasir_protocol::{GenerateRequest, Payload, RoutingHints};
-use kvasir_router::{Arrival, Outcome, PotentialLoad, Thresholds};
+use kvasir_router::{Arrival, Outcome, PotentialLoad, RouterConfig};
 use kvasir_transport::{CallContext, CallStream, PlaneError};
-use kvasir_types::{Codec, Time, Token, WorkerId, WorkerRank};
+use kvasir_types::{Codec, Token, WorkerId, WorkerRank};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -26,12 +24,11 @@ use pyo3::types::PyDict;
 use crate::client::new_id;
 use crate::config::KvRouterConfig;
 use crate::errors::{self, Failure};
-use crate::fleet::Fleet;
 use crate::indexes::{self, OverlapScores};
 use crate::planes::Runtime;
-use crate::router::requests::{Ask, overrides, weights};
+use crate::router::requests::{Ask, Limits};
 use crate::stream::{Answer, Shared, StreamItem, error_of};
-use crate::{process, trees, values};
+use crate::{hashing, process, trees, values};
 
 /// Workers that a request is sent to before it is given up.
 const ATTEMPTS_MAX: usize = 3;
@@ -39,29 +36,14 @@ const ATTEMPTS_MAX: usize = 3;
 /// Worker, rank, and blocks in device memory, after those in host memory, after those further away.
 type OverlapRow = (u64, u32, u32, u32, u32);
 
-/// A booking that the caller frees itself.
-struct Held {
-    booking: Booking,
-    /// When it was last spoken of.
-    heard: Time,
-}
-
 /// The router of one endpoint's workers.
 #[pyclass(frozen, module = "kvasir._core")]
 pub(crate) struct EndpointRouter {
-    fleet: Arc<Fleet>,
-    held: Arc<Mutex<HashMap<String, Held>>>,
+    fleet: Arc<EndpointFleet>,
+    held: Arc<HeldBookings>,
 }
 
 impl EndpointRouter {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Held>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn now(&self) -> Time {
-        self.fleet.planes.context.clock.now()
-    }
-
     fn blocks(
         &self,
         py: Python<'_>,
@@ -69,31 +51,17 @@ impl EndpointRouter {
         lora: Option<&str>,
         salt: Option<&str>,
     ) -> PromptBlocks {
-        let scope = Scope {
-            lora: lora.unwrap_or_default(),
-            salt: salt.unwrap_or_default(),
-            eagle: false,
-        };
+        let scope = hashing::scope(lora, salt, None);
         match tokens.len() < 1 << 15 {
             true => self.fleet.model.name_blocks_in(tokens, &scope),
             false => py.detach(|| self.fleet.model.name_blocks_in(tokens, &scope)),
         }
     }
-
-    fn not_found(py: Python<'_>, request: &str) -> PyErr {
-        errors::not_found(py, request)
-    }
-}
-
-/// Lets go of bookings of which nothing was heard for as long as the router keeps them.
-fn sweep(held: &mut HashMap<String, Held>, now: Time) {
-    let longest = Duration::from_secs_f64(router::ROUTER_ACTIVE_REQUEST_EXPIRY_SECS.default);
-    held.retain(|_, held| now - held.heard < longest);
 }
 
 /// A prompt on its way: what is asked of the router, and what its worker is sent.
 struct Job {
-    fleet: Arc<Fleet>,
+    fleet: Arc<EndpointFleet>,
     arrival: Box<Arrival>,
     blocks: PromptBlocks,
     request: GenerateRequest,
@@ -272,15 +240,20 @@ impl EndpointRouter {
         let block_size = values::positive("block_size", block_size)?;
         let (namespace, component, endpoint) = name;
         let endpoint = EndpointName::new(&namespace, &component, &endpoint);
-        let thresholds = Thresholds {
-            active_decode_blocks: busy.0,
-            active_prefill_tokens: busy.1,
-            active_prefill_tokens_frac: busy.2,
+        let planes = &runtime.planes;
+        let clock = planes.context.clock;
+        let seed = clock.unix_nanos(clock.now()) ^ u64::from(std::process::id()) << 32;
+        let brain = RouterConfig {
+            active_decode_blocks_threshold: busy.0,
+            active_prefill_tokens_threshold: busy.1,
+            active_prefill_tokens_threshold_frac: busy.2,
+            ..config.brain(block_size, RouterMode::Kv, RouterPolicy::Kv, seed)
         };
-        let opened = Fleet::open(&runtime.planes, endpoint, block_size, config, &thresholds);
+        let setup = RouterSetup::new(brain, config.index());
+        let opened = EndpointFleet::open(planes, endpoint, block_size, &setup);
         Ok(Self {
-            fleet: process::wait(py, opened)?,
-            held: Arc::default(),
+            fleet: process::wait(py, async { Ok(opened.await?) })?,
+            held: Arc::new(HeldBookings::new(clock)),
         })
     }
 
@@ -341,26 +314,20 @@ impl EndpointRouter {
             .or(routing.decode_worker_id);
         let lora = routing.lora_name.as_deref();
         let blocks = self.blocks(py, &request.token_ids, lora, routing.cache_salt.as_deref());
+        let limits = Limits {
+            overrides: router_config_override,
+            required_taints,
+            preferred_taints,
+        };
         let ask = Ask {
-            prompt_tokens: u32::try_from(request.token_ids.len()).unwrap_or(u32::MAX),
             request_id: Some(String::new()),
             worker_id,
             dp_rank: dp_rank.or(routing.dp_rank).filter(|_| worker_id.is_some()),
-            overrides: router_config_override
-                .map(overrides)
-                .transpose()?
-                .unwrap_or_default(),
             lora_name: lora,
-            required_taints: required_taints.unwrap_or_default(),
-            preferred_taints: preferred_taints
-                .map(weights)
-                .transpose()?
-                .unwrap_or_default(),
-            allowed_worker_ids: None,
             priority: routing.priority,
             strict_priority: routing.strict_priority.unwrap_or(0),
             expected_output_tokens: routing.expected_output_tokens,
-            policy_class: None,
+            ..Ask::new(request.token_ids.len(), limits)?
         };
         let job = Job {
             fleet: Arc::clone(&self.fleet),
@@ -408,34 +375,20 @@ impl EndpointRouter {
     ) -> PyResult<Bound<'py, PyAny>> {
         let tokens = values::tokens(token_ids)?;
         let blocks = self.blocks(py, &tokens, lora_name, cache_namespace);
-        if let Some(name) = &request_id {
-            let now = self.now();
-            let mut held = self.lock();
-            sweep(&mut held, now);
-            if held.contains_key(name) {
-                return Err(errors::already_there(py, name));
-            }
+        if let Some(name) = request_id.as_ref().filter(|name| self.held.holds(name)) {
+            return Err(errors::already_there(py, name));
         }
+        let limits = Limits {
+            overrides: router_config_override,
+            required_taints,
+            preferred_taints,
+        };
         let ask = Ask {
-            prompt_tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
             request_id: request_id.clone(),
-            worker_id: None,
-            dp_rank: None,
-            overrides: router_config_override
-                .map(overrides)
-                .transpose()?
-                .unwrap_or_default(),
             lora_name,
-            required_taints: required_taints.unwrap_or_default(),
-            preferred_taints: preferred_taints
-                .map(weights)
-                .transpose()?
-                .unwrap_or_default(),
-            allowed_worker_ids: None,
-            priority: None,
             strict_priority,
-            expected_output_tokens: None,
             policy_class,
+            ..Ask::new(tokens.len(), limits)?
         };
         let arrival = ask.arrival(new_id());
         let (fleet, held) = (Arc::clone(&self.fleet), Arc::clone(&self.held));
@@ -443,14 +396,38 @@ impl EndpointRouter {
             let booking = fleet.model.book(arrival, &blocks).await?;
             let (target, overlap) = (booking.target(), booking.placement().overlap_blocks);
             if let Some(name) = request_id {
-                let heard = fleet.planes.context.clock.now();
-                let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
-                held.insert(name, Held { booking, heard });
+                held.insert(name, booking);
             }
             Ok((target.worker.0, target.rank.0, overlap))
         };
         process::awaitable_at_once(py, work, |py, found| {
             Ok(found.into_pyobject(py)?.into_any().unbind())
+        })
+    }
+
+    /// Seconds of a question about a prompt in the median of so many, without Python: what `best_worker` is measured against.
+    fn measure_best_worker(
+        &self,
+        py: Python<'_>,
+        token_ids: &Bound<'_, PyAny>,
+        rounds: usize,
+    ) -> PyResult<f64> {
+        let tokens = values::tokens(token_ids)?;
+        let (model, clock) = (&self.fleet.model, self.fleet.planes.context.clock);
+        process::wait(py, async {
+            let mut taken = Vec::new();
+            for _ in 0..rounds.max(1) {
+                let start = clock.now();
+                let blocks = model.name_blocks_in(&tokens, &hashing::scope(None, None, None));
+                let isl = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+                let mut arrival = Box::new(Arrival::new(new_id(), isl));
+                arrival.query_only = true;
+                drop(model.book(arrival, &blocks).await?);
+                taken.push(clock.now() - start);
+            }
+            taken.sort_unstable();
+            let middle = taken.get(taken.len() / 2);
+            Ok(middle.map_or(0.0, |taken| taken.as_secs_f64()))
         })
     }
 
@@ -509,22 +486,20 @@ impl EndpointRouter {
 
     /// The first token of a booked request came.
     fn mark_prefill_complete(&self, py: Python<'_>, request_id: &str) -> PyResult<()> {
-        let now = self.now();
-        let mut all = self.lock();
-        let held = all
-            .get_mut(request_id)
-            .ok_or_else(|| Self::not_found(py, request_id))?;
-        held.heard = now;
-        held.booking.first_token();
-        Ok(())
+        let known = self.held.first_token(request_id);
+        known
+            .then_some(())
+            .ok_or_else(|| errors::not_found(py, request_id))
     }
 
     /// A booked request ended.
     fn free(&self, py: Python<'_>, request_id: &str) -> PyResult<()> {
-        let held = self.lock().remove(request_id);
-        let held = held.ok_or_else(|| Self::not_found(py, request_id))?;
-        held.booking.finish(Outcome::Completed { output_tokens: 0 });
-        Ok(())
+        let known = self
+            .held
+            .finish(request_id, Outcome::Completed { output_tokens: 0 });
+        known
+            .then_some(())
+            .ok_or_else(|| errors::not_found(py, request_id))
     }
 
     /// All that the index holds, as a JSON array of router events.

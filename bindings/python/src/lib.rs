@@ -4,7 +4,8 @@
 //! (`kvasir`, `kvasir.llm`, `kvasir.runtime`) is the typed Python around it, in `python/kvasir`. Nothing is decided here: the brain,
 //! the index and the hashes are those that the server runs.
 //!
-//! What always holds: a mistake of the caller is an exception that says what to change; no lock is held while Python runs.
+//! What always holds: a mistake of the caller is an exception that says what to change; no lock is held while Python runs; `unsafe` is
+//! in `lists` and nowhere else.
 //!
 //! Elsewhere: the server (`kvasir-cli`), the brain (`kvasir-router`), the index (`kvasir-index`).
 
@@ -13,10 +14,10 @@ mod config;
 mod context;
 mod decision;
 mod errors;
-mod fleet;
 mod hashing;
 mod indexes;
 mod kv_router;
+mod lists;
 mod models;
 mod planes;
 mod process;

@@ -1,93 +1,47 @@
-//! The one tokio runtime of the process, and the way from its tasks back into Python's event loop.
+//! The way from tasks back into Python's event loop.
 //!
 //! What always holds: the runtime begins with the first thing that needs it and ends when the interpreter does, before Python is taken down;
 //! a process that was forked from one that had a runtime is refused, since its threads are not there; no lock here is held while
 //! Python runs, and none is taken without the GIL.
 
 use std::future::Future;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
+use kvasir_embed::EmbedError;
 use kvasir_tasks::Tasks;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use crate::errors::Failure;
 
-/// Threads of the runtime; sockets and hashing need few.
-const THREADS_MAX: usize = 4;
-/// Longest time that the end of the interpreter waits for what runs.
-const SHUTDOWN: Duration = Duration::from_secs(2);
-
-struct ProcessRuntime {
-    pid: u32,
-    runtime: Runtime,
-    tasks: Tasks,
-}
-
-static PROCESS: Mutex<Option<ProcessRuntime>> = Mutex::new(None);
-
-fn process() -> MutexGuard<'static, Option<ProcessRuntime>> {
-    PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Where tasks run; begun if it has not been.
 pub(crate) fn runtime() -> PyResult<(Handle, Tasks)> {
-    let mut held = process();
-    let pid = std::process::id();
-    match &*held {
-        Some(known) if known.pid == pid => {
-            return Ok((known.runtime.handle().clone(), known.tasks.clone()));
-        }
-        Some(_) => {
-            let text = "this process was forked from one that had begun to use kvasir, whose threads and sockets do not come along; \
-                        start the child with multiprocessing.get_context(\"spawn\"), or use kvasir only after the fork";
-            return Err(PyRuntimeError::new_err(text));
-        }
-        None => {}
-    }
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(cores.clamp(1, THREADS_MAX))
-        .thread_name("kvasir")
-        .enable_all()
-        .build()
-        .map_err(|error| PyRuntimeError::new_err(format!("no threads for kvasir: {error}")))?;
-    let begun = ProcessRuntime {
-        pid,
-        runtime,
-        tasks: Tasks::new(),
-    };
-    let parts = (begun.runtime.handle().clone(), begun.tasks.clone());
-    *held = Some(begun);
-    Ok(parts)
+    kvasir_embed::runtime().map_err(|error| {
+        let text = match error {
+            EmbedError::Forked => "this process was forked from one that had begun to use kvasir, whose threads and sockets do not come along; \
+                 start the child with multiprocessing.get_context(\"spawn\"), or use kvasir only after the fork"
+                .to_owned(),
+            error => error.to_string(),
+        };
+        PyRuntimeError::new_err(text)
+    })
 }
 
 /// Ends the runtime; called when the interpreter ends.
 #[pyfunction]
 pub(crate) fn shut_down(py: Python<'_>) {
-    let Some(ended) = process().take() else {
-        return;
-    };
-    if ended.pid != std::process::id() {
-        // Its threads are the parent's: nothing is there to be waited for.
-        std::mem::forget(ended);
-        return;
+    if let Some(ending) = kvasir_embed::end_runtime() {
+        py.detach(move || ending.wait());
     }
-    py.detach(move || {
-        ended.tasks.stop();
-        ended.runtime.shutdown_timeout(SHUTDOWN);
-    });
 }
 
 /// Tasks that run now, for tests.
 #[pyfunction]
 pub(crate) fn task_count() -> usize {
-    process().as_ref().map_or(0, |known| known.tasks.len())
+    kvasir_embed::task_count()
 }
 
 /// Waits for `work` on this thread, without the GIL.

@@ -5,7 +5,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvasir_discovery::EndpointName;
-use kvasir_hash::{Scope, next_sequence_hash};
+use kvasir_embed::ProcessPlanes;
+use kvasir_hash::next_sequence_hash;
 use kvasir_host::{EventStream, Now};
 use kvasir_index::ApplyError;
 use kvasir_kv_events::{Cache, EventFormat, Sequencer, StreamOptions};
@@ -17,7 +18,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::planes::{Planes, Runtime};
+use crate::planes::Runtime;
 use crate::{hashing, process, values};
 
 /// Publishes the cache events of one rank: what `kvasir.llm.KvEventPublisher` is made from.
@@ -26,7 +27,7 @@ pub(crate) struct CacheEvents {
     publisher: Mutex<Option<Arc<CachePublisher>>>,
     /// Relays an engine's own socket.
     relay: Mutex<Option<EventStream>>,
-    planes: Arc<Planes>,
+    planes: Arc<ProcessPlanes>,
     block_size: u32,
 }
 
@@ -79,7 +80,7 @@ impl CacheEvents {
     /// The event of one stored chain; none if no block of it is full.
     fn stored(&self, chain: &Chain<'_, '_>) -> PyResult<Option<KvEvent>> {
         let tokens = values::tokens(chain.token_ids)?;
-        let sizes: Vec<u32> = chain.num_block_tokens.extract()?;
+        let sizes = values::sizes(chain.num_block_tokens)?;
         let names = values::engine_hashes(chain.block_hashes)?;
         if sizes.len() != names.len() {
             let text = format!(
@@ -94,11 +95,7 @@ impl CacheEvents {
             .iter()
             .take_while(|size| **size == self.block_size)
             .count();
-        let scope = Scope {
-            lora: chain.lora_name.unwrap_or_default(),
-            salt: chain.cache_salt.unwrap_or_default(),
-            eagle: chain.is_eagle.unwrap_or(false),
-        };
+        let scope = hashing::scope(chain.lora_name, chain.cache_salt, chain.is_eagle);
         let locals = match chain.block_mm_infos {
             None => hashing::block_hashes(chain.token_ids.py(), &tokens, self.block_size, &scope),
             Some(infos) => {

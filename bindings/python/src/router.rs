@@ -27,7 +27,7 @@ use crate::config::KvRouterConfig;
 use crate::decision::Decision;
 use crate::kv_router::load_row;
 use crate::{errors, hashing, indexes, values};
-use requests::{Ask, Brain};
+use requests::{Ask, Brain, Limits};
 
 /// A router without a server: `Router(block_size=16, config=None, *, mode="kv", policy="kv", seed=0)`.
 #[pyclass(frozen, module = "kvasir")]
@@ -287,11 +287,7 @@ impl Router {
     ) -> PyResult<bool> {
         let tokens = values::tokens(token_ids)?;
         let names = values::engine_hashes(block_hashes)?;
-        let scope = Scope {
-            lora: lora_name.unwrap_or_default(),
-            salt: cache_namespace.unwrap_or_default(),
-            eagle: is_eagle,
-        };
+        let scope = hashing::scope(lora_name, cache_namespace, Some(is_eagle));
         let locals = hashing::block_hashes(py, &tokens, self.block_size, &scope);
         if names.len() < locals.len() {
             let text = format!(
@@ -396,32 +392,24 @@ impl Router {
     ) -> PyResult<Decision> {
         let now = self.time(now)?;
         let tokens = values::tokens(token_ids)?;
-        let scope = Scope {
-            lora: lora_name.unwrap_or_default(),
-            salt: cache_namespace.unwrap_or_default(),
-            eagle: false,
-        };
+        let scope = hashing::scope(lora_name, cache_namespace, None);
         let lookup = self.lookup(py, &tokens, &scope, block_mm_infos)?;
+        let limits = Limits {
+            overrides,
+            required_taints,
+            preferred_taints,
+        };
         let ask = Ask {
-            prompt_tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
             request_id,
             worker_id,
             dp_rank,
-            overrides: overrides
-                .map(requests::overrides)
-                .transpose()?
-                .unwrap_or_default(),
             lora_name,
-            required_taints: required_taints.unwrap_or_default(),
-            preferred_taints: preferred_taints
-                .map(requests::weights)
-                .transpose()?
-                .unwrap_or_default(),
             allowed_worker_ids,
             priority,
             strict_priority,
             expected_output_tokens,
             policy_class,
+            ..Ask::new(tokens.len(), limits)?
         };
         let name = ask.request_id.clone();
         self.index.expire(now);
@@ -453,11 +441,7 @@ impl Router {
     ) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let now = self.time(now)?;
         let tokens = values::tokens(token_ids)?;
-        let scope = Scope {
-            lora: lora_name.unwrap_or_default(),
-            salt: cache_namespace.unwrap_or_default(),
-            eagle: false,
-        };
+        let scope = hashing::scope(lora_name, cache_namespace, None);
         let lookup = self.lookup(py, &tokens, &scope, None)?;
         let overlap = lookup.find(&self.index, &self.trust, &mut Matches::new());
         let prompt = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
@@ -475,11 +459,7 @@ impl Router {
         cache_namespace: Option<&str>,
     ) -> PyResult<indexes::OverlapScores> {
         let tokens = values::tokens(token_ids)?;
-        let scope = Scope {
-            lora: lora_name.unwrap_or_default(),
-            salt: cache_namespace.unwrap_or_default(),
-            eagle: false,
-        };
+        let scope = hashing::scope(lora_name, cache_namespace, None);
         let lookup = self.lookup(py, &tokens, &scope, None)?;
         let mut matches = Matches::new();
         self.index.find(&lookup.locals, &mut matches);

@@ -9,16 +9,16 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
+use crate::lists;
+
 /// Tokens of a prompt: a list or any other sequence of whole numbers, or a buffer of them.
 pub(crate) fn tokens(value: &Bound<'_, PyAny>) -> PyResult<Vec<Token>> {
-    if let Ok(list) = value.cast::<PyList>() {
-        let mut tokens = Vec::with_capacity(list.len());
-        for item in list.iter() {
-            tokens.push(item.extract()?);
-        }
+    if let Some(tokens) = lists::unsigned(value) {
         return Ok(tokens);
     }
-    if let Some(tokens) = token_buffer(value)? {
+    if !value.is_instance_of::<PyList>()
+        && let Some(tokens) = token_buffer(value)?
+    {
         return Ok(tokens);
     }
     if value.is_instance_of::<PyString>() {
@@ -64,16 +64,35 @@ pub(crate) fn hash_bits(value: &Bound<'_, PyAny>) -> PyResult<u64> {
     }
 }
 
+/// Many of them: a list or any other sequence, or a buffer.
+fn all_bits(value: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+    if let Some(bits) = lists::bits(value) {
+        return Ok(bits);
+    }
+    let py = value.py();
+    if let Ok(buffer) = PyBuffer::<u64>::get(value) {
+        return buffer.to_vec(py);
+    }
+    if let Ok(buffer) = PyBuffer::<i64>::get(value) {
+        let signed = buffer.to_vec(py)?.into_iter();
+        return Ok(signed.map(i64::cast_unsigned).collect());
+    }
+    value.try_iter()?.map(|item| hash_bits(&item?)).collect()
+}
+
 /// Hashes that an engine gave.
 pub(crate) fn engine_hashes(value: &Bound<'_, PyAny>) -> PyResult<Vec<EngineHash>> {
-    let bits = value.try_iter()?.map(|item| hash_bits(&item?));
-    bits.map(|bits| bits.map(EngineHash)).collect()
+    Ok(all_bits(value)?.into_iter().map(EngineHash).collect())
 }
 
 /// Hashes of blocks, as `compute_block_hash_for_seq` gives them.
 pub(crate) fn local_hashes(value: &Bound<'_, PyAny>) -> PyResult<Vec<LocalHash>> {
-    let bits = value.try_iter()?.map(|item| hash_bits(&item?));
-    bits.map(|bits| bits.map(LocalHash)).collect()
+    Ok(all_bits(value)?.into_iter().map(LocalHash).collect())
+}
+
+/// How many tokens each of several blocks has.
+pub(crate) fn sizes(value: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    lists::unsigned(value).map_or_else(|| value.extract(), Ok)
 }
 
 /// A number of blocks or tokens that must not be 0.

@@ -12,6 +12,7 @@ use kvasir_host::{
 };
 use kvasir_planes::listen_at;
 pub(crate) use kvasir_planes::{Clients, clients, namespaces, nats_link, store};
+use kvasir_setup::is_linked;
 use kvasir_tasks::Tasks;
 use kvasir_transport::event_plane::NatsEvents;
 use kvasir_transport::nats::NatsLink;
@@ -84,11 +85,6 @@ pub(crate) fn event_log(
         coordination,
         hook: None,
     }))
-}
-
-/// Whether replicas are linked without a broker.
-pub(crate) fn is_linked(settings: &Settings) -> bool {
-    settings.is_set(keys::ROUTER_PEERS) || settings.is_set(keys::ROUTER_PEER_LISTEN)
 }
 
 /// Where linked replicas write their addresses if no namespace is named.

@@ -1,13 +1,8 @@
 //! From checked options to what each part takes. The only place that knows both.
 
-mod router;
-
-pub(crate) use router::{protects, router_setup};
-
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use kvasir_config::{
@@ -19,6 +14,8 @@ use kvasir_frontend::{
 };
 use kvasir_planes::SetupError;
 use kvasir_router::{BypassPolicy, BypassTerms, RouterMode, TwoStepTerms};
+use kvasir_setup::{PROTECTED_WAIT, RouterSetupError, mode_of_models};
+pub(crate) use kvasir_setup::{protects, router_setup, seed};
 use kvasir_telemetry::{Clock, Identity, LogBounds, MetricOptions, ProcessKind, TunedBounds, log};
 use kvasir_text::{FolderError, ModelFolders};
 use kvasir_types::{ApiKey, Role, WorkerRecord};
@@ -28,9 +25,6 @@ use kvasir_upstream::{
 };
 
 use crate::{descriptors, traces};
-
-/// Longest wait in the queue under overload protection, unless another is set.
-const PROTECTED_WAIT: Duration = Duration::from_secs(5);
 
 /// Options that cannot be followed, found only when their files or names were looked at. Exit code 2.
 #[derive(Debug)]
@@ -55,21 +49,9 @@ pub(crate) fn log_format(settings: &Settings) -> log::Format {
     }
 }
 
-/// The seed of this process's random choices: as given, or drawn once, so that replicas differ. A simulation is
-/// the same every time unless asked otherwise.
-pub(crate) fn seed(settings: &Settings) -> u64 {
-    static DRAWN: OnceLock<u64> = OnceLock::new();
-    // The standard library seeds its hashers from the system; nothing more is needed here.
-    let draw = || RandomState::new().build_hasher().finish();
-    match settings.get(keys::SEED) {
-        Some(seed) => seed,
-        None if settings.command() == Command::Replay => 0,
-        None => *DRAWN.get_or_init(draw),
-    }
-}
-
 /// What tells this process from others, whatever their seeds are.
 pub(crate) fn process_id() -> u64 {
+    // The standard library seeds its hashers from the system; nothing more is needed here.
     RandomState::new().build_hasher().finish()
 }
 
@@ -95,16 +77,6 @@ pub(crate) fn say_how(settings: &Settings) {
             "overload protection is on: workers get what they can begin within a second, the rest waits or is refused; \
              --no-overload-protection turns it off"
         );
-    }
-}
-
-/// How workers of the models that we serve are chosen. The default of the option is for workers that discovery finds;
-/// engine servers are routed by cache, whether a flag, a file or an operator names them (decision 0099).
-fn mode_of_models(settings: &Settings) -> RouterMode {
-    let unsaid = *settings.origin(keys::ROUTER_MODE) == Origin::Default;
-    match unsaid && settings.command() == Command::Frontend {
-        true => RouterMode::Kv,
-        false => settings.get(keys::ROUTER_MODE),
     }
 }
 
@@ -152,7 +124,9 @@ pub(crate) fn resolve(option: &str, host: &str, port: u16) -> Result<SocketAddr,
 /// Whether a command stopped because an option cannot be followed.
 pub(crate) fn is_bad_config(error: &Failure) -> bool {
     let setup = error.downcast_ref::<SetupError>();
-    error.is::<BadConfig>() || setup.is_some_and(SetupError::is_option)
+    error.is::<BadConfig>()
+        || error.is::<RouterSetupError>()
+        || setup.is_some_and(SetupError::is_option)
 }
 
 /// The workers that `--worker` names; an error names the option and the value.

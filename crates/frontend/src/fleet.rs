@@ -25,6 +25,8 @@ mod silence;
 mod subscribe;
 mod token_probe;
 
+pub(crate) use card_text::load_until_done as load_card_text;
+
 pub use context::FleetContext;
 pub use discovery::DiscoveryOptions;
 pub use event_plane::EventPlaneSetup;

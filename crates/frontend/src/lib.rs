@@ -17,6 +17,7 @@ mod models;
 mod observe;
 mod openai;
 mod proxy;
+mod reader;
 mod request;
 mod tokens;
 
@@ -43,6 +44,7 @@ pub use models::links::WorkerLink;
 pub use models::tokenize::TokenSources;
 pub use models::{Models, ServedModel};
 pub use observe::meter::ModelMeters;
+pub use reader::{ReadRequest, RequestReader};
 pub use request::migrate::MigrationOptions;
 
 /// The HTTP server of an [`App`].

@@ -34,7 +34,35 @@ pub(crate) struct Ask<'a> {
     pub(crate) policy_class: Option<&'a str>,
 }
 
+/// What several methods take to narrow a choice, as Python gives it.
+pub(crate) struct Limits<'a, 'py> {
+    pub(crate) overrides: Option<&'a Bound<'py, PyDict>>,
+    pub(crate) required_taints: Option<Vec<String>>,
+    pub(crate) preferred_taints: Option<&'a Bound<'py, PyDict>>,
+}
+
 impl Ask<'_> {
+    /// A question about a prompt of so many tokens.
+    pub(crate) fn new(tokens: usize, limits: Limits<'_, '_>) -> PyResult<Self> {
+        let overrides = limits.overrides.map(overrides).transpose()?;
+        let weights = limits.preferred_taints.map(weights).transpose()?;
+        Ok(Self {
+            prompt_tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
+            request_id: None,
+            worker_id: None,
+            dp_rank: None,
+            overrides: overrides.unwrap_or_default(),
+            lora_name: None,
+            required_taints: limits.required_taints.unwrap_or_default(),
+            preferred_taints: weights.unwrap_or_default(),
+            allowed_worker_ids: None,
+            priority: None,
+            strict_priority: 0,
+            expected_output_tokens: None,
+            policy_class: None,
+        })
+    }
+
     pub(crate) fn arrival(&self, id: RequestId) -> Box<Arrival> {
         let allowed = self.allowed_worker_ids.as_ref();
         let mut arrival = Box::new(Arrival::new(id, self.prompt_tokens));
@@ -67,7 +95,7 @@ impl Ask<'_> {
 }
 
 /// `router_config_override`: a key that there is not is a mistake.
-pub(crate) fn overrides(of: &Bound<'_, PyDict>) -> PyResult<Overrides> {
+fn overrides(of: &Bound<'_, PyDict>) -> PyResult<Overrides> {
     let mut own = Overrides::default();
     for (name, value) in of {
         let name: String = name.extract()?;
@@ -91,7 +119,7 @@ pub(crate) fn overrides(of: &Bound<'_, PyDict>) -> PyResult<Overrides> {
 }
 
 /// Preferred taints with their weights.
-pub(crate) fn weights(of: &Bound<'_, PyDict>) -> PyResult<Vec<(Arc<str>, f64)>> {
+fn weights(of: &Bound<'_, PyDict>) -> PyResult<Vec<(Arc<str>, f64)>> {
     let pairs = of.iter().map(|(name, weight)| {
         let name: String = name.extract()?;
         Ok((name.into(), weight.extract()?))

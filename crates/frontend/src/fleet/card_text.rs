@@ -141,7 +141,8 @@ impl Drop for CardTexts {
     }
 }
 
-async fn load_until_done(card: &Card, tls: &WorkerTls) -> Arc<TextModel> {
+/// Loads the text of a card, and tries until that is done.
+pub(crate) async fn load_until_done(card: &Card, tls: &WorkerTls) -> Arc<TextModel> {
     let mut pause = FIRST_PAUSE;
     loop {
         match load(card, tls).await {

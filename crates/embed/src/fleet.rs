@@ -1,6 +1,6 @@
 //! The workers of one endpoint behind one router: who is there, what their caches hold, how they are called.
 //!
-//! Answers one question: how does a router of this process know its workers? Instances and cards of the endpoint are followed in the
+//! Answers one question: how does a router inside a program know its workers? Instances and cards of the endpoint are followed in the
 //! store; the router, the index, trust and bookings are the server's own (`kvasir-host`).
 //!
 //! What always holds: several routers in one process share nothing but the planes; a router that is dropped stops listening, and nobody
@@ -14,50 +14,40 @@ use kvasir_host::{
     EndpointRecovery, EventPlane, EventPlaneOptions, HostContext, Model, ModelSpec, PlaneWorker,
     RouterSetup, endpoint_of,
 };
-use kvasir_options::{RouterMode, RouterPolicy};
-use kvasir_router::{RouterConfig, Thresholds, WorkerSpec};
+use kvasir_router::WorkerSpec;
 use kvasir_tasks::Tasks;
 use kvasir_types::{Device, DpRank, PlaneEndpoint, TransportKind, WorkerId};
 use tokio::sync::Notify;
 
-use crate::config::KvRouterConfig;
-use crate::errors::Failure;
-use crate::planes::Planes;
+use crate::{EmbedError, ProcessPlanes};
 
 /// Workers of an endpoint, and the router that chooses among them.
-pub(crate) struct Fleet {
-    pub(crate) model: Model,
-    pub(crate) planes: Arc<Planes>,
+pub struct EndpointFleet {
+    /// The router, its index, and what is booked.
+    pub model: Model,
+    /// The planes that its workers are found and called by.
+    pub planes: Arc<ProcessPlanes>,
     workers: Mutex<BTreeMap<WorkerId, PlaneEndpoint>>,
     changed: Notify,
     /// Those of this router alone.
     tasks: Tasks,
 }
 
-impl Fleet {
+impl EndpointFleet {
     /// Follows an endpoint's workers from now on.
-    pub(crate) async fn open(
-        planes: &Arc<Planes>,
+    pub async fn open(
+        planes: &Arc<ProcessPlanes>,
         endpoint: EndpointName,
         block_size: u32,
-        config: &KvRouterConfig,
-        thresholds: &Thresholds,
-    ) -> Result<Arc<Self>, Failure> {
+        setup: &RouterSetup,
+    ) -> Result<Arc<Self>, EmbedError> {
         let tasks = Tasks::new();
         let context = HostContext {
             tasks: tasks.clone(),
             ..planes.context.clone()
         };
         let (clients, nats) = planes.clients().await?;
-        let clock = context.clock;
-        let seed = clock.unix_nanos(clock.now()) ^ u64::from(std::process::id()) << 32;
-        let brain = RouterConfig {
-            active_decode_blocks_threshold: thresholds.active_decode_blocks,
-            active_prefill_tokens_threshold: thresholds.active_prefill_tokens,
-            active_prefill_tokens_threshold_frac: thresholds.active_prefill_tokens_frac,
-            ..config.brain(block_size, RouterMode::Kv, RouterPolicy::Kv, seed)
-        };
-        let setup = RouterSetup::new(brain, config.index());
+        let seed = setup.config.router_seed;
         let spec = ModelSpec {
             name: endpoint.to_string().into(),
             block_size,
@@ -93,7 +83,7 @@ impl Fleet {
         let follower = Follower {
             fleet: Arc::downgrade(&fleet),
             plane,
-            events: config.use_kv_events,
+            events: setup.config.router_kv_events,
             endpoint,
             instances: BTreeMap::new(),
             cards: BTreeMap::new(),
@@ -107,17 +97,19 @@ impl Fleet {
     }
 
     /// Where a worker takes calls.
-    pub(crate) fn address(&self, worker: WorkerId) -> Option<PlaneEndpoint> {
+    #[must_use]
+    pub fn address(&self, worker: WorkerId) -> Option<PlaneEndpoint> {
         self.lock().get(&worker).cloned()
     }
 
     /// The ids of those that are there.
-    pub(crate) fn worker_ids(&self) -> Vec<u64> {
+    #[must_use]
+    pub fn worker_ids(&self) -> Vec<u64> {
         self.lock().keys().map(|id| id.0).collect()
     }
 
     /// Waits until so many workers are there.
-    pub(crate) async fn wait_for(&self, count: usize) {
+    pub async fn wait_for(&self, count: usize) {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
@@ -130,7 +122,7 @@ impl Fleet {
     }
 }
 
-impl Drop for Fleet {
+impl Drop for EndpointFleet {
     fn drop(&mut self) {
         self.tasks.stop();
     }
@@ -138,7 +130,7 @@ impl Drop for Fleet {
 
 /// Follows one endpoint in a store.
 struct Follower {
-    fleet: std::sync::Weak<Fleet>,
+    fleet: std::sync::Weak<EndpointFleet>,
     plane: EventPlane,
     events: bool,
     endpoint: EndpointName,
@@ -186,7 +178,7 @@ impl Follower {
     }
 
     /// Tells the router what is known of a worker now.
-    fn bring(&self, fleet: &Fleet, id: u64) {
+    fn bring(&self, fleet: &EndpointFleet, id: u64) {
         let worker = WorkerId(id);
         let Some(instance) = self
             .instances

@@ -1,5 +1,13 @@
 //! How routers are made from options: the cost, the index, the shadow.
+//!
+//! Answers one question: given a process's options, how does its router choose, and what does its index remember? The server, the services and the
+//! C library all ask it, so that an option means the same everywhere. Files that options name are read once, here.
+//!
+//! Elsewhere: which options there are (`kvasir-config`), what a router does with its settings (`kvasir-router`), planes by options
+//! (`kvasir-planes`).
 
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use kvasir_config::{Command, Origin, Settings, keys, parse_overrides};
@@ -9,10 +17,46 @@ use kvasir_profile::{Preset, StepTimes};
 use kvasir_router::{PrefillLoadModel, Role, RouterConfig, RouterMode, ShadowPolicy, StepLaw};
 use kvasir_upstream::read_bounded_text;
 
-use super::{BadConfig, Failure, PROTECTED_WAIT, mode_of_models, seed};
+/// An option that cannot be followed, found only when its file or its name was looked at. Printed with the option and its value.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct RouterSetupError(String);
 
+/// Longest wait in the queue under overload protection, unless another is set.
+pub const PROTECTED_WAIT: Duration = Duration::from_secs(5);
 /// Bytes of a file that `--engine-profile` names.
 const PROFILE_FILE_BYTES_MAX: u64 = 1 << 16;
+
+/// The seed of this process's random choices: as given, or drawn once, so that replicas differ. A simulation is
+/// the same every time unless asked otherwise.
+#[must_use]
+pub fn seed(settings: &Settings) -> u64 {
+    static DRAWN: OnceLock<u64> = OnceLock::new();
+    // The standard library seeds its hashers from the system; nothing more is needed here.
+    let draw = || RandomState::new().build_hasher().finish();
+    match settings.get(keys::SEED) {
+        Some(seed) => seed,
+        None if settings.command() == Command::Replay => 0,
+        None => *DRAWN.get_or_init(draw),
+    }
+}
+
+/// How workers of the models that we serve are chosen. The default of the option is for workers that discovery finds;
+/// engine servers are routed by cache, whether a flag, a file or an operator names them (decision 0099).
+#[must_use]
+pub fn mode_of_models(settings: &Settings) -> RouterMode {
+    let unsaid = *settings.origin(keys::ROUTER_MODE) == Origin::Default;
+    match unsaid && settings.command() == Command::Frontend {
+        true => RouterMode::Kv,
+        false => settings.get(keys::ROUTER_MODE),
+    }
+}
+
+/// Whether replicas are linked without a broker.
+#[must_use]
+pub fn is_linked(settings: &Settings) -> bool {
+    settings.is_set(keys::ROUTER_PEERS) || settings.is_set(keys::ROUTER_PEER_LISTEN)
+}
 
 /// What the index remembers.
 fn index_options(settings: &Settings) -> IndexOptions {
@@ -30,11 +74,11 @@ fn index_options(settings: &Settings) -> IndexOptions {
 }
 
 /// How routers are made. Files are read and profiles found once, here; an error names the option and its value.
-pub(crate) fn router_setup(settings: &Settings) -> Result<RouterSetup, Failure> {
+pub fn router_setup(settings: &Settings) -> Result<RouterSetup, RouterSetupError> {
     let policies = match settings.get(keys::ROUTER_POLICY_CONFIG) {
         None => None,
         Some(path) => Some(PolicyFile::read(&path).map_err(|error| {
-            BadConfig(format!(
+            RouterSetupError(format!(
                 "--router-policy-config {}: {error}",
                 path.display()
             ))
@@ -48,7 +92,7 @@ pub(crate) fn router_setup(settings: &Settings) -> Result<RouterSetup, Failure> 
 }
 
 /// The measured profile that the `aic-*` options name.
-fn aic_profile(settings: &Settings) -> Result<Preset, BadConfig> {
+fn aic_profile(settings: &Settings) -> Result<Preset, RouterSetupError> {
     let system = settings.get(keys::AIC_SYSTEM).unwrap_or_default();
     let model = settings.get(keys::AIC_MODEL_PATH).unwrap_or_default();
     // Names of presets are made of words that every spelling of the machine and the model has.
@@ -56,7 +100,7 @@ fn aic_profile(settings: &Settings) -> Result<Preset, BadConfig> {
     let fits = |preset: &Preset| preset.name().split('-').all(|word| asked.contains(word));
     Preset::ALL.into_iter().find(fits).ok_or_else(|| {
         let known: Vec<&str> = Preset::ALL.iter().map(|preset| preset.name()).collect();
-        BadConfig(format!(
+        RouterSetupError(format!(
             "--aic-system {system} --aic-model-path {model}: no measured profile; there are {}",
             known.join(", ")
         ))
@@ -64,12 +108,13 @@ fn aic_profile(settings: &Settings) -> Result<Preset, BadConfig> {
 }
 
 /// What `--engine-profile` says of the speed of workers; an error names it.
-fn engine_law(settings: &Settings) -> Result<Option<StepLaw>, BadConfig> {
+fn engine_law(settings: &Settings) -> Result<Option<StepLaw>, RouterSetupError> {
     let Some(named) = settings.get(keys::ENGINE_PROFILE) else {
         return Ok(None);
     };
-    let bad =
-        |error: &dyn std::fmt::Display| BadConfig(format!("--engine-profile {named}: {error}"));
+    let bad = |error: &dyn std::fmt::Display| {
+        RouterSetupError(format!("--engine-profile {named}: {error}"))
+    };
     if let Some(preset) = Preset::find(&named) {
         let profile = preset.profile().map_err(|error| bad(&error))?;
         return Ok(Some(StepLaw::of_times(&StepTimes::Measured(profile))));
@@ -93,7 +138,8 @@ fn engine_law(settings: &Settings) -> Result<Option<StepLaw>, BadConfig> {
 
 /// Whether routers protect their engines from overload: unless that is switched off, or the operator says by the
 /// options of the queue and of busy workers what is too much.
-pub(crate) fn protects(settings: &Settings) -> bool {
+#[must_use]
+pub fn protects(settings: &Settings) -> bool {
     let is_set = |origin: &Origin| *origin != Origin::Default;
     let by_hand = [
         settings.origin(keys::ROUTER_QUEUE_THRESHOLD),
@@ -108,7 +154,7 @@ pub(crate) fn protects(settings: &Settings) -> bool {
 }
 
 /// The settings of routers with their shadow, if there is one; an error names the option and its value.
-fn router_config(settings: &Settings) -> Result<RouterConfig, BadConfig> {
+fn router_config(settings: &Settings) -> Result<RouterConfig, RouterSetupError> {
     let mut config = choice_config(settings)?;
     if let Some(spec) = settings.get(keys::SHADOW_POLICY) {
         config.shadow_policy = Some(shadow_policy(settings, &spec)?);
@@ -116,8 +162,10 @@ fn router_config(settings: &Settings) -> Result<RouterConfig, BadConfig> {
     Ok(config)
 }
 
-fn shadow_policy(settings: &Settings, spec: &str) -> Result<ShadowPolicy, BadConfig> {
-    let bad = |error: &dyn std::fmt::Display| BadConfig(format!("--shadow-policy {spec}: {error}"));
+fn shadow_policy(settings: &Settings, spec: &str) -> Result<ShadowPolicy, RouterSetupError> {
+    let bad = |error: &dyn std::fmt::Display| {
+        RouterSetupError(format!("--shadow-policy {spec}: {error}"))
+    };
     let own = parse_overrides(settings, spec).map_err(|error| bad(&error))?;
     let config = choice_config(&own)?;
     if config.router_mode == RouterMode::Direct {
@@ -130,7 +178,7 @@ fn shadow_policy(settings: &Settings, spec: &str) -> Result<ShadowPolicy, BadCon
 }
 
 /// The settings of routers; block size and policy classes are their models'.
-fn choice_config(settings: &Settings) -> Result<RouterConfig, BadConfig> {
+fn choice_config(settings: &Settings) -> Result<RouterConfig, RouterSetupError> {
     let secs = |span: Duration| span.as_secs_f64();
     let aic_profile = match settings.get(keys::ROUTER_PREFILL_LOAD_MODEL) {
         PrefillLoadModel::Aic => Some(aic_profile(settings)?),
@@ -149,8 +197,7 @@ fn choice_config(settings: &Settings) -> Result<RouterConfig, BadConfig> {
         router_policy: settings.get(keys::ROUTER_POLICY),
         router_role: Role::Aggregated,
         router_conditional_disagg: settings.get(keys::ROUTER_CONDITIONAL_DISAGG),
-        router_replica_sync: settings.get(keys::ROUTER_REPLICA_SYNC)
-            || crate::planes::is_linked(settings),
+        router_replica_sync: settings.get(keys::ROUTER_REPLICA_SYNC) || is_linked(settings),
         router_kv_overlap_score_credit: settings.get(keys::ROUTER_KV_OVERLAP_SCORE_CREDIT),
         router_kv_overlap_score_credit_decay: settings
             .get(keys::ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY),
@@ -340,12 +387,15 @@ mod tests {
         ] {
             std::fs::write(&file, wrong).unwrap();
             assert!(
-                law(&name).unwrap_err().0.contains("--engine-profile"),
+                law(&name)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("--engine-profile"),
                 "{wrong}"
             );
         }
         std::fs::remove_file(&file).unwrap();
-        let missing = law(&name).unwrap_err().0;
+        let missing = law(&name).unwrap_err().to_string();
         assert!(missing.contains("h200-llama-8b"), "{missing}");
     }
 
