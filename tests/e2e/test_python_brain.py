@@ -1,6 +1,7 @@
 """The wheel without planes: the brain, the index, settings, exceptions, types, the command."""
 
 import array
+import ast
 import asyncio
 import json
 import os
@@ -169,6 +170,22 @@ def test_a_replay_gives_tables(kvasir):  # noqa: F811
         kvasir.replay(workload="chat", policies=["kv,router-temprature=1"])
     with pytest.raises(ValueError, match="one of them"):
         kvasir.replay()
+
+
+def test_the_notebook_on_replay_runs(kvasir):  # noqa: F811
+    """Each cell of `examples/python/replay.ipynb`, in order, as a kernel runs them; its last line is what it shows."""
+    notebook = json.loads((EXAMPLES / "replay.ipynb").read_text())
+    assert notebook["nbformat"] == 4 and not any(cell.get("outputs") for cell in notebook["cells"]), "kept without its output"
+    names, shown = {}, []
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            body = ast.parse("".join(cell["source"]))
+            last = ast.Expression(body.body.pop().value)
+            exec(compile(body, cell["id"], "exec"), names)
+            shown.append(eval(compile(last, cell["id"], "eval"), names))
+    page, rows, sooner, tuned = shown
+    assert "<iframe" in page._repr_html_() and len(rows) == 6 and len(tuned) == 3
+    assert sooner["round-robin"] == 1 and sooner["kv"] > 1, sooner
 
 
 def test_types_hold():
