@@ -36,22 +36,19 @@ struct Relay(Arc<CachePublisher>);
 
 impl Cache for Relay {
     fn apply(&self, _: WorkerRank, event: &KvEvent, _: bool) -> Result<(), ApplyError> {
-        self.0.push(event.clone());
-        self.0.flush();
+        self.0.relay(event.clone());
         Ok(())
     }
 
     fn remove_rank(&self, _: WorkerRank) {
-        self.0.push(KvEvent::Cleared { tier: None });
-        self.0.flush();
+        self.0.relay(KvEvent::Cleared { tier: None });
     }
 
     fn replace_rank(&self, rank: WorkerRank, events: &[RouterEvent]) -> Vec<(usize, ApplyError)> {
         self.remove_rank(rank);
         for event in events {
-            self.0.push(event.event.clone());
+            self.0.relay(event.event.clone());
         }
-        self.0.flush();
         Vec::new()
     }
 }

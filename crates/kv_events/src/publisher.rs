@@ -99,6 +99,22 @@ impl RankPublisher {
         }
     }
 
+    /// Takes a change that an engine told itself, copies and all: it is told on as it is. An engine that tells of a block again, without a
+    /// second copy, takes it back once.
+    pub fn relay(&mut self, event: KvEvent, out: &mut Vec<RouterEvent>) {
+        let says_nothing = match &event {
+            KvEvent::Stored { blocks, .. } => blocks.is_empty(),
+            KvEvent::Removed { blocks, .. } => blocks.is_empty(),
+            KvEvent::Cleared { .. } => false,
+        };
+        if says_nothing {
+            return;
+        }
+        if let Some(before) = self.pending.push(event) {
+            self.emit(before, out);
+        }
+    }
+
     /// What waits goes to `out`: at the end of an engine's step, or when its time has come.
     pub fn flush(&mut self, out: &mut Vec<RouterEvent>) {
         if let Some(event) = self.pending.take() {

@@ -80,6 +80,15 @@ impl RankCache {
         self.send(&publisher, out);
     }
 
+    /// A change that an engine told itself.
+    pub(crate) fn relay(&self, event: KvEvent) {
+        let mut publisher = self.lock();
+        let mut out = Vec::new();
+        publisher.relay(event, &mut out);
+        publisher.flush(&mut out);
+        self.send(&publisher, out);
+    }
+
     /// The step that the last changes came from is over.
     pub(crate) fn flush(&self) {
         let mut publisher = self.lock();

@@ -196,6 +196,11 @@ impl CachePublisher {
         self.cache.push(event);
     }
 
+    /// A change that an engine published itself, told on as it is and at once.
+    pub fn relay(&self, event: KvEvent) {
+        self.cache.relay(event);
+    }
+
     /// Whatever waits goes out.
     pub fn flush(&self) {
         self.cache.flush();
