@@ -94,11 +94,15 @@ def test_a_gateway_in_c_follows_the_cache_that_an_engine_in_c_tells(workers, tmp
     env = environment(folder)
     gateway = Piped(compiled(ROOT / "examples/c/gateway.c", tmp_path / "gateway", static=True), "dynamo", env=env)
 
+    def answers():
+        """What it printed, without its log lines."""
+        return [line for line in list(gateway.lines) if line.startswith("worker ")]
+
     def asked():
-        before = len(gateway.lines)
+        before = len(answers())
         gateway.tell(BODY)
-        until(lambda: len(gateway.lines) > before, 60, gateway.log)
-        found = re.match(r"worker (\d+) rank 0 tokens ([\d ]+)\n", gateway.lines[before])
+        until(lambda: len(answers()) > before, 60, gateway.log)
+        found = re.match(r"worker (\d+) rank 0 tokens ([\d ]+)\n", answers()[before])
         assert found, gateway.log()
         return int(found.group(1)), found.group(2)
 
