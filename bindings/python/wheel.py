@@ -1,8 +1,9 @@
 """Builds the wheel: the package, its module in Rust, and the command `kvasir` beside it.
 
-    python bindings/python/wheel.py [--release] [--out DIR]
+    python bindings/python/wheel.py [--release | --built] [--out DIR]
 
-Needs Rust and Python 3.11 or later, and nothing else. A debug build uses what cargo has built for the tests; `--release` is what is given to others.
+Needs Rust and Python 3.11 or later, and nothing else. A debug build uses what cargo has built for the tests; `--built` builds nothing; `--release` is what is given
+to others.
 Prints the path of the wheel. (`pip install bindings/python` builds the package alone, with maturin.)
 """
 
@@ -32,9 +33,10 @@ def cargo(*words: str) -> str:
     return done.stdout
 
 
-def built(release: bool) -> tuple[Path, Path, str]:
+def built(release: bool, is_built: bool) -> tuple[Path, Path, str]:
     """The command, the module, and the version. Both are built at once: alone each would have its libraries built again."""
-    cargo("build", "--quiet", "--package", "kvasir-cli", "--package", "kvasir-python", *(["--profile", "dist"] if release else []))
+    if not is_built:
+        cargo("build", "--quiet", "--package", "kvasir-cli", "--package", "kvasir-python", *(["--profile", "dist"] if release else []))
     metadata = json.loads(cargo("metadata", "--format-version", "1", "--no-deps"))
     folder = Path(metadata["target_directory"]) / ("dist" if release else "debug")
     version = next(package["version"] for package in metadata["packages"] if package["name"] == "kvasir-python")
@@ -97,9 +99,9 @@ class Archive:
         self.zip.close()
 
 
-def build(release: bool, out: Path) -> Path:
+def build(release: bool, is_built: bool, out: Path) -> Path:
     """The wheel."""
-    command, module, version = built(release)
+    command, module, version = built(release, is_built)
     tag = f"{ABI}-{platform_tag()}"
     out.mkdir(parents=True, exist_ok=True)
     wheel, info = out / f"kvasir-{version}-{tag}.whl", f"kvasir-{version}.dist-info"
@@ -120,6 +122,7 @@ def build(release: bool, out: Path) -> Path:
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--release", action="store_true", help="optimised, for others")
+    options.add_argument("--built", action="store_true", help="of what cargo has built without it being optimised; builds nothing")
     options.add_argument("--out", type=Path, default=Path("dist"), help="folder for the wheel (dist)")
     given = options.parse_args()
-    print(build(given.release, given.out))
+    print(build(given.release, given.built, given.out))

@@ -16,7 +16,7 @@ use kvasir_discovery::{
     Bucket, Card, Change, EndpointName, PodIdentity, Record, RecordKey, WorkerType,
 };
 use kvasir_embed::{
-    EmbedError, EndpointFleet, HeldBookings, ProcessPlanes, runtime, say_log_lines, settings_of,
+    EmbedError, HeldBookings, ProcessFleet, ProcessPlanes, runtime, say_log_lines, settings_of,
 };
 use kvasir_frontend::RequestReader;
 use kvasir_hash::Scope;
@@ -98,8 +98,8 @@ pub(crate) struct BookedPrompt<'a> {
 /// The routers of one model.
 pub(crate) struct Routers {
     reader: RequestReader,
-    decode: Arc<EndpointFleet>,
-    prefill: Arc<OnceLock<Arc<EndpointFleet>>>,
+    decode: Arc<ProcessFleet>,
+    prefill: Arc<OnceLock<Arc<ProcessFleet>>>,
     held: HeldBookings,
     enforce_disagg: bool,
     eagle: bool,
@@ -163,7 +163,8 @@ impl Routers {
         .await;
         let block_size = card.kv_cache_block_size.max(1);
         let reader = RequestReader::of_card(&card).await;
-        let decode = EndpointFleet::open(planes, endpoint.clone(), block_size, setup).await?;
+        let decode =
+            ProcessFleet::open(planes, endpoint.clone(), block_size, setup.clone()).await?;
         decode.wait_for(1).await;
         let routers = Self {
             reader,
@@ -199,7 +200,7 @@ impl Routers {
                 card.role() == WorkerType::Prefill && endpoint.namespace == namespace
             })
             .await;
-            match EndpointFleet::open(&planes, endpoint, block_size, &setup).await {
+            match ProcessFleet::open(&planes, endpoint, block_size, setup).await {
                 Ok(fleet) => drop(found.set(fleet)),
                 Err(error) => tracing::error!(%error, "prefill workers are not followed"),
             }
@@ -249,7 +250,7 @@ impl Routers {
 
     fn route(
         &self,
-        fleet: &EndpointFleet,
+        fleet: &ProcessFleet,
         body: &str,
         pods: &str,
         overrides: Overrides,

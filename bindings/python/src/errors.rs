@@ -3,6 +3,7 @@
 //! The classes are written in Python (`kvasir.exceptions`), where programs read them; here is who raises which.
 
 use kvasir_embed::EmbedError;
+use kvasir_host::EndpointError;
 use kvasir_protocol::{WorkerError, WorkerErrorKind};
 use kvasir_router::RouteError;
 use kvasir_transport::PlaneError;
@@ -130,6 +131,21 @@ impl From<WorkerError> for Failure {
             WorkerErrorKind::Unknown => "Unknown",
         };
         Self::Named(name, error.message)
+    }
+}
+
+impl From<EndpointError> for Failure {
+    fn from(error: EndpointError) -> Self {
+        match error {
+            EndpointError::Route(error) => error.into(),
+            EndpointError::Plane(PlaneError::Disconnected(worker)) => Self::Named(
+                "StreamIncomplete",
+                format!("Stream ended before generation completed: worker {worker} is gone"),
+            ),
+            EndpointError::Plane(error) => error.into(),
+            EndpointError::Worker(error) => error.into(),
+            error => Self::Named("Unknown", error.to_string()),
+        }
     }
 }
 

@@ -8,15 +8,14 @@
 use std::sync::Arc;
 
 use kvasir_discovery::EndpointName;
-use kvasir_embed::{EndpointFleet, HeldBookings};
-use kvasir_host::{Booking, PromptBlocks, RouterSetup};
+use kvasir_embed::{HeldBookings, ProcessFleet};
+use kvasir_host::{EndpointAnswer, EndpointJob, PromptBlocks, RouterSetup};
 use kvasir_index::{Match, Matches};
 use kvasir_msgpack::Value;
 use kvasir_options::{RouterMode, RouterPolicy};
-use kvasir_protocol::{GenerateRequest, Payload, RoutingHints};
+use kvasir_protocol::{GenerateRequest, Payload};
 use kvasir_router::{Arrival, Outcome, PotentialLoad, RouterConfig};
-use kvasir_transport::{CallContext, CallStream, PlaneError};
-use kvasir_types::{Codec, Token, WorkerId, WorkerRank};
+use kvasir_types::{Codec, Token, WorkerId};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -27,11 +26,11 @@ use crate::errors::{self, Failure};
 use crate::indexes::{self, OverlapScores};
 use crate::planes::Runtime;
 use crate::router::requests::{Ask, Limits};
-use crate::stream::{Answer, Shared, StreamItem, error_of};
+use crate::stream::{Answer, Shared, StreamItem};
 use crate::{hashing, process, trees, values};
 
-/// Workers that a request is sent to before it is given up.
-const ATTEMPTS_MAX: usize = 3;
+/// Other workers that are asked if one does not begin to answer.
+const RETRIES: u32 = 2;
 
 /// Worker, rank, and blocks in device memory, after those in host memory, after those further away.
 type OverlapRow = (u64, u32, u32, u32, u32);
@@ -39,7 +38,7 @@ type OverlapRow = (u64, u32, u32, u32, u32);
 /// The router of one endpoint's workers.
 #[pyclass(frozen, module = "kvasir._core")]
 pub(crate) struct EndpointRouter {
-    fleet: Arc<EndpointFleet>,
+    fleet: Arc<ProcessFleet>,
     held: Arc<HeldBookings>,
 }
 
@@ -59,171 +58,28 @@ impl EndpointRouter {
     }
 }
 
-/// A prompt on its way: what is asked of the router, and what its worker is sent.
-struct Job {
-    fleet: Arc<EndpointFleet>,
-    arrival: Box<Arrival>,
-    blocks: PromptBlocks,
-    request: GenerateRequest,
-}
-
-impl Job {
-    /// Finds a worker that takes it.
-    async fn send(mut self) -> Result<(Booking, CallStream), Failure> {
-        let fleet = Arc::clone(&self.fleet);
-        let (clients, _) = fleet.planes.clients().await?;
-        for attempt in 1.. {
-            let booking = fleet.model.book(self.arrival.clone(), &self.blocks).await?;
-            let target = booking.target();
-            let Some(endpoint) = fleet.address(target.worker) else {
-                booking.finish(Outcome::Unreachable);
-                return Err(PlaneError::Gone(target.worker).into());
-            };
-            let Some(client) = clients.get(&*endpoint.plane) else {
-                let text = format!("no request plane is called {}", endpoint.plane);
-                return Err(Failure::Named("CannotConnect", text));
-            };
-            self.aim(target);
-            let payload = self.request.encode(endpoint.codec);
-            let context = CallContext::new(target.worker, self.arrival.id);
-            match client.call(&endpoint, payload, context).await {
-                Ok(call) => return Ok((booking, call)),
-                Err(error) => {
-                    let elsewhere = booking_outcome(&error);
-                    booking.finish(elsewhere);
-                    let is_pinned = self.arrival.pin.worker.is_some();
-                    if attempt >= ATTEMPTS_MAX || is_pinned || !is_elsewhere(&error) {
-                        return Err(error.into());
-                    }
-                    self.arrival.failed.push(target.worker);
-                    self.arrival.last_failure = Some(elsewhere);
-                }
-            }
-        }
-        Err(Failure::Plain("no attempt was made".into()))
-    }
-
-    /// Tells the worker which of its ranks is meant.
-    fn aim(&mut self, target: WorkerRank) {
-        let routing = self
-            .request
-            .routing
-            .get_or_insert_with(RoutingHints::default);
-        routing.dp_rank = Some(target.rank.0);
-    }
-}
-
-/// Whether another worker may take a request that failed so.
-const fn is_elsewhere(error: &PlaneError) -> bool {
-    matches!(
-        error,
-        PlaneError::Gone(_)
-            | PlaneError::Connect { .. }
-            | PlaneError::Refused { .. }
-            | PlaneError::Overloaded(_)
-            | PlaneError::Timeout { .. }
-    )
-}
-
-const fn booking_outcome(error: &PlaneError) -> Outcome {
-    match error {
-        PlaneError::Overloaded(_) => Outcome::Overloaded,
-        PlaneError::Rejected(_) | PlaneError::Engine(_) | PlaneError::NotStarted { .. } => {
-            Outcome::Failed
-        }
-        PlaneError::Local(_) => Outcome::NotSent,
-        _ => Outcome::Unreachable,
-    }
-}
-
-/// Hands on tokens, and tells the router of them.
-async fn pump(booking: Booking, mut call: CallStream, to: &Shared) -> Option<Failure> {
-    let (mut generated, mut is_first) = (0u32, true);
+/// Hands on tokens.
+async fn pump(mut answer: EndpointAnswer, to: &Shared) -> Option<Failure> {
     loop {
-        let payload = match call.next().await {
-            Some(Ok(payload)) => payload,
-            Some(Err(error)) => {
-                booking.finish(booking_outcome(&error));
-                return Some(match error {
-                    PlaneError::Disconnected(worker) => Failure::Named(
-                        "StreamIncomplete",
-                        format!(
-                            "Stream ended before generation completed: worker {worker} is gone"
-                        ),
-                    ),
-                    error => error.into(),
-                });
-            }
-            None => {
-                booking.finish(Outcome::Completed {
-                    output_tokens: generated,
-                });
-                return None;
-            }
+        let item = match answer.next().await {
+            Some(Ok(item)) => item,
+            Some(Err(error)) => return Some(error.into()),
+            None => return None,
         };
-        let item = match payload.value() {
-            Ok(item) => item,
+        match item.value() {
+            Ok(item) => to.put(StreamItem::Value(data_of(item))).await,
             Err(error) => return Some(Failure::Named("Unknown", error.to_string())),
-        };
-        let data = match take_data(item) {
-            Some(data) => data,
-            None => {
-                let failure = error_of(&payload);
-                booking.finish(Outcome::Failed);
-                return Some(failure);
-            }
-        };
-        let tokens = data
-            .get("token_ids")
-            .and_then(Value::list)
-            .map_or(0, <[Value]>::len);
-        if tokens > 0 {
-            if generated == 0 {
-                booking.first_token();
-            }
-            generated = generated.saturating_add(u32::try_from(tokens).unwrap_or(u32::MAX));
-            booking.tokens(generated);
         }
-        let data = match std::mem::take(&mut is_first) {
-            true => with_worker(data, booking.target()),
-            false => data,
-        };
-        to.put(StreamItem::Value(data)).await;
     }
 }
 
-/// The data of an item; none if it says what went wrong.
-fn take_data(item: Value) -> Option<Value> {
+/// The data of an item; a remark has none.
+fn data_of(item: Value) -> Value {
     let Value::Map(members) = item else {
-        return Some(item);
+        return item;
     };
-    let says_error = |name: &str, value: &Value| match name {
-        "error" => *value != Value::Nil,
-        "event" => value.text() == Some("error"),
-        _ => false,
-    };
-    if members.iter().any(|(name, value)| says_error(name, value)) {
-        return None;
-    }
     let data = members.into_iter().find(|(name, _)| name == "data");
-    Some(data.map_or(Value::Nil, |(_, value)| value))
-}
-
-/// The first item says who answers.
-fn with_worker(data: Value, target: WorkerRank) -> Value {
-    let Value::Map(mut members) = data else {
-        return data;
-    };
-    let named = Value::Map(vec![
-        ("decode_worker_id".into(), Value::Uint(target.worker.0)),
-        ("decode_dp_rank".into(), Value::Uint(target.rank.0.into())),
-    ]);
-    members.retain(|(name, _)| name != "routing_data");
-    members.push((
-        "routing_data".into(),
-        Value::Map(vec![("worker_id".into(), named)]),
-    ));
-    Value::Map(members)
+    data.map_or(Value::Nil, |(_, value)| value)
 }
 
 #[pymethods]
@@ -250,7 +106,7 @@ impl EndpointRouter {
             ..config.brain(block_size, RouterMode::Kv, RouterPolicy::Kv, seed)
         };
         let setup = RouterSetup::new(brain, config.index());
-        let opened = EndpointFleet::open(planes, endpoint, block_size, &setup);
+        let opened = ProcessFleet::open(planes, endpoint, block_size, setup);
         Ok(Self {
             fleet: process::wait(py, async { Ok(opened.await?) })?,
             held: Arc::new(HeldBookings::new(clock)),
@@ -329,11 +185,12 @@ impl EndpointRouter {
             expected_output_tokens: routing.expected_output_tokens,
             ..Ask::new(request.token_ids.len(), limits)?
         };
-        let job = Job {
-            fleet: Arc::clone(&self.fleet),
+        let mut job = EndpointJob {
             arrival: ask.arrival(new_id()),
             blocks,
             request,
+            metadata: Vec::new(),
+            retries: RETRIES,
         };
         if let Some(id) = worker_id.filter(|id| self.fleet.address(WorkerId(*id)).is_none()) {
             let text = format!(
@@ -342,12 +199,13 @@ impl EndpointRouter {
             return Err(errors::named(py, "InvalidArgument", text));
         }
         let (handle, tasks) = process::runtime()?;
+        let fleet = Arc::clone(self.fleet.workers());
         let work = async move {
-            let (booking, call) = job.send().await?;
+            let answer = fleet.send(&mut job).await?;
             let shared = Shared::new(response_buffer_size);
             let to = Arc::clone(&shared);
             let reading = async move {
-                let failed = pump(booking, call, &to).await;
+                let failed = pump(answer, &to).await;
                 to.end(failed);
             };
             let task = tasks.spawn_on(&handle, reading).abort_handle();

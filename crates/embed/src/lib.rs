@@ -1,7 +1,7 @@
 //! A router inside a program.
 //!
 //! Answers one question: what does a program need that has the router and the planes in itself, whatever language it is written in?
-//! [`ProcessPlanes`] is its store, its request planes and its lease, as its environment names them; [`EndpointFleet`] follows the workers
+//! [`ProcessPlanes`] is its store, its request planes and its lease, as its environment names them; [`ProcessFleet`] follows the workers
 //! of one endpoint behind one router; [`HeldBookings`] are bookings that the program frees by name; [`runtime`] is where tasks
 //! run in a program that has no runtime of its own.
 //!
@@ -17,7 +17,7 @@ mod planes;
 mod runtime;
 
 pub use error::EmbedError;
-pub use fleet::EndpointFleet;
+pub use fleet::ProcessFleet;
 pub use held::HeldBookings;
 pub use planes::{ProcessPlanes, say_log_lines, settings_of};
 pub use runtime::{EndingRuntime, end_runtime, runtime, task_count};

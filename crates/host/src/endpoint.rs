@@ -265,8 +265,12 @@ impl Follower {
         let spec = spec_of(instance, cards.map(|(_, card)| card));
         let address = endpoint_of(instance);
         let ranks = spec.rank_iter().collect();
-        fleet.lock().insert(worker, address.clone());
-        fleet.model.join(spec);
+        {
+            // Whoever sees one of the two sees the other: a worker that was waited for can be booked, and one that is booked be called.
+            let mut workers = fleet.lock();
+            workers.insert(worker, address.clone());
+            fleet.model.join(spec);
+        }
         if let Some(replicas) = &fleet.replicas {
             let endpoint = |id: u64| (WorkerId(id), self.endpoint.clone());
             replicas.found(fleet.worker_ids().into_iter().map(endpoint).collect());
