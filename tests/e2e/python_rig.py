@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -33,29 +34,51 @@ def alone():
         yield out
 
 
-@functools.cache
-def wheel():
-    """The wheel, with the module and the command of this tree."""
-    with alone() as out:
-        command = [sys.executable, str(ROOT / "bindings/python/wheel.py"), "--out", str(out)]
-        env = {**os.environ, "CARGO_TARGET_DIR": str(target())}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=env)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return pathlib.Path(done.stdout.strip().splitlines()[-1])
+# A folder of packages that nothing has made anew for so long is no longer used by a run of these tests.
+STALE_SECONDS = 2 * 3600
+
+
+def parts():
+    """What the wheel is made of: built by whoever started the tests, since a build now would exchange files under tests that run."""
+    built = [target() / "debug" / name for name in ("kvasir", "lib_core.so")]
+    for path in built:
+        assert path.exists(), f"no {path}: cargo build --package kvasir-cli --package kvasir-python --package kvasir-c"
+    package = ROOT / "bindings/python"
+    return [*built, package / "wheel.py", package / "README.md", package / "pyproject.toml", *sorted((package / "python/kvasir").glob("*.py*"))]
 
 
 @functools.cache
-def packages():
-    """A folder with the package in it, for tests that import it."""
-    digest = hashlib.sha256(wheel().read_bytes()).hexdigest()[:16]
+def made():
+    """The wheel with the module and the command of this tree, and a folder with the package in it: made once for all processes."""
     with alone() as out:
-        folder = out / f"packages-{digest}"
+        seen = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in parts()]
+        folder = out / f"packages-{hashlib.sha256(repr(seen).encode()).hexdigest()[:16]}"
         if not folder.exists():
             for old in out.glob("packages-*"):
-                shutil.rmtree(old)
+                if time.time() - old.stat().st_mtime > STALE_SECONDS:
+                    shutil.rmtree(old)
+            shutil.rmtree(out / "new", ignore_errors=True)
+            command = [sys.executable, str(ROOT / "bindings/python/wheel.py"), "--built", "--out", str(out / "new")]
+            env = {**os.environ, "CARGO_TARGET_DIR": str(target())}
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
+            assert done.returncode == 0, done.stdout + done.stderr
+            new = pathlib.Path(done.stdout.strip().splitlines()[-1])
             install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
-            subprocess.run([*install, "--target", str(folder), str(wheel())], check=True, timeout=120)
-    return folder
+            subprocess.run([*install, "--target", str(out / "new/packages"), str(new)], check=True, timeout=300)
+            (out / "new/packages/wheel-file").mkdir()
+            new.rename(out / "new/packages/wheel-file" / new.name)
+            (out / "new/packages").rename(folder)
+    return next((folder / "wheel-file").glob("*.whl")), folder
+
+
+def wheel():
+    """The wheel."""
+    return made()[0]
+
+
+def packages():
+    """A folder with the package in it, for tests that import it."""
+    return made()[1]
 
 
 @pytest.fixture(scope="module")
