@@ -79,12 +79,17 @@ class Upgradable(Rig):
         self.http.close()
         self.http = httpx.Client(base_url=self.url, timeout=30)
 
+    def ended(self):
+        """How the process that was started first ended, which it does by itself once another has taken over."""
+        until(lambda: self.frontend.process.poll() is not None, 100, self.log)
+        return self.frontend.process.returncode
+
     def close(self):
         self.http.close()
         if self.pid == self.frontend.process.pid:
             assert self.frontend.stop() == 0, self.log()
         else:
-            assert self.frontend.process.wait(100) == 0, self.log()
+            assert self.ended() == 0, self.log()
             os.kill(self.pid, signal.SIGTERM)
             _, status = os.waitpid(self.pid, 0)
             assert os.waitstatus_to_exitcode(status) == 0, self.log()
@@ -104,7 +109,7 @@ def test_upgrades_under_load_lose_nothing(tmp_path):
     assert counts["streams_whole"] >= 60 and counts["requests_whole"] >= 40, counts
     first, last = (row["pid"] for row in result["upgrades"])
     assert len({rig.pid, first, last}) == 3
-    assert rig.frontend.process.wait(100) == 0, rig.log()
+    assert rig.ended() == 0, rig.log()
     _, status = os.waitpid(first, 0)
     assert os.waitstatus_to_exitcode(status) == 0, rig.log()
     rig.pid = last
@@ -207,7 +212,7 @@ def test_the_new_process_knows_what_the_old_one_knew(tmp_path):
     assert done.wait(60), rig.log()
     assert lines[-2:] == ["data: [DONE]", ""], lines[-3:]
     until(lambda: booked(rig) == 0, told=rig.log)
-    assert rig.frontend.process.wait(100) == 0, rig.log()
+    assert rig.ended() == 0, rig.log()
     rig.close()
 
 
@@ -255,6 +260,23 @@ def test_a_new_process_that_dies_is_replaced_by_the_old_one(tmp_path):
     time.sleep(0.2)
     assert rig.frontend.process.poll() is None, "it stays"
     rig.upgraded()
+    rig.close()
+
+
+def test_a_second_upgrade_does_not_bring_the_first_process_back(tmp_path):
+    """A stream holds the first process open while the second has handed over and ended: only the third serves."""
+    gated = GatedEngine()
+    rig = Upgradable(tmp_path, [Engine()])
+    rig.http.post("/workers", json={"url": gated.url, "block_size": 16}).raise_for_status()
+    rig.until(lambda: len(rig.workers()) == 2, "both serve")
+    lines, done = hold_stream(rig, gated)
+    rig.upgraded()
+    rig.upgraded()
+    rig.frontend.until_logged("has ended in its turn")
+    assert "serves again" not in rig.log() and not done.is_set()
+    gated.gate.set()
+    assert done.wait(60) and lines[-2] == "data: [DONE]", rig.log()
+    assert rig.ended() == 0, rig.log()
     rig.close()
 
 

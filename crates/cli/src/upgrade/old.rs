@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -168,7 +168,7 @@ impl Upgrades {
                 channel,
                 told,
             }),
-            Err(Ended::Gone) => Err(UpgradeError::Ended(exit_of(&mut child).await)),
+            Err(Ended::Gone) => Err(UpgradeError::Ended(exit_of(&mut child).await.how)),
             Err(Ended::Late(limit)) => {
                 let _ = child.kill();
                 exit_of(&mut child).await;
@@ -274,25 +274,37 @@ fn spawn(stdin: UnixStream) -> Result<Child, UpgradeError> {
     })
 }
 
+/// How a process ended.
+struct Exit {
+    /// By itself, because it was asked to end or has handed over in its turn.
+    on_purpose: bool,
+    how: String,
+}
+
 /// How a process that is about to end ended.
-async fn exit_of(child: &mut Child) -> String {
+async fn exit_of(child: &mut Child) -> Exit {
     let deadline = Instant::now() + EXIT_TIMEOUT;
+    let failed = |how| Exit {
+        on_purpose: false,
+        how,
+    };
     loop {
         match child.try_wait() {
-            Ok(Some(status)) => return describe(status),
+            Ok(Some(status)) => {
+                return Exit {
+                    on_purpose: status.success(),
+                    how: status.to_string(),
+                };
+            }
             Ok(None) if Instant::now() < deadline => tokio::time::sleep(TELL_EVERY).await,
             Ok(None) => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return "it closed its end of the hand-over".to_owned();
+                return failed("it closed its end of the hand-over".to_owned());
             }
-            Err(error) => return error.to_string(),
+            Err(error) => return failed(error.to_string()),
         }
     }
-}
-
-fn describe(status: ExitStatus) -> String {
-    status.to_string()
 }
 
 /// A file without a name, for a copy of the index.
@@ -355,7 +367,7 @@ fn changed_thresholds(app: &App) -> Vec<ChangedThresholds> {
     changed.collect()
 }
 
-/// Ends what runs here while the successor serves. Says whether that is done; if not, the successor is gone and this process
+/// Ends what runs here while the successor serves. Says whether that is done; if not, the successor has failed and this process
 /// serves again.
 async fn end_here(app: &App, mut successor: Successor, drain: Duration) -> bool {
     let pid = successor.child.id();
@@ -371,20 +383,27 @@ async fn end_here(app: &App, mut successor: Successor, drain: Duration) -> bool 
     let deadline = Instant::now() + drain;
     let mut looks = interval(TELL_EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut quiet = 0;
+    let (mut quiet, mut is_followed) = (0, true);
     while quiet < QUIET_LOOKS && Instant::now() < deadline {
         let is_gone = tokio::select! {
-            () = successor.channel.gone() => true,
+            () = successor.channel.gone(), if is_followed => true,
             _ = looks.tick() => false,
         };
-        if is_gone || tell(app, &mut successor).await.is_err() {
-            let how = exit_of(&mut successor.child).await;
-            tracing::error!(
+        if is_followed && (is_gone || tell(app, &mut successor).await.is_err()) {
+            let Exit { on_purpose, how } = exit_of(&mut successor.child).await;
+            if !on_purpose {
+                tracing::error!(
+                    pid,
+                    how,
+                    "upgrade: the new process is gone; this one serves again"
+                );
+                return false;
+            }
+            tracing::info!(
                 pid,
-                how,
-                "upgrade: the new process is gone; this one serves again"
+                "upgrade: the new process has ended in its turn; what runs here goes on to its end"
             );
-            return false;
+            is_followed = false;
         }
         let is_quiet = app.in_flight().count() == 0 && app.open_connections() == 0;
         quiet = if is_quiet { quiet + 1 } else { 0 };
