@@ -1,5 +1,6 @@
 """Prompts on one engine server and answers on another, over HTTP: vLLM's words and SGLang's, as mock engines speak them."""
 
+import json
 import re
 import time
 
@@ -140,6 +141,35 @@ def test_a_client_that_leaves_at_any_step_leaves_nothing(vllm):
             vllm.http.post("/v1/chat/completions", json={"model": MODEL, "messages": [{"role": "user", "content": TEXT.format(wait) * 20}]}, timeout=wait)
         except httpx.HTTPError:
             pass
+    vllm.at_rest()
+
+
+def completions(one, **fields):
+    body = {"model": MODEL, "prompt": [TEXT.format("first"), TEXT.format("second")], "max_tokens": 6, "ignore_eos": True, "temperature": 0, **fields}
+    return httpx.post(f"{getattr(one, 'url', one)}/v1/completions", json=body, timeout=60)
+
+
+def test_several_prompts_of_a_body_are_several_pairs(vllm):
+    until(vllm.is_split, 20, vllm.log)
+    alone, both = completions(vllm.decode[0], n=2).json(), completions(vllm.url, n=2)
+    assert both.status_code == 200, both.text
+    assert [(c["index"], c["text"]) for c in both.json()["choices"]] == [(c["index"], c["text"]) for c in alone["choices"]]
+    for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert both.json()["usage"][count] == alone["usage"][count]
+    legs = [row for row in httpx.get(f"{vllm.prefill[0].url}/mock/received", timeout=30).json()["requests"] if row["path"] == "/v1/completions"]
+    assert len(legs) == 4 and all('"max_tokens":1' in bytes.fromhex(row["body_hex"]).decode().replace(" ", "") for row in legs)
+    texts, done, usages = {}, 0, []
+    with httpx.stream("POST", f"{vllm.url}/v1/completions", json={"model": MODEL, "prompt": ["a b c", "d e f"], "max_tokens": 6, "ignore_eos": True, "stream": True,
+                      "stream_options": {"include_usage": True}}, timeout=60) as answer:  # fmt: skip
+        for line in answer.iter_lines():
+            done += line == "data: [DONE]"
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                usages += [event["usage"]] if event.get("usage") else []
+                for choice in event["choices"]:
+                    texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    assert sorted(texts) == [0, 1] and all(texts.values()) and done == 1, texts
+    assert len(usages) == 1 and usages[0]["completion_tokens"] == 12, usages
     vllm.at_rest()
 
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use kvasir_types::{
     BootstrapAddress, Capacity, Codec, Device, DpRank, ModelCard, PlaneEndpoint, Role,
-    TransferRule, Transport, WorkerId, WorkerRecord,
+    TransferRule, Transport, WorkerId, WorkerRecord, topology_taint,
 };
 
 use crate::card::{Card, ModelInput, WorkerType};
@@ -449,11 +449,6 @@ fn workers(
         workers.insert(id, found);
     }
     workers
-}
-
-/// The label of workers that are in a place.
-fn topology_taint(domain: &str, name: &str) -> String {
-    format!("dynamo.topology/{domain}={name}")
 }
 
 /// What a frontend is to know of a worker.

@@ -4,6 +4,7 @@
 //! unchanged, errors included. Until the client has received something, a worker that fails is replaced by another.
 
 mod attempt;
+mod batch;
 mod headers;
 mod keep_alive;
 mod kept_prompt;
@@ -21,7 +22,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::response::Parts as Head;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Response, StatusCode, Uri, header};
@@ -30,6 +31,7 @@ use kvasir_openai::answer_text;
 use kvasir_openai::resume::{obstacle, tokens_wanted};
 use kvasir_openai::{
     ApiError, Endpoint, HeaderHints, Nvext, ResponseNvext, Scan, Timing, WorkerIds,
+    write_annotation,
 };
 use kvasir_router::{Arrival, Attempts, Placement};
 use kvasir_types::{FailureCause, Time, TransportKind, WorkerRank};
@@ -39,12 +41,13 @@ use crate::App;
 use crate::http::reply::{Reply, ReplyBody};
 use crate::models::ServedModel;
 use crate::models::tokenize;
-use crate::observe::request_record::RequestRecord;
+use crate::observe::request_record::{PartRoute, RequestRecord};
 use crate::proxy::relay::{
     Accounting, AnswerStart, Extras, FirstBytes, Form, HiddenUsage, Relay, ResumeState, Source,
     Timeouts,
 };
 use crate::request::ask;
+use crate::request::bypass;
 use crate::request::client_request::ClientRequest;
 use crate::request::query::Query;
 use crate::request::response_extras::{self, ExtraFields};
@@ -52,6 +55,7 @@ use crate::request::route_error;
 use crate::request::two_step::PrefillSummary;
 
 pub(crate) use attempt::HttpAttempt;
+use batch::Batch;
 pub(crate) use next_turn::NextTurn;
 pub(crate) use pass::pass;
 use resume::ResumeTerms;
@@ -74,6 +78,8 @@ pub(crate) struct Forward {
     received: Time,
     /// Annotations that the client's stream begins with.
     notes: Bytes,
+    /// The client's stream is told if the prompt goes past the engines for prompts.
+    tells_bypass: bool,
 }
 
 /// What kind of request it is.
@@ -103,6 +109,8 @@ pub(crate) struct EngineAnswer {
     dispatched: Time,
     /// How its prompt was computed, if by another engine.
     prefill: Option<PrefillSummary>,
+    /// The prompt went past the engines for prompts.
+    bypassed: bool,
     head: Head,
     source: Source,
     first: FirstBytes,
@@ -118,6 +126,8 @@ pub(crate) struct PreparedRequest {
     pub(crate) query: Option<Box<Query>>,
     /// How two engines compute it, if they do.
     prefill: Option<Box<PrefillPlan>>,
+    /// Its answers are asked for one by one; where the first goes.
+    batch: Option<(Box<Batch>, PartRoute)>,
 }
 
 /// Answers a completion by one of the model's OpenAI workers.
@@ -182,15 +192,57 @@ pub(crate) async fn prepare(
     scan: &Scan<'_>,
     model: &Arc<ServedModel>,
 ) -> Result<Box<PreparedRequest>, ApiError> {
-    let (stream, endpoint, began) = (scan.stream(), asked.endpoint, app.clock().now());
     let record = RequestRecord::start(
         app.observer(),
         &asked.arrived,
         &asked.parts.headers,
         Some(&model.meters),
-        endpoint,
-        stream,
+        asked.endpoint,
+        scan.stream(),
     );
+    match batch::split(app, model, &asked, scan) {
+        None => prepare_one(app, asked, scan, model, record).await,
+        Some(parts) => {
+            let wants_usage = scan.include_usage();
+            // In a box: most requests are for one answer.
+            Box::pin(batch::prepare(
+                app,
+                asked,
+                model,
+                record,
+                (parts, wants_usage),
+            ))
+            .await
+        }
+    }
+}
+
+/// The same of a request that is not cut.
+pub(crate) async fn prepare_whole(
+    app: &Arc<App>,
+    asked: ClientRequest,
+    scan: &Scan<'_>,
+    model: &Arc<ServedModel>,
+) -> Result<Box<PreparedRequest>, ApiError> {
+    let record = RequestRecord::start(
+        app.observer(),
+        &asked.arrived,
+        &asked.parts.headers,
+        Some(&model.meters),
+        asked.endpoint,
+        scan.stream(),
+    );
+    prepare_one(app, asked, scan, model, record).await
+}
+
+async fn prepare_one(
+    app: &Arc<App>,
+    asked: ClientRequest,
+    scan: &Scan<'_>,
+    model: &Arc<ServedModel>,
+    record: RequestRecord,
+) -> Result<Box<PreparedRequest>, ApiError> {
+    let (stream, endpoint, began) = (scan.stream(), asked.endpoint, app.clock().now());
     let preprocess = model.placements.enter(Stage::Preprocess);
     let (nvext, hints) = match extension(app, scan, &asked.parts.headers) {
         Ok(extension) => extension,
@@ -284,6 +336,7 @@ pub(crate) async fn prepare(
         },
         received: record.received(),
         notes,
+        tells_bypass: stream && nvext.wants(bypass::ANNOTATION),
     };
     kvasir_text::recycle_tokens(reading.tokens);
     let took = app.clock().now() - began;
@@ -297,6 +350,7 @@ pub(crate) async fn prepare(
         record,
         query: query.map(Box::new),
         prefill,
+        batch: None,
     }))
 }
 
@@ -415,6 +469,7 @@ impl Forward {
         let EngineAnswer {
             dispatched,
             prefill,
+            bypassed,
             head,
             source,
             first,
@@ -471,9 +526,8 @@ impl Forward {
                 ReplyBody::from(bytes)
             }
             FirstBytes::Partial(held) => {
-                let noted = !forward.notes.is_empty() && source.is_events();
-                let held = match noted {
-                    true => Bytes::from([&forward.notes[..], &held].concat()),
+                let held = match source.is_events() {
+                    true => forward.noted(held, bypassed),
                     false => held,
                 };
                 let limits = &forward.app.options().limits;
@@ -491,6 +545,20 @@ impl Forward {
         *reply.status_mut() = head.status;
         *reply.headers_mut() = headers;
         reply
+    }
+
+    /// The beginning of a stream, after the annotations that the client asked for.
+    fn noted(&self, held: Bytes, bypassed: bool) -> Bytes {
+        let tells_bypass = bypassed && self.tells_bypass;
+        if self.notes.is_empty() && !tells_bypass {
+            return held;
+        }
+        let mut out = BytesMut::from(&self.notes[..]);
+        if tells_bypass {
+            write_annotation(&mut out, bypass::ANNOTATION, "true");
+        }
+        out.extend_from_slice(&held);
+        out.freeze()
     }
 
     fn resume(

@@ -4,6 +4,7 @@
 //! the answer may move to another worker.
 
 pub(crate) mod ask;
+pub(crate) mod bypass;
 pub(crate) mod client_request;
 pub(crate) mod migrate;
 pub(crate) mod query;

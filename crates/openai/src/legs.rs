@@ -58,15 +58,20 @@ fn prompt_count(scan: &Scan<'_>, endpoint: Endpoint) -> usize {
 /// prompt itself for.
 #[must_use]
 pub fn is_transferable(scan: &Scan<'_>, endpoint: Endpoint) -> bool {
+    answers_wanted(scan, endpoint) == 1 && has_plain_answers(scan)
+}
+
+/// Whether a body asks for nothing that an engine computes the prompt itself for.
+#[must_use]
+pub fn has_plain_answers(scan: &Scan<'_>) -> bool {
     let is_plain = |key: &str| {
         scan.raw(key)
             .is_none_or(|value| matches!(value, "false" | "0"))
     };
     let best_of = scan.raw("best_of");
-    answers_wanted(scan, endpoint) == 1
-        && ["prompt_logprobs", "echo", "use_beam_search"]
-            .into_iter()
-            .all(is_plain)
+    ["prompt_logprobs", "echo", "use_beam_search"]
+        .into_iter()
+        .all(is_plain)
         && best_of.is_none_or(|count| matches!(count, "0" | "1"))
 }
 

@@ -11,6 +11,7 @@
 
 mod admin;
 mod answer;
+mod batch;
 mod chat;
 mod completion;
 mod contents;
@@ -37,6 +38,10 @@ pub use admin::{
     live, models, not_ready,
 };
 pub use answer::{AnswerHead, Choice, Endpoint, StreamWriter, write_unary};
+pub use batch::{
+    BodyPart, PartAnswer, UsageSum, answer_name, join_answers, numbered_event, split_body,
+    usage_event,
+};
 pub use chat::{ChatRequest, ToolChoice, Tools};
 pub use completion::{CompletionRequest, Prompt};
 pub use contents::{content_spans, is_outside};
@@ -44,8 +49,8 @@ pub use error::{ApiError, DEFAULT_OVERLOAD_STATUS};
 pub use form::Form;
 pub use json::{JsonText, write_json_str};
 pub use legs::{
-    BootstrapFields, answers_wanted, bootstrap_leg, decode_leg, is_transferable, prefill_leg,
-    release_leg, transfer_params,
+    BootstrapFields, answers_wanted, bootstrap_leg, decode_leg, has_plain_answers, is_transferable,
+    prefill_leg, release_leg, transfer_params,
 };
 pub use logprobs::{Logprob, TokenLogprob};
 pub use next_turn::{answer_text, next_turn};

@@ -23,5 +23,5 @@ pub use rng::Rng;
 pub use time::Time;
 pub use worker::{
     ApiKey, Capacity, Codec, Device, EventFeed, HttpEndpoint, ModelCard, PlaneEndpoint, Role,
-    TransferRule, Transport, TransportKind, WorkerRecord,
+    TransferRule, Transport, TransportKind, WorkerRecord, topology_taint,
 };

@@ -54,6 +54,12 @@ pub struct TransferRule {
     pub preferred: Option<u16>,
 }
 
+/// The label of workers that are in a place.
+#[must_use]
+pub fn topology_taint(domain: &str, name: &str) -> String {
+    format!("dynamo.topology/{domain}={name}")
+}
+
 impl WorkerRecord {
     /// A worker about which nothing else is known.
     #[must_use]

@@ -10,8 +10,8 @@ use http::uri::Authority;
 use http::{HeaderValue, Uri};
 use kvasir_transport::zmq::Endpoint;
 use kvasir_types::{
-    ApiKey, BootstrapAddress, Device, EventFeed, HttpEndpoint, Role, Transport, WorkerId,
-    WorkerRecord,
+    ApiKey, BootstrapAddress, Device, EventFeed, HttpEndpoint, Role, TransferRule, Transport,
+    WorkerId, WorkerRecord, topology_taint,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -22,7 +22,8 @@ const HTTP_PORT: u16 = 80;
 const HTTPS_PORT: u16 = 443;
 /// What may follow the URL.
 const ADDITIONS: &str = "block-size, kv-blocks, max-num-batched-tokens, max-num-seqs, data-parallel-size, events, replay, \
-                         taint, device, role, bootstrap-port, api-key-file";
+                         taint, device, role, bootstrap-port, topology, kv-transfer-domain, kv-transfer-preferred-weight, \
+                         api-key-file";
 /// Taints that one worker may carry.
 const TAINTS_MAX: usize = 32;
 /// Longest taint.
@@ -240,9 +241,59 @@ pub fn set_field(worker: &mut WorkerRecord, name: &str, value: &str) -> Result<(
         "device" => worker.device = Some(device(value)?),
         "role" => worker.role = role(value)?,
         "bootstrap-port" => worker.bootstrap = Some(bootstrap(worker, value)?),
+        "topology" => add_taint(&mut worker.taints, &place(value)?)?,
+        "kv-transfer-domain" => rule(worker).domain = domain(value)?.into(),
+        "kv-transfer-preferred-weight" => rule(worker).preferred = Some(thousandths(value)?),
         _ => return Err(AddressError::Unknown(name.to_owned())),
     }
+    // Whichever of the two was said first.
+    if let Some(rule) = &mut worker.transfer {
+        let prefix = topology_taint(&rule.domain, "");
+        let mut taints = worker.taints.iter();
+        rule.taint = taints.find(|taint| taint.starts_with(&prefix)).cloned();
+    }
     Ok(())
+}
+
+/// Who may take over the prompts of a worker.
+fn rule(worker: &mut WorkerRecord) -> &mut TransferRule {
+    worker.transfer.get_or_insert_with(|| TransferRule {
+        domain: "zone".into(),
+        taint: None,
+        preferred: None,
+    })
+}
+
+/// The label of workers in a place, which is written `zone:a1`.
+fn place(value: &str) -> Result<String, AddressError> {
+    let parts = value.split_once(':');
+    let named = parts.filter(|(domain, name)| !domain.is_empty() && !name.is_empty());
+    let (domain, name) = named.ok_or_else(|| AddressError::Value {
+        name: "topology",
+        value: value.to_owned(),
+        expected: "a kind of place and its name, such as zone:a1",
+    })?;
+    Ok(topology_taint(domain, name))
+}
+
+fn domain(value: &str) -> Result<&str, AddressError> {
+    let fits = (1..=TAINT_BYTES_MAX).contains(&value.len());
+    fits.then_some(value).ok_or_else(|| AddressError::Value {
+        name: "kv-transfer-domain",
+        value: value.to_owned(),
+        expected: "a kind of place, such as zone",
+    })
+}
+
+fn thousandths(value: &str) -> Result<u16, AddressError> {
+    let weight = value.parse::<f64>().ok();
+    let weight = weight.filter(|weight| (0.0..=1.0).contains(weight));
+    let weight = weight.ok_or_else(|| AddressError::Value {
+        name: "kv-transfer-preferred-weight",
+        value: value.to_owned(),
+        expected: "a number from 0 to 1",
+    })?;
+    Ok((weight * 1000.0).round() as u16)
 }
 
 /// A worker as [`parse_worker`] reads it, without its key; `None` for one that is not reached over HTTP.
@@ -272,6 +323,14 @@ pub fn worker_words(worker: &WorkerRecord) -> Option<String> {
     say("role", role);
     let bootstrap = worker.bootstrap.as_ref();
     say("bootstrap-port", number(bootstrap.map(|at| at.port.into())));
+    let transfer = worker.transfer.as_ref();
+    say(
+        "kv-transfer-domain",
+        transfer.map(|rule| rule.domain.to_string()),
+    );
+    let weight = transfer.and_then(|rule| rule.preferred);
+    let weight = weight.map(|thousandths| (f64::from(thousandths) / 1000.0).to_string());
+    say("kv-transfer-preferred-weight", weight);
     say("events", worker.events.publish().map(Into::into));
     say("replay", worker.events.replay().map(Into::into));
     for taint in &worker.taints {
@@ -423,6 +482,21 @@ mod tests {
 
     #[test]
     fn a_worker_may_compute_a_part_of_requests() {
+        let placed = "http://gpu-1:8000,role=prefill,kv-transfer-domain=zone,kv-transfer-preferred-weight=0.85,taint=dynamo.topology/zone=a1";
+        let worker = parse_worker(placed).unwrap();
+        let rule = worker.transfer.clone().unwrap();
+        assert_eq!(rule.taint.as_deref(), Some("dynamo.topology/zone=a1"));
+        assert_eq!((&*rule.domain, rule.preferred), ("zone", Some(850)));
+        assert_eq!(worker_words(&worker).unwrap(), placed);
+        let said = placed.replace("taint=dynamo.topology/zone=a1", "topology=zone:a1");
+        assert_eq!(parse_worker(&said).unwrap(), worker);
+        for bad in [
+            "topology=a1",
+            "kv-transfer-domain=",
+            "kv-transfer-preferred-weight=2",
+        ] {
+            assert!(parse_worker(&format!("http://a,{bad}")).is_err(), "{bad}");
+        }
         let text = "http://gpu-1:8000,role=prefill,bootstrap-port=8998";
         let worker = parse_worker(text).unwrap();
         assert_eq!(worker.role, Role::Prefill);

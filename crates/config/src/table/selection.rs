@@ -17,7 +17,8 @@ options! { WORKERS_ROWS, Group::Workers, Scope::FRONTEND;
     ///
     /// What the server does not report can follow its URL: `block-size`, `kv-blocks`,
     /// `max-num-batched-tokens`, `max-num-seqs`, `data-parallel-size`, `events`, `replay`, `taint`, `device`,
-    /// `role` (`prefill` or `decode`), `bootstrap-port`, `api-key-file`, each as `name=value` after a comma.
+    /// `role` (`prefill` or `decode`), `bootstrap-port`,
+    /// `topology` (a place, such as `zone:a1`), `kv-transfer-domain` and `kv-transfer-preferred-weight` (where its prompts stay), `api-key-file`, each as `name=value` after a comma.
     WORKER: Vec<String> = "worker" =>
         scope(Scope::FRONTEND.and(Scope::DOCTOR)).env(&[var("KVASIR_WORKERS")])
         .space_separated().rule(&rule_text::WORKER)

@@ -197,6 +197,10 @@ struct NewWorker {
     device: Option<String>,
     role: Option<String>,
     bootstrap_port: Option<u32>,
+    #[serde(default)]
+    topology: Vec<String>,
+    kv_transfer_domain: Option<String>,
+    kv_transfer_preferred_weight: Option<f64>,
     events: Option<String>,
     replay: Option<String>,
     #[serde(default)]
@@ -216,6 +220,12 @@ impl NewWorker {
             ("device", self.device),
             ("role", self.role),
             ("bootstrap-port", count(self.bootstrap_port)),
+            ("kv-transfer-domain", self.kv_transfer_domain),
+            (
+                "kv-transfer-preferred-weight",
+                self.kv_transfer_preferred_weight
+                    .map(|weight| weight.to_string()),
+            ),
             ("events", self.events),
             ("replay", self.replay),
         ];
@@ -227,6 +237,9 @@ impl NewWorker {
         }
         for taint in &self.taints {
             set_field(&mut worker, "taint", taint)?;
+        }
+        for place in &self.topology {
+            set_field(&mut worker, "topology", place)?;
         }
         if let Some(key) = self.api_key {
             set_api_key(&mut worker, parse_api_key(&key)?)?;

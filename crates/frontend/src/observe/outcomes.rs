@@ -173,6 +173,19 @@ impl RequestIdentity {
         }
     }
 
+    /// What a part of it is called; the first has the request's own id.
+    pub(crate) fn part(&self, observer: &Observer, number: u32) -> Self {
+        let mut part = self.clone();
+        if number > 0 {
+            part.id = observer.new_request_id();
+            let name = [part.name.as_bytes(), format!("-{number}").as_bytes()].concat();
+            if let Ok(name) = HeaderValue::from_bytes(&name) {
+                part.name = name;
+            }
+        }
+        part
+    }
+
     /// What its client calls it.
     pub(crate) fn given(&self) -> Option<HeaderValue> {
         self.is_given.then(|| self.name.clone())

@@ -11,6 +11,7 @@ use kvasir_host::Booking;
 use kvasir_openai::{ApiError, Endpoint};
 use kvasir_telemetry::Clock;
 use kvasir_types::{RequestId, Time, WorkerRank};
+use tokio::sync::watch;
 
 use crate::observe::meter::{ModelMeters, RequestKind};
 use crate::observe::observer::Observer;
@@ -38,7 +39,21 @@ pub(crate) struct RequestRecord {
     /// It was first sent to a worker then.
     sent: Option<Time>,
     traced: Option<Box<RequestTrace>>,
+    /// It is a part of another request, which alone is counted; where it was sent is told here.
+    part: Option<PartRoute>,
     ended: bool,
+}
+
+/// Where a part of a request was last sent.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PartRoute(Arc<watch::Sender<Option<RoutedTo>>>);
+
+impl PartRoute {
+    /// Waits until it is sent to the worker that is to answer it.
+    pub(crate) async fn placed(&self) {
+        // The sender is ours: it does not go.
+        let _ = self.0.subscribe().wait_for(Option::is_some).await;
+    }
 }
 
 /// Where a request was sent, and how much of its prompt was expected to be cached there.
@@ -124,7 +139,36 @@ impl RequestRecord {
             first_token: None,
             sent: None,
             traced: RequestTrace::begin(observer.tracer(), headers),
+            part: None,
             ended: false,
+        }
+    }
+
+    /// That of a part of this request: it counts the tokens of its answer and nothing else.
+    pub(crate) fn part(&self, route: &PartRoute) -> Self {
+        Self {
+            meters: Arc::clone(&self.meters),
+            clock: self.clock,
+            outcomes: self.outcomes.clone(),
+            id: self.id,
+            given: None,
+            received: self.received,
+            placed: None,
+            moves: 0,
+            asking: self.asking,
+            first_token: None,
+            sent: None,
+            traced: None,
+            part: Some(route.clone()),
+            ended: true,
+        }
+    }
+
+    /// Its first part was sent there.
+    pub(crate) fn placed_as(&mut self, route: &PartRoute) {
+        let to = *route.0.borrow();
+        if let Some(to) = to {
+            self.place(to);
         }
     }
 
@@ -147,14 +191,22 @@ impl RequestRecord {
 
     /// The router sent it somewhere.
     pub(crate) fn placed(&mut self, booking: &Booking) {
-        if self.placed.is_none() {
-            self.meters.metrics().tasks_started_total.inc();
-        }
-        self.placed = Some(RoutedTo {
+        let to = RoutedTo {
             target: booking.target(),
             tokens: booking.predicted_tokens(),
             blocks: booking.placement().overlap_blocks,
-        });
+        };
+        match &self.part {
+            Some(route) => drop(route.0.send_replace(Some(to))),
+            None => self.place(to),
+        }
+    }
+
+    fn place(&mut self, to: RoutedTo) {
+        if self.placed.is_none() {
+            self.meters.metrics().tasks_started_total.inc();
+        }
+        self.placed = Some(to);
         if self.traced.is_some() && self.sent.is_none() {
             self.sent = Some(self.clock.now());
         }
@@ -168,7 +220,7 @@ impl RequestRecord {
 
     /// The client is about to see its first token.
     pub(crate) fn first_token(&mut self, now: Time) {
-        if self.first_token.is_none() {
+        if self.first_token.is_none() && self.part.is_none() {
             self.first_token = Some(now);
             self.meters.first_token(now - self.received);
         }
@@ -181,6 +233,9 @@ impl RequestRecord {
 
     /// The whole answer was made.
     pub(crate) fn succeed(mut self, totals: &Totals) {
+        if self.part.is_some() {
+            return;
+        }
         self.meters.answered(totals);
         let took = self.remember(totals.status, Some(totals), None);
         self.end(None, took);
@@ -188,18 +243,27 @@ impl RequestRecord {
 
     /// The answer of a route that only engines know was passed on; nobody counted its tokens.
     pub(crate) fn passed(mut self, status: u16) {
+        if self.part.is_some() {
+            return;
+        }
         let took = self.remember(status, None, None);
         self.end(None, took);
     }
 
     /// The engine refused it, in words of its own.
     pub(crate) fn refused(mut self, status: u16) {
+        if self.part.is_some() {
+            return;
+        }
         let took = self.remember(status, None, None);
         self.end(Some(error_type(status, "")), took);
     }
 
     /// It failed; the error is given back for the client.
     pub(crate) fn fail(mut self, error: ApiError) -> ApiError {
+        if self.part.is_some() {
+            return error;
+        }
         let kind = error_type(error.status, &error.kind);
         if kind == "overload" {
             let labels = [self.meters.model(), self.asking.endpoint];

@@ -57,7 +57,7 @@ pub(super) async fn prepare(
         job: None,
         invalid: None,
     };
-    let mut ready = proxy::prepare(app, asked, scan, model).await?;
+    let mut ready = proxy::prepare_whole(app, asked, scan, model).await?;
     ready.arrival.constraints.transport = None;
     Ok(Ready::Both(Box::new(MixedRequest {
         model: Arc::clone(model),

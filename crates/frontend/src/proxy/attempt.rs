@@ -137,7 +137,7 @@ fn transferred(
 
 impl EngineAnswer {
     /// Why it is none, if it says so: its status, or an error in place of the first event.
-    fn failure(&self) -> Option<UpstreamError> {
+    pub(super) fn failure(&self) -> Option<UpstreamError> {
         let status = self.head.status;
         match self.source.begins_with_failure() {
             _ if !status.is_success() => Some(UpstreamError::Status(status)),
@@ -150,6 +150,14 @@ impl EngineAnswer {
 impl PreparedRequest {
     /// Sends the request to one worker after another until one answers, and passes the answer on.
     pub(crate) async fn run(mut self: Box<Self>) -> Result<Reply, ApiError> {
+        if let Some((batch, route)) = self.batch.take() {
+            return Box::pin(super::batch::run(self, *batch, route)).await;
+        }
+        self.run_one().await
+    }
+
+    /// The same of one that is not cut.
+    pub(super) async fn run_one(mut self: Box<Self>) -> Result<Reply, ApiError> {
         if let Some(plan) = self.prefill.take() {
             // In a box: requests of one engine do not carry its room.
             return Box::pin(two_step::run(self, plan)).await;
@@ -372,6 +380,7 @@ impl Forward {
         Ok(EngineAnswer {
             dispatched,
             prefill,
+            bypassed: false,
             head,
             source,
             first,

@@ -198,6 +198,7 @@ fn prepare(
         received: record.received(),
         model: Arc::clone(model),
         notes: Bytes::new(),
+        tells_bypass: false,
     };
     Ok(Box::new(PreparedRequest {
         forward: Arc::new(forward),
@@ -206,6 +207,7 @@ fn prepare(
         record,
         query: None,
         prefill: None,
+        batch: None,
     }))
 }
 

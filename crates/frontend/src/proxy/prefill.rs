@@ -39,6 +39,8 @@ pub(super) enum ComputedPrompt {
     Refused(StatusCode),
     /// It is to be met there; it was not asked yet.
     Meeting(BootstrapRoom),
+    /// Only engines of its own place may have it, and it does not say where that is.
+    Placeless,
 }
 
 /// An attempt at an engine that computes prompts.
@@ -63,6 +65,10 @@ impl OpenAttempt for PromptAttempt<'_> {
         let (target, forward) = (booking.target(), self.forward);
         self.dispatched = forward.app.clock().now();
         self.pool.placements.dispatched();
+        if let Err(why) = two_step::transfer_rule(self.pool, target.worker) {
+            tracing::warn!("{why}");
+            return Ok(ComputedPrompt::Placeless);
+        }
         let observer = forward.app.observer();
         if let Some(room) = two_step::draw_room(observer, self.pool, target) {
             return Ok(ComputedPrompt::Meeting(room));

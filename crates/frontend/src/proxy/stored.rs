@@ -238,6 +238,7 @@ fn forward(
         received: arrived.at,
         model: Arc::clone(model),
         notes: Bytes::new(),
+        tells_bypass: false,
     }
 }
 
@@ -250,6 +251,7 @@ impl Forward {
         Ok(EngineAnswer {
             dispatched,
             prefill: None,
+            bypassed: false,
             first: source.first_bytes().await?,
             head,
             source,

@@ -15,11 +15,12 @@ use kvasir_openai::{
     ApiError, BootstrapFields, Endpoint, Nvext, Scan, bootstrap_leg, is_transferable,
 };
 use kvasir_router::{
-    Attempts, DecodeMode, Handoff, Leg, Outcome, Pin, PoolState, PrefillEnd, Trouble,
-    TwoStepFailure, TwoStepInput, TwoStepTerms,
+    AttemptLimits, Attempts, DecodeMode, Handoff, Leg, Outcome, Pin, PoolState, PrefillEnd,
+    Trouble, TwoStepFailure, TwoStepInput, TwoStepTerms,
 };
 use kvasir_types::{
-    BootstrapRoom, DpRank, FailureCause, Time, Token, TransportKind, WorkerId, WorkerRank,
+    AttemptError as _, BootstrapRoom, DpRank, FailureCause, Time, Token, TransferRule,
+    TransportKind, WorkerId, WorkerRank,
 };
 
 use super::kept_prompt::{DecodeLeg, KeptPrompt};
@@ -29,7 +30,8 @@ use crate::App;
 use crate::attempts::{self, UnplacedRequest};
 use crate::http::reply::Reply;
 use crate::models::ServedModel;
-use crate::request::two_step::{self, Legs, PrefillSummary, RunningPrefill};
+use crate::request::bypass;
+use crate::request::two_step::{self, Legs, PrefillSummary, RunningPrefill, count_path, path_of};
 
 /// The client's error when an engine refuses its prompt.
 const REFUSED: &str = "The engine that computes prompts refuses the request";
@@ -56,6 +58,17 @@ fn terms(app: &App, model: &ServedModel) -> TwoStepTerms {
     }
 }
 
+/// The engines that compute prompts for those of a model, if some do now.
+pub(super) fn active_pool(app: &App, model: &ServedModel) -> Option<Arc<ServedModel>> {
+    let pool = app.prefill_pool(&model.name)?;
+    (pool.links().transports().has_http() && pool.is_ready()).then_some(pool)
+}
+
+/// Whether a model's engines are asked for prompt and answer at once, and meet.
+pub(super) fn meets(model: &ServedModel, pool: Option<&Arc<ServedModel>>) -> bool {
+    model.links().needs_prefill() || pool.is_some_and(|pool| pool.links().has_bootstrap())
+}
+
 impl PrefillPlan {
     /// For a request; none if one engine computes all of it.
     pub(super) fn of(
@@ -76,9 +89,7 @@ impl PrefillPlan {
             return None;
         }
         // An engine that answers several choices fetches the prompt for each, which is gone after the first.
-        let meets =
-            links.needs_prefill() || pool.as_ref().is_some_and(|p| p.links().has_bootstrap());
-        if !meets && !is_transferable(scan, endpoint) {
+        if !meets(model, pool.as_ref()) && !is_transferable(scan, endpoint) {
             return None;
         }
         let mut blocks = match &pool {
@@ -132,6 +143,8 @@ struct Driver {
     running: Option<(RunningPrefill, SharedBooking)>,
     transfer: Option<Transfer>,
     summary: Option<PrefillSummary>,
+    /// Who may take the prompt over, if not everybody.
+    rule: Option<TransferRule>,
     /// What an engine said that refused the prompt beside the other.
     refusal: Arc<OnceLock<StatusCode>>,
     /// What the client is told if nothing else comes.
@@ -153,6 +166,7 @@ pub(super) async fn run(
         running: None,
         transfer: None,
         summary: None,
+        rule: None,
         refusal: Arc::default(),
         error: ApiError::unavailable(),
         ready,
@@ -163,7 +177,14 @@ pub(super) async fn run(
         true => limits.retries,
         false => 0,
     };
+    let bypassed = match state {
+        PoolState::Active => driver.bypass().await,
+        _ => None,
+    };
     let found = loop {
+        if let Some(found) = bypassed {
+            break Ok(found);
+        }
         match two_step::drive(&mut driver, terms, state).await {
             Err(error) if pairs_left > 0 && driver.may_pair_again(&error) => {
                 pairs_left -= 1;
@@ -285,8 +306,9 @@ impl Legs for Driver {
         };
         let mut arrival = self.ready.arrival.clone();
         if leg.is_some() {
-            let keeps_credit = false;
+            let keeps_credit = forward.app.options().bypass.is_some();
             two_step::decode_overrides(&mut arrival.overrides, keeps_credit);
+            two_step::constrain(self.rule.as_ref(), &mut arrival.constraints);
         }
         let tokens = arrival.isl_tokens;
         let mut opener = HttpAttempt::new(&forward, tokens, &mut self.ready.record);
@@ -324,6 +346,7 @@ impl Legs for Driver {
                 return Err(TwoStepInput::DecodeRefused(self.note(error, Leg::Decode)));
             }
         };
+        count_path(forward.app.metrics(), &forward.model.name, path_of(mode));
         // One whose engine refuses the answer waits for nobody.
         if let Some((running, _)) = self.running.take()
             && answer.head.status.is_success()
@@ -355,6 +378,73 @@ impl Legs for Driver {
 }
 
 impl Driver {
+    /// Has the prompt computed by who answers, if that is better; none if it is to go the usual way.
+    async fn bypass(&mut self) -> Option<Answered> {
+        let forward = Arc::clone(&self.ready.forward);
+        let (app, model) = (&forward.app, &forward.model);
+        let terms = app.options().bypass?;
+        let pool = self.plan.pool.as_ref()?;
+        // A client that names a prefill engine wants it used.
+        if self.plan.pin.worker.is_some() || model.links().needs_prefill() {
+            return None;
+        }
+        let mut arrival = self.ready.arrival.clone();
+        let judged = bypass::judge(
+            &terms,
+            (model, pool),
+            arrival.clone(),
+            &self.ready.blocks,
+            || self.plan.blocks.clone(),
+        );
+        let (target, reason) = judged.await?;
+        arrival.pin = Pin {
+            worker: Some(target.worker),
+            rank: Some(target.rank),
+        };
+        let limits = AttemptLimits {
+            retries: 0,
+            ..attempts::limits(app, model)
+        };
+        let mut attempts = Attempts::new(limits, true);
+        let tokens = arrival.isl_tokens;
+        let mut opener = HttpAttempt::new(&forward, tokens, &mut self.ready.record);
+        let unplaced = UnplacedRequest {
+            app,
+            model,
+            arrival: &arrival,
+            blocks: &self.ready.blocks,
+            migration: None,
+        };
+        let found = attempts::run(unplaced, &mut attempts, &mut opener).await;
+        let (status, cause) = match found {
+            Ok((booking, mut answer)) => {
+                let cause = answer.failure().map(|error| error.failure_cause());
+                match cause {
+                    // Everybody would refuse it.
+                    None | Some(FailureCause::Rejected) => {
+                        count_path(app.metrics(), &model.name, reason.name());
+                        answer.bypassed = true;
+                        return Some(Answered {
+                            target: booking.target(),
+                            answer,
+                            booking: Some(booking),
+                            attempts,
+                        });
+                    }
+                    Some(cause) => {
+                        booking.finish(Outcome::of_failure(cause));
+                        (answer.head.status.as_u16(), Some(cause))
+                    }
+                }
+            }
+            Err(error) => (error.status, None),
+        };
+        let request = arrival.id;
+        tracing::warn!(%request, worker = %target, %reason, status, ?cause,
+            "a prompt did not get past the prefill engines: it takes the usual way");
+        None
+    }
+
     /// A prefill engine took the request.
     async fn prefilled(
         &mut self,
@@ -376,6 +466,10 @@ impl Driver {
         };
         let mut meeting = None;
         match answer {
+            ComputedPrompt::Placeless => {
+                self.error = ApiError::unavailable();
+                return TwoStepInput::PrefillRefused(Trouble::Constraint);
+            }
             ComputedPrompt::Refused(status) => {
                 tracing::warn!(worker = %target, status = status.as_u16(), "a prompt was refused");
                 booking.finish(Outcome::Failed);
@@ -423,6 +517,7 @@ impl Driver {
             None => Handoff::Answer,
         };
         self.summary = Some(summary);
+        self.rule = pool.links().transfer_rule(target.worker);
         self.leg = Some(PrefillLeg { booking, meeting });
         TwoStepInput::PrefillBooked(handoff)
     }

@@ -9,10 +9,11 @@ use std::collections::VecDeque;
 
 use kvasir_openai::ApiError;
 use kvasir_router::{
-    DecodeMode, Leg, Overrides, PoolState, Trouble, TwoStep, TwoStepAction, TwoStepFailure,
-    TwoStepInput, TwoStepTerms,
+    Constraints, DecodeMode, Handoff, Leg, Overrides, PoolState, Trouble, TwoStep, TwoStepAction,
+    TwoStepFailure, TwoStepInput, TwoStepTerms,
 };
-use kvasir_types::{BootstrapRoom, Time, WorkerRank};
+use kvasir_telemetry::Metrics;
+use kvasir_types::{BootstrapRoom, Time, TransferRule, WorkerId, WorkerRank};
 use tokio::sync::oneshot;
 
 use crate::models::ServedModel;
@@ -186,4 +187,48 @@ pub(crate) fn decode_overrides(overrides: &mut Overrides, keeps_credit: bool) {
     }
     overrides.assume_kv_reuse = Some(false);
     overrides.track_prefill_tokens = Some(false);
+}
+
+/// How the prompt came to be computed, as series name it.
+pub(crate) fn path_of(mode: DecodeMode) -> &'static str {
+    match mode {
+        DecodeMode::Alone => "decode_worker",
+        DecodeMode::Transferred(Handoff::Answer) => "answer",
+        DecodeMode::Transferred(Handoff::Bootstrap) => "bootstrap",
+    }
+}
+
+/// Counts a prompt of a model that has prefill workers.
+pub(crate) fn count_path(metrics: &Metrics, model: &str, path: &str) {
+    let paths = &metrics.prefill_paths_total;
+    paths.with_label_values(&[model, path]).inc();
+}
+
+/// Who may take over the prompts of a worker, if not everybody. The error says that nobody may, and why.
+pub(crate) fn transfer_rule(
+    pool: &ServedModel,
+    worker: WorkerId,
+) -> Result<Option<TransferRule>, String> {
+    let rule = pool.links().transfer_rule(worker);
+    match &rule {
+        Some(rule) if rule.preferred.is_none() && rule.taint.is_none() => Err(format!(
+            "worker {worker} hands prompts over only within its {}, and does not say which that is",
+            rule.domain
+        )),
+        _ => Ok(rule),
+    }
+}
+
+/// Adds where the answer to a prompt may be computed, beside what its client says.
+pub(crate) fn constrain(rule: Option<&TransferRule>, constraints: &mut Constraints) {
+    let Some((rule, taint)) = rule.and_then(|rule| Some((rule, rule.taint.clone()?))) else {
+        return;
+    };
+    match rule.preferred {
+        None => constraints.required_taints.push(taint),
+        Some(thousandths) => {
+            let weight = f64::from(thousandths) / 1000.0;
+            constraints.preferred_taints.push((taint, weight));
+        }
+    }
 }

@@ -1,22 +1,21 @@
 //! A prompt that goes past the prefill workers (`--router-conditional-disagg`).
 //!
-//! [`BypassTerms`](kvasir_router::BypassTerms) judges; here both routers are asked, without booking, where the prompt would go. A bypass that
-//! fails before its first token is none: the request takes the usual way.
+//! `request::bypass` judges. A bypass that fails before its first token is none: the request takes the usual way.
 
 use std::sync::Arc;
 
 use kvasir_openai::ApiError;
-use kvasir_router::{AttemptLimits, Attempts, BypassReason, BypassTerms, BypassView, WorkerSpec};
-use kvasir_types::{RequestId, TransportKind, WorkerRank};
+use kvasir_router::{AttemptLimits, Attempts};
+use kvasir_types::{RequestId, TransportKind};
 
 use crate::attempts;
 use crate::models::ServedModel;
 use crate::request::ask;
+use crate::request::bypass::judge;
+use crate::request::two_step::count_path;
 use crate::tokens::lane::{Lane, TokenAttempt};
-use crate::tokens::two_step;
 
-/// What workers are told of a request that goes past the prefill workers, and clients who want to know. Only we say it.
-pub(crate) const ANNOTATION: &str = "x-bypass-remote-prefill";
+pub(crate) use crate::request::bypass::ANNOTATION;
 
 /// Has the prompt computed by who answers, if that is better; none if it is to go the usual way.
 pub(super) async fn run(
@@ -30,7 +29,12 @@ pub(super) async fn run(
     if job.nvext.prefill_worker_id.is_some() {
         return None;
     }
-    let (target, reason) = judge(&terms, attempt, pool, id).await?;
+    let mut arrival = ask::arrival(id, attempt.tokens().len(), &job.nvext, &job.headers);
+    arrival.constraints.transport = Some(TransportKind::Plane);
+    let blocks = attempt.blocks();
+    let pool_blocks = || attempt.blocks_in(pool);
+    let judged = judge(&terms, (&job.model, pool), arrival, &blocks, pool_blocks);
+    let (target, reason) = judged.await?;
     let limits = AttemptLimits {
         retries: 0,
         ..attempts::limits(&app, &job.model)
@@ -39,7 +43,7 @@ pub(super) async fn run(
     let attempts = Attempts::new(limits, true);
     match bypassing.run(id, attempts, None, None).await {
         Ok(lane) => {
-            two_step::count_path(&app, &job.model.name, reason.name());
+            count_path(app.metrics(), &job.model.name, reason.name());
             Some(Ok(lane))
         }
         // Everybody would refuse it.
@@ -52,46 +56,4 @@ pub(super) async fn run(
             None
         }
     }
-}
-
-/// Where the prompt should be computed past the prefill workers, and why.
-async fn judge(
-    terms: &BypassTerms,
-    attempt: &mut TokenAttempt,
-    pool: &Arc<ServedModel>,
-    id: RequestId,
-) -> Option<(WorkerRank, BypassReason)> {
-    let job = Arc::clone(attempt.job());
-    let tokens = attempt.tokens().len();
-    let mut arrival = ask::arrival(id, tokens, &job.nvext, &job.headers);
-    arrival.constraints.transport = Some(TransportKind::Plane);
-    let blocks = attempt.blocks();
-    let decode = job
-        .model
-        .peek(Box::new(arrival.clone()), &blocks)
-        .await
-        .ok()?;
-    let target = decode.target;
-    let mut view = BypassView {
-        prompt_tokens: arrival.isl_tokens,
-        cached_tokens: decode.cached_tokens,
-        ..BypassView::default()
-    };
-    if terms.decode_busy.is_some() {
-        let loads = job.model.potential_loads(arrival.isl_tokens, &blocks);
-        let load = loads.iter().find(|load| load.rank == target)?;
-        view.decode_blocks = load.potential_decode_blocks;
-        view.decode_blocks_total = job.model.spec_of(target.worker)?.kv_total_blocks;
-    }
-    if terms.asks_prefill() {
-        arrival.pin = Default::default();
-        arrival.session = None;
-        let blocks = attempt.blocks_in(pool);
-        let prefill = pool.peek(Box::new(arrival), &blocks).await.ok()?.target;
-        let load = pool.host.ask(|router| router.load(prefill));
-        let batch = pool.spec_of(prefill.worker)?.max_num_batched_tokens;
-        view.prefill_tokens = load.map_or(0, |load| load.prefill_tokens);
-        view.prefill_batch = batch.unwrap_or(WorkerSpec::UNKNOWN_BATCH);
-    }
-    Some((target, terms.judge(&view)?))
 }

@@ -33,6 +33,7 @@ use crate::request::ask;
 use crate::request::migrate::Migration;
 use crate::request::two_step::RunningPrefill;
 pub(crate) use crate::request::two_step::{PrefillSummary, decode_overrides};
+use crate::request::two_step::{count_path, path_of};
 use crate::tokens::bypass;
 use crate::tokens::job::Job;
 use crate::tokens::lane::{Lane, TokenAttempt};
@@ -121,7 +122,7 @@ async fn run_both(
                 match driver.decode(mode, &attempts, migration.take()).await {
                     Ok(lane) => {
                         let path = path_of(mode);
-                        count_path(&driver.app, &driver.job.model.name, path);
+                        count_path(driver.app.metrics(), &driver.job.model.name, path);
                         return Ok(lane);
                     }
                     Err(told) => Some(told),
@@ -134,7 +135,7 @@ async fn run_both(
             // Its bookings ended with its attempts, and this future is the client's.
             TwoStepAction::End(Leg::Decode) | TwoStepAction::Detach => None,
             TwoStepAction::AnswerPrefill => {
-                count_path(&driver.app, &driver.job.model.name, "whole");
+                count_path(driver.app.metrics(), &driver.job.model.name, "whole");
                 return driver.answer_prefill(attempts);
             }
             TwoStepAction::Fail(why) => return Err(driver.failure(why)),
@@ -367,19 +368,4 @@ impl Driver {
             TwoStepFailure::Leg(..) => self.error.clone(),
         }
     }
-}
-
-/// How the prompt came to be computed, as series name it.
-fn path_of(mode: DecodeMode) -> &'static str {
-    match mode {
-        DecodeMode::Alone => "decode_worker",
-        DecodeMode::Transferred(Handoff::Answer) => "answer",
-        DecodeMode::Transferred(Handoff::Bootstrap) => "bootstrap",
-    }
-}
-
-/// Counts a prompt of a model that has prefill workers.
-pub(crate) fn count_path(app: &App, model: &str, path: &str) {
-    let paths = &app.metrics().prefill_paths_total;
-    paths.with_label_values(&[model, path]).inc();
 }

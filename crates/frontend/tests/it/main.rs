@@ -9,6 +9,7 @@
 
 mod admin;
 mod ahead;
+mod batches;
 mod bodies;
 mod cards;
 mod client;

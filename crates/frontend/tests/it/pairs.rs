@@ -13,23 +13,23 @@ use crate::engine::{ANSWER, DONE, Engine, FIRST, LAST, Seen, Step, ok, stream, u
 use crate::rig::{ASK, ASK_STREAM, CHAT, Rig, Setup, in_time, until};
 
 const PARAMS: &str = r#"{"do_remote_prefill":true,"remote_block_ids":[[1]],"x":null}"#;
-const FAILS: &[u8] = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n";
-const REFUSES: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\n\r\nno";
+pub(crate) const FAILS: &[u8] = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n";
+pub(crate) const REFUSES: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\n\r\nno";
 const ROLE: &str = "data: {\"id\":\"1\",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n";
-const ERROR: &str =
+pub(crate) const ERROR: &str =
     "data: {\"error\": {\"message\": \"Internal server error\", \"code\": 500}}\n\n";
 
 /// Between two looks at something that will come.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// A frontend with an engine that answers and one that computes prompts.
-struct Pair {
-    rig: Rig,
-    prefill: Vec<Engine>,
+pub(crate) struct Pair {
+    pub(crate) rig: Rig,
+    pub(crate) prefill: Vec<Engine>,
 }
 
 impl Pair {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         Self::with(1, 1, TwoStepTerms::default()).await
     }
 
@@ -38,6 +38,10 @@ impl Pair {
             two_step,
             ..AppOptions::default()
         };
+        Self::of(decode, prefill, options).await
+    }
+
+    pub(crate) async fn of(decode: usize, prefill: usize, options: AppOptions) -> Self {
         let mut setup = Setup::options(options);
         setup.additions = ",role=decode".to_owned();
         let mut pair = Self {
@@ -54,12 +58,12 @@ impl Pair {
         pair
     }
 
-    fn watch(&self, engine: &Engine, additions: &str) {
+    pub(crate) fn watch(&self, engine: &Engine, additions: &str) {
         let worker = parse_worker(&[&engine.url(), additions].concat()).unwrap();
         assert!(self.rig.fleet.watch(worker));
     }
 
-    fn pools(&self) -> Vec<Arc<ServedModel>> {
+    pub(crate) fn pools(&self) -> Vec<Arc<ServedModel>> {
         self.rig.app.prefill_pools().all()
     }
 
@@ -68,12 +72,12 @@ impl Pair {
     }
 
     /// The next prompt is computed.
-    fn computes(&self) {
+    pub(crate) fn computes(&self) {
         self.rig.stage.play(vec![Step::Write(Self::computed())]);
     }
 
     /// What an engine says that computed one.
-    fn computed() -> Vec<u8> {
+    pub(crate) fn computed() -> Vec<u8> {
         let answer = json!({"id": "chatcmpl-1", "choices": [{"index": 0}], "usage": {"prompt_tokens": 7,
             "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 3}}});
         let mut answer = answer.to_string();
@@ -82,7 +86,7 @@ impl Pair {
     }
 
     /// What engines were sent, in order: whether it was one that computes prompts, and the body.
-    fn sent(&self) -> Vec<(bool, Value)> {
+    pub(crate) fn sent(&self) -> Vec<(bool, Value)> {
         let is_prefill = |seen: &Seen| {
             let ports = self.prefill.iter().map(|engine| engine.address.port());
             ports.into_iter().any(|port| port == seen.port)
@@ -98,7 +102,7 @@ impl Pair {
             .collect()
     }
 
-    async fn at_rest(&self) {
+    pub(crate) async fn at_rest(&self) {
         self.rig.at_rest().await;
         let booked = || -> u64 {
             let of = |pool: &Arc<ServedModel>| {
@@ -116,7 +120,7 @@ impl Pair {
     }
 }
 
-fn params() -> Value {
+pub(crate) fn params() -> Value {
     serde_json::from_str(PARAMS).unwrap()
 }
 
@@ -343,15 +347,6 @@ async fn a_client_that_leaves_as_its_prompt_ends_leaves_nothing_kept() {
     assert!(!is_prefill);
     assert_eq!(fetch["kv_transfer_params"], params());
     pair.at_rest().await;
-}
-
-/// Several answers of one body would fetch the prompt more than once.
-#[tokio::test]
-async fn several_answers_are_computed_by_one_engine() {
-    let pair = Pair::new().await;
-    let ask = ASK.replacen('{', r#"{"n":2,"#, 1);
-    assert_eq!(pair.rig.post(CHAT, &ask).await.text(), ANSWER);
-    assert_eq!(pair.sent(), [(false, serde_json::from_str(&ask).unwrap())]);
 }
 
 const PREFILL_INFO: &str = r#"{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":9001,"max_total_num_tokens":100}"#;

@@ -101,10 +101,19 @@ impl Job {
     }
 
     fn usage(&self) -> Usage {
-        let prompt = self.ask.prompts.iter().map(|p| p.len() as u64).sum::<u64>();
-        let cached = || self.choices.iter().map(|c| u64::from(c.cached)).sum();
+        let prompts = &self.ask.prompts;
+        // A prompt with several answers is counted once.
+        let is_first = |at: &usize| {
+            let before = at.checked_sub(1).and_then(|before| prompts.get(before));
+            !before.is_some_and(|before| Arc::ptr_eq(before, &prompts[*at]))
+        };
+        let firsts = || (0..prompts.len()).filter(is_first);
+        let cached = || {
+            let choices = firsts().filter_map(|at| self.choices.get(at));
+            choices.map(|choice| u64::from(choice.cached)).sum()
+        };
         Usage {
-            prompt,
+            prompt: firsts().map(|at| prompts[at].len() as u64).sum(),
             completion: self.choices.iter().map(|c| u64::from(c.generated)).sum(),
             cached: self.mock.prompt_tokens_details.then(cached),
         }

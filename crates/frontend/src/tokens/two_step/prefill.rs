@@ -54,16 +54,12 @@ impl OpenAttempt for PrefillAttempt<'_> {
 
     async fn open(&mut self, booking: &Booking, _: &Attempts) -> Result<PrefillAnswer, PlaneError> {
         let target = booking.target();
-        self.rule = self.pool.links().transfer_rule(target.worker);
-        if let Some(rule) = &self.rule
-            && rule.preferred.is_none()
-            && rule.taint.is_none()
-        {
-            self.is_placeless = true;
-            return Err(PlaneError::Rejected(format!(
-                "worker {} hands prompts over only within its {}, and does not say which that is",
-                target.worker, rule.domain
-            )));
+        match two_step::transfer_rule(self.pool, target.worker) {
+            Ok(rule) => self.rule = rule,
+            Err(why) => {
+                self.is_placeless = true;
+                return Err(PlaneError::Rejected(why));
+            }
         }
         let room = two_step::draw_room(self.app.observer(), self.pool, target);
         let mut request = self.attempt.request(booking);

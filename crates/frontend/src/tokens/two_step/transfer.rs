@@ -3,6 +3,8 @@
 use kvasir_router::Constraints;
 use kvasir_types::{BootstrapAddress, BootstrapRoom, PrefillResult, TransferRule, WorkerRank};
 
+use crate::request::two_step;
+
 /// Where a prompt is that another worker has computed, or computes.
 #[derive(Clone, Debug)]
 pub(crate) struct Transfer {
@@ -19,19 +21,7 @@ pub(crate) struct Transfer {
 impl Transfer {
     /// Adds to where the answer may be computed, beside what its client says.
     pub(crate) fn constrain(&self, constraints: &mut Constraints) {
-        let Some(rule) = &self.rule else {
-            return;
-        };
-        let Some(taint) = rule.taint.clone() else {
-            return;
-        };
-        match rule.preferred {
-            None => constraints.required_taints.push(taint),
-            Some(thousandths) => {
-                let weight = f64::from(thousandths) / 1000.0;
-                constraints.preferred_taints.push((taint, weight));
-            }
-        }
+        two_step::constrain(self.rule.as_ref(), constraints);
     }
 }
 
