@@ -18,6 +18,8 @@ mod events;
 pub mod http_rpc;
 #[cfg(feature = "nats")]
 pub mod jetstream;
+#[cfg(any(feature = "tcp", feature = "zmq"))]
+mod listen;
 mod local_error;
 mod memory;
 #[cfg(feature = "nats")]

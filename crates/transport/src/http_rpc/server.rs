@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
@@ -16,15 +15,11 @@ use hyper_util::server::conn::auto::Builder;
 use kvasir_protocol::frame::Ack;
 use kvasir_tasks::Tasks;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
-use tokio::time::sleep;
 
 use super::{Background, RPC_ROOT};
+use crate::listen::BoundedListener;
 use crate::tcp::ServerOptions;
 use crate::{Dispatcher, EndpointHandler, ServedEndpoint};
-
-/// Pause after the listener failed, which is for want of descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Takes requests over HTTP for the endpoints of one process. Clones are one; the listener ends with its tasks.
 #[derive(Clone)]
@@ -71,15 +66,9 @@ async fn accept(
     options: ServerOptions,
     tasks: Tasks,
 ) {
-    let connections = Arc::new(Semaphore::new(options.connections_max));
+    let listener = BoundedListener::new(listener, options.connections_max);
     loop {
-        let Ok((socket, _)) = listener.accept().await else {
-            sleep(ACCEPT_PAUSE).await;
-            continue;
-        };
-        let Ok(permit) = Arc::clone(&connections).try_acquire_owned() else {
-            continue;
-        };
+        let (socket, permit) = listener.accept().await;
         let (dispatcher, max) = (dispatcher.clone(), options.message_bytes_max);
         let builder = Builder::new(Background(tasks.clone()));
         tasks.background().spawn(async move {

@@ -10,14 +10,12 @@ use kvasir_protocol::frame::{Ack, FRAME_BYTES_MAX, RequestFrame};
 use kvasir_tasks::Tasks;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
+use crate::listen::BoundedListener;
 use crate::{Dispatcher, EndpointHandler, ServedEndpoint};
 
-/// Pause after the listener failed, which is for want of descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Longest time for a handshake of TLS.
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -95,15 +93,9 @@ async fn accept(
     options: ServerOptions,
     tasks: Tasks,
 ) {
-    let connections = Arc::new(Semaphore::new(options.connections_max));
+    let listener = BoundedListener::new(listener, options.connections_max);
     loop {
-        let Ok((socket, _)) = listener.accept().await else {
-            sleep(ACCEPT_PAUSE).await;
-            continue;
-        };
-        let Ok(permit) = Arc::clone(&connections).try_acquire_owned() else {
-            continue;
-        };
+        let (socket, permit) = listener.accept().await;
         let (dispatcher, options) = (dispatcher.clone(), options.clone());
         tasks.background().spawn(async move {
             let _ = serve(socket, &dispatcher, &options).await;

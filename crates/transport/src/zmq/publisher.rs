@@ -16,6 +16,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::codec::{Item, put_message, subscription};
 use super::connection::{LinkError, LinkReader, LinkWriter, Roles, handshake};
 use super::{Endpoint, ZmqLimits};
+use crate::listen::BoundedListener;
 
 const PUB: Roles = Roles {
     own: "PUB",
@@ -135,16 +136,14 @@ async fn accept(
     limits: ZmqLimits,
     stop: CancellationToken,
 ) {
+    let listener = BoundedListener::new(listener, limits.peers_max);
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            // Out of descriptors, most likely: let some be closed.
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-            continue;
+        let (stream, permit) = listener.accept().await;
+        let (peers, limits) = (Arc::clone(&peers), limits.clone());
+        let peer = async move {
+            let _permit = permit;
+            serve(stream, peers, limits).await;
         };
-        if lock(&peers).queues.len() >= limits.peers_max {
-            continue;
-        }
-        let peer = serve(stream, Arc::clone(&peers), limits.clone());
         tasks.spawn(stop.clone().run_until_cancelled_owned(peer));
     }
 }

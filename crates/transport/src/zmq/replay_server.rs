@@ -3,7 +3,6 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use kvasir_tasks::Tasks;
@@ -14,6 +13,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::codec::Item;
 use super::connection::{LinkError, Roles, handshake};
 use super::{Endpoint, ZmqLimits};
+use crate::listen::BoundedListener;
 
 const ROUTER: Roles = Roles {
     own: "ROUTER",
@@ -59,15 +59,6 @@ impl ZmqReplayServer {
     }
 }
 
-/// Counts a connection for as long as it lives.
-struct Peer(Arc<AtomicUsize>);
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 async fn accept(
     listener: TcpListener,
     tasks: Tasks,
@@ -75,20 +66,12 @@ async fn accept(
     store: Arc<dyn ReplayStore>,
     stop: CancellationToken,
 ) {
-    let peers = Arc::new(AtomicUsize::new(0));
+    let listener = BoundedListener::new(listener, limits.peers_max);
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-            continue;
-        };
-        if peers.fetch_add(1, Ordering::Relaxed) >= limits.peers_max {
-            peers.fetch_sub(1, Ordering::Relaxed);
-            continue;
-        }
-        let peer = Peer(Arc::clone(&peers));
+        let (stream, permit) = listener.accept().await;
         let (limits, store) = (limits.clone(), Arc::clone(&store));
         let serving = async move {
-            let _peer = peer;
+            let _permit = permit;
             let _ = serve(stream, &limits, store.as_ref()).await;
         };
         tasks.spawn(stop.clone().run_until_cancelled_owned(serving));
