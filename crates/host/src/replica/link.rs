@@ -54,6 +54,8 @@ const RESOLVE_EVERY: Duration = Duration::from_secs(5);
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Addresses of one name that are dialed.
 const ADDRESSES_MAX: usize = 256;
+/// Words about workers that wait until this process can take them; the oldest go first.
+const EARLY_NOTES_MAX: usize = 16_384;
 /// Connections that are being opened by others at once.
 const OPENING_MAX: usize = 64;
 
@@ -111,6 +113,8 @@ struct Inner {
     own: Introduction,
     secret: PeerSecret,
     fleet: OnceLock<Arc<dyn ReplicaFleet>>,
+    /// What peers said of workers before there was a fleet to tell.
+    early_notes: Mutex<Vec<WorkerNote>>,
     open: Mutex<BTreeMap<ReplicaId, Link>>,
     /// Counts connections.
     made: AtomicU64,
@@ -152,6 +156,7 @@ impl PeerLinks {
                 own,
                 secret: options.secret,
                 fleet: OnceLock::new(),
+                early_notes: Mutex::default(),
                 open: Mutex::default(),
                 made: AtomicU64::new(0),
                 changed: Notify::new(),
@@ -191,11 +196,28 @@ impl PeerLinks {
         Ok(links)
     }
 
-    /// What the links need of the process around them; until then they tell of no index and of no workers.
+    /// What the links need of the process around them; until then they tell of no index and of no workers, and keep what they hear.
     pub fn serve(&self, fleet: Arc<dyn ReplicaFleet>) {
+        let mut early = lock(&self.inner.early_notes);
         if self.inner.fleet.set(fleet).is_ok() {
+            let heard = std::mem::take(&mut *early);
+            drop(early);
             self.tell_notes(&self.notes());
+            self.hear_notes(heard);
         }
+    }
+
+    /// What operators said of workers elsewhere: news are passed on.
+    fn hear_notes(&self, mut notes: Vec<WorkerNote>) {
+        let mut early = lock(&self.inner.early_notes);
+        let Some(fleet) = self.inner.fleet.get() else {
+            early.append(&mut notes);
+            let excess = early.len().saturating_sub(EARLY_NOTES_MAX);
+            early.drain(..excess);
+            return;
+        };
+        drop(early);
+        self.tell_notes(&fleet.heard(notes));
     }
 
     /// Where it listens.

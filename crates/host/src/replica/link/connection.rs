@@ -193,11 +193,7 @@ impl PeerLinks {
                 let theirs = bindings.iter().filter(|one| one.writer == peer.id.0);
                 theirs.for_each(|binding| replicas.hear_session(binding, Some(&router)));
             }
-            LinkMessage::Workers(notes) => {
-                if let Some(fleet) = self.inner.fleet.get() {
-                    self.tell_notes(&fleet.heard(notes));
-                }
-            }
+            LinkMessage::Workers(notes) => self.hear_notes(notes),
             LinkMessage::AskIndex => self.answer_index(peer.id),
             LinkMessage::Index { last, bytes } => {
                 let fetching = lock(&self.inner.fetching).clone();

@@ -340,7 +340,10 @@ async fn what_operators_say_reaches_all_once() {
     };
     a.links.tell_notes(std::slice::from_ref(&note));
     until("c", || *lock(&c.notes.kept) == [note.clone()]).await;
+    // One that hears it before it has a fleet to tell.
     let late = Process::start(4, "one secret of us", &[c.address()]).await;
+    let early = || lock(&late.links.inner.early_notes).len();
+    until("heard early", || early() == 1).await;
     late.links.serve(late.notes.clone());
     until("late", || *lock(&late.notes.kept) == [note.clone()]).await;
 }
