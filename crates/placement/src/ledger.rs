@@ -13,6 +13,7 @@ mod journal;
 mod list;
 mod prefix_trie;
 mod running;
+mod sign;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +25,7 @@ use kvasir_types::{RequestId, SequenceHash, Time};
 use crate::map::FastMap;
 pub use journal::{LedgerNote, RankState, TimedLoad};
 pub use running::RunningRequest;
+pub use sign::{Sign, SignChange};
 
 use journal::{Journal, nanos};
 use list::{Link, Links, List, NONE};
@@ -59,34 +61,6 @@ pub struct Booking {
     pub silent: bool,
 }
 
-/// What has shown that a request's prompt is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sign {
-    /// Nothing yet.
-    Awaited,
-    /// Nothing, but by now it should be.
-    Presumed,
-    /// Its first token.
-    Seen,
-}
-
-/// A sign that was news.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SignChange {
-    /// Where the request is.
-    pub slot: u32,
-    /// What was known before.
-    pub before: Sign,
-    /// What is known now.
-    pub sign: Sign,
-    /// When it was booked.
-    pub booked_at: Time,
-    /// Prompts that were to be computed there then.
-    pub ahead: u32,
-    /// Its answer comes in one piece: its first token is its last.
-    pub silent: bool,
-}
-
 /// A running request.
 #[derive(Clone, Debug)]
 struct BookingEntry {
@@ -95,6 +69,8 @@ struct BookingEntry {
     links: [Link; 3],
     /// Node of the trie, or `NONE` where the blocks are its own.
     tail: u32,
+    /// The last of its complete blocks, where they have names.
+    last_block: Option<SequenceHash>,
     /// Tracked prompt blocks.
     blocks: u32,
     /// Of those, blocks that no other request of the rank has.
@@ -359,6 +335,7 @@ impl Ledger {
             slot,
             links: [Link::default(); 3],
             tail: NONE,
+            last_block: booking.sequence.last().copied(),
             blocks,
             exclusive: blocks,
             weight: WHOLE as u32,
@@ -591,10 +568,15 @@ impl Ledger {
     pub fn free(&mut self, now: Time, id: RequestId) -> Option<FreedBooking> {
         let at = self.by_id.remove(&id)?;
         self.prefill_done(now, at, false);
-        self.journal.note(|| LedgerNote::Freed { id });
         self.by_age.remove(&mut self.entries, BY_AGE, at);
         let entry = self.entries.0.get_mut(at as usize)?;
-        let slot = entry.slot;
+        let (slot, tail) = (entry.slot, entry.last_block);
+        self.journal.note(|| LedgerNote::Freed {
+            slot,
+            at: now,
+            id,
+            tail,
+        });
         let rank = &mut self.ranks[slot as usize];
         rank.context -= u64::from(entry.isl_tokens) + u64::from(entry.generated);
         rank.output -= entry.output_weight();

@@ -14,6 +14,7 @@ mod fit;
 mod law;
 mod profile;
 mod record;
+mod returns;
 #[cfg(test)]
 mod tests;
 mod writes;
@@ -25,7 +26,7 @@ pub use record::LearnedRecord;
 
 use std::time::Duration;
 
-use kvasir_types::{Rng, Time};
+use kvasir_types::{Rng, SequenceHash, Time};
 
 use crate::score::{SlotBlocks, SlotCost};
 use crate::{
@@ -33,6 +34,7 @@ use crate::{
     SlotSet, WinReason,
 };
 use cost::{CacheUse, RankPlan, RankTime, TimedPrompt, known_batch};
+use returns::Returns;
 use writes::CacheWrites;
 
 /// Which part of a request's life is placed.
@@ -72,6 +74,7 @@ pub struct TimePolicy {
     plans: Vec<RankPlan>,
     planned: Vec<u32>,
     writes: CacheWrites,
+    returns: Returns,
 }
 
 /// A request under this policy.
@@ -96,6 +99,7 @@ impl TimePolicy {
             plans: Vec::new(),
             planned: Vec::new(),
             writes: CacheWrites::default(),
+            returns: Returns::default(),
         }
     }
 
@@ -128,6 +132,7 @@ impl TimePolicy {
     pub fn joined(&mut self, slot: u32, max_batched: u64, new: bool) {
         if new {
             self.writes.forget(slot);
+            self.returns.forget(slot);
         }
         self.estimator.set_rank(slot, known_batch(max_batched), new);
     }
@@ -143,13 +148,29 @@ impl TimePolicy {
         );
         self.estimator.moved(moves);
         self.writes.moved(moves);
+        self.returns.moved();
+    }
+
+    /// A request came, of whose prompt so many blocks are cached somewhere. If it goes on from an earlier one, that one is no
+    /// longer expected back, and loads changed.
+    pub fn arrived(
+        &mut self,
+        now: Time,
+        ledger: &mut Ledger,
+        sequence: &[SequenceHash],
+        blocks: u32,
+    ) -> bool {
+        let slot = self.returns.arrived(now, sequence, blocks);
+        slot.inspect(|slot| ledger.mark_changed(*slot)).is_some()
     }
 
     /// Learns from what the ledger noted, and follows the loads.
     pub fn sync(&mut self, fleet: &Fleet, ledger: &mut Ledger) {
         let estimator = &mut self.estimator;
-        let (writes, end) = (&mut self.writes, fleet.slot_end() as usize);
+        let end = fleet.slot_end() as usize;
+        let (writes, returns) = (&mut self.writes, &mut self.returns);
         writes.grow(end);
+        returns.grow(end);
         ledger.read_journal(|note| {
             // An answer in one piece says nothing about time, but its prompt is in the cache all the same.
             if let LedgerNote::FirstToken {
@@ -161,9 +182,15 @@ impl TimePolicy {
             {
                 writes.prompt(slot, f64::from(new), f64::from(cached));
             }
+            if let LedgerNote::Freed { slot, at, tail, .. } = note
+                && let Some(tail) = tail
+            {
+                returns.ended(slot, at, tail);
+            }
             estimator.observe(&note);
         });
-        if self.estimator.version() != self.seen || self.ranks.len() < end {
+        let renewed = self.returns.take_renewed();
+        if renewed || self.estimator.version() != self.seen || self.ranks.len() < end {
             self.seen = self.estimator.version();
             let law = self.estimator.law();
             self.plans.resize(end, RankPlan::default());
@@ -211,6 +238,7 @@ impl TimePolicy {
                 blocks: blocks.filter(|blocks| *blocks > 0),
                 written: self.writes.written(slot),
                 pressure: self.writes.pressure(slot),
+                returns: self.returns.expected(slot),
             },
         )
     }
@@ -239,7 +267,8 @@ impl TimePolicy {
         rng: &mut Rng,
         kept: Option<&mut Vec<Candidate>>,
     ) -> Option<(u32, WinReason)> {
-        let prompt = self.prompt(view.now, timed);
+        let mut prompt = self.prompt(view.now, timed);
+        prompt.present = self.returns.present(view.now, prompt.stay());
         let request = timed.request;
         let context = ScoringContext {
             now: view.now,

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use kvasir_types::{RequestId, Time};
+use kvasir_types::{RequestId, SequenceHash, Time};
 
 use super::{Ledger, Rank};
 
@@ -78,8 +78,14 @@ pub enum LedgerNote {
     },
     /// A request is over.
     Freed {
+        /// Where it was.
+        slot: u32,
+        /// When.
+        at: Time,
         /// The request.
         id: RequestId,
+        /// The last complete block of its prompt, where blocks have names.
+        tail: Option<SequenceHash>,
     },
     /// Notes are missing here.
     Lost,

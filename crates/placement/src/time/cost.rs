@@ -4,7 +4,7 @@
 //! own   = work(new, cached) + steps · over                    steps = ceil(new / M), over = chunk + stream · decoding + attend · context
 //! more  = own − steps · a step of those that decode           what its steps take more than they would without it
 //! wait  = what is booked there and not computed yet + planned + waiting for room
-//! n     = decoding + pending + planned                        D = a decode step with this request added
+//! n     = decoding + pending + planned + expected back        D = a decode step with this request added
 //! evict = token · ρ · pressure · tokens that leave the cache for those of this prompt and its answer
 //! cost  = wait + own · (1 + κ) + λ · n · more + λ · O · (D + n/2 · slow) + evict
 //! ```
@@ -12,7 +12,8 @@
 //! The request waits, then is computed; its prompt delays each of the `n` others by what it makes their steps longer (each
 //! gets a token of these steps, too), and its tokens slow their steps for as long as both run. `λ` is what a second of somebody's decoding is worth in seconds to a first token:
 //! an answer of `O` tokens may take 25 ms for each, a first token 2 s. `κ` counts the prompt a second time: it also
-//! delays whoever comes next.
+//! delays whoever comes next. Clients that read an answer of this rank come back to it: they count by how likely they are there
+//! while this request is (`returns`).
 //!
 //! What is written where the cache is full takes the place of something that somebody may want again and that must then be
 //! computed: `ρ` is the share of prompt tokens that were found cached of late, and `pressure` how much was written there of late
@@ -23,6 +24,9 @@
 //! [`TIE`] seconds for each time that its cache was filled, less than any real difference.
 //!
 //! What always holds: every term is finite and not negative for finite loads; without weights there is nothing to set.
+
+#[cfg(test)]
+mod tests;
 
 use super::estimate::BATCH_UNKNOWN;
 use super::law::StepLaw;
@@ -129,6 +133,8 @@ pub(crate) struct RankTime {
     free: f64,
     /// Seconds for each token that leaves its cache.
     evict: f64,
+    /// Those that are expected back, in the measure of `returns`.
+    returns: f64,
 }
 
 /// A rank's cache as the cost reads it.
@@ -142,6 +148,8 @@ pub(crate) struct CacheUse {
     pub(crate) written: f64,
     /// What was written there of late over the mean of all ranks, times the share of tokens that are wanted again.
     pub(crate) pressure: f64,
+    /// Those whose cache is here and who are expected back, in the measure of `returns`.
+    pub(crate) returns: f64,
 }
 
 impl RankTime {
@@ -178,6 +186,7 @@ impl RankTime {
             tie: TIE * cache.written / size.unwrap_or(1e6),
             free: (capacity - cache.written).max(0.0),
             evict: law.token * cache.pressure,
+            returns: cache.returns,
         }
     }
 
@@ -255,6 +264,8 @@ pub(crate) struct TimedPrompt {
     work_cold: f64,
     /// The prompt is computed where it goes.
     computes: bool,
+    /// For how many requests each that a rank expects back counts.
+    pub(crate) present: f64,
 }
 
 impl TimedPrompt {
@@ -280,7 +291,17 @@ impl TimedPrompt {
             law,
             work_cold: law.work(isl, 0.0),
             computes,
+            present: 0.0,
         }
+    }
+
+    /// Seconds that it takes where nothing is cached and nobody else is.
+    pub(crate) fn stay(&self) -> f64 {
+        let prompt = match self.computes {
+            true => self.work_cold + self.law.chunk,
+            false => 0.0,
+        };
+        prompt + self.output * self.law.decode(1.0, self.isl + 0.5 * self.output)
     }
 
     /// Tokens found in the cache of a rank that holds or runs so many blocks.
@@ -332,30 +353,10 @@ impl TimedPrompt {
         0.0
     }
 
-    /// The cost without taints: the same operations in the same order as [`TimedPrompt::terms`].
+    /// The cost without taints.
     #[inline(always)]
     pub(crate) fn cost(&self, rank: &RankTime, plan: &RankPlan, held: f64, active: f64) -> f64 {
-        let cached = self.cached(held.max(active));
-        let (own, more) = self.own_and_more(rank, cached);
-        let room = self.room(rank, plan, active);
-        let wait = rank.waiting(self.now_ns) + plan.own + room;
-        let n = rank.running + plan.requests;
-        let delay = KAPPA * own + self.lambda * n * more;
-        wait + own + delay + self.decode(rank, plan, n) + self.evict(rank, cached) + rank.tie
-    }
-
-    /// Seconds to compute again what leaves the cache for this prompt and its answer.
-    #[inline(always)]
-    fn evict(&self, rank: &RankTime, cached: f64) -> f64 {
-        rank.evict * (self.isl - cached + self.output - rank.free).max(0.0)
-    }
-
-    #[inline(always)]
-    fn decode(&self, rank: &RankTime, plan: &RankPlan, n: f64) -> f64 {
-        let half = 0.5 * self.output;
-        let slow = rank.law.stream + rank.law.attend * (self.isl + half);
-        let step = rank.step + rank.law.stream * plan.requests + rank.law.attend * n * half;
-        self.lambda * self.output * (step + slow * (1.0 + 0.5 * n))
+        self.parts(rank, plan, held, active).cost
     }
 
     /// The cost, part by part.
@@ -366,13 +367,23 @@ impl TimedPrompt {
         (held, active): (f64, f64),
         taint_factor: f64,
     ) -> CostParts {
+        let parts = self.parts(rank, plan, held, active);
+        CostParts {
+            cost: parts.cost * taint_factor,
+            ..parts
+        }
+    }
+
+    #[inline(always)]
+    fn parts(&self, rank: &RankTime, plan: &RankPlan, held: f64, active: f64) -> CostParts {
         let cached = self.cached(held.max(active));
         let (own, more) = self.own_and_more(rank, cached);
         let room = self.room(rank, plan, active);
         let wait = rank.waiting(self.now_ns) + plan.own + room;
-        let n = rank.running + plan.requests;
+        let coming = plan.requests + self.present * rank.returns;
+        let n = rank.running + coming;
         let delay = KAPPA * own + self.lambda * n * more;
-        let decode = self.decode(rank, plan, n);
+        let decode = self.decode(rank, coming, n);
         let evict = self.evict(rank, cached);
         CostParts {
             new_tokens: self.isl - cached,
@@ -382,272 +393,21 @@ impl TimedPrompt {
             delay,
             decode,
             evict,
-            cost: (wait + own + delay + decode + evict + rank.tie) * taint_factor,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use kvasir_types::Time;
-
-    use super::*;
-
-    const LAW: StepLaw = StepLaw {
-        chunk: 0.010,
-        token: 1e-4,
-        pair: 0.0,
-        step: 0.005,
-        stream: 1e-4,
-        attend: 1e-8,
-    };
-
-    fn rank(load: TimedLoad) -> RankTime {
-        RankTime::new(LAW, 1.0, &load, 8192, &cache(Some(1000), 0.0))
-    }
-
-    fn cache(blocks: Option<u64>, written: f64) -> CacheUse {
-        CacheUse {
-            block: 16.0,
-            blocks,
-            written,
-            pressure: 0.0,
+            cost: wait + own + delay + decode + evict + rank.tie,
         }
     }
 
-    fn prompt(isl: u32, output: f64) -> TimedPrompt {
-        TimedPrompt::new(1_000_000_000, isl, 16, output, LAW, (true, true))
+    /// Seconds to compute again what leaves the cache for this prompt and its answer.
+    #[inline(always)]
+    fn evict(&self, rank: &RankTime, cached: f64) -> f64 {
+        rank.evict * (self.isl - cached + self.output - rank.free).max(0.0)
     }
 
-    fn near(found: f64, expected: f64) {
-        assert!((found - expected).abs() < 1e-9, "{found} for {expected}");
-    }
-
-    /// 1,000 tokens at 0.1 ms and one step; nobody else there; an answer of 100 tokens at 5.1 ms and what it reads.
-    #[test]
-    fn an_empty_rank_costs_the_prompt_twice_and_the_answer() {
-        let terms = prompt(1000, 100.0).terms(
-            &rank(TimedLoad::default()),
-            &RankPlan::default(),
-            (0.0, 0.0),
-            1.0,
-        );
-        near(terms.own, 0.110);
-        near(terms.wait, 0.0);
-        near(terms.delay, 0.110);
-        let lambda = LAMBDA_MAX * 2.0 / (0.025 * 100.0);
-        near(
-            terms.decode,
-            lambda * 100.0 * (0.005 + 1e-4 + 1e-8 * 1050.0),
-        );
-        near(terms.cost, terms.own + terms.delay + terms.decode);
-    }
-
-    #[test]
-    fn what_is_cached_is_not_computed_but_the_last_token_always_is() {
-        let rank = rank(TimedLoad::default());
-        let new = |held, active| {
-            let plan = RankPlan::default();
-            prompt(1024, 10.0)
-                .terms(&rank, &plan, (held, active), 1.0)
-                .new_tokens
-        };
-        assert_eq!(new(0.0, 0.0), 1024.0);
-        assert_eq!(new(10.0, 0.0), 1024.0 - 160.0);
-        assert_eq!(new(10.0, 20.0), 1024.0 - 320.0);
-        assert_eq!(new(64.0, 0.0), 16.0);
-        assert_eq!(new(1000.0, 0.0), 16.0);
-    }
-
-    /// Three prompts of 0.1 s wait and the oldest has been computed for 60 ms.
-    #[test]
-    fn prompts_that_wait_count_less_as_the_oldest_is_computed() {
-        let load = TimedLoad {
-            pending: 3,
-            prefill: 0.3,
-            oldest: 0.1,
-            oldest_since: Time::from_millis(940),
-            ..TimedLoad::default()
-        };
-        let wait = |ms: u64| {
-            let mut prompt = prompt(160, 1.0);
-            prompt.now_ns = ms * 1_000_000;
-            prompt
-                .terms(&rank(load), &RankPlan::default(), (0.0, 0.0), 1.0)
-                .wait
-        };
-        near(wait(1000), 0.24);
-        near(wait(1040), 0.2);
-        near(wait(2000), 0.2);
-        let planned = RankPlan {
-            requests: 2.0,
-            own: 0.5,
-            tokens: 0.0,
-        };
-        near(
-            prompt(160, 1.0)
-                .terms(&rank(load), &planned, (0.0, 0.0), 1.0)
-                .wait,
-            0.74,
-        );
-    }
-
-    /// Ten decode there: the prompt delays each by what its step takes longer than theirs, and each step gets longer for all.
-    #[test]
-    fn others_that_decode_are_delayed_and_slowed() {
-        let load = TimedLoad {
-            decoding: 10,
-            context: 20_000,
-            ..TimedLoad::default()
-        };
-        let terms = prompt(1000, 100.0).terms(&rank(load), &RankPlan::default(), (0.0, 0.0), 1.0);
-        let lambda = LAMBDA_MAX * 0.8;
-        near(terms.own, 0.1 + 0.010 + 10.0 * 1e-4 + 20_000.0 * 1e-8);
-        let plain = 0.005 + 10.0 * 1e-4 + 20_000.0 * 1e-8;
-        near(terms.delay, terms.own + lambda * 10.0 * (terms.own - plain));
-        let slow = 1e-4 + 1e-8 * 1050.0;
-        let step = 0.005 + 10.0 * 1e-4 + 1e-8 * (20_000.0 + 10.0 * 50.0);
-        near(terms.decode, lambda * 100.0 * (step + slow + 5.0 * slow));
-    }
-
-    /// 16,000 tokens of cache: 1,000 blocks active leave no room.
-    #[test]
-    fn a_full_cache_must_be_waited_for_unless_the_prompt_is_active_there() {
-        let load = TimedLoad {
-            decoding: 10,
-            active_blocks: 1000,
-            ..TimedLoad::default()
-        };
-        let room = |active| {
-            let plan = RankPlan::default();
-            prompt(1600, 100.0)
-                .terms(&rank(load), &plan, (0.0, active), 1.0)
-                .room
-        };
-        let mine = 16_000.0 + 10.0 * 50.0;
-        let short: f64 = mine + 1600.0 - 16_000.0;
-        near(room(0.0), short / mine * 200.0 * (0.005 + 1e-3));
-        assert!(room(99.0) < room(0.0));
-        let unknown = RankTime::new(LAW, 1.0, &load, 8192, &cache(None, 0.0));
-        let plan = RankPlan::default();
-        assert_eq!(prompt(1600, 100.0).room(&unknown, &plan, 0.0), 0.0);
-    }
-
-    /// 16,000 tokens of cache, 15,500 written: 1,000 new tokens and an answer of 100 push 600 out.
-    #[test]
-    fn what_leaves_a_full_cache_has_a_price() {
-        let evict = |written, pressure, held| {
-            let used = CacheUse {
-                pressure,
-                ..cache(Some(1000), written)
-            };
-            let rank = RankTime::new(LAW, 2.0, &TimedLoad::default(), 8192, &used);
-            let plan = RankPlan::default();
-            prompt(1000, 100.0)
-                .terms(&rank, &plan, (held, 0.0), 1.0)
-                .evict
-        };
-        assert_eq!(evict(14_900.0, 0.6, 0.0), 0.0);
-        near(evict(15_500.0, 0.6, 0.0), 0.6 * 1e-4 * 600.0);
-        near(evict(99_000.0, 0.6, 0.0), 0.6 * 1e-4 * 1100.0);
-        near(evict(99_000.0, 0.6, 50.0), 0.6 * 1e-4 * 300.0);
-        assert_eq!(evict(99_000.0, 0.0, 0.0), 0.0);
-    }
-
-    /// Both ways to the cost agree to the last bit.
-    #[test]
-    fn the_sum_is_the_sum_of_its_parts() {
-        for decoding in [0, 1, 7, 300] {
-            let load = TimedLoad {
-                decoding,
-                pending: decoding / 3,
-                context: u64::from(decoding) * 1777,
-                prefill: 0.137 * f64::from(decoding),
-                active_blocks: u64::from(decoding) * 9,
-                ..TimedLoad::default()
-            };
-            for isl in [1, 16, 17, 4000, 40_000] {
-                let (prompt, rank) = (prompt(isl, 77.0), rank(load));
-                let plan = RankPlan {
-                    requests: 1.0,
-                    own: 0.01,
-                    tokens: 100.0,
-                };
-                let cost = prompt.cost(&rank, &plan, 3.0, 2.0);
-                assert_eq!(cost, prompt.terms(&rank, &plan, (3.0, 2.0), 1.0).cost);
-                assert!(cost.is_finite() && cost > 0.0);
-            }
-        }
-    }
-
-    /// A quarter of a full step of 8,192 tokens is 0.2048 s.
-    #[test]
-    fn a_rank_opens_when_little_waits_and_time_alone_may_open_it() {
-        let load = |prefill, oldest| TimedLoad {
-            pending: 1,
-            prefill,
-            oldest,
-            ..TimedLoad::default()
-        };
-        let second = 1_000_000_000;
-        assert!(rank(load(0.2, 0.2)).is_open(0));
-        let closed = rank(load(0.5, 0.5));
-        assert!(!closed.is_open(0));
-        let opens = closed.opens_at(0).unwrap();
-        assert!(!closed.is_open(opens - 3) && closed.is_open(opens));
-        near(opens as f64 * 1e-9, 0.5 - 0.010 - 0.2048 + 2e-9);
-        let never = rank(load(5.0, 0.5));
-        assert!(!never.is_open(100 * second) && never.opens_at(0).is_none());
-        assert_eq!(rank(load(0.1, 0.1)).opens_at(0), None);
-    }
-
-    /// A step has a fixed cost of 10 ms here. One prompt is under way, and one or more wait for it to end.
-    #[test]
-    fn prompts_share_a_step_only_if_that_costs_less_than_it_saves() {
-        let rank = |pending| {
-            rank(TimedLoad {
-                pending,
-                ..TimedLoad::default()
-            })
-        };
-        assert!(!rank(0).is_crowded_by(5.0, 0.0) && !rank(1).is_crowded_by(5.0, 0.0));
-        // 19 ms of work delay the one that waits by 19 ms; a step of its own delays this one and the next by 10 ms each.
-        assert!(!rank(2).is_crowded_by(0.029, 0.0));
-        assert!(rank(2).is_crowded_by(0.031, 0.0));
-        // Two that wait are delayed; two that are held gain a step each.
-        assert!(rank(3).is_crowded_by(0.029, 0.0));
-        assert!(!rank(3).is_crowded_by(0.029, 2.0));
-        let load = TimedLoad {
-            pending: 3,
-            silent: 2,
-            ..TimedLoad::default()
-        };
-        let unknown = RankTime::new(LAW, 1.0, &load, 8192, &cache(None, 0.0));
-        assert!(!unknown.is_crowded_by(5.0, 0.0));
-    }
-
-    /// Prompts too fast to be told apart: all of their time is the fixed cost.
-    #[test]
-    fn an_idle_rank_is_open_whatever_the_law_says() {
-        let law = StepLaw { token: 0.0, ..LAW };
-        let idle = TimedLoad::default();
-        let rank = RankTime::new(law, 1.0, &idle, 8192, &cache(None, 0.0));
-        assert!(rank.is_open(0) && rank.is_open(1_000_000_000));
-    }
-
-    #[test]
-    fn only_what_happens_there_counts_in_a_split_role() {
-        let rank = rank(TimedLoad {
-            decoding: 5,
-            ..TimedLoad::default()
-        });
-        let terms = |roles| {
-            let prompt = TimedPrompt::new(0, 1000, 16, 100.0, LAW, roles);
-            prompt.terms(&rank, &RankPlan::default(), (0.0, 0.0), 1.0)
-        };
-        assert_eq!(terms((true, false)).decode, 0.0);
-        assert!(terms((true, false)).own > 0.0);
-        assert_eq!(terms((false, true)).own, 0.0);
-        assert!(terms((false, true)).decode > 0.0);
+    #[inline(always)]
+    fn decode(&self, rank: &RankTime, coming: f64, n: f64) -> f64 {
+        let half = 0.5 * self.output;
+        let slow = rank.law.stream + rank.law.attend * (self.isl + half);
+        let step = rank.step + rank.law.stream * coming + rank.law.attend * n * half;
+        self.lambda * self.output * (step + slow * (1.0 + 0.5 * n))
     }
 }

@@ -320,7 +320,7 @@ impl Estimator {
                 generated,
                 state,
             } => self.tokens(slot, at, id, generated, state),
-            LedgerNote::Freed { id } => {
+            LedgerNote::Freed { id, .. } => {
                 self.streams.remove(&id);
             }
             LedgerNote::Lost => self.lost(),

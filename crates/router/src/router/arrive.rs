@@ -21,6 +21,7 @@ impl Router {
             Ok(pin) => pin,
             Err(error) => return self.refuse(&arrival, error, out),
         };
+        self.came_back(&arrival);
         let filled = self.fill(&arrival, pin);
         if arrival.query_only || !self.can_queue() {
             return self.place_filled(&arrival, pin, filled, None, out);

@@ -67,6 +67,7 @@ impl Router {
         let isl_tokens = blocks.saturating_mul(self.config.kv_cache_block_size);
         let isl_tokens = isl_tokens.max(*prefill_tokens);
         let cached = isl_tokens.saturating_sub(*prefill_tokens);
+        self.goes_on(sequence, cached / self.config.kv_cache_block_size.max(1));
         let times = self.time.as_ref().or(self.judge.as_ref());
         let learned = times.and_then(|t| t.others_prompt(slot, *prefill_tokens, cached));
         let (said, counts) = (*prefill_duration, self.time.is_some());

@@ -17,7 +17,7 @@ use std::time::Duration;
 use kvasir_placement::{
     Gate, LearnedRecord, LearnedTimes, Ledger, PlacedWork, TimePolicy, TimedRequest,
 };
-use kvasir_types::{RequestId, Time, WorkerId, WorkerRank};
+use kvasir_types::{RequestId, SequenceHash, Time, WorkerId, WorkerRank};
 
 use super::arrive::was_admitted;
 use super::place::placement_request;
@@ -215,6 +215,27 @@ impl Router {
             let now = self.now;
             let opens = self.fleet.up().iter().filter_map(|s| time.opens_at(s, now));
             self.opens = opens.min();
+        }
+    }
+
+    /// A request that goes on from an earlier one: that one is no longer expected. One that failed elsewhere never ended.
+    pub(super) fn came_back(&mut self, arrival: &Arrival) {
+        if arrival.query_only || !arrival.failed.is_empty() {
+            return;
+        }
+        let found = arrival.overlap.ranks.iter();
+        let cached = found.map(|found| found.effective(1.0, 1.0) as u32).max();
+        self.goes_on(&arrival.sequence, cached.unwrap_or(0));
+    }
+
+    /// The same of any request, of whose prompt so many blocks are cached.
+    pub(super) fn goes_on(&mut self, sequence: &[SequenceHash], blocks: u32) {
+        let times = self.time.as_deref_mut().or(self.judge.as_deref_mut());
+        let Some(times) = times.filter(|_| blocks > 0) else {
+            return;
+        };
+        if times.arrived(self.now, &mut self.ledger, sequence, blocks) {
+            times.sync(&self.fleet, &mut self.ledger);
         }
     }
 

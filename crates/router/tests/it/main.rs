@@ -151,7 +151,7 @@ fn prompt(id: u128, words: &[u64]) -> Arrival {
 }
 
 /// Chained hashes: equal at a place only if all words before it are.
-fn chain(words: &[u64]) -> Arc<[SequenceHash]> {
+pub(crate) fn chain(words: &[u64]) -> Arc<[SequenceHash]> {
     let mut hash = 7u64;
     words
         .iter()
@@ -170,7 +170,7 @@ fn words(id: u64, count: u64) -> Vec<u64> {
 }
 
 /// Worker `.0` holds `.1` blocks in device memory.
-fn held(blocks: &[(u64, u32)]) -> Overlap {
+pub(crate) fn held(blocks: &[(u64, u32)]) -> Overlap {
     Overlap {
         ranks: blocks
             .iter()

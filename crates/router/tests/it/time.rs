@@ -564,3 +564,48 @@ fn an_ejected_rank_is_no_choice() {
         "{sent:?}"
     );
 }
+
+/// The next turn of a conversation that lives on worker 1, by a client that stays there.
+fn turn(id: u64, number: u64) -> Arrival {
+    let words: Vec<u64> = (0..10 * number).collect();
+    let mut arrival = Arrival {
+        overlap: crate::held(&[(1, 10 * (number as u32 - 1))]),
+        sequence: crate::chain(&words),
+        ..Arrival::new(rid(id), 160 * number as u32 + 8)
+    };
+    arrival.pin.worker = Some(WorkerId(1));
+    arrival
+}
+
+/// More was written to the cache of worker 2, so a new prompt would go to worker 1; but there somebody reads an answer who
+/// has come back half a second after each. Once it has stayed away for long, nobody waits for it any more.
+#[test]
+fn a_rank_whose_client_reads_an_answer_is_not_free() {
+    let mut host = Host::new(config(), 2);
+    let mut written = Arrival::new(rid(1), 30_000);
+    written.pin.worker = Some(WorkerId(2));
+    host.ask(written);
+    host.now += 1.0;
+    host.first_token(1);
+    host.finish(1, 20);
+    for number in 1..=40 {
+        host.now += 0.5;
+        host.ask(turn(100 + number, number));
+        host.now += 0.05;
+        host.first_token(100 + number);
+        host.now += 0.2;
+        host.finish(100 + number, 20);
+    }
+    host.sent();
+    let mut new_prompt = |id, after| {
+        host.now += after;
+        host.arrive(id, 2000);
+        let sent = host.sent();
+        host.now += 0.1;
+        host.first_token(id);
+        host.finish(id, 20);
+        sent
+    };
+    assert_eq!(new_prompt(201, 0.1), [(201, 2)]);
+    assert_eq!(new_prompt(202, 60.0), [(202, 1)]);
+}
