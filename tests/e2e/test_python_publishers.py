@@ -5,14 +5,17 @@ import asyncio
 import base64
 import json
 import pathlib
+import struct
 
 import pytest
 
-from python_rig import kvasir  # noqa: F401
+from python_rig import BUILTIN, kvasir  # noqa: F401
 from zmtp import Publisher
 
 RECORDED = pathlib.Path(__file__).parents[2] / "testdata/vllm-kv-events"
 BLOCK = 32
+# "wall_time": 0.5 in MessagePack.
+WALL_TIME = b"\xa9wall_time\xcb" + struct.pack(">d", 0.5)
 
 
 def lines(folder, name):
@@ -102,6 +105,63 @@ def test_a_recorded_engine_is_relayed_event_by_event(kvasir):  # noqa: F811
     run(main)
 
 
+def test_steps_of_an_engine_are_told_relayed_and_heard(kvasir):  # noqa: F811
+    """Forward-pass metrics: made by us, passed on from an engine's own socket, and read one by one or as the newest of each rank."""
+    figures = {
+        "scheduled_num_prefill_requests": 1, "scheduled_sum_prefill_tokens": 2, "scheduled_sum_prefill_kv_tokens": 3,
+        "scheduled_num_decode_requests": 4, "scheduled_sum_decode_kv_tokens": 5, "queued_num_prefill_requests": 6,
+        "queued_sum_prefill_tokens": 7, "queued_num_decode_requests": 8, "queued_sum_decode_kv_tokens": 9,
+    }  # fmt: skip
+
+    async def main():
+        runtime = kvasir.DistributedRuntime(asyncio.get_running_loop(), "mem", "tcp", event_plane="zmq")
+        endpoint, relayed = runtime.endpoint("steps.backend.generate"), runtime.endpoint("steps.relayed.generate")
+        await kvasir.register_model(
+            kvasir.ModelInput.Tokens, kvasir.ModelType.Chat, endpoint, str(BUILTIN), "steps", worker_type=kvasir.WorkerType.Aggregated
+        )
+        worker = endpoint.connection_id()
+        publisher = kvasir.FpmDirectPublisher(endpoint, worker, dp_size=2)
+        reader, tracker = kvasir.FpmEventSubscriber(endpoint), kvasir.FpmEventSubscriber(endpoint)
+        tracker.start_tracking()
+        for wrong in (tracker.recv, reader.get_recent_stats):
+            with pytest.raises(RuntimeError):
+                wrong()
+        with pytest.raises(ValueError, match="dp_rank"):
+            publisher.publish(dp_rank=2, **figures, wall_time_secs=0.5)
+        with pytest.raises(ValueError, match="wall_time"):
+            publisher.publish(dp_rank=0, **figures, wall_time_secs=-1)
+        # Signs of life come by themselves; a step is what has taken time.
+        step = None
+        while step is None:
+            publisher.publish(dp_rank=1, **figures, wall_time_secs=0.5)
+            heard = await asyncio.to_thread(reader.recv)
+            step = heard if WALL_TIME in heard else None
+        await soon(lambda: set(tracker.get_recent_stats()) == {(str(worker), 0), (str(worker), 1)})
+        assert list(tracker.get_model_cards()) == [str(worker)] and "steps" in tracker.get_model_cards()[str(worker)]
+        # The same bytes, as an engine would publish them itself.
+        engine, second = Publisher(), kvasir.FpmEventSubscriber(relayed)
+        relay = kvasir.FpmEventRelay(relayed, engine.endpoint)
+        await asyncio.to_thread(engine.subscribed.wait, 30)
+        receiving = asyncio.ensure_future(asyncio.to_thread(second.recv))
+        sequence = 0
+        while not receiving.done():
+            engine.send([b"", sequence.to_bytes(8, "big"), step])
+            sequence += 1
+            await asyncio.sleep(0.05)
+        assert receiving.result() == step
+        for part in (relay, publisher, tracker):
+            part.shutdown()
+        # Whoever waits is let go.
+        waiting = asyncio.ensure_future(asyncio.to_thread(lambda: list(iter(second.recv, None))))
+        second.shutdown()
+        await asyncio.wait_for(waiting, 30)
+        reader.shutdown()
+        engine.close()
+        runtime.shutdown()
+
+    run(main)
+
+
 def test_lists_arrays_and_mistakes(kvasir):  # noqa: F811
     """Whatever holds whole numbers is read alike, and whatever does not is named."""
 
@@ -157,6 +217,14 @@ def test_a_batch_is_told_as_a_whole_or_not_at_all(kvasir):  # noqa: F811
         # A block that is not full ends what can be shared.
         publisher.publish_stored(array.array("I", prompt), [4, 4, 3], [7, 8, 9])
         await soon(lambda: indexer.find_matches_for_request(prompt).scores == {(worker, 0): 2})
+        # Images count in what is told and in what is looked up.
+        router, pictures = kvasir.KvRouter(endpoint, 4), [None, {"mm_objects": [{"mm_hash": 5, "offsets": [[0, 4]]}]}, None]
+        publisher.publish_stored(prompt, [4, 4, 4], [17, 18, 19], block_mm_infos=pictures)
+        while (await router.best_worker(prompt, block_mm_infos=pictures))[2] != 3:
+            await asyncio.sleep(0.01)
+        assert (await router.best_worker(prompt))[2] == 2
+        [seen], [blind] = await router.get_potential_loads(prompt, pictures), await router.get_potential_loads(prompt)
+        assert seen["potential_prefill_tokens"] < blind["potential_prefill_tokens"], (seen, blind)
         publisher.publish_cleared()
         await soon(lambda: not indexer.find_matches_for_request(prompt).scores)
         publisher.shutdown()

@@ -125,6 +125,25 @@ def test_endpoints_are_served_and_called(kvasir):  # noqa: F811
             await asyncio.sleep(0.01)
         with pytest.raises(Exception, match="instance_id=5 not found for endpoint ns/comp/count"):
             await client.direct({}, 5)
+        # Every way to choose reaches the one that is there; one that only a router has is refused.
+        for mode in (kvasir.RouterMode.LeastLoaded, kvasir.RouterMode.PowerOfTwoChoices, kvasir.RouterMode.DeviceAwareWeighted):
+            other = good.client(mode)
+            await other.wait_for_instances()
+            assert [item async for item in await other.generate({"to": 1}, annotated=False)] == [{"at": 0}]
+        assert [item async for item in await client.device_aware_weighted({"to": 1}, annotated=False)] == [{"at": 0}]
+        with pytest.raises(ValueError, match="KvRouter"):
+            good.client(kvasir.RouterMode.KV)
+        # Instances by what their engines say.
+        with pytest.raises(TimeoutError, match="pool = 'a'"):
+            await client.wait_for_instance_by_runtime_data("pool", "a", 0.05)
+        waiting = asyncio.ensure_future(client.wait_for_instances_by_runtime_data("pool", "a", 1, 60))
+        about = kvasir.ModelRuntimeConfig()
+        about.set_engine_specific("pool", "a")
+        await kvasir.register_model(
+            kvasir.ModelInput.Tokens, kvasir.ModelType.Chat, good, str(BUILTIN), "counter", runtime_config=about, worker_type=kvasir.WorkerType.Aggregated
+        )
+        assert await waiting == [good.connection_id()]
+        assert await client.wait_for_instance_by_runtime_data("pool", "a") == good.connection_id()
         failing = bad.client()
         await failing.wait_for_instances()
         stream = await failing.random("x", annotated=False)

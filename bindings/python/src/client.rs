@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvasir_discovery::{Bucket, Change, EndpointName, Instance, Record, RequestTransport};
+use kvasir_discovery::{Bucket, Card, Change, EndpointName, Instance, Record, RequestTransport};
 use kvasir_embed::ProcessPlanes;
 use kvasir_host::endpoint_of;
+use kvasir_options::router;
 use kvasir_protocol::Payload;
 use kvasir_transport::{CallContext, CallStream, PlaneError};
-use kvasir_types::{PlaneEndpoint, RequestId, Rng, WorkerId};
+use kvasir_types::{Device, PlaneEndpoint, RequestId, Rng, WorkerId};
 use pyo3::prelude::*;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -29,12 +30,44 @@ pub(crate) const ITEMS_MAX: usize = 100;
 #[derive(Default)]
 pub(crate) struct Instances {
     by_id: Mutex<BTreeMap<u64, Instance>>,
+    /// Calls of this client that run, by instance; those without any are not listed.
+    running: Mutex<BTreeMap<u64, u64>>,
     changed: Notify,
+}
+
+/// A call that runs, until it is dropped.
+struct RunningCall {
+    id: u64,
+    of: Arc<Instances>,
+}
+
+impl Drop for RunningCall {
+    fn drop(&mut self) {
+        let mut running = self.of.running();
+        let left = running.get(&self.id).map_or(0, |count| count - 1);
+        match left {
+            0 => running.remove(&self.id),
+            left => running.insert(self.id, left),
+        };
+    }
 }
 
 impl Instances {
     pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Instance>> {
         self.by_id.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn running(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a call until what is returned is dropped.
+    fn begin(self: &Arc<Self>, id: u64) -> RunningCall {
+        *self.running().entry(id).or_default() += 1;
+        RunningCall {
+            id,
+            of: Arc::clone(self),
+        }
     }
 
     async fn follow(self: Arc<Self>, planes: Arc<ProcessPlanes>, endpoint: EndpointName) {
@@ -65,7 +98,7 @@ impl Instances {
 }
 
 /// Draws ids and instances.
-fn draw() -> u64 {
+pub(crate) fn draw() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     // The standard library seeds its hashers from the system; nothing more is needed here.
     RandomState::new().build_hasher().finish()
@@ -132,15 +165,102 @@ impl Caller {
             let text = format!("no instance of endpoint {} is there", self.endpoint);
             return Err(Failure::Named("WorkerUnavailable", text));
         }
+        let mut rng = Rng::new(self.seed.fetch_add(1, Ordering::Relaxed));
+        let any = |rng: &mut Rng| rng.below(all.len() as u64) as usize;
         let at = match mode {
-            "random" => {
-                let seed = self.seed.fetch_add(1, Ordering::Relaxed);
-                Rng::new(seed).below(all.len() as u64) as usize
+            "round_robin" => self.next.fetch_add(1, Ordering::Relaxed) % all.len(),
+            "least_loaded" => self.least_busy(all.values(), &mut rng),
+            "device_aware_weighted" => self.by_device(&all, &mut rng),
+            "power_of_two" => {
+                let two = [any(&mut rng), any(&mut rng)];
+                let busy = self.instances.running();
+                let calls = |at: &usize| {
+                    let id = all.keys().nth(*at);
+                    id.and_then(|id| busy.get(id)).copied().unwrap_or(0)
+                };
+                two.into_iter().min_by_key(calls).unwrap_or_default()
             }
-            _ => self.next.fetch_add(1, Ordering::Relaxed) % all.len(),
+            _ => any(&mut rng),
         };
         let found = all.values().nth(at).cloned();
         found.ok_or_else(|| Failure::Plain("no instance".into()))
+    }
+
+    /// Which of these has the fewest calls of this client, by its place among all; chance decides among equals.
+    fn least_busy<'a>(&self, of: impl Iterator<Item = &'a Instance>, rng: &mut Rng) -> usize {
+        self.least(of.enumerate(), rng)
+    }
+
+    fn least<'a>(&self, of: impl Iterator<Item = (usize, &'a Instance)>, rng: &mut Rng) -> usize {
+        let running = self.instances.running();
+        let calls = |instance: &Instance| running.get(&instance.instance_id).copied();
+        let found = of.min_by_key(|(_, instance)| (calls(instance).unwrap_or(0), rng.next_u64()));
+        found.map_or(0, |(at, _)| at)
+    }
+
+    /// CPUs and GPUs in proportion to their worth, as the router chooses: a CPU only while the GPUs have so much more.
+    fn by_device(&self, all: &BTreeMap<u64, Instance>, rng: &mut Rng) -> usize {
+        let (mut cpus, mut gpus) = ((0u64, 0u64), (0u64, 0u64));
+        {
+            let running = self.instances.running();
+            for (id, instance) in all {
+                let group = if is_cpu(instance) {
+                    &mut cpus
+                } else {
+                    &mut gpus
+                };
+                group.0 += 1;
+                group.1 += running.get(id).copied().unwrap_or(0);
+            }
+        }
+        if cpus.0 == 0 || gpus.0 == 0 {
+            return self.least_busy(all.values(), rng);
+        }
+        let worth = u64::from(router::ENCODER_CUDA_TO_CPU_RATIO.default.max(1)) * gpus.0;
+        let cpu = cpus.1 < gpus.1 * cpus.0 / worth;
+        let group = all.values().enumerate();
+        self.least(group.filter(|(_, one)| is_cpu(one) == cpu), rng)
+    }
+}
+
+fn is_cpu(instance: &Instance) -> bool {
+    let device = instance.device_type.as_deref().and_then(Device::from_name);
+    device == Some(Device::Cpu)
+}
+
+/// Waits until the cards of so many instances of an endpoint say a text of their engine's; their ids.
+async fn told_by(
+    planes: Arc<ProcessPlanes>,
+    endpoint: EndpointName,
+    (key, value): (String, String),
+    count: usize,
+) -> Vec<u64> {
+    let mut watch = planes.store.watch(&[Bucket::Models]);
+    let mut found = BTreeMap::new();
+    loop {
+        match watch.next().await {
+            Change::Added(at, record) | Change::Updated(at, record) => {
+                let Record::Model(entry) = &*record else {
+                    continue;
+                };
+                let card = Card::parse(&entry.card_json).ok();
+                let told = card
+                    .as_ref()
+                    .and_then(|card| card.runtime_data(&key)?.as_str());
+                match entry.name() == endpoint && told == Some(&*value) {
+                    true => found.insert(at, entry.instance_id),
+                    false => found.remove(&at),
+                };
+            }
+            Change::Removed(at) => drop(found.remove(&at)),
+            Change::Synced | Change::Lost(_) | Change::Restored => {}
+        }
+        let mut ids: Vec<u64> = found.values().copied().collect();
+        ids.sort_unstable();
+        ids.dedup();
+        if ids.len() >= count {
+            return ids;
+        }
     }
 }
 
@@ -231,7 +351,21 @@ impl Caller {
         process::awaitable(py, work, |py, ids| Ok(ids.into_pyobject(py)?.unbind()))
     }
 
-    /// Calls one instance: `mode` is random or round_robin, an id names it. The answer has begun when this is done.
+    /// Waits until the cards of so many instances have this text of their engine's under this key; their ids.
+    fn wait_by_runtime_data<'py>(
+        &self,
+        py: Python<'py>,
+        key: String,
+        value: String,
+        count: usize,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (planes, endpoint) = (Arc::clone(&self.planes), self.endpoint.clone());
+        let work = async move { Ok(told_by(planes, endpoint, (key, value), count).await) };
+        process::awaitable(py, work, |py, ids| Ok(ids.into_pyobject(py)?.unbind()))
+    }
+
+    /// Calls one instance: `mode` is random, round_robin, least_loaded, power_of_two or device_aware_weighted; an id names it. The answer
+    /// has begun when this is done.
     #[pyo3(signature = (request, mode, instance_id, annotated, context_id, metadata, cancellation))]
     #[expect(clippy::too_many_arguments, reason = "called by kvasir.runtime alone")]
     fn call<'py>(
@@ -263,6 +397,7 @@ impl Caller {
             },
         };
         let (planes, stopped) = (Arc::clone(&self.planes), cancellation.token.clone());
+        let running = self.instances.begin(instance.instance_id);
         let (handle, tasks) = process::runtime()?;
         let work = async move {
             let call = tokio::select! {
@@ -273,6 +408,7 @@ impl Caller {
             let to = Arc::clone(&shared);
             let reading = async move {
                 let failed = pump(call, stopped, &to).await;
+                drop(running);
                 to.end(failed);
             };
             let task = tasks.spawn_on(&handle, reading).abort_handle();

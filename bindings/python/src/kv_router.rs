@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use kvasir_discovery::EndpointName;
 use kvasir_embed::{HeldBookings, ProcessFleet};
+use kvasir_hash::sequence_hashes;
 use kvasir_host::{EndpointAnswer, EndpointJob, PromptBlocks, RouterSetup};
 use kvasir_index::{Match, Matches};
 use kvasir_msgpack::Value;
@@ -49,12 +50,19 @@ impl EndpointRouter {
         tokens: &[Token],
         lora: Option<&str>,
         salt: Option<&str>,
-    ) -> PromptBlocks {
-        let scope = hashing::scope(lora, salt, None);
-        match tokens.len() < 1 << 15 {
-            true => self.fleet.model.name_blocks_in(tokens, &scope),
-            false => py.detach(|| self.fleet.model.name_blocks_in(tokens, &scope)),
+        media: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<PromptBlocks> {
+        let (scope, model) = (hashing::scope(lora, salt, None), &self.fleet.model);
+        if let Some(infos) = media {
+            let media = hashing::media_of(infos)?;
+            let locals = hashing::media_hashes(tokens, model.block_size, &scope, &media);
+            let sequence = sequence_hashes(&locals);
+            return Ok(model.host.named_blocks(locals.into(), sequence.into()));
         }
+        Ok(match tokens.len() < 1 << 15 {
+            true => model.name_blocks_in(tokens, &scope),
+            false => py.detach(|| model.name_blocks_in(tokens, &scope)),
+        })
     }
 }
 
@@ -142,7 +150,7 @@ impl EndpointRouter {
 
     /// Sends a request, which is Dynamo's `PreprocessedRequest` as a dictionary, to the best worker, or to the one named.
     #[pyo3(signature = (request, router_config_override=None, worker_id=None, dp_rank=None, required_taints=None,
-        preferred_taints=None, response_buffer_size=100))]
+        preferred_taints=None, response_buffer_size=100, block_mm_infos=None))]
     #[expect(clippy::too_many_arguments, reason = "called by kvasir.llm alone")]
     fn generate<'py>(
         &self,
@@ -154,6 +162,7 @@ impl EndpointRouter {
         required_taints: Option<Vec<String>>,
         preferred_taints: Option<&Bound<'py, PyDict>>,
         response_buffer_size: usize,
+        block_mm_infos: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let value = trees::from_python(request.as_any())?;
         let payload = Payload::of_value(Codec::MessagePack, &value);
@@ -169,7 +178,8 @@ impl EndpointRouter {
             .or(routing.backend_instance_id)
             .or(routing.decode_worker_id);
         let lora = routing.lora_name.as_deref();
-        let blocks = self.blocks(py, &request.token_ids, lora, routing.cache_salt.as_deref());
+        let salt = routing.cache_salt.as_deref();
+        let blocks = self.blocks(py, &request.token_ids, lora, salt, block_mm_infos)?;
         let limits = Limits {
             overrides: router_config_override,
             required_taints,
@@ -216,7 +226,7 @@ impl EndpointRouter {
 
     /// `(worker_id, dp_rank, overlap_blocks)`; books if there is a request id, which may wait.
     #[pyo3(signature = (token_ids, router_config_override=None, request_id=None, lora_name=None, required_taints=None,
-        preferred_taints=None, strict_priority=0, policy_class=None, cache_namespace=None))]
+        preferred_taints=None, strict_priority=0, policy_class=None, cache_namespace=None, block_mm_infos=None))]
     #[expect(clippy::too_many_arguments, reason = "called by kvasir.llm alone")]
     fn best_worker<'py>(
         &self,
@@ -230,9 +240,10 @@ impl EndpointRouter {
         strict_priority: u32,
         policy_class: Option<&str>,
         cache_namespace: Option<&str>,
+        block_mm_infos: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let tokens = values::tokens(token_ids)?;
-        let blocks = self.blocks(py, &tokens, lora_name, cache_namespace);
+        let blocks = self.blocks(py, &tokens, lora_name, cache_namespace, block_mm_infos)?;
         if let Some(name) = request_id.as_ref().filter(|name| self.held.holds(name)) {
             return Err(errors::already_there(py, name));
         }
@@ -290,19 +301,20 @@ impl EndpointRouter {
     }
 
     /// What each rank would have to do if a prompt went there.
-    #[pyo3(signature = (token_ids, lora_name=None, cache_namespace=None))]
+    #[pyo3(signature = (token_ids, lora_name=None, cache_namespace=None, block_mm_infos=None))]
     fn potential_loads<'py>(
         &self,
         py: Python<'py>,
         token_ids: &Bound<'py, PyAny>,
         lora_name: Option<&str>,
         cache_namespace: Option<&str>,
+        block_mm_infos: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let tokens = values::tokens(token_ids)?;
         if tokens.is_empty() {
             return Err(PyValueError::new_err("the prompt has no tokens"));
         }
-        let blocks = self.blocks(py, &tokens, lora_name, cache_namespace);
+        let blocks = self.blocks(py, &tokens, lora_name, cache_namespace, block_mm_infos)?;
         let prompt = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
         let loads = self.fleet.model.potential_loads(prompt, &blocks);
         loads.iter().map(|load| load_row(py, load)).collect()
@@ -310,16 +322,17 @@ impl EndpointRouter {
 
     /// How many leading blocks of a prompt each rank holds: worker, rank, in device memory, after those in host memory, after those further
     /// away.
-    #[pyo3(signature = (token_ids, lora_name=None, cache_namespace=None))]
+    #[pyo3(signature = (token_ids, lora_name=None, cache_namespace=None, block_mm_infos=None))]
     fn overlaps(
         &self,
         py: Python<'_>,
         token_ids: &Bound<'_, PyAny>,
         lora_name: Option<&str>,
         cache_namespace: Option<&str>,
+        block_mm_infos: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Vec<OverlapRow>> {
         let tokens = values::tokens(token_ids)?;
-        let blocks = self.blocks(py, &tokens, lora_name, cache_namespace);
+        let blocks = self.blocks(py, &tokens, lora_name, cache_namespace, block_mm_infos)?;
         let found = self.fleet.model.overlaps(&blocks).sorted();
         let row = |found: Match| {
             let rank = found.rank;

@@ -2,9 +2,10 @@
 //!
 //! What always holds: the runtime begins with the first thing that needs it and ends when the interpreter does, before Python is taken down;
 //! a process that was forked from one that had a runtime is refused, since its threads are not there; no lock here is held while
-//! Python runs, and none is taken without the GIL.
+//! Python runs.
 
 use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use kvasir_embed::EmbedError;
@@ -54,9 +55,94 @@ pub(crate) fn wait<T: Send>(
     done.map_err(|failure| failure.into_error(py))
 }
 
+/// What is to be woken in one event loop. However many wait, the loop is told once, and wakes them all in its next turn: to tell it
+/// takes the GIL and a system call, which would be most of what a token costs.
+struct Alarm {
+    event_loop: Py<PyAny>,
+    ringing: Mutex<Vec<Py<PyAny>>>,
+}
+
+/// The alarms of all event loops. A program has one loop, or a few.
+static ALARMS: Mutex<Vec<Arc<Alarm>>> = Mutex::new(Vec::new());
+
+fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Alarm {
+    /// That of an event loop; those of loops that are closed go.
+    fn of(event_loop: &Bound<'_, PyAny>) -> Arc<Self> {
+        let known = locked(&ALARMS)
+            .iter()
+            .find(|alarm| alarm.event_loop.as_ptr() == event_loop.as_ptr())
+            .cloned();
+        if let Some(known) = known {
+            return known;
+        }
+        let alarm = Arc::new(Self {
+            event_loop: event_loop.clone().unbind(),
+            ringing: Mutex::default(),
+        });
+        let before = std::mem::take(&mut *locked(&ALARMS));
+        let is_open = |alarm: &Arc<Self>| {
+            let closed = alarm
+                .event_loop
+                .bind(event_loop.py())
+                .call_method0("is_closed");
+            closed.is_ok_and(|closed| !closed.is_truthy().unwrap_or(true))
+        };
+        let mut kept: Vec<_> = before.into_iter().filter(is_open).collect();
+        kept.push(Arc::clone(&alarm));
+        locked(&ALARMS).extend(kept);
+        alarm
+    }
+
+    /// Completes a future with nothing in the loop's next turn.
+    fn ring(self: &Arc<Self>, future: Py<PyAny>) {
+        let is_first = {
+            let mut ringing = locked(&self.ringing);
+            ringing.push(future);
+            ringing.len() == 1
+        };
+        if !is_first {
+            return;
+        }
+        let told = Python::try_attach(|py| {
+            let alarm = Arc::clone(self);
+            let told = Py::new(py, Wake { alarm })?;
+            self.event_loop
+                .call_method1(py, "call_soon_threadsafe", (told,))
+        });
+        if !matches!(told, Some(Ok(_))) {
+            // A loop that is closed takes nothing, and nobody waits for it.
+            drop(std::mem::take(&mut *locked(&self.ringing)));
+        }
+    }
+}
+
+/// Wakes all that are to be woken. Called by the event loop.
+#[pyclass(frozen, module = "kvasir._core")]
+pub(crate) struct Wake {
+    alarm: Arc<Alarm>,
+}
+
+#[pymethods]
+impl Wake {
+    fn __call__(&self, py: Python<'_>) -> PyResult<()> {
+        let ringing = std::mem::take(&mut *locked(&self.alarm.ringing));
+        for future in ringing {
+            let future = future.bind(py);
+            if !future.call_method0("done")?.is_truthy()? {
+                future.call_method1("set_result", (py.None(),))?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A future of Python's that a task of ours completes.
 pub(crate) struct Promise {
-    event_loop: Py<PyAny>,
+    alarm: Arc<Alarm>,
     future: Py<PyAny>,
 }
 
@@ -71,10 +157,15 @@ impl Promise {
         let event_loop = running.bind(py).call0()?;
         let future = event_loop.call_method0("create_future")?;
         let promise = Self {
-            event_loop: event_loop.unbind(),
+            alarm: Alarm::of(&event_loop),
             future: future.clone().unbind(),
         };
         Ok((promise, future))
+    }
+
+    /// Completes it with nothing. Nothing happens if the loop or the interpreter has ended.
+    pub(crate) fn wake(self) {
+        self.alarm.ring(self.future);
     }
 
     /// Completes it with what `make` makes. Nothing happens if the loop or the interpreter has ended.
@@ -93,6 +184,7 @@ impl Promise {
                 let arguments = (settle, self.future, value, error);
                 // A loop that is closed takes nothing, and nobody waits for it.
                 let _ = self
+                    .alarm
                     .event_loop
                     .call_method1(py, "call_soon_threadsafe", arguments);
             }

@@ -87,7 +87,7 @@ impl Shared {
 
 fn wake(waiter: Option<Promise>) {
     if let Some(waiter) = waiter {
-        waiter.settle(|py| Ok(py.None()));
+        waiter.wake();
     }
 }
 

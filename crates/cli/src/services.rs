@@ -10,8 +10,7 @@ use kvasir_config::{Command, Origin, Settings, keys};
 use kvasir_frontend::{
     ByteSource, Cut, HttpServer, Limits, Reply, ReplyBody, WholeApi, WholeService, http_threads,
 };
-use kvasir_host::{HostContext, RouterSetup};
-use kvasir_router::RouterMode;
+use kvasir_host::HostContext;
 use kvasir_services::{
     Answer, AnswerBody, Api, Ask, Indexer, ReplicaSync, SelectOptions, Selector, SlotTracker, Verb,
 };
@@ -37,7 +36,7 @@ pub(crate) async fn run(command: Command, settings: &Settings) -> Result<(), Fai
         tasks: Tasks::new(),
     };
     let threads = || serve::event_threads(settings);
-    let setup = setup(settings)?;
+    let setup = wiring::service_setup(settings)?;
     match command {
         Command::Indexer => {
             let indexer = Indexer::new(setup, context.clone(), Some(threads()?));
@@ -95,17 +94,6 @@ fn sync_peers(settings: &Settings) -> Vec<String> {
 
 fn bad_peer(error: &str) -> BadConfig {
     BadConfig(format!("--replica-sync-peers: {error}"))
-}
-
-/// How its routers are made: by cache, whatever the default of a frontend is.
-fn setup(settings: &Settings) -> Result<RouterSetup, Failure> {
-    let mut setup = wiring::router_setup(settings)?;
-    if *settings.origin(keys::ROUTER_MODE) == Origin::Default {
-        setup.config.router_mode = RouterMode::Kv;
-    }
-    // Clients tell of each block of an answer.
-    setup.config.router_track_output_blocks = true;
-    Ok(setup)
 }
 
 /// Listens to the engines of `--listen`: `id=address` or `id:rank=address`.

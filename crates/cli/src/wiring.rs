@@ -15,7 +15,7 @@ use kvasir_frontend::{
 use kvasir_planes::SetupError;
 use kvasir_router::{BypassPolicy, BypassTerms, RouterMode, TwoStepTerms};
 use kvasir_setup::{PROTECTED_WAIT, RouterSetupError, mode_of_models};
-pub(crate) use kvasir_setup::{protects, router_setup, seed};
+pub(crate) use kvasir_setup::{protects, router_setup, seed, service_setup};
 use kvasir_telemetry::{Clock, Identity, LogBounds, MetricOptions, ProcessKind, TunedBounds, log};
 use kvasir_text::{FolderError, ModelFolders};
 use kvasir_types::{ApiKey, Role, WorkerRecord};

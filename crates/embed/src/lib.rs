@@ -2,7 +2,7 @@
 //!
 //! Answers one question: what does a program need that has the router and the planes in itself, whatever language it is written in?
 //! [`ProcessPlanes`] is its store, its request planes and its lease, as its environment names them; [`ProcessFleet`] follows the workers
-//! of one endpoint behind one router; [`HeldBookings`] are bookings that the program frees by name; [`runtime`] is where tasks
+//! of one endpoint behind one router; [`ChannelListener`] hears a topic of it; [`HeldBookings`] are bookings that the program frees by name; [`runtime`] is where tasks
 //! run in a program that has no runtime of its own.
 //!
 //! What always holds: nothing is connected, bound or announced before something needs it, and all of it ends with its owner; a process
@@ -10,12 +10,14 @@
 //!
 //! Elsewhere: what a language sees (`bindings`), routers from options (`kvasir-setup`), the router in the real world (`kvasir-host`).
 
+mod channel_listener;
 mod error;
 mod fleet;
 mod held;
 mod planes;
 mod runtime;
 
+pub use channel_listener::ChannelListener;
 pub use error::EmbedError;
 pub use fleet::ProcessFleet;
 pub use held::HeldBookings;

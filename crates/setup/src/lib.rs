@@ -91,6 +91,17 @@ pub fn router_setup(settings: &Settings) -> Result<RouterSetup, RouterSetupError
     })
 }
 
+/// The same for services that are asked for workers: by cache, whatever the default of a frontend is.
+pub fn service_setup(settings: &Settings) -> Result<RouterSetup, RouterSetupError> {
+    let mut setup = router_setup(settings)?;
+    if *settings.origin(keys::ROUTER_MODE) == Origin::Default {
+        setup.config.router_mode = RouterMode::Kv;
+    }
+    // Clients tell of each block of an answer.
+    setup.config.router_track_output_blocks = true;
+    Ok(setup)
+}
+
 /// The measured profile that the `aic-*` options name.
 fn aic_profile(settings: &Settings) -> Result<Preset, RouterSetupError> {
     let system = settings.get(keys::AIC_SYSTEM).unwrap_or_default();

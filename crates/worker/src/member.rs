@@ -140,7 +140,7 @@ impl EndpointMember {
         Ok(LoadPublisher { channel })
     }
 
-    async fn channel(&self, topic: Topic) -> Result<Channel, JoinError> {
+    pub(crate) async fn channel(&self, topic: Topic) -> Result<Channel, JoinError> {
         let channel = Channel::open(topic, &self.carrier, self.clock, &self.tasks).await;
         channel.map_err(|cause| JoinError::Channel { topic, cause })
     }
@@ -173,11 +173,11 @@ impl EndpointMember {
         Ok((served, self.instance(endpoint)))
     }
 
-    async fn put(&self, record: Record) -> Result<(), JoinError> {
+    pub(crate) async fn put(&self, record: Record) -> Result<(), JoinError> {
         Ok(self.lease.put(record).await?)
     }
 
-    async fn remove(&self, key: RecordKey) -> Result<(), JoinError> {
+    pub(crate) async fn remove(&self, key: RecordKey) -> Result<(), JoinError> {
         Ok(self.lease.remove(key).await?)
     }
 }

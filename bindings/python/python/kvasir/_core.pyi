@@ -19,10 +19,14 @@ __all__ = [
     "KvRouterConfig",
     "LoadReports",
     "OverlapScores",
+    "PassReader",
+    "PassRelay",
+    "PassReports",
     "RadixTree",
     "Reply",
     "Router",
     "Runtime",
+    "Selection",
     "Served",
     "__version__",
     "announce_model",
@@ -540,6 +544,7 @@ class Caller:
     def instance_ids(self) -> list[int]: ...
     def instances(self) -> list[tuple[int, str, str, str | None]]: ...
     def wait_for_instances(self, count: int) -> Awaitable[list[int]]: ...
+    def wait_by_runtime_data(self, key: str, value: str, count: int) -> Awaitable[list[int]]: ...
     def call(
         self,
         request: Any,
@@ -623,6 +628,53 @@ class LoadReports:
     ) -> None: ...
 
 @final
+class Selection:
+    """`kvasir select` without its door."""
+
+    def __new__(
+        cls,
+        cache: tuple[str | None, str | None, str | None],
+        session_ttl_secs: int | None = None,
+        sync_port: int | None = None,
+        sync_peers: Sequence[str] = ...,
+    ) -> Selection: ...
+    def ask(self, verb: str, path: str, body: bytes) -> Awaitable[tuple[int, bytes]]: ...
+    def ask_now(self, verb: str, path: str, body: bytes) -> tuple[int, bytes]: ...
+    def shutdown(self) -> None: ...
+
+@final
+class PassReports:
+    """What the ranks of a worker compute."""
+
+    def __new__(cls, runtime: Runtime, name: _Name, worker_id: int, ranks: int) -> PassReports: ...
+    def publish(
+        self,
+        dp_rank: int,
+        scheduled: tuple[int, int, int, int, int],
+        queued: tuple[int, int, int, int],
+        wall_time_secs: float,
+    ) -> None: ...
+    def shutdown(self) -> None: ...
+
+@final
+class PassRelay:
+    """Passes on an engine's own reports."""
+
+    def __new__(cls, runtime: Runtime, name: _Name, engine_socket: str) -> PassRelay: ...
+    def shutdown(self) -> None: ...
+
+@final
+class PassReader:
+    """Hears what the workers of an endpoint compute."""
+
+    def __new__(cls, runtime: Runtime, name: _Name) -> PassReader: ...
+    def recv(self) -> bytes | None: ...
+    def track(self) -> None: ...
+    def recent(self) -> dict[tuple[str, int], bytes]: ...
+    def cards(self) -> dict[str, str]: ...
+    def shutdown(self) -> None: ...
+
+@final
 class EndpointRouter:
     """The router of `kvasir.llm.KvRouter`."""
 
@@ -649,6 +701,7 @@ class EndpointRouter:
         required_taints: Sequence[str] | None = None,
         preferred_taints: dict[str, float] | None = None,
         response_buffer_size: int = 100,
+        block_mm_infos: Any = None,
     ) -> Awaitable[Answer]: ...
     def best_worker(
         self,
@@ -661,13 +714,14 @@ class EndpointRouter:
         strict_priority: int = 0,
         policy_class: str | None = None,
         cache_namespace: str | None = None,
+        block_mm_infos: Any = None,
     ) -> Awaitable[tuple[int, int, int]]: ...
     def measure_best_worker(self, token_ids: _Tokens, rounds: int) -> float: ...
     def potential_loads(
-        self, token_ids: _Tokens, lora_name: str | None = None, cache_namespace: str | None = None
+        self, token_ids: _Tokens, lora_name: str | None = None, cache_namespace: str | None = None, block_mm_infos: Any = None
     ) -> list[dict[str, int]]: ...
     def overlaps(
-        self, token_ids: _Tokens, lora_name: str | None = None, cache_namespace: str | None = None
+        self, token_ids: _Tokens, lora_name: str | None = None, cache_namespace: str | None = None, block_mm_infos: Any = None
     ) -> list[tuple[int, int, int, int, int]]: ...
     def find_matches(self, sequence: Iterable[int]) -> OverlapScores: ...
     def mark_prefill_complete(self, request_id: str) -> None: ...

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from kvasir import _core
 from kvasir._core import (
@@ -17,7 +18,7 @@ from kvasir._core import (
     compute_seq_hash_for_block,
     lora_name_to_id,
 )
-from kvasir.exceptions import HttpError, RouterQueueLimitExceeded
+from kvasir.exceptions import HttpError, RouterQueueLimitExceeded, SelectionServiceError
 from kvasir.runtime import Component, Endpoint, Stream
 
 
@@ -163,6 +164,10 @@ class ModelRuntimeConfig:
     kv_event_publishing_enabled: bool | None = None
     enable_eagle: bool = False
     taints: set[str] = field(default_factory=set)
+    topology_domains: dict[str, str] = field(default_factory=dict)
+    kv_transfer_domain: str | None = None
+    kv_transfer_enforcement: str | None = None
+    kv_transfer_preferred_weight: float | None = None
     runtime_data: dict[str, Any] = field(default_factory=dict)
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
@@ -201,6 +206,11 @@ class ModelRuntimeConfig:
         }
         if self.kv_event_publishing_enabled is not None:
             told["kv_event_publishing_enabled"] = self.kv_event_publishing_enabled
+        if self.topology_domains:
+            told["topology_domains"] = dict(self.topology_domains)
+        for name in ("kv_transfer_domain", "kv_transfer_enforcement", "kv_transfer_preferred_weight"):
+            if getattr(self, name) is not None:
+                told[name] = getattr(self, name)
         if self.taints:
             told["taints"] = sorted(self.taints)
         if self.bootstrap_host is not None or self.bootstrap_port is not None:
@@ -443,6 +453,241 @@ class WorkerMetricsPublisher:
         self._core.publish(dp_rank, active_decode_blocks, kv_used_blocks)
 
 
+class FpmDirectPublisher:
+    """Tells what an engine computes in each of its steps. A rank of which nothing is told gives a sign of life each second."""
+
+    def __init__(self, endpoint: Endpoint, worker_id: int, dp_size: int = 1) -> None:
+        self._core = _core.PassReports(endpoint._runtime._core, endpoint._name, worker_id, dp_size)
+
+    def publish(
+        self,
+        *,
+        dp_rank: int,
+        scheduled_num_prefill_requests: int,
+        scheduled_sum_prefill_tokens: int,
+        scheduled_sum_prefill_kv_tokens: int,
+        scheduled_num_decode_requests: int,
+        scheduled_sum_decode_kv_tokens: int,
+        queued_num_prefill_requests: int,
+        queued_sum_prefill_tokens: int,
+        queued_num_decode_requests: int,
+        queued_sum_decode_kv_tokens: int,
+        wall_time_secs: float,
+    ) -> None:
+        """A rank made a step: what it computed, what waits, and how long it took."""
+        scheduled = (
+            scheduled_num_prefill_requests,
+            scheduled_sum_prefill_tokens,
+            scheduled_sum_prefill_kv_tokens,
+            scheduled_num_decode_requests,
+            scheduled_sum_decode_kv_tokens,
+        )
+        queued = (queued_num_prefill_requests, queued_sum_prefill_tokens, queued_num_decode_requests, queued_sum_decode_kv_tokens)
+        self._core.publish(dp_rank, scheduled, queued, wall_time_secs)
+
+    def shutdown(self) -> None:
+        """Tells nothing more."""
+        self._core.shutdown()
+
+
+class FpmEventRelay:
+    """Passes on the reports that an engine's own socket publishes."""
+
+    def __init__(self, endpoint: Endpoint, zmq_endpoint: str) -> None:
+        self._core = _core.PassRelay(endpoint._runtime._core, endpoint._name, zmq_endpoint)
+
+    def shutdown(self) -> None:
+        """Passes on nothing more."""
+        self._core.shutdown()
+
+
+class FpmEventSubscriber:
+    """Hears what the workers of an endpoint compute: one report after the other (`recv`), or the newest of each rank (`start_tracking`)."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._core = _core.PassReader(endpoint._runtime._core, endpoint._name)
+        self._tracks = False
+
+    def recv(self) -> bytes | None:
+        """The next report, as MessagePack; blocks. None after `shutdown`."""
+        if self._tracks:
+            raise RuntimeError("recv() cannot be used after start_tracking()")
+        return self._core.recv()
+
+    def start_tracking(self) -> None:
+        """Keeps the newest report of each rank from now on."""
+        if not self._tracks:
+            self._tracks = True
+            self._core.track()
+
+    def get_recent_stats(self) -> dict[tuple[str, int], bytes]:
+        """The newest report of each rank of a worker that is there, by `(worker_id, dp_rank)`."""
+        if not self._tracks:
+            raise RuntimeError("call start_tracking() first")
+        return self._core.recent()
+
+    def get_model_cards(self) -> dict[str, str]:
+        """The cards of the workers that are there, as JSON, by worker id."""
+        if not self._tracks:
+            raise RuntimeError("call start_tracking() first")
+        return self._core.cards()
+
+    def shutdown(self) -> None:
+        """Hears nothing more."""
+        self._core.shutdown()
+
+
+@dataclass(kw_only=True)
+class SelectionCacheConfig:
+    """How long and how many selections can be turned into reservations."""
+
+    ttl_secs: float | None = None
+    max_entries: int | None = None
+    max_bytes: int | None = None
+
+
+_KINDS = {404: "not_found", 405: "not_found", 409: "conflict", 429: "overloaded", 501: "unsupported", 503: "not_ready"}
+
+
+class SelectionService:
+    """Chooses and books workers for a program that forwards requests itself: `kvasir select` in this process, without planes.
+
+    Requests and answers are those of its HTTP routes. Options come from the environment, as for `kvasir select`.
+    """
+
+    def __init__(
+        self,
+        *,
+        indexer_threads: int = 4,
+        indexer_peers: Sequence[str] | None = None,
+        replica_sync_port: int | None = None,
+        replica_sync_peers: Sequence[str] | None = None,
+        selection_cache: SelectionCacheConfig | None = None,
+        session_affinity_ttl_secs: float | None = None,
+    ) -> None:
+        if indexer_threads <= 0:
+            raise ValueError("indexer_threads must be more than 0")
+        if indexer_peers:
+            raise ValueError("indexer_peers is not taken: engines are listened to, and an engine's replay socket fills the index")
+        cache = selection_cache if selection_cache is not None else SelectionCacheConfig()
+        figures = (cache.ttl_secs, cache.max_entries, cache.max_bytes)
+        ttl, entries, most = (None if figure is None else str(figure) for figure in figures)
+        session = None if session_affinity_ttl_secs is None else round(session_affinity_ttl_secs)
+        self._core = _core.Selection((ttl, entries, most), session, replica_sync_port, list(replica_sync_peers or []))
+
+    def shutdown(self) -> None:
+        """Listens to no engine any more; what is asked from now on is refused."""
+        self._core.shutdown()
+
+    async def shutdown_async(self) -> None:
+        """The same."""
+        self._core.shutdown()
+
+    @staticmethod
+    def _body(request: Any) -> bytes:
+        if not isinstance(request, Mapping):
+            raise ValueError(f"a request is a mapping, not {type(request).__name__}")
+        return json.dumps(request).encode()
+
+    def _named(self, request: Any) -> Any:
+        return {"model_name": "default", **request} if isinstance(request, Mapping) else request
+
+    @staticmethod
+    def _told(answer: tuple[int, bytes]) -> Any:
+        status, body = answer
+        if status < 300:
+            return json.loads(body) if body else None
+        try:
+            error = str(json.loads(body)["error"])
+        except (ValueError, KeyError, TypeError):
+            error = body.decode(errors="replace") or f"status {status}"
+        if status in (400, 413, 422):
+            raise ValueError(error)
+        raise SelectionServiceError(error, _KINDS.get(status, "internal"), status)
+
+    async def _ask(self, verb: str, path: str, request: Any = None) -> Any:
+        return self._told(await self._core.ask(verb, path, b"" if request is None else self._body(request)))
+
+    def _ask_now(self, verb: str, path: str, request: Any = None) -> Any:
+        return self._told(self._core.ask_now(verb, path, b"" if request is None else self._body(request)))
+
+    async def upsert_worker(self, worker: Mapping[str, Any]) -> dict[str, Any]:
+        """Adds or replaces a worker and listens to its events; what is known of it."""
+        return await self._ask("POST", "/workers", self._named(worker))  # type: ignore[no-any-return]
+
+    async def patch_worker(self, worker_id: int, patch: Mapping[str, Any]) -> dict[str, Any]:
+        """Changes what is known of a worker."""
+        return await self._ask("PATCH", f"/workers/{worker_id}", patch)  # type: ignore[no-any-return]
+
+    async def delete_worker(self, worker_id: int) -> dict[str, Any]:
+        """Forgets a worker; what was known of it."""
+        return await self._ask("DELETE", f"/workers/{worker_id}")  # type: ignore[no-any-return]
+
+    def list_workers(self, *, model_name: str | None = None, routing_group: str | None = None) -> list[dict[str, Any]]:
+        """What is known of the workers, of one model or group if one is named."""
+        return _of_group(self._ask_now("GET", "/workers"), model_name, routing_group)
+
+    def ready(self) -> dict[str, Any]:
+        """Whether a worker can be chosen."""
+        status, body = self._core.ask_now("GET", "/ready", b"")
+        told = json.loads(body)
+        return told if "ready" in told else self._told((status, body))  # type: ignore[no-any-return]
+
+    async def overlap_scores(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """How much of a prompt each worker holds."""
+        return await self._ask("POST", "/overlap_scores", self._named(request))  # type: ignore[no-any-return]
+
+    async def select(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The best worker; books nothing."""
+        return await self._ask("POST", "/select", self._named(request))  # type: ignore[no-any-return]
+
+    async def select_and_reserve(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The best worker, booked."""
+        return await self._ask("POST", "/select_and_reserve", self._named(request))  # type: ignore[no-any-return]
+
+    async def create_reservation(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Books what was selected under `selection_id`, or the `worker_id` that is named."""
+        return await self._ask("POST", "/reservations", self._named(request))  # type: ignore[no-any-return]
+
+    async def prefill_complete(self, selection_id: str) -> None:
+        """The first token of a reservation came."""
+        await self._ask("POST", f"/reservations/{quote(selection_id, safe='')}/prefill_complete")
+
+    def add_output_block(self, selection_id: str, *, decay_fraction: float | None = None) -> None:
+        """A reservation has generated a block."""
+        told = {} if decay_fraction is None else {"decay_fraction": decay_fraction}
+        self._ask_now("POST", f"/reservations/{quote(selection_id, safe='')}/output_block", told)
+
+    async def free_reservation(self, selection_id: str) -> None:
+        """A reservation ended."""
+        await self._ask("DELETE", f"/reservations/{quote(selection_id, safe='')}")
+
+    def loads(self, *, model_name: str | None = None, routing_group: str | None = None) -> list[dict[str, Any]]:
+        """What is booked on each worker, group by group."""
+        return _of_group(self._ask_now("GET", "/loads"), model_name, routing_group)
+
+    async def potential_loads(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What each worker would have to do if a prompt went there."""
+        return await self._ask("POST", "/potential_loads", self._named(request))  # type: ignore[no-any-return]
+
+    def list_replica_peers(self) -> list[Any]:
+        """Where other services of its kind are."""
+        return self._ask_now("GET", "/replica_sync/peers")  # type: ignore[no-any-return]
+
+    def register_replica_peer(self, endpoint: str) -> None:
+        """Listens to another service of its kind."""
+        self._ask_now("POST", "/replica_sync/register_peer", {"endpoint": endpoint})
+
+    def deregister_replica_peer(self, endpoint: str) -> None:
+        """Listens to it no more."""
+        self._ask_now("POST", "/replica_sync/deregister_peer", {"endpoint": endpoint})
+
+
+def _of_group(rows: Any, model_name: str | None, routing_group: str | None) -> list[dict[str, Any]]:
+    wanted = {"model_name": model_name, "routing_group": routing_group}
+    return [row for row in rows if all(value is None or row.get(name) == value for name, value in wanted.items())]
+
+
 class KvRouter:
     """Routes prompts to the workers of an endpoint by what their caches hold and how loaded they are.
 
@@ -515,7 +760,7 @@ class KvRouter:
 
         The request is booked until its answer ends; letting go of the stream ends both.
         """
-        del block_mm_infos, mm_routing_info
+        del mm_routing_info
         request: dict[str, Any] = {
             "model": model,
             "token_ids": list(token_ids),
@@ -529,7 +774,9 @@ class KvRouter:
             request["extra_args"] = extra_args
         if multi_modal_data is not None:
             request["multi_modal_data"] = multi_modal_data
-        return await self._send(request, router_config_override, worker_id, dp_rank, routing_constraints, response_buffer_size)
+        return await self._send(
+            request, router_config_override, worker_id, dp_rank, routing_constraints, response_buffer_size, block_mm_infos
+        )
 
     async def generate_from_request(self, request: dict[str, Any], response_buffer_size: int = 100) -> Stream:
         """Sends a whole `PreprocessedRequest`; its `routing` may name a worker."""
@@ -544,11 +791,12 @@ class KvRouter:
         dp_rank: int | None,
         constraints: RoutingConstraints | None,
         buffer: int,
+        block_mm_infos: Any = None,
     ) -> Stream:
         await self._first_worker()
         required = constraints.required_taints if constraints is not None else None
         preferred = constraints.preferred_taints if constraints is not None else None
-        answer = await self._core.generate(request, override, worker_id, dp_rank, required, preferred, buffer)
+        answer = await self._core.generate(request, override, worker_id, dp_rank, required, preferred, buffer, block_mm_infos)
         return Stream(answer)
 
     async def best_worker(
@@ -568,12 +816,21 @@ class KvRouter:
 
         Without `request_id` it is a question. With one the request is booked: `mark_prefill_complete` at its first token, `free` at its end.
         """
-        del update_indexer, block_mm_infos
+        del update_indexer
         await self._first_worker()
         required = routing_constraints.required_taints if routing_constraints is not None else None
         preferred = routing_constraints.preferred_taints if routing_constraints is not None else None
         return await self._core.best_worker(
-            token_ids, router_config_override, request_id, lora_name, required, preferred, strict_priority, policy_class, cache_namespace
+            token_ids,
+            router_config_override,
+            request_id,
+            lora_name,
+            required,
+            preferred,
+            strict_priority,
+            policy_class,
+            cache_namespace,
+            block_mm_infos,
         )
 
     async def best_worker_id(
@@ -587,9 +844,8 @@ class KvRouter:
         self, token_ids: Sequence[int], block_mm_infos: Any = None, lora_name: str | None = None, cache_namespace: str | None = None
     ) -> list[dict[str, int]]:
         """What each rank would have to do if a prompt went there, one row per rank."""
-        del block_mm_infos
         await self._first_worker()
-        return self._core.potential_loads(token_ids, lora_name, cache_namespace)
+        return self._core.potential_loads(token_ids, lora_name, cache_namespace, block_mm_infos)
 
     async def get_overlap_scores(
         self,
@@ -601,7 +857,7 @@ class KvRouter:
         cache_namespace: str | None = None,
     ) -> dict[str, Any]:
         """How many leading blocks each rank holds, tier by tier, as Dynamo's `/overlap_scores` answers it."""
-        del router_config_override, block_mm_infos, include_shared
+        del router_config_override, include_shared
         await self._first_worker()
         near, far = self._config.host_cache_hit_weight, self._config.disk_cache_hit_weight
         workers = [
@@ -616,7 +872,7 @@ class KvRouter:
                 "shared_beyond_device_blocks": 0,
                 "router_credit_blocks": device + near * host + far * disk,
             }
-            for worker, rank, device, host, disk in self._core.overlaps(token_ids, lora_name, cache_namespace)
+            for worker, rank, device, host, disk in self._core.overlaps(token_ids, lora_name, cache_namespace, block_mm_infos)
         ]
         return {
             "block_size": self._block_size,
@@ -683,6 +939,9 @@ class ApproxKvIndexer(_core.ApproxKvIndexer):
 
 __all__ = [
     "ApproxKvIndexer",
+    "FpmDirectPublisher",
+    "FpmEventRelay",
+    "FpmEventSubscriber",
     "HttpError",
     "KvEventPublisher",
     "KvIndexer",
@@ -699,6 +958,9 @@ __all__ = [
     "RouterMode",
     "RouterQueueLimitExceeded",
     "RoutingConstraints",
+    "SelectionCacheConfig",
+    "SelectionService",
+    "SelectionServiceError",
     "WorkerMetricsPublisher",
     "WorkerType",
     "ZmqKvEventPublisher",

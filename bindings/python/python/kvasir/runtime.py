@@ -169,13 +169,29 @@ class Instance:
         return f"Instance({self})"
 
 
+_MODES = {
+    "roundrobin": "round_robin",
+    "random": "random",
+    "poweroftwochoices": "power_of_two",
+    "leastloaded": "least_loaded",
+    "deviceawareweighted": "device_aware_weighted",
+}
+
+
+def _mode(router_mode: Any) -> str:
+    name = str(getattr(router_mode, "name", router_mode) or "random")
+    mode = _MODES.get(name.replace("_", "").replace("-", "").lower())
+    if mode is None:
+        raise ValueError(f"a client cannot choose by {name}: a KvRouter does, and direct() names the instance")
+    return mode
+
+
 class Client:
     """Calls the instances of an endpoint."""
 
     def __init__(self, endpoint: Endpoint, router_mode: Any = None) -> None:
         self._endpoint = endpoint
-        mode = str(getattr(router_mode, "name", router_mode) or "random")
-        self._mode = "round_robin" if mode.replace("_", "").lower() == "roundrobin" else "random"
+        self._mode = _mode(router_mode)
         self._caller = _core.Caller(endpoint._runtime._core, *endpoint._name)
 
     def instance_ids(self) -> list[int]:
@@ -190,6 +206,21 @@ class Client:
     async def wait_for_instances(self, count: int = 1) -> list[int]:
         """Waits until there are some; their ids."""
         return await self._caller.wait_for_instances(count)
+
+    async def wait_for_instance_by_runtime_data(self, key: str, value: str, timeout_s: float | None = None) -> int:
+        """Waits for the one instance whose engine says `value` under `key` in its card's runtime data; its id."""
+        found = await self.wait_for_instances_by_runtime_data(key, value, 1, timeout_s)
+        if len(found) > 1:
+            raise ValueError(f"{len(found)} instances of {self._endpoint!r} say {key} = {value!r}: {found}")
+        return found[0]
+
+    async def wait_for_instances_by_runtime_data(self, key: str, value: str, min_count: int, timeout_s: float | None = None) -> list[int]:
+        """Waits until at least `min_count` instances say so; their ids in order. `TimeoutError` after `timeout_s`."""
+        try:
+            return await asyncio.wait_for(self._caller.wait_by_runtime_data(key, value, min_count), timeout_s)
+        except (TimeoutError, asyncio.TimeoutError):
+            text = f"fewer than {min_count} instances of {self._endpoint!r} said {key} = {value!r} within {timeout_s} s"
+            raise TimeoutError(text) from None
 
     async def _call(self, request: Any, mode: str, instance_id: int | None, annotated: bool | None, context: Context | None) -> Stream:
         context = context if context is not None else Context()
@@ -209,6 +240,10 @@ class Client:
     async def round_robin(self, request: Any, annotated: bool | None = True, context: Context | None = None) -> Stream:
         """Calls each instance in turn."""
         return await self._call(request, "round_robin", None, annotated, context)
+
+    async def device_aware_weighted(self, request: Any, annotated: bool | None = True, context: Context | None = None) -> Stream:
+        """Calls GPUs and CPUs in proportion to their worth, of either the one with the fewest calls of this client."""
+        return await self._call(request, "device_aware_weighted", None, annotated, context)
 
     async def direct(self, request: Any, instance_id: int, annotated: bool | None = True, context: Context | None = None) -> Stream:
         """Calls the instance of this id."""
