@@ -1,6 +1,7 @@
 //! How many copies of a block an engine holds: a block is taken back with its last one.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 use kvasir_types::{EngineHash, KvEvent, Tier};
 
@@ -10,7 +11,32 @@ const COUNTED_BLOCKS_MAX: usize = 1 << 24;
 /// Copies by tier and name.
 #[derive(Debug, Default)]
 pub(super) struct Refcounts {
-    copies: HashMap<(Tier, EngineHash), u32>,
+    copies: HashMap<(Tier, EngineHash), u32, BuildHasherDefault<NameHasher>>,
+}
+
+/// Names are 64 bits of our own engine's choice: one multiplication spreads them, and nobody wants them to collide.
+#[derive(Clone, Copy, Debug, Default)]
+struct NameHasher(u64);
+
+impl Hasher for NameHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes
+            .iter()
+            .for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_isize(&mut self, number: isize) {
+        self.write_u64(number as u64);
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let wide = u128::from(self.0 ^ number ^ 0x2545_f491_4f6c_dd1d) * 0x9e37_79b9_7f4a_7c15;
+        self.0 = wide as u64 ^ (wide >> 64) as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 impl Refcounts {
