@@ -165,6 +165,38 @@ def test_endpoints_are_served_and_called(kvasir):  # noqa: F811
         asyncio.run(asyncio.wait_for(main(), 60))
 
 
+def test_a_session_stays_with_its_worker(kvasir):  # noqa: F811
+    async def answer(request):
+        yield {"token_ids": request["token_ids"][:1], "finish_reason": "length"}
+
+    async def main():
+        runtimes = [kvasir.DistributedRuntime(asyncio.get_running_loop(), "mem", "tcp", event_plane="zmq") for _ in range(2)]
+        endpoints = [runtime.endpoint("sessions.backend.generate") for runtime in runtimes]
+        serving = [asyncio.ensure_future(endpoint.serve_endpoint(answer)) for endpoint in endpoints]
+        router = kvasir.KvRouter(endpoints[0], 16, session_affinity_ttl_secs=600)
+        await router.wait_for_workers(2)
+
+        async def home(session, prompt):
+            request = {"model": "m", "token_ids": [prompt] * 64, "agent_context": {"session_id": session}}
+            request |= {"stop_conditions": {}, "sampling_options": {}, "output_options": {}, "eos_token_ids": [], "annotations": []}
+            items = [item async for item in await router.generate_from_request(request)]
+            assert "timing" in items[-1]["routing_data"], items
+            return items[0]["routing_data"]["worker_id"]["decode_worker_id"]
+
+        # By load alone a coin would be thrown each time.
+        homes = {session: await home(session, at) for at, session in enumerate("abcdefgh")}
+        for again in range(4):
+            assert {session: await home(session, 100 * again + at) for at, session in enumerate("abcdefgh")} == homes
+        assert router.booked == 0
+        with pytest.raises(ValueError, match="session_affinity_mode"):
+            kvasir.KvRouter(endpoints[0], 16, session_affinity_mode="soft")
+        for runtime in runtimes:
+            runtime.shutdown()
+        await asyncio.gather(*serving)
+
+    asyncio.run(asyncio.wait_for(main(), 90))
+
+
 def test_our_frontend_routes_to_a_python_engine(store):
     env = {"DYN_FILE_KV": str(store)}
     frontend = Kvasir(

@@ -16,7 +16,8 @@ use kvasir_msgpack::Value;
 use kvasir_options::{RouterMode, RouterPolicy};
 use kvasir_protocol::{GenerateRequest, Payload};
 use kvasir_router::{Arrival, Outcome, PotentialLoad, RouterConfig};
-use kvasir_types::{Codec, Token, WorkerId};
+use kvasir_services::request_arrival;
+use kvasir_types::{Codec, DpRank, Token, WorkerId};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -93,6 +94,7 @@ fn data_of(item: Value) -> Value {
 #[pymethods]
 impl EndpointRouter {
     #[new]
+    #[pyo3(signature = (runtime, name, block_size, config, busy, session_ttl_secs=None))]
     fn new(
         py: Python<'_>,
         runtime: &Runtime,
@@ -100,6 +102,7 @@ impl EndpointRouter {
         block_size: u32,
         config: &KvRouterConfig,
         busy: (Option<f64>, Option<u64>, Option<f64>),
+        session_ttl_secs: Option<u64>,
     ) -> PyResult<Self> {
         let block_size = values::positive("block_size", block_size)?;
         let (namespace, component, endpoint) = name;
@@ -111,6 +114,7 @@ impl EndpointRouter {
             active_decode_blocks_threshold: busy.0,
             active_prefill_tokens_threshold: busy.1,
             active_prefill_tokens_threshold_frac: busy.2,
+            router_session_affinity_ttl_secs: session_ttl_secs,
             ..config.brain(block_size, RouterMode::Kv, RouterPolicy::Kv, seed)
         };
         let setup = RouterSetup::new(brain, config.index());
@@ -166,48 +170,42 @@ impl EndpointRouter {
     ) -> PyResult<Bound<'py, PyAny>> {
         let value = trees::from_python(request.as_any())?;
         let payload = Payload::of_value(Codec::MessagePack, &value);
-        let request = GenerateRequest::decode(&payload).map_err(|error| {
+        let mut request = GenerateRequest::decode(&payload).map_err(|error| {
             errors::named(
                 py,
                 "InvalidArgument",
                 format!("the request cannot be sent: {error}"),
             )
         })?;
-        let routing = request.routing.clone().unwrap_or_default();
-        let worker_id = worker_id
-            .or(routing.backend_instance_id)
-            .or(routing.decode_worker_id);
-        let lora = routing.lora_name.as_deref();
-        let salt = routing.cache_salt.as_deref();
-        let blocks = self.blocks(py, &request.token_ids, lora, salt, block_mm_infos)?;
-        let limits = Limits {
-            overrides: router_config_override,
-            required_taints,
-            preferred_taints,
-        };
-        let ask = Ask {
-            request_id: Some(String::new()),
-            worker_id,
-            dp_rank: dp_rank.or(routing.dp_rank).filter(|_| worker_id.is_some()),
-            lora_name: lora,
-            priority: routing.priority,
-            strict_priority: routing.strict_priority.unwrap_or(0),
-            expected_output_tokens: routing.expected_output_tokens,
-            ..Ask::new(request.token_ids.len(), limits)?
-        };
-        let mut job = EndpointJob {
-            arrival: ask.arrival(new_id()),
-            blocks,
-            request,
-            metadata: Vec::new(),
-            retries: RETRIES,
-        };
-        if let Some(id) = worker_id.filter(|id| self.fleet.address(WorkerId(*id)).is_none()) {
+        let is_there = |id: WorkerId| self.fleet.address(id).is_some();
+        let named = worker_id.map(WorkerId);
+        if let Some(id) = named.filter(|id| !is_there(*id)) {
             let text = format!(
                 "InvalidRequest: nvext.backend_instance_id={id} does not identify a known worker"
             );
             return Err(errors::named(py, "InvalidArgument", text));
         }
+        let asked = request_arrival(&mut request, new_id(), is_there);
+        let mut arrival = asked.map_err(|error| Failure::from(error).into_error(py))?;
+        let limits = Limits {
+            overrides: router_config_override,
+            required_taints,
+            preferred_taints,
+        };
+        limits.lay_over(&mut arrival)?;
+        arrival.pin.worker = named.or(arrival.pin.worker);
+        let rank = dp_rank.map(DpRank).or(arrival.pin.rank);
+        arrival.pin.rank = rank.filter(|_| arrival.pin.worker.is_some());
+        let routing = request.routing.clone().unwrap_or_default();
+        let (lora, salt) = (routing.lora_name.as_deref(), routing.cache_salt.as_deref());
+        let blocks = self.blocks(py, &request.token_ids, lora, salt, block_mm_infos)?;
+        let mut job = EndpointJob {
+            arrival,
+            blocks,
+            request,
+            metadata: Vec::new(),
+            retries: RETRIES,
+        };
         let (handle, tasks) = process::runtime()?;
         let fleet = Arc::clone(self.fleet.workers());
         let work = async move {

@@ -28,6 +28,8 @@ use crate::overlap::OverlapReply;
 use crate::reading::TokenIds;
 use ask::PromptAsk;
 
+pub use ask::arrival as request_arrival;
+
 /// Tokens of a prompt above which its blocks are named on another thread.
 const LONG_PROMPT: usize = 1 << 15;
 

@@ -706,13 +706,19 @@ class KvRouter:
         session_affinity_mode: str = "hard",
         aic_perf_config: Any = None,
     ) -> None:
-        del ais_perf_config, aic_perf_config, session_affinity_ttl_secs, session_affinity_mode
+        del ais_perf_config, aic_perf_config
+        if session_affinity_mode != "hard":
+            raise ValueError(f"session_affinity_mode cannot be {session_affinity_mode!r}: a session stays with its worker (hard)")
+        if session_affinity_ttl_secs is not None and session_affinity_ttl_secs <= 0:
+            raise ValueError("session_affinity_ttl_secs must be more than 0")
         config = kv_router_config if kv_router_config is not None else KvRouterConfig()
         self._endpoint = endpoint
         self._config = config
         self._block_size = block_size
         busy = load_threshold_config if load_threshold_config is not None else LoadThresholdConfig()
-        self._core = _core.EndpointRouter(endpoint._runtime._core, endpoint._name, block_size, config, busy._figures())
+        self._core = _core.EndpointRouter(
+            endpoint._runtime._core, endpoint._name, block_size, config, busy._figures(), session_affinity_ttl_secs
+        )
         self._waits = not config.skip_initial_worker_wait
 
     async def _first_worker(self) -> None:
@@ -779,7 +785,7 @@ class KvRouter:
         )
 
     async def generate_from_request(self, request: dict[str, Any], response_buffer_size: int = 100) -> Stream:
-        """Sends a whole `PreprocessedRequest`; its `routing` may name a worker."""
+        """Sends a whole `PreprocessedRequest`. Its `routing` may name a worker, its `agent_context.session_id` the session that it belongs to."""
         override = request.get("router_config_override")
         return await self._send(request, override, None, None, None, response_buffer_size)
 

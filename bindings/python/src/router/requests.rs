@@ -41,6 +41,23 @@ pub(crate) struct Limits<'a, 'py> {
     pub(crate) preferred_taints: Option<&'a Bound<'py, PyDict>>,
 }
 
+impl Limits<'_, '_> {
+    /// Lays what was given over what a request says of itself.
+    pub(crate) fn lay_over(self, arrival: &mut Arrival) -> PyResult<()> {
+        if let Some(own) = self.overrides {
+            arrival.overrides = overrides(own)?;
+        }
+        if let Some(required) = self.required_taints {
+            arrival.constraints.required_taints =
+                required.iter().map(|t| t.as_str().into()).collect();
+        }
+        if let Some(preferred) = self.preferred_taints {
+            arrival.constraints.preferred_taints = weights(preferred)?;
+        }
+        Ok(())
+    }
+}
+
 impl Ask<'_> {
     /// A question about a prompt of so many tokens.
     pub(crate) fn new(tokens: usize, limits: Limits<'_, '_>) -> PyResult<Self> {

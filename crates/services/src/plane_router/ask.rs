@@ -19,7 +19,7 @@ const NO_MODEL: &str = "unknown";
 const ALLOWED_MAX: usize = 4096;
 
 /// What a request to `generate` asks of the router. A worker that it names counts if `is_there`; one that it insists on must be.
-pub(super) fn arrival(
+pub fn arrival(
     request: &mut GenerateRequest,
     id: RequestId,
     is_there: impl Fn(WorkerId) -> bool,
