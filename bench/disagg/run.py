@@ -12,9 +12,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
+LOAD = pathlib.Path(__file__).resolve().parent / "load.lua"
 MODEL = pathlib.Path(__file__).resolve().parents[2] / "crates/text/src/builtin"
 PLANES = ["--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"]
 START_SECONDS = 60
@@ -70,39 +70,24 @@ def body(text, fields):
     return json.dumps(message).encode()
 
 
-def ask(port, content, connection=None):
-    connection = connection or http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+def ask(port, content):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("POST", "/v1/chat/completions", content, {"content-type": "application/json"})
     answer = connection.getresponse()
     return answer.status, answer.read()
 
 
 def load(arm, scenario, seconds, clients, seed):
-    """Clients that ask one request after another. Requests answered, and the frontend's CPU for each, in microseconds."""
+    """`clients` connections that ask one request after another. Requests answered, and the frontend's CPU for each, in microseconds."""
     words, fields = SCENARIOS[scenario]
-    served, failed, end = [0] * clients, [], time.monotonic() + seconds
-
-    def client(number):
-        connection, turn = http.client.HTTPConnection("127.0.0.1", arm.port, timeout=60), 0
-        while time.monotonic() < end:
-            turn += 1
-            text = f"{seed} {number} {turn} " + "when does the ferry leave " * (words // 5)
-            status, answer = ask(arm.port, body(text, fields), connection)
-            if status != 200:
-                failed.append(answer[:200].decode(errors="replace"))
-                return
-            served[number] += 1
-
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    env = {"SCENARIO": scenario, "SEED": str(seed), "WORDS": str(words), "FIELDS": json.dumps(fields)[1:-1]}
+    wrk = ["wrk", "-t1", f"-c{clients}", f"-d{seconds}s", "--timeout", "30s", "-s", str(LOAD), f"http://127.0.0.1:{arm.port}"]
     before, begun = arm.cpu(), time.monotonic()
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    told = subprocess.run(wrk, env={**os.environ, **env}, capture_output=True, text=True, check=True, timeout=seconds + 60).stdout
     spent, took = arm.cpu() - before, time.monotonic() - begun
-    assert not failed, f"{arm.name}: {failed[:3]}"
-    requests = sum(served)
-    return {"requests": requests, "per_second": requests / took, "cpu_us": spent / requests * 1e6}
+    found = json.loads(told.splitlines()[-1])
+    assert found["failed"] == 0 and found["requests"] > 0, f"{arm.name}: {found}"
+    return {"requests": found["requests"], "per_second": found["requests"] / took, "cpu_us": spent / found["requests"] * 1e6}
 
 
 def main():
@@ -110,8 +95,8 @@ def main():
     parser.add_argument("--kvasir", required=True, help="a release build")
     parser.add_argument("--scenarios", default=",".join(SCENARIOS))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--secs", type=float, default=3)
-    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--secs", type=int, default=3)
+    parser.add_argument("--clients", default="4,32", help="connections, one number after another")
     parser.add_argument("--first-port", type=int, default=9500)
     parser.add_argument("--json", help="write it there too")
     args = parser.parse_args()
@@ -133,13 +118,13 @@ def main():
                 assert time.monotonic() < end, f"a fleet does not serve as it should: {folder}"
                 time.sleep(0.2)
             for arm in arms:
-                load(arm, "short", 1, args.clients, "warm")
-            for scenario in args.scenarios.split(","):
+                load(arm, "short", 1, 8, "warm")
+            for scenario, clients in settings(args):
                 for turn in range(args.rounds):
                     for arm in arms if turn % 2 == 0 else arms[::-1]:
-                        found = load(arm, scenario, args.secs, args.clients, turn)
-                        samples.append({"scenario": scenario, "round": turn, "arm": arm.name, **found})
-                    print(f"{scenario} {turn + 1}/{args.rounds}", file=sys.stderr)
+                        found = load(arm, scenario, args.secs, clients, f"{clients} {turn}")
+                        samples.append({"scenario": scenario, "clients": clients, "round": turn, "arm": arm.name, **found})
+                    print(f"{scenario}, {clients} clients: {turn + 1}/{args.rounds}", file=sys.stderr)
         finally:
             for arm in arms:
                 arm.stop()
@@ -150,21 +135,26 @@ def main():
     print(text)
 
 
+def settings(args):
+    """What is asked, and by how many."""
+    return [(scenario, int(clients)) for clients in args.clients.split(",") for scenario in args.scenarios.split(",")]
+
+
 def summary(samples, args):
     """Medians over rounds; ratios are to whole requests of the same round."""
     out = {}
-    of = lambda scenario, arm, field: [s[field] for s in samples if (s["scenario"], s["arm"]) == (scenario, arm)]  # noqa: E731
-    for scenario in args.scenarios.split(","):
-        whole = of(scenario, "aggregated", "cpu_us")
+    for setting in settings(args):
+        of = lambda arm, field: [s[field] for s in samples if (s["scenario"], s["clients"], s["arm"]) == (*setting, arm)]  # noqa: B023, E731
+        whole = of("aggregated", "cpu_us")
         rows = {}
         for arm in ("aggregated", "answer", "bootstrap"):
-            own = of(scenario, arm, "cpu_us")
+            own = of(arm, "cpu_us")
             ratios = [mine / theirs for mine, theirs in zip(own, whole)]
             rows[arm] = {
-                "cpu_us": round(statistics.median(own), 1), "per_second": round(statistics.median(of(scenario, arm, "per_second"))),
+                "cpu_us": round(statistics.median(own), 1), "per_second": round(statistics.median(of(arm, "per_second"))),
                 "ratio": round(statistics.median(ratios), 3), "ratios": [round(min(ratios), 3), round(max(ratios), 3)],
             }  # fmt: skip
-        out[scenario] = rows
+        out["{} {}".format(*setting)] = rows
     return out
 
 
