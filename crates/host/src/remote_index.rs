@@ -25,11 +25,11 @@ use kvasir_router::{Lookup, Placement};
 use kvasir_transport::{CallContext, EndpointClient};
 use kvasir_types::{Codec, PlaneEndpoint, RequestId, Time, WorkerId};
 use kvasir_wire::native::{Encoding, IndexQuery, IndexReply, RoutingRecord, TierScore};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 
 use crate::context::HostContext;
+use crate::lookaside::{Lookaside, LookasideWords, NoAnswer};
 use crate::plane::endpoint_of;
-use crate::shared_cache::Breaker;
 
 /// How long an index has to answer.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
@@ -79,8 +79,7 @@ struct Shared {
     context: HostContext,
     clients: OnceLock<Clients>,
     servers: Mutex<Servers>,
-    places: Semaphore,
-    breaker: Mutex<Breaker>,
+    lookaside: Lookaside,
     turn: AtomicUsize,
     /// What calls are named by: the first half of their ids, and how many there were.
     name: u64,
@@ -96,32 +95,12 @@ impl fmt::Debug for RemoteIndex {
     }
 }
 
-/// What came of a question, as the metric names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
-    Answered,
-    Error,
-    Late,
-    /// Too many questions were under way.
-    Busy,
-    /// Those who serve an index failed too often and are left alone for now.
-    Away,
-    /// Nobody serves an index.
-    Nobody,
-}
-
-impl Asked {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Answered => "answered",
-            Self::Error => "error",
-            Self::Late => "late",
-            Self::Busy => "busy",
-            Self::Away => "away",
-            Self::Nobody => "nobody",
-        }
-    }
-}
+/// What the log says of it.
+const WORDS: LookasideWords = LookasideWords {
+    failed: "the index of another router failed several times in a row: prompts are placed by load and it is asked again from time to time; \
+             see --use-remote-indexer",
+    again: "the index of another router answers again",
+};
 
 impl RemoteIndex {
     /// Nobody is known yet. `seed` tells the calls of one process from those of another.
@@ -133,8 +112,7 @@ impl RemoteIndex {
                 context: context.clone(),
                 clients: OnceLock::new(),
                 servers: Mutex::default(),
-                places: Semaphore::new(ASKING_MAX),
-                breaker: Mutex::default(),
+                lookaside: Lookaside::new(WORDS, ANSWER_TIMEOUT, ASKING_MAX),
                 turn: AtomicUsize::new(0),
                 name: seed,
                 calls: AtomicU64::new(0),
@@ -178,11 +156,6 @@ impl RemoteIndex {
         servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn breaker(&self) -> MutexGuard<'_, Breaker> {
-        let breaker = &self.shared.breaker;
-        breaker.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn found(&self, key: RecordKey, instance: &Instance) {
         let server = IndexServer {
             component: (instance.namespace.clone(), instance.component.clone()),
@@ -212,56 +185,42 @@ impl RemoteIndex {
 
     /// How many leading blocks of a prompt each rank holds; none if nobody says so.
     pub(crate) async fn find(&self, model: &Arc<str>, lookup: &Lookup) -> Option<Vec<Match>> {
-        let (asked, found) = self.try_find(model, lookup).await;
+        let servers = self.servers_of(model);
+        let (outcome, found) = match servers.first() {
+            None => ("nobody", None),
+            Some(first) => match self.ask(model, &servers, lookup).await {
+                Ok(found) => ("answered", Some(found)),
+                Err(none) => {
+                    if none == NoAnswer::Late {
+                        self.mark_failed(first.id);
+                    }
+                    (none.name(), None)
+                }
+            },
+        };
         let queries = &self.shared.context.metrics.remote_index_queries_total;
-        queries.with_label_values(&[asked.name()]).inc();
+        queries.with_label_values(&[outcome]).inc();
         found
     }
 
-    async fn try_find(&self, model: &Arc<str>, lookup: &Lookup) -> (Asked, Option<Vec<Match>>) {
-        let Ok(_place) = self.shared.places.try_acquire() else {
-            return (Asked::Busy, None);
+    async fn ask(
+        &self,
+        model: &Arc<str>,
+        servers: &[IndexServer],
+        lookup: &Lookup,
+    ) -> Result<Vec<Match>, NoAnswer> {
+        let question = async {
+            let query = IndexQuery {
+                model: model.to_string(),
+                blocks: lookup.locals.to_vec(),
+                device_only: false,
+            };
+            self.ask_each(model, servers, &query).await
         };
-        let servers = self.servers_of(model);
-        if servers.is_empty() {
-            return (Asked::Nobody, None);
-        }
-        let clock = self.shared.context.clock;
-        if !self.breaker().admits(clock.now()) {
-            return (Asked::Away, None);
-        }
-        let query = IndexQuery {
-            model: model.to_string(),
-            blocks: lookup.locals.to_vec(),
-            device_only: false,
-        };
-        let asking = tokio::time::timeout(ANSWER_TIMEOUT, self.ask_each(model, &servers, &query));
-        let (asked, why) = match asking.await {
-            Ok(Ok(found)) => {
-                if self.breaker().answered() {
-                    tracing::info!("the index of another router answers again");
-                }
-                return (Asked::Answered, Some(found));
-            }
-            Ok(Err(why)) => (Asked::Error, why),
-            Err(_) => {
-                if let Some(first) = servers.first() {
-                    self.mark_failed(first.id);
-                }
-                let millis = ANSWER_TIMEOUT.as_millis();
-                (Asked::Late, format!("no answer within {millis} ms"))
-            }
-        };
-        if let Some(pause) = self.breaker().failed(clock.now()) {
-            let pause_secs = pause.as_secs();
-            tracing::warn!(
-                why,
-                pause_secs,
-                "the index of another router failed several times in a row: prompts are placed by load and it is asked again from \
-                 time to time; see --use-remote-indexer"
-            );
-        }
-        (asked, None)
+        let Shared {
+            lookaside, context, ..
+        } = &*self.shared;
+        lookaside.ask(context.clock, question).await
     }
 
     /// Some servers of each component, in turn; those of the component that knew the model first.

@@ -7,7 +7,6 @@
 //! away are no credit, each counted; at most [`ASKING_MAX`] questions are under way; a prompt is asked for once, however many workers
 //! it is tried on; of a long prompt the first [`POOL_TOKENS_MAX`] tokens are asked for.
 
-mod breaker;
 mod hicache;
 mod pages;
 
@@ -15,16 +14,15 @@ use std::fmt;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvasir_index::SharedRanges;
 use kvasir_telemetry::observe_ms;
 use kvasir_types::Token;
-use tokio::sync::Semaphore;
 
 use crate::context::HostContext;
-pub(crate) use breaker::Breaker;
+use crate::lookaside::{Lookaside, LookasideWords, NoAnswer};
 pub use hicache::HicachePool;
 pub use pages::HicacheLayout;
 
@@ -70,34 +68,15 @@ pub trait CachePool: fmt::Debug + Send + Sync + 'static {
 #[derive(Debug)]
 pub struct SharedCache {
     pool: Arc<dyn CachePool>,
-    timeout: Duration,
-    places: Semaphore,
-    breaker: Mutex<Breaker>,
+    lookaside: Lookaside,
 }
 
-/// What came of a question, as the metric names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    Answered,
-    Error,
-    Late,
-    /// Too many questions were under way.
-    Busy,
-    /// The pool failed too often and is left alone for now.
-    Away,
-}
-
-impl Outcome {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Answered => "answered",
-            Self::Error => "error",
-            Self::Late => "late",
-            Self::Busy => "busy",
-            Self::Away => "away",
-        }
-    }
-}
+/// What the log says of a pool.
+const WORDS: LookasideWords = LookasideWords {
+    failed: "the shared cache failed several times in a row: prompts are placed without it and it is asked again from time to time; see \
+             --shared-cache-url and --shared-cache-timeout-ms",
+    again: "the shared cache answers again",
+};
 
 impl SharedCache {
     /// A pool that has so long to answer.
@@ -105,72 +84,34 @@ impl SharedCache {
     pub fn new(pool: Arc<dyn CachePool>, timeout: Duration) -> Arc<Self> {
         Arc::new(Self {
             pool,
-            timeout,
-            places: Semaphore::new(ASKING_MAX),
-            breaker: Mutex::default(),
+            lookaside: Lookaside::new(WORDS, timeout, ASKING_MAX),
         })
     }
 
     /// The blocks of a prompt that the pool holds; `None` if it did not say.
     async fn ask(&self, prompt: &PoolPrompt, context: &HostContext) -> Option<SharedRanges> {
         let start = context.clock.now();
-        let (outcome, found) = self.try_ask(prompt, context).await;
+        // Asked only if it may be.
+        let question = async { self.pool.find(prompt).await };
+        let asked = self.lookaside.ask(context.clock, question).await;
         let metrics = &context.metrics;
+        let outcome = asked
+            .as_ref()
+            .map_or_else(|none| none.name(), |_| "answered");
         let queries = &metrics.shared_cache_queries_total;
-        queries.with_label_values(&[outcome.name()]).inc();
-        if matches!(outcome, Outcome::Error | Outcome::Late) {
+        queries.with_label_values(&[outcome]).inc();
+        if matches!(asked, Err(NoAnswer::Error | NoAnswer::Late)) {
             metrics.shared_cache_errors_total.inc();
         }
-        if matches!(outcome, Outcome::Answered | Outcome::Error | Outcome::Late) {
+        if !matches!(asked, Err(NoAnswer::Busy | NoAnswer::Away)) {
             let took = context.clock.now() - start;
             observe_ms(&metrics.overhead_shared_cache_query_ms, took);
         }
         let blocks = prompt.blocks();
-        let found = within(&found?, blocks);
+        let found = within(&asked.ok()?, blocks);
         let share = f64::from(found.total()) / f64::from(blocks.max(1));
         metrics.router_shared_cache_hit_rate.observe(share);
         Some(found)
-    }
-
-    async fn try_ask(
-        &self,
-        prompt: &PoolPrompt,
-        context: &HostContext,
-    ) -> (Outcome, Option<SharedRanges>) {
-        let Ok(_place) = self.places.try_acquire() else {
-            return (Outcome::Busy, None);
-        };
-        if !self.breaker().admits(context.clock.now()) {
-            return (Outcome::Away, None);
-        }
-        let asked = tokio::time::timeout(self.timeout, self.pool.find(prompt)).await;
-        let (outcome, why) = match asked {
-            Ok(Ok(found)) => {
-                if self.breaker().answered() {
-                    tracing::info!("the shared cache answers again");
-                }
-                return (Outcome::Answered, Some(found));
-            }
-            Ok(Err(error)) => (Outcome::Error, error),
-            Err(_) => {
-                let millis = self.timeout.as_millis();
-                (Outcome::Late, format!("no answer within {millis} ms"))
-            }
-        };
-        if let Some(pause) = self.breaker().failed(context.clock.now()) {
-            let pause_secs = pause.as_secs();
-            tracing::warn!(
-                why,
-                pause_secs,
-                "the shared cache failed several times in a row: prompts are placed without it and it \
-                is asked again from time to time; see --shared-cache-url and --shared-cache-timeout-ms"
-            );
-        }
-        (outcome, None)
-    }
-
-    fn breaker(&self) -> MutexGuard<'_, Breaker> {
-        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Pools that answer, fail, hang and come back; and a store whose events come over a real socket.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
@@ -165,7 +166,7 @@ async fn a_pool_that_fails_or_hangs_costs_its_credit_and_no_more() {
     assert_eq!(rig.credit(3).await, 4.0);
     // Too many in a row: it is left alone.
     rig.act(Act::Fail);
-    for id in 0..u128::from(breaker::FAILURES_MAX) {
+    for id in 0..u128::from(crate::lookaside::FAILURES_MAX) {
         rig.credit(10 + id).await;
     }
     let asked = rig.asked();
@@ -177,7 +178,7 @@ async fn a_pool_that_fails_or_hangs_costs_its_credit_and_no_more() {
 async fn only_so_many_questions_are_under_way() {
     let rig = Rig::new(holds_four(), 1.0);
     let cache = Arc::clone(rig.model.host.shared_cache().unwrap());
-    let all = cache.places.try_acquire_many(ASKING_MAX as u32).unwrap();
+    let all = cache.lookaside.fill().unwrap();
     assert_eq!(rig.credit(1).await, 0.0);
     assert_eq!((rig.asked(), rig.counted("busy")), (0, 1));
     drop(all);

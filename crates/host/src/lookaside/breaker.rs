@@ -1,4 +1,4 @@
-//! When is a pool or an index elsewhere that fails asked again?
+//! When is a service that fails asked again?
 //!
 //! After [`FAILURES_MAX`] failures in a row it is left alone for a second; then one question tries it, and each further failure doubles
 //! the pause, up to [`PAUSE_MAX`]. A question that is given up halfway counts as neither.
@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use kvasir_types::Time;
 
-/// Failures in a row after which a pool is left alone.
-pub(super) const FAILURES_MAX: u32 = 5;
+/// Failures in a row after which it is left alone.
+pub(crate) const FAILURES_MAX: u32 = 5;
 /// The first pause.
 const PAUSE: Duration = Duration::from_secs(1);
 /// The longest.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// How a pool has done lately.
+/// How it has done lately.
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
     failures: u32,
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_fails_is_left_alone_and_tried_by_one_at_a_time() {
+    fn one_that_fails_is_left_alone_and_tried_by_one_at_a_time() {
         let mut breaker = Breaker::default();
         for _ in 1..FAILURES_MAX {
             assert!(breaker.admits(at(0)) && breaker.failed(at(0)).is_none());
