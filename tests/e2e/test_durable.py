@@ -1,8 +1,10 @@
-"""Cache events that are kept in JetStream: routers that die and come back, and a stream that is purged under them."""
+"""Cache events that are kept in JetStream: routers that die and come back, and a stream that is purged or deleted under them."""
 
 import base64
 import json
+import os
 import socket
+import subprocess
 import time
 
 import pytest
@@ -11,6 +13,7 @@ from conftest import until
 from planes_rig import BUILTIN, TEXT, Load, Planes, chat, until_hits, until_serving, where
 
 STREAM = "namespace-dynamo-component-backend-kv-events"
+BUCKET = STREAM.removesuffix("-kv-events") + "-radix-bucket"
 DURABLE = ["--router-durable-kv-events", "--router-snapshot-threshold", "20"]
 
 
@@ -114,6 +117,14 @@ def test_every_router_hears_of_every_cache(fleet):
     assert_knows(other, known, texts, went)
 
 
+def test_the_doctor_knows_of_events_in_a_stream(fleet):
+    command = [os.environ["KVASIR_BIN"], "doctor", "--discovery-backend", "etcd"]
+    looked = subprocess.run(command, env={**os.environ, **fleet.env}, capture_output=True, text=True, timeout=120)
+    assert looked.returncode == 0, looked.stdout + looked.stderr
+    assert looked.stdout.count(f"jetstream {STREAM}") == 2, looked.stdout
+    assert looked.stdout.count("the blocks of a request were written to the stream") == 2, looked.stdout
+
+
 def test_a_router_that_is_killed_knows_the_caches_when_it_is_back(fleet):
     texts, went, known = warm(fleet, "back")
     before = set(consumers(fleet.nats))
@@ -161,9 +172,25 @@ def test_a_stream_that_is_purged_under_routers_costs_nothing(fleet):
         assert_knows(restarted(fleet, at), known, texts, went)
 
 
+def test_a_stream_and_a_bucket_that_are_deleted_under_routers_are_made_anew(fleet):
+    """Routers go on with what they know, write it down, and read what is written from then on."""
+    texts, went, known = warm(fleet, "deleted", 24)
+    until(lambda: messages(fleet.nats) <= 20, 60, lambda: f"{messages(fleet.nats)}\n{fleet.frontends[0].log()}")
+    for gone in (f"OBJ_{BUCKET}", STREAM):
+        assert jetstream(fleet.nats, f"STREAM.DELETE.{gone}")["success"]
+        created = lambda: jetstream(fleet.nats, f"STREAM.INFO.{STREAM}").get("created")  # noqa: E731
+        until(lambda: created() and head(fleet.nats).get("stream-created") == created(), 60, fleet.frontends[0].log)
+    for frontend in fleet.frontends:
+        frontend.until_logged("the stream was deleted and is made anew")
+        assert frontend.log().count("the stream was deleted and is made anew") == 1, frontend.log()
+    until(lambda: len(consumers(fleet.nats)) == 2, 60, lambda: f"{consumers(fleet.nats)}\n{fleet.frontends[0].log()}")
+    assert_knows(restarted(fleet, 0), known, texts, went)
+    texts, went, known = warm(fleet, "after")
+    assert_knows(restarted(fleet, 1), known, texts, went)
+
+
 def head(nats):
     """What the object store says of the snapshot."""
     name = base64.urlsafe_b64encode(b"kvasir-index").decode()
-    bucket = STREAM.removesuffix("-kv-events") + "-radix-bucket"
-    found = jetstream(nats, f"STREAM.MSG.GET.OBJ_{bucket}", json.dumps({"last_by_subj": f"$O.{bucket}.M.{name}"}))
+    found = jetstream(nats, f"STREAM.MSG.GET.OBJ_{BUCKET}", json.dumps({"last_by_subj": f"$O.{BUCKET}.M.{name}"}))
     return json.loads(base64.b64decode(found["message"]["data"]))["metadata"] if "message" in found else {}

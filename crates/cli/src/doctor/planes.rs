@@ -21,11 +21,13 @@ use kvasir_host::{
 use kvasir_router::{RouterConfig, RouterMode};
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, Metrics};
+use kvasir_transport::jetstream::{JetStream, StreamState};
 use kvasir_transport::{PlaneError, RequestPlane, TokenPlane};
 use kvasir_types::{
     PlaneEndpoint, RequestContext, RequestId, Rng, Sampling, Token, TokenRequest, Transport,
     WorkerRank,
 };
+use kvasir_wire::native::LogNames;
 use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
@@ -53,6 +55,8 @@ struct Asker {
     context: HostContext,
     clients: Clients,
     events: EventPlane,
+    /// Where workers may keep their events, if a NATS server is named.
+    jetstream: Option<JetStream>,
     timeout: Duration,
     rng: Rng,
 }
@@ -226,6 +230,8 @@ impl Asker {
             metrics: Metrics::new(&Default::default())?,
             tasks: tasks.clone(),
         };
+        let named = settings.is_set(keys::NATS_SERVER);
+        let jetstream = named.then(|| JetStream::new(nats.clone()));
         let options = EventPlaneOptions {
             recovery: Arc::new(EndpointRecovery::new(clients.clone(), seed)),
             nats,
@@ -238,6 +244,7 @@ impl Asker {
             events: EventPlane::start(&context, options),
             context,
             clients,
+            jetstream,
             timeout,
             rng: Rng::new(seed),
         })
@@ -273,6 +280,13 @@ impl Asker {
         let wait = self.timeout.min(EVENT_TIMEOUT_MAX);
         let is_whole = until(wait, || is(&host, rank, "complete")).await;
         let channel = channel(&host, rank, is_whole || is(&host, rank, "connected"));
+        if events(&host, rank).is_none()
+            && let Some(before) = self.log_of(found).await
+        {
+            let checks = self.look_at_log(found, rank, block_size, before).await;
+            self.events.leave(record.id);
+            return WorkerReport { worker, checks };
+        }
         let before = host.index().stats().entries;
         let (requests, answered) = self.ask(found, rank, block_size).await;
         let arrived = answered && until(wait, || host.index().stats().entries > before).await;
@@ -284,6 +298,59 @@ impl Asker {
         ];
         self.events.leave(record.id);
         WorkerReport { worker, checks }
+    }
+
+    /// The stream in which events of a worker's component are kept, if there is one.
+    async fn log_of(&self, found: &FoundWorker) -> Option<StreamState> {
+        let names = LogNames::of(&found.endpoint.namespace, &found.endpoint.component);
+        let asked = self.jetstream.as_ref()?.stream_info(&names.stream);
+        let wait = self.timeout.min(EVENT_TIMEOUT_MAX);
+        timeout(wait, asked).await.ok()?.ok()
+    }
+
+    /// Asks a worker that writes its events to a stream.
+    async fn look_at_log(
+        &mut self,
+        found: &FoundWorker,
+        rank: WorkerRank,
+        size: u32,
+        before: StreamState,
+    ) -> Vec<Finding> {
+        let (requests, answered) = self.ask(found, rank, size).await;
+        let end = Instant::now() + self.timeout.min(EVENT_TIMEOUT_MAX);
+        let mut written = false;
+        while answered && !written && Instant::now() < end {
+            let now = self.log_of(found).await;
+            written = now.is_some_and(|now| now.last > before.last);
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        let names = LogNames::of(&found.endpoint.namespace, &found.endpoint.component);
+        let stream = format!("jetstream {}", names.stream);
+        let text = "routers read what it holds from JetStream, with --router-durable-kv-events";
+        let arrive = match (answered, written) {
+            (false, _) => finding(
+                Check::EventsArrive,
+                Outcome::Skip,
+                "nothing was computed".into(),
+            ),
+            (true, true) => {
+                let why = "the blocks of a request were written to the stream".to_owned();
+                finding(Check::EventsArrive, Outcome::Pass, why)
+            }
+            (true, false) => {
+                let why = "nothing was written to the stream for a request that was answered";
+                finding(Check::EventsArrive, Outcome::Fail, why.into()).with(engine(
+                    &["--durable-kv-events"],
+                    "let it write its events there; or let it publish them, with a local indexer",
+                ))
+            }
+        };
+        vec![
+            requests,
+            finding(Check::EventSocket, Outcome::Pass, stream),
+            finding(Check::Recovery, Outcome::Skip, text.into()),
+            arrive,
+        ]
     }
 
     /// Asks for one token; whether it came.

@@ -115,7 +115,13 @@ impl Reader {
                     Pulled::Message(message) => {
                         self.deliver(shared, message.sequence, &message.payload).await;
                     }
-                    Pulled::Gone => return Ok(()),
+                    Pulled::Gone => {
+                        let (stream, consumer) = (&self.place.names.stream, &self.place.options.router);
+                        tracing::info!(stream, consumer, "the consumer of this router is gone; it is made anew");
+                        // A server that is deleting the stream needs its time before that can be made anew.
+                        tokio::time::sleep(RETRY_PAUSE).await;
+                        return Ok(());
+                    }
                 },
                 () = shared.wake.notified() => {}
                 _ = acknowledge.tick() => {
@@ -208,12 +214,19 @@ impl Reader {
         shared.set_reading(|reading| {
             if !is_same {
                 reading.since = (!is_first).then_some(0);
+                reading.is_anew = !is_first;
                 reading.generation += 1;
             }
             reading.created.clone_from(&state.created);
             reading.position = position;
         });
         steps.after(LogStep::ConsumerReady).await;
+        if !is_first && !is_same {
+            tracing::warn!(
+                stream,
+                "the stream was deleted and is made anew; this router goes on with what it knows, and stores that as a snapshot"
+            );
+        }
         tracing::info!(
             stream,
             consumer = router,

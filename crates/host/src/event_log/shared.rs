@@ -62,6 +62,8 @@ pub(super) struct Reading {
     pub(super) position: u64,
     /// All messages after this one were seen.
     pub(super) since: Option<u64>,
+    /// It was made while we read: what its messages follow is told by none of them.
+    pub(super) is_anew: bool,
 }
 
 /// What the parts of a log share.

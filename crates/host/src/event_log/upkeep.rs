@@ -1,7 +1,7 @@
 //! Keeps a log short: a snapshot now and then, purged of what it tells; and without the consumers of dead routers.
 //!
 //! Answers one question: when is a snapshot due, and in which steps is it taken so that a router that dies between any two of them loses nothing? The steps are the
-//! states of [`Round`]. Until `Published` nothing has changed that anybody reads; from then on the new snapshot tells all that the old one and the purged messages
+//! [`RoundState`]s. Until `Published` nothing has changed that anybody reads; from then on the new snapshot tells all that the old one and the purged messages
 //! told. A lock in etcd keeps routers from doing the same work; what keeps them from undoing each other's is that a snapshot is replaced only by who has read it.
 //!
 //! What always holds: messages are purged up to what the stored snapshot tells, and never before every live router has read them.
@@ -58,53 +58,50 @@ struct Told {
     sequence: u64,
 }
 
-/// A snapshot on its way. Each state is what has been done last.
-enum Round {
-    Locked {
-        lock: Option<Box<dyn Claim>>,
-    },
+/// A snapshot on its way, and the lock under which it is taken, as long as it is held.
+struct Round {
+    lock: Option<Box<dyn Claim>>,
+    state: RoundState,
+}
+
+/// What has been done last.
+enum RoundState {
+    Locked,
     HeadRead {
-        lock: Option<Box<dyn Claim>>,
         head: ObjectHead,
         before: LogSnapshot,
     },
     Captured {
-        lock: Option<Box<dyn Claim>>,
         head: ObjectHead,
         snapshot: LogSnapshot,
     },
     Uploaded {
-        lock: Option<Box<dyn Claim>>,
         head: ObjectHead,
         snapshot: LogSnapshot,
         chunks: String,
         bytes: Vec<u8>,
     },
     Published {
-        lock: Option<Box<dyn Claim>>,
         replaced: ObjectHead,
         told: Told,
     },
     Swept {
-        lock: Option<Box<dyn Claim>>,
         told: Told,
     },
-    Purged {
-        lock: Option<Box<dyn Claim>>,
-    },
+    Purged,
     Unlocked,
 }
 
-impl Round {
+impl RoundState {
     const fn step(&self) -> LogStep {
         match self {
-            Self::Locked { .. } => LogStep::Locked,
+            Self::Locked => LogStep::Locked,
             Self::HeadRead { .. } => LogStep::HeadRead,
             Self::Captured { .. } => LogStep::Captured,
             Self::Uploaded { .. } => LogStep::Uploaded,
             Self::Published { .. } => LogStep::Published,
             Self::Swept { .. } => LogStep::Swept,
-            Self::Purged { .. } => LogStep::Purged,
+            Self::Purged => LogStep::Purged,
             Self::Unlocked => LogStep::Unlocked,
         }
     }
@@ -148,12 +145,13 @@ impl Upkeep {
     }
 
     async fn look(&mut self, shared: &LogShared, reading: &Reading) -> Result<(), UpkeepError> {
+        let stream = &self.place.names.stream;
+        let state = match self.place.jetstream.stream_info(stream).await {
+            // Somebody deleted it; who reads it makes it anew.
+            Err(JetStreamError::NotFound(_)) => return Ok(()),
+            found => found?,
+        };
         self.clean_up().await?;
-        let state = self
-            .place
-            .jetstream
-            .stream_info(&self.place.names.stream)
-            .await?;
         if state.created != reading.created {
             return Ok(());
         }
@@ -165,17 +163,18 @@ impl Upkeep {
             return Ok(());
         };
         loop {
-            self.place.steps.after(round.step()).await;
-            round = match round {
-                Round::Unlocked => return Ok(()),
-                round => self.advance(round, shared).await?,
-            };
+            self.place.steps.after(round.state.step()).await;
+            if matches!(round.state, RoundState::Unlocked) {
+                return Ok(());
+            }
+            round = self.advance(round, shared).await?;
         }
     }
 
     /// Whether there is something to be done about a stream in this state.
     fn is_due(&mut self, state: &StreamState, head: &ObjectHead, reading: &Reading) -> bool {
-        let told = told_by(head, &state.created);
+        let stored = told_by(head, &state.created);
+        let told = stored.unwrap_or(0);
         let behind = match self.behind.filter(|(of, _)| *of == told) {
             Some((_, since)) => since.elapsed(),
             None => {
@@ -185,8 +184,12 @@ impl Upkeep {
         };
         let news = reading.position > told;
         let is_long = state.messages > self.place.options.snapshot_threshold;
-        // Messages were taken away that no snapshot tells, or the snapshot is of another stream.
-        let is_torn = state.first > told + 1 || (head.is_there() && told == 0);
+        let is_torn = match stored {
+            // Messages were taken away that no snapshot tells.
+            Some(told) => state.first > told + 1,
+            // None is stored of this stream, and the stream alone does not tell all.
+            None => head.is_there() || reading.is_anew || state.first > 1,
+        };
         // Before the first of them is too old to be kept.
         let is_late = news && !state.max_age.is_zero() && behind > state.max_age / 2;
         let can_purge = state.first <= told;
@@ -197,73 +200,76 @@ impl Upkeep {
 
     /// Takes the lock; none if another router has it.
     async fn lock(&self) -> Result<Option<Round>, UpkeepError> {
+        let state = RoundState::Locked;
         let Some(coordination) = &self.place.options.coordination else {
-            return Ok(Some(Round::Locked { lock: None }));
+            return Ok(Some(Round { lock: None, state }));
         };
         let name = &self.place.names.snapshot_lock;
         let lock = coordination.claim(name, ClaimKind::Lock).await?;
-        Ok(lock.map(|lock| Round::Locked { lock: Some(lock) }))
+        Ok(lock.map(|lock| Round {
+            lock: Some(lock),
+            state,
+        }))
     }
 
     /// Takes the next step. An error, or a death, leaves the lock to expire and everything else as it is.
     async fn advance(&mut self, round: Round, shared: &LogShared) -> Result<Round, UpkeepError> {
-        Ok(match round {
-            Round::Locked { lock } => {
-                let found = self.place.snapshots.get(OBJECT).await?;
-                let (head, bytes) = match found {
-                    Some(found) => found,
-                    None => (self.place.snapshots.head(OBJECT).await?, Vec::new()),
-                };
-                // One that cannot be read, or of another stream, tells nothing.
-                let before = LogSnapshot::decode(&bytes).unwrap_or_default();
-                Round::HeadRead { lock, head, before }
-            }
-            Round::HeadRead { lock, head, before } => {
-                self.capture(shared, lock, head, before).await
-            }
-            Round::Captured {
-                lock,
-                head,
-                snapshot,
-            } => {
-                let bytes = snapshot.encode();
-                let chunks = self.chunks_name();
-                self.place.snapshots.upload(&chunks, &bytes).await?;
-                Round::Uploaded {
-                    lock,
-                    head,
-                    snapshot,
-                    chunks,
-                    bytes,
-                }
-            }
-            Round::Uploaded {
-                lock,
+        let Round { mut lock, state } = round;
+        let state = match state {
+            RoundState::Locked => self.read_head().await?,
+            RoundState::HeadRead { head, before } => self.capture(shared, head, before).await,
+            RoundState::Captured { head, snapshot } => self.upload(head, snapshot).await?,
+            RoundState::Uploaded {
                 head,
                 snapshot,
                 chunks,
                 bytes,
-            } => self.publish(lock, head, &snapshot, &chunks, &bytes).await?,
-            Round::Published {
-                lock,
-                replaced,
-                told,
-            } => {
+            } => self.publish(head, &snapshot, &chunks, &bytes).await?,
+            RoundState::Published { replaced, told } => {
                 let now = self.clock.unix_millis(self.clock.now());
                 self.place.snapshots.sweep(OBJECT, &replaced, now).await?;
-                Round::Swept { lock, told }
+                RoundState::Swept { told }
             }
-            Round::Swept { lock, told } => {
+            RoundState::Swept { told } => {
                 self.purge(&told).await?;
-                Round::Purged { lock }
+                RoundState::Purged
             }
-            Round::Purged { lock } => {
-                if let Some(lock) = lock {
+            RoundState::Purged | RoundState::Unlocked => {
+                if let Some(lock) = lock.take() {
                     lock.release().await?;
                 }
-                Round::Unlocked
+                RoundState::Unlocked
             }
-            Round::Unlocked => Round::Unlocked,
+        };
+        Ok(Round { lock, state })
+    }
+
+    async fn read_head(&self) -> Result<RoundState, UpkeepError> {
+        let found = self.place.snapshots.get(OBJECT).await?;
+        let (head, bytes) = match found {
+            Some(found) => found,
+            None => (self.place.snapshots.head(OBJECT).await?, Vec::new()),
+        };
+        // One that cannot be read, or of another stream, tells nothing.
+        let before = LogSnapshot::decode(&bytes).unwrap_or_default();
+        Ok(RoundState::HeadRead { head, before })
+    }
+
+    async fn upload(
+        &self,
+        head: ObjectHead,
+        snapshot: LogSnapshot,
+    ) -> Result<RoundState, UpkeepError> {
+        let bytes = snapshot.encode();
+        let chunks = self.chunks_name();
+        // Somebody may have deleted the bucket.
+        self.place.snapshots.ensure().await?;
+        self.place.snapshots.upload(&chunks, &bytes).await?;
+        Ok(RoundState::Uploaded {
+            head,
+            snapshot,
+            chunks,
+            bytes,
         })
     }
 
@@ -278,48 +284,39 @@ impl Upkeep {
     async fn capture(
         &mut self,
         shared: &LogShared,
-        lock: Option<Box<dyn Claim>>,
         head: ObjectHead,
         before: LogSnapshot,
-    ) -> Round {
+    ) -> RoundState {
         let reading = shared.reading();
-        let told = match before.created == reading.created {
-            true => before.sequence,
-            false => 0,
-        };
-        let stays = |lock, created| Round::Swept {
-            lock,
+        let is_stored = before.created == reading.created;
+        let told = if is_stored { before.sequence } else { 0 };
+        let stays = |created| RoundState::Swept {
             told: Told {
                 created,
                 sequence: told,
             },
         };
         // Who joined after the snapshot that is there now has not seen what it tells.
-        if reading.since.is_none_or(|since| since > told) {
-            return stays(lock, reading.created);
+        if is_stored && reading.since.is_none_or(|since| since > told) {
+            return stays(reading.created);
         }
         let (floor, given) = shared.floor();
-        let Some((ranks, sequence)) =
-            capture_ranks(shared.ranks(), floor, &given, reading.generation).await
-        else {
-            return stays(lock, reading.created);
+        let captured = capture_ranks(shared.ranks(), floor, &given, reading.generation).await;
+        let Some((ranks, sequence)) = captured else {
+            return stays(reading.created);
         };
-        if sequence <= told && head.is_there() && before.created == reading.created {
-            return stays(lock, reading.created);
+        if sequence <= told && head.is_there() && is_stored {
+            return stays(reading.created);
         }
         let mut snapshot = LogSnapshot {
             created: reading.created,
             sequence,
             ranks,
         };
-        if before.created == snapshot.created {
+        if is_stored {
             self.carry(before, &mut snapshot);
         }
-        Round::Captured {
-            lock,
-            head,
-            snapshot,
-        }
+        RoundState::Captured { head, snapshot }
     }
 
     /// Takes over what an earlier snapshot tells of ranks that nobody here listens to: their workers may not have been found yet.
@@ -341,12 +338,11 @@ impl Upkeep {
 
     async fn publish(
         &self,
-        lock: Option<Box<dyn Claim>>,
         head: ObjectHead,
         snapshot: &LogSnapshot,
         chunks: &str,
         bytes: &[u8],
-    ) -> Result<Round, UpkeepError> {
+    ) -> Result<RoundState, UpkeepError> {
         let labels = BTreeMap::from([
             (LABEL_CREATED.to_owned(), snapshot.created.clone()),
             (LABEL_SEQUENCE.to_owned(), snapshot.sequence.to_string()),
@@ -355,7 +351,7 @@ impl Upkeep {
         let published = store.publish(OBJECT, &head, chunks, bytes, &labels).await;
         match published {
             // Another router was first; what we uploaded is swept one day.
-            Err(JetStreamError::Conflict(_)) => return Ok(Round::Purged { lock }),
+            Err(JetStreamError::Conflict(_)) => return Ok(RoundState::Purged),
             published => published?,
         }
         let (stream, ranks) = (&self.place.names.stream, snapshot.ranks.len());
@@ -367,8 +363,7 @@ impl Upkeep {
             bytes = bytes.len(),
             "snapshot of the index stored"
         );
-        Ok(Round::Published {
-            lock,
+        Ok(RoundState::Published {
             replaced: head,
             told: Told {
                 created: snapshot.created.clone(),
@@ -435,14 +430,12 @@ impl Upkeep {
     }
 }
 
-/// Up to which message a stored snapshot tells all; 0 if it is of another stream.
-fn told_by(head: &ObjectHead, created: &str) -> u64 {
+/// Up to which message a stored snapshot tells all; none if there is none of this stream.
+fn told_by(head: &ObjectHead, created: &str) -> Option<u64> {
     let label = |name| head.labels.get(name).map(String::as_str);
     match label(LABEL_CREATED) == Some(created) {
-        true => label(LABEL_SEQUENCE)
-            .and_then(|text| text.parse().ok())
-            .unwrap_or(0),
-        false => 0,
+        true => label(LABEL_SEQUENCE).and_then(|text| text.parse().ok()),
+        false => None,
     }
 }
 

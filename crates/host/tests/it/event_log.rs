@@ -3,20 +3,16 @@
 use kvasir_host::LogStep;
 use kvasir_types::WorkerId;
 
-use crate::rig::{Router, RouterSetup, ServerProcess, THRESHOLD, Worker};
+use crate::rig::{Router, RouterSetup, Servers, THRESHOLD, Worker};
 
 /// A router that dies after any of its steps leaves the others all that they need: who starts next knows what the worker holds, takes a snapshot,
 /// and who starts after that one knows it, too.
 #[test]
 fn a_router_that_dies_after_any_step_loses_nothing() {
-    let (Some(nats), Some(etcd)) = (ServerProcess::nats(), ServerProcess::etcd()) else {
+    let Some(servers) = Servers::nats_and_etcd() else {
         return;
     };
-    let setup = RouterSetup {
-        nats: nats.port,
-        etcd: Some(etcd.port),
-        ..RouterSetup::default()
-    };
+    let setup = servers.setup();
     let dies_after = |step: LogStep| {
         let component = format!("dies-after-{step:?}");
         let mut worker = Worker::new(setup.nats, 1 + step as u64, &component);
@@ -75,23 +71,17 @@ fn leave_consumer(setup: RouterSetup, component: &str, worker: &Worker) {
 /// Messages that somebody takes away are missing for nobody who has read them, nor for who starts later.
 #[test]
 fn a_stream_that_is_purged_under_routers_costs_them_nothing() {
-    let Some(nats) = ServerProcess::nats() else {
+    let Some(servers) = Servers::nats() else {
         return;
     };
-    let setup = RouterSetup {
-        nats: nats.port,
-        ..RouterSetup::default()
-    };
+    let setup = servers.setup();
     let component = "purged";
-    let mut worker = Worker::new(nats.port, 7, component);
+    let mut worker = Worker::new(setup.nats, 7, component);
     worker.work(5);
     let router = Router::start(setup, component, &[&worker]);
     router.until_knows(&worker);
     router.forget_steps();
-    let (jetstream, stream) = (worker.jetstream.clone(), worker.names.stream.clone());
-    worker.block_on(async {
-        jetstream.purge_stream(&stream, None).await.unwrap();
-    });
+    worker.purge_stream();
     worker.work(2);
     router.until_knows(&worker);
     router.until_seen(LogStep::Published);
@@ -100,21 +90,98 @@ fn a_stream_that_is_purged_under_routers_costs_them_nothing() {
     late.crash();
 }
 
+/// A stream that somebody deletes is made anew, with the consumers of those that read it. They know on, and so does who starts later: what the new
+/// stream does not tell is stored.
+#[test]
+fn a_stream_that_is_deleted_under_routers_costs_them_nothing() {
+    let Some(servers) = Servers::nats() else {
+        return;
+    };
+    let setup = servers.setup();
+    let component = "deleted";
+    let mut worker = Worker::new(setup.nats, 7, component);
+    worker.work(5);
+    let router = Router::start(setup, component, &[&worker]);
+    router.until_knows(&worker);
+    let other = Router::start(setup, component, &[&worker]);
+    other.until_knows(&worker);
+    // Once before any snapshot was stored, then with one of the stream that is gone.
+    for _ in 0..2 {
+        router.forget_steps();
+        other.forget_steps();
+        worker.delete_stream();
+        router.until_seen(LogStep::ConsumerReady);
+        other.until_seen(LogStep::ConsumerReady);
+        router.until(
+            || worker.has_snapshot(),
+            || "none stored what it knows".to_owned(),
+        );
+        let late = Router::start(setup, component, &[&worker]);
+        late.until_knows(&worker);
+        late.crash();
+        worker.work(4);
+        router.until_knows(&worker);
+        other.until_knows(&worker);
+        let late = Router::start(setup, component, &[&worker]);
+        late.until_knows(&worker);
+        late.crash();
+    }
+}
+
+/// A bucket that somebody deletes is made anew by who began with what was in it.
+#[test]
+fn a_bucket_that_is_deleted_under_a_router_is_filled_again() {
+    let Some(servers) = Servers::nats() else {
+        return;
+    };
+    let setup = servers.setup();
+    let component = "bucket";
+    let mut worker = Worker::new(setup.nats, 7, component);
+    worker.work(THRESHOLD + 3);
+    let first = Router::start(setup, component, &[&worker]);
+    first.until_seen(LogStep::Purged);
+    first.crash();
+    let router = Router::start(setup, component, &[&worker]);
+    router.until_knows(&worker);
+    worker.delete_bucket();
+    router.until(
+        || worker.has_snapshot(),
+        || "what it knows is not stored".to_owned(),
+    );
+    let late = Router::start(setup, component, &[&worker]);
+    late.until_knows(&worker);
+}
+
+/// A consumer that somebody deletes is made anew, and begins where the router was.
+#[test]
+fn a_consumer_that_is_deleted_is_made_anew() {
+    let Some(servers) = Servers::nats() else {
+        return;
+    };
+    let setup = servers.setup();
+    let component = "consumer";
+    let mut worker = Worker::new(setup.nats, 7, component);
+    worker.work(3);
+    let router = Router::start(setup, component, &[&worker]);
+    router.until_knows(&worker);
+    router.forget_steps();
+    worker.delete_consumers();
+    worker.work(4);
+    router.until_seen(LogStep::ConsumerReady);
+    router.until_knows(&worker);
+}
+
 /// What the stream no longer holds and no snapshot tells is not known; nothing is known that is not there.
 #[test]
 fn what_nobody_read_before_it_was_purged_is_not_invented() {
-    let Some(nats) = ServerProcess::nats() else {
+    let Some(servers) = Servers::nats() else {
         return;
     };
-    let setup = RouterSetup {
-        nats: nats.port,
-        ..RouterSetup::default()
-    };
+    let setup = servers.setup();
     let component = "unread";
-    let mut worker = Worker::new(nats.port, 7, component);
+    let mut worker = Worker::new(setup.nats, 7, component);
     worker.work(5);
-    let (jetstream, stream) = (worker.jetstream.clone(), worker.names.stream.clone());
-    worker.block_on(async { jetstream.purge_stream(&stream, None).await.unwrap() });
+    worker.purge_stream();
     let before = worker.truth();
     // Numbers 6 to 8: the last of them takes back what 7 stored.
     worker.work(2);
@@ -133,18 +200,14 @@ fn what_nobody_read_before_it_was_purged_is_not_invented() {
 /// Several routers and workers that come and go: one snapshot for all, and dead workers leave it.
 #[test]
 fn routers_agree_and_workers_that_left_are_forgotten() {
-    let (Some(nats), Some(etcd)) = (ServerProcess::nats(), ServerProcess::etcd()) else {
+    let Some(servers) = Servers::nats_and_etcd() else {
         return;
     };
-    let setup = RouterSetup {
-        nats: nats.port,
-        etcd: Some(etcd.port),
-        ..RouterSetup::default()
-    };
+    let setup = servers.setup();
     let component = "several";
     let mut workers = [
-        Worker::new(nats.port, 1, component),
-        Worker::new(nats.port, 2, component),
+        Worker::new(setup.nats, 1, component),
+        Worker::new(setup.nats, 2, component),
     ];
     let routers: Vec<Router> = (0..2)
         .map(|_| Router::start(setup, component, &[&workers[0]]))
@@ -177,21 +240,18 @@ fn routers_agree_and_workers_that_left_are_forgotten() {
 /// The server goes away and comes back: what was written meanwhile waits, and arrives once.
 #[test]
 fn nats_that_comes_back_brings_what_was_written_meanwhile() {
-    let Some(mut nats) = ServerProcess::nats() else {
+    let Some(mut servers) = Servers::nats() else {
         return;
     };
-    let setup = RouterSetup {
-        nats: nats.port,
-        ..RouterSetup::default()
-    };
+    let setup = servers.setup();
     let component = "outage";
-    let mut worker = Worker::new(nats.port, 7, component);
+    let mut worker = Worker::new(setup.nats, 7, component);
     worker.work(3);
     let router = Router::start(setup, component, &[&worker]);
     router.until_knows(&worker);
-    nats.kill();
+    servers.nats.kill();
     (0..40).for_each(|_| worker.change());
-    nats.run();
+    servers.nats.run();
     router.until_knows(&worker);
     worker.work(2);
     router.until_knows(&worker);

@@ -18,7 +18,7 @@ use kvasir_kv_events::publisher::RankPublisher;
 use kvasir_router::{Input, RouterConfig, RouterMode, WorkerSpec};
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
-use kvasir_transport::jetstream::{JetStream, LogPublisher, LogPublisherOptions};
+use kvasir_transport::jetstream::{JetStream, LogPublisher, LogPublisherOptions, ObjectStore};
 use kvasir_transport::nats::{NatsLink, NatsOptions};
 use kvasir_types::{EngineHash, KvEvent, LocalHash, StoredBlock, Tier, WorkerId, WorkerRank};
 use kvasir_wire::native::{
@@ -74,7 +74,7 @@ impl ServerProcess {
     }
 
     /// NATS with JetStream; none, and a line that says so, if it is not installed.
-    pub(crate) fn nats() -> Option<Self> {
+    fn nats() -> Option<Self> {
         Self::start("nats-server", |port, _, folder| {
             let port = port.to_string();
             ["-js", "-a", "127.0.0.1", "-p", &port, "-sd", folder]
@@ -84,7 +84,7 @@ impl ServerProcess {
     }
 
     /// etcd; none, and a line that says so, if it is not installed.
-    pub(crate) fn etcd() -> Option<Self> {
+    fn etcd() -> Option<Self> {
         Self::start("etcd", |port, peer, folder| {
             let (client, peer) = (
                 format!("http://127.0.0.1:{port}"),
@@ -142,6 +142,36 @@ impl Drop for ServerProcess {
     fn drop(&mut self) {
         self.kill();
         self.wipe();
+    }
+}
+
+/// The servers of a test.
+pub(crate) struct Servers {
+    pub(crate) nats: ServerProcess,
+    etcd: Option<ServerProcess>,
+}
+
+impl Servers {
+    /// NATS alone; none if it is not installed.
+    pub(crate) fn nats() -> Option<Self> {
+        let nats = ServerProcess::nats()?;
+        Some(Self { nats, etcd: None })
+    }
+
+    /// NATS and etcd; none if one of them is not installed.
+    pub(crate) fn nats_and_etcd() -> Option<Self> {
+        let etcd = Some(ServerProcess::etcd()?);
+        let nats = ServerProcess::nats()?;
+        Some(Self { nats, etcd })
+    }
+
+    /// Routers that use them.
+    pub(crate) fn setup(&self) -> RouterSetup {
+        RouterSetup {
+            nats: self.nats.port,
+            etcd: self.etcd.as_ref().map(|etcd| etcd.port),
+            ..RouterSetup::default()
+        }
     }
 }
 
@@ -279,6 +309,45 @@ impl Worker {
             RecoveryReply::TreeDump { events, .. } => blocks(events.iter().map(|e| &e.event)),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Takes all messages away, as an operator may.
+    pub(crate) fn purge_stream(&self) {
+        let purged = self.jetstream.purge_stream(&self.names.stream, None);
+        self.block_on(purged).unwrap();
+    }
+
+    pub(crate) fn delete_stream(&self) {
+        let deleted = self.jetstream.delete_stream(&self.names.stream);
+        self.block_on(deleted).unwrap();
+    }
+
+    pub(crate) fn delete_bucket(&self) {
+        let bucket = ObjectStore::new(&self.jetstream, &self.names.bucket);
+        self.block_on(bucket.delete()).unwrap();
+    }
+
+    pub(crate) fn delete_consumers(&self) {
+        let stream = &self.names.stream;
+        self.block_on(async {
+            for consumer in self.jetstream.durable_consumers(stream).await.unwrap() {
+                let deleted = self.jetstream.delete_consumer(stream, &consumer.name);
+                deleted.await.unwrap();
+            }
+        });
+    }
+
+    /// Whether a snapshot of the stream is stored.
+    pub(crate) fn has_snapshot(&self) -> bool {
+        let bucket = ObjectStore::new(&self.jetstream, &self.names.bucket);
+        self.block_on(async {
+            let stream = self.jetstream.stream_info(&self.names.stream).await;
+            let head = bucket.head("kvasir-index").await;
+            let (Ok(stream), Ok(head)) = (stream, head) else {
+                return false;
+            };
+            head.labels.get("stream-created") == Some(&stream.created)
+        })
     }
 
     /// Messages that the stream holds.

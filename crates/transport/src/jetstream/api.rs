@@ -136,7 +136,10 @@ impl JetStream {
             Some(state) if state.max_age == max_age || !adjust => return Ok(state),
             Some(_) => "UPDATE",
         };
-        let made = self.ask(&format!("STREAM.{api}.{name}"), &config).await;
+        let made = match api {
+            "CREATE" => self.create_stream(name, &config).await,
+            _ => self.ask(&format!("STREAM.{api}.{name}"), &config).await,
+        };
         match made {
             Ok(info) => Ok(stream_state(&info)),
             // Somebody else made it meanwhile, with another age.
@@ -147,6 +150,23 @@ impl JetStream {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Makes a stream, or finds it as it is to be. A server that is still deleting one of that name gives it the old one's numbers, and takes its files away
+    /// a moment later: nothing can be written to it then. Such a one is taken away, and whoever asks again later gets a sound one.
+    pub(super) async fn create_stream(
+        &self,
+        name: &str,
+        config: &Value,
+    ) -> Result<Value, JetStreamError> {
+        let info = self.ask(&format!("STREAM.CREATE.{name}"), config).await?;
+        let is_new = info.get("did_create").and_then(Value::as_bool) == Some(true);
+        if is_new && stream_state(&info).last > 0 {
+            self.delete_stream(name).await?;
+            let why = format!("stream {name} is still being deleted");
+            return Err(JetStreamError::Unreachable(why));
+        }
+        Ok(info)
     }
 
     /// How a stream stands.

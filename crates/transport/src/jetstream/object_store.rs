@@ -93,8 +93,7 @@ impl ObjectStore {
             "allow_rollup_hdrs": true,
             "allow_direct": true,
         });
-        let api = format!("STREAM.CREATE.{stream}");
-        match self.jetstream.ask(&api, &config).await {
+        match self.jetstream.create_stream(&stream, &config).await {
             // Somebody else made it meanwhile, in his own way.
             Err(JetStreamError::Refused { .. }) => {
                 self.jetstream.stream_info(&stream).await.map(drop)

@@ -19,6 +19,8 @@ const MESSAGE_BYTES_MAX: usize = 256 << 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Between two attempts at most.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// Before a stream that was there is made anew: a server that is deleting it needs its time.
+const ANEW_PAUSE: Duration = Duration::from_millis(500);
 
 /// Where events are written to.
 #[derive(Clone, Debug)]
@@ -117,6 +119,9 @@ impl Writer {
             };
             // Nobody answers on a subject that no stream has.
             if matches!(error, JetStreamError::NotEnabled) {
+                if self.written > 1 {
+                    tokio::time::sleep(ANEW_PAUSE).await;
+                }
                 let (stream, age) = (&self.options.stream, self.options.max_age);
                 match self.jetstream.ensure_stream(stream, age, false).await {
                     Ok(_) => continue,
