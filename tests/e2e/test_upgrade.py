@@ -17,6 +17,8 @@ import pytest
 
 from conftest import Kvasir, until
 from events_rig import Engine, Rig
+from planes_rig import BUILTIN, TEXT, Load, Planes, first_event, free_port, stream, until_serving
+from replica_rig import requests_on
 
 # Whoever is left by its parent becomes ours, so that it can be waited for.
 PR_SET_CHILD_SUBREAPER = 36
@@ -278,6 +280,103 @@ def test_a_second_upgrade_does_not_bring_the_first_process_back(tmp_path):
     assert done.wait(60) and lines[-2] == "data: [DONE]", rig.log()
     assert rig.ended() == 0, rig.log()
     rig.close()
+
+
+def test_a_new_process_that_is_told_to_end_is_not_replaced_by_the_old_one(tmp_path):
+    """Who ends the frontend ends it: the process before it goes on with its stream, and takes no one else."""
+    gated = GatedEngine()
+    rig = Upgradable(tmp_path, [Engine()])
+    rig.http.post("/workers", json={"url": gated.url, "block_size": 16}).raise_for_status()
+    rig.until(lambda: len(rig.workers()) == 2, "both serve")
+    lines, done = hold_stream(rig, gated)
+    new = rig.upgraded()
+    rig.http.close()
+    os.kill(new, signal.SIGTERM)
+    rig.frontend.until_logged("has ended in its turn", 60)
+    assert "this one serves again" not in rig.log()
+    gated.gate.set()
+    assert done.wait(60) and lines[-2] == "data: [DONE]"
+    assert rig.ended() == 0, rig.log()
+    for engine in rig.engines:
+        engine.http.close()
+        engine.process.stop()
+
+
+class PortHolder:
+    """A frontend of token workers all of whose ports are given: for clients, for answers of workers, for replicas."""
+
+    def __init__(self, folder):
+        self.planes = Planes("file+tcp+zmq", folder)
+        (folder / "secret").write_text("a secret of replicas")
+        self.mocker = self.planes.mocker(BUILTIN, workers=2, speed="1")
+        self.answers, self.peers = free_port(), f"127.0.0.1:{free_port()}"
+        secret = ["--router-peer-secret-file", str(folder / "secret")]
+        ports = ["--tcp-rpc-port", str(self.answers), "--router-peer-listen", self.peers, "--router-replica-sync", *secret]
+        self.frontend = self.planes.frontend(*ports)
+        self.url, self.pid, self.old = self.frontend.url, self.frontend.process.pid, []
+        # Another replica, which dials this one.
+        self.other = self.planes.frontend("--router-peers", self.peers, *secret)
+        for frontend in (self.frontend, self.other):
+            until_serving(frontend, self.mocker.ids)
+        until(lambda: len(self.replicas()) == 1, 60, self.other.log)
+        # An idle connection would keep it for a minute.
+        self.frontend.http.close()
+
+    def replicas(self):
+        """The others, as the one that dials knows them."""
+        return self.other.http.get("/workers").json()["replicas"]
+
+    def upgrade(self):
+        command = [os.environ["KVASIR_BIN"], "upgrade", "--json", "--url", self.url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+        assert done.returncode == 0, done.stderr + self.frontend.log()
+        self.old.append(self.pid)
+        self.pid = json.loads(done.stdout)["pid"]
+
+    def booked(self):
+        """What the process that serves counts."""
+        with httpx.Client(base_url=self.url, timeout=30) as http:
+            return sum(requests_on(http).values())
+
+    def end(self):
+        assert self.frontend.process.wait(100) == 0, self.frontend.log()
+        for old in self.old[1:]:
+            assert os.waitstatus_to_exitcode(os.waitpid(old, 0)[1]) == 0, self.frontend.log()
+        # The last one alone is left, at the same port.
+        until(lambda: len(self.replicas()) == 1, 60, self.other.log)
+        os.kill(self.pid, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == 0, self.frontend.log()
+        assert self.other.stop(60) == 0 and self.mocker.stop(60) == 0
+        self.planes.end()
+
+
+def test_ports_that_are_given_are_handed_over_with_answers_under_way(tmp_path):
+    """Two upgrades while workers bring answers to one port: each answer comes to the process that asked, those of three processes at once."""
+    rig = PortHolder(tmp_path)
+    held = []
+    with Load(rig.url, clients=4) as load:
+        for number in range(3):
+            # One that is held until the end, of each process.
+            answer = httpx.Client(base_url=rig.url, timeout=60)
+            held.append((answer, stream(answer, TEXT.format(f"held {number}"), 7000)))
+            held[-1] += (first_event(held[-1][1].__enter__()),)
+            load.until_more(told=rig.frontend.log)
+            if number < 2:
+                rig.upgrade()
+                load.until_more(told=rig.frontend.log)
+    assert not load.failed, load.failed[:3]
+    # Those of others are counted once, though the old processes and the replicas all tell of them.
+    until(lambda: rig.booked() <= 3, 60, rig.frontend.log)
+    assert "cannot be taken" not in rig.frontend.log()
+    for client, opened, lines in held:
+        # Cut, it would fail here.
+        next(lines, None)
+        del lines
+        opened.__exit__(None, None, None)
+        client.close()
+    held.clear()
+    until(lambda: rig.booked() == 0, 60, rig.frontend.log)
+    rig.end()
 
 
 def test_a_process_that_is_told_to_take_over_from_nobody_says_so():

@@ -10,8 +10,8 @@ use kvasir_frontend::{App, DiscoveryOptions, EventPlaneSetup, Fleet};
 use kvasir_host::{
     EventLogOptions, IndexEndpoints, PeerOptions, PeerSecret, PeerStore, ReplicaCarrier,
 };
-use kvasir_planes::listen_at;
 pub(crate) use kvasir_planes::{Clients, clients, namespaces, nats_link, store};
+use kvasir_planes::{answers_address, clients_of, listen_at, response_server};
 use kvasir_setup::is_linked;
 use kvasir_tasks::Tasks;
 use kvasir_transport::event_plane::NatsEvents;
@@ -20,6 +20,8 @@ use kvasir_transport::{RequestPlane, TokenPlane, local_address};
 use kvasir_types::{PlaneEndpoint, WorkerId};
 
 use crate::index_server::IndexServer;
+use crate::sockets::InnerSockets;
+use crate::upgrade::Handed;
 use crate::wiring::{BadConfig, Failure};
 
 /// The same fleet, with the request planes on which discovered workers are.
@@ -27,6 +29,8 @@ pub(crate) async fn with_planes(
     fleet: Fleet,
     settings: &Settings,
     tasks: &Tasks,
+    handed: &Handed,
+    inner: &mut InnerSockets,
 ) -> Result<Fleet, Failure> {
     let sessions = settings
         .get(keys::ROUTER_SESSION_AFFINITY_TTL_SECS)
@@ -37,7 +41,15 @@ pub(crate) async fn with_planes(
             false => fleet,
         });
     }
-    let (clients, link) = clients(settings, tasks).await?;
+    let shared = inner.answers.take();
+    let shared = shared.filter(|(asked, _)| *asked == answers_address(settings));
+    let (port, shared) = (
+        settings.get(keys::TCP_RPC_PORT),
+        shared.map(|(_, home)| home),
+    );
+    let home = response_server(settings, port, shared, tasks).await?;
+    let _ = handed.home.set(home.clone());
+    let (clients, link) = clients_of(settings, home, tasks)?;
     let carrier = settings
         .get(keys::ROUTER_REPLICA_SYNC)
         .then(|| replica_carrier(settings, &link, tasks));
@@ -96,6 +108,7 @@ const SECRET_MIN: usize = 16;
 pub(crate) fn peer_options(
     settings: &Settings,
     tasks: &Tasks,
+    inner: &mut InnerSockets,
 ) -> Result<Option<PeerOptions>, Failure> {
     if !is_linked(settings) {
         return Ok(None);
@@ -114,19 +127,28 @@ pub(crate) fn peer_options(
     if secret.trim().len() < SECRET_MIN {
         return Err(bad(&format!("it has fewer than {SECRET_MIN} characters")).into());
     }
+    let listen = peer_address(settings)?;
+    let opened = inner.peers.take();
+    let opened = opened.filter(|(asked, _)| Some(*asked) == listen);
+    let peers = settings.get(keys::ROUTER_PEERS).unwrap_or_default();
+    let peers = peers.split(',').map(|peer| peer.trim().to_owned());
+    Ok(Some(PeerOptions {
+        secret: PeerSecret::new(&secret),
+        listen,
+        opened: opened.map(|(_, listener)| listener),
+        peers: peers.filter(|peer| !peer.is_empty()).collect(),
+        store: peer_store(settings, tasks)?,
+    }))
+}
+
+/// Where this process listens for other replicas.
+pub(crate) fn peer_address(settings: &Settings) -> Result<Option<SocketAddr>, Failure> {
     let listen = settings.get(keys::ROUTER_PEER_LISTEN);
     let listen = listen.map(|address| {
         let bad = |error| BadConfig(format!("--router-peer-listen {address}: {error}"));
         address.parse::<SocketAddr>().map_err(bad)
     });
-    let peers = settings.get(keys::ROUTER_PEERS).unwrap_or_default();
-    let peers = peers.split(',').map(|peer| peer.trim().to_owned());
-    Ok(Some(PeerOptions {
-        secret: PeerSecret::new(&secret),
-        listen: listen.transpose()?,
-        peers: peers.filter(|peer| !peer.is_empty()).collect(),
-        store: peer_store(settings, tasks)?,
-    }))
+    Ok(listen.transpose()?)
 }
 
 /// Where replicas that listen find each other: a folder or etcd. On Kubernetes a headless service has their addresses.

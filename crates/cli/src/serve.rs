@@ -12,8 +12,8 @@ use kvasir_tasks::{RuntimeThreads, Tasks};
 use kvasir_telemetry::{Clock, Metrics, log};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::sockets::{self, AskedAddresses, OpenSockets};
-use crate::upgrade::{TakeOver, Upgrades};
+use crate::sockets::{self, AskedAddresses, InnerSockets, OpenSockets};
+use crate::upgrade::{Handed, TakeOver, Upgrades};
 use crate::wiring::{self, Failure};
 use crate::{cluster, descriptors, planes, shared_cache, traces};
 
@@ -43,6 +43,8 @@ fn asked_addresses(settings: &Settings) -> Result<AskedAddresses, Failure> {
     Ok(AskedAddresses {
         clients: Some(wiring::listen_address(settings)?),
         operators: wiring::admin_address(settings)?,
+        answers: Some(kvasir_planes::answers_address(settings)),
+        peers: planes::peer_address(settings)?,
     })
 }
 
@@ -262,7 +264,7 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
     }
     app.set_loading(true);
     let parts = FleetParts::default();
-    let upgrades = Upgrades::new(&app, asked_addresses(settings)?, Arc::clone(&parts.index))?;
+    let upgrades = Upgrades::new(&app, asked_addresses(settings)?, Arc::clone(&parts.handed))?;
     let ended = match TakeOver::begin().await? {
         Some(taken) => {
             let server = take_over(taken, &app, fleet, settings, &parts).await?;
@@ -284,8 +286,8 @@ pub(crate) async fn run(settings: &Settings) -> Result<(), Failure> {
 struct FleetParts {
     /// What writes its index to a file, where that is wanted.
     snapshot: OnceLock<Arc<SnapshotWriter>>,
-    /// What copies it for another process.
-    index: Arc<OnceLock<Arc<SnapshotWriter>>>,
+    /// What another process needs.
+    handed: Arc<Handed>,
 }
 
 /// Lets a fleet begin with what the old process has, and opens the doors when it serves what that one does.
@@ -297,7 +299,8 @@ async fn take_over(
     parts: &FleetParts,
 ) -> Result<Server, Failure> {
     let index = taken.index().await;
-    start_fleet(fleet, settings, app, index, parts).await?;
+    let inner = taken.inner_sockets();
+    start_fleet(fleet, settings, app, (index, inner), parts).await?;
     taken.add_workers(app);
     app.set_loading(false);
     taken.prepare(app).await?;
@@ -306,7 +309,7 @@ async fn take_over(
     let opened = taken.sockets(clients, asked.operators);
     let server = listen_at(app, settings, opened).await?;
     say_where(&server);
-    taken.serving(app).await?;
+    taken.serving(app, &parts.handed).await?;
     Ok(server)
 }
 
@@ -321,7 +324,8 @@ async fn serve_while_loading(
 ) -> Result<(), Failure> {
     let mut serving = pin!(until_signal(server, settings, &parts.snapshot, upgrades));
     let loading = async {
-        start_fleet(fleet.clone(), settings, app, None, parts).await?;
+        let nothing = (None, InnerSockets::default());
+        start_fleet(fleet.clone(), settings, app, nothing, parts).await?;
         first_workers(app, settings).await;
         app.set_loading(false);
         Ok(())
@@ -360,19 +364,22 @@ async fn first_workers(app: &App, settings: &Settings) {
     }
 }
 
-/// Reads what the fleet needs, and lets it begin, with the index of the process before it if there is one.
+/// Reads what the fleet needs, and lets it begin, with the index and the listeners of the process before it if there is one.
 async fn start_fleet(
     mut fleet: Fleet,
     settings: &Settings,
     app: &App,
-    index: Option<LoadedSnapshot>,
+    (index, mut inner): (Option<LoadedSnapshot>, InnerSockets),
     parts: &FleetParts,
 ) -> Result<(), Failure> {
-    fleet = planes::with_planes(fleet, settings, app.tasks()).await?;
+    fleet = planes::with_planes(fleet, settings, app.tasks(), &parts.handed, &mut inner).await?;
+    if let Some(replica) = fleet.replica_id() {
+        let _ = parts.handed.replica.set(replica);
+    }
     fleet = fleet.with_model_folders(wiring::model_folders(settings, app.clock()).await?);
     let path = settings.get(keys::INDEX_SNAPSHOT);
     let by_events = settings.get(keys::ROUTER_KV_EVENTS);
-    let fetched = match planes::peer_options(settings, app.tasks())? {
+    let fetched = match planes::peer_options(settings, app.tasks(), &mut inner)? {
         None => None,
         Some(options) => {
             let listen = options.listen;
@@ -403,7 +410,10 @@ async fn start_fleet(
     }
     cluster::follow_pods(&fleet, settings, app.tasks())?;
     let writer = fleet.snapshot_writer(path.clone().unwrap_or_default());
-    let _ = parts.index.set(Arc::clone(&writer));
+    if let Some(links) = fleet.peer_links() {
+        let _ = parts.handed.peers.set(links.clone());
+    }
+    let _ = parts.handed.index.set(Arc::clone(&writer));
     if path.is_some() {
         writer.start(settings.get(keys::INDEX_SNAPSHOT_INTERVAL_SECS));
         let _ = parts.snapshot.set(writer);

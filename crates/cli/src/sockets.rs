@@ -9,6 +9,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixDatagram;
 
+use kvasir_transport::SharedHome;
 use listenfd::ListenFd;
 
 use crate::wiring::{BadConfig, Failure};
@@ -18,6 +19,15 @@ use crate::wiring::{BadConfig, Failure};
 pub(crate) struct OpenSockets {
     pub(crate) clients: Option<TcpListener>,
     pub(crate) operators: Option<TcpListener>,
+}
+
+/// Listeners that a process had which this one replaces, each with the address that was asked for; beside those for clients and operators.
+#[derive(Debug, Default)]
+pub(crate) struct InnerSockets {
+    /// For answers of workers.
+    pub(crate) answers: Option<(SocketAddr, SharedHome)>,
+    /// For other replicas.
+    pub(crate) peers: Option<(SocketAddr, TcpListener)>,
 }
 
 /// Takes them over; `apart` says that operators have a port of their own.
@@ -49,6 +59,8 @@ pub(crate) fn take(apart: bool) -> Result<OpenSockets, Failure> {
 pub(crate) struct AskedAddresses {
     pub(crate) clients: Option<SocketAddr>,
     pub(crate) operators: Option<SocketAddr>,
+    pub(crate) answers: Option<SocketAddr>,
+    pub(crate) peers: Option<SocketAddr>,
 }
 
 /// Whether whoever started this process has set a variable for it.

@@ -12,13 +12,14 @@
 //! Why it is so: docs/decisions/0175.
 
 mod channel;
+mod child;
 mod load;
 mod message;
 mod new;
 mod old;
 
 pub(crate) use new::TakeOver;
-pub(crate) use old::Upgrades;
+pub(crate) use old::{Handed, Upgrades};
 
 /// Set for a process that is to take over from the one at the other end of its standard input.
 const TAKE_OVER: &str = "KVASIR_TAKE_OVER";

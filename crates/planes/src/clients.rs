@@ -10,7 +10,7 @@ use kvasir_tasks::Tasks;
 use kvasir_transport::http_rpc::HttpClient;
 use kvasir_transport::nats::{NatsClient, NatsLink, NatsOptions};
 use kvasir_transport::tcp::{TcpClient, TcpOptions, client_tls};
-use kvasir_transport::{EndpointClient, ResponseOptions, ResponseServer};
+use kvasir_transport::{EndpointClient, ResponseOptions, ResponseServer, SharedHome};
 
 use crate::SetupError;
 
@@ -34,13 +34,42 @@ pub async fn clients_at(
     port: u16,
     tasks: &Tasks,
 ) -> Result<(Clients, NatsLink), SetupError> {
+    let home = response_server(settings, port, None, tasks).await?;
+    clients_of(settings, home, tasks)
+}
+
+/// Where workers bring their answers, by the options.
+#[must_use]
+pub fn answers_address(settings: &Settings) -> SocketAddr {
+    response_options(settings, settings.get(keys::TCP_RPC_PORT)).bind
+}
+
+/// Takes the answers of workers, at a port that a process shares which this one replaces, if there is one.
+pub async fn response_server(
+    settings: &Settings,
+    port: u16,
+    shared: Option<SharedHome>,
+    tasks: &Tasks,
+) -> Result<ResponseServer, SetupError> {
     let options = response_options(settings, port);
     let bind = options.bind;
-    let home = ResponseServer::start(options, tasks).await.map_err(|error| {
+    let started = match shared {
+        Some(shared) => ResponseServer::start_at(options, shared, tasks),
+        None => ResponseServer::start(options, tasks).await,
+    };
+    started.map_err(|error| {
         SetupError::System(format!(
             "answers of workers cannot be taken at {bind}: {error}; set --tcp-rpc-host and --tcp-rpc-port"
         ))
-    })?;
+    })
+}
+
+/// The request planes; workers bring their answers to `home`.
+pub fn clients_of(
+    settings: &Settings,
+    home: ResponseServer,
+    tasks: &Tasks,
+) -> Result<(Clients, NatsLink), SetupError> {
     let (link, options) = (nats_link(settings, tasks)?, tcp_options(settings)?);
     if settings.get(keys::REQUEST_PLANE) == PlaneName::Nats {
         link.connect();

@@ -12,7 +12,9 @@ mod clients;
 mod listeners;
 mod stores;
 
-pub use clients::{Clients, clients, clients_at, nats_link};
+pub use clients::{
+    Clients, answers_address, clients, clients_at, clients_of, nats_link, response_server,
+};
 pub use listeners::{ENDPOINT, endpoint, event_carrier, event_log, listen, listen_at};
 pub use stores::{NamedStore, kubernetes_options, namespaces, store};
 

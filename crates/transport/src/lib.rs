@@ -34,7 +34,9 @@ mod tokens;
 pub mod zmq;
 
 #[cfg(feature = "tcp")]
-pub use call_home::{CallStream, HomeCounts, ResponseOptions, ResponseServer, local_address};
+pub use call_home::{
+    CallStream, HomeCounts, ResponseOptions, ResponseServer, SharedHome, local_address,
+};
 #[cfg(feature = "tcp")]
 pub use endpoint::{
     CallContext, CallFuture, CallObserver, CallPlace, CallWatch, Dispatcher, EndpointClient,

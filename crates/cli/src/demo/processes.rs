@@ -19,6 +19,8 @@ use kvasir_text::TextFiles;
 
 use super::{CACHE_TOKENS, CONTEXT_LENGTH};
 use crate::planes;
+use crate::sockets::InnerSockets;
+use crate::upgrade::Handed;
 use crate::wiring::{self, Failure};
 
 /// Longest wait until all engines serve.
@@ -50,7 +52,14 @@ impl Processes {
         let setup = wiring::router_setup(settings)?;
         let fleet = Fleet::new(app.fleet_context(), setup).with_event_threads(events);
         let planes = planes_settings(&words)?;
-        let fleet = planes::with_planes(fleet, &planes, app.tasks()).await?;
+        let fleet = planes::with_planes(
+            fleet,
+            &planes,
+            app.tasks(),
+            &Handed::default(),
+            &mut InnerSockets::default(),
+        )
+        .await?;
         let mut this = Self {
             engines: Vec::new(),
             folder,

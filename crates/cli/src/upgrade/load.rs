@@ -122,17 +122,27 @@ fn bound_sessions(host: &RouterHost) -> Vec<BoundSession> {
     bound.collect()
 }
 
-/// The process before this one, as a replica; others have random numbers.
+/// The process before this one, if it is no replica; replicas have random numbers.
 const PREDECESSOR: ReplicaId = ReplicaId(0);
 
 /// What is counted here for another process.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct OthersLoad {
+    /// Whose it is: a replica tells of it itself, which is counted once.
+    from: ReplicaId,
     /// The router of each request, and where it runs.
     counted: HashMap<RequestId, (Arc<RouterHost>, WorkerRank)>,
 }
 
 impl OthersLoad {
+    /// Nothing yet, of the process of this name among replicas.
+    pub(super) fn new(replica: Option<u64>) -> Self {
+        Self {
+            from: replica.map_or(PREDECESSOR, ReplicaId),
+            counted: HashMap::new(),
+        }
+    }
+
     /// How many requests are counted.
     pub(super) fn len(&self) -> usize {
         self.counted.len()
@@ -187,7 +197,7 @@ impl OthersLoad {
         if let Some((host, target)) = self.counted.get(&id) {
             let target = *target;
             host.tell(Input::Peer {
-                from: PREDECESSOR,
+                from: self.from,
                 event: Box::new(PeerEvent { id, target, change }),
                 recalled: false,
             });

@@ -37,10 +37,12 @@ pub(super) struct Hello {
     pub(super) served: Vec<ServedBy>,
     /// Busy thresholds that operators changed.
     pub(super) thresholds: Vec<ChangedThresholds>,
+    /// Its name among replicas, if it is one: they tell of its load under that name, too.
+    pub(super) replica: Option<u64>,
 }
 
 /// What a file is for.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(tag = "role", rename_all = "snake_case")]
 pub(super) enum FileRole {
     /// Listens for clients; `asked` is what the options said.
@@ -49,6 +51,12 @@ pub(super) enum FileRole {
     Operators { asked: SocketAddr },
     /// A copy of the index.
     Index,
+    /// Listens for answers of workers; both processes accept there.
+    Answers { asked: SocketAddr },
+    /// Over it go answers that came to the wrong one of the two.
+    AnswersLink,
+    /// Listens for other replicas.
+    Peers { asked: SocketAddr },
     /// Of a later release.
     #[serde(other)]
     Unknown,

@@ -12,6 +12,7 @@ use std::time::Duration;
 use kvasir_frontend::{App, SourceState};
 use kvasir_host::LoadedSnapshot;
 use kvasir_router::{Input, ThresholdUpdate};
+use kvasir_transport::SharedHome;
 use kvasir_types::WorkerId;
 use kvasir_upstream::{parse_api_key, parse_remote_worker, set_api_key};
 use tokio::time::{Instant, timeout};
@@ -20,7 +21,8 @@ use super::TAKE_OVER;
 use super::channel::{Channel, take_files};
 use super::load::OthersLoad;
 use super::message::{AddedWorker, FileRole, Hello, Message};
-use crate::sockets;
+use super::old::Handed;
+use crate::sockets::{self, InnerSockets};
 use crate::wiring::Failure;
 
 /// The old process has so long to say anything.
@@ -38,6 +40,7 @@ pub(crate) struct TakeOver {
     hello: Box<Hello>,
     clients: Option<(SocketAddr, TcpListener)>,
     operators: Option<(SocketAddr, TcpListener)>,
+    inner: InnerSockets,
     index: Option<File>,
     load: OthersLoad,
 }
@@ -69,27 +72,41 @@ impl TakeOver {
         let Some(Message::Hello(hello)) = hear(&mut channel).await? else {
             return Err(io::Error::other("the other end says no hello"));
         };
+        let load = OthersLoad::new(hello.replica);
         let mut begun = Self {
             channel,
             hello,
             clients: None,
             operators: None,
+            inner: InnerSockets::default(),
             index: None,
-            load: OthersLoad::default(),
+            load,
         };
         begun.take(files);
         Ok(begun)
     }
 
     fn take(&mut self, files: Vec<OwnedFd>) {
+        let (mut answers, mut answers_link) = (None, None);
         for (role, file) in self.hello.files.iter().zip(files) {
             match role {
                 FileRole::Clients { asked } => self.clients = Some((*asked, file.into())),
                 FileRole::Operators { asked } => self.operators = Some((*asked, file.into())),
                 FileRole::Index => self.index = Some(file.into()),
+                FileRole::Answers { asked } => answers = Some((*asked, file)),
+                FileRole::AnswersLink => answers_link = Some(file),
+                FileRole::Peers { asked } => self.inner.peers = Some((*asked, file.into())),
                 FileRole::Unknown => {}
             }
         }
+        let answers = answers.zip(answers_link);
+        self.inner.answers =
+            answers.map(|((asked, listener), link)| (asked, SharedHome { listener, link }));
+    }
+
+    /// The listeners that are not for clients or operators.
+    pub(crate) fn inner_sockets(&mut self) -> InnerSockets {
+        std::mem::take(&mut self.inner)
     }
 
     /// The listeners, as far as our options ask for the same addresses.
@@ -217,9 +234,14 @@ impl TakeOver {
     }
 
     /// The doors are open: says so, and follows the old process's load until that is gone.
-    pub(crate) async fn serving(mut self, app: &Arc<App>) -> Result<(), Failure> {
+    pub(crate) async fn serving(
+        mut self,
+        app: &Arc<App>,
+        handed: &Arc<Handed>,
+    ) -> Result<(), Failure> {
         self.channel.say(&Message::Serving).await?;
-        let models = Arc::clone(app.models());
+        let (models, handed) = (Arc::clone(app.models()), Arc::clone(handed));
+        handed.set_predecessor(true);
         app.tasks().background().spawn(async move {
             let (mut channel, mut load) = (self.channel, self.load);
             loop {
@@ -235,6 +257,7 @@ impl TakeOver {
                 "the old process is gone"
             );
             load.end();
+            handed.set_predecessor(false);
         });
         Ok(())
     }

@@ -3,21 +3,23 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvasir_frontend::{App, Door, Server, UpgradeAsk};
-use kvasir_host::{Routers, SnapshotWriter};
-use kvasir_router::{Router, Thresholds};
+use kvasir_host::{PeerLinks, Routers, SnapshotWriter};
+use kvasir_router::{ReplicaId, Router, Thresholds};
+use kvasir_transport::ResponseServer;
 use kvasir_types::WorkerRecord;
 use kvasir_upstream::worker_words;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use super::TAKE_OVER;
 use super::channel::{Channel, send_files};
+use super::child::{exit_of, spawn};
 use super::load::ToldLoad;
 use super::message::{
     AddedWorker, ChangedThresholds, FileRole, Hello, LoadNews, Message, ServedBy,
@@ -28,8 +30,6 @@ use crate::sockets::{self, AskedAddresses};
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// And so long to open its doors then.
 const SERVE_TIMEOUT: Duration = Duration::from_secs(30);
-/// A successor that fails has so long to exit by itself.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Between two looks at what has changed of our load.
 const TELL_EVERY: Duration = Duration::from_millis(50);
 /// Looks at which nothing runs and nobody is connected, until this process is done.
@@ -40,8 +40,44 @@ pub(crate) struct Upgrades {
     signal: Signal,
     asked: mpsc::Receiver<UpgradeAsk>,
     addresses: AskedAddresses,
-    /// What copies the index, once there is one.
-    index: Arc<OnceLock<Arc<SnapshotWriter>>>,
+    handed: Arc<Handed>,
+}
+
+/// What a process has, once it has it, that the one after it needs.
+#[derive(Default)]
+pub(crate) struct Handed {
+    /// What copies the index.
+    pub(crate) index: OnceLock<Arc<SnapshotWriter>>,
+    /// Where workers bring their answers.
+    pub(crate) home: OnceLock<ResponseServer>,
+    /// The links to other replicas.
+    pub(crate) peers: OnceLock<PeerLinks>,
+    /// Its name among them.
+    pub(crate) replica: OnceLock<ReplicaId>,
+    /// The process before it is still there.
+    has_predecessor: AtomicBool,
+}
+
+impl Handed {
+    pub(super) fn set_predecessor(&self, is_there: bool) {
+        self.has_predecessor.store(is_there, Ordering::Release);
+    }
+
+    /// Whether the process before this one gets answers of workers through it.
+    fn passes_answers(&self) -> bool {
+        let is_shared = self.home.get().is_some_and(ResponseServer::is_shareable);
+        is_shared && self.has_predecessor.load(Ordering::Acquire)
+    }
+
+    /// Lets the next process alone accept at the ports that both have, or not any more.
+    fn set_left(&self, has_left: bool) {
+        if let Some(home) = self.home.get() {
+            home.set_left(has_left);
+        }
+        if let Some(peers) = self.peers.get() {
+            peers.set_left(has_left);
+        }
+    }
 }
 
 /// A process that has taken over.
@@ -67,18 +103,18 @@ enum UpgradeError {
 }
 
 impl Upgrades {
-    /// Listens for the signal and for operators from now on. `index` is set when there is something to copy.
+    /// Listens for the signal and for operators from now on.
     pub(crate) fn new(
         app: &App,
         addresses: AskedAddresses,
-        index: Arc<OnceLock<Arc<SnapshotWriter>>>,
+        handed: Arc<Handed>,
     ) -> io::Result<Option<Self>> {
         let signal = signal(SignalKind::user_defined2())?;
         Ok(app.take_upgrades().map(|asked| Self {
             signal,
             asked,
             addresses,
-            index,
+            handed,
         }))
     }
 
@@ -107,6 +143,7 @@ impl Upgrades {
             // Until now both accepted; from here on the new one alone does.
             let successor = outcome.ok().inspect(|_| {
                 server.service().set_handed_over(true);
+                self.handed.set_left(true);
                 if let Some(kept) = kept.get() {
                     kept.pause();
                 }
@@ -117,10 +154,11 @@ impl Upgrades {
             let Some(successor) = successor else {
                 continue;
             };
-            if end_here(server.service(), successor, drain).await {
+            if end_here(server.service(), successor, &self.handed, drain).await {
                 return;
             }
             server.service().set_handed_over(false);
+            self.handed.set_left(false);
             sockets::notify(&format!("MAINPID={}", std::process::id()));
             if let Some(kept) = kept.get() {
                 kept.resume();
@@ -131,7 +169,7 @@ impl Upgrades {
     /// Starts a process and lets it take over.
     async fn attempt(&self, server: &Server) -> Result<Successor, UpgradeError> {
         let app = server.service();
-        let index = self.index.get().ok_or(UpgradeError::Loading)?;
+        let index = self.handed.index.get().ok_or(UpgradeError::Loading)?;
         let copy = anonymous_file()?;
         let saved = index.copy_to(copy.try_clone()?).await;
         let copy = match saved {
@@ -149,7 +187,9 @@ impl Upgrades {
             }
         };
         let (ours, theirs) = UnixStream::pair()?;
-        let mut child = spawn(theirs)?;
+        let started = spawn(theirs);
+        let mut child =
+            started.map_err(|(program, cause)| UpgradeError::Spawn { program, cause })?;
         let handed = async {
             let mut channel = self.introduce(server, ours, copy).await?;
             let mut told = ToldLoad::default();
@@ -168,7 +208,7 @@ impl Upgrades {
                 channel,
                 told,
             }),
-            Err(Ended::Gone) => Err(UpgradeError::Ended(exit_of(&mut child).await.how)),
+            Err(Ended::Gone) => Err(UpgradeError::Ended(exit_of(&mut child).await.text())),
             Err(Ended::Late(limit)) => {
                 let _ = child.kill();
                 exit_of(&mut child).await;
@@ -211,6 +251,11 @@ impl Upgrades {
             files.push(index.as_fd());
             roles.push(FileRole::Index);
         }
+        let inner = self.inner_sockets();
+        for (role, socket) in &inner {
+            files.push(socket.as_fd());
+            roles.push(*role);
+        }
         send_files(&socket, &files)?;
         let mut channel = Channel::new(socket)?;
         let hello = Hello {
@@ -220,9 +265,38 @@ impl Upgrades {
             workers: app.operators_workers().iter().filter_map(added).collect(),
             served: served(app),
             thresholds: changed_thresholds(app),
+            replica: self.handed.replica.get().map(|replica| replica.0),
         };
         channel.say(&Message::Hello(Box::new(hello))).await?;
         Ok(channel)
+    }
+}
+
+impl Upgrades {
+    /// The listeners that are not for clients or operators. One that cannot be handed over is opened anew by the next process, if that can be.
+    fn inner_sockets(&self) -> Vec<(FileRole, OwnedFd)> {
+        let (mut sockets, mut failed) = (Vec::new(), None);
+        if let (Some(home), Some(asked)) = (self.handed.home.get(), self.addresses.answers) {
+            match home.share() {
+                Ok(Some(shared)) => {
+                    sockets.push((FileRole::Answers { asked }, shared.listener));
+                    sockets.push((FileRole::AnswersLink, shared.link));
+                }
+                Ok(None) => {}
+                Err(error) => failed = Some(error),
+            }
+        }
+        if let (Some(peers), Some(asked)) = (self.handed.peers.get(), self.addresses.peers) {
+            match peers.share() {
+                Ok(Some(listener)) => sockets.push((FileRole::Peers { asked }, listener)),
+                Ok(None) => {}
+                Err(error) => failed = Some(error),
+            }
+        }
+        if let Some(error) = failed {
+            tracing::warn!(%error, "upgrade: a listener for workers or replicas cannot be handed over");
+        }
+        sockets
     }
 }
 
@@ -259,52 +333,6 @@ async fn until(
         }
     });
     heard.await.unwrap_or(Err(Ended::Late(limit)))
-}
-
-/// The command that this process was started with, again. Its program is looked up anew: it may be another file by now.
-fn spawn(stdin: UnixStream) -> Result<Child, UpgradeError> {
-    let mut words = std::env::args_os();
-    let program = words.next().unwrap_or_else(|| "kvasir".into());
-    let mut command = Command::new(&program);
-    command.args(words).env(TAKE_OVER, "1");
-    command.stdin(Stdio::from(OwnedFd::from(stdin)));
-    command.spawn().map_err(|cause| UpgradeError::Spawn {
-        program: program.to_string_lossy().into_owned(),
-        cause,
-    })
-}
-
-/// How a process ended.
-struct Exit {
-    /// By itself, because it was asked to end or has handed over in its turn.
-    on_purpose: bool,
-    how: String,
-}
-
-/// How a process that is about to end ended.
-async fn exit_of(child: &mut Child) -> Exit {
-    let deadline = Instant::now() + EXIT_TIMEOUT;
-    let failed = |how| Exit {
-        on_purpose: false,
-        how,
-    };
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) => {
-                return Exit {
-                    on_purpose: status.success(),
-                    how: status.to_string(),
-                };
-            }
-            Ok(None) if Instant::now() < deadline => tokio::time::sleep(TELL_EVERY).await,
-            Ok(None) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return failed("it closed its end of the hand-over".to_owned());
-            }
-            Err(error) => return failed(error.to_string()),
-        }
-    }
 }
 
 /// A file without a name, for a copy of the index.
@@ -367,9 +395,9 @@ fn changed_thresholds(app: &App) -> Vec<ChangedThresholds> {
     changed.collect()
 }
 
-/// Ends what runs here while the successor serves. Says whether that is done; if not, the successor has failed and this process
+/// Ends what runs here while the successor serves. Says whether that is done; if not, the successor is gone and this process
 /// serves again.
-async fn end_here(app: &App, mut successor: Successor, drain: Duration) -> bool {
+async fn end_here(app: &App, successor: Successor, handed: &Handed, drain: Duration) -> bool {
     let pid = successor.child.id();
     sockets::notify(&format!("MAINPID={pid}"));
     let (running, connections) = (app.in_flight().count(), app.open_connections());
@@ -383,32 +411,52 @@ async fn end_here(app: &App, mut successor: Successor, drain: Duration) -> bool 
     let deadline = Instant::now() + drain;
     let mut looks = interval(TELL_EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut quiet, mut is_followed) = (0, true);
+    let (mut quiet, mut successor) = (0, Some(successor));
     while quiet < QUIET_LOOKS && Instant::now() < deadline {
-        let is_gone = tokio::select! {
-            () = successor.channel.gone(), if is_followed => true,
-            _ = looks.tick() => false,
+        let is_gone = match &successor {
+            Some(successor) => tokio::select! {
+                () = successor.channel.gone() => true,
+                _ = looks.tick() => false,
+            },
+            None => {
+                looks.tick().await;
+                false
+            }
         };
-        if is_followed && (is_gone || tell(app, &mut successor).await.is_err()) {
-            let Exit { on_purpose, how } = exit_of(&mut successor.child).await;
-            if !on_purpose {
-                tracing::error!(
-                    pid,
-                    how,
-                    "upgrade: the new process is gone; this one serves again"
-                );
+        if let Some(mut told) = successor.take() {
+            if !is_gone && tell(app, &mut told).await.is_ok() {
+                successor = Some(told);
+            } else if !has_ended(&mut told.child).await {
                 return false;
             }
-            tracing::info!(
-                pid,
-                "upgrade: the new process has ended in its turn; what runs here goes on to its end"
-            );
-            is_followed = false;
         }
         let is_quiet = app.in_flight().count() == 0 && app.open_connections() == 0;
-        quiet = if is_quiet { quiet + 1 } else { 0 };
+        quiet = match is_quiet && !handed.passes_answers() {
+            true => quiet + 1,
+            false => 0,
+        };
     }
     true
+}
+
+/// Whether a successor that is gone ended because it was told to; then nobody is to serve in its place.
+async fn has_ended(child: &mut Child) -> bool {
+    let pid = child.id();
+    let exit = exit_of(child).await;
+    let how = exit.text();
+    match exit.is_orderly() {
+        true => tracing::info!(
+            pid,
+            how,
+            "upgrade: the new process has ended in its turn; what runs here goes on to its end"
+        ),
+        false => tracing::error!(
+            pid,
+            how,
+            "upgrade: the new process is gone; this one serves again"
+        ),
+    }
+    exit.is_orderly()
 }
 
 /// Tells the successor how our load has changed.

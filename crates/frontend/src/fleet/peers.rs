@@ -14,6 +14,7 @@ use kvasir_host::{
     LoadedSnapshot, PeerLinks, PeerOptions, PeerRow, ReplicaFleet, SnapshotFuture, SnapshotWriter,
     WorkerNote,
 };
+use kvasir_router::ReplicaId;
 use kvasir_telemetry::Clock;
 use kvasir_types::{Time, WorkerId, WorkerRecord};
 
@@ -120,6 +121,18 @@ impl Fleet {
                 Ok(None)
             }
         }
+    }
+
+    /// The links to peers, if there are any.
+    #[must_use]
+    pub fn peer_links(&self) -> Option<&PeerLinks> {
+        self.context.peers.inner.links.get()
+    }
+
+    /// The name of this process among replicas, if it is one.
+    #[must_use]
+    pub fn replica_id(&self) -> Option<ReplicaId> {
+        self.replicas.as_ref().map(|known| known.replicas().id())
     }
 
     /// Answers peers from now on; to be called when the fleet has what it begins with.

@@ -22,6 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -31,7 +32,7 @@ use bytes::Bytes;
 use kvasir_router::ReplicaId;
 use kvasir_types::Time;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{NEWS_MAX, ReplicaNews, Replicas, RoutedNews, lock, translate};
@@ -75,12 +76,14 @@ pub trait ReplicaFleet: Send + Sync + 'static {
 }
 
 /// Whom to reach, and by which secret.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct PeerOptions {
     /// What all replicas know.
     pub secret: PeerSecret,
     /// Where to listen; nowhere, if others are only dialed.
     pub listen: Option<SocketAddr>,
+    /// A listener there that a process had which this one replaces.
+    pub opened: Option<std::net::TcpListener>,
     /// Names and ports. Each address of a name is a peer, so one name can stand for all replicas, this one included.
     pub peers: Vec<String>,
     /// Where replicas find each other besides.
@@ -125,12 +128,20 @@ struct Inner {
     /// Who waits for an index.
     fetching: Mutex<Option<(ReplicaId, mpsc::Sender<IndexPart>)>>,
     agreement: Mutex<Agreement>,
-    /// Where it listens.
-    address: OnceLock<SocketAddr>,
+    /// Where it listens, and a copy of the listener.
+    listener: OnceLock<(SocketAddr, OwnedFd)>,
+    /// A process that replaces this one accepts at its port.
+    has_left: watch::Sender<bool>,
 }
 
 /// A part of a snapshot, and whether it is the last.
 type IndexPart = (bool, Vec<u8>);
+
+/// A listener of another process, on this runtime.
+fn adopt(listener: std::net::TcpListener) -> io::Result<TcpListener> {
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
+}
 
 /// A connection that is open.
 struct Link {
@@ -163,12 +174,17 @@ impl PeerLinks {
                 untried: AtomicUsize::new(0),
                 fetching: Mutex::default(),
                 agreement: Mutex::default(),
-                address: OnceLock::new(),
+                listener: OnceLock::new(),
+                has_left: watch::Sender::new(false),
             }),
         };
         let tasks = context.tasks.background();
         if let Some(address) = options.listen {
-            match TcpListener::bind(address).await {
+            let opened = match options.opened {
+                Some(opened) => adopt(opened),
+                None => TcpListener::bind(address).await,
+            };
+            match opened {
                 Ok(listener) => links.listen_on(listener)?,
                 // The process that this one takes over from ends later.
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -223,7 +239,18 @@ impl PeerLinks {
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
-        self.inner.address.get().copied()
+        self.inner.listener.get().map(|(address, _)| *address)
+    }
+
+    /// A copy of the listener, for a process that replaces this one; none if it does not listen.
+    pub fn share(&self) -> io::Result<Option<OwnedFd>> {
+        let listener = self.inner.listener.get();
+        listener.map(|(_, copy)| copy.try_clone()).transpose()
+    }
+
+    /// Lets the other process alone accept what comes to the port that both have, or not any more.
+    pub fn set_left(&self, has_left: bool) {
+        self.inner.has_left.send_replace(has_left);
     }
 
     /// The peers that are connected, by id.
@@ -302,11 +329,17 @@ impl PeerLinks {
 
     async fn accept(self, listener: TcpListener) {
         let opening = Arc::new(tokio::sync::Semaphore::new(OPENING_MAX));
+        let mut left = self.inner.has_left.subscribe();
         loop {
             let Ok(permit) = Arc::clone(&opening).acquire_owned().await else {
                 return;
             };
-            match listener.accept().await {
+            let has_left = *left.borrow_and_update();
+            let accepted = tokio::select! {
+                accepted = listener.accept(), if !has_left => accepted,
+                _ = left.changed() => continue,
+            };
+            match accepted {
                 Ok((stream, address)) => {
                     let links = self.clone();
                     let tasks = self.inner.replicas.shared.context.tasks.background();
@@ -329,7 +362,8 @@ impl PeerLinks {
 
     fn listen_on(&self, listener: TcpListener) -> io::Result<()> {
         let address = listener.local_addr()?;
-        let _ = self.inner.address.set(address);
+        let copy = listener.as_fd().try_clone_to_owned()?;
+        let _ = self.inner.listener.set((address, copy));
         let tasks = self.inner.replicas.shared.context.tasks.background();
         tasks.spawn(self.clone().accept(listener));
         tracing::info!(%address, replica = self.inner.own.id.0, "listening for other replicas");

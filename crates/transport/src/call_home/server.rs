@@ -1,45 +1,41 @@
 //! Where the answers of all workers come in.
 //!
 //! Every runtime that asks has a listener of its own, made when it asks first: the worker connects to the thread that waits, and
-//! neither the socket nor the answer moves. Where a port is given there is one listener, and sockets are handed over.
+//! neither the socket nor the answer moves. Where a port is given there is one listener, and sockets are handed over. That listener can be shared with a
+//! process that replaces this one ([`ResponseServer::share`]); connections that come to the wrong one are passed on ([`neighbours`](super::neighbours)).
 //!
 //! Invariants: a connection that does not name its answer in time is closed; one that names an answer nobody waits for is
 //! told to stop and closed; connections that have not named theirs yet are bounded.
 
+mod arrivals;
+
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use kvasir_protocol::control::{Handshake, Word};
-use kvasir_protocol::frame::TwoPart;
 use kvasir_tasks::Tasks;
 use kvasir_types::{RequestId, WorkerId};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::{Handle, Id};
-use tokio::sync::{Semaphore, oneshot};
-use tokio::time::{sleep, timeout};
+use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
 
+use super::neighbours::{Link, Neighbours, Towards, pair};
 use crate::{AnswerStep, PlaneError};
+use arrivals::{Came, accept};
 
-/// Largest first frame of a connection: a subject and a word.
-const HANDSHAKE_BYTES_MAX: usize = 8 << 10;
 /// Answers that are waited for at once.
 const EXPECTED_MAX: usize = 1 << 18;
 /// Listeners of one process; runtimes beyond them use the first.
 const LISTENERS_MAX: usize = 256;
 /// Connections that wait to be accepted by one of them.
 const BACKLOG: u32 = 1024;
-/// Room for what a worker says first.
-const FIRST_BYTES: usize = 4096;
-/// Pause after a listener failed, which is for want of descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Where and how answers are taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,8 +90,8 @@ pub(super) struct Arrived {
 
 /// A worker's connection.
 pub(super) enum Caller {
-    /// It came to the runtime that waits for it.
-    Here(TcpStream),
+    /// It came to this runtime.
+    Here(TcpStream, Id),
     /// It came to another one, and belongs to none on its way.
     Elsewhere(std::net::TcpStream),
 }
@@ -104,8 +100,18 @@ impl Caller {
     /// The connection, on this runtime.
     pub(super) fn into_stream(self) -> io::Result<TcpStream> {
         match self {
-            Self::Here(socket) => Ok(socket),
+            Self::Here(socket, _) => Ok(socket),
             Self::Elsewhere(socket) => TcpStream::from_std(socket),
+        }
+    }
+
+    /// The connection, for whoever waits on this runtime.
+    fn towards(self, runtime: Option<Id>) -> io::Result<Self> {
+        match self {
+            Self::Here(socket, here) if runtime != Some(here) => {
+                socket.into_std().map(Self::Elsewhere)
+            }
+            caller => Ok(caller),
         }
     }
 }
@@ -132,6 +138,20 @@ struct Shared {
     made: AtomicU64,
     counters: Counters,
     options: ResponseOptions,
+    /// A copy of the listener, where a port is given.
+    listener: Option<OwnedFd>,
+    neighbours: Neighbours,
+    /// Another process accepts at our port.
+    has_left: watch::Sender<bool>,
+}
+
+/// A listener that another process is to share, and its end of the link between the two.
+#[derive(Debug)]
+pub struct SharedHome {
+    /// Accepts what workers bring.
+    pub listener: OwnedFd,
+    /// Over it go connections that came to the wrong process.
+    pub link: OwnedFd,
 }
 
 /// The address by which other machines reach this one, as far as it can be told without asking one.
@@ -152,7 +172,24 @@ impl ResponseServer {
     /// Listens. The listeners end with `tasks`.
     pub async fn start(options: ResponseOptions, tasks: &Tasks) -> io::Result<Self> {
         let listener = TcpListener::bind(options.bind).await?;
+        Self::serve(options, listener, tasks)
+    }
+
+    /// Listens at the port of a process that this one replaces.
+    pub fn start_at(options: ResponseOptions, home: SharedHome, tasks: &Tasks) -> io::Result<Self> {
+        let listener = std::net::TcpListener::from(home.listener);
+        listener.set_nonblocking(true)?;
+        let server = Self::serve(options, TcpListener::from_std(listener)?, tasks)?;
+        server.link(Towards::Older, home.link)?;
+        Ok(server)
+    }
+
+    fn serve(options: ResponseOptions, listener: TcpListener, tasks: &Tasks) -> io::Result<Self> {
         let first = told(&options, listener.local_addr()?);
+        let copy = match options.bind.port() {
+            0 => None,
+            _ => Some(listener.as_fd().try_clone_to_owned()?),
+        };
         let shared = Arc::new(Shared {
             homes: Mutex::new(vec![(Handle::current().id(), first)]),
             expected: Mutex::default(),
@@ -160,11 +197,60 @@ impl ResponseServer {
             made: AtomicU64::new(0),
             counters: Counters::default(),
             options,
+            listener: copy,
+            neighbours: Neighbours::default(),
+            has_left: watch::Sender::new(false),
         });
         let accepting = accept(Arc::clone(&shared), listener, tasks.clone());
         tasks.background().spawn(accepting);
         let tasks = tasks.clone();
         Ok(Self { shared, tasks })
+    }
+
+    /// What a process needs that is to replace this one; none if every runtime has a port of its own, which stays with it.
+    pub fn share(&self) -> io::Result<Option<SharedHome>> {
+        let Some(listener) = &self.shared.listener else {
+            return Ok(None);
+        };
+        let listener = listener.try_clone()?;
+        let (ours, link) = pair()?;
+        self.link(Towards::Newer, ours)?;
+        Ok(Some(SharedHome { listener, link }))
+    }
+
+    /// Whether there is something to share.
+    #[must_use]
+    pub fn is_shareable(&self) -> bool {
+        self.shared.listener.is_some()
+    }
+
+    /// Lets the other process alone accept what comes to the port that both have, or not any more.
+    pub fn set_left(&self, has_left: bool) {
+        if self.shared.listener.is_some() {
+            self.shared.has_left.send_replace(has_left);
+        }
+    }
+
+    /// Takes connections that a neighbour passes on, as long as it is there.
+    fn link(&self, side: Towards, socket: OwnedFd) -> io::Result<()> {
+        let link = Arc::new(Link::new(socket)?);
+        self.shared.neighbours.add(side, &link);
+        let shared = Arc::clone(&self.shared);
+        self.tasks.background().spawn(async move {
+            while let Ok(Some(passed)) = link.receive().await {
+                let came = Came {
+                    subject: Some(passed.subject),
+                    caller: Caller::Elsewhere(passed.socket),
+                    buffer: passed.buffer,
+                    from: Some(passed.towards),
+                };
+                if let Some(unwanted) = shared.hand_over(came) {
+                    shared.send_on(unwanted).await;
+                }
+            }
+            shared.neighbours.remove(&link);
+        });
+        Ok(())
     }
 
     /// What workers are told by requests of this runtime: `host:port`.
@@ -326,127 +412,5 @@ fn told(options: &ResponseOptions, local: SocketAddr) -> Arc<str> {
     match host.contains(':') && !host.starts_with('[') {
         true => format!("[{host}]:{port}").into(),
         false => format!("{host}:{port}").into(),
-    }
-}
-
-async fn accept(shared: Arc<Shared>, listener: TcpListener, tasks: Tasks) {
-    let here = Handle::current().id();
-    let handshakes = Arc::new(Semaphore::new(shared.options.handshakes_max));
-    loop {
-        let Ok((socket, _)) = listener.accept().await else {
-            sleep(ACCEPT_PAUSE).await;
-            continue;
-        };
-        let Ok(permit) = Arc::clone(&handshakes).try_acquire_owned() else {
-            shared.counters.refused.fetch_add(1, Ordering::Relaxed);
-            continue;
-        };
-        let mut arriving = Arriving {
-            socket,
-            buffer: BytesMut::with_capacity(FIRST_BYTES),
-            here,
-        };
-        // Most have said whose answer they bring by now, and need no task of their own.
-        if let Ok(Some(subject)) = arriving.said_at_once() {
-            match shared.hand_over(subject, arriving) {
-                None => {}
-                Some(unwanted) => drop(tasks.background().spawn(async move {
-                    let _permit = permit;
-                    turn_away(unwanted).await;
-                })),
-            }
-            continue;
-        }
-        let shared = Arc::clone(&shared);
-        tasks.background().spawn(async move {
-            let _permit = permit;
-            let limit = shared.options.handshake_timeout;
-            let Ok(Ok(subject)) = timeout(limit, arriving.said()).await else {
-                shared.counters.nameless.fetch_add(1, Ordering::Relaxed);
-                return;
-            };
-            if let Some(unwanted) = shared.hand_over(subject, arriving) {
-                turn_away(unwanted).await;
-            }
-        });
-    }
-}
-
-/// A connection that has not said yet which answer it brings.
-struct Arriving {
-    socket: TcpStream,
-    buffer: BytesMut,
-    /// The runtime that it came to.
-    here: Id,
-}
-
-/// Which answer it is; none if that is no name of ours.
-type Subject = Option<u128>;
-
-impl Arriving {
-    /// What it has said already. Asked before the reactor has looked at the socket.
-    fn said_at_once(&mut self) -> io::Result<Option<Subject>> {
-        let mut chunk = [const { MaybeUninit::uninit() }; FIRST_BYTES];
-        let (read, _) = rustix::io::read(&self.socket, &mut chunk[..])?;
-        self.buffer.extend_from_slice(read);
-        self.subject()
-    }
-
-    /// Waits until it says it.
-    async fn said(&mut self) -> io::Result<Subject> {
-        loop {
-            if let Some(subject) = self.subject()? {
-                return Ok(subject);
-            }
-            if self.socket.read_buf(&mut self.buffer).await? == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-        }
-    }
-
-    fn subject(&mut self) -> io::Result<Option<Subject>> {
-        let frame = TwoPart::take(&mut self.buffer, HANDSHAKE_BYTES_MAX);
-        let Some(frame) = frame.map_err(io::Error::other)? else {
-            return Ok(None);
-        };
-        let handshake = Handshake::decode(&frame.header).map_err(io::Error::other)?;
-        Ok(Some(RequestId::parse(&handshake.subject).map(|id| id.0)))
-    }
-}
-
-impl Shared {
-    /// Hands a connection to whoever waits for its answer, or back if nobody does.
-    fn hand_over(&self, subject: Subject, arriving: Arriving) -> Option<TcpStream> {
-        let unwanted = |socket| {
-            self.counters.unexpected.fetch_add(1, Ordering::Relaxed);
-            socket
-        };
-        let waiting = subject.and_then(|subject| self.lock().remove(&subject));
-        let Some(waiting) = waiting else {
-            return Some(unwanted(arriving.socket));
-        };
-        let caller = match waiting.runtime == Some(arriving.here) {
-            true => Caller::Here(arriving.socket),
-            false => Caller::Elsewhere(arriving.socket.into_std().ok()?),
-        };
-        let arrived = Arrived {
-            caller,
-            buffer: arriving.buffer,
-        };
-        match waiting.sender.send(arrived) {
-            Ok(()) => {
-                self.counters.arrived.fetch_add(1, Ordering::Relaxed);
-                None
-            }
-            Err(arrived) => arrived.caller.into_stream().ok().map(unwanted),
-        }
-    }
-}
-
-/// Tells a worker that nobody wants its answer.
-async fn turn_away(mut socket: TcpStream) {
-    let kill = TwoPart::of_header(Word::Kill.encode()).to_bytes();
-    if socket.write_all(&kill).await.is_ok() {
-        super::stream::linger(socket).await;
     }
 }

@@ -28,4 +28,6 @@ mod http_rpc;
 #[cfg(feature = "tcp")]
 mod rpc;
 #[cfg(feature = "tcp")]
+mod shared_port;
+#[cfg(feature = "tcp")]
 mod wires;
