@@ -68,7 +68,7 @@ def test_an_indexer_knows_what_an_engine_holds(engine):
     assert http.post("/query", content=b" " * (9 << 20)).status_code == 413
     assert http.get("/health").status_code == 200 and http.get("/metrics").status_code == 200
     page = http.get("/metrics").text
-    for series in ('requests_total{endpoint="/query",method="POST"}', 'errors_total{endpoint="/query",status_class="4xx"}', 'listeners{status="active"} 1', "workers 1"):
+    for series in ('requests_total{endpoint="/query",method="POST"}', 'errors_total{endpoint="/query",status_class="4xx"}', 'listeners{status="active"} 1', "workers 1", "models 1", 'request_duration_seconds_count{endpoint="/query"}'):
         assert f"dynamo_kvindexer_{series}" in page, page
     assert http.get("/nothing").status_code == 404 and http.get("/query").status_code == 405
     assert http.put("/query", json={}).status_code == 405

@@ -110,6 +110,46 @@ async fn names_have_a_bound() {
     );
 }
 
+/// At its bound a service says so, and who is known stays known.
+#[tokio::test]
+async fn groups_workers_and_peers_have_bounds() {
+    let tracker = SlotTracker::new(setup(), context());
+    let register = async |worker: usize, model: usize| {
+        let body = format!(r#"{{"worker_id":{worker},"model_name":"m{model}","block_size":16}}"#);
+        send(&tracker, Verb::Post, "/register", &body).await
+    };
+    for model in 0..1024 {
+        assert_eq!(register(0, model).await.0, 201, "model {model}");
+    }
+    let (status, text) = register(0, 1024).await;
+    assert_eq!(
+        (status, text.contains("1024 groups already")),
+        (409, true),
+        "{text}"
+    );
+    // The first one is there already.
+    for worker in 1..4096 {
+        assert_eq!(register(worker, 0).await.0, 201, "worker {worker}");
+    }
+    let (status, text) = register(4096, 0).await;
+    assert_eq!(
+        (status, text.contains("4096 workers already")),
+        (409, true),
+        "{text}"
+    );
+    let indexer = Indexer::new(setup(), context(), None);
+    let meet = async |peer: usize| {
+        let body = format!(r#"{{"url":"http://peer-{peer}:8090"}}"#);
+        send(&indexer, Verb::Post, "/register_peer", &body).await
+    };
+    for peer in 0..256 {
+        let (status, text) = meet(peer).await;
+        assert!(status < 300, "{status} {text}");
+    }
+    assert_eq!(meet(256).await.0, 409);
+    assert!(meet(7).await.0 < 300, "it is known");
+}
+
 /// A selection can be booked while it is among the last ones, and not after its time.
 #[tokio::test]
 async fn selections_are_few_and_do_not_last() {

@@ -75,6 +75,7 @@ impl Process {
         let options = PeerOptions {
             secret: PeerSecret::new(secret),
             listen: Some(local()),
+            opened: None,
             peers: peers.iter().map(ToString::to_string).collect(),
             store: None,
         };
@@ -188,6 +189,27 @@ async fn load_is_told_from_the_first_moment_and_goes_with_its_replica() {
     assert_eq!(b.requests(), 0);
 }
 
+/// More waits for a peer than may: that is counted, its connection ends, and over the next one it is told all that is under way.
+#[tokio::test]
+async fn a_peer_that_does_not_keep_up_begins_anew() {
+    let (a, b) = pair().await;
+    let _booked = a.book(1).await;
+    b.until_requests(1).await;
+    let since = || a.links.rows().first().map(|row| row.since);
+    let before = since().unwrap();
+    // The one thread of this test takes nothing out meanwhile.
+    for _ in 0..=QUEUE_MAX {
+        a.links.send_all(&LinkMessage::Workers(Vec::new()));
+    }
+    let counter = &a.replicas.shared.context.metrics.replica_events_total;
+    assert!(counter.with_label_values(&["dropped"]).get() >= 1);
+    until("a new connection", || {
+        since().is_some_and(|now| now > before)
+    })
+    .await;
+    b.until_requests(1).await;
+}
+
 /// Each lists all, itself included: two of them have one connection.
 #[tokio::test]
 async fn two_replicas_have_one_connection() {
@@ -201,6 +223,7 @@ async fn two_replicas_have_one_connection() {
         let options = PeerOptions {
             secret: PeerSecret::new("one secret of us"),
             listen: Some(listen),
+            opened: None,
             peers: vec![one.to_string(), two.to_string()],
             store: None,
         };
@@ -243,6 +266,7 @@ async fn replicas_find_each_other_in_a_store() {
         let options = PeerOptions {
             secret: PeerSecret::new("one secret of us"),
             listen: Some(local()),
+            opened: None,
             peers: Vec::new(),
             store: Some(PeerStore {
                 store: Arc::clone(&store),
