@@ -25,7 +25,7 @@ READY_SECONDS = 90
 def main():
     binary, words = os.environ["GUIDE_BINARY"], sys.argv[1:]
     if not words or words[0] not in SERVERS or {"-h", "--help"} & set(words):
-        asks = words and words[0] in ASKERS and "--worker" not in words and "--url" not in words
+        asks = words and words[0] in ASKERS and not {"--worker", "--url", "--discovery-backend"} & set(words)
         if asks and "KVASIR_URL" not in os.environ:
             words += ["--url", f"http://127.0.0.1:{os.environ['GUIDE_PORT']}"]
         os.execv(binary, [binary, *words])

@@ -5,6 +5,7 @@ waits for them (guide_kvasir.py). Addresses of other machines become those of tw
 `cargo xtask tidy` checks that every block is either run or has a reason.
 """
 
+import itertools
 import os
 import re
 import shutil
@@ -25,11 +26,13 @@ PAGES = [ROOT / "README.md", ROOT / "deploy/README.md", *sorted((ROOT / "docs/st
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 SHELLS = ("sh", "console")
 PAGE_SECONDS = 200
+# What a page may start besides Kvasir, with `&`.
+SERVERS = ("etcd", "nats-server")
 
 # Machines that guides name, and which of two mock engines stands in for each.
 ENGINES = {"10.0.0.7": 0, "10.0.0.8": 1, "a": 0, "b": 1, "gpu-1": 0, "gpu-2": 1}
 ENGINE = re.compile(r"http://(" + "|".join(map(re.escape, ENGINES)) + r"):8000\b")
-OWN_PORT = re.compile(r"((?:127\.0\.0\.1|localhost):|-port[ =]|tcp://\*:)(\d{4,5})\b")
+OWN_PORT = re.compile(r"((?:127\.0\.0\.1|localhost):|-port[ =]| -p |tcp://\*:)(\d{4,5})\b")
 SERVER_AT_ONCE = re.compile(r"^((?:\w+=\S+ )*(?:kvasir|cargo run) (?:[^\n\\]|\\.|\\\n)*?) &(?=\s*(?:#.*)?$)", re.MULTILINE)
 # Stands for each model whose folder a page names: a tokenizer that is read in no time.
 SMALL_MODEL = ROOT / "crates/text/src/builtin"
@@ -59,8 +62,15 @@ def commands(language, lines):
     return textwrap.dedent("\n".join(lines)) + "\n"
 
 
+def needed(text):
+    """Servers that a block starts and that are not here."""
+    return [name for name in SERVERS if re.search(rf"^{name} ", text, re.MULTILINE) and not shutil.which(name)]
+
+
 def script_of(page):
     told = [(line, commands(language, lines)) for line, language, reason, lines in blocks(page.read_text()) if not reason]
+    # From the first block on that starts a server which is not here, none is run: they build on each other.
+    told = itertools.takewhile(lambda block: not needed(block[1]), told)
     return "".join(f"echo '--- line {line}' >&2\n{text}" for line, text in told)
 
 
@@ -110,7 +120,7 @@ def tool(folder, name, text):
 @pytest.mark.parametrize("page", runnable())
 def test_the_blocks_of_a_page_run_in_their_order(page, tmp_path, engines):
     script = script_of(page)
-    needs_dynamo = "dynamo." in script
+    needs_dynamo = "-m dynamo." in script
     if needs_dynamo and not (os.path.exists(PYTHON) and os.environ.get("KVASIR_TEST_QWEN_DIR")):
         pytest.skip("NO ai-dynamo or no tokenizer here (KVASIR_DYNAMO_PYTHON, KVASIR_TEST_QWEN_DIR): this page is NOT run")
     if ENGINE.search(script):
@@ -132,6 +142,13 @@ def test_the_blocks_of_a_page_run_in_their_order(page, tmp_path, engines):
     tool(bin_folder, "cargo", '#!/bin/sh\n[ "$1 $2 $3" = "run --release --" ] || exit 64\nshift 3\nexec kvasir "$@"\n')
     tool(bin_folder, "python", f'#!/bin/sh\nexec {PYTHON or sys.executable} "$@"\n')
     tool(bin_folder, "curl", f'#!/bin/sh\nexec {shutil.which("curl")} --fail-with-body --max-time 60 "$@"\n')
+    if shutil.which("etcd"):
+        # Its second port is not the reader's concern, but other tests use it, too.
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            peer = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        flags = f"--listen-peer-urls {peer} --initial-advertise-peer-urls {peer} --initial-cluster default={peer}"
+        tool(bin_folder, "etcd", f'#!/bin/sh\nexec {shutil.which("etcd")} {flags} "$@"\n')
     tool(bin_folder, "sudo", '#!/bin/sh\nexec "$@"\n')
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("DYN_", "KVASIR_", "OTEL_"))}
     env = {
