@@ -2,6 +2,8 @@
 
 import json
 import re
+import signal
+import threading
 import time
 
 import httpx
@@ -100,6 +102,10 @@ def test_both_legs_of_vllm(vllm):
     again = chat(vllm.http, text, max_tokens=2, nvext={"extra_fields": ["worker_id", "timing"]})
     timing = again.json()["nvext"]["timing"]
     assert timing["prefill_time_ms"] > 0, timing
+    # Why both went where they went.
+    row = vllm.http.get(f"/decisions/{again.json()['id']}").json()
+    told = again.json()["nvext"]["worker_id"]
+    assert row["winner"][0]["worker"] == told["decode_worker_id"] and row["prefill"]["winner"][0]["worker"] == told["prefill_worker_id"], row
     vllm.at_rest()
 
 
@@ -144,6 +150,28 @@ def test_a_client_that_leaves_at_any_step_leaves_nothing(vllm):
     vllm.at_rest()
 
 
+def test_a_prefill_server_that_dies_with_a_prompt_costs_no_request(vllm):
+    until(vllm.is_split, 20, vllm.log)
+    answers = []
+    for one in vllm.decode:
+        one.process.send_signal(signal.SIGSTOP)
+    try:
+        asking = threading.Thread(target=lambda: answers.append(chat(vllm.http, TEXT.format("orphan"), max_tokens=4, ignore_eos=True)))
+        asking.start()
+        # The prompt is computed and kept, and nobody can have fetched it.
+        until(lambda: kept(vllm.prefill[0]) not in (0, 1), 20, vllm.log)
+        vllm.prefill[0].process.kill()
+    finally:
+        for one in vllm.decode:
+            one.process.send_signal(signal.SIGCONT)
+    asking.join(60)
+    assert [answer.status_code for answer in answers] == [200], vllm.log()
+    until(lambda: busy_workers(vllm.http) == [], 20, vllm.log)
+    vllm.prefill = [vllm.server("prefill", vllm.prefill_ports[0])]
+    until(vllm.is_split, BACK_SECONDS * 10, vllm.log)
+    vllm.at_rest()
+
+
 def completions(one, **fields):
     body = {"model": MODEL, "prompt": [TEXT.format("first"), TEXT.format("second")], "max_tokens": 6, "ignore_eos": True, "temperature": 0, **fields}
     return httpx.post(f"{getattr(one, 'url', one)}/v1/completions", json=body, timeout=60)
@@ -173,8 +201,10 @@ def test_several_prompts_of_a_body_are_several_pairs(vllm):
     vllm.at_rest()
 
 
-def test_the_doctor_checks_a_pair(vllm):
-    named = ["--prefill-worker", vllm.prefill[0].url, "--worker", vllm.decode[0].url]
+@pytest.mark.parametrize("words", ["vllm", "sglang"])
+def test_the_doctor_checks_a_pair(words, request):
+    pair = request.getfixturevalue(words)
+    named = ["--prefill-worker", pair.prefill[0].url, "--worker", pair.decode[0].url]
     doctor = Kvasir("doctor", *named, "--json")
     doctor.process.wait(60)
     report = until(lambda: doctor.log().startswith("{") and httpx.Response(200, content=doctor.log().encode()).json(), 20, doctor.log)
@@ -201,3 +231,29 @@ def test_sglang_servers_meet_and_one_that_dies_costs_no_request(sglang):
         load.until_more(40, told=sglang.log)
     assert load.failed == [], f"{load.failed[:5]}\n{sglang.log()}"
     until(lambda: busy_workers(sglang.http) == [], 20, sglang.log)
+
+
+def test_a_client_that_leaves_an_sglang_pair_leaves_nothing(sglang):
+    with stream(sglang.http, "leaves while it is answered", 4000) as answer:
+        # An iterator that nobody has any more closes its answer.
+        lines = first_event(answer)
+        assert sglang.busy() and lines, sglang.log()
+    for wait in (0.005, 0.02, 0.05):
+        try:
+            sglang.http.post("/v1/chat/completions", json={"model": MODEL, "messages": [{"role": "user", "content": TEXT.format(wait) * 20}]}, timeout=wait)
+        except httpx.HTTPError:
+            pass
+    until(lambda: busy_workers(sglang.http) == [], 20, sglang.log)
+
+
+def test_an_aggregated_sglang_server_stands_beside_a_pair(sglang):
+    whole = sglang.server("agg")
+    assert sglang.http.post("/workers", json={"url": whole.url}).status_code < 300
+    until(lambda: sglang.roles().get(whole.url) == "aggregated", 20, sglang.log)
+    # Nobody computes prompts for others any more: the one that does all of it answers.
+    for one in sglang.prefill:
+        if one.process.poll() is None:
+            one.process.kill()
+    until(lambda: chat(sglang.http, "who is left?", max_tokens=2).status_code == 200, 20, sglang.log)
+    for text in ("one", "two", "three"):
+        assert chat(sglang.http, text, max_tokens=2).status_code == 200, sglang.log()

@@ -11,6 +11,8 @@
 mod checksum;
 mod kinds;
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 
 pub use self::kinds::{ModelInput, ModelType, WorkerType};
@@ -174,6 +176,20 @@ impl Artefact {
 }
 
 impl Card {
+    /// How its workers are to be chosen, if it says so, as `--router-mode` names it. Cards write `k_v` and `power_of_two_choices`.
+    pub(crate) fn router_mode(&self) -> Option<Arc<str>> {
+        let mode = self
+            .raw
+            .get("router_config")?
+            .get("router_mode")?
+            .as_str()?;
+        Some(match mode {
+            "k_v" => "kv".into(),
+            "power_of_two_choices" => "power-of-two".into(),
+            other => other.replace('_', "-").into(),
+        })
+    }
+
     /// Reads a card.
     pub fn parse(card: &Value) -> Result<Self, CardError> {
         let raw = card.as_object().ok_or(CardError::NotAnObject)?;

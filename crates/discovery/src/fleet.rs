@@ -511,6 +511,10 @@ fn record(base: &Candidate<'_>, cards: &[&Candidate<'_>]) -> WorkerRecord {
             host: host.as_str().into(),
             port: *port,
         });
+    record.prefill_mode = base
+        .card
+        .router_mode()
+        .filter(|_| record.role == Role::Prefill);
     record.device = instance.device_type.as_deref().and_then(Device::from_name);
     record
 }

@@ -80,6 +80,8 @@ pub enum PairOutcome {
     NoTransfer,
     /// The server that answers has nothing to fetch it with.
     NoConnector,
+    /// This connector hands prompts over by words that we do not say.
+    Unsupported(String),
     /// It could not be fetched.
     NotFetched {
         /// Why.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use kvasir_host::{Booking, ENDPOINT, Model, ModelEntry, PromptBlocks};
 use kvasir_openai::Health;
 use kvasir_router::{Arrival, RouteError, WorkerSpec};
+use kvasir_telemetry::PREFILL_POOL;
 use kvasir_text::TextModel;
 use kvasir_types::{TransportKind, WorkerId};
 use serde_json::json;
@@ -23,9 +24,6 @@ use tokenize::TokenSources;
 
 /// The served models by name.
 pub type Models = kvasir_host::Models<ServedModel>;
-
-/// What stands behind a model's name where its pool of prefill workers is meant: in the list of those pools, in series and in logs.
-const PREFILL_POOL: &str = "@prefill";
 
 /// What the pool of a model's prefill workers is called.
 pub(crate) fn prefill_pool_name(model: &str) -> String {

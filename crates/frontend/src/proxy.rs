@@ -253,7 +253,13 @@ async fn prepare_one(
         let mut arrival = ask::arrival(asked.arrived.id, 1, &nvext, &hints);
         arrival.constraints.transport = Some(TransportKind::Http);
         arrival.model = Some(Arc::clone(&model.name));
-        model.host.refuses(&arrival)
+        // Those who compute its prompt may be full, too.
+        let is_full = |pool: Arc<ServedModel>| {
+            let mut arrival = arrival.clone();
+            arrival.model = Some(Arc::clone(&pool.name));
+            pool.host.refuses(&arrival)
+        };
+        model.host.refuses(&arrival) || two_step::active_pool(app, model).is_some_and(is_full)
     };
     let reading = match refused {
         true => tokenize::unread(model, endpoint, scan),
@@ -299,6 +305,9 @@ async fn prepare_one(
     let salt = salt.as_deref().unwrap_or_default();
     let prompt = (&tokens[..], salt, reading.guessed());
     let prefill = PrefillPlan::of(app, model, (scan, endpoint), &nvext, prompt);
+    if prefill.is_none() {
+        arrival.constraints.allowed = model.links().only(true);
+    }
     // An engine that computes no prompts cannot compute the answer so far.
     let is_off = app.options().migration.limit_of(model) == 0 || model.links().needs_prefill();
     let terms = resume_terms(scan, endpoint, &nvext).filter(|_| !is_off);

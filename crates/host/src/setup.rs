@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_index::IndexOptions;
-use kvasir_router::{Role, RouterConfig, RouterMode};
+use kvasir_router::{Role, RouterConfig, RouterMode, RouterPolicy};
 
 use crate::context::HostContext;
 use crate::model::{Model, ModelSpec};
@@ -30,6 +30,8 @@ pub struct RouterSetup {
     pub shared_cache: Option<Arc<SharedCache>>,
     /// Indexes of other routers, which are asked instead of one of its own.
     pub remote_index: Option<RemoteIndex>,
+    /// What a placement costs among workers that compute prompts for others, if not the same as elsewhere.
+    pub prefill_policy: Option<RouterPolicy>,
 }
 
 impl RouterSetup {
@@ -44,6 +46,7 @@ impl RouterSetup {
             silent_rank_ttl: None,
             shared_cache: None,
             remote_index: None,
+            prefill_policy: None,
         }
     }
 
@@ -54,6 +57,9 @@ impl RouterSetup {
         setup.config.router_role = Role::Prefill;
         setup.config.router_track_active_blocks = false;
         setup.config.active_decode_blocks_threshold = None;
+        if let Some(policy) = self.prefill_policy {
+            setup.config.router_policy = policy;
+        }
         setup
     }
 
@@ -111,6 +117,15 @@ mod tests {
             parent: None,
             migration_limit: 0,
         }
+    }
+
+    #[test]
+    fn workers_that_compute_prompts_may_be_placed_by_another_policy() {
+        let mut setup = setup();
+        assert_eq!(setup.for_prefill().config.router_policy, RouterPolicy::Kv);
+        setup.prefill_policy = Some(RouterPolicy::Time);
+        assert_eq!(setup.for_prefill().config.router_policy, RouterPolicy::Time);
+        assert_eq!(setup.config.router_policy, RouterPolicy::Kv);
     }
 
     #[tokio::test]

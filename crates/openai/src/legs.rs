@@ -17,7 +17,7 @@ const TRANSFER: &str = "kv_transfer_params";
 /// What asks for one.
 const ASK: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false}"#;
 /// What only an answer of more than one token needs. vLLM refuses the first two beside one token that is not streamed.
-const OF_ANSWERS: [&str; 11] = [
+const OF_ANSWERS: [&str; 13] = [
     "stream_options",
     "min_tokens",
     "n",
@@ -29,7 +29,19 @@ const OF_ANSWERS: [&str; 11] = [
     "echo",
     "return_token_ids",
     "include_stop_str_in_output",
+    "stop_sequences",
+    "background",
 ];
+
+/// Which API a body is of, where a prompt can be computed by one engine and answered by another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LegApi {
+    /// Completions of either kind, and Anthropic's messages: `max_tokens`.
+    #[default]
+    Completions,
+    /// OpenAI's responses: `max_output_tokens`, and an answer that may be stored.
+    Responses,
+}
 
 /// How many answers a body asks for: its prompts, each as often as `n` says.
 #[must_use]
@@ -75,34 +87,57 @@ pub fn has_plain_answers(scan: &Scan<'_>) -> bool {
         && best_of.is_none_or(|count| matches!(count, "0" | "1"))
 }
 
+/// Whether a vLLM engine can answer a body of `/v1/responses` so: its prompt is in the body, and no tool of the engine's own makes others.
+#[must_use]
+pub fn is_response_transferable(scan: &Scan<'_>) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Tool<'a> {
+        #[serde(borrow, default, rename = "type")]
+        kind: std::borrow::Cow<'a, str>,
+    }
+    let tools = scan.raw("tools").map(serde_json::from_str::<Vec<Tool<'_>>>);
+    let has_own_tools = match tools {
+        None => false,
+        Some(Ok(tools)) => tools.iter().any(|tool| tool.kind != "function"),
+        Some(Err(_)) => true,
+    };
+    let is_plain = |key: &str| scan.raw(key).is_none_or(|value| value == "false");
+    !has_own_tools && is_plain("previous_response_id") && is_plain("background")
+}
+
 /// The body that asks a vLLM engine to compute the prompt and to keep it for another. Never streamed: a stream does not say where the prompt is.
 ///
 /// ```
-/// # use kvasir_openai::prefill_leg;
+/// # use kvasir_openai::{LegApi, prefill_leg};
 /// let body = bytes::Bytes::from_static(br#"{"prompt":"a","max_tokens":9,"stream":true,"n":1}"#);
 /// assert_eq!(
-///     prefill_leg(&body).unwrap(),
+///     prefill_leg(&body, LegApi::Completions).unwrap(),
 ///     r#"{"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false},"prompt":"a","max_tokens":1,"stream":false}"#
 /// );
 /// ```
 #[must_use]
-pub fn prefill_leg(body: &Bytes) -> Option<Bytes> {
-    one_token(body, ASK)
+pub fn prefill_leg(body: &Bytes, api: LegApi) -> Option<Bytes> {
+    one_token(body, ASK, api)
 }
 
 /// The body that lets a vLLM engine fetch a prompt and throw it away: only that frees it where it was computed.
 #[must_use]
-pub fn release_leg(body: &Bytes, params: &str) -> Option<Bytes> {
-    one_token(body, params)
+pub fn release_leg(body: &Bytes, params: &str, api: LegApi) -> Option<Bytes> {
+    one_token(body, params, api)
 }
 
-fn one_token(body: &Bytes, params: &str) -> Option<Bytes> {
+fn one_token(body: &Bytes, params: &str, api: LegApi) -> Option<Bytes> {
     let scan = Scan::parse(body).ok()?;
     let mut edits = scan.edit();
     for field in OF_ANSWERS {
         edits.remove(field);
     }
-    edits.set(TRANSFER, params).set("max_tokens", "1");
+    edits.set(TRANSFER, params);
+    match api {
+        LegApi::Completions => edits.set("max_tokens", "1"),
+        // Nobody will ask for it.
+        LegApi::Responses => edits.set("max_output_tokens", "1").set("store", "false"),
+    };
     if scan.object().get("stream").is_some() {
         edits.set("stream", "false");
     }

@@ -10,11 +10,13 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use kvasir_config::{Command, Origin, Settings, keys, parse_overrides};
+use kvasir_config::{Command, Key, Origin, Settings, keys, parse_overrides};
 use kvasir_host::{PolicyFile, RouterSetup};
 use kvasir_index::{Approximate, IndexOptions};
 use kvasir_profile::{Preset, StepTimes};
-use kvasir_router::{PrefillLoadModel, Role, RouterConfig, RouterMode, ShadowPolicy, StepLaw};
+use kvasir_router::{
+    PrefillLoadModel, Role, RouterConfig, RouterMode, RouterPolicy, ShadowPolicy, StepLaw,
+};
 use kvasir_upstream::read_bounded_text;
 
 /// An option that cannot be followed, found only when its file or its name was looked at. Printed with the option and its value.
@@ -87,6 +89,7 @@ pub fn router_setup(settings: &Settings) -> Result<RouterSetup, RouterSetupError
     Ok(RouterSetup {
         policies,
         block_size: settings.get(keys::KV_CACHE_BLOCK_SIZE),
+        prefill_policy: role_policy(settings, keys::ROUTER_PREFILL_POLICY)?,
         ..RouterSetup::new(router_config(settings)?, index_options(settings))
     })
 }
@@ -100,6 +103,30 @@ pub fn service_setup(settings: &Settings) -> Result<RouterSetup, RouterSetupErro
     // Clients tell of each block of an answer.
     setup.config.router_track_output_blocks = true;
     Ok(setup)
+}
+
+/// The policy of one kind of workers, if it is not that of all (`--router-policy`). What holds for all kinds counts where nothing is said of one.
+fn role_policy(
+    settings: &Settings,
+    key: Key<String>,
+) -> Result<Option<RouterPolicy>, RouterSetupError> {
+    const DEFAULT: &str = "default";
+    let of_all = keys::ROUTER_WORKER_SELECTION_POLICY;
+    let key = match settings.is_set(key) {
+        true => key,
+        false => of_all,
+    };
+    let name = settings.get(key);
+    if name == DEFAULT {
+        return Ok(None);
+    }
+    match RouterPolicy::find(&name) {
+        Some(policy) => Ok(Some(policy)),
+        None => Err(RouterSetupError(format!(
+            "--{}: there is no policy `{name}`; there are default, kv and time",
+            key.name()
+        ))),
+    }
 }
 
 /// The measured profile that the `aic-*` options name.
@@ -205,7 +232,8 @@ fn choice_config(settings: &Settings) -> Result<RouterConfig, RouterSetupError> 
     Ok(RouterConfig {
         kv_cache_block_size: RouterConfig::default().kv_cache_block_size,
         router_mode: mode_of_models(settings),
-        router_policy: settings.get(keys::ROUTER_POLICY),
+        router_policy: role_policy(settings, keys::ROUTER_DECODE_POLICY)?
+            .unwrap_or_else(|| settings.get(keys::ROUTER_POLICY)),
         router_role: Role::Aggregated,
         router_conditional_disagg: settings.get(keys::ROUTER_CONDITIONAL_DISAGG),
         router_replica_sync: settings.get(keys::ROUTER_REPLICA_SYNC) || is_linked(settings),

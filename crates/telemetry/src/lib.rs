@@ -12,6 +12,7 @@ mod metrics;
 mod options;
 #[cfg(feature = "otel")]
 mod otel;
+mod pools;
 mod promtool;
 mod read;
 mod trace;
@@ -23,6 +24,7 @@ pub use metrics::{Buckets, Group, Kind, Spec, log_spaced, metrics_reference, obs
 pub use options::{Identity, LogBounds, MetricOptions, ProcessKind, TunableHistogram, TunedBounds};
 #[cfg(feature = "otel")]
 pub use otel::{Carried, Carry, EXPORT_TIMEOUT, Otel, OtelOptions};
+pub use pools::PREFILL_POOL;
 pub use prometheus::{Gauge, GaugeVec, Histogram, IntCounter};
 pub use promtool::PROMTOOL;
 pub use read::{HistogramReading, MetricFamily, SeriesReading, read_series};

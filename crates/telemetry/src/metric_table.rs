@@ -12,6 +12,7 @@ use prometheus::{
 };
 
 use crate::metrics::Series;
+use crate::pools::name_pools;
 use crate::{Buckets, Group, Kind, MetricOptions, Spec, TunableHistogram};
 
 /// A row without labels is its series; one with labels is a family of series.
@@ -444,7 +445,9 @@ metrics! {
 impl Metrics {
     /// The page that `/metrics` answers with.
     pub fn render(&self, out: &mut String) -> Result<(), prometheus::Error> {
-        TextEncoder::new().encode_utf8(&self.registry.gather(), out)
+        let mut families = self.registry.gather();
+        name_pools(&mut families);
+        TextEncoder::new().encode_utf8(&families, out)
     }
 }
 

@@ -41,6 +41,8 @@ pub struct WorkerRecord {
     pub transfer: Option<TransferRule>,
     /// It answers prompts that others have computed, and cannot compute one itself.
     pub needs_prefill: bool,
+    /// How workers are chosen that compute prompts for others, if its card says so: a name of `--router-mode`.
+    pub prefill_mode: Option<Arc<str>>,
 }
 
 /// Which workers a prompt that another has computed may be handed to.
@@ -79,6 +81,7 @@ impl WorkerRecord {
             bootstrap: None,
             transfer: None,
             needs_prefill: false,
+            prefill_mode: None,
         }
     }
 }

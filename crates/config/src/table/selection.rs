@@ -164,17 +164,23 @@ options! { SELECTION_ROWS, Group::Selection, Scope::ROUTING;
     /// Route requests for LoRA adapters to workers that have them loaded.
     LORA_ENABLED: bool = "lora-enabled" => env(&[var("DYN_LORA_ENABLED")]).default("false");
 
-    /// Selector for prefill workers.
+    /// What a placement costs among workers that compute prompts for others.
+    ///
+    /// A name of `--router-policy`, or `default` for what that says.
     ROUTER_PREFILL_POLICY: String = "router-prefill-policy" =>
-        env(&[var("DYN_ROUTER_PREFILL_POLICY")]).default("default").metavar("NAME");
+        env(&[var("DYN_ROUTER_PREFILL_POLICY")]).default("default").metavar("NAME").effective();
 
-    /// Selector for decode workers.
+    /// What a placement costs among workers that answer.
+    ///
+    /// A name of `--router-policy`, or `default` for what that says.
     ROUTER_DECODE_POLICY: String = "router-decode-policy" =>
-        env(&[var("DYN_ROUTER_DECODE_POLICY")]).default("default").metavar("NAME");
+        env(&[var("DYN_ROUTER_DECODE_POLICY")]).default("default").metavar("NAME").effective();
 
-    /// Selector for all workers where the two options above are not given.
+    /// What a placement costs where the two options above are not given.
+    ///
+    /// A name of `--router-policy`, or `default` for what that says.
     ROUTER_WORKER_SELECTION_POLICY: String = "router-worker-selection-policy" =>
-        env(&[var("DYN_ROUTER_WORKER_SELECTION_POLICY")]).default("default").metavar("NAME");
+        env(&[var("DYN_ROUTER_WORKER_SELECTION_POLICY")]).default("default").metavar("NAME").effective();
 
     /// Removed admission switch.
     ADMISSION_CONTROL: Option<AdmissionControl> = "admission-control" =>

@@ -157,3 +157,22 @@ fn a_new_card_reads_as_it_was_written() {
     assert_eq!(card.runtime.bootstrap, Some(("h".into(), 9)));
     assert_eq!(card.tokenizer().unwrap().path, "/m/tokenizer.json");
 }
+
+/// As 1.6.1 writes it.
+#[test]
+fn a_card_may_say_how_its_workers_are_chosen() {
+    let mode = |said: &str| {
+        let mut value = json!({"display_name": "m"});
+        value["router_config"] = json!({"router_mode": said, "kv_router_config": {}});
+        card(&value).router_mode()
+    };
+    for (said, name) in [
+        ("k_v", "kv"),
+        ("round_robin", "round-robin"),
+        ("power_of_two_choices", "power-of-two"),
+        ("direct", "direct"),
+    ] {
+        assert_eq!(mode(said).as_deref(), Some(name));
+    }
+    assert_eq!(card(&json!({"display_name": "m"})).router_mode(), None);
+}

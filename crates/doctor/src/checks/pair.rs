@@ -24,6 +24,12 @@ pub fn examine_pair(pair: &PairProbe) -> Finding {
                 false => "; the two say different first tokens",
             }
         )),
+        PairOutcome::Unsupported(connector) => Verdict::fail(
+            format!(
+                "{connector} needs words from the router that Kvasir does not say: no prompt is handed over"
+            ),
+            vec![self::connector("both servers hand prompts over by it")],
+        ),
         PairOutcome::PrefillFailed(error) => Verdict::fail(
             format!("{} does not compute the prompt: {error}", pair.prefill),
             Vec::new(),

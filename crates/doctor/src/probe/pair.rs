@@ -98,6 +98,10 @@ async fn hand_over(
     (prefill, decode): (&Observations, &Observations),
     mut body: Value,
 ) -> PairOutcome {
+    let connectors = [prefill, decode].map(|one| one.facts.info.unsupported_connector());
+    if let Some(connector) = connectors.into_iter().flatten().next() {
+        return PairOutcome::Unsupported(connector.to_owned());
+    }
     if lacks_nixl(client, prefill, decode).await {
         return PairOutcome::NoConnector;
     }

@@ -44,6 +44,8 @@ pub(super) struct HttpWatcher {
     pub(super) silence: Silence,
     /// A router may wait until it generates a token.
     pub(super) token_wanted: Arc<Notify>,
+    /// It was said that it is not used.
+    is_refused: bool,
 }
 
 impl HttpWatcher {
@@ -58,6 +60,7 @@ impl HttpWatcher {
             failures: 0,
             unwell: 0,
             silence: Silence::new(Instant::now()),
+            is_refused: false,
             token_wanted: Arc::default(),
         }
     }
@@ -154,6 +157,14 @@ impl HttpWatcher {
         let is_vllm = self.known.kind == EngineKind::Vllm;
         self.pool.set_returns_token_ids(is_vllm);
         let record = with_part(&self.told, &self.known);
+        let connector = self.known.info.unsupported_connector();
+        if let Some(connector) = connector.filter(|_| record.role == Role::Prefill) {
+            if !std::mem::replace(&mut self.is_refused, true) {
+                tracing::error!(worker = %record.transport, connector, "a server for prompts is not used: its KV connector needs words from the router \
+                    that Kvasir does not say; start it with NixlConnector, or one that finds prompts by their tokens");
+            }
+            return self.registration.leave();
+        }
         if *self.registration.record != record {
             let link = WorkerLink::Http(self.pool.clone());
             self.registration.update(&Arc::new(record), link);

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kvasir_host::{ModelSpec, PlaneWorker, RouterHost};
-use kvasir_router::{Input, LoadReport, WorkerSpec};
+use kvasir_router::{Input, LoadReport, RouterMode, WorkerSpec};
 use kvasir_trust::Cause;
 use kvasir_types::{
     DpRank, EventFeed, ModelCard, Time, TransportKind, WorkerId, WorkerRank, WorkerRecord,
@@ -196,7 +196,7 @@ impl Registration {
                 is_name
             });
             let new: Vec<ModelSpec> = family.iter().map(|m| self.new_model(m, facts)).collect();
-            let place = (self.pool(), self.link.kind());
+            let place = (self.pool(), self.link.kind(), self.prefill_mode());
             let claimed = self.fleet.claim(self.id, place, &new);
             for ((model, new), claimed) in family.iter().zip(new).zip(claimed) {
                 let Some(ours) = claimed else {
@@ -217,6 +217,11 @@ impl Registration {
         }
         self.refused = refused;
         served
+    }
+
+    /// How workers that compute prompts are chosen, if its card says so in a word that we know.
+    fn prefill_mode(&self) -> Option<RouterMode> {
+        RouterMode::find(self.record.prefill_mode.as_deref()?)
     }
 
     fn new_model(&self, model: &ModelCard, facts: &Facts) -> ModelSpec {

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use kvasir_host::{ModelEntry, ModelSpec, RouterHost, Routers};
-use kvasir_router::{Input, ThresholdUpdate};
+use kvasir_router::{Input, RouterMode, ThresholdUpdate};
 use kvasir_types::{Role, TransportKind, WorkerId};
 
 use super::Fleet;
@@ -69,15 +69,16 @@ impl Fleet {
     pub(super) fn claim(
         &self,
         worker: WorkerId,
-        (pool, transport): (Pool, TransportKind),
+        place: (Pool, TransportKind, Option<RouterMode>),
         family: &[ModelSpec],
     ) -> Vec<Option<Arc<ServedModel>>> {
+        let pool = place.0;
         let mut claims = self.claims();
         let mut beside = self.there_already(pool, family);
         let mut claimed = Vec::with_capacity(family.len());
         for new in family {
             let known = self.listed(pool).get(&new.name);
-            let served = known.or_else(|| self.make(new, beside.as_ref(), (pool, transport)));
+            let served = known.or_else(|| self.make(new, beside.as_ref(), place));
             if let Some(model) = &served {
                 beside.get_or_insert_with(|| Arc::clone(model));
                 let claims = claims.entry((pool, Arc::clone(&new.name))).or_default();
@@ -136,7 +137,7 @@ impl Fleet {
         &self,
         new: &ModelSpec,
         beside: Option<&Arc<ServedModel>>,
-        (pool, transport): (Pool, TransportKind),
+        (pool, transport, mode): (Pool, TransportKind, Option<RouterMode>),
     ) -> Option<Arc<ServedModel>> {
         let models = self.listed(pool);
         if models.len() >= Models::MAX {
@@ -161,7 +162,10 @@ impl Fleet {
                     ServedModel::new(model, self.tokens_of(new), transport)
                 }
                 Pool::Prefill => {
-                    let setup = self.setup.for_prefill();
+                    let mut setup = self.setup.for_prefill();
+                    if let Some(mode) = mode {
+                        setup.config.router_mode = mode;
+                    }
                     let mut model = setup.make(new, beside, &self.context.host);
                     // Blocks are cached under the adapter's name, not under the pool's.
                     let name = model_of_prefill_pool(&new.name);

@@ -145,6 +145,23 @@ impl Links {
         self.needs_prefill.load(Ordering::Relaxed)
     }
 
+    /// The workers that are reached over HTTP and, as `alone` says, can or cannot answer a request whose prompt nobody else computes; none where all are of
+    /// one kind.
+    pub(crate) fn only(&self, alone: bool) -> Option<Vec<WorkerId>> {
+        if !self.needs_prefill() {
+            return None;
+        }
+        let parts = self.parts.read().unwrap_or_else(PoisonError::into_inner);
+        let needs = |id: &WorkerId| parts.get(id).is_some_and(|part| part.needs_prefill);
+        let workers = self.http_workers().into_iter();
+        let (needy, whole): (Vec<WorkerId>, Vec<WorkerId>) = workers.partition(needs);
+        match (whole.is_empty(), alone) {
+            (true, _) => None,
+            (false, true) => Some(whole),
+            (false, false) => Some(needy),
+        }
+    }
+
     /// Whether some worker says where others meet it.
     pub(crate) fn has_bootstrap(&self) -> bool {
         let parts = self.parts.read().unwrap_or_else(PoisonError::into_inner);

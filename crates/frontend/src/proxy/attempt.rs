@@ -194,7 +194,7 @@ impl PreparedRequest {
 
 impl Forward {
     /// Whether running the request twice does no harm.
-    fn is_idempotent(&self) -> bool {
+    pub(super) fn is_idempotent(&self) -> bool {
         !matches!(self.kind, Kind::Opaque { idempotent: false })
     }
 

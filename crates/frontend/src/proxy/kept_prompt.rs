@@ -70,7 +70,8 @@ impl Drop for KeptPrompt {
 
 /// Lets an engine fetch a prompt and throw it away.
 async fn release(forward: Arc<Forward>, params: Arc<str>) {
-    let edit = move |body: &Bytes| release_leg(body, &params);
+    let api = forward.leg_api();
+    let edit = move |body: &Bytes| release_leg(body, &params, api);
     let Some(body) = forward.edited(edit).await else {
         return;
     };

@@ -16,7 +16,7 @@ use kvasir_host::PromptBlocks;
 use kvasir_openai::{ApiError, Form, HeaderHints, Nvext, Scan};
 use kvasir_types::TransportKind;
 
-use super::{Forward, Kind, PreparedRequest, headers, moved_to, path_of};
+use super::{Forward, Kind, PrefillPlan, PreparedRequest, headers, moved_to, path_of};
 use crate::App;
 use crate::http::body;
 use crate::http::long_work;
@@ -183,6 +183,11 @@ fn prepare(
     let mut arrival = ask::arrival(arrived.id, tokens, &nvext, &hints);
     arrival.constraints.transport = Some(TransportKind::Http);
     arrival.silent = true;
+    let scan = said.scan.as_ref();
+    let prefill = scan.and_then(|scan| PrefillPlan::passed(app, model, path.path(), scan));
+    if prefill.is_none() {
+        arrival.constraints.allowed = model.links().only(true);
+    }
     let mut headers = headers::to_engine(headers.clone(), app.via(), &arrived.name);
     record.trace_to(&mut headers);
     let forward = Forward {
@@ -206,7 +211,7 @@ fn prepare(
         blocks: PromptBlocks::none(),
         record,
         query: None,
-        prefill: None,
+        prefill,
         batch: None,
     }))
 }

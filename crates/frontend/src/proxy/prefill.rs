@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 use kvasir_host::Booking;
-use kvasir_openai::{ApiError, Usage, find_usage, prefill_leg, transfer_params};
+use kvasir_openai::{ApiError, LegApi, Usage, find_usage, prefill_leg, transfer_params};
 use kvasir_router::{Attempts, NextStep, Outcome, Trouble};
 use kvasir_tasks::Tasks;
 use kvasir_types::{AttemptError as _, BootstrapRoom, FailureCause, Time, WorkerRank};
@@ -19,6 +19,7 @@ use super::Forward;
 use super::kept_prompt::KeptPrompt;
 use crate::attempts::OpenAttempt;
 use crate::http::long_work;
+use crate::http::routes::RESPONSES;
 use crate::models::ServedModel;
 use crate::request::two_step::{self, PrefillTask};
 
@@ -74,7 +75,8 @@ impl OpenAttempt for PromptAttempt<'_> {
             return Ok(ComputedPrompt::Meeting(room));
         }
         if self.body.is_none() {
-            self.body = forward.edited(prefill_leg).await;
+            let api = forward.leg_api();
+            self.body = forward.edited(move |body| prefill_leg(body, api)).await;
         }
         let body = self.body.as_ref().ok_or(UpstreamError::Unfinished)?;
         let (own, pool) = (Arc::clone(forward), Arc::clone(self.pool));
@@ -199,6 +201,14 @@ impl PrefillBeside {
 }
 
 impl Forward {
+    /// Which API its body is of.
+    pub(super) fn leg_api(&self) -> LegApi {
+        match self.path.path() == RESPONSES {
+            true => LegApi::Responses,
+            false => LegApi::Completions,
+        }
+    }
+
     /// The request's body, changed so. A long one is not changed on this thread.
     pub(super) async fn edited<F>(&self, edit: F) -> Option<Bytes>
     where

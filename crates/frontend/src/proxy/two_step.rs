@@ -12,7 +12,8 @@ use bytes::Bytes;
 use http::StatusCode;
 use kvasir_host::{Booking, PromptBlocks, UsageReport};
 use kvasir_openai::{
-    ApiError, BootstrapFields, Endpoint, Nvext, Scan, bootstrap_leg, is_transferable,
+    ApiError, BootstrapFields, Endpoint, Nvext, Scan, bootstrap_leg, is_response_transferable,
+    is_transferable,
 };
 use kvasir_router::{
     AttemptLimits, Attempts, DecodeMode, Handoff, Leg, Outcome, Pin, PoolState, PrefillEnd,
@@ -29,12 +30,16 @@ use super::{EngineAnswer, HttpAttempt, PreparedRequest, prefill};
 use crate::App;
 use crate::attempts::{self, UnplacedRequest};
 use crate::http::reply::Reply;
+use crate::http::routes::{MESSAGES, RESPONSES};
 use crate::models::ServedModel;
 use crate::request::bypass;
 use crate::request::two_step::{self, Legs, PrefillSummary, RunningPrefill, count_path, path_of};
 
 /// The client's error when an engine refuses its prompt.
 const REFUSED: &str = "The engine that computes prompts refuses the request";
+
+/// The status of a request that may have been run and is not sent again.
+const MAY_HAVE_RUN: u16 = 502;
 
 /// How a request is computed by two engines.
 pub(crate) struct PrefillPlan {
@@ -49,7 +54,8 @@ pub(crate) struct PrefillPlan {
 
 /// On which terms this model's requests are served by two engines. Engines that compute no prompts serve nothing alone.
 fn terms(app: &App, model: &ServedModel) -> TwoStepTerms {
-    match model.links().needs_prefill() {
+    let links = model.links();
+    match links.needs_prefill() && links.only(true).is_none() {
         true => TwoStepTerms {
             serves_alone: false,
             falls_back: false,
@@ -76,8 +82,29 @@ impl PrefillPlan {
         model: &ServedModel,
         (scan, endpoint): (&Scan<'_>, Endpoint),
         nvext: &Nvext,
-        (tokens, salt, guessed): (&[Token], &str, bool),
+        prompt: (&[Token], &str, bool),
     ) -> Option<Box<Self>> {
+        let mut plan = Self::by(app, model, is_transferable(scan, endpoint))?;
+        plan.name(prompt, nvext);
+        Some(plan)
+    }
+
+    /// For a request to a route that only engines know; its prompt is not read, so engines are chosen by load.
+    pub(super) fn passed(
+        app: &App,
+        model: &ServedModel,
+        path: &str,
+        scan: &Scan<'_>,
+    ) -> Option<Box<Self>> {
+        match path {
+            MESSAGES => Self::by(app, model, true),
+            RESPONSES => Self::by(app, model, is_response_transferable(scan)),
+            _ => None,
+        }
+    }
+
+    /// `fits`: an engine can answer from a prompt that another has computed.
+    fn by(app: &App, model: &ServedModel, fits: bool) -> Option<Box<Self>> {
         let pool = app.prefill_pool(&model.name);
         let pool = pool.filter(|pool| pool.links().transports().has_http());
         let state = match &pool {
@@ -89,24 +116,28 @@ impl PrefillPlan {
             return None;
         }
         // An engine that answers several choices fetches the prompt for each, which is gone after the first.
-        if !meets(model, pool.as_ref()) && !is_transferable(scan, endpoint) {
+        if !meets(model, pool.as_ref()) && !fits {
             return None;
         }
-        let mut blocks = match &pool {
-            Some(pool) => pool.name_blocks(tokens, salt),
-            None => PromptBlocks::none(),
-        };
-        blocks.set_guessed(guessed);
         Some(Box::new(Self {
             pool,
             state,
             terms,
-            blocks,
-            pin: Pin {
-                worker: nvext.prefill_worker_id.map(WorkerId),
-                rank: nvext.prefill_dp_rank.map(DpRank),
-            },
+            blocks: PromptBlocks::none(),
+            pin: Pin::default(),
         }))
+    }
+
+    /// The prompt, as those know it who compute prompts.
+    fn name(&mut self, (tokens, salt, guessed): (&[Token], &str, bool), nvext: &Nvext) {
+        if let Some(pool) = &self.pool {
+            self.blocks = pool.name_blocks(tokens, salt);
+        }
+        self.blocks.set_guessed(guessed);
+        self.pin = Pin {
+            worker: nvext.prefill_worker_id.map(WorkerId),
+            rank: nvext.prefill_dp_rank.map(DpRank),
+        };
     }
 }
 
@@ -139,6 +170,8 @@ struct Driver {
     prefill_attempts: Attempts,
     /// Those at the answer's, before the first.
     attempts: Attempts,
+    /// An engine may have run a request that is not to be run twice.
+    may_have_run: bool,
     leg: Option<PrefillLeg>,
     running: Option<(RunningPrefill, SharedBooking)>,
     transfer: Option<Transfer>,
@@ -161,7 +194,8 @@ pub(super) async fn run(
     let mut state = plan.state;
     let mut driver = Driver {
         prefill_attempts: Attempts::new(limits, true),
-        attempts: Attempts::new(limits, true),
+        attempts: Attempts::new(limits, forward.is_idempotent()),
+        may_have_run: false,
         leg: None,
         running: None,
         transfer: None,
@@ -173,11 +207,14 @@ pub(super) async fn run(
         plan,
     };
     // Where no engine does both, another pair is tried.
-    let mut pairs_left = match forward.model.links().needs_prefill() {
+    let mut pairs_left = match !terms.serves_alone && forward.model.links().needs_prefill() {
         true => limits.retries,
         false => 0,
     };
     let bypassed = match state {
+        PoolState::Active if driver.goes_to_whole().await => {
+            driver.decode(DecodeMode::Alone).await.ok()
+        }
         PoolState::Active => driver.bypass().await,
         _ => None,
     };
@@ -294,6 +331,9 @@ impl Legs for Driver {
     }
 
     async fn decode(&mut self, mode: DecodeMode) -> Result<Answered, TwoStepInput> {
+        if self.may_have_run {
+            return Err(TwoStepInput::DecodeRefused(Trouble::Failed));
+        }
         let transfer = self.transfer.take().filter(|_| mode != DecodeMode::Alone);
         let forward = Arc::clone(&self.ready.forward);
         let mut attempts = self.attempts.clone();
@@ -310,6 +350,7 @@ impl Legs for Driver {
             two_step::decode_overrides(&mut arrival.overrides, keeps_credit);
             two_step::constrain(self.rule.as_ref(), &mut arrival.constraints);
         }
+        arrival.constraints.allowed = forward.model.links().only(leg.is_none());
         let tokens = arrival.isl_tokens;
         let mut opener = HttpAttempt::new(&forward, tokens, &mut self.ready.record);
         opener.transfer(leg);
@@ -339,6 +380,7 @@ impl Legs for Driver {
             (Ok((booking, answer)), _) => (answer, booking.target(), Some(booking)),
             (Err(_), Some((answer, target))) if !is_met => (answer, target, None),
             (Err(error), _) => {
+                self.may_have_run = !forward.is_idempotent() && error.status == MAY_HAVE_RUN;
                 // One that waits for a prompt fails when that does not come, and may say so first.
                 if is_met {
                     self.blame_prefill();
@@ -378,6 +420,17 @@ impl Legs for Driver {
 }
 
 impl Driver {
+    /// Whether an engine that computes all of a request is the best one for it, where some need another for the prompt.
+    async fn goes_to_whole(&self) -> bool {
+        let model = &self.ready.forward.model;
+        let Some(whole) = model.links().only(true) else {
+            return false;
+        };
+        let arrival = Box::new(self.ready.arrival.clone());
+        let placed = model.peek(arrival, &self.ready.blocks).await;
+        placed.is_ok_and(|placed| whole.contains(&placed.target.worker))
+    }
+
     /// Has the prompt computed by who answers, if that is better; none if it is to go the usual way.
     async fn bypass(&mut self) -> Option<Answered> {
         let forward = Arc::clone(&self.ready.forward);
@@ -385,7 +438,10 @@ impl Driver {
         let terms = app.options().bypass?;
         let pool = self.plan.pool.as_ref()?;
         // A client that names a prefill engine wants it used.
-        if self.plan.pin.worker.is_some() || model.links().needs_prefill() {
+        if self.plan.pin.worker.is_some()
+            || model.links().needs_prefill()
+            || !forward.is_idempotent()
+        {
             return None;
         }
         let mut arrival = self.ready.arrival.clone();

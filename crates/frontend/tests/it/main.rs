@@ -24,6 +24,7 @@ mod families;
 mod faults;
 mod fleet;
 mod freezes;
+mod handed_over;
 mod health;
 mod leaving;
 mod limits;

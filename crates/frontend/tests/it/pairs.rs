@@ -354,7 +354,7 @@ const DECODE_INFO: &str = r#"{"disaggregation_mode":"decode","max_total_num_toke
 const INFO: &str = "/server_info?config_format=json";
 
 /// Servers of SGLang, which say themselves what they compute.
-async fn sglang(prefill: usize) -> Pair {
+pub(crate) async fn sglang(prefill: usize) -> Pair {
     let mut pair = Pair {
         rig: Rig::with(0, Setup::usual()).await,
         prefill: Vec::new(),

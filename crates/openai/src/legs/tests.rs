@@ -28,6 +28,14 @@ fn of_client(decode: &Exchange) -> Bytes {
     body.to_string().into()
 }
 
+/// Which route it went to.
+fn api(exchange: &Exchange) -> LegApi {
+    match exchange.case.starts_with("responses") {
+        true => LegApi::Responses,
+        false => LegApi::Completions,
+    }
+}
+
 fn json(body: &[u8]) -> Value {
     serde_json::from_slice(body).unwrap()
 }
@@ -53,10 +61,12 @@ fn pairs() -> Vec<(Exchange, Exchange)> {
 fn legs_are_those_that_real_servers_took() {
     for (prefill, decode) in pairs() {
         let (case, body) = (&prefill.case, of_client(&decode));
-        let mut ours = json(&prefill_leg(&body).unwrap());
+        let mut ours = json(&prefill_leg(&body, api(&prefill)).unwrap());
         let mut theirs = prefill.request.clone();
         for fields in [&mut ours, &mut theirs] {
             let fields = fields.as_object_mut().unwrap();
+            // Nothing is kept that nobody will ask for.
+            fields.remove("store");
             // What makes no difference: the default, and what of the one token is asked for.
             fields.retain(|key, value| !(key == "stream" && value == &Value::Bool(false)));
             for key in ["logprobs", "top_logprobs", "prompt_logprobs"] {
@@ -80,7 +90,7 @@ fn what_is_refused_of_a_prefill_is_left_out_of_it() {
         .filter(|e| e.leg == "prefill" && e.status == 400);
     let mut seen = 0;
     for exchange in refused {
-        let leg = json(&prefill_leg(&exchange.request.to_string().into()).unwrap());
+        let leg = json(&prefill_leg(&exchange.request.to_string().into(), api(&exchange)).unwrap());
         assert!(leg.get("stream_options").is_none() && leg.get("min_tokens").is_none());
         seen += 1;
     }
@@ -153,4 +163,23 @@ fn both_sglang_engines_get_the_same_meeting() {
     let leg = json(&bootstrap_leg(&body, fields).unwrap());
     assert_eq!(leg["bootstrap_host"], "[fd00::1]");
     assert_eq!(leg["disagg_prefill_dp_rank"], 3);
+}
+
+#[test]
+fn a_response_is_handed_over_if_its_prompt_is_in_its_body() {
+    let fits = |body: &str| is_response_transferable(&Scan::parse(body.as_bytes()).unwrap());
+    for body in [
+        r#"{"input":"a"}"#,
+        r#"{"input":[],"tools":[{"type":"function","name":"f"}],"background":false,"previous_response_id":null}"#,
+    ] {
+        assert!(fits(body), "{body}");
+    }
+    for body in [
+        r#"{"input":"a","previous_response_id":"resp_1"}"#,
+        r#"{"input":"a","background":true}"#,
+        r#"{"input":"a","tools":[{"type":"web_search"}]}"#,
+        r#"{"input":"a","tools":7}"#,
+    ] {
+        assert!(!fits(body), "{body}");
+    }
 }

@@ -30,6 +30,9 @@ const RESUBSCRIBE_TIMEOUT: Duration = Duration::from_secs(6);
 /// Between two tries meanwhile.
 const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(50);
 
+/// How long a worker that took a request may be silent before it is looked for; and between two looks.
+const GONE_PROBE_PAUSE: Duration = Duration::from_secs(1);
+
 /// Calls endpoints over NATS. Clones are one.
 #[derive(Clone)]
 pub struct NatsClient {
@@ -74,6 +77,7 @@ impl NatsClient {
         let id = context.id.to_string();
         request.headers.insert("request-id", id.as_str());
         accepted(self.deliver(&request, &mut expected).await?, worker)?;
+        self.called(&request, &mut expected).await?;
         CallStream::open(expected, worker, codec, &self.limits, &self.tasks).await
     }
 
@@ -106,6 +110,53 @@ impl NatsClient {
                     worker: request.worker,
                     step: AnswerStep::Ack,
                 }),
+            }
+        }
+    }
+
+    /// Waits until the worker connects to bring the answer. One whose subject nobody reads any more is gone.
+    async fn called(
+        &self,
+        request: &NatsRequest<'_>,
+        expected: &mut Expected,
+    ) -> Result<(), PlaneError> {
+        let worker = request.worker;
+        let called = async {
+            tokio::select! {
+                biased;
+                () = expected.called() => Ok(()),
+                () = self.nobody_reads(request.subject) => Err(PlaneError::Disconnected(worker)),
+            }
+        };
+        match timeout(self.limits.call_home, called).await {
+            Ok(called) => called,
+            Err(_) => Err(PlaneError::Timeout {
+                worker,
+                step: AnswerStep::CallHome,
+            }),
+        }
+    }
+
+    /// Waits until nobody reads a subject; for ever while somebody does, or nobody can tell. The server is asked by a message with nothing in it, which
+    /// workers refuse; it says itself where there is no worker.
+    async fn nobody_reads(&self, subject: &str) {
+        loop {
+            sleep(GONE_PROBE_PAUSE).await;
+            let Some(link) = self.link.reached().await else {
+                return std::future::pending().await;
+            };
+            let Some(client) = self.link.client().await else {
+                return std::future::pending().await;
+            };
+            let mut awaited = self.inbox.expect();
+            let (subject, reply) = (subject.to_owned(), awaited.subject());
+            let asked = client.publish_with_reply(subject, reply, Bytes::new());
+            if !matches!(timeout(self.ack_timeout, asked).await, Ok(Ok(()))) {
+                continue;
+            }
+            let reply = timeout(self.ack_timeout, awaited.reply()).await;
+            if matches!(reply, Ok(Reply::Nobody)) && !link.is_settling() {
+                return;
             }
         }
     }

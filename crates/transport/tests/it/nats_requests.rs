@@ -1,9 +1,13 @@
 //! What requests over NATS do when the server is not there, goes away and comes back.
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
+use futures_core::Stream;
 use kvasir_tasks::Tasks;
 use kvasir_transport::nats::{NatsClient, NatsLink, NatsOptions, NatsServer};
 use kvasir_transport::tcp::TcpOptions;
@@ -177,4 +181,38 @@ async fn a_server_can_be_secured() {
         assert_eq!(found, is_reached, "{authority:?} {insecure}: {error}");
         tasks.stop();
     }
+}
+
+/// One that says that it has a request and is gone before it brings the answer is not waited for until the answer is due.
+#[tokio::test]
+async fn a_worker_that_dies_with_a_request_is_noticed() {
+    let Some(process) = NatsProcess::start() else {
+        return;
+    };
+    let tasks = Tasks::new();
+    let link = process.link(&tasks);
+    let plane = plane(&link, &tasks).await;
+    let server = format!("nats://127.0.0.1:{}", process.port);
+    let options = async_nats::ConnectOptions::new().retry_on_initial_connect();
+    let client = options.connect(server).await.unwrap();
+    let mut requests = client.subscribe(SUBJECT).await.unwrap();
+    // The server has the subscription when it has what came after it.
+    let mut probe = client.subscribe("probe.own").await.unwrap();
+    client.publish("probe.own", Bytes::new()).await.unwrap();
+    next(&mut probe).await;
+    let asking = tasks.spawn(async move { plane.send(W, request(1)).await.map(drop) });
+    let taken = next(&mut requests).await;
+    requests.unsubscribe().await.unwrap();
+    client
+        .publish(taken.reply.unwrap(), Bytes::new())
+        .await
+        .unwrap();
+    let told = tokio::time::timeout(LONG, asking).await.unwrap();
+    let told = told.unwrap().unwrap();
+    assert!(matches!(told, Err(PlaneError::Disconnected(W))), "{told:?}");
+}
+
+async fn next(messages: &mut async_nats::Subscriber) -> async_nats::Message {
+    let message = poll_fn(|cx| Pin::new(&mut *messages).poll_next(cx));
+    tokio::time::timeout(LONG, message).await.unwrap().unwrap()
 }

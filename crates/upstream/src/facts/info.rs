@@ -47,6 +47,32 @@ pub struct ServerInfo {
     pub transfer: Option<String>,
 }
 
+/// Connectors of vLLM that hand a prompt over only by words which the router makes itself: addresses, or an id of its own.
+const MADE_BY_ROUTER: [&str; 4] = [
+    "MooncakeConnector",
+    "MoRIIOConnector",
+    "NixlPushConnector",
+    "P2pNcclConnector",
+];
+
+impl ServerInfo {
+    /// The connector by which it hands prompts over, if we cannot speak for it.
+    ///
+    /// ```
+    /// # use kvasir_upstream::ServerInfo;
+    /// let mut info = ServerInfo::default();
+    /// info.transfer = Some("MooncakeConnector".into());
+    /// assert_eq!(info.unsupported_connector(), Some("MooncakeConnector"));
+    /// info.transfer = Some("NixlConnector".into());
+    /// assert_eq!(info.unsupported_connector(), None);
+    /// ```
+    #[must_use]
+    pub fn unsupported_connector(&self) -> Option<&str> {
+        let connector = self.transfer.as_deref()?;
+        MADE_BY_ROUTER.contains(&connector).then_some(connector)
+    }
+}
+
 /// The part of requests that a server was started for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerPart {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvasir_host::{LoadedSnapshot, RouterSetup};
 use kvasir_index::{Index, IndexOptions};
-use kvasir_router::{RouterConfig, RouterMode};
+use kvasir_router::RouterConfig;
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, MetricOptions, Metrics};
 use kvasir_types::{TransportKind, WorkerRank};
@@ -15,7 +15,7 @@ use crate::{App, AppOptions};
 
 /// Nothing here takes this long unless it hangs.
 const HANGS: Duration = Duration::from_secs(20);
-const HTTP: (Pool, TransportKind) = (Pool::Answer, TransportKind::Http);
+const HTTP: (Pool, TransportKind, Option<RouterMode>) = (Pool::Answer, TransportKind::Http, None);
 const A: WorkerId = WorkerId(1);
 const B: WorkerId = WorkerId(2);
 
@@ -127,4 +127,23 @@ async fn a_kept_cursor_ends_with_the_index_that_it_was_kept_beside() {
     assert!(fleet.claim(B, HTTP, &[new("m")])[0].is_some());
     assert!(fleet.snapshot.trust("m", ranks[1]).is_none());
     assert!(fleet.snapshot.resume("m", ranks[1]).is_none());
+}
+
+/// A card may say how workers that compute prompts are chosen; those that answer are chosen as the operator says.
+#[tokio::test]
+async fn a_prefill_card_has_a_mode_of_its_own() {
+    let app = app();
+    let fleet = fleet(&app);
+    let mode_of = |pool: Pool, name: &str, said: Option<RouterMode>| {
+        let claimed = fleet.claim(A, (pool, TransportKind::Plane, said), &[new(name)]);
+        let model = claimed[0].clone().unwrap();
+        model.host.ask(|router| router.config().router_mode)
+    };
+    let said = Some(RouterMode::RoundRobin);
+    assert_eq!(mode_of(Pool::Answer, "m", said), RouterMode::Kv);
+    assert_eq!(
+        mode_of(Pool::Prefill, "m@prefill", said),
+        RouterMode::RoundRobin
+    );
+    assert_eq!(mode_of(Pool::Prefill, "n@prefill", None), RouterMode::Kv);
 }
