@@ -52,6 +52,15 @@ impl JetStreamError {
         }
     }
 
+    /// Whether the server has lost the files of a stream, so that nothing can be in it or come into it.
+    #[must_use]
+    pub fn has_lost_files(&self) -> bool {
+        let (Self::Unreachable(text) | Self::Refused { text, .. }) = self else {
+            return false;
+        };
+        text.contains("msg block") && text.contains("no such file or directory")
+    }
+
     /// Whether there is no such thing.
     #[must_use]
     pub const fn is_not_found(&self) -> bool {
@@ -62,5 +71,19 @@ impl JetStreamError {
     #[must_use]
     pub const fn is_passing(&self) -> bool {
         matches!(self, Self::Unreachable(_) | Self::NotEnabled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::JetStreamError;
+
+    /// As nats-server 2.9.10 says it of a stream that was made while it deleted another one of that name.
+    #[test]
+    fn a_stream_without_files_is_known_by_what_the_server_says() {
+        let text = "error opening msg block file [\"/data/$G/streams/s/msgs/1.blk\"]: open /data/$G/streams/s/msgs/1.blk: no such file or directory";
+        assert!(JetStreamError::of_code(10077, 503, text).has_lost_files());
+        assert!(!JetStreamError::of_code(10077, 503, "no space left on device").has_lost_files());
+        assert!(!JetStreamError::NotEnabled.has_lost_files());
     }
 }

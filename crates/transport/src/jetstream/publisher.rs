@@ -117,6 +117,10 @@ impl Writer {
                 Ok(_) => return self.tell(None),
                 Err(error) => error,
             };
+            // It was made while the server deleted another one of that name: nothing is lost with it.
+            if error.has_lost_files() {
+                let _ = self.jetstream.delete_stream(&self.options.stream).await;
+            }
             // Nobody answers on a subject that no stream has.
             if matches!(error, JetStreamError::NotEnabled) {
                 if self.written > 1 {
