@@ -2,8 +2,6 @@
 
 import json
 import re
-import signal
-import threading
 import time
 
 import httpx
@@ -147,28 +145,6 @@ def test_a_client_that_leaves_at_any_step_leaves_nothing(vllm):
             vllm.http.post("/v1/chat/completions", json={"model": MODEL, "messages": [{"role": "user", "content": TEXT.format(wait) * 20}]}, timeout=wait)
         except httpx.HTTPError:
             pass
-    vllm.at_rest()
-
-
-def test_a_prefill_server_that_dies_with_a_prompt_costs_no_request(vllm):
-    until(vllm.is_split, 20, vllm.log)
-    answers = []
-    for one in vllm.decode:
-        one.process.send_signal(signal.SIGSTOP)
-    try:
-        asking = threading.Thread(target=lambda: answers.append(chat(vllm.http, TEXT.format("orphan"), max_tokens=4, ignore_eos=True)))
-        asking.start()
-        # The prompt is computed and kept, and nobody can have fetched it.
-        until(lambda: kept(vllm.prefill[0]) not in (0, 1), 20, vllm.log)
-        vllm.prefill[0].process.kill()
-    finally:
-        for one in vllm.decode:
-            one.process.send_signal(signal.SIGCONT)
-    asking.join(60)
-    assert [answer.status_code for answer in answers] == [200], vllm.log()
-    until(lambda: busy_workers(vllm.http) == [], 20, vllm.log)
-    vllm.prefill = [vllm.server("prefill", vllm.prefill_ports[0])]
-    until(vllm.is_split, BACK_SECONDS * 10, vllm.log)
     vllm.at_rest()
 
 
