@@ -201,6 +201,9 @@ def test_sglang_servers_meet_and_one_that_dies_costs_no_request(sglang):
     assert chat(sglang.http, text, max_tokens=4, ignore_eos=True).status_code == 200, sglang.log()
     rooms = [body["bootstrap_room"] for one in sglang.prefill + sglang.decode for body in sglang.received(one) if body["messages"][0]["content"] == text]
     assert len(rooms) == 2 and rooms[0] == rooms[1], rooms
+    # Each answer of a body is a pair with a room of its own.
+    both = completions(sglang.url, n=2)
+    assert both.status_code == 200 and [c["index"] for c in both.json()["choices"]] == [0, 1, 2, 3], both.text
     with Load(sglang.url, clients=4) as load:
         load.until_more(20, told=sglang.log)
         sglang.prefill[0].process.kill()

@@ -1,11 +1,14 @@
 //! Routes that only engines know, where one engine server computes prompts for another; and servers that cannot.
 
+use std::sync::atomic::Ordering;
+
 use kvasir_frontend::AppOptions;
+use kvasir_router::RouterMode;
 use serde_json::{Value, json};
 
 use crate::engine::{ANSWER, Engine, Step, ok, unary};
 use crate::pairs::{FAILS, Pair, params, sglang};
-use crate::rig::{ASK, CHAT, until};
+use crate::rig::{ASK, CHAT, Setup, in_time, until};
 
 const RESPONSES: &str = "/v1/responses";
 const RESPONSE: &str = r#"{"id":"resp_1","object":"response","output":[],"usage":{"input_tokens":7,"output_tokens":2},"kv_transfer_params":null}"#;
@@ -128,5 +131,35 @@ async fn an_aggregated_sglang_server_stands_beside_a_pair() {
     }
     let asked = pair.rig.stage.seen();
     assert!(asked[before..].iter().filter(|seen| is_whole(seen)).count() >= 4);
+    pair.at_rest().await;
+}
+
+/// Those who compute prompts are full: no engine is asked for the tokens of another one.
+#[tokio::test]
+async fn a_full_prefill_pool_refuses_before_a_prompt_is_read() {
+    let pair = Pair::with_setup(1, 1, Setup::in_mode(RouterMode::Kv)).await;
+    let stage = &pair.rig.stage;
+    stage.tokenizes.store(true, Ordering::SeqCst);
+    let threshold = r#"{"model":"m","active_prefill_tokens_threshold":1}"#;
+    assert_eq!(
+        pair.rig.post("/busy_threshold", threshold).await.status,
+        200
+    );
+    let tokens: Vec<u32> = (0..64).collect();
+    let tokens = json!({"count": 64, "max_model_len": 4096, "tokens": tokens});
+    stage.play(vec![Step::Write(unary(&tokens.to_string()))]);
+    stage.play(vec![Step::Gate, Step::Write(Pair::computed())]);
+    let mut first = pair.rig.client().await;
+    first.post(CHAT, "connection: close\r\n", ASK).await;
+    until("the first is computed", || stage.seen().len() == 2).await;
+    let refused = pair.rig.post(CHAT, ASK).await;
+    assert_eq!(
+        (refused.status, stage.seen().len()),
+        (503, 2),
+        "{}",
+        refused.text()
+    );
+    stage.gate.add_permits(1);
+    assert_eq!(in_time("answer", first.answer()).await.text(), ANSWER);
     pair.at_rest().await;
 }

@@ -42,7 +42,10 @@ impl Pair {
     }
 
     pub(crate) async fn of(decode: usize, prefill: usize, options: AppOptions) -> Self {
-        let mut setup = Setup::options(options);
+        Self::with_setup(decode, prefill, Setup::options(options)).await
+    }
+
+    pub(crate) async fn with_setup(decode: usize, prefill: usize, mut setup: Setup) -> Self {
         setup.additions = ",role=decode".to_owned();
         let mut pair = Self {
             rig: Rig::with(decode, setup).await,
