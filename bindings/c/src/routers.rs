@@ -21,7 +21,7 @@ use kvasir_embed::{
 use kvasir_frontend::RequestReader;
 use kvasir_hash::Scope;
 use kvasir_host::RouterSetup;
-use kvasir_router::{Arrival, Outcome, Overrides, Pin, Role, RouteError, RouterMode};
+use kvasir_router::{Arrival, Outcome, Overrides, Pin, RouteError, RouterMode};
 use kvasir_setup::router_setup;
 use kvasir_tasks::Tasks;
 use kvasir_types::{DpRank, RequestId, WorkerId, WorkerRank};
@@ -176,7 +176,7 @@ impl Routers {
             tasks: Tasks::new(),
         };
         let namespace = endpoint.namespace;
-        routers.look_for_prefill(planes, namespace, block_size, setup.clone());
+        routers.look_for_prefill(planes, namespace, block_size, setup.for_prefill());
         if enforce_disagg {
             let found = tokio::time::timeout(DISAGG_TIMEOUT, routers.wait_for_prefill());
             found.await.map_err(|_| no_prefill())?;
@@ -190,10 +190,8 @@ impl Routers {
         planes: &Arc<ProcessPlanes>,
         namespace: String,
         block_size: u32,
-        mut setup: RouterSetup,
+        setup: RouterSetup,
     ) {
-        setup.config.router_role = Role::Prefill;
-        setup.config.router_track_active_blocks = false;
         let (planes, found) = (Arc::clone(planes), Arc::clone(&self.prefill));
         self.tasks.background().spawn(async move {
             let (endpoint, _) = find_model(&planes, |endpoint, card| {
