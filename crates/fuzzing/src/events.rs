@@ -1,10 +1,11 @@
 //! Messages of engines' event sockets: what is refused leaves nothing behind, and the quick reader agrees with the plain one.
 
+use kvasir_kv_events::{TranslateOptions, Translator};
 use kvasir_msgpack::{Reader, Value};
 use kvasir_wire::engine::{self, Batch};
 use kvasir_wire::frame::{parse_live, parse_replay, parse_replay_request};
 use kvasir_wire::native::{Encoding, Envelope, RouterEvent, decode_router_events};
-use kvasir_wire::{TranslateOptions, Translator, trtllm};
+use kvasir_wire::trtllm;
 
 /// A message has at most so many parts here.
 const PARTS_MAX: usize = 6;

@@ -26,13 +26,15 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use kvasir_hash::{Scope, local_hashes};
 use kvasir_index::{Index, Matches};
-use kvasir_kv_events::{Encoding, EventFormat, Sequencer, SourceEvent, StreamOptions};
+use kvasir_kv_events::{
+    Encoding, EventFormat, Sequencer, SourceEvent, StreamOptions, TranslateOptions, Translation,
+    Translator,
+};
 use kvasir_msgpack::Value;
 use kvasir_types::{KvEvent, Time, WorkerRank};
 use kvasir_wire::engine::{Batch, Event};
 use kvasir_wire::frame::Frame;
 use kvasir_wire::native::RouterEvent;
-use kvasir_wire::{TranslateOptions, Translation, Translator};
 
 const BLOCK: u32 = 32;
 const WORKERS: u64 = 64;

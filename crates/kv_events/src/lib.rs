@@ -12,7 +12,7 @@
 //! ([`StreamStatus::exact`]); an event is applied once; whatever is kept (live messages during a recovery,
 //! blocks without parents, a replay that is to replace a rank) is bounded; a recovery always ends.
 //!
-//! The other side, what a worker publishes and answers, is [`publisher`].
+//! From an engine's batch to index events it is [`Translator`]. The other side, what a worker publishes and answers, is [`publisher`].
 //!
 //! Elsewhere: bytes (`kvasir-wire`), sockets (`kvasir-transport`), whether the cache's content can be believed
 //! (`kvasir-trust`).
@@ -31,15 +31,20 @@ mod rank;
 mod recovery;
 mod router_events;
 mod sequencer;
+mod translate;
+pub mod trtllm;
 
 pub use batches::StreamCheckpoint;
 pub use counts::Counts;
 pub use cursor::Cursor;
 pub use kvasir_wire::native::Encoding;
-pub use kvasir_wire::{SourceEvent, SourceFault, TranslatorState};
+pub use kvasir_wire::{SourceEvent, SourceFault};
 pub use notice::{Notice, RecoveryCause};
 pub use options::{EventFormat, Resync, StreamOptions};
 pub use sequencer::{Output, Sequencer, StreamStatus};
+pub use translate::{
+    GROUPS_MAX, SALTED_BLOCKS_MAX, Skip, TranslateOptions, Translation, Translator, TranslatorState,
+};
 
 use kvasir_index::{ApplyError, Index};
 use kvasir_types::{KvEvent, WorkerRank};

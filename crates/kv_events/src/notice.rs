@@ -4,7 +4,8 @@ use std::fmt;
 
 use kvasir_msgpack::DecodeError;
 use kvasir_types::{WorkerId, WorkerRank};
-use kvasir_wire::Skip;
+
+use crate::Skip;
 
 /// Why a recovery runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

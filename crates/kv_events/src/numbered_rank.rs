@@ -10,14 +10,13 @@
 use std::time::Duration;
 
 use kvasir_types::{KvEvent, Time, WorkerRank};
-use kvasir_wire::Skip;
 use kvasir_wire::native::{RecoveryReply, RecoveryRequest, RouterEvent};
 
 use crate::query::{HeldEvents, Query};
 use crate::rank::{Effects, RankState};
 use crate::recovery::Stage;
 use crate::sequencer::STALE_RUN_MAX;
-use crate::{Cache, Notice, Output, RecoveryCause, StreamOptions};
+use crate::{Cache, Notice, Output, RecoveryCause, Skip, StreamOptions};
 
 /// The number of a rank's first event.
 const FIRST_ID: u64 = 1;

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use kvasir_types::WorkerRank;
-use kvasir_wire::TranslateOptions;
 use kvasir_wire::native::Encoding;
+
+use crate::TranslateOptions;
 
 /// How a source's messages are read, and by which numbers they are put in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

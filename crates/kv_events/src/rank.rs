@@ -4,10 +4,11 @@ use kvasir_index::ApplyError;
 use kvasir_types::{KvEvent, WorkerRank};
 use kvasir_wire::engine::Batch;
 use kvasir_wire::native::RouterEvent;
-use kvasir_wire::{Skip, TranslateOptions, Translation, Translator, TranslatorState};
 
 use crate::orphans::Orphans;
-use crate::{Cache, Counts, Notice, Output};
+use crate::{
+    Cache, Counts, Notice, Output, Skip, TranslateOptions, Translation, Translator, TranslatorState,
+};
 
 /// Batches in a row with blocks of the right size after which a wrong one is forgotten.
 const FITTING_BATCHES_MIN: u32 = 3;

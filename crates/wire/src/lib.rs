@@ -2,23 +2,19 @@
 //!
 //! Answers one question: what did this engine just say about its cache? vLLM and SGLang batches
 //! ([`engine`]), the messages of their sockets ([`frame`]), Dynamo's router events and event-plane envelope
-//! ([`native`]), TensorRT-LLM's JSON ([`trtllm`]), what a Mooncake store holds ([`mooncake`]); from an engine's batch to index events
-//! ([`Translator`]); and the vocabulary in which sources hand messages over ([`SourceEvent`]).
+//! ([`native`]), TensorRT-LLM's JSON ([`trtllm`]), what a Mooncake store holds ([`mooncake`]); and the vocabulary in which sources hand messages over ([`SourceEvent`]).
 //!
 //! Invariants: no input panics or allocates more than a small multiple of its own size; unknown fields are
 //! read past, unknown kinds are counted, a malformed message is refused as a whole and alone.
 //!
-//! Elsewhere: sockets (`kvasir-transport`), order, loss and recovery (`kvasir-kv-events`).
+//! Elsewhere: sockets (`kvasir-transport`); which events count and what they change, order, loss and recovery
+//! (`kvasir-kv-events`).
 
 pub mod engine;
 pub mod frame;
 pub mod mooncake;
 pub mod native;
 mod source;
-mod translate;
 pub mod trtllm;
 
 pub use source::{SourceEvent, SourceFault};
-pub use translate::{
-    GROUPS_MAX, SALTED_BLOCKS_MAX, Skip, TranslateOptions, Translation, Translator, TranslatorState,
-};

@@ -17,9 +17,10 @@ type Edges = BTreeMap<String, Vec<String>>;
 
 /// The longest chain, if it is too long.
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
-    let manifests = tree
-        .texts()
-        .filter(|(path, _)| path.starts_with("crates/") && path.ends_with("/Cargo.toml"));
+    let manifests = tree.texts().filter(|(path, _)| {
+        (path.starts_with("crates/") || path.starts_with("bindings/"))
+            && path.ends_with("/Cargo.toml")
+    });
     let edges: Edges = manifests.filter_map(|(_, text)| edges_of(text)).collect();
     let mut known = BTreeMap::new();
     let longest = edges

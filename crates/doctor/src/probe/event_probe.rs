@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use kvasir_host::{EventStream, StreamObserver};
 use kvasir_index::{Index, Matches};
-use kvasir_kv_events::{EventFormat, Notice, Sequencer, StreamOptions};
+use kvasir_kv_events::{EventFormat, Notice, Sequencer, Skip, StreamOptions};
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::Clock;
 use kvasir_transport::zmq::{Endpoint, ZmqSource, ZmqSourceOptions};
 use kvasir_transport::{EventSource as _, SourceEvent, SourceFault, next_event};
 use kvasir_types::{DpRank, LocalHash, WorkerId, WorkerRank};
 use kvasir_upstream::EventSource;
-use kvasir_wire::Skip;
 
 use crate::observations::{EventCounts, ReplayProbe};
 

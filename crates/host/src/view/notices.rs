@@ -1,9 +1,8 @@
 //! What a stream reports of one rank: into the log, and into the judgement.
 
-use kvasir_kv_events::Notice;
+use kvasir_kv_events::{Notice, Skip};
 use kvasir_transport::SourceFault;
 use kvasir_trust::Evidence;
-use kvasir_wire::Skip;
 
 use super::CacheView;
 use crate::events::StreamObserver;

@@ -1,11 +1,10 @@
 //! What is saved of a stream while the router is restarted.
 
 use kvasir_types::{DpRank, WorkerRank};
-use kvasir_wire::TranslatorState;
 
 use super::BatchSequencer;
 use crate::rank::BatchRank;
-use crate::{Cursor, StreamOptions};
+use crate::{Cursor, StreamOptions, TranslatorState};
 
 /// What is saved of a stream while the router is restarted, beside the cache itself.
 #[derive(Clone, Debug, PartialEq)]

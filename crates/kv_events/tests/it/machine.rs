@@ -5,11 +5,10 @@ use std::time::Duration;
 use kvasir_hash::{Scope, local_hashes};
 use kvasir_index::{Index, Matches};
 use kvasir_kv_events::{
-    Notice, RecoveryCause, Resync, Sequencer, SourceEvent, SourceFault, StreamOptions,
+    Notice, RecoveryCause, Resync, Sequencer, Skip, SourceEvent, SourceFault, StreamOptions,
 };
 use kvasir_msgpack::DecodeError;
 use kvasir_types::{EngineHash, WorkerRank};
-use kvasir_wire::Skip;
 use kvasir_wire::engine::{Dialect, Event, Stored};
 use kvasir_wire::frame::Frame;
 

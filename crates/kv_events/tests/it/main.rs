@@ -8,4 +8,6 @@ mod machine;
 mod publisher;
 mod recovery;
 mod router_events;
+mod rules;
 mod sim;
+mod trtllm;

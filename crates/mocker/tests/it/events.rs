@@ -10,7 +10,7 @@ use kvasir_engine::EngineConfig;
 use kvasir_hash::{Scope, local_hashes};
 use kvasir_host::{EventStream, StreamObserver};
 use kvasir_index::{Index, Matches};
-use kvasir_kv_events::{EventFormat, Notice, Resync, Sequencer, StreamOptions};
+use kvasir_kv_events::{EventFormat, Notice, Resync, Sequencer, Skip, StreamOptions};
 use kvasir_mocker::{
     EventOptions, EventSockets, Fault, Observer, Worker, WorkerOptions, seeded_answer,
 };
@@ -21,7 +21,6 @@ use kvasir_types::{
     DpRank, RequestContext, RequestId, Rng, Sampling, Time, Token, TokenRequest, WorkerId,
     WorkerRank,
 };
-use kvasir_wire::Skip;
 use kvasir_wire::engine::Dialect;
 
 const BLOCK: u32 = 16;

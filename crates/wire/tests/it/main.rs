@@ -9,5 +9,3 @@ mod native;
 mod nesting;
 mod readme;
 mod round_trip;
-mod rules;
-mod trtllm;

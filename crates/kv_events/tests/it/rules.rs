@@ -1,11 +1,11 @@
 //! What counts and what does not: the rules by which an engine's events become index events.
 
 use kvasir_hash::{Scope, local_hashes};
+use kvasir_kv_events::{Skip, TranslateOptions, Translation, Translator};
 use kvasir_types::{EngineHash, KvEvent, LocalHash, Tier, Token};
 use kvasir_wire::engine::{
     Adapter, Attention, Batch, BlockMedia, Dialect, Event, Medium, Removed, Stored, encode_batch,
 };
-use kvasir_wire::{Skip, TranslateOptions, Translation, Translator};
 
 const SIZE: u32 = 4;
 const OPTIONS: TranslateOptions = TranslateOptions {

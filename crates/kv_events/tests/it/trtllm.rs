@@ -1,9 +1,10 @@
 //! TensorRT-LLM's JSON, after its documentation.
 
 use kvasir_hash::{Scope, local_hashes};
+use kvasir_kv_events::Skip;
+use kvasir_kv_events::trtllm::TrtTranslator;
 use kvasir_types::{EngineHash, KvEvent, LocalHash, StoredBlock, Tier};
-use kvasir_wire::Skip;
-use kvasir_wire::trtllm::{TrtTranslator, decode};
+use kvasir_wire::trtllm::decode;
 
 fn block(name: u64, tokens: std::ops::Range<u32>, level: u32) -> String {
     let tokens =

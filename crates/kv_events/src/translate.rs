@@ -7,7 +7,7 @@
 //! Invariants: a block is never given a local hash under fewer keys than the engine computed it with
 //! (an unknown adapter or key costs a missed hit, never a false one); no allocation per event.
 //!
-//! Elsewhere: bytes (`engine`), order and loss of batches (`kvasir-kv-events`).
+//! Elsewhere: bytes (`kvasir-wire`), order and loss of batches (`batches`).
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -16,8 +16,7 @@ use std::sync::Arc;
 
 use kvasir_hash::{BlockHasher, Scope, normalize_media_runs};
 use kvasir_types::{EngineHash, KvEvent, LocalHash, StoredBlock, Tier, Token};
-
-use crate::engine::{Adapter, Attention, Batch, Event, Removed, Stored};
+use kvasir_wire::engine::{Adapter, Attention, Batch, Event, Removed, Stored};
 
 /// Salted blocks remembered per rank, for their children. Past it, salted sequences are left out.
 pub const SALTED_BLOCKS_MAX: usize = 1 << 20;
