@@ -134,7 +134,7 @@ def test_joining_and_leaving_under_load_lose_no_request(fleet):
         assert old.process.wait(60) == 0, old.log()
         fleet.running = [new]
         load.until_more(told=fleet.log)
-    assert not load.failed, f"{len(load.failed)} of {len(load.failed) + load.served}: {load.failed[:3]}\n{fleet.log()}"
+    assert not load.failed, f"{len(load.failed)} of {len(load.failed) + load.served}: {load.failed[:3]}\n{new.log()}\n{fleet.log()}"
 
 
 def test_sigterm_takes_the_keys_back_and_answers_what_runs(fleet):
