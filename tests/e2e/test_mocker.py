@@ -1,6 +1,7 @@
 """`kvasir mocker` through the real `openai` client: as a vLLM server, and as one that fails on command."""
 
 import json
+import re
 import time
 
 import httpx
@@ -147,5 +148,21 @@ def test_a_worker_of_a_fleet_refuses_what_is_beyond_its_limit_and_names_its_pars
         refused = ask(frontend.http)
         assert refused.status_code == 503, refused.text
     until(lambda: ask(frontend.http).status_code == 200, told=frontend.log)
+    assert frontend.stop() == 0, frontend.log()
+    assert worker.stop(60) == 0, worker.log()
+
+
+def test_frontends_get_the_files_of_a_model_from_its_worker(tmp_path):
+    planes = Planes("file+tcp+zmq", tmp_path)
+    worker = planes.mocker(BUILTIN, "--system-port", "0")
+    (card,) = [json.loads(path.read_text())["card_json"] for path in (tmp_path / "kv" / "v1" / "mdc").iterdir()]
+    url = card["tokenizer"]["hf_tokenizer_json"]["path"]
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/v1/metadata/dynamo/backend/generate/m/_base/tokenizer\.json", url), url
+    assert httpx.get(url).content == (BUILTIN / "tokenizer.json").read_bytes()
+    other = url.replace("tokenizer.json", "model.safetensors")
+    assert httpx.get(other).status_code == 404
+    frontend = planes.frontend()
+    until_serving(frontend, worker.ids)
+    assert ask(frontend.http).status_code == 200
     assert frontend.stop() == 0, frontend.log()
     assert worker.stop(60) == 0, worker.log()

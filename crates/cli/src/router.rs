@@ -17,7 +17,7 @@ use kvasir_telemetry::{Clock, Metrics, log};
 use kvasir_transport::nats::NatsLink;
 use kvasir_transport::{ServedEndpoint, local_address};
 use kvasir_types::Codec;
-use kvasir_worker::{EndpointMember, JoinError, RequestServer};
+use kvasir_worker::{EndpointMember, HostedFiles, JoinError, RequestServer};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -175,6 +175,7 @@ async fn status(
         clock: context.clock,
         endpoints: endpoints.into(),
         measure: Box::new(move || fleet.measure()),
+        files: HostedFiles::default(),
     };
     SystemStatus::start(settings, source).await
 }
@@ -283,7 +284,7 @@ impl Door {
                 Ok(served) => return Ok(served),
                 Err(JoinError::Store(error @ StoreError::Unreachable { .. })) => {
                     if !std::mem::replace(&mut was_said, true) {
-                        tracing::warn!(%error, "waiting for the discovery store: see --discovery-backend");
+                        tracing::warn!(%error, "waiting for the discovery store: start it, or see --discovery-backend and --etcd-endpoints, --file-kv or --kubeconfig");
                     }
                 }
                 Err(error) => return Err(error.into()),

@@ -1,5 +1,7 @@
-//! The status server of processes that serve no HTTP themselves (`--system-port`): whether they are up, and their metrics.
+//! The status server of processes that serve no HTTP themselves (`--system-port`): whether they are up, their metrics, and the
+//! files of a model that a worker's card names.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,6 +15,7 @@ use kvasir_frontend::{HttpServer, Limits, Reply, ReplyBody, WholeApi, WholeServi
 use kvasir_tasks::Tasks;
 use kvasir_telemetry::{Clock, Metrics};
 use kvasir_types::Time;
+use kvasir_worker::HostedFiles;
 
 use crate::wiring::{self, Failure};
 
@@ -33,6 +36,8 @@ pub(crate) struct StatusSource {
     /// The endpoints that this process serves when it is ready.
     pub(crate) endpoints: Vec<String>,
     pub(crate) measure: Measure,
+    /// Handed out to frontends that read the worker's card.
+    pub(crate) files: HostedFiles,
 }
 
 /// A status server that runs.
@@ -76,6 +81,11 @@ impl SystemStatus {
             })?;
         tracing::info!(address = %server.address(), "status server listens");
         Ok(Some(Self { server, ready }))
+    }
+
+    /// Where it listens.
+    pub(crate) fn port(&self) -> u16 {
+        self.server.address().port()
     }
 
     /// What `/health` says from now on.
@@ -127,6 +137,17 @@ impl StatusApi {
             Err(error) => self.refuse(500, &error.to_string()),
         }
     }
+
+    /// Read on the status server's own thread: only its other pages wait for the disk.
+    fn file(&self, path: &Path) -> Reply {
+        match std::fs::read(path) {
+            Ok(bytes) => whole(StatusCode::OK, "application/octet-stream", bytes),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "a file that the card names cannot be read");
+                self.refuse(500, "this file cannot be read here")
+            }
+        }
+    }
 }
 
 impl WholeApi for StatusApi {
@@ -138,7 +159,10 @@ impl WholeApi for StatusApi {
             "/health" => self.health(self.ready.load(Ordering::Acquire)),
             "/live" => self.health(true),
             "/metrics" => self.metrics(),
-            _ => self.refuse(404, "here are /health, /live and /metrics"),
+            path => match self.source.files.find(path) {
+                Some(file) => self.file(file),
+                None => self.refuse(404, "here are /health, /live and /metrics"),
+            },
         }
     }
 
@@ -148,8 +172,8 @@ impl WholeApi for StatusApi {
     }
 }
 
-fn whole(status: StatusCode, kind: &'static str, body: String) -> Reply {
-    let mut reply = Response::new(ReplyBody::from(Bytes::from(body)));
+fn whole(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Reply {
+    let mut reply = Response::new(ReplyBody::from(body.into()));
     *reply.status_mut() = status;
     let kind = HeaderValue::from_static(kind);
     reply.headers_mut().insert(CONTENT_TYPE, kind);

@@ -291,7 +291,9 @@ impl Card {
         }
     }
 
-    fn artefact(&self, slot: &str) -> Option<Artefact> {
+    /// The file in a slot of the card, such as `tokenizer`, if it names one.
+    #[must_use]
+    pub fn artefact(&self, slot: &str) -> Option<Artefact> {
         Artefact::read(self.raw.get(slot)?)
     }
 

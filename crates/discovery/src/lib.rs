@@ -27,7 +27,7 @@ pub mod pods;
 pub mod record;
 pub mod store;
 
-pub use card::{Artefact, Card, CardError, ModelInput, ModelType, NewCard, WorkerType};
+pub use card::{Artefact, Card, CardError, ModelInput, ModelType, NewCard, WorkerType, slug};
 pub use coordination::{Claim, ClaimKind, Coordination};
 #[cfg(feature = "etcd")]
 pub use etcd::{EtcdOptions, EtcdOptionsError, EtcdStore};

@@ -8,7 +8,7 @@ use kvasir_types::BootstrapAddress;
 use serde_json::json;
 
 /// Slot in a card, kind, and file of a model's folder.
-const FILES: [(&str, &str, &str); 5] = [
+pub(crate) const FILES: [(&str, &str, &str); 5] = [
     ("model_info", "hf_config_json", "config.json"),
     ("tokenizer", "hf_tokenizer_json", "tokenizer.json"),
     (

@@ -88,7 +88,8 @@ fn path(worker: u64, endpoint: &EndpointName) -> String {
 }
 
 /// A host as it stands before a port.
-fn in_url(host: &str) -> String {
+#[must_use]
+pub fn in_url(host: &str) -> String {
     match host.contains(':') && !host.starts_with('[') {
         true => format!("[{host}]"),
         false => host.to_owned(),

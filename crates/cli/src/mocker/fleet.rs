@@ -18,7 +18,8 @@ use kvasir_telemetry::{Clock, Metrics};
 use kvasir_transport::local_address;
 use kvasir_types::{BootstrapAddress, Codec};
 use kvasir_worker::{
-    CardRole, EngineFacts, MemberOptions, Membership, RequestServer, card_of_folder,
+    CardRole, EngineFacts, HostedFiles, MemberOptions, Membership, RequestServer, card_of_folder,
+    hosted_card,
 };
 use serde_json::Value;
 
@@ -66,6 +67,10 @@ struct CardPlan {
     bootstrap_port: Option<u16>,
     /// Where others reach this process.
     host: String,
+    /// The component and endpoint of the card's worker.
+    endpoint: EndpointName,
+    /// The status server, from which frontends get the model's files, if there is one.
+    files_at: Option<String>,
     /// How long handing over a token of a prompt takes.
     per_token: Duration,
     /// Fields of what the card says of the engine, beside what every card has.
@@ -75,8 +80,12 @@ struct CardPlan {
 /// Serves until a signal.
 pub(super) async fn run(settings: &Settings) -> Result<(), Failure> {
     let tasks = Tasks::new();
-    let plan = Plan::read(settings, &tasks).await?;
+    let mut plan = Plan::read(settings, &tasks).await?;
     let status = status(settings, &plan).await?;
+    plan.card.files_at = status.as_ref().map(|status| {
+        let host = kvasir_worker::in_url(&plan.card.host);
+        format!("{host}:{}", status.port())
+    });
     let mut members = Vec::new();
     for at in 0..settings.get(keys::WORKERS) {
         let door = match settings.is_set(keys::HTTP_PORT) {
@@ -128,6 +137,7 @@ async fn status(settings: &Settings, plan: &Plan) -> Result<Option<SystemStatus>
         clock: plan.clock,
         endpoints: vec![endpoint.endpoint.clone()],
         measure: Box::new(|| {}),
+        files: HostedFiles::of(&plan.member.card, endpoint),
     };
     SystemStatus::start(settings, source).await
 }
@@ -170,19 +180,21 @@ impl Plan {
         let host = host.unwrap_or_else(|| local_address().to_string());
         let mut runtime = topology::fields(settings).await?;
         runtime.extend(parsers(settings));
+        let endpoint = endpoint(settings);
         let card_plan = CardPlan {
             folder,
             facts,
             mode: settings.get(keys::DISAGGREGATION_MODE),
             bootstrap_port: settings.get(keys::BOOTSTRAP_PORTS),
             host: host.clone(),
+            endpoint: endpoint.clone(),
+            files_at: None,
             per_token: transfer_time(settings),
             runtime,
         };
         let card = card_plan.card(&door.model, None)?;
         let link = planes::nats_link(settings, tasks)?;
         let server = kvasir_planes::listen(settings, &host, &link, tasks).await?;
-        let endpoint = endpoint(settings);
         let faults = settings.get(keys::EVENT_FAULT_AT_START);
         let faults: Result<Vec<Fault>, _> = faults.iter().map(|text| text.parse()).collect();
         Ok(Self {
@@ -311,6 +323,10 @@ impl CardPlan {
         let folder = &self.folder;
         let card = card_of_folder(Path::new(folder), model, &self.facts, &role)
             .map_err(|error| BadConfig(format!("--model-path {folder}: {error}")))?;
+        let card = match &self.files_at {
+            Some(server) => hosted_card(&card, &self.endpoint, server)?,
+            None => card,
+        };
         let mut json = card.to_json();
         for (field, value) in &self.runtime {
             if let Some(runtime) = json.get_mut("runtime_config") {

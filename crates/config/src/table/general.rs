@@ -89,7 +89,8 @@ options! { OBSERVABILITY_ROWS, Group::Observability, Scope::ALL;
 
     /// Port of a status server with `/metrics`, `/health` and `/live`; unset starts none.
     ///
-    /// Of `kvasir mocker` only where it joins a fleet: its HTTP servers have all three themselves.
+    /// Of `kvasir mocker` only where it joins a fleet: its HTTP servers have all three themselves. Its card then names the model's files by
+    /// URLs of this server instead of paths, so that frontends on other machines get them, too.
     SYSTEM_PORT: Option<u16> = "system-port" =>
         scope(Scope::ROUTER.and(Scope::MOCKER)).env(&[var("DYN_SYSTEM_PORT")]).ints(0, 65_535).metavar("PORT").effective();
 
