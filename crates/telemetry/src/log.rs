@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use prometheus::IntCounter;
-use tracing_subscriber::filter::Targets;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -45,17 +45,31 @@ pub enum Format {
 /// Starts logging. `filter` is a level (`info`) or a list of them by module (`info,kvasir_router=debug`);
 /// an error says which part of it is wrong. A second call changes nothing.
 pub fn init(filter: &str, format: Format) -> Result<(), String> {
-    let targets: Targets = filter.parse().map_err(|error| {
-        format!(
-            "`{filter}` is not a log filter ({error}); try `info` or `info,kvasir_router=debug`"
-        )
-    })?;
+    let targets = targets(filter)?;
     let queue = to_stderr().map_err(|error| format!("the log's thread did not start: {error}"))?;
     let ansi = std::io::stderr().is_terminal();
     let sink = move |line: &str| queue.push(line.as_bytes());
     let lines = LineSubscriber::new(format, ansi, sink);
     let _already_set = lines.with(targets).try_init();
     Ok(())
+}
+
+/// Libraries that log each attempt to reach a server that is away. What it means is logged here, once.
+const REPEATING: [&str; 1] = ["async_nats"];
+
+/// Which lines are written. At `info` the lines of libraries that repeat themselves are not, unless they are asked for by name.
+fn targets(filter: &str) -> Result<Targets, String> {
+    let mut targets: Targets = filter.parse().map_err(|error| {
+        format!(
+            "`{filter}` is not a log filter ({error}); try `info` or `info,kvasir_router=debug`"
+        )
+    })?;
+    if targets.default_level() == Some(LevelFilter::INFO) {
+        for library in REPEATING.iter().filter(|name| !filter.contains(**name)) {
+            targets = targets.with_target(*library, LevelFilter::WARN);
+        }
+    }
+    Ok(targets)
 }
 
 /// The process's queue to standard error; the first call starts it.
@@ -133,6 +147,19 @@ mod tests {
         let error = init("kvasir=loud", Format::Text).unwrap_err();
         assert!(error.contains("`kvasir=loud`"), "{error}");
         assert!(init("warn,kvasir_router=debug", Format::Text).is_ok());
+    }
+
+    #[test]
+    fn libraries_that_repeat_themselves_are_heard_if_asked_for() {
+        let is_heard = |filter: &str, level| {
+            let targets = targets(filter).unwrap();
+            targets.would_enable("async_nats::connector", &level)
+        };
+        use tracing::Level;
+        assert!(!is_heard("info", Level::INFO) && is_heard("info", Level::WARN));
+        assert!(!is_heard("info,kvasir_router=debug", Level::INFO));
+        assert!(is_heard("debug", Level::INFO) && is_heard("info,async_nats=info", Level::INFO));
+        assert!(!is_heard("error", Level::WARN));
     }
 
     #[test]

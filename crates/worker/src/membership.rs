@@ -208,7 +208,7 @@ async fn insist<T>(ask: impl AsyncFn() -> Result<T, StoreError>) -> Result<T, St
         match ask().await {
             Err(error @ StoreError::Unreachable { .. }) => {
                 if !std::mem::replace(&mut has_told, true) {
-                    tracing::warn!(%error, "waiting for the discovery store: see --discovery-backend");
+                    tracing::warn!(%error, "waiting for the discovery store: start it, or see --discovery-backend and --etcd-endpoints, --file-kv or --kubeconfig");
                 }
                 tokio::time::sleep(STORE_PAUSE).await;
             }
