@@ -10,6 +10,7 @@ What was computed is kept in FOLDER, one file a setting, and not computed again.
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -20,13 +21,15 @@ LINEAR = ["kv", "kv,router-prefill-load-scale=4", "kv,router-prefill-load-scale=
 LEARNED, TOLD = "time", "time,engine-profile=h200-llama-8b"
 FOUR = ["--workers", "4"]
 SLOW_HALF = [*FOUR, "--worker-speed", "2=50@0", "--worker-speed", "3=50@0"]
-# Without a workload: the trace.
+# Without a workload: the trace; `bursts` has a trace of its own.
 SETTINGS = {
     "documents": [*FOUR, "--workload", "documents,requests=900,rate=9,documents=60,output=200"],
     "agents": [*FOUR, "--workload", "agents,tasks=60,rate=1.2,siblings=10,output=150"],
     "tool-chat": [*FOUR, "--num-blocks", "3000", "--workload",
                   "chat,sessions=60,rate=1.5,turns=8,tenants=4,system=2500,user=400,output=120,think-ms=4000"],
     "tenants": [*FOUR, "--workload", "tenants,requests=15000,rate=40,tenants=6,system=3000,output=120"],
+    "tenants-80": [*FOUR, "--workload", "tenants,requests=15000,rate=80,tenants=6,system=3000,output=120"],
+    "bursts": FOUR,
     "quarter-chat": [*FOUR, "--num-blocks", "2500", "--workload",
                      "chat,sessions=200,rate=3,turns=6,system=1500,output=150,think-ms=5000"],
     "quarter-documents": [*FOUR, "--num-blocks", "6000", "--workload", "documents,requests=900,rate=6,documents=60,output=150"],
@@ -57,6 +60,26 @@ GOODPUT = [("x3", 57.0)]
 TOLD_EACH, TOLD_MEAN = 1.05, 1.015
 
 
+def write_bursts(path):
+    """Questions about 60 documents: 3 a second, and 25 a second for three seconds of every ten."""
+    draw, at, following = random.Random(1), 0.0, 1_000_000
+    lengths = [draw.randint(12, 36) for _ in range(60)]
+    weights = [1 / (1 + number) for number in range(60)]
+    with open(path, "w", encoding="utf-8") as out:
+        for _ in range(2000):
+            at += draw.expovariate(25.0 if at % 10 < 3 else 3.0)
+            (number,) = draw.choices(range(60), weights)
+            blocks = [1000 * number + block for block in range(lengths[number])]
+            following += 1
+            row = {
+                "timestamp": int(1e3 * at),
+                "input_length": 512 * len(blocks) + draw.randint(30, 90),
+                "output_length": draw.randint(75, 225),
+                "hash_ids": [*blocks, following],
+            }
+            out.write(json.dumps(row) + "\n")
+
+
 def simulated(args, name):
     """The runs of one setting by policy, kept as a file if there is a folder."""
     kept = os.path.join(args.keep, f"{name}.json") if args.keep else None
@@ -64,9 +87,12 @@ def simulated(args, name):
         with open(kept, encoding="utf-8") as file:
             return json.load(file)
     words = SETTINGS[name]
-    if "--workload" not in words:
-        words = ["--trace", args.trace, *words]
-    with tempfile.NamedTemporaryFile(suffix=".json") as out:
+    with tempfile.NamedTemporaryFile(suffix=".json") as out, tempfile.NamedTemporaryFile(suffix=".jsonl") as bursts:
+        if name == "bursts":
+            write_bursts(bursts.name)
+            words = ["--trace", bursts.name, *words]
+        elif "--workload" not in words:
+            words = ["--trace", args.trace, *words]
         seeds = max(args.seeds, SEEDS.get(name, 0))
         command = [args.kvasir, "replay", "--seeds", str(seeds), "--jobs", "1", "--json", out.name, *words]
         for policy in [*LINEAR, LEARNED, TOLD]:
