@@ -7,6 +7,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "http"))
 from bench import Router, cpu, load, locked, post, chat, report, rss_mib, SCENARIOS  # noqa: E402
 
+import direct  # noqa: E402
+
 PLANES = ["--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"]
 FIRST_PORT = 9300
 # What 1.6.1 wants to see of a model's config.json.
@@ -51,7 +53,7 @@ def main():
     mocker = subprocess.Popen([a.python, "-m", "dynamo.mocker", "--model-path", str(model), "--model-name", "m",
                                "--num-workers", str(a.workers), "--speedup-ratio", "1000000", *PLANES],
                               stdout=open(run / "mocker.log", "wb"), stderr=subprocess.STDOUT, start_new_session=True)
-    routers, info, samples = [], {}, []
+    routers, info, samples, alone = [], {}, [], []
     try:
         for i, (name, cmd) in enumerate(frontends(a.kvasir, a.python).items()):
             if a.only in (None, name):
@@ -73,8 +75,10 @@ def main():
                         s = load(r, scenario, a.secs, rnd + 1, [mocker.pid])
                         samples.append({"scenario": scenario, "round": rnd, "router": r.name, **s})
                         info[r.name]["rss_end"] = rss_mib(r.pid)
+                    if scenario == "single":
+                        alone.append(direct.p50_ms(run / "kv", a.secs))
                 if a.json:
-                    Path(a.json).write_text(json.dumps({"info": info, "samples": samples}, indent=1))
+                    Path(a.json).write_text(json.dumps({"info": info, "samples": samples, "direct_p50_ms": alone}, indent=1))
                 print(f"{scenario} {rnd + 1}/{a.rounds}", file=sys.stderr)
     finally:
         for r in routers:
@@ -85,6 +89,16 @@ def main():
         except subprocess.TimeoutExpired:
             os.killpg(mocker.pid, signal.SIGKILL)
     report(info, samples, "dynamo")
+    report_added(samples, alone)
+
+
+def report_added(samples, alone):
+    """What a frontend adds to the worker's own time, with one request after another."""
+    for rnd, own in enumerate(alone):
+        p50 = {s["router"]: s["p50"] for s in samples if s["scenario"] == "single" and s["round"] == rnd}
+        added = {name: f"{value:.2f} - {own:.2f} = {value - own:.2f} ms" for name, value in p50.items()}
+        share = (p50["kvasir"] - own) / (p50["dynamo"] - own) if len(p50) == 2 else float("nan")
+        print(f"added to the worker's p50, round {rnd + 1}: {added}; ratio {share:.2f}")
 
 
 if __name__ == "__main__":
