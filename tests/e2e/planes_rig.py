@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
@@ -144,6 +145,21 @@ class Planes:
         )  # fmt: skip
         kvasir.ids = sorted(int(kvasir.wait_for(r"as worker (\d+) of").group(1)) for _ in range(workers))
         return kvasir
+
+
+# Flags by which a mock engine on the planes has a door where it is looked at and told what to do wrong.
+DOOR = ["--http-host", "127.0.0.1", "--http-port", "0"]
+
+
+def door(mocker):
+    """A client of that door."""
+    return httpx.Client(base_url=re.search(r"as worker .*(http://127\.0\.0\.1:\d+)", mocker.log()).group(1), timeout=30)
+
+
+def running(door):
+    """Requests that an engine computes, and how many were cancelled there."""
+    (rank,) = door.get("/mock/status").json()["ranks"]
+    return rank["running"], rank["cancelled"]
 
 
 def chat(http, text="hello", **fields):

@@ -10,8 +10,10 @@ import pytest
 
 from conftest import until
 from dynamo_frontend import Dynamo
-from dynamo_rig import model_folder, need_dynamo
-from planes_rig import COMBOS, MODEL, TEXT, Load, Planes, chat, first_event, rest, stream, streams, until_hits, where
+from dynamo_rig import need_dynamo, small_model_folder
+from planes_rig import (
+    COMBOS, DOOR, MODEL, TEXT, Load, Planes, chat, door, first_event, rest, running, stream, streams, until_hits, where,
+)  # fmt: skip
 
 need_dynamo()
 
@@ -29,8 +31,10 @@ def keys(planes):
 
 @pytest.fixture(scope="module", params=COMBOS)
 def fleet(request, tmp_path_factory):
-    planes, folder = Planes(request.param, tmp_path_factory.mktemp("planes")), model_folder()
-    start = lambda *args: planes.mocker(folder, *args)  # noqa: E731
+    # On a busy machine a worker may stand still for seconds, and this frontend answers 404 from the moment that the last one's keys are gone.
+    planes, folder = Planes(request.param, tmp_path_factory.mktemp("planes"), lease_ttl=10), small_model_folder()
+    # The frontend gets the tokenizer from the workers themselves.
+    start = lambda: planes.mocker(folder, *DOOR, "--system-port", "0")  # noqa: E731
     dynamo = Dynamo(planes, tmp_path_factory.mktemp("log") / "dynamo.log", "--migration-limit", "3")
     dynamo.planes, dynamo.start = planes, start
     with concurrent.futures.ThreadPoolExecutor() as both:
@@ -88,9 +92,16 @@ def test_a_second_turn_finds_its_blocks(fleet):
     until_hits(fleet.http, fleet.log)
 
 
+def computing(mockers):
+    """Those that have a request."""
+    return [mocker for mocker in mockers if running(door(mocker))[0]]
+
+
 def test_a_client_that_leaves_stops_its_request(fleet):
     with stream(fleet.http, TEXT.format(2), 4000) as answer:
-        first_event(answer)
+        _begun = first_event(answer)
+        (busy,) = until(lambda: computing(fleet.running), 20, fleet.log)
+    until(lambda: running(door(busy)) == (0, 1), 20, lambda: f"{running(door(busy))}\n{busy.log()}")
     ask(fleet, TEXT.format(3))
 
 
@@ -111,16 +122,15 @@ def test_a_frontend_that_starts_later_knows_every_cache_and_published_load(fleet
 
 
 def test_an_answer_goes_on_where_its_worker_is_killed(fleet):
-    """Of two workers one dies, which may be the one that answers."""
-    first, second = fleet.running
     with stream(fleet.http, TEXT.format("go on"), 1500) as answer:
         lines = first_event(answer)
-        first.process.kill()
+        (busy,) = until(lambda: computing(fleet.running), 20, fleet.log)
+        busy.process.kill()
         finish, usage = rest(lines, fleet.log)
     assert finish == "length" and usage["completion_tokens"] == 1500, (finish, usage)
-    fleet.running = [second]
+    fleet.running.remove(busy)
     # Its keys expire.
-    until_only(fleet, second.ids)
+    until_only(fleet, fleet.running[0].ids)
 
 
 def test_joining_and_leaving_under_load_lose_no_request(fleet):
@@ -134,12 +144,12 @@ def test_joining_and_leaving_under_load_lose_no_request(fleet):
         assert old.process.wait(60) == 0, old.log()
         fleet.running = [new]
         load.until_more(told=fleet.log)
-    assert not load.failed, f"{len(load.failed)} of {len(load.failed) + load.served}: {load.failed[:3]}\n{new.log()}\n{fleet.log()}"
+    assert not load.failed, f"{len(load.failed)} of {len(load.failed) + load.served}: {load.failed[:3]}\n{old.log()}\n{new.log()}\n{fleet.log()[-2000:]}"
 
 
 def test_sigterm_takes_the_keys_back_and_answers_what_runs(fleet):
     (last,) = fleet.running
-    with stream(fleet.http, TEXT.format(4), 3000) as answer:
+    with stream(fleet.http, TEXT.format(4), 7000) as answer:
         lines = first_event(answer)
         last.process.send_signal(signal.SIGTERM)
         if "DYN_FILE_KV" in fleet.planes.env:
