@@ -75,6 +75,38 @@ def test_an_indexer_knows_what_an_engine_holds(engine):
     end(indexer)
 
 
+def test_a_service_that_starts_takes_over_the_index_of_a_peer(engine):
+    source = engine.http.get("/kv_event_sources").json()["0"]
+    register = {"instance_id": 7, "endpoint": source["endpoint"], "replay_endpoint": source["replay_endpoint"], "model_name": MODEL, "block_size": BLOCK}
+    gpu = lambda of, prompt: of.http.post("/query", json={"model_name": MODEL, "token_ids": prompt}).json()["instances"].get("7", {}).get("gpu")  # noqa: E731
+    first = service("indexer")
+    assert first.http.post("/register", json=register).status_code == 201
+    prompt = held_prompt(engine, 1000, 4, lambda prompt: gpu(first, prompt), first.log)
+    # One that does not answer is passed over.
+    peers = f"http://127.0.0.1:{free_port()},{first.http.base_url}"
+    second = service("indexer", "--indexer-peers", peers)
+    assert "the index of a peer cannot be had" in second.log() and "the index of a peer is taken over" in second.log()
+    assert len(second.http.get("/peers").json()) == 2
+    assert second.http.post("/register", json=register).status_code == 201
+    assert gpu(second, prompt) == 4 * BLOCK, second.log()
+    second.until_logged("index snapshot restored")
+    select = service("select", "--indexer-peers", str(first.http.base_url))
+    worker = {"worker_id": 7, "model_name": MODEL, "endpoint": engine.url, "block_size": BLOCK, "kv_events_endpoint": source["endpoint"],
+              "replay_endpoint": source["replay_endpoint"], "max_num_batched_tokens": 8192}  # fmt: skip
+    assert select.http.post("/workers", json=worker).json()["lifecycle"] == "schedulable"
+    scores = lambda prompt: select.http.post("/overlap_scores", json={"model_name": MODEL, "token_ids": prompt}).json()["workers"][0]["device_blocks"]  # noqa: E731
+    assert scores(prompt) == 4, select.log()
+    # What the engine stores from then on is heard by all of them.
+    other = list(range(3000, 3000 + 4 * BLOCK))
+    ask(engine, other)
+    for of in (first, second):
+        until(lambda: gpu(of, other) == 4 * BLOCK, told=of.log)  # noqa: B023
+    until(lambda: scores(other) == 4, told=select.log)
+    assert scores(prompt) == 4 and gpu(second, prompt) == 4 * BLOCK
+    for started in (first, second, select):
+        end(started)
+
+
 def test_a_selection_service_books_what_it_chooses(engine):
     select = service("select", "--router-temperature", "0")
     http = select.http

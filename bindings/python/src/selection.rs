@@ -55,7 +55,7 @@ fn verb(name: &str) -> PyResult<Verb> {
 async fn told(answer: Answer) -> (u16, Vec<u8>) {
     let body = match answer.body {
         AnswerBody::Empty => Vec::new(),
-        AnswerBody::Json(bytes) => bytes.to_vec(),
+        AnswerBody::Json(bytes) | AnswerBody::Bytes(bytes) => bytes.to_vec(),
         AnswerBody::Text(text) => text.into_bytes(),
         AnswerBody::JsonParts(mut parts) => {
             let mut whole = Vec::new();

@@ -6,6 +6,7 @@ mod demo;
 mod descriptors;
 mod doctor;
 mod endpoint_meters;
+mod index_peers;
 mod index_server;
 mod mocker;
 mod operate;

@@ -20,7 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::wiring::{self, BadConfig, Failure};
-use crate::{descriptors, serve, sockets};
+use crate::{descriptors, index_peers, serve, sockets};
 
 /// Largest body, in MiB, as Dynamo's services have it.
 const BODY_LIMIT_MB: u64 = 8;
@@ -40,6 +40,16 @@ pub(crate) async fn run(command: Command, settings: &Settings) -> Result<(), Fai
     match command {
         Command::Indexer => {
             let indexer = Indexer::new(setup, context.clone(), Some(threads()?));
+            let peers = index_peers::named(settings)?;
+            for peer in &peers {
+                let known = indexer.know_peer(&peer.url);
+                known
+                    .map_err(|error| BadConfig(format!("--indexer-peers {}: {error}", peer.url)))?;
+            }
+            let indexer = match index_peers::fetch(&peers, settings).await {
+                Some(index) => indexer.with_snapshot(index),
+                None => indexer,
+            };
             listen_to_workers(&indexer, settings).await?;
             serve_api(indexer, context, settings, 8090).await
         }
@@ -61,6 +71,11 @@ pub(crate) async fn run(command: Command, settings: &Settings) -> Result<(), Fai
             };
             let selector = Selector::new(setup, options, context.clone(), Some(threads()?));
             let selector = selector.with_sync(sync(settings, &context).await?);
+            let peers = index_peers::named(settings)?;
+            let selector = match index_peers::fetch(&peers, settings).await {
+                Some(index) => selector.with_snapshot(index),
+                None => selector,
+            };
             for peer in sync_peers(settings) {
                 let listening = selector.listen_to(&peer);
                 listening.map_err(|error| bad_peer(&error))?;
@@ -217,6 +232,7 @@ fn reply(answer: Answer) -> Reply {
     match answer.body {
         AnswerBody::Empty => whole(status, None, Bytes::new()),
         AnswerBody::Json(text) => whole(status, Some(JSON), text),
+        AnswerBody::Bytes(bytes) => whole(status, Some("application/octet-stream"), bytes),
         AnswerBody::Text(text) => whole(status, Some("text/plain; charset=utf-8"), text.into()),
         AnswerBody::JsonParts(parts) => {
             let mut reply = Response::new(ReplyBody::stream(Box::new(AnswerParts { parts })));

@@ -19,6 +19,7 @@ mod endpoint;
 #[cfg(feature = "nats")]
 mod event_log;
 mod events;
+mod log_limit;
 mod lookaside;
 mod meters;
 mod model;

@@ -10,7 +10,6 @@
 //! events (`kvasir-kv-events`).
 
 mod listing;
-mod log_limit;
 mod looks;
 mod notices;
 mod prediction;

@@ -57,6 +57,8 @@ pub enum AnswerBody {
     JsonParts(mpsc::Receiver<Option<Bytes>>),
     /// Plain text.
     Text(String),
+    /// Bytes that only another service of ours reads.
+    Bytes(Bytes),
 }
 
 /// A service.
@@ -99,6 +101,14 @@ impl Answer {
     pub(crate) fn error(status: u16, why: impl Display) -> Self {
         let error = &*why.to_string();
         Self::json(status, &Problem { error })
+    }
+
+    /// What a refusal says, for a log line.
+    pub(crate) fn why(&self) -> String {
+        match &self.body {
+            AnswerBody::Json(text) => String::from_utf8_lossy(text).into_owned(),
+            _ => format!("refused with {}", self.status),
+        }
     }
 
     /// A code and no word.

@@ -1,6 +1,6 @@
 //! Listening to an engine's cache events, for a service that was told where they are.
 
-use kvasir_host::{EventStream, RouterHost};
+use kvasir_host::{EventStream, LoadedSnapshot, RouterHost};
 use kvasir_kv_events::StreamOptions;
 use kvasir_tasks::RuntimeThreads;
 use kvasir_transport::zmq::{ZmqSource, ZmqSourceOptions};
@@ -25,11 +25,12 @@ impl EventAddress {
         Ok(ZmqSourceOptions::new(events, replay))
     }
 
-    /// Applies what comes from there to the index of `host` until the stream is stopped.
+    /// Applies what comes from there to the index of `host` until the stream is stopped; what was loaded of the rank goes on.
     pub(crate) fn open(
         &self,
         host: &RouterHost,
         rank: WorkerRank,
+        loaded: &LoadedSnapshot,
         threads: Option<&RuntimeThreads>,
     ) -> Result<Option<EventStream>, String> {
         let sockets = self.sockets()?;
@@ -43,7 +44,9 @@ impl EventAddress {
         host.judge(rank, &self.events, None, Some(exact));
         let slot = threads.and_then(RuntimeThreads::slot);
         let _entered = slot.as_ref().map(|slot| slot.handle.enter());
-        Ok(host.subscribe(rank, &self.events, options, None, |tasks| {
+        let checkpoint = loaded.resume(host.name(), rank);
+        let (address, checkpoint) = (&self.events, checkpoint.as_ref());
+        Ok(host.subscribe(rank, address, options, checkpoint, |tasks| {
             ZmqSource::start(tasks, sockets)
         }))
     }

@@ -5,12 +5,12 @@ use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kvasir_hash::{BlockHasher, Scope, sequence_hashes};
-use kvasir_host::{HostContext, Model, ModelSpec, PromptBlocks, RouterHost, RouterSetup};
-use kvasir_types::{LocalHash, SequenceHash};
+use kvasir_host::{HostContext, Model, ModelSpec, PromptBlocks, RouterHost, RouterSetup, Routers};
+use kvasir_types::{LocalHash, SequenceHash, Token};
 use serde::Deserialize;
 
 use crate::api::Answer;
-use crate::reading::TokenIds;
+use crate::media::BlockMedia;
 
 /// Groups that a service keeps at once.
 const GROUPS_MAX: usize = 1024;
@@ -67,7 +67,7 @@ impl fmt::Display for GroupKey {
 /// What a service knows of a group.
 pub(crate) trait Group {
     /// Its router.
-    fn host(&self) -> &RouterHost;
+    fn host(&self) -> &Arc<RouterHost>;
 }
 
 /// Groups by their names.
@@ -151,6 +151,22 @@ impl<G: Group> Groups<G> {
     }
 }
 
+impl<G: Group + Send + Sync> Routers for Groups<G> {
+    fn all(&self) -> Vec<Arc<RouterHost>> {
+        let groups = self.all();
+        groups
+            .values()
+            .map(|group| Arc::clone(group.host()))
+            .collect()
+    }
+
+    fn named(&self, name: &str) -> Option<Arc<RouterHost>> {
+        let groups = self.all();
+        let mut hosts = groups.values().map(|group| group.host());
+        hosts.find(|host| **host.name() == *name).cloned()
+    }
+}
+
 /// Whether a text from outside may be a name.
 pub(crate) fn is_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.contains(char::is_control)
@@ -162,6 +178,7 @@ pub(crate) struct Naming<'t> {
     pub(crate) lora: Option<&'t str>,
     pub(crate) salt: Option<&'t str>,
     pub(crate) eagle: bool,
+    pub(crate) media: Option<&'t BlockMedia>,
 }
 
 /// The names of a prompt's blocks.
@@ -173,7 +190,7 @@ pub(crate) struct Named {
 
 impl Named {
     /// Of its tokens.
-    pub(crate) fn of_tokens(tokens: &TokenIds, block_size: u32, naming: Naming<'_>) -> Self {
+    pub(crate) fn of_tokens(tokens: &[Token], block_size: u32, naming: Naming<'_>) -> Self {
         let locals = locals_of(tokens, block_size, naming);
         Self {
             sequence: sequence_hashes(&locals).into(),
@@ -188,15 +205,19 @@ impl Named {
 }
 
 /// The local hashes of a prompt's complete blocks.
-pub(crate) fn locals_of(tokens: &TokenIds, block_size: u32, naming: Naming<'_>) -> Vec<LocalHash> {
+pub(crate) fn locals_of(tokens: &[Token], block_size: u32, naming: Naming<'_>) -> Vec<LocalHash> {
     let scope = Scope {
         salt: naming.salt.unwrap_or_default(),
         lora: naming.lora.unwrap_or_default(),
         eagle: naming.eagle,
     };
     let most = (block_size as usize).saturating_mul(BLOCKS_MAX);
-    let tokens = tokens.0.get(..most).unwrap_or(&tokens.0);
+    let tokens = tokens.get(..most).unwrap_or(tokens);
     let mut locals = Vec::new();
-    BlockHasher::new(block_size as usize, &scope).extend(tokens, &mut locals);
+    let hasher = BlockHasher::new(block_size as usize, &scope);
+    match naming.media {
+        None => hasher.extend(tokens, &mut locals),
+        Some(media) => hasher.extend_with_media(tokens, |block| media.of_block(block), &mut locals),
+    }
     locals
 }

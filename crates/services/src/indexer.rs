@@ -4,31 +4,26 @@
 //! What always holds: a listener that ended has left nothing in the index before another of its rank begins.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
-use kvasir_host::{EventStream, HostContext, RouterHost, RouterSetup, dump_index};
+use kvasir_host::{EventStream, HostContext, LoadedSnapshot, RouterHost, RouterSetup};
 use kvasir_index::Matches;
 use kvasir_tasks::RuntimeThreads;
 use kvasir_types::{LocalHash, WorkerId, WorkerRank};
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
 
-use crate::api::{Answer, AnswerBody, Api, Ask, Verb, query_value, read, read_tokens};
+use crate::api::{Answer, Api, Ask, Verb, query_value, read, read_tokens};
 use crate::event_listener::EventAddress;
 use crate::group::{
     BLOCK_SIZE_MAX, Group, GroupKey, Groups, NAME_BYTES_MAX, Naming, WORKERS_MAX, is_name,
     locals_of,
 };
 use crate::reading::{AsksOfTokens, Hashes, TokenIds};
+use crate::takeover::{self, Takeover};
 
 /// Other indexers that are known.
 const PEERS_MAX: usize = 256;
-/// Parts of a dump that wait for their reader, and bytes of each.
-const PARTS_MAX: usize = 4;
-const PART_BYTES: usize = 64 << 10;
 /// What is said of a salt beside hashes.
 const SALTED: &str = "cache_salt is not accepted by /query_by_hash; block_hashes must already include the intended cache salt";
 
@@ -36,7 +31,8 @@ const SALTED: &str = "cache_salt is not accepted by /query_by_hash; block_hashes
 pub struct Indexer {
     context: HostContext,
     threads: Option<RuntimeThreads>,
-    groups: Groups<IndexGroup>,
+    groups: Arc<Groups<IndexGroup>>,
+    takeover: Takeover,
     peers: Mutex<BTreeSet<String>>,
     /// Held while listeners begin and end.
     changing: tokio::sync::Mutex<()>,
@@ -49,7 +45,7 @@ struct IndexGroup {
 }
 
 impl Group for IndexGroup {
-    fn host(&self) -> &RouterHost {
+    fn host(&self) -> &Arc<RouterHost> {
         &self.host
     }
 }
@@ -176,13 +172,14 @@ struct ListenerRow {
 /// How a listener can be, as its series say it.
 const STATUSES: [&str; 4] = ["pending", "active", "paused", "failed"];
 /// What is answered; series are labelled with nothing else.
-const ROUTES: [&str; 10] = [
+const ROUTES: [&str; 11] = [
     "/query",
     "/query_by_hash",
     "/register",
     "/unregister",
     "/workers",
     "/dump",
+    "/snapshot",
     "/peers",
     "/register_peer",
     "/deregister_peer",
@@ -238,7 +235,8 @@ impl Indexer {
                 Err(bad) => Err(bad),
             },
             (Verb::Get, "/workers") => Ok(self.workers(ask.query.as_deref())),
-            (Verb::Get, "/dump") => Ok(self.dump()),
+            (Verb::Get, "/dump") => Ok(takeover::dump(&self.groups)),
+            (Verb::Get, "/snapshot") => Ok(self.takeover.snapshot().await),
             (Verb::Get, "/peers") => Ok(Answer::json(200, &*self.peers())),
             (Verb::Post, "/register_peer") => read(&ask.body).and_then(|peer| self.add_peer(peer)),
             (Verb::Post, "/deregister_peer") => {
@@ -275,13 +273,30 @@ impl Indexer {
     /// An empty one. `setup` says what its indexes remember; events are applied on `threads`.
     #[must_use]
     pub fn new(setup: RouterSetup, context: HostContext, threads: Option<RuntimeThreads>) -> Self {
+        let groups = Arc::new(Groups::new(setup, context.clone()));
         Self {
-            groups: Groups::new(setup, context.clone()),
+            takeover: Takeover::new(&groups, &context, LoadedSnapshot::default()),
+            groups,
             context,
             threads,
             peers: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
         }
+    }
+
+    /// The same, beginning with the index of another. Before anything is listened to.
+    #[must_use]
+    pub fn with_snapshot(mut self, loaded: LoadedSnapshot) -> Self {
+        self.takeover = Takeover::new(&self.groups, &self.context, loaded);
+        self
+    }
+
+    /// Other indexers, as `POST /register_peer` adds one; an error says why not.
+    pub fn know_peer(&self, url: &str) -> Result<(), String> {
+        let added = self.add_peer(Peer {
+            url: url.to_owned(),
+        });
+        added.map(|_| ()).map_err(|refused| refused.why())
     }
 
     /// Listens to an engine, as `POST /register` does; an error says why not.
@@ -301,13 +316,8 @@ impl Indexer {
             dp_rank,
             replay_endpoint: None,
         };
-        match self.register(asked).await {
-            Ok(_) => Ok(()),
-            Err(refused) => match refused.body {
-                AnswerBody::Json(text) => Err(String::from_utf8_lossy(&text).into_owned()),
-                _ => Err(format!("refused with {}", refused.status)),
-            },
-        }
+        let listening = self.register(asked).await;
+        listening.map(|_| ()).map_err(|refused| refused.why())
     }
 
     fn group(&self, key: &GroupKey) -> Result<Arc<IndexGroup>, Answer> {
@@ -323,10 +333,10 @@ impl Indexer {
         let naming = Naming {
             lora: query.lora_name.as_deref(),
             salt: query.cache_salt.as_deref(),
-            eagle: false,
+            ..Naming::default()
         };
         let block_size = group.host.block_size();
-        Ok(group.scores(&locals_of(&query.token_ids, block_size, naming)))
+        Ok(group.scores(&locals_of(&query.token_ids.0, block_size, naming)))
     }
 
     fn query_by_hash(&self, query: &QueryByHash) -> Result<Answer, Answer> {
@@ -364,6 +374,7 @@ impl Indexer {
                 host: model.host,
                 instances: Mutex::default(),
             })?;
+        self.takeover.restore(&group.host);
         let mut instances = group.instances();
         if instances
             .get(&id)
@@ -381,6 +392,7 @@ impl Indexer {
         let opened = address.open(
             &group.host,
             WorkerRank::new(id, rank),
+            self.takeover.loaded(),
             self.threads.as_ref(),
         );
         let opened = opened.map_err(|error| Answer::error(400, error))?;
@@ -406,6 +418,7 @@ impl Indexer {
         }
         if group.instances().is_empty() {
             self.groups.remove(&asked.key);
+            self.takeover.loaded().router_gone(group.host.name());
         }
         Ok(Answer::done(200))
     }
@@ -424,22 +437,6 @@ impl Indexer {
         });
         let rows: Vec<InstanceRow<'_>> = wanted.flat_map(|(key, group)| group.rows(key)).collect();
         Answer::json(200, &rows)
-    }
-
-    /// All indexes, written while they are read.
-    fn dump(&self) -> Answer {
-        let groups = self.groups.all();
-        let groups: Vec<(GroupKey, Arc<IndexGroup>)> = groups
-            .iter()
-            .map(|(key, group)| (key.clone(), Arc::clone(group)))
-            .collect();
-        let (sender, parts) = mpsc::channel(PARTS_MAX);
-        // The only error is that the reader left.
-        tokio::task::spawn_blocking(move || write_dump(&groups, &sender));
-        Answer {
-            status: 200,
-            body: AnswerBody::JsonParts(parts),
-        }
     }
 
     fn peers(&self) -> MutexGuard<'_, BTreeSet<String>> {
@@ -545,36 +542,5 @@ impl Listener {
             },
             last_error: state.fault.map(|fault| fault.to_string()),
         }
-    }
-}
-
-/// Writes all indexes as the events that would make them, and the end if somebody still reads.
-fn write_dump(groups: &[(GroupKey, Arc<IndexGroup>)], to: &mpsc::Sender<Option<Bytes>>) {
-    let mut part = Vec::with_capacity(PART_BYTES);
-    let mut write = |text: &[u8], is_end: bool| -> io::Result<()> {
-        part.extend_from_slice(text);
-        if part.len() < PART_BYTES && !is_end {
-            return Ok(());
-        }
-        let full = std::mem::replace(&mut part, Vec::with_capacity(PART_BYTES));
-        let gone = |_| io::ErrorKind::BrokenPipe.into();
-        to.blocking_send(Some(full.into())).map_err(gone)
-    };
-    let mut write_all = || -> io::Result<()> {
-        let mut before = "{";
-        for (key, group) in groups {
-            let name = format!("{}:{}", key.model_name, key.routing_group);
-            let name = serde_json::Value::from(name);
-            let block_size = group.host.block_size();
-            let head = format!("{before}{name}:{{\"block_size\":{block_size},\"events\":[");
-            write(head.as_bytes(), false)?;
-            dump_index(group.host.index(), |text| write(text, false))?;
-            write(b"]}", false)?;
-            before = ",";
-        }
-        write(if groups.is_empty() { b"{}" } else { b"}" }, true)
-    };
-    if write_all().is_ok() {
-        let _ = to.blocking_send(None);
     }
 }

@@ -15,12 +15,14 @@ mod group;
 mod hints;
 mod indexer;
 mod lift;
+mod media;
 mod overlap;
 mod plane_router;
 mod reading;
 mod select;
 mod slots;
 mod sync;
+mod takeover;
 
 pub use api::{Answer, AnswerBody, Api, Ask, Verb};
 pub use indexer::Indexer;

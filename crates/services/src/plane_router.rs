@@ -20,13 +20,12 @@ use kvasir_host::{EndpointError, EndpointFleet, EndpointJob, PromptBlocks};
 use kvasir_protocol::{Annotated, GenerateRequest, Payload, PayloadWriter, WorkerError};
 use kvasir_router::{Arrival, RouteError};
 use kvasir_transport::{EndpointHandler, HandlerFuture, IncomingCall, ReplySink};
-use kvasir_types::{Codec, RequestId, Token, WorkerId};
+use kvasir_types::{Codec, RequestId, WorkerId};
 use serde::Serialize;
 
-use crate::group::{Naming, locals_of};
+use crate::group::{Named, locals_of};
 use crate::overlap::OverlapReply;
-use crate::reading::TokenIds;
-use ask::PromptAsk;
+use ask::{PromptAsk, PromptText};
 
 pub use ask::arrival as request_arrival;
 
@@ -138,14 +137,13 @@ impl PlaneRouter {
         let mut request = GenerateRequest::decode(payload)
             .map_err(|error| invalid(format!("the request cannot be read: {error}")))?;
         let id = RequestId::parse(id).unwrap_or_else(|| self.next_id());
-        let arrival = ask::arrival(&mut request, id, |worker| self.is_there(worker))?;
-        let routing = request.routing.as_ref();
-        let lora = routing.and_then(|routing| routing.lora_name.clone());
-        let salt = routing.and_then(|routing| routing.cache_salt.clone());
-        let tokens = Arc::clone(&request.token_ids);
-        let prompt_tokens = u32::try_from(tokens.len()).ok();
-        let mut blocks = self.blocks(tokens, lora, salt).await;
-        blocks.certain_tokens = prompt_tokens;
+        let mut arrival = ask::arrival(&mut request, id, |worker| self.is_there(worker))?;
+        let prompt = PromptText::of(&request)?;
+        arrival.isl_tokens = prompt.len();
+        // What an engine makes of an image is not known here.
+        let certain_tokens = prompt.media.is_none().then(|| prompt.len());
+        let mut blocks = self.blocks(prompt).await;
+        blocks.certain_tokens = certain_tokens;
         let pairs = metadata.into_iter();
         Ok(EndpointJob {
             arrival,
@@ -162,21 +160,21 @@ impl PlaneRouter {
         self.shared.fleet.address(worker).is_some()
     }
 
-    async fn blocks(
-        &self,
-        tokens: Arc<[Token]>,
-        lora: Option<String>,
-        salt: Option<String>,
-    ) -> PromptBlocks {
+    async fn blocks(&self, prompt: PromptText) -> PromptBlocks {
         let fleet = Arc::clone(&self.shared.fleet);
-        let is_long = tokens.len() > LONG_PROMPT;
+        let is_long = prompt.tokens.len() > LONG_PROMPT;
         let name = move || {
+            let (model, naming) = (&fleet.model, prompt.naming());
+            if naming.media.is_some() {
+                let named = Named::of_tokens(&prompt.tokens, model.block_size, naming);
+                return named.blocks(&model.host);
+            }
             let scope = Scope {
-                lora: lora.as_deref().unwrap_or_default(),
-                salt: salt.as_deref().unwrap_or_default(),
-                eagle: false,
+                lora: naming.lora.unwrap_or_default(),
+                salt: naming.salt.unwrap_or_default(),
+                eagle: naming.eagle,
             };
-            fleet.model.name_blocks_in(&tokens, &scope)
+            model.name_blocks_in(&prompt.tokens, &scope)
         };
         match is_long {
             false => name(),
@@ -191,11 +189,11 @@ impl PlaneRouter {
     async fn best_worker_id(self, call: IncomingCall) {
         let chosen = async {
             let ask = PromptAsk::read(&call.payload)?;
-            let mut arrival = Box::new(Arrival::new(self.next_id(), ask.prompt_tokens()));
+            let mut arrival = Box::new(Arrival::new(self.next_id(), ask.prompt.len()));
             arrival.overrides = ask.overrides;
-            arrival.constraints.lora = ask.lora.as_deref().map(Into::into);
+            arrival.constraints.lora = ask.prompt.lora.as_deref().map(Into::into);
             arrival.query_only = true;
-            let blocks = self.blocks(ask.tokens, ask.lora, ask.salt).await;
+            let blocks = self.blocks(ask.prompt).await;
             let booking = self.shared.fleet.model.book(arrival, &blocks).await?;
             Ok(booking.target().worker.0)
         };
@@ -205,15 +203,9 @@ impl PlaneRouter {
 
     /// Says how much of a prompt each rank holds.
     async fn overlap(self, call: IncomingCall) {
-        let found = PromptAsk::read(&call.payload).map(|ask| {
-            let naming = Naming {
-                lora: ask.lora.as_deref(),
-                salt: ask.salt.as_deref(),
-                eagle: false,
-            };
+        let found = PromptAsk::read(&call.payload).map(|PromptAsk { prompt, .. }| {
             let model = &self.shared.fleet.model;
-            let tokens = TokenIds(ask.tokens.to_vec());
-            let locals = locals_of(&tokens, model.block_size, naming);
+            let locals = locals_of(&prompt.tokens, model.block_size, prompt.naming());
             OverlapReply::of(model, &locals)
         });
         answer(call.reply, found).await;

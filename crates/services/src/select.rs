@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
-use kvasir_host::{HostContext, Model, RouterHost, RouterSetup};
+use kvasir_host::{HostContext, LoadedSnapshot, Model, RouterHost, RouterSetup};
 use kvasir_router::PeerChange;
 use kvasir_tasks::RuntimeThreads;
 use kvasir_types::WorkerRank;
@@ -24,6 +24,7 @@ use crate::api::{Answer, Api, Ask, Verb, percent_decoded, read, read_tokens};
 use crate::group::{Group, GroupKey, Groups};
 use crate::slots::PotentialRow;
 use crate::sync::{ReplicaSync, SyncedService, Told};
+use crate::takeover::{self, Takeover};
 use reserve::Reservation;
 use selections::Selections;
 use workers::WorkerEntry;
@@ -54,6 +55,7 @@ pub struct Selector {
     context: HostContext,
     threads: Option<RuntimeThreads>,
     groups: Arc<Groups<SelectGroup>>,
+    takeover: Takeover,
     sync: SyncedService,
     workers: tokio::sync::Mutex<BTreeMap<u64, WorkerEntry>>,
     selections: Mutex<Selections>,
@@ -71,7 +73,7 @@ struct SelectGroup {
 }
 
 impl Group for SelectGroup {
-    fn host(&self) -> &RouterHost {
+    fn host(&self) -> &Arc<RouterHost> {
         &self.model.host
     }
 }
@@ -128,6 +130,8 @@ impl Api for Selector {
             (Verb::Post, ["overlap_scores"]) => {
                 read_tokens(body).and_then(|asked| self.overlap(&asked))
             }
+            (Verb::Get, ["dump"]) => Ok(takeover::dump(&self.groups)),
+            (Verb::Get, ["snapshot"]) => Ok(self.takeover.snapshot().await),
             (Verb::Get, ["ready"]) => Ok(self.ready().await),
             (Verb::Get, ["health"]) => Ok(Answer::done(200)),
             (Verb::Get, ["replica_sync", "peers"]) => Ok(self.sync.list()),
@@ -138,7 +142,7 @@ impl Api for Selector {
                 read(&ask.body).and_then(|peer| self.sync.deregister(&peer))
             }
             (_, [first, ..]) => {
-                const ROUTES: [&str; 10] = [
+                const ROUTES: [&str; 12] = [
                     "select",
                     "select_and_reserve",
                     "reservations",
@@ -146,6 +150,8 @@ impl Api for Selector {
                     "loads",
                     "potential_loads",
                     "overlap_scores",
+                    "dump",
+                    "snapshot",
                     "ready",
                     "health",
                     "replica_sync",
@@ -167,8 +173,10 @@ impl Selector {
         context: HostContext,
         threads: Option<RuntimeThreads>,
     ) -> Self {
+        let groups = Arc::new(Groups::new(setup, context.clone()));
         Self {
-            groups: Arc::new(Groups::new(setup, context.clone())),
+            takeover: Takeover::new(&groups, &context, LoadedSnapshot::default()),
+            groups,
             sync: SyncedService::default(),
             context,
             threads,
@@ -183,6 +191,13 @@ impl Selector {
     #[must_use]
     pub fn with_sync(mut self, sync: Option<ReplicaSync>) -> Self {
         self.sync = SyncedService::new(sync);
+        self
+    }
+
+    /// The same, beginning with the index of another service. Before it is told of workers.
+    #[must_use]
+    pub fn with_snapshot(mut self, loaded: LoadedSnapshot) -> Self {
+        self.takeover = Takeover::new(&self.groups, &self.context, loaded);
         self
     }
 

@@ -33,7 +33,7 @@ struct SlotGroup {
 }
 
 impl Group for SlotGroup {
-    fn host(&self) -> &RouterHost {
+    fn host(&self) -> &Arc<RouterHost> {
         &self.host
     }
 }

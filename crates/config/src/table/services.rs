@@ -22,6 +22,13 @@ options! { SERVICES_ROWS, Group::Standalone, Scope::INDEXER;
     LISTEN_GROUP: String = "listen-group" =>
         env(&[var("KVASIR_INDEXER_GROUP")]).default("default").metavar("NAME").effective();
 
+    /// Services whose index is taken over at the start, as `http://host:port`, separated by commas.
+    ///
+    /// Indexers or selection services of Kvasir. The first that answers counts; if none does, the service begins empty.
+    INDEXER_PEERS: Option<String> = "indexer-peers" =>
+        scope(Scope::INDEXER.and(Scope::SELECT)).env(&[var("KVASIR_INDEXER_PEERS")])
+        .aliases(&["peers"]).metavar("URLS").effective();
+
     /// Port on which other services of its kind are told of load; unset tells nobody.
     REPLICA_SYNC_PORT: Option<u16> = "replica-sync-port" =>
         scope(Scope::SLOT_TRACKER.and(Scope::SELECT)).env(&[var("KVASIR_REPLICA_SYNC_PORT")])

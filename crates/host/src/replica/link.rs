@@ -36,6 +36,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{NEWS_MAX, ReplicaNews, Replicas, RoutedNews, lock, translate};
+use crate::log_limit::LogLimit;
 use agreement::Agreement;
 use connection::Ended;
 use message::LinkMessage;
@@ -119,6 +120,8 @@ struct Inner {
     /// What peers said of workers before there was a fleet to tell.
     early_notes: Mutex<Vec<WorkerNote>>,
     open: Mutex<BTreeMap<ReplicaId, Link>>,
+    /// Lines about those that are refused, which may try for ever.
+    log_limit: Mutex<LogLimit>,
     /// Counts connections.
     made: AtomicU64,
     /// Something opened, closed or failed.
@@ -169,6 +172,7 @@ impl PeerLinks {
                 fleet: OnceLock::new(),
                 early_notes: Mutex::default(),
                 open: Mutex::default(),
+                log_limit: Mutex::default(),
                 made: AtomicU64::new(0),
                 changed: Notify::new(),
                 untried: AtomicUsize::new(0),

@@ -181,10 +181,7 @@ impl SnapshotWriter {
     /// What a file would hold, for another process; written nowhere.
     pub async fn collect(&self) -> io::Result<Vec<u8>> {
         let _turn = self.written.lock().await;
-        let (mut parts, mut saved) = (self.loaded.waiting_routers(), SnapshotSummary::default());
-        for host in self.routers.all() {
-            parts.extend(self.part_of(&host, Then::Continue, &mut saved).await?);
-        }
+        let (parts, _) = self.parts(Then::Continue).await?;
         let collect = move || {
             let mut bytes = Vec::new();
             format::write(&parts, &mut bytes).map(|_| bytes)

@@ -13,11 +13,11 @@ use kvasir_trust::{
 };
 use kvasir_types::{Time, WorkerRank};
 
-use super::log_limit::LogLimit;
 use super::looks::{ForeignPrompts, Looks};
 use super::prediction::EventTotals;
 use super::{SharedTrust, WorkerUrls};
 use crate::context::HostContext;
+use crate::log_limit::LogLimit;
 use crate::router_host::RouterHost;
 
 /// What is known of one rank's cache.

@@ -10,8 +10,9 @@ use kvasir_types::{DpRank, RequestId, Token, WorkerId};
 use serde::de::DeserializeOwned;
 
 use super::invalid;
-use crate::group::is_name;
+use crate::group::{Naming, is_name};
 use crate::hints::{ConfigOverride, RoutingConstraints};
+use crate::media::{BlockMedia, MediaPrompt};
 
 /// The model of a request that names none, as Dynamo's router has it.
 const NO_MODEL: &str = "unknown";
@@ -112,10 +113,50 @@ fn read_as<T: DeserializeOwned>(value: &Value, name: &str) -> Result<Option<T>, 
 /// A prompt that is only asked about.
 #[derive(Debug)]
 pub(super) struct PromptAsk {
-    pub(super) tokens: Arc<[Token]>,
+    pub(super) prompt: PromptText,
     pub(super) overrides: Overrides,
+}
+
+/// What the blocks of a prompt are named by.
+#[derive(Debug)]
+pub(super) struct PromptText {
+    pub(super) tokens: Arc<[Token]>,
     pub(super) lora: Option<String>,
     pub(super) salt: Option<String>,
+    pub(super) media: Option<BlockMedia>,
+}
+
+impl PromptText {
+    /// Of a request to `generate`: its tokens, or those that it is to be routed by.
+    pub(super) fn of(request: &GenerateRequest) -> Result<Self, EndpointError> {
+        let routing = request.routing.as_ref();
+        let mut prompt = Self {
+            tokens: Arc::clone(&request.token_ids),
+            lora: routing.and_then(|routing| routing.lora_name.clone()),
+            salt: routing.and_then(|routing| routing.cache_salt.clone()),
+            media: None,
+        };
+        if let Some(routed) = member(request, "mm_routing_info")
+            && let Some(routed) = read_as::<MediaPrompt>(&routed, "mm_routing_info")?
+        {
+            prompt.tokens = routed.routing_token_ids.0.into();
+            prompt.media = Some(routed.block_mm_infos);
+        }
+        Ok(prompt)
+    }
+
+    pub(super) fn naming(&self) -> Naming<'_> {
+        Naming {
+            lora: self.lora.as_deref(),
+            salt: self.salt.as_deref(),
+            eagle: false,
+            media: self.media.as_ref(),
+        }
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
+    }
 }
 
 impl PromptAsk {
@@ -132,24 +173,19 @@ impl PromptAsk {
         let tokens = tokens.ok_or_else(|| {
             invalid("a list of tokens is expected, or a map with token_ids".to_owned())
         })?;
-        if asked
-            .get("block_mm_infos")
-            .is_some_and(|infos| *infos != Value::Nil)
-        {
-            return Err(invalid("block_mm_infos is not taken here".to_owned()));
-        }
+        let media = asked.get("block_mm_infos");
+        let media = media.map(|infos| read_as(infos, "block_mm_infos"));
         let text = |name: &str| asked.get(name).and_then(Value::text).map(ToOwned::to_owned);
         let own = asked.get("router_config_override");
         Ok(Self {
-            tokens,
             overrides: own.map(overrides).transpose()?.unwrap_or_default(),
-            lora: text("lora_name"),
-            salt: text("cache_namespace"),
+            prompt: PromptText {
+                tokens,
+                lora: text("lora_name"),
+                salt: text("cache_namespace"),
+                media: media.transpose()?.flatten(),
+            },
         })
-    }
-
-    pub(super) fn prompt_tokens(&self) -> u32 {
-        u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
     }
 }
 
@@ -235,25 +271,37 @@ mod tests {
     #[test]
     fn a_prompt_is_a_list_or_a_map_with_one() {
         let read = |text| PromptAsk::read(&json(text));
-        assert_eq!(*read("[1,2]").unwrap().tokens, [1, 2]);
+        assert_eq!(*read("[1,2]").unwrap().prompt.tokens, [1, 2]);
         let map = read(
             r#"{"token_ids":[3],"lora_name":"l","cache_namespace":"c","block_mm_infos":null}"#,
         );
-        let map = map.unwrap();
+        let map = map.unwrap().prompt;
         assert_eq!((&*map.tokens, map.lora.as_deref()), (&[3][..], Some("l")));
         assert_eq!(map.salt.as_deref(), Some("c"));
+        let images = read(r#"{"token_ids":[3],"block_mm_infos":[{"mm_objects":[{"mm_hash":5}]}]}"#);
+        let images = images.unwrap().prompt.media.unwrap();
+        assert_eq!(images.of_block(0), [5]);
+        let routed = json(
+            r#"{"token_ids":[3],"mm_routing_info":{"routing_token_ids":[3,9,9],"block_mm_infos":[{"mm_objects":[{"mm_hash":5}]}]}}"#,
+        );
+        let routed = PromptText::of(&GenerateRequest::decode(&routed).unwrap()).unwrap();
+        assert_eq!(
+            (&*routed.tokens, routed.media),
+            (&[3, 9, 9][..], Some(images))
+        );
         for wrong in [
             "7",
             "{}",
             "[-1]",
             "[4294967296]",
             "[\"a\"]",
-            r#"{"token_ids":[1],"block_mm_infos":[{}]}"#,
+            r#"{"token_ids":[1],"block_mm_infos":[7]}"#,
         ] {
             assert!(read(wrong).is_err(), "{wrong}");
         }
         let mut writer = PayloadWriter::new(Codec::MessagePack);
         writer.tokens(&[5, 6]);
-        assert_eq!(*PromptAsk::read(&writer.finish()).unwrap().tokens, [5, 6]);
+        let asked = PromptAsk::read(&writer.finish()).unwrap();
+        assert_eq!(*asked.prompt.tokens, [5, 6]);
     }
 }

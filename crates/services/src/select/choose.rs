@@ -10,7 +10,7 @@ use kvasir_router::{
 };
 use kvasir_types::{DpRank, LocalHash, RequestId, SequenceHash, WorkerId, WorkerRank};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::selections::Selection;
 use super::{SelectGroup, Selector};
@@ -18,6 +18,7 @@ use crate::api::Answer;
 use crate::group::{GroupKey, Named, Naming, is_name};
 use crate::hints::{ConfigOverride, RoutingConstraints};
 use crate::indexer::HeldTokens;
+use crate::media::{BlockMedia, MediaPrompt};
 use crate::overlap::OverlapReply;
 use crate::reading::{AsksOfTokens, Hashes, TokenIds};
 use crate::slots::PotentialRow;
@@ -35,8 +36,8 @@ pub(super) struct SelectAsk {
     lora_name: Option<String>,
     cache_salt: Option<String>,
     is_eagle: Option<bool>,
-    mm_routing_info: Option<Value>,
-    block_mm_infos: Option<Value>,
+    mm_routing_info: Option<MediaPrompt>,
+    block_mm_infos: Option<BlockMedia>,
     block_hashes: Option<Hashes>,
     sequence_hashes: Option<Hashes>,
     isl_tokens: Option<u32>,
@@ -101,11 +102,9 @@ impl SelectAsk {
 
     /// The names of its blocks, and its length.
     fn prompt(&self, group: &SelectGroup) -> Result<(Named, u32), Answer> {
-        if self.mm_routing_info.is_some() || self.block_mm_infos.is_some() {
-            let text = "multimodal prompts are taken as block_hashes and sequence_hashes";
-            return Err(Answer::error(400, text));
-        }
-        match (&self.token_ids, &self.block_hashes) {
+        let routed = self.mm_routing_info.as_ref();
+        let tokens = routed.map(|routed| &routed.routing_token_ids);
+        match (tokens.or(self.token_ids.as_ref()), &self.block_hashes) {
             (Some(tokens), None) => {
                 let naming = Naming {
                     lora: self.lora_name.as_deref(),
@@ -113,8 +112,11 @@ impl SelectAsk {
                     eagle: self
                         .is_eagle
                         .unwrap_or(group.is_eagle.load(Ordering::Relaxed)),
+                    media: routed
+                        .map(|routed| &routed.block_mm_infos)
+                        .or(self.block_mm_infos.as_ref()),
                 };
-                let named = Named::of_tokens(tokens, group.model.block_size, naming);
+                let named = Named::of_tokens(&tokens.0, group.model.block_size, naming);
                 Ok((named, u32::try_from(tokens.0.len()).unwrap_or(u32::MAX)))
             }
             (None, Some(locals)) => {

@@ -246,8 +246,9 @@ impl Selector {
 
     /// Lets a worker be chosen, and listens to its events.
     fn join(&self, group: Arc<SelectGroup>, record: &WorkerRecord) -> Result<Joined, String> {
-        group.model.join(record.spec());
         let host = &group.model.host;
+        self.takeover.restore(host);
+        group.model.join(record.spec());
         let mut listeners = Vec::new();
         if self.groups.setup().config.router_kv_events {
             for rank in record.ranks() {
@@ -255,7 +256,7 @@ impl Selector {
                     continue;
                 };
                 let rank = WorkerRank::new(record.worker_id, rank);
-                match address.open(host, rank, self.threads.as_ref()) {
+                match address.open(host, rank, self.takeover.loaded(), self.threads.as_ref()) {
                     Ok(opened) => listeners.extend(opened),
                     Err(error) => {
                         group.model.leave(WorkerId(record.worker_id));

@@ -10,3 +10,4 @@ mod limits;
 mod plane_router;
 mod recorded;
 mod rig;
+mod takeover;

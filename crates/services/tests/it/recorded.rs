@@ -197,3 +197,39 @@ async fn selections_follow_the_cache_and_the_load() {
         "{loads}"
     );
 }
+
+/// Images are part of the names of the blocks that they stand in, however a prompt names them.
+#[tokio::test]
+async fn images_are_part_of_a_prompt() {
+    let selector = Selector::new(setup(), SelectOptions::default(), context(), None);
+    let worker = recorded("select", "worker").body;
+    assert_eq!(
+        send(&selector, Verb::Post, "/workers", &worker).await.0,
+        201
+    );
+    let tokens: Vec<u32> = (0..32).collect();
+    let names = async |more: &str| {
+        let body = format!(r#"{{"model_name":"m"{more}}}"#);
+        let (status, text) = send(&selector, Verb::Post, "/select_and_reserve", &body).await;
+        assert_eq!(status, 200, "{text}");
+        let answer: Value = serde_json::from_str(&text).unwrap();
+        let names = answer["sequence_hashes"].as_array().unwrap().clone();
+        (names, answer["isl_tokens"].clone())
+    };
+    let media = r#"[null,{"mm_objects":[{"mm_hash":77,"offsets":[[2,5]]}]}]"#;
+    let plain = names(&format!(r#","token_ids":{tokens:?}"#)).await;
+    let image = names(&format!(
+        r#","token_ids":{tokens:?},"block_mm_infos":{media}"#
+    ))
+    .await;
+    let routed = names(&format!(
+        r#","token_ids":[1],"mm_routing_info":{{"routing_token_ids":{tokens:?},"block_mm_infos":{media}}}"#
+    ))
+    .await;
+    assert_eq!(image, routed);
+    assert_eq!((image.0.len(), &image.1), (2, &Value::from(32)));
+    assert_eq!(plain.0[0], image.0[0], "no image stands in it");
+    assert_ne!(plain.0[1], image.0[1]);
+    let bad = format!(r#"{{"model_name":"m","token_ids":{tokens:?},"block_mm_infos":[7]}}"#);
+    assert_eq!(send(&selector, Verb::Post, "/select", &bad).await.0, 422);
+}

@@ -71,6 +71,7 @@ pub(crate) async fn send(api: &impl Api, verb: Verb, path: &str, body: &str) -> 
         AnswerBody::Empty => String::new(),
         AnswerBody::Json(text) => String::from_utf8(text.to_vec()).unwrap(),
         AnswerBody::Text(text) => text,
+        AnswerBody::Bytes(bytes) => format!("{} bytes", bytes.len()),
         AnswerBody::JsonParts(mut parts) => {
             let mut text = Vec::new();
             while let Some(part) = parts.recv().await.expect("it is not cut") {
@@ -133,6 +134,11 @@ impl EventSocket {
             publisher: publisher.await.unwrap(),
             address: format!("tcp://127.0.0.1:{port}"),
         }
+    }
+
+    /// Who listens to it.
+    pub(crate) fn listeners(&self) -> usize {
+        self.publisher.subscribers()
     }
 
     /// Publishes blocks of 16 tokens that follow each other.

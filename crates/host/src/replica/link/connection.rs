@@ -55,8 +55,11 @@ impl PeerLinks {
         let (peer, reader, writer) = match introduced {
             Ok(introduced) => introduced,
             Err(error) => {
-                if error.kind() == io::ErrorKind::PermissionDenied {
-                    tracing::warn!(peer = address, %error, "a replica is refused: is --router-peer-secret-file the same everywhere?");
+                let now = self.inner.replicas.shared.context.clock.now();
+                if error.kind() == io::ErrorKind::PermissionDenied
+                    && let Some(withheld) = lock(&self.inner.log_limit).admit(now, "refused")
+                {
+                    tracing::warn!(peer = address, %error, withheld, "a replica is refused: is --router-peer-secret-file the same everywhere?");
                 }
                 return Ended::Lost(error);
             }

@@ -1,4 +1,4 @@
-//! Log lines of one rank, at most one of a kind per minute.
+//! Log lines about one other side, at most one of a kind per minute.
 //!
 //! Answers one question: may this line be written, and how many like it were not? A port that speaks nonsense, or a
 //! connection that comes and goes, would fill a disk otherwise.
@@ -12,7 +12,7 @@ const PAUSE: Duration = Duration::from_secs(60);
 
 /// What was written of late. As many kinds as the program has words for.
 #[derive(Debug, Default)]
-pub(super) struct LogLimit {
+pub(crate) struct LogLimit {
     kinds: Vec<LoggedKind>,
 }
 
@@ -25,7 +25,7 @@ struct LoggedKind {
 
 impl LogLimit {
     /// Whether a line of this kind may be written now; then how many were not since the last one.
-    pub(super) fn admit(&mut self, now: Time, name: &'static str) -> Option<u64> {
+    pub(crate) fn admit(&mut self, now: Time, name: &'static str) -> Option<u64> {
         let Some(kind) = self.kinds.iter_mut().find(|kind| kind.name == name) else {
             let (at, withheld) = (now, 0);
             self.kinds.push(LoggedKind { name, at, withheld });
@@ -40,7 +40,7 @@ impl LogLimit {
     }
 
     /// Kinds whose minute is over and of which lines were withheld: how many. Each is told once.
-    pub(super) fn due(&mut self, now: Time) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+    pub(crate) fn due(&mut self, now: Time) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let over = move |kind: &&mut LoggedKind| kind.withheld > 0 && now - kind.at >= PAUSE;
         let kinds = self.kinds.iter_mut().filter(over);
         kinds.map(move |kind| {
