@@ -1,7 +1,8 @@
 //! Everything a change must pass, in the order that fails soonest.
 //!
 //! Answers: does the tree pass, and where did the time go? All steps run even when one fails,
-//! except that nothing is tested which does not compile. The closing lines of the test runner are
+//! except that nothing is tested which does not compile. One after the other, but for the check of features: it compiles beside the
+//! end-to-end tests, which wait more than they compute, at the lowest priority. The closing lines of the test runner are
 //! repeated at the end, so that the last screen tells the whole story.
 //!
 //! Of tools beside Rust's own only those are used that `./test` brings into the repository: what else
@@ -38,19 +39,14 @@ struct Report {
 }
 
 impl Report {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "how long a step takes on the wall"
-    )]
     fn step(
         &mut self,
         name: &'static str,
         run: impl FnOnce(&mut Vec<String>) -> Outcome,
     ) -> Outcome {
         println!("\n=== {name}");
-        let start = Instant::now();
-        let outcome = run(&mut self.closing);
-        self.steps.push((name, outcome, start.elapsed()));
+        let (outcome, time) = timed(|| run(&mut self.closing));
+        self.steps.push((name, outcome, time));
         outcome
     }
 
@@ -80,6 +76,17 @@ impl Report {
     }
 }
 
+/// How long something took on the wall, with what came of it.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "how long a step takes on the wall"
+)]
+fn timed<T>(run: impl FnOnce() -> T) -> (T, Duration) {
+    let start = Instant::now();
+    let made = run();
+    (made, start.elapsed())
+}
+
 /// Runs the steps; true when none failed.
 pub(crate) fn run(tree: &Tree, extent: Extent) -> bool {
     let mut report = Report {
@@ -103,10 +110,22 @@ pub(crate) fn run(tree: &Tree, extent: Extent) -> bool {
     if compiles {
         report.step("tests", |closing| tests(tree, changed.as_deref(), closing));
         report.step("doc tests", |closing| doc_tests(tree, extent, closing));
-        report.step("features", |_| features(tree, extent));
         report.step("deny", |_| deny(tree, extent));
-        report.step("faults", |_| faults(tree, extent));
-        report.step("end to end", |closing| end_to_end(tree, extent, closing));
+        let built = report.step("programs", |_| programs(tree, extent)) != Outcome::Failed;
+        report.step("faults", |_| faults(tree, extent, built));
+        std::thread::scope(|threads| {
+            let features = threads.spawn(|| timed(|| features(tree, extent)));
+            report.step("end to end", |closing| {
+                end_to_end(tree, extent, built, closing)
+            });
+            println!("\n=== features");
+            let (outcome, time, said) = match features.join() {
+                Ok(((outcome, said), time)) => (outcome, time, said),
+                Err(_) => (Outcome::Failed, Duration::ZERO, String::new()),
+            };
+            print!("{said}");
+            report.steps.push(("features", outcome, time));
+        });
     }
     report.print()
 }
@@ -307,33 +326,36 @@ fn count_before(text: &str, word: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// Each crate with features compiles with each alone, and with none.
-fn features(tree: &Tree, extent: Extent) -> Outcome {
+/// Each crate with features compiles with each alone, and with none. What is said comes with the outcome: another step writes
+/// meanwhile.
+fn features(tree: &Tree, extent: Extent) -> (Outcome, String) {
     if extent == Extent::Quick {
-        return Outcome::Skipped("with --quick");
+        return (Outcome::Skipped("with --quick"), String::new());
     }
-    let mut passed = true;
+    let (mut passed, mut said) = (true, String::new());
     for (package, features) in crates_with_features(tree) {
-        let base = [
-            "check",
-            "--quiet",
-            "--package",
-            package.as_str(),
-            "--no-default-features",
-        ];
-        println!("{package}: none");
-        passed &= cargo(tree, &base) == Outcome::Passed;
-        for feature in features {
-            println!("{package}: {feature}");
-            let args: Vec<&str> = base
-                .iter()
-                .copied()
-                .chain(["--features", &feature])
-                .collect();
-            passed &= cargo(tree, &args) == Outcome::Passed;
+        let with_none = std::iter::once(None);
+        for feature in with_none.chain(features.iter().map(Some)) {
+            said += &format!("{package}: {}\n", feature.map_or("none", String::as_str));
+            let mut check = Command::new("nice");
+            check
+                .args(["-n", "19", env!("CARGO"), "check", "--quiet"])
+                .args(["--package", &package, "--no-default-features"])
+                .args(feature.iter().flat_map(|name| ["--features", name]))
+                .current_dir(&tree.root);
+            match check.output() {
+                Ok(done) => {
+                    passed &= done.status.success();
+                    said += &String::from_utf8_lossy(&done.stderr);
+                }
+                Err(error) => {
+                    passed = false;
+                    said += &format!("cannot start {check:?}: {error}\n");
+                }
+            }
         }
     }
-    outcome(passed)
+    (outcome(passed), said)
 }
 
 /// What cargo knows about the workspace itself.
@@ -366,7 +388,7 @@ fn crates_with_features(tree: &Tree) -> Vec<(String, Vec<String>)> {
             let name = package["name"].as_str()?.to_owned();
             let names = package["features"].as_object()?.keys();
             let features: Vec<_> = names.filter(|name| *name != "default").cloned().collect();
-            (!features.is_empty()).then_some((name, features))
+            (!features.is_empty() && name != FAULTS).then_some((name, features))
         })
         .collect()
 }
@@ -393,27 +415,37 @@ fn deny(tree: &Tree, extent: Extent) -> Outcome {
     outcome(status.is_ok_and(|status| status.success()))
 }
 
+/// What is tested from outside: the binary, the libraries for other languages, and the run with faults. Built of the crates that
+/// the tests before were built of, with the features that these turn on: other features would be another build of nearly all of
+/// them. That the binary compiles without is checked with the features.
+fn programs(tree: &Tree, extent: Extent) -> Outcome {
+    if extent == Extent::Quick {
+        return Outcome::Skipped("with --quick");
+    }
+    let mut build = vec!["build", "--package", "kvasir-cli", "--package", FAULTS];
+    let libraries = TESTED_FROM_OUTSIDE.iter();
+    build.extend(libraries.flat_map(|name| ["--package", name]));
+    build.extend(["--features", "kvasir-faults/as-tested"]);
+    cargo(tree, &build)
+}
+
+/// The program of the run with faults.
+const FAULTS: &str = "kvasir-faults";
+
 /// Requests of the bounded run with faults; 100,000 are recorded in `bench/faults`.
 const FAULT_REQUESTS: &str = "4000";
 
 /// The real binary before engines and clients that fail, for half a minute. What goes wrong is the same in every run,
 /// when it does is not.
-fn faults(tree: &Tree, extent: Extent) -> Outcome {
+fn faults(tree: &Tree, extent: Extent, built: bool) -> Outcome {
     if extent == Extent::Quick {
         return Outcome::Skipped("with --quick");
     }
-    let build = [
-        "build",
-        "--package",
-        "kvasir-cli",
-        "--package",
-        "kvasir-faults",
-    ];
-    if cargo(tree, &build) == Outcome::Failed {
+    if !built {
         return Outcome::Failed;
     }
     let binaries = target_directory(tree).join("debug");
-    let status = Command::new(binaries.join("kvasir-faults"))
+    let status = Command::new(binaries.join(FAULTS))
         .arg("--binary")
         .arg(binaries.join("kvasir"))
         .args(["--requests", FAULT_REQUESTS, "--seed", PROPERTY_SEED])
@@ -423,7 +455,7 @@ fn faults(tree: &Tree, extent: Extent) -> Outcome {
 }
 
 /// Tests in Python against the real binary, by the environment that `./test` makes.
-fn end_to_end(tree: &Tree, extent: Extent, closing: &mut Vec<String>) -> Outcome {
+fn end_to_end(tree: &Tree, extent: Extent, built: bool, closing: &mut Vec<String>) -> Outcome {
     if extent == Extent::Quick {
         return Outcome::Skipped("with --quick");
     }
@@ -438,13 +470,7 @@ fn end_to_end(tree: &Tree, extent: Extent, closing: &mut Vec<String>) -> Outcome
         eprintln!("no .venv; run ./test, which makes it");
         return Outcome::Failed;
     }
-    let mut build = vec!["build", "--package", "kvasir-cli"];
-    build.extend(
-        TESTED_FROM_OUTSIDE
-            .iter()
-            .flat_map(|name| ["--package", name]),
-    );
-    if cargo(tree, &build) == Outcome::Failed {
+    if !built {
         return Outcome::Failed;
     }
     let mut command = Command::new(python);
@@ -452,6 +478,8 @@ fn end_to_end(tree: &Tree, extent: Extent, closing: &mut Vec<String>) -> Outcome
         .args(["-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider"])
         // They wait more than they compute: two files at a time take little more than half the time.
         .args(["-n", "2", "--dist", "loadfile"])
+        // Where the time went.
+        .args(["--durations", "25", "--durations-min", "5"])
         .args(["--timeout", END_TO_END_SECONDS_MAX, "tests/e2e"])
         .env("KVASIR_BIN", target_directory(tree).join("debug/kvasir"))
         .current_dir(&tree.root);
