@@ -114,6 +114,10 @@ fn no_such_command(word: &str) -> String {
         .filter_map(|(usage, _)| usage.split(' ').next());
     let commands = Command::ALL.iter().map(|command| command.name());
     let names = commands.chain(pages);
+    // One that is known has no page of its own where this is asked.
+    if names.clone().any(|name| name == word) {
+        return format!("`{word}` has no page of its own; kvasir help shows how it is used");
+    }
     let suggestion = nearest(word, names).map(|name| format!(". Did you mean `{name}`?"));
     format!(
         "unknown command {}{}",
