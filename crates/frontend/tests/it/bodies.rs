@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::engine::{
     ANSWER, DONE, Engine, FIRST, LAST, STREAM_HEAD, Stage, Step, chunk, stream, unary,
 };
-use crate::rig::{ASK, CHAT, Rig, until};
+use crate::rig::{ASK, CHAT, Rig, in_time, until};
 
 #[tokio::test]
 async fn a_body_reaches_the_engine_byte_for_byte() {
@@ -478,9 +478,15 @@ async fn the_time_of_a_request_begins_with_its_head() {
     let mut client = rig.client().await;
     let head =
         "POST /v1/chat/completions HTTP/1.1\r\nhost: door\r\ncontent-type: application/json\r\n";
+    let length = ASK.len();
     client
-        .send(format!("{head}content-length: {}\r\n\r\n", ASK.len()))
+        .send(format!(
+            "{head}expect: 100-continue\r\ncontent-length: {length}\r\n\r\n"
+        ))
         .await;
+    // The server has the head, however busy the machine is.
+    let told = in_time("the word to go on", client.take_until("\r\n\r\n")).await;
+    assert!(told.starts_with("HTTP/1.1 100"), "{told}");
     tokio::time::sleep(UPLOAD).await;
     client.send(ASK).await;
     assert_eq!(client.answer().await.status, 200);
