@@ -1,7 +1,7 @@
 // How does an operator act? Each action says what it does, asks once more, and needs the admin token.
 import { hasToken, message, post, remove, setToken } from "./api.js";
 import { button, byId, el } from "./dom.js";
-import { workerName } from "./format.js";
+import { rankName } from "./state.js";
 function dialog(title, ...body) {
     const made = byId("dialog", HTMLDialogElement);
     made.replaceChildren(el("h2", { id: "dialog-title" }, title));
@@ -57,7 +57,7 @@ function guarded(act) {
 }
 export function removeWorker(row) {
     guarded(() => {
-        const name = workerName(row.worker, row.url);
+        const name = rankName({ ...row, ranks: 1 });
         const force = el("input", { type: "checkbox", id: "force" });
         const body = [
             el("p", {}, "Worker ", el("strong", {}, name), ` runs ${row.requests} requests. It gets no new ones, ends what it has, and is removed.`),

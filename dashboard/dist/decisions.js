@@ -3,7 +3,8 @@
 import { get, message } from "./api.js";
 import { button, el, Keyed, mark, write } from "./dom.js";
 import { Explanation, statusText } from "./explain.js";
-import { clock, costCell, count, milliseconds, percent, UNKNOWN, workerName } from "./format.js";
+import { clock, costCell, count, milliseconds, percent, UNKNOWN } from "./format.js";
+import { rankName } from "./state.js";
 /** Rows that are shown at once. */
 const SHOWN_MAX = 100;
 /** How often a filtered list is asked for. */
@@ -12,19 +13,54 @@ const OUTCOMES = ["", "ok", "failed", "rejected", "cancelled", "running"];
 export function outcomeText(row) {
     if (row.error !== null)
         return "refused";
+    if (row.superseded)
+        return "taken over";
     return row.outcome === null ? "running" : statusText(row.outcome.status);
 }
 /** How a row is marked: the word in it says the same. */
 function tone(row) {
     if (row.error !== null)
         return "bad";
+    if (row.superseded)
+        return "warn";
     if (row.outcome === null)
         return "idle";
     const { status } = row.outcome;
     return status < 400 ? "ok" : status === 499 ? "warn" : "bad";
 }
+const DECIDED = {
+    cache: "holds more of the prompt",
+    prompt: "less prompt work waits",
+    decode: "less decode load",
+    requests: "fewer requests",
+    wait: "shorter wait",
+    delay: "delays others less",
+    evict: "evicts less",
+};
+const REASONS = {
+    "lowest cost": "lowest cost",
+    tie: "equal cost, drawn",
+    drawn: "drawn by temperature",
+    pinned: "named by the request",
+    session: "its session is there",
+    "last resort": "all others failed it",
+    rule: "its turn",
+};
+/** Why a worker was chosen, in a few words. */
+export function whyText(row) {
+    if (row.reason === null)
+        return row.error ?? "";
+    if (row.deciding !== null)
+        return DECIDED[row.deciding] ?? row.deciding;
+    if (row.eligible === 1 && row.reason !== "pinned" && row.reason !== "session")
+        return "only candidate";
+    return REASONS[row.reason] ?? row.reason;
+}
 /** Predicted against reported share of the prompt. */
 function hits(row) {
+    // What the worker of the answer has cached saves nothing where the prompt comes from another.
+    if (row.prefilled)
+        return UNKNOWN;
     const predicted = row.tokens > 0 ? percent(row.predicted / row.tokens) : UNKNOWN;
     const ended = row.outcome;
     if (ended === null || ended.reported_cached_tokens === null || !ended.prompt_tokens)
@@ -36,8 +72,8 @@ class Row {
     cells = [];
     open;
     constructor(row, show) {
-        this.open = button(clock(row.at, true), () => show(row.id), "linklike");
-        this.open.setAttribute("aria-label", `Why request ${row.id} went where it went`);
+        this.open = button(clock(row.at, true), () => undefined, "linklike");
+        // The button's own click rises to the row.
         this.root = el("tr", { onclick: () => show(row.id) }, el("th", { scope: "row" }, this.open));
         for (const kind of ["", "", "num", "num", "", "num", "num", ""]) {
             const cell = el("td", { class: kind });
@@ -48,10 +84,10 @@ class Row {
     update(row, state, chosen) {
         const texts = [
             row.model,
-            row.worker === null ? "nobody" : workerName(row.worker, state.urlOf(row.worker)),
+            (row.worker === null ? "nobody" : state.nameOf(row.worker)) + (row.role === null ? "" : " (prefill)"),
             count(row.tokens),
             hits(row),
-            row.reason ?? row.error ?? "",
+            whyText(row),
             costCell(row.cost, row.seconds),
             milliseconds(row.outcome?.ttft_ms ?? null),
         ];
@@ -65,7 +101,8 @@ class Row {
             write(last, outcomeText(row));
             last.className = `tone ${tone(row)}`;
         }
-        mark(this.root, "aria-selected", row.id === chosen ? "true" : null);
+        mark(this.open, "aria-label", `${clock(row.at, true)}, to ${texts[1]}: why`);
+        mark(this.root, "aria-current", row.id === chosen ? "true" : null);
     }
 }
 /** A table of decisions, in the overview and in its own view. */
@@ -80,7 +117,7 @@ export class DecisionTable {
         const body = el("tbody");
         this.rows = new Keyed(body, (row) => new Row(row, show), (made, row) => this.state && made.update(row, this.state, this.chosen()));
         const head = el("tr");
-        for (const [name, kind] of [["Time", ""], ["Model", ""], ["Went to", ""], ["Prompt", "num"], ["Cached, said / found", "num"], ["Because of", ""], ["Cost", "num"], ["First token", "num"], ["Outcome", ""]]) {
+        for (const [name, kind] of [["Time", ""], ["Model", ""], ["Went to", ""], ["Prompt", "num"], ["Cached, predicted / found", "num"], ["Why there", ""], ["Cost", "num"], ["First token", "num"], ["Outcome", ""]]) {
             head.append(el("th", { scope: "col", class: kind }, name));
         }
         const table = el("table", { class: "rows decisions" }, el("caption", { class: "hidden" }, "Decisions, newest first"), el("thead", {}, head), body);
@@ -106,6 +143,8 @@ export class DecisionsView {
     outcome = el("select", { id: "filter-outcome" });
     pause = button("Pause", () => this.hold(), "quiet");
     said = el("p", { class: "soft", role: "status" });
+    /** Apart from what is read aloud: it changes every second. */
+    skipped = el("p", { class: "soft" });
     explanation = new Explanation(() => this.show(null));
     table = new DecisionTable((id) => this.show(id), () => this.chosen);
     chosen = null;
@@ -119,13 +158,17 @@ export class DecisionsView {
             this.outcome.append(el("option", { value: outcome }, outcome === "" ? "any" : outcome));
         for (const select of [this.worker, this.outcome])
             select.addEventListener("change", () => this.filter());
-        const tools = el("div", { class: "toolbar" }, el("label", {}, "Worker ", this.worker), el("label", {}, "Outcome ", this.outcome), this.pause, this.said);
+        const tools = el("div", { class: "toolbar" }, el("label", {}, "Worker ", this.worker), el("label", {}, "Outcome ", this.outcome), this.pause, this.said, this.skipped);
         const list = el("section", { class: "card" }, el("h2", {}, "Decisions"), tools, this.table.root);
         this.table.root.addEventListener("pointerenter", (event) => {
             if (event.pointerType === "mouse")
                 this.pointed = [...(this.state?.decisions ?? [])];
         });
         this.table.root.addEventListener("pointerleave", () => (this.pointed = null));
+        this.explanation.root.addEventListener("keydown", (event) => {
+            if (event.key === "Escape")
+                this.show(null);
+        });
         this.root.append(list);
         this.chosen = chosen;
     }
@@ -151,13 +194,14 @@ export class DecisionsView {
         const none = this.asked !== null ? "No decision that is kept fits the filter." : "No decision yet: send a request, and it is here within a second.";
         this.table.update(state, ours.slice(0, SHOWN_MAX), none);
         const skipped = state.skipped > 0 && this.asked === null && still === null ? `${count(state.skipped)} more in the last second` : "";
-        write(this.said, this.asked !== null ? `${ours.length} found among those kept` : this.held !== null ? "paused" : this.pointed !== null ? "still while you point at it" : skipped);
+        write(this.said, this.asked !== null ? `${ours.length} found among those kept` : this.held !== null ? "paused" : this.pointed !== null ? "still while you point at it" : "");
+        write(this.skipped, skipped);
     }
     fillWorkers(state) {
         const names = new Map();
         for (const row of state.ranks())
-            names.set(row.worker, workerName(row.worker, row.url));
-        const want = [...names.keys()].join();
+            names.set(row.worker, row.ranks > 1 ? rankName({ ...row, ranks: 1 }) : rankName(row));
+        const want = [...names].join();
         if (this.worker.dataset.for === want)
             return;
         this.worker.dataset.for = want;
@@ -184,7 +228,7 @@ export class DecisionsView {
         void this.ask();
     }
     async ask() {
-        const query = new URLSearchParams();
+        const query = new URLSearchParams({ role: "any" });
         const scope = this.state?.scope ?? "";
         if (scope !== "")
             query.set("model", scope);
@@ -215,11 +259,17 @@ export class DecisionsView {
         else {
             this.root.append(this.explanation.root);
             void this.explanation.show(id, this.state);
-            const below = matchMedia("(max-width: 1100px)").matches;
-            this.explanation.root.focus({ preventScroll: !below });
         }
+        // On a narrow window this moves it above the list: only then is it where it can be scrolled to.
         this.root.classList.toggle("open", id !== null);
         this.list(this.state);
+        if (id === null) {
+            this.table.root.focus({ preventScroll: true });
+            return;
+        }
+        this.explanation.root.focus({ preventScroll: true });
+        if (matchMedia("(max-width: 1100px)").matches)
+            window.scrollTo({ top: 0 });
     }
 }
 /** A decision as the server tells it in full, as a row. */
@@ -234,8 +284,10 @@ function asRow(decision) {
         id: decision.id,
         at: decision.at_unix_ms,
         model: decision.model,
+        role: decision.role,
         worker: decision.winner_name,
         reason: kind?.replaceAll("_", " ") ?? null,
+        deciding: decision.deciding,
         cost: chosen?.terms.cost ?? null,
         runner_up: rival?.terms.cost ?? null,
         seconds: chosen?.seconds !== undefined,
@@ -250,5 +302,6 @@ function asRow(decision) {
         resumed: decision.resumed,
         error: decision.error,
         outcome: decision.outcome,
+        superseded: decision.superseded ?? false,
     };
 }

@@ -67,29 +67,26 @@ export function sentence(decision, nameOf) {
         return `${who} shared the lowest cost with ${detail.among === 2 ? "one other" : `${(detail.among ?? 2) - 1} others`} and was drawn among them.`;
     return `${who} costs ${inSeconds ? cost(lead, true) : plural(cost(lead, false), "block")} less than the next, ${nameOf(other)}: ${because(decision, chosen, rival)}.`;
 }
-/** The term that decided it. */
+/** What the term says that decided it. */
 function because(decision, chosen, rival) {
-    const [ours, theirs] = [parts(decision, chosen), parts(decision, rival)];
-    let most = 0;
-    let kind = null;
-    ours.forEach((part, index) => {
-        const gain = (theirs[index]?.value ?? 0) - part.value;
-        if (part.kind !== "credit" && gain > most)
-            [most, kind] = [gain, part.kind];
-    });
-    const held = `it holds ${digits(chosen.terms.cached_blocks, 3)} of ${decision.request_blocks} blocks of the prompt, the next ${digits(rival.terms.cached_blocks, 3)}`;
-    const cached = chosen.terms.cached_blocks > rival.terms.cached_blocks;
-    if (kind === "prefill")
-        return cached ? held : "less prompt work waits there";
-    if (kind === "decode")
-        return "its running requests hold fewer blocks";
-    if (kind === "requests")
-        return "fewer requests run there";
-    if (kind === "wait")
-        return "the prompt waits less there";
-    if (kind === "evict")
-        return "less that is wanted again leaves its cache";
-    return cached ? held : "by a small margin";
+    switch (decision.deciding) {
+        case "cache":
+            return `it holds ${digits(chosen.terms.cached_blocks, 3)} of ${decision.request_blocks} blocks of the prompt, the next ${digits(rival.terms.cached_blocks, 3)}`;
+        case "prompt":
+            return "less prompt work waits there";
+        case "decode":
+            return chosen.seconds === undefined ? "its running requests hold fewer blocks" : "what runs there is slowed less";
+        case "requests":
+            return "fewer requests run there";
+        case "wait":
+            return "the prompt waits less there";
+        case "delay":
+            return "the prompt delays others less there";
+        case "evict":
+            return "less that is wanted again leaves its cache";
+        default:
+            return "by a small margin";
+    }
 }
 function capital(text) {
     return text.charAt(0).toUpperCase() + text.slice(1);
@@ -133,10 +130,6 @@ export class Explanation {
                 this.root.append(child);
     }
     body(decision, state) {
-        const nameOf = (index) => {
-            const name = decision.candidate_names[index] ?? "";
-            return workerName(name, decision.candidate_urls[index] ?? state.urlOf(name));
-        };
         const waited = decision.queued.secs + decision.queued.nanos / 1e9;
         const facts = [
             ["Model", decision.model],
@@ -152,19 +145,28 @@ export class Explanation {
             facts.push(["Learned of the worker", learnedText(decision.learned)]);
         if (decision.shadow)
             facts.push(["Shadow policy", shadowText(decision.shadow)]);
+        const { prefill } = decision;
+        const legs = prefill === undefined ? this.leg(decision, state) : [el("h3", {}, "The prompt is computed"), ...this.leg(prefill, state), el("h3", {}, "The answer is written"), ...this.leg(decision, state)];
         return [
-            el("p", { class: "why" }, capital(sentence(decision, nameOf))),
-            decision.candidates.length > 0 && this.bars(decision, nameOf),
-            decision.excluded.named.length > 0 && excluded(decision, state),
+            ...legs,
             el("h3", {}, "What came of it"),
             outcome(decision),
             list(facts),
         ];
     }
+    /** Why one worker was chosen, and what all of them would have cost. */
+    leg(decision, state) {
+        const nameOf = (index) => state.nameOf(decision.candidate_names[index] ?? "", decision.candidate_urls[index] ?? null);
+        return [
+            el("p", { class: "why" }, capital(sentence(decision, nameOf))),
+            decision.candidates.length > 0 && this.bars(decision, nameOf),
+            decision.excluded.named.length > 0 && excluded(decision, state),
+        ];
+    }
     bars(decision, nameOf) {
         const rows = decision.candidates.map((candidate) => parts(decision, candidate));
-        const sum = (row) => row.reduce((all, part) => all + part.value, 0);
-        const widest = Math.max(...rows.map(sum), 1e-9);
+        const length = (row) => row.reduce((all, part) => all + part.value, 0);
+        const widest = Math.max(...rows.map(length), 1e-9);
         const inSeconds = decision.candidates.some((candidate) => candidate.seconds !== undefined);
         const unit = inSeconds ? "seconds" : "blocks";
         const used = new Set(rows.flatMap((row) => row.filter((part) => part.value > 0).map((part) => part.kind)));
@@ -187,8 +189,11 @@ export class Explanation {
                 piece.style.width = `${(part.value / widest) * 100}%`;
                 bar.append(piece);
             }
-            const figures = row.filter((part) => part.kind === "prefill" || part.value > 0).map((part) => `${part.name} ${part.kind === "credit" ? "−" : ""}${cost(part.value, inSeconds)}`);
-            body.append(el("tr", { class: won ? "won" : "" }, el("th", { scope: "row" }, won ? "▶ " : "", nameOf(index), won && el("span", { class: "hidden" }, " (chosen)")), el("td", { class: "num" }, costCell(candidate.terms.cost, inSeconds)), el("td", { class: "num" }, `${digits(candidate.terms.cached_blocks, 3)}`), el("td", { class: "wide" }, bar, el("span", { class: "soft terms" }, figures.join(" · ")))));
+            // The sum, as it is added up; what the cache saved is in it no more.
+            const sum = row.filter((part) => part.kind !== "credit" && (part.kind === "prefill" || part.value > 0));
+            const saved = row.find((part) => part.kind === "credit" && part.value > 0);
+            const figures = sum.map((part) => `${part.name} ${cost(part.value, inSeconds)}`).join(" + ") + (saved ? `; saved ${cost(saved.value, inSeconds)}` : "");
+            body.append(el("tr", { class: won ? "won" : "" }, el("th", { scope: "row" }, won ? "▶ " : "", nameOf(index), won && el("span", { class: "hidden" }, " (chosen)")), el("td", { class: "num" }, costCell(candidate.terms.cost, inSeconds)), el("td", { class: "num" }, `${digits(candidate.terms.cached_blocks, 3)}`), el("td", { class: "wide" }, bar, el("span", { class: "soft terms" }, figures))));
         });
         const more = decision.eligible - decision.candidates.length;
         return el("div", {}, legend, el("table", { class: "candidates" }, el("caption", { class: "hidden" }, `Candidates and their cost in ${unit}, cheapest first`), el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Candidate"), el("th", { scope: "col", class: "num" }, "Cost"), el("th", { scope: "col", class: "num" }, "Cached"), el("th", { scope: "col" }, `Terms, in ${unit}`))), body), more > 0 && decision.mode === "kv" && el("p", { class: "soft" }, `${count(more)} dearer candidates are not kept.`));
@@ -214,7 +219,7 @@ export function judged(regret) {
 function excluded(decision, state) {
     const words = decision.excluded.named.map(([, reason], index) => {
         const name = decision.excluded_names[index] ?? "";
-        return `${workerName(name, state.urlOf(name))} (${reason.replaceAll("_", " ")})`;
+        return `${state.nameOf(name)} (${reason.replaceAll("_", " ")})`;
     });
     const more = decision.excluded.count - words.length;
     return el("p", { class: "soft" }, `Left out: ${words.join(", ")}${more > 0 ? `, and ${more} more` : ""}.`);

@@ -1,7 +1,8 @@
 // How is each rank: what does it do, how full is it, how well is its cache known?
 import { addWorker, removeWorker } from "./actions.js";
 import { button, card, el, Keyed, mark, Meter, write } from "./dom.js";
-import { count, milliseconds, percent, UNKNOWN, workerName } from "./format.js";
+import { count, milliseconds, percent, UNKNOWN } from "./format.js";
+import { rankName } from "./state.js";
 const COLUMNS = [
     ["worker", "Worker", ""],
     ["state", "State", ""],
@@ -10,7 +11,7 @@ const COLUMNS = [
     ["decode", "KV blocks in use", "num"],
     [null, "Cache view", ""],
     ["lag", "Event lag", "num"],
-    ["hit", "Cached, said / found", "num"],
+    ["hit", "Cached, predicted / found", "num"],
 ];
 const BAD = new Set(["down", "unreachable", "unhealthy"]);
 const WARN = new Set(["busy", "draining", "joining"]);
@@ -46,7 +47,7 @@ class Row {
     constructor(row, canAct) {
         this.row = row;
         const cells = [this.state, this.requests, el("td", { class: "num" }, this.prefill.root), el("td", { class: "num" }, this.decode.root), this.cache, this.lag, this.hit];
-        const labels = ["State", "Requests", "Prompt tokens waiting", "KV blocks in use", "Cache view", "Event lag", "Cached, said / found"];
+        const labels = ["State", "Requests", "Prompt tokens waiting", "KV blocks in use", "Cache view", "Event lag", "Cached, predicted / found"];
         cells.forEach((cell, index) => cell.setAttribute("data-label", labels[index] ?? ""));
         this.root = el("tr", {}, el("th", { scope: "row" }, this.name, this.models), ...cells);
         if (canAct)
@@ -54,9 +55,9 @@ class Row {
     }
     update(row) {
         this.row = row;
-        const many = row.ranks > 1 ? ` rank ${row.rank}` : "";
-        write(this.name, workerName(row.worker, row.url) + many);
-        write(this.models, row.models.join(", "));
+        write(this.name, rankName(row));
+        mark(this.name, "title", `worker ${row.worker}`);
+        write(this.models, [...row.models, ...(row.role === "aggregated" ? [] : [`${row.role} worker`])].join(", "));
         write(this.state, row.state);
         mark(this.state, "class", `tone ${tone(row.state)}`);
         write(this.requests, count(row.requests));
@@ -108,7 +109,7 @@ export class FleetView {
         }
         this.state = state;
         const word = this.filter.value.trim().toLowerCase();
-        const has = (row) => [row.url ?? "", row.worker, row.state, ...row.models].some((text) => text.toLowerCase().includes(word));
+        const has = (row) => [row.url ?? "", row.address ?? "", row.worker, row.role, row.state, ...row.models].some((text) => text.toLowerCase().includes(word));
         const all = state.ranks();
         const ours = word === "" ? all : all.filter(has);
         ours.sort((one, other) => (this.down ? -1 : 1) * this.order(one, other));
@@ -130,8 +131,7 @@ export class FleetView {
     }
     order(one, other) {
         const by = (of) => of(one) - of(other);
-        const name = (row) => workerName(row.worker, row.url);
-        const names = name(one).localeCompare(name(other), "en", { numeric: true }) || one.rank - other.rank;
+        const names = rankName(one).localeCompare(rankName(other), "en", { numeric: true }) || one.rank - other.rank;
         switch (this.sort) {
             case "requests":
                 return by((row) => row.requests) || names;

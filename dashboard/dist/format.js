@@ -84,11 +84,16 @@ export function span(ms) {
     const hours = Math.floor(minutes / 60);
     return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d`;
 }
+/** Host and port of a worker of the request plane (`tcp:10.0.0.7:4411/…`), where its address has them. */
+export function planeHost(address) {
+    return address?.match(/^(?:tcp|https?):(?:\/\/)?([^/]+:\d+)/)?.[1] ?? null;
+}
 /** A worker as people name it: its address, or its id where it has none; long ids are cut in the middle. */
 export function workerName(worker, url) {
-    if (url)
-        return url.replace(/^https?:\/\//, "").replace(/\/$/, "");
     const [id, rank] = worker.split("/");
+    const many = rank === undefined || rank === "0" ? "" : ` rank ${rank}`;
+    if (url)
+        return url.replace(/^https?:\/\//, "").replace(/\/$/, "") + many;
     const short = (id ?? "").length > 10 ? `${id?.slice(0, 5)}…${id?.slice(-3)}` : id;
-    return rank === undefined || rank === "0" ? `worker ${short}` : `worker ${short}/${rank}`;
+    return `worker ${short}${many}`;
 }

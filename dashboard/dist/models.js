@@ -3,13 +3,13 @@ import { setThresholds } from "./actions.js";
 import { get, message } from "./api.js";
 import { button, card, el, Keyed, write } from "./dom.js";
 import { judged } from "./explain.js";
-import { count, digits, percent, span, UNKNOWN, workerName } from "./format.js";
+import { count, digits, percent, span, UNKNOWN } from "./format.js";
 /** Columns after the name. */
 const COLUMNS = [
     ["Workers", "num"],
     ["Routed by", ""],
     ["Tokens from", ""],
-    ["Block", "num"],
+    ["Block size", "num"],
     ["Requests", "num"],
     ["Served", "num"],
     ["Failed / rejected", "num"],
@@ -51,9 +51,9 @@ class Row {
         this.row = row;
         const totals = state.traffic(row.name)?.totals;
         const texts = [
-            count(row.workers),
+            row.prefill_workers > 0 ? `${count(row.workers)} + ${count(row.prefill_workers)} prefill` : count(row.workers),
             row.mode === "kv" ? `${row.mode}, ${row.policy === "time" ? "in seconds" : "in blocks"}` : row.mode,
-            row.tokens_from,
+            row.tokens_from.replaceAll("_", " "),
             count(row.block_size),
             count(totals?.started ?? null),
             count(totals?.succeeded ?? null),
@@ -99,7 +99,7 @@ export class ModelsView {
         }, ({ cells }, session) => {
             const held = session.requests > 0 ? `${session.requests} requests` : session.in_engine ? "its engine, too" : "nobody now";
             const ends = session.idle_ms_left === null ? "while requests run: never" : span(session.idle_ms_left);
-            const texts = [session.id, workerName(session.worker, this.state?.urlOf(session.worker)), held, ends];
+            const texts = [session.id, this.state?.nameOf(session.worker) ?? session.worker, held, ends];
             texts.forEach((text, index) => {
                 const cell = cells[index];
                 if (cell !== undefined)

@@ -1,11 +1,15 @@
 // Is the fleet well, how does traffic go, and where do requests go? The first view.
 import { Chart } from "./charts.js";
-import { DecisionTable } from "./decisions.js";
+import { DecisionTable, whyText } from "./decisions.js";
 import { card, el, Keyed, write } from "./dom.js";
-import { count, percent, rate, time, UNKNOWN, workerName } from "./format.js";
+import { count, percent, rate, time, UNKNOWN } from "./format.js";
+import { rankName } from "./state.js";
 /** Workers of the picture; the busiest where there are more. */
 const WORKERS_MAX = 12;
 const LATEST = 8;
+/** Reasons that are shown. */
+const REASONS_MAX = 5;
+const WORKERLESS = "No worker serves yet. Name engines with --worker URL or a workers file, or add one: kvasir workers add URL. What keeps one from being used: kvasir doctor.";
 class Tile {
     root;
     value = el("dd");
@@ -31,11 +35,26 @@ class ShareRow {
         this.root = el("tr", {}, this.name, el("td", { class: "wide" }, this.bar), this.figure, this.cached, this.running);
     }
     set(row, share, widest, cached) {
-        write(this.name, workerName(`${row.worker}/${row.rank}`, row.url));
+        write(this.name, rankName(row) + (row.role === "aggregated" ? "" : ` (${row.role})`));
         this.bar.style.width = `${widest > 0 ? (share / widest) * 100 : 0}%`;
         write(this.figure, percent(share));
         write(this.cached, cached);
         write(this.running, count(row.requests));
+    }
+}
+/** How often a reason decided. */
+class ReasonRow {
+    root;
+    name = el("th", { scope: "row" });
+    bar = el("span", { class: "share reason" });
+    figure = el("td", { class: "num" });
+    constructor() {
+        this.root = el("tr", {}, this.name, el("td", { class: "wide" }, this.bar), this.figure);
+    }
+    set(name, share, widest) {
+        write(this.name, name);
+        this.bar.style.width = `${widest > 0 ? (share / widest) * 100 : 0}%`;
+        write(this.figure, percent(share));
     }
 }
 export class OverviewView {
@@ -58,7 +77,10 @@ export class OverviewView {
         new Chart("Answer tokens per second", [{ name: "tokens", column: "output_tokens", look: "a" }], rate, 2),
     ];
     shares;
+    reasons;
     shareNote = el("p", { class: "soft" });
+    where = el("div", { class: "scroll" });
+    why = el("div", { class: "scroll" });
     latest;
     constructor(show) {
         this.latest = new DecisionTable(show, () => null);
@@ -66,8 +88,12 @@ export class OverviewView {
         const body = el("tbody");
         this.shares = new Keyed(body, () => new ShareRow(), (made, [row, share, widest, cached]) => made.set(row, share, widest, cached));
         const head = el("tr", {}, el("th", { scope: "col" }, "Worker"), el("th", { scope: "col" }, "Decisions"), el("th", { scope: "col", class: "num" }, "Share"), el("th", { scope: "col", class: "num" }, "Found cached"), el("th", { scope: "col", class: "num" }, "Running"));
-        const where = el("table", { class: "rows shares" }, el("caption", { class: "hidden" }, "Where the latest requests went"), el("thead", {}, head), body);
-        this.root.append(el("h1", { class: "hidden" }, "Overview"), tiles, el("div", { class: "duo" }, card("Where requests go", el("div", { class: "scroll" }, where), this.shareNote), card("Latest decisions", el("p", { class: "soft" }, "Each request goes where the least uncached prompt work plus decode load awaits. Open one to see every candidate’s cost."), this.latest.root)), el("div", { class: "charts" }, ...this.charts.map((chart) => chart.root)));
+        this.where.append(el("table", { class: "rows shares" }, el("caption", { class: "hidden" }, "Where the latest requests went"), el("thead", {}, head), body));
+        const told = el("tbody");
+        this.reasons = new Keyed(told, () => new ReasonRow(), (made, [name, share, widest]) => made.set(name, share, widest));
+        const tops = el("tr", {}, el("th", { scope: "col" }, "Why there"), el("th", { scope: "col" }, "Decisions"), el("th", { scope: "col", class: "num" }, "Share"));
+        this.why.append(el("table", { class: "rows shares reasons" }, el("caption", { class: "hidden" }, "Why the latest requests went there"), el("thead", {}, tops), told));
+        this.root.append(el("h1", { class: "hidden" }, "Overview"), tiles, el("div", { class: "duo" }, card("Where requests go, and why", this.where, this.why, this.shareNote), card("Latest decisions", el("p", { class: "soft" }, "Each request goes to the worker with the lowest cost: the part of its prompt that is not cached there, plus the work already there. Open one to see what every worker would have cost."), this.latest.root)), el("div", { class: "charts" }, ...this.charts.map((chart) => chart.root)));
     }
     update(state) {
         this.updateTiles(state);
@@ -75,7 +101,7 @@ export class OverviewView {
             chart.update(state);
         const ours = state.decisions.filter((row) => state.scope === "" || row.model === state.scope);
         this.updateShares(state, ours);
-        this.latest.update(state, ours.slice(0, LATEST), "No decision yet: send a request, and it is here within a second.");
+        this.latest.update(state, ours.slice(0, LATEST), state.models.length === 0 ? "No model is served yet." : "No decision yet: send a request, and it is here within a second.");
     }
     updateTiles(state) {
         const totals = state.traffic()?.totals;
@@ -94,14 +120,23 @@ export class OverviewView {
     }
     updateShares(state, ours) {
         const won = new Map();
-        let all = 0;
+        const why = new Map();
+        let [all, prefills] = [0, 0];
         for (const row of ours) {
             if (row.worker === null)
                 continue;
             all += 1;
+            if (row.role !== null)
+                prefills += 1;
             won.set(row.worker, (won.get(row.worker) ?? 0) + 1);
+            why.set(whyText(row), (why.get(whyText(row)) ?? 0) + 1);
         }
-        const shareOf = (row) => (all === 0 ? 0 : (won.get(`${row.worker}/${row.rank}`) ?? 0) / all);
+        // A prompt and its answer are two decisions where two workers share a request: each role has a whole of its own.
+        const shareOf = (row) => {
+            const of = row.role === "prefill" ? prefills : all - prefills;
+            return of === 0 ? 0 : (won.get(`${row.worker}/${row.rank}`) ?? 0) / of;
+        };
+        this.updateReasons(why, all);
         const ranks = state.ranks().filter((row) => row.models.length > 0);
         const byShare = [...ranks].sort((one, other) => shareOf(other) - shareOf(one) || other.requests - one.requests);
         const some = ranks.length > WORKERS_MAX && all > 0 ? byShare.filter((row) => shareOf(row) > 0) : byShare;
@@ -109,7 +144,14 @@ export class OverviewView {
         const widest = Math.max(...shown.map(shareOf), 0);
         this.shares.show(shown.map((row) => [row.key, [row, shareOf(row), widest, row.hits[1] > 0 ? percent(row.hits[3] / row.hits[1]) : UNKNOWN]]));
         const more = ranks.length - shown.length;
-        const about = ranks.length === 0 ? "No worker serves yet." : all === 0 ? "No request yet." : `Of the latest ${all} decisions.`;
+        this.where.hidden = ranks.length === 0;
+        const about = ranks.length === 0 ? WORKERLESS : all === 0 ? "No request yet." : `Of the latest ${all} decisions.`;
         write(this.shareNote, more > 0 ? `${about} ${shown.length === some.length ? `The ${count(more)} others got none` : `The ${shown.length} that got most`}; all are in Fleet.` : about);
+    }
+    updateReasons(why, all) {
+        const sorted = [...why].sort(([, one], [, other]) => other - one).slice(0, REASONS_MAX);
+        const widest = (sorted[0]?.[1] ?? 0) / Math.max(all, 1);
+        this.reasons.show(sorted.map(([name, times]) => [name, [name, times / all, widest]]));
+        this.why.hidden = all === 0;
     }
 }

@@ -1,4 +1,5 @@
 // What does the page know? All that the stream told, bounded as the stream bounds it.
+import { planeHost, workerName } from "./format.js";
 /** Decisions that the page keeps. */
 const DECISIONS_MAX = 300;
 export class State {
@@ -17,6 +18,8 @@ export class State {
     scope = "";
     models = [];
     fleet = new Map();
+    /** The same by their names in decisions (`7/0`). */
+    byName = new Map();
     /** Newest first. */
     decisions = [];
     columns = [];
@@ -30,6 +33,7 @@ export class State {
         this.canAct = told.can_act;
         this.columns = told.columns;
         this.fleet.clear();
+        this.byName.clear();
         this.decisions = [];
         this.history = new Map(Object.entries(told.history).map(([scope, rows]) => [scope, [...rows]]));
         this.skipped = 0;
@@ -37,27 +41,35 @@ export class State {
         this.change(told);
     }
     tick(told) {
-        for (const key of told.gone)
+        for (const key of told.gone) {
+            const row = this.fleet.get(key);
+            if (row !== undefined)
+                this.byName.delete(`${row.worker}/${row.rank}`);
             this.fleet.delete(key);
+        }
         this.skipped = told.skipped;
         this.change(told);
         if (told.ended.length > 0) {
             const ended = new Map(told.ended.map((one) => [one.id, one.outcome]));
             for (const row of this.decisions)
-                row.outcome ??= ended.get(row.id) ?? null;
+                if (!row.superseded)
+                    row.outcome ??= ended.get(row.id) ?? null;
         }
     }
     change(told) {
         this.at = told.at;
         this.draining = told.draining;
         this.leftOut = told.left_out;
-        for (const row of told.fleet)
+        for (const row of told.fleet) {
             this.fleet.set(row.key, row);
+            this.byName.set(`${row.worker}/${row.rank}`, row);
+        }
         if (told.models !== undefined)
             this.models = told.models;
         if (told.decisions.length > 0) {
             const newest = [...told.decisions].reverse();
             this.decisions = [...newest, ...this.decisions].slice(0, DECISIONS_MAX);
+            relate(this.decisions);
         }
         if (told.traffic !== null) {
             this.latest = told.traffic;
@@ -93,12 +105,30 @@ export class State {
         const all = [...this.fleet.values()];
         return this.scope === "" ? all : all.filter((row) => row.models.includes(this.scope));
     }
-    /** Where a worker's rank is, by its name in decisions (`7/0`). */
-    urlOf(worker) {
-        for (const row of this.fleet.values()) {
-            if (`${row.worker}/${row.rank}` === worker)
-                return row.url;
-        }
-        return null;
+    /** How people call a worker's rank, by its name in decisions (`7/0`); its address where it is known from elsewhere. */
+    nameOf(worker, url = null) {
+        const row = this.byName.get(worker);
+        return row === undefined ? workerName(worker, url) : rankName(row);
     }
+}
+/** How people call a rank. */
+export function rankName(row) {
+    const name = workerName(row.worker, row.url ?? planeHost(row.address));
+    return row.ranks > 1 ? `${name} rank ${row.rank}` : name;
+}
+/** Marks those that a later worker took over, and those whose prompt another worker computed. Newest first. */
+function relate(rows) {
+    const seen = new Set();
+    const prefills = new Set();
+    for (const row of rows) {
+        const leg = `${row.id} ${row.role ?? ""}`;
+        if (seen.has(leg))
+            row.superseded = true;
+        seen.add(leg);
+        if (row.role !== null)
+            prefills.add(row.id);
+    }
+    for (const row of rows)
+        if (row.role === null && prefills.has(row.id))
+            row.prefilled = true;
 }

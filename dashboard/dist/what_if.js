@@ -2,7 +2,7 @@
 // it routes by.
 import { message, post } from "./api.js";
 import { button, card, el, write } from "./dom.js";
-import { count, digits, percent, workerName } from "./format.js";
+import { count, digits, percent } from "./format.js";
 const SLIDERS = [
     { name: "overlap_score_credit", flag: "--router-kv-overlap-score-credit", about: "Worth of a cached block. 0 ignores caches.", max: 1, step: 0.05 },
     { name: "overlap_score_credit_decay", flag: "--router-kv-overlap-score-credit-decay", about: "How fast that worth fades on ranks with more prompt work waiting.", max: 4, step: 0.1 },
@@ -122,12 +122,12 @@ export class WhatIfView {
             ["Decode blocks there, each", each(before.decode_blocks), each(after.decode_blocks)],
         ];
         const head = (...names) => el("thead", {}, el("tr", {}, ...names.map((name, index) => el("th", { scope: "col", class: index > 0 ? "num" : "" }, name))));
-        const sums = el("table", { class: "rows narrow" }, head("", "as it was", "what if"), el("tbody", {}, ...facts.map(([name, was, is]) => el("tr", {}, el("th", { scope: "row" }, name ?? ""), el("td", { class: "num" }, was ?? ""), el("td", { class: "num" }, is ?? "")))));
+        const sums = el("table", { class: "rows narrow" }, el("caption", { class: "hidden" }, "What would have been different"), head("Of these decisions", "as it was", "what if"), el("tbody", {}, ...facts.map(([name, was, is]) => el("tr", {}, el("th", { scope: "row" }, name ?? ""), el("td", { class: "num" }, was ?? ""), el("td", { class: "num" }, is ?? "")))));
         const key = (kind, name) => el("li", {}, el("span", { class: `swatch bar ${kind}`, "aria-hidden": "true" }), name);
         this.result.append(sums, el("ul", { class: "keys" }, key("was", "as it was"), key("is", "what if")), this.ranks(answer), this.moves(answer));
     }
     name(worker) {
-        return workerName(worker, this.state?.urlOf(worker));
+        return this.state?.nameOf(worker) ?? worker;
     }
     ranks(answer) {
         const most = Math.max(...answer.ranks.map((row) => Math.max(row.before, row.after)), 1);

@@ -2,8 +2,7 @@
 
 import { hasToken, message, post, remove, setToken } from "./api.js";
 import { button, byId, el, type Child } from "./dom.js";
-import { workerName } from "./format.js";
-import type { RankRow, Thresholds } from "./state.js";
+import { rankName, type RankRow, type Thresholds } from "./state.js";
 
 function dialog(title: string, ...body: Child[]): HTMLDialogElement {
   const made = byId("dialog", HTMLDialogElement);
@@ -65,7 +64,7 @@ function guarded(act: () => void): void {
 
 export function removeWorker(row: RankRow): void {
   guarded(() => {
-    const name = workerName(row.worker, row.url);
+    const name = rankName({ ...row, ranks: 1 });
     const force = el("input", { type: "checkbox", id: "force" });
     const body = [
       el("p", {}, "Worker ", el("strong", {}, name), ` runs ${row.requests} requests. It gets no new ones, ends what it has, and is removed.`),

@@ -55,6 +55,11 @@ export interface Decision {
   readonly id: string;
   readonly at_unix_ms: number;
   readonly model: string;
+  readonly role: string | null;
+  readonly deciding: string | null;
+  readonly superseded?: boolean;
+  /** The decision about the worker that computed the prompt, where that is another. */
+  readonly prefill?: Decision;
   readonly mode: string;
   readonly isl_tokens: number;
   readonly request_blocks: number;
@@ -149,23 +154,26 @@ export function sentence(decision: Decision, nameOf: (index: number) => string):
   return `${who} costs ${inSeconds ? cost(lead, true) : plural(cost(lead, false), "block")} less than the next, ${nameOf(other)}: ${because(decision, chosen, rival)}.`;
 }
 
-/** The term that decided it. */
+/** What the term says that decided it. */
 function because(decision: Decision, chosen: Candidate, rival: Candidate): string {
-  const [ours, theirs] = [parts(decision, chosen), parts(decision, rival)];
-  let most = 0;
-  let kind: Part["kind"] | null = null;
-  ours.forEach((part, index) => {
-    const gain = (theirs[index]?.value ?? 0) - part.value;
-    if (part.kind !== "credit" && gain > most) [most, kind] = [gain, part.kind];
-  });
-  const held = `it holds ${digits(chosen.terms.cached_blocks, 3)} of ${decision.request_blocks} blocks of the prompt, the next ${digits(rival.terms.cached_blocks, 3)}`;
-  const cached = chosen.terms.cached_blocks > rival.terms.cached_blocks;
-  if (kind === "prefill") return cached ? held : "less prompt work waits there";
-  if (kind === "decode") return "its running requests hold fewer blocks";
-  if (kind === "requests") return "fewer requests run there";
-  if (kind === "wait") return "the prompt waits less there";
-  if (kind === "evict") return "less that is wanted again leaves its cache";
-  return cached ? held : "by a small margin";
+  switch (decision.deciding) {
+    case "cache":
+      return `it holds ${digits(chosen.terms.cached_blocks, 3)} of ${decision.request_blocks} blocks of the prompt, the next ${digits(rival.terms.cached_blocks, 3)}`;
+    case "prompt":
+      return "less prompt work waits there";
+    case "decode":
+      return chosen.seconds === undefined ? "its running requests hold fewer blocks" : "what runs there is slowed less";
+    case "requests":
+      return "fewer requests run there";
+    case "wait":
+      return "the prompt waits less there";
+    case "delay":
+      return "the prompt delays others less there";
+    case "evict":
+      return "less that is wanted again leaves its cache";
+    default:
+      return "by a small margin";
+  }
 }
 
 function capital(text: string): string {
@@ -206,10 +214,6 @@ export class Explanation {
   }
 
   private body(decision: Decision, state: State): Child[] {
-    const nameOf = (index: number) => {
-      const name = decision.candidate_names[index] ?? "";
-      return workerName(name, decision.candidate_urls[index] ?? state.urlOf(name));
-    };
     const waited = decision.queued.secs + decision.queued.nanos / 1e9;
     const facts: [string, string][] = [
       ["Model", decision.model],
@@ -221,20 +225,30 @@ export class Explanation {
     if (decision.failed_before > 0) facts.push(["Tried before", `${decision.failed_before} workers failed it${decision.resumed ? "; the answer goes on here" : ""}`]);
     if (decision.learned) facts.push(["Learned of the worker", learnedText(decision.learned)]);
     if (decision.shadow) facts.push(["Shadow policy", shadowText(decision.shadow)]);
+    const { prefill } = decision;
+    const legs = prefill === undefined ? this.leg(decision, state) : [el("h3", {}, "The prompt is computed"), ...this.leg(prefill, state), el("h3", {}, "The answer is written"), ...this.leg(decision, state)];
     return [
-      el("p", { class: "why" }, capital(sentence(decision, nameOf))),
-      decision.candidates.length > 0 && this.bars(decision, nameOf),
-      decision.excluded.named.length > 0 && excluded(decision, state),
+      ...legs,
       el("h3", {}, "What came of it"),
       outcome(decision),
       list(facts),
     ];
   }
 
+  /** Why one worker was chosen, and what all of them would have cost. */
+  private leg(decision: Decision, state: State): Child[] {
+    const nameOf = (index: number) => state.nameOf(decision.candidate_names[index] ?? "", decision.candidate_urls[index] ?? null);
+    return [
+      el("p", { class: "why" }, capital(sentence(decision, nameOf))),
+      decision.candidates.length > 0 && this.bars(decision, nameOf),
+      decision.excluded.named.length > 0 && excluded(decision, state),
+    ];
+  }
+
   private bars(decision: Decision, nameOf: (index: number) => string): HTMLElement {
     const rows = decision.candidates.map((candidate) => parts(decision, candidate));
-    const sum = (row: readonly Part[]) => row.reduce((all, part) => all + part.value, 0);
-    const widest = Math.max(...rows.map(sum), 1e-9);
+    const length = (row: readonly Part[]) => row.reduce((all, part) => all + part.value, 0);
+    const widest = Math.max(...rows.map(length), 1e-9);
     const inSeconds = decision.candidates.some((candidate) => candidate.seconds !== undefined);
     const unit = inSeconds ? "seconds" : "blocks";
     const used = new Set(rows.flatMap((row) => row.filter((part) => part.value > 0).map((part) => part.kind)));
@@ -254,7 +268,10 @@ export class Explanation {
         piece.style.width = `${(part.value / widest) * 100}%`;
         bar.append(piece);
       }
-      const figures = row.filter((part) => part.kind === "prefill" || part.value > 0).map((part) => `${part.name} ${part.kind === "credit" ? "−" : ""}${cost(part.value, inSeconds)}`);
+      // The sum, as it is added up; what the cache saved is in it no more.
+      const sum = row.filter((part) => part.kind !== "credit" && (part.kind === "prefill" || part.value > 0));
+      const saved = row.find((part) => part.kind === "credit" && part.value > 0);
+      const figures = sum.map((part) => `${part.name} ${cost(part.value, inSeconds)}`).join(" + ") + (saved ? `; saved ${cost(saved.value, inSeconds)}` : "");
       body.append(
         el(
           "tr",
@@ -262,7 +279,7 @@ export class Explanation {
           el("th", { scope: "row" }, won ? "▶ " : "", nameOf(index), won && el("span", { class: "hidden" }, " (chosen)")),
           el("td", { class: "num" }, costCell(candidate.terms.cost, inSeconds)),
           el("td", { class: "num" }, `${digits(candidate.terms.cached_blocks, 3)}`),
-          el("td", { class: "wide" }, bar, el("span", { class: "soft terms" }, figures.join(" · "))),
+          el("td", { class: "wide" }, bar, el("span", { class: "soft terms" }, figures)),
         ),
       );
     });
@@ -304,7 +321,7 @@ export function judged(regret: number): string {
 function excluded(decision: Decision, state: State): HTMLElement {
   const words = decision.excluded.named.map(([, reason], index) => {
     const name = decision.excluded_names[index] ?? "";
-    return `${workerName(name, state.urlOf(name))} (${reason.replaceAll("_", " ")})`;
+    return `${state.nameOf(name)} (${reason.replaceAll("_", " ")})`;
   });
   const more = decision.excluded.count - words.length;
   return el("p", { class: "soft" }, `Left out: ${words.join(", ")}${more > 0 ? `, and ${more} more` : ""}.`);

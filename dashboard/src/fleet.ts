@@ -2,8 +2,8 @@
 
 import { addWorker, removeWorker } from "./actions.js";
 import { button, card, el, Keyed, mark, Meter, write } from "./dom.js";
-import { count, milliseconds, percent, UNKNOWN, workerName } from "./format.js";
-import type { RankRow, State, View } from "./state.js";
+import { count, milliseconds, percent, UNKNOWN } from "./format.js";
+import { rankName, type RankRow, type State, type View } from "./state.js";
 
 type Sort = "worker" | "state" | "requests" | "prefill" | "decode" | "hit" | "lag";
 
@@ -15,7 +15,7 @@ const COLUMNS: readonly (readonly [Sort | null, string, string])[] = [
   ["decode", "KV blocks in use", "num"],
   [null, "Cache view", ""],
   ["lag", "Event lag", "num"],
-  ["hit", "Cached, said / found", "num"],
+  ["hit", "Cached, predicted / found", "num"],
 ];
 
 const BAD = new Set(["down", "unreachable", "unhealthy"]);
@@ -57,7 +57,7 @@ class Row {
   constructor(row: RankRow, canAct: boolean) {
     this.row = row;
     const cells = [this.state, this.requests, el("td", { class: "num" }, this.prefill.root), el("td", { class: "num" }, this.decode.root), this.cache, this.lag, this.hit];
-    const labels = ["State", "Requests", "Prompt tokens waiting", "KV blocks in use", "Cache view", "Event lag", "Cached, said / found"];
+    const labels = ["State", "Requests", "Prompt tokens waiting", "KV blocks in use", "Cache view", "Event lag", "Cached, predicted / found"];
     cells.forEach((cell, index) => cell.setAttribute("data-label", labels[index] ?? ""));
     this.root = el("tr", {}, el("th", { scope: "row" }, this.name, this.models), ...cells);
     if (canAct) this.root.append(el("td", { class: "act" }, row.removable ? button("Remove…", () => removeWorker(this.row), "quiet") : ""));
@@ -65,9 +65,9 @@ class Row {
 
   update(row: RankRow): void {
     this.row = row;
-    const many = row.ranks > 1 ? ` rank ${row.rank}` : "";
-    write(this.name, workerName(row.worker, row.url) + many);
-    write(this.models, row.models.join(", "));
+    write(this.name, rankName(row));
+    mark(this.name, "title", `worker ${row.worker}`);
+    write(this.models, [...row.models, ...(row.role === "aggregated" ? [] : [`${row.role} worker`])].join(", "));
     write(this.state, row.state);
     mark(this.state, "class", `tone ${tone(row.state)}`);
     write(this.requests, count(row.requests));
@@ -120,7 +120,7 @@ export class FleetView implements View {
     }
     this.state = state;
     const word = this.filter.value.trim().toLowerCase();
-    const has = (row: RankRow) => [row.url ?? "", row.worker, row.state, ...row.models].some((text) => text.toLowerCase().includes(word));
+    const has = (row: RankRow) => [row.url ?? "", row.address ?? "", row.worker, row.role, row.state, ...row.models].some((text) => text.toLowerCase().includes(word));
     const all = state.ranks();
     const ours = word === "" ? all : all.filter(has);
     ours.sort((one, other) => (this.down ? -1 : 1) * this.order(one, other));
@@ -142,8 +142,7 @@ export class FleetView implements View {
 
   private order(one: RankRow, other: RankRow): number {
     const by = (of: (row: RankRow) => number) => of(one) - of(other);
-    const name = (row: RankRow) => workerName(row.worker, row.url);
-    const names = name(one).localeCompare(name(other), "en", { numeric: true }) || one.rank - other.rank;
+    const names = rankName(one).localeCompare(rankName(other), "en", { numeric: true }) || one.rank - other.rank;
     switch (this.sort) {
       case "requests":
         return by((row) => row.requests) || names;

@@ -81,10 +81,16 @@ export function span(ms: number): string {
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d`;
 }
 
+/** Host and port of a worker of the request plane (`tcp:10.0.0.7:4411/…`), where its address has them. */
+export function planeHost(address: string | null): string | null {
+  return address?.match(/^(?:tcp|https?):(?:\/\/)?([^/]+:\d+)/)?.[1] ?? null;
+}
+
 /** A worker as people name it: its address, or its id where it has none; long ids are cut in the middle. */
 export function workerName(worker: string, url: string | null | undefined): string {
-  if (url) return url.replace(/^https?:\/\//, "").replace(/\/$/, "");
   const [id, rank] = worker.split("/");
+  const many = rank === undefined || rank === "0" ? "" : ` rank ${rank}`;
+  if (url) return url.replace(/^https?:\/\//, "").replace(/\/$/, "") + many;
   const short = (id ?? "").length > 10 ? `${id?.slice(0, 5)}…${id?.slice(-3)}` : id;
-  return rank === undefined || rank === "0" ? `worker ${short}` : `worker ${short}/${rank}`;
+  return `worker ${short}${many}`;
 }

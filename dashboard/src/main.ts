@@ -30,6 +30,8 @@ const notice = byId("notice", HTMLElement);
 const scope = byId("scope", HTMLSelectElement);
 let view: View | null = null;
 let drawn = false;
+/** Why nothing new comes; empty while events come. */
+let silent = "";
 
 function showDecision(id: string): void {
   location.hash = `decisions/${encodeURIComponent(id)}`;
@@ -63,13 +65,16 @@ function draw(): void {
     drawn = false;
     fillScope();
     write(byId("version", HTMLElement), `${state.version}, up ${span(state.at - state.started)}`);
-    tell(state.draining ? "The server is about to end: it serves what it has and takes nothing new." : "");
+    tell();
     if (view === null) navigate();
     else view.update(state);
   });
 }
 
-function tell(text: string): void {
+/** What is to be known before anything else on the page. */
+function tell(): void {
+  const leaving = state.draining ? "The server is about to end: it serves what it has and takes nothing new." : "";
+  const text = silent === "" ? leaving : `The server does not answer (${silent})${state.ready ? "; what is shown is from before" : ""}. Trying again.`;
   write(notice, text);
   notice.hidden = text === "";
 }
@@ -117,14 +122,14 @@ const stream = new Stream({
     write(link, now === "live" ? "live" : now === "locked" ? "locked" : "reconnecting");
     mark(link, "data-state", now);
     mark(link, "title", about === "" ? null : about);
+    silent = now === "connecting" ? about : "";
+    tell();
     if (now === "locked") {
       main.replaceChildren(el("p", { class: "empty" }, "This dashboard is locked with the admin token."));
       view = null;
       // Without a token there is nothing to say but that one is needed.
       const why = about.startsWith("The admin token is needed") ? "This page shows nothing without the token that the server was started with." : about;
       askToken(why, () => stream.open());
-    } else if (now === "connecting") {
-      tell(`The server does not answer (${about}); what is shown is from before. Trying again.`);
     }
   },
 });
@@ -141,7 +146,8 @@ byId("theme", HTMLElement).addEventListener("click", () => {
 });
 window.addEventListener("hashchange", () => {
   navigate();
-  main.focus({ preventScroll: true });
+  // A view that has given the focus to one of its parts keeps it.
+  if (!main.contains(document.activeElement)) main.focus({ preventScroll: true });
 });
 window.addEventListener("resize", draw);
 // The address names the view: the link to its content must not change it.

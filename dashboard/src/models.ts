@@ -4,7 +4,7 @@ import { setThresholds } from "./actions.js";
 import { get, message } from "./api.js";
 import { button, card, el, Keyed, write } from "./dom.js";
 import { judged } from "./explain.js";
-import { count, digits, percent, span, UNKNOWN, workerName } from "./format.js";
+import { count, digits, percent, span, UNKNOWN } from "./format.js";
 import type { ModelRow, State, Thresholds, View } from "./state.js";
 
 interface Session {
@@ -30,7 +30,7 @@ const COLUMNS = [
   ["Workers", "num"],
   ["Routed by", ""],
   ["Tokens from", ""],
-  ["Block", "num"],
+  ["Block size", "num"],
   ["Requests", "num"],
   ["Served", "num"],
   ["Failed / rejected", "num"],
@@ -73,9 +73,9 @@ class Row {
     this.row = row;
     const totals = state.traffic(row.name)?.totals;
     const texts = [
-      count(row.workers),
+      row.prefill_workers > 0 ? `${count(row.workers)} + ${count(row.prefill_workers)} prefill` : count(row.workers),
       row.mode === "kv" ? `${row.mode}, ${row.policy === "time" ? "in seconds" : "in blocks"}` : row.mode,
-      row.tokens_from,
+      row.tokens_from.replaceAll("_", " "),
       count(row.block_size),
       count(totals?.started ?? null),
       count(totals?.succeeded ?? null),
@@ -125,7 +125,7 @@ export class ModelsView implements View {
       ({ cells }, session) => {
         const held = session.requests > 0 ? `${session.requests} requests` : session.in_engine ? "its engine, too" : "nobody now";
         const ends = session.idle_ms_left === null ? "while requests run: never" : span(session.idle_ms_left);
-        const texts = [session.id, workerName(session.worker, this.state?.urlOf(session.worker)), held, ends];
+        const texts = [session.id, this.state?.nameOf(session.worker) ?? session.worker, held, ends];
         texts.forEach((text, index) => {
           const cell = cells[index];
           if (cell !== undefined) write(cell, text);

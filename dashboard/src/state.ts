@@ -1,5 +1,7 @@
 // What does the page know? All that the stream told, bounded as the stream bounds it.
 
+import { planeHost, workerName } from "./format.js";
+
 /** One step of traffic, by column; `null` where nothing was measured. */
 export type TrafficRow = readonly (number | null)[];
 
@@ -38,7 +40,11 @@ export interface RankRow {
   readonly rank: number;
   readonly ranks: number;
   readonly models: readonly string[];
+  /** `aggregated`, or the part of requests that it computes: `prefill` or `decode`. */
+  readonly role: string;
   readonly url: string | null;
+  /** Where a worker of the request plane is. */
+  readonly address: string | null;
   readonly state: string;
   readonly removable: boolean;
   readonly requests: number;
@@ -67,8 +73,12 @@ export interface DecisionRow {
   readonly id: string;
   readonly at: number;
   readonly model: string;
+  /** `prefill` where the worker computes the prompt for another. */
+  readonly role: string | null;
   readonly worker: string | null;
   readonly reason: string | null;
+  /** The part of the cost by which the winner won. */
+  readonly deciding: string | null;
   readonly cost: number | null;
   readonly runner_up: number | null;
   readonly seconds: boolean;
@@ -83,6 +93,10 @@ export interface DecisionRow {
   readonly resumed: boolean;
   readonly error: string | null;
   outcome: Outcome | null;
+  /** Another worker was asked after this one. */
+  superseded?: boolean;
+  /** The prompt came from a prefill worker, which has a row of its own. */
+  prefilled?: boolean;
 }
 
 export interface Weights {
@@ -107,6 +121,7 @@ export interface ModelRow {
   readonly context_length: number;
   readonly tokens_from: string;
   readonly workers: number;
+  readonly prefill_workers: number;
   readonly sessions: number;
   readonly held: number;
   readonly weights: Weights;
@@ -160,6 +175,8 @@ export class State {
   scope = "";
   models: readonly ModelRow[] = [];
   readonly fleet = new Map<string, RankRow>();
+  /** The same by their names in decisions (`7/0`). */
+  private readonly byName = new Map<string, RankRow>();
   /** Newest first. */
   decisions: DecisionRow[] = [];
   private columns: readonly string[] = [];
@@ -174,6 +191,7 @@ export class State {
     this.canAct = told.can_act;
     this.columns = told.columns;
     this.fleet.clear();
+    this.byName.clear();
     this.decisions = [];
     this.history = new Map(Object.entries(told.history).map(([scope, rows]) => [scope, [...rows]]));
     this.skipped = 0;
@@ -182,12 +200,16 @@ export class State {
   }
 
   tick(told: Tick): void {
-    for (const key of told.gone) this.fleet.delete(key);
+    for (const key of told.gone) {
+      const row = this.fleet.get(key);
+      if (row !== undefined) this.byName.delete(`${row.worker}/${row.rank}`);
+      this.fleet.delete(key);
+    }
     this.skipped = told.skipped;
     this.change(told);
     if (told.ended.length > 0) {
       const ended = new Map(told.ended.map((one) => [one.id, one.outcome]));
-      for (const row of this.decisions) row.outcome ??= ended.get(row.id) ?? null;
+      for (const row of this.decisions) if (!row.superseded) row.outcome ??= ended.get(row.id) ?? null;
     }
   }
 
@@ -195,11 +217,15 @@ export class State {
     this.at = told.at;
     this.draining = told.draining;
     this.leftOut = told.left_out;
-    for (const row of told.fleet) this.fleet.set(row.key, row);
+    for (const row of told.fleet) {
+      this.fleet.set(row.key, row);
+      this.byName.set(`${row.worker}/${row.rank}`, row);
+    }
     if (told.models !== undefined) this.models = told.models;
     if (told.decisions.length > 0) {
       const newest = [...told.decisions].reverse();
       this.decisions = [...newest, ...this.decisions].slice(0, DECISIONS_MAX);
+      relate(this.decisions);
     }
     if (told.traffic !== null) {
       this.latest = told.traffic;
@@ -239,13 +265,30 @@ export class State {
     return this.scope === "" ? all : all.filter((row) => row.models.includes(this.scope));
   }
 
-  /** Where a worker's rank is, by its name in decisions (`7/0`). */
-  urlOf(worker: string): string | null {
-    for (const row of this.fleet.values()) {
-      if (`${row.worker}/${row.rank}` === worker) return row.url;
-    }
-    return null;
+  /** How people call a worker's rank, by its name in decisions (`7/0`); its address where it is known from elsewhere. */
+  nameOf(worker: string, url: string | null = null): string {
+    const row = this.byName.get(worker);
+    return row === undefined ? workerName(worker, url) : rankName(row);
   }
+}
+
+/** How people call a rank. */
+export function rankName(row: RankRow): string {
+  const name = workerName(row.worker, row.url ?? planeHost(row.address));
+  return row.ranks > 1 ? `${name} rank ${row.rank}` : name;
+}
+
+/** Marks those that a later worker took over, and those whose prompt another worker computed. Newest first. */
+function relate(rows: readonly DecisionRow[]): void {
+  const seen = new Set<string>();
+  const prefills = new Set<string>();
+  for (const row of rows) {
+    const leg = `${row.id} ${row.role ?? ""}`;
+    if (seen.has(leg)) row.superseded = true;
+    seen.add(leg);
+    if (row.role !== null) prefills.add(row.id);
+  }
+  for (const row of rows) if (row.role === null && prefills.has(row.id)) row.prefilled = true;
 }
 
 /** A view of the page. */

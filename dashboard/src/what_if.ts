@@ -3,7 +3,7 @@
 
 import { message, post } from "./api.js";
 import { button, card, el, write } from "./dom.js";
-import { count, digits, percent, workerName } from "./format.js";
+import { count, digits, percent } from "./format.js";
 import type { State, View, Weights } from "./state.js";
 
 interface Sum {
@@ -151,13 +151,13 @@ export class WhatIfView implements View {
       ["Decode blocks there, each", each(before.decode_blocks), each(after.decode_blocks)],
     ];
     const head = (...names: string[]) => el("thead", {}, el("tr", {}, ...names.map((name, index) => el("th", { scope: "col", class: index > 0 ? "num" : "" }, name))));
-    const sums = el("table", { class: "rows narrow" }, head("", "as it was", "what if"), el("tbody", {}, ...facts.map(([name, was, is]) => el("tr", {}, el("th", { scope: "row" }, name ?? ""), el("td", { class: "num" }, was ?? ""), el("td", { class: "num" }, is ?? "")))));
+    const sums = el("table", { class: "rows narrow" }, el("caption", { class: "hidden" }, "What would have been different"), head("Of these decisions", "as it was", "what if"), el("tbody", {}, ...facts.map(([name, was, is]) => el("tr", {}, el("th", { scope: "row" }, name ?? ""), el("td", { class: "num" }, was ?? ""), el("td", { class: "num" }, is ?? "")))));
     const key = (kind: string, name: string) => el("li", {}, el("span", { class: `swatch bar ${kind}`, "aria-hidden": "true" }), name);
     this.result.append(sums, el("ul", { class: "keys" }, key("was", "as it was"), key("is", "what if")), this.ranks(answer), this.moves(answer));
   }
 
   private name(worker: string): string {
-    return workerName(worker, this.state?.urlOf(worker));
+    return this.state?.nameOf(worker) ?? worker;
   }
 
   private ranks(answer: Answer): HTMLElement {

@@ -30,8 +30,9 @@ class Browser:
             os.dup2(one, 3)
             os.dup2(two, 4)
 
+        # It asks nobody but the server under test.
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--remote-debugging-pipe",
-                 "--force-color-profile=srgb", f"--user-data-dir={self._home.name}", "about:blank"]  # fmt: skip
+                 "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--force-color-profile=srgb", f"--user-data-dir={self._home.name}", "about:blank"]  # fmt: skip
         self._process = subprocess.Popen([found, *flags], preexec_fn=descriptors, close_fds=False, stdout=subprocess.DEVNULL,
                                          stderr=subprocess.DEVNULL)  # fmt: skip
         os.close(to_child)
@@ -134,11 +135,45 @@ class Page:
         logged = [event["params"]["entry"] for event in own if event.get("method") == "Log.entryAdded"]
         return found + [entry for entry in logged if entry["level"] == "error" and "favicon" not in entry.get("url", "")]
 
+    def nameless(self):
+        """What can be reached by keys and has no name that a screen reader would say."""
+        nodes = self._call("Accessibility.getFullAXTree")["nodes"]
+        named = {"button", "link", "textbox", "searchbox", "combobox", "slider", "checkbox", "dialog", "table", "region", "image"}
+        said = lambda node, part: node.get(part, {}).get("value", "")  # noqa: E731
+        return [said(node, "role") for node in nodes if not node.get("ignored") and said(node, "role") in named and not said(node, "name")]
+
+    def pale(self):
+        """Texts whose colour differs from what is behind them by less than 4.5 to 1, the bound of WCAG AA."""
+        return self.run("""(() => {
+            const light = (colour) => {
+                const [r, g, b] = colour.match(/[\\d.]+/g).map(Number).map((part) => part / 255).map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+                return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+            };
+            const behind = (element) => {
+                for (let at = element; at; at = at.parentElement) {
+                    const colour = getComputedStyle(at).backgroundColor;
+                    if (!colour.endsWith(", 0)") && colour !== "transparent") return colour;
+                }
+                return "rgb(255, 255, 255)";
+            };
+            const found = [];
+            for (const element of document.querySelectorAll("body *")) {
+                const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim() !== "");
+                if (!own || !element.checkVisibility({ visibilityProperty: true }) || element.closest("svg, option, script, noscript, .hidden, .skip, [disabled]")) continue;
+                const [text, back] = [light(getComputedStyle(element).color), light(behind(element))];
+                const ratio = (Math.max(text, back) + 0.05) / (Math.min(text, back) + 0.05);
+                if (ratio < 4.5) found.push(`${element.tagName} ${element.className}: ${element.textContent.slice(0, 40)}: ${ratio.toFixed(2)}`);
+            }
+            return [...new Set(found)];
+        })()""")
+
     def overflow(self):
         """Pixels by which the page is wider than its window."""
         return self.run("document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
     def picture(self, path, whole=False):
+        # A page behind another draws nothing.
+        self._call("Page.bringToFront")
         params = {"format": "png", "captureBeyondViewport": whole}
         if whole:
             box = self._call("Page.getLayoutMetrics")["cssContentSize"]

@@ -38,6 +38,8 @@ def walk(page, name, views=VIEWS):
         page.until(f"document.querySelector('#nav a[aria-current]')?.hash === '#{view}'")
         page.until("document.querySelectorAll('main .card').length > 0 && !document.querySelector('main').innerText.includes('Loading.')")
         assert page.overflow() <= 0, (view, page.size)
+        assert page.nameless() == [] and page.pale() == [], (view, page.nameless(), page.pale())
+        assert page.run("document.querySelectorAll('h1').length") == 1, view
         page.picture(PICTURES / f"{name}-{view}-{page.size}.png", whole=view == "overview")
     assert page.complaints() == []
 
@@ -48,8 +50,11 @@ def test_a_newcomer_sees_where_requests_go_and_why(browser):
     assert printed.rstrip().endswith(f"{kvasir.url}/dashboard"), printed
     page = browser.open(kvasir.url)  # A browser is sent on from the address of the server.
     page.until("location.pathname === '/dashboard' && document.querySelectorAll('.decisions tbody tr').length >= 8")
-    page.until("document.querySelectorAll('.shares tbody tr').length === 4")
+    page.until("document.querySelectorAll('.shares:not(.reasons) tbody tr').length === 4")
     page.until("document.querySelector('.chart path.line.a').getAttribute('d')?.includes('L')")
+    # Why they went there, without opening anything: all reasons together, and that of each.
+    page.until("[...document.querySelectorAll('.reasons tbody th')].some((row) => row.innerText === 'holds more of the prompt')")
+    assert page.run("[...document.querySelectorAll('.decisions tbody td:nth-child(6)')].every((cell) => cell.innerText.length > 5)")
     page.click(".decisions tbody .linklike")
     page.until("document.querySelector('.explain .why')?.innerText.length > 20")
     page.until("document.querySelectorAll('.candidates tbody tr').length === 4 && document.querySelectorAll('.candidates tr.won').length === 1")
@@ -57,6 +62,14 @@ def test_a_newcomer_sees_where_requests_go_and_why(browser):
     page.until("document.querySelector('.explain').innerText.includes('Reported as cached')")
     page.until("document.querySelector('.explain').innerText.includes('Learned of the worker')")
     page.picture(PICTURES / "why-desktop.png")
+    # Keys close it, and stay where they were; the list has what a filter asks for.
+    page.press("Escape")
+    page.until("document.querySelector('.explain') === null && document.activeElement.getAttribute('role') === 'region'")
+    page.run("(() => { const list = document.querySelector('#filter-worker'); list.selectedIndex = 2; list.dispatchEvent(new Event('change')) })()")
+    page.until("document.querySelector('[role=status].soft').innerText.includes('found among those kept')")
+    assert page.run("[...new Set([...document.querySelectorAll('.decisions tbody td:nth-child(3)')].map((cell) => cell.innerText))]") == ["worker 2"]
+    page.run("(() => { const list = document.querySelector('#filter-outcome'); list.value = 'failed'; list.dispatchEvent(new Event('change')) })()")
+    page.until("document.querySelector('main').innerText.includes('No decision that is kept fits the filter')")
     # How another policy fares beside the real one.
     page.run("location.hash = 'models'")
     page.until("document.querySelector('main').innerText.match(/time beside .*placements elsewhere/)")
@@ -67,8 +80,17 @@ def test_a_newcomer_sees_where_requests_go_and_why(browser):
     page.until("document.querySelector('.why').innerText.includes('would have gone elsewhere')")
     walk(page, "traffic")
     phone = browser.open(f"{kvasir.url}/dashboard", "phone", dark=True)
-    phone.until("document.querySelectorAll('.shares tbody tr').length === 4")
+    phone.until("document.querySelectorAll('.shares:not(.reasons) tbody tr').length === 4")
     walk(phone, "traffic-dark")
+    # A decision that is opened far down the list is what one then sees.
+    phone.run("location.hash = 'decisions'")
+    phone.until("document.querySelectorAll('.decisions tbody tr').length >= 60")
+    phone.run("[...document.querySelectorAll('.decisions tbody .linklike')].at(-1).scrollIntoView()")
+    phone.run("[...document.querySelectorAll('.decisions tbody .linklike')].at(-1).click()")
+    phone.until("document.querySelector('.explain .why') !== null")
+    phone.until("(({ top }) => top > 0 && top < 200)(document.querySelector('.explain').getBoundingClientRect())")
+    assert phone.run("document.activeElement.className").endswith("explain")
+    phone.picture(PICTURES / "why-phone.png")
     for opened in (page, phone):
         opened.close()
     assert kvasir.stop() == 0
@@ -119,8 +141,41 @@ def test_figures_equal_the_metrics_page_and_names_are_shown_as_text(browser):
     assert kvasir.stop() == 0
     page.until("document.querySelector('#link').innerText.includes('reconnecting')")
     page.until("document.querySelector('#notice').innerText.includes('from before')")
+    # A frame that was due before does not take it away.
+    page.run("window.dispatchEvent(new Event('resize'))")
+    page.run("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+    assert "from before" in page.text("#notice")
     page.picture(PICTURES / "error-desktop.png")
     page.close()
+
+
+def test_prefill_and_decode_workers_are_told_apart(browser):
+    kvasir = demo("--disagg", "--traffic")
+    page = browser.open(f"{kvasir.url}/dashboard#fleet")
+    page.until("document.querySelectorAll('.fleet tbody tr').length === 4")
+    told = "[...document.querySelectorAll('.fleet tbody tr')].map((row) => [...row.children].map((cell) => cell.innerText))"
+    # Prompts are found in the caches of those that compute them.
+    rows = page.until(f"((rows) => rows.filter((row) => row[7].includes('%')).length === 2 && rows)({told})")
+    for row in rows:
+        name, role = row[0].split("\n")
+        assert name.startswith("127.0.0.1:") and row[5] == "exact", row
+        assert role == ("kvasir-demo, prefill worker" if "%" in row[7] else "kvasir-demo, decode worker"), row
+    page.run("location.hash = 'overview'")
+    # Each prompt is predicted for two workers, and counted for the one that computes it.
+    shares = "document.querySelectorAll('.tile')[3].innerText.match(/([0-9.]+)%/g).map(parseFloat)"
+    page.until(f"(([found, predicted]) => found > 0 && Math.abs(found - predicted) < 20)({shares})", 60)
+    page.until("[...document.querySelectorAll('.shares:not(.reasons) tbody th')].filter((row) => row.innerText.includes('(prefill)')).length === 2")
+    page.run("location.hash = 'models'")
+    page.until("document.querySelector('.served').innerText.includes('2 + 2 prefill')")
+    page.run("location.hash = 'decisions'")
+    page.until("document.querySelectorAll('.decisions tbody tr').length >= 20")
+    page.click(".decisions tbody tr:nth-child(20) .linklike")
+    page.until("document.querySelector('.explain .facts') !== null")
+    assert page.run("[...document.querySelectorAll('.explain h3')].map((part) => part.innerText)") == ["The prompt is computed", "The answer is written", "What came of it"]
+    assert page.run("document.querySelectorAll('.explain .candidates').length") == 2
+    walk(page, "prefill", ["overview", "fleet", "decisions"])
+    page.close()
+    assert kvasir.stop() == 0
 
 
 def test_operators_act_with_the_token_and_a_second_yes(browser):

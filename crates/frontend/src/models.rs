@@ -105,6 +105,11 @@ impl ServedModel {
         self.links.remove(worker);
     }
 
+    /// Whether its workers compute prompts for those of another.
+    pub(crate) fn is_prefill_pool(&self) -> bool {
+        self.name.ends_with(PREFILL_POOL)
+    }
+
     /// How its workers are reached.
     pub(crate) fn links(&self) -> &Links {
         &self.links

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_placement::Candidate;
+use kvasir_placement::{Candidate, CostTerms, TimeTerms};
 use kvasir_types::{RequestId, Time, WorkerRank};
 
 use crate::{PredictedTokens, RouteError, RouterMode, ShadowChoice};
@@ -90,6 +90,41 @@ pub enum Reason {
     Rule,
 }
 
+/// The part of the cost by which a winner won.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecidingTerm {
+    /// It holds more of the prompt than the next.
+    Cache,
+    /// Less prompt work waits there, though it holds no more.
+    Prompt,
+    /// What runs there weighs less.
+    Decode,
+    /// Fewer requests run there.
+    Requests,
+    /// The prompt's turn comes sooner.
+    Wait,
+    /// The prompt delays others less.
+    Delay,
+    /// Less that is wanted again leaves its cache.
+    Evict,
+}
+
+impl DecidingTerm {
+    /// As pages and programs are told.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cache => "cache",
+            Self::Prompt => "prompt",
+            Self::Decode => "decode",
+            Self::Requests => "requests",
+            Self::Wait => "wait",
+            Self::Delay => "delay",
+            Self::Evict => "evict",
+        }
+    }
+}
+
 /// Why ranks were left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(
@@ -151,6 +186,46 @@ impl Decision {
     pub fn runner_up(&self) -> Option<&Candidate> {
         let winner = self.winner.map(|(rank, _)| rank);
         self.candidates.iter().find(|c| Some(c.rank) != winner)
+    }
+
+    /// The part of the cost by which the winner was cheaper than the next: the one that differs most. None where no cost decided.
+    #[must_use]
+    pub fn deciding_term(&self) -> Option<DecidingTerm> {
+        let (_, Reason::LowestCost) = self.winner? else {
+            return None;
+        };
+        let (ours, theirs) = (self.chosen()?, self.runner_up()?);
+        let holds_more = ours.terms.cached_blocks > theirs.terms.cached_blocks;
+        let prompt = match holds_more {
+            true => DecidingTerm::Cache,
+            false => DecidingTerm::Prompt,
+        };
+        let gains: Vec<(DecidingTerm, f64)> = match (&ours.seconds, &theirs.seconds) {
+            (Some(ours), Some(theirs)) => {
+                let gain = |of: fn(&TimeTerms) -> f32| f64::from(of(theirs) - of(ours));
+                vec![
+                    (prompt, gain(|time| time.own)),
+                    (DecidingTerm::Wait, gain(|time| time.wait)),
+                    (DecidingTerm::Delay, gain(|time| time.delay)),
+                    (DecidingTerm::Decode, gain(|time| time.decode)),
+                    (DecidingTerm::Evict, gain(|time| time.evict)),
+                ]
+            }
+            _ => {
+                let scale = self.prefill_load_scale;
+                let gain = |of: &dyn Fn(&CostTerms) -> f64| {
+                    of(&theirs.terms) * theirs.terms.taint_factor
+                        - of(&ours.terms) * ours.terms.taint_factor
+                };
+                vec![
+                    (prompt, gain(&|terms| scale * terms.prefill_blocks)),
+                    (DecidingTerm::Decode, gain(&|terms| terms.decode_blocks)),
+                    (DecidingTerm::Requests, gain(&|terms| terms.request_cost)),
+                ]
+            }
+        };
+        let most = gains.into_iter().max_by(|(_, a), (_, b)| a.total_cmp(b))?;
+        (most.1 > 0.0).then_some(most.0)
     }
 
     /// Dynamo's log line for the winner, e.g.

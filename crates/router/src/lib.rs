@@ -47,7 +47,7 @@ mod what_if;
 pub use attempts::{AttemptLimits, Attempts, GiveUp, NextStep, PROGRESS_TOKENS, Phase};
 pub use bypass::{BypassPolicy, BypassReason, BypassTerms, BypassView};
 pub use config::{Role, RouterConfig};
-pub use decision::{Decision, Exclusion, ExclusionReason, Reason};
+pub use decision::{DecidingTerm, Decision, Exclusion, ExclusionReason, Reason};
 pub use error::{LimitKind, RouteError};
 pub use health::{BROKEN_MAX, ERRORS_MAX, FIRST_SPAN, FORGIVEN_AFTER, OUTWEIGHED_MAX};
 pub use input::{

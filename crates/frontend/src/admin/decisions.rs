@@ -4,22 +4,22 @@ use std::collections::{HashMap, HashSet};
 
 use http::StatusCode;
 use kvasir_openai::ApiError;
-use kvasir_router::{Decision, Router};
+use kvasir_router::{DecidingTerm, Decision, Router};
 use kvasir_types::{RequestId, WorkerId};
 use serde_json::{Value, json};
 
 use crate::App;
 use crate::http::reply::{self, Reply};
 use crate::http::routes::percent_decode;
-use crate::models::{Models, ServedModel};
+use crate::models::{Models, ServedModel, model_of_prefill_pool};
 
 /// What is said of a request that nobody knows, or knows no more.
 const NO_DECISION: &str = "no decision about this request is remembered; the latest ones are kept";
 /// Decisions in one answer.
 const DECISIONS_MAX: usize = 100;
 /// What a query may be.
-const QUERY: &str = "The query may have model=NAME, worker=ID, limit=1 to 100 and outcome= one of ok, failed, rejected, \
-    cancelled, running";
+const QUERY: &str = "The query may have model=NAME, worker=ID, limit=1 to 100, role=any for those about prefill workers, too, and \
+    outcome= one of ok, failed, rejected, cancelled, running";
 
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +61,8 @@ struct Asked {
     worker: Option<WorkerId>,
     outcome: Option<Ending>,
     limit: usize,
+    /// Those about workers that compute prompts for others, too.
+    with_prefill: bool,
 }
 
 impl Asked {
@@ -70,6 +72,7 @@ impl Asked {
             worker: None,
             outcome: None,
             limit: DECISIONS_MAX,
+            with_prefill: false,
         };
         let bad = || ApiError::bad_request(QUERY);
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -79,6 +82,7 @@ impl Asked {
                 "model" => asked.model = Some(value),
                 "worker" => asked.worker = Some(WorkerId(value.parse().map_err(|_| bad())?)),
                 "outcome" => asked.outcome = Some(Ending::parse(&value).ok_or_else(bad)?),
+                "role" if value == "any" => asked.with_prefill = true,
                 "limit" => {
                     let limit = value.parse().map_err(|_| bad())?;
                     asked.limit = Some(limit)
@@ -93,6 +97,7 @@ impl Asked {
 
     fn has(&self, of_router: &ServedModel, decision: &Decision, status: Option<u16>) -> bool {
         let model = decision.model.as_deref().unwrap_or(&of_router.name);
+        let model = model_of_prefill_pool(model);
         let winner = decision.winner.map(|(rank, _)| rank.worker);
         self.model.as_deref().is_none_or(|asked| asked == model)
             && self.worker.is_none_or(|asked| Some(asked) == winner)
@@ -115,13 +120,17 @@ pub(crate) fn decisions(app: &App, query: Option<&str>) -> Reply {
     }
     let mut rows: Vec<(kvasir_types::Time, Value)> = Vec::new();
     let mut seen = HashSet::new();
-    for model in app.models().of_routers() {
+    let mut routers = app.models().of_routers();
+    if asked.with_prefill {
+        routers.extend(app.prefill_pools().of_routers());
+    }
+    for model in routers {
         model.host.ask(|router| {
             let is_asked = |d: &&Decision| asked.has(&model, d, statuses.get(&d.id).copied());
             for decision in router.decisions().filter(is_asked).take(asked.limit) {
                 let mut row = decision_row(app, &model, router, decision);
                 // What came of a request is what its last worker made of it.
-                let superseded = !seen.insert(decision.id);
+                let superseded = !seen.insert((model.is_prefill_pool(), decision.id));
                 row["superseded"] = superseded.into();
                 if superseded {
                     row["outcome"] = Value::Null;
@@ -193,7 +202,11 @@ fn decision_row(app: &App, of_router: &ServedModel, router: &Router, decision: &
     let model = asked.as_deref().unwrap_or(of_router);
     if let Some(fields) = row.as_object_mut() {
         let name = decision.model.as_deref().unwrap_or(&model.name);
-        fields.insert("model".into(), Value::from(name));
+        fields.insert("model".into(), model_of_prefill_pool(name).into());
+        let role = of_router.is_prefill_pool().then_some("prefill");
+        fields.insert("role".into(), role.into());
+        let deciding = decision.deciding_term().map(DecidingTerm::name);
+        fields.insert("deciding".into(), deciding.into());
         fields.insert(
             "at_unix_ms".into(),
             Value::from(app.clock().unix_millis(decision.at)),
@@ -240,15 +253,18 @@ mod tests {
             worker: Some(WorkerId(7)),
             outcome: Some(Ending::Failed),
             limit: 5,
+            with_prefill: false,
         };
         assert_eq!(parsed, expected);
         assert_eq!(Asked::parse("").unwrap().limit, DECISIONS_MAX);
+        assert!(Asked::parse("role=any").unwrap().with_prefill);
         for wrong in [
             "limit=0",
             "limit=101",
             "outcome=x",
             "worker=x",
             "x=1",
+            "role=prefill",
             "model",
         ] {
             assert!(Asked::parse(wrong).is_err(), "{wrong}");

@@ -144,6 +144,8 @@ fn parameters(tail: Tail, operation: &Operation) -> Vec<Value> {
         out.push(query("worker", "integer", "Only decisions for this worker"));
         let outcomes = "Only requests that ended so: ok, failed, rejected, cancelled, running";
         out.push(query("outcome", "string", outcomes));
+        let role = "`any`: decisions about workers that compute prompts for others, too";
+        out.push(query("role", "string", role));
         out.push(query("limit", "integer", "At most so many, up to 100"));
     }
     out

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::read_short;
 use crate::App;
 use crate::http::reply::{self, Reply};
+use crate::models::model_of_prefill_pool;
 
 /// Decisions of each router that are scored again. They are scored while the router waits, some 150 ns each.
 const LAST_MAX: usize = 1000;
@@ -43,6 +44,13 @@ pub(crate) async fn what_if(app: &App, request: Request<Incoming>) -> Reply {
     let mut sum = WhatIf::default();
     let named = asked.model.as_deref();
     let of_named = named.and_then(|name| app.models().get(name));
+    for pool in app.prefill_pools().of_routers() {
+        if named.is_none_or(|name| model_of_prefill_pool(&pool.name) == name) {
+            let of_router =
+                |router: &kvasir_router::Router| router.what_if(&asked.weights, last, None);
+            add(&mut sum, pool.host.ask(of_router));
+        }
+    }
     for model in app.models().of_routers() {
         let is_meant = named.is_none()
             || of_named

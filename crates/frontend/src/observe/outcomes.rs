@@ -33,11 +33,13 @@ pub(crate) struct RequestOutcome {
     pub status: u16,
     /// Who served it; the last that was asked, where several were.
     pub target: Option<WorkerRank>,
+    /// Who computed the prompt, where that is another.
+    pub prefill: Option<WorkerRank>,
     /// Times that another worker went on with an answer that had begun.
     pub moves: u32,
     /// Tokens of the prompt, as the engine counted them.
     pub prompt_tokens: Option<u32>,
-    /// Those that the router expected in the worker's cache.
+    /// Those that the router expected in the cache of the worker that computed the prompt.
     pub predicted_tokens: Option<u32>,
     /// Those that the engine found there, where it says so.
     pub cached_tokens: Option<u32>,
@@ -58,6 +60,8 @@ impl RequestOutcome {
             "status": self.status,
             "worker": self.target.map(|target| target.worker.0),
             "rank": self.target.map(|target| target.rank.0),
+            "prefill_worker": self.prefill.map(|target| target.worker.0),
+            "prefill_rank": self.prefill.map(|target| target.rank.0),
             "moves": self.moves,
             "prompt_tokens": self.prompt_tokens,
             "predicted_cached_tokens": self.predicted_tokens,

@@ -32,6 +32,8 @@ pub(crate) struct RequestRecord {
     given: Option<HeaderValue>,
     received: Time,
     placed: Option<RoutedTo>,
+    /// Who computed the prompt for that one.
+    prefilled: Option<PrefilledBy>,
     /// Times that another worker went on with the answer.
     moves: u32,
     asking: RequestKind,
@@ -62,6 +64,16 @@ struct RoutedTo {
     target: WorkerRank,
     tokens: u32,
     blocks: u32,
+}
+
+/// A worker that computed the prompt for the one that answers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PrefilledBy {
+    pub(crate) target: WorkerRank,
+    /// Tokens of the prompt that were expected in its cache.
+    pub(crate) predicted_tokens: u32,
+    /// Those that it found there, where it says so.
+    pub(crate) cached_tokens: Option<u32>,
 }
 
 /// What an answer amounted to.
@@ -134,6 +146,7 @@ impl RequestRecord {
             given: arrived.given(),
             received: arrived.at,
             placed: None,
+            prefilled: None,
             moves: 0,
             asking,
             first_token: None,
@@ -154,6 +167,7 @@ impl RequestRecord {
             given: None,
             received: self.received,
             placed: None,
+            prefilled: None,
             moves: 0,
             asking: self.asking,
             first_token: None,
@@ -200,6 +214,11 @@ impl RequestRecord {
             Some(route) => drop(route.0.send_replace(Some(to))),
             None => self.place(to),
         }
+    }
+
+    /// Another worker than the one that answers computed the prompt.
+    pub(crate) fn prefilled(&mut self, by: Option<PrefilledBy>) {
+        self.prefilled = by;
     }
 
     fn place(&mut self, to: RoutedTo) {
@@ -288,10 +307,13 @@ impl RequestRecord {
             given: given.and_then(|given| Some(given.to_str().ok()?.into())),
             status,
             target: self.placed.map(|placed| placed.target),
+            prefill: self.prefilled.map(|by| by.target),
             moves: self.moves,
             prompt_tokens: totals.map(|totals| totals.prompt_tokens),
-            predicted_tokens: self.placed.map(|placed| placed.tokens),
-            cached_tokens: totals.and_then(|totals| totals.cached_tokens),
+            predicted_tokens: (self.prefilled.map(|by| by.predicted_tokens))
+                .or(self.placed.map(|placed| placed.tokens)),
+            cached_tokens: (self.prefilled.and_then(|by| by.cached_tokens))
+                .or(totals.and_then(|totals| totals.cached_tokens)),
             output_tokens: totals.map(|totals| totals.output_tokens),
             first_token: self.first_token.map(|first| first - self.received),
             took: self.clock.now() - self.received,

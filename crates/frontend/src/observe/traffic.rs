@@ -9,7 +9,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use kvasir_telemetry::{HistogramReading, MetricFamily, Metrics, SeriesReading, read_series};
+use kvasir_telemetry::{
+    HistogramReading, MetricFamily, Metrics, PREFILL_POOL, SeriesReading, read_series,
+};
 use kvasir_types::Time;
 use serde_json::{Value, json};
 
@@ -75,8 +77,9 @@ pub(crate) struct TrafficCounts {
     /// Tokens of the prompts of answers that are complete, and those that engines found cached.
     prompt_tokens: f64,
     reported_tokens: f64,
-    /// Tokens that chosen workers should have found cached.
+    /// Tokens that chosen workers should have found cached: those that answer, and those that compute prompts for them.
     predicted_tokens: f64,
+    prefill_predicted_tokens: f64,
     first_token: Sizes,
     between_tokens: Sizes,
     /// Requests under way, and those without a first token.
@@ -100,6 +103,16 @@ impl TrafficCounts {
             "waiting": self.waiting,
             "held": self.held,
         })
+    }
+
+    /// Tokens that were predicted since, about the workers that computed the prompts: those are others than the ones that answer
+    /// where there are prefill workers, and each prompt is predicted for both.
+    fn predicted_since(&self, was: &Self) -> f64 {
+        let prefill = self.prefill_predicted_tokens - was.prefill_predicted_tokens;
+        match prefill > 0.0 {
+            true => prefill,
+            false => (self.predicted_tokens - was.predicted_tokens).max(0.0),
+        }
     }
 
     fn ended(&mut self, error_type: &str, count: u64) {
@@ -144,7 +157,13 @@ impl TrafficReading {
             to.reported_tokens += series.histogram().sum;
         });
         let predicted = &metrics.router_kv_selected_cached_prefix_tokens_total;
-        read.each(predicted, |to, s| to.predicted_tokens += s.value());
+        read.each(predicted, |to, series| {
+            let is_prefill = series.label("model").ends_with(PREFILL_POOL);
+            *match is_prefill {
+                true => &mut to.prefill_predicted_tokens,
+                false => &mut to.predicted_tokens,
+            } += series.value();
+        });
         let mut bounds = [Vec::new(), Vec::new()];
         read.each(&metrics.time_to_first_token_seconds, |to, series| {
             let read = series.histogram();
@@ -172,6 +191,7 @@ impl TrafficReading {
         read_series(family, |series| {
             add(&mut self.all, &series);
             let model = series.label("model");
+            let model = model.strip_suffix(PREFILL_POOL).unwrap_or(model);
             if let Some(counts) = self.models.get_mut(model) {
                 add(counts, &series);
             } else if !matches!(model, "" | UNKNOWN_MODEL) {
@@ -295,7 +315,16 @@ fn difference(before: &Kept, now: &Kept, scope: &str) -> Value {
         )
     };
     let prompts = is.prompt_tokens - was.prompt_tokens;
-    let share = |was: f64, is: f64| maybe((prompts > 0.0).then(|| (is - was).max(0.0) / prompts));
+    let reported = (is.reported_tokens - was.reported_tokens).max(0.0);
+    let predicted = match scope {
+        // Models differ in whether others compute their prompts.
+        "" => (now.read.models.keys())
+            .map(|name| now.of(name).predicted_since(&before.of(name)))
+            .sum(),
+        _ => is.predicted_since(&was),
+    };
+    // Predictions are counted when an answer begins, prompts when it is complete.
+    let share = |part: f64| maybe((prompts > 0.0).then(|| (part / prompts).min(1.0)));
     json!([
         now.step,
         rate(was.started, is.started),
@@ -313,8 +342,8 @@ fn difference(before: &Kept, now: &Kept, scope: &str) -> Value {
         gap(0.5),
         gap(0.95),
         gap(0.99),
-        share(was.predicted_tokens, is.predicted_tokens),
-        share(was.reported_tokens, is.reported_tokens),
+        share(predicted),
+        share(reported),
     ])
 }
 
@@ -383,6 +412,34 @@ mod tests {
         history.observe(Time::from_millis(6_000), TrafficReading::take(&metrics));
         assert_eq!(history.rows()["m"].as_array().unwrap().len(), 1);
         assert_eq!(column(&history.rows()["m"][0], "requests"), json!(1.0));
+    }
+
+    /// The prompt of a request that has two workers is predicted twice and counted once: for the one that computes it.
+    #[test]
+    fn predictions_are_about_the_workers_that_compute_prompts() {
+        let metrics = metrics();
+        let mut history = TrafficHistory::default();
+        history.observe(Time::ZERO, TrafficReading::take(&metrics));
+        let placed = |model: &str, phase: &str, predicted: u64| {
+            let selected = &metrics.router_kv_selected_cached_prefix_tokens_total;
+            selected
+                .with_label_values(&[model, phase])
+                .inc_by(predicted);
+        };
+        for model in ["split", "whole"] {
+            let prompts = &metrics.input_sequence_tokens;
+            prompts.with_label_values(&[model]).observe(100.0);
+        }
+        placed("split", "aggregated", 90);
+        placed("split@prefill", "prefill", 40);
+        placed("whole", "aggregated", 20);
+        history.observe(Time::from_millis(5_500), TrafficReading::take(&metrics));
+        let rows = history.rows();
+        assert_eq!(rows.as_object().unwrap().len(), 3, "a pool is its model");
+        let share = |scope: &str| column(&rows[scope][0], "predicted");
+        assert_eq!(share("split"), json!(0.4));
+        assert_eq!(share("whole"), json!(0.2));
+        assert_eq!(share(""), json!(0.3));
     }
 
     #[test]

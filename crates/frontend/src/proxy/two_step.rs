@@ -344,6 +344,8 @@ impl Legs for Driver {
             }
             _ => None,
         };
+        let prefilled = leg.as_ref().map(|leg| leg.prefill.record());
+        self.ready.record.prefilled(prefilled);
         let mut arrival = self.ready.arrival.clone();
         if leg.is_some() {
             let keeps_credit = forward.app.options().bypass.is_some();
@@ -518,6 +520,7 @@ impl Driver {
             dispatched,
             ended,
             hit_rate: 0.0,
+            predicted_tokens: booking.predicted_tokens(),
             cached_tokens: None,
         };
         let mut meeting = None;

@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 
 use crate::models::ServedModel;
 use crate::observe::observer::Observer;
+use crate::observe::request_record::PrefilledBy;
 
 /// How the prompt was computed, as clients are told.
 #[derive(Clone, Copy, Debug)]
@@ -30,8 +31,21 @@ pub(crate) struct PrefillSummary {
     pub(crate) ended: Option<Time>,
     /// Share of the prompt's blocks that it was expected to hold.
     pub(crate) hit_rate: f64,
+    /// Tokens of the prompt that it was expected to find in its cache.
+    pub(crate) predicted_tokens: u32,
     /// Tokens of the prompt that it found in its cache, where it says so.
     pub(crate) cached_tokens: Option<u32>,
+}
+
+impl PrefillSummary {
+    /// What is remembered of it with the request.
+    pub(crate) fn record(self) -> PrefilledBy {
+        PrefilledBy {
+            target: self.target,
+            predicted_tokens: self.predicted_tokens,
+            cached_tokens: self.cached_tokens,
+        }
+    }
 }
 
 /// Both parts of one request, over one transport.

@@ -129,6 +129,7 @@ impl Answer {
         record.first_token(now);
         if let Some(lane) = lanes.first() {
             record.placed(&lane.booking);
+            record.prefilled(lane.prefill.map(PrefillSummary::record));
         }
         let created = app.clock().unix_secs(record.received());
         let running = (0..)

@@ -216,6 +216,7 @@ impl Driver {
             dispatched,
             ended,
             hit_rate,
+            predicted_tokens: booking.predicted_tokens(),
             cached_tokens: match &answer {
                 PrefillAnswer::Ended { item, .. } => item.cached_tokens,
                 PrefillAnswer::Meeting { .. } => None,

@@ -234,6 +234,27 @@ fn a_policy_of_ones_own_chooses_holds_orders_and_hears() {
     }
 }
 
+/// What is said to have decided is the term that differs most between the winner and the next.
+#[test]
+fn the_term_that_decided_is_named() {
+    use kvasir_router::DecidingTerm;
+    let decided = |host: &Host, id| host.router.explain(RequestId(id)).unwrap().deciding_term();
+    let mut host = Host::kv(|config| config.router_temperature = 0.0).workers(2);
+    let mut cached = prompt(1, &words(1, 10));
+    cached.overlap = held(&[(2, 10)]);
+    assert_eq!(host.worker(cached), 2);
+    assert_eq!(decided(&host, 1), Some(DecidingTerm::Cache));
+    // Nobody holds it: the prompt that waits on 2 decides, and what runs there once that has been computed.
+    assert_eq!(host.worker(prompt(2, &words(50, 4))), 1);
+    assert_eq!(decided(&host, 2), Some(DecidingTerm::Decode));
+    let mut alone = Host::kv(|_| {}).workers(1);
+    alone.sent(prompt(1, &words(1, 10)));
+    assert_eq!(decided(&alone, 1), None, "there was no other");
+    let mut equal = Host::kv(|_| {}).workers(2);
+    equal.sent(prompt(1, &words(1, 10)));
+    assert_eq!(decided(&equal, 1), None, "drawn among equals");
+}
+
 /// The record of one decision with every part of it, as `why` prints it.
 #[test]
 fn the_record_is_compact_and_complete() {

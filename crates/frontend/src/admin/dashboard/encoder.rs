@@ -99,7 +99,8 @@ impl Encoder {
     /// Reads traffic into the history.
     fn observe(&mut self, app: &App) {
         let mut read = TrafficReading::take(app.metrics());
-        let routers = app.models().of_routers();
+        let mut routers = app.models().of_routers();
+        routers.extend(app.prefill_pools().of_routers());
         let held = |router: &kvasir_router::Router| router.queued().0 as u64;
         read.all.held = routers.iter().map(|model| model.host.ask(held)).sum();
         self.history.observe(app.clock().now(), read);
@@ -207,6 +208,8 @@ fn framed(name: &str, id: &str, data: &str) -> Bytes {
 fn models(app: &App) -> Value {
     let row = |model: &std::sync::Arc<crate::models::ServedModel>| {
         let specs = model.specs();
+        let pool = app.prefill_pool(&model.name);
+        let prefill_workers = pool.map_or(0, |pool| pool.specs().len());
         model.host.ask(|router| {
             let (config, thresholds) = (router.config(), router.thresholds());
             json!({
@@ -216,9 +219,9 @@ fn models(app: &App) -> Value {
                 "policy": config.router_policy.name(),
                 "block_size": model.block_size,
                 "context_length": model.context_length,
-
                 "tokens_from": model.tokens_from(),
                 "workers": specs.len(),
+                "prefill_workers": prefill_workers,
                 "sessions": router.sessions(),
                 "held": router.queued().0,
                 "weights": {

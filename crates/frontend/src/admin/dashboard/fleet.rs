@@ -7,8 +7,9 @@ use kvasir_types::{WorkerId, WorkerRank};
 use serde_json::{Value, json};
 
 use crate::App;
+use crate::admin::workers::plane_address;
 use crate::fleet::members::{Member, MemberState};
-use crate::models::ServedModel;
+use crate::models::{ServedModel, model_of_prefill_pool};
 use crate::observe::outcomes::RequestOutcome;
 
 /// Rows that are shown; the lowest ids where there are more.
@@ -28,9 +29,11 @@ pub(super) type FleetHits = HashMap<WorkerRank, RankHits>;
 
 /// Adds an answer whose engine said what it found.
 pub(super) fn add_hit(hits: &mut FleetHits, ended: &RequestOutcome) {
-    let (Some(target), Some(prompt), Some(reported)) =
-        (ended.target, ended.prompt_tokens, ended.cached_tokens)
-    else {
+    let (Some(target), Some(prompt), Some(reported)) = (
+        ended.prefill.or(ended.target),
+        ended.prompt_tokens,
+        ended.cached_tokens,
+    ) else {
         return;
     };
     let hit = hits.entry(target).or_default();
@@ -45,7 +48,8 @@ pub(super) fn rows(app: &App, hits: &FleetHits) -> (BTreeMap<String, String>, us
     let members: BTreeMap<WorkerId, Member> = app.members().list().into_iter().collect();
     let mut rows: BTreeMap<String, Value> = BTreeMap::new();
     let mut left_out = 0;
-    for model in app.models().all() {
+    let pools = app.prefill_pools().all();
+    for model in app.models().all().into_iter().chain(pools) {
         let specs = model.specs();
         let figures: Vec<(&WorkerSpec, WorkerRank, Load, [bool; 3])> =
             model.host.ask(|router| figures(router, &specs));
@@ -53,7 +57,7 @@ pub(super) fn rows(app: &App, hits: &FleetHits) -> (BTreeMap<String, String>, us
             let key = format!("{rank} {}", model.host.name());
             if let Some(row) = rows.get_mut(&key) {
                 if let Some(models) = row["models"].as_array_mut() {
-                    models.push(Value::from(&*model.name));
+                    models.push(Value::from(model_of_prefill_pool(&model.name)));
                 }
                 continue;
             }
@@ -65,6 +69,7 @@ pub(super) fn rows(app: &App, hits: &FleetHits) -> (BTreeMap<String, String>, us
             let mut row = rank_row(&model, spec, rank, &load, hits.get(&rank));
             row["state"] = state(member, flags).into();
             row["removable"] = member.is_some().into();
+            row["address"] = member.and_then(plane_address).into();
             rows.insert(key, row);
         }
     }
@@ -130,7 +135,8 @@ fn rank_row(
         "worker": rank.worker.0.to_string(),
         "rank": rank.rank.0,
         "ranks": spec.rank_count(),
-        "models": [&*model.name],
+        "models": [model_of_prefill_pool(&model.name)],
+        "role": model.links().role(rank.worker).name(),
         "url": model.url_of(rank.worker),
         "requests": load.requests,
         "prefill_tokens": load.prefill_tokens,
@@ -163,7 +169,9 @@ fn absent_row(id: WorkerId, member: &Member) -> (String, Value) {
         "rank": 0,
         "ranks": 1,
         "models": [],
+        "role": member.record.role.name(),
         "url": member.record.transport.http().map(ToString::to_string),
+        "address": plane_address(member),
         "state": member.state.name(),
         "removable": true,
         "requests": 0,

@@ -6,16 +6,18 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use kvasir_router::{Decision, Reason};
+use kvasir_router::{DecidingTerm, Decision, Reason};
 use kvasir_types::{RequestId, Time};
 use serde_json::{Value, json};
 
 use crate::App;
-use crate::models::ServedModel;
+use crate::models::{ServedModel, model_of_prefill_pool};
 use crate::observe::outcomes::RequestOutcome;
 
 /// Decisions that a page begins with, and whose ends are told.
 pub(super) const SHOWN_MAX: usize = 200;
+/// The role of a decision about a worker that computes a prompt for another.
+const PREFILL: &str = "prefill";
 /// New decisions in one event.
 pub(super) const NEW_MAX: usize = 40;
 
@@ -43,7 +45,8 @@ impl LatestDecisions {
             false => NEW_MAX,
         };
         let (mut decisions, mut count) = (Vec::new(), 0);
-        let routers = app.models().of_routers();
+        let mut routers = app.models().of_routers();
+        routers.extend(app.prefill_pools().of_routers());
         // Of each router so many that the newest of all are among them, unless there are many routers.
         let of_each = (4 * most / routers.len().max(1)).clamp(1, most);
         for model in routers {
@@ -82,9 +85,11 @@ impl LatestDecisions {
 
     /// What became of those that are shown, since the last look. `each` sees every request that has ended since.
     pub(super) fn ended(&mut self, app: &App, mut each: impl FnMut(&RequestOutcome)) -> Vec<Value> {
-        let mut by_id: HashMap<RequestId, usize> = HashMap::new();
-        for (at, (id, _)) in self.shown.iter().enumerate() {
-            by_id.insert(*id, at);
+        // The last worker that was asked for the answer, and the last that was asked for the prompt, where that is another.
+        let mut by_id: HashMap<RequestId, [Option<usize>; 2]> = HashMap::new();
+        for (at, (id, row)) in self.shown.iter().enumerate() {
+            let leg = usize::from(row["role"] == PREFILL);
+            by_id.entry(*id).or_default()[leg] = Some(at);
         }
         let mut found = Vec::new();
         let outcomes = app.observer().outcomes();
@@ -97,8 +102,10 @@ impl LatestDecisions {
         let mut rows = Vec::new();
         for (at, ended) in found {
             let outcome = ended.to_json();
-            if let Some((_, row)) = self.shown.get_mut(at) {
-                row["outcome"] = outcome.clone();
+            for at in at.into_iter().flatten() {
+                if let Some((_, row)) = self.shown.get_mut(at) {
+                    row["outcome"] = outcome.clone();
+                }
             }
             rows.push(json!({ "id": ended.id.to_string(), "outcome": outcome }));
         }
@@ -114,14 +121,17 @@ impl LatestDecisions {
 /// A decision in a line.
 fn row(app: &App, of_router: &ServedModel, decision: &Decision) -> Value {
     let model = decision.model.as_deref().unwrap_or(&of_router.name);
+    let is_prefill = of_router.is_prefill_pool();
     let chosen = decision.chosen();
     let seconds = chosen.is_some_and(|chosen| chosen.seconds.is_some());
     json!({
         "id": decision.id.to_string(),
         "at": app.clock().unix_millis(decision.at),
-        "model": model,
+        "model": model_of_prefill_pool(model),
+        "role": is_prefill.then_some(PREFILL),
         "worker": decision.winner.map(|(rank, _)| rank.to_string()),
         "reason": decision.winner.map(|(_, reason)| reason_name(reason)),
+        "deciding": decision.deciding_term().map(DecidingTerm::name),
         "cost": chosen.map(|chosen| chosen.terms.cost),
         "runner_up": decision.runner_up().map(|other| other.terms.cost),
         "seconds": seconds,
