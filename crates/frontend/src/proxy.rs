@@ -318,8 +318,6 @@ async fn prepare_one(
         _ => HiddenUsage::None,
     };
     let mut headers = headers::to_engine(asked.parts.headers, app.via(), &asked.arrived.name);
-    // What we look into must not be compressed.
-    headers.remove(header::ACCEPT_ENCODING);
     record.trace_to(&mut headers);
     let body = outgoing::body(scan, &asked.body, &nvext, endpoint, follow);
     let forward = Forward {

@@ -69,7 +69,7 @@ pub use sse::{
 };
 pub use strict::Unknown;
 pub use transfer::{
-    is_override_header, is_transfer_name, without_transfer, without_transfer_event,
+    TransferFilter, is_override_header, is_transfer_name, names_transfer, without_transfer,
 };
 pub use usage::{Usage, UsageChunk, find_usage, without_usage};
 pub use walk::count_values;

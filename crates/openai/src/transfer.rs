@@ -1,45 +1,37 @@
 //! Fields by which engines hand caches to each other.
 //!
 //! Answers two questions: which parts of a client's body are words between router and engines, and which of an engine's
-//! answer? They name memory of other engines: a client that could say them could read what is not its own, and one
+//! answer ([`answer`])? They name memory of other engines: a client that could say them could read what is not its own, and one
 //! forged object ends a vLLM engine. So they go from no client to an engine, and from no engine to a client.
 //!
 //! What always holds: a body or an answer without them goes on byte for byte.
 
-use std::sync::LazyLock;
+mod answer;
 
-use bytes::{Bytes, BytesMut};
-use memchr::memmem::Finder;
-use serde_json::value::RawValue;
+use bytes::Bytes;
 
-use crate::object::{Object, Span, span_in};
+use crate::object::Span;
 use crate::scan::{Edits, Scan};
-use crate::sse::Event;
+
+pub use answer::{TransferFilter, names_transfer, without_transfer};
 
 /// Objects in a body in which vLLM looks for the same fields as beside them.
 const CARRIERS: [&str; 3] = ["vllm_xargs", "sampling_params", "extra_args"];
 /// How deep such objects are in each other: `sampling_params`, and `extra_args` in it.
 const DEPTH_MAX: u32 = 2;
-/// Every field of an answer that is not for clients ends so.
-static ENDING: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"_params\""));
+/// Fields that say from where or to where an engine moves a cache.
+const FIELDS: [&str; 4] = [
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "disaggregated_params",
+    "disagg_prefill_dp_rank",
+];
+/// All fields that begin so do, too.
+const PREFIX: &str = "bootstrap_";
 
-/// Whether a field of a body says from where or to where an engine moves a cache.
+/// Whether a field is one of them.
 fn is_transfer(key: &str) -> bool {
-    matches!(
-        key,
-        "kv_transfer_params"
-            | "ec_transfer_params"
-            | "disaggregated_params"
-            | "disagg_prefill_dp_rank"
-    ) || key.starts_with("bootstrap_")
-}
-
-/// Whether a field of an answer says it.
-fn is_ticket(key: &str) -> bool {
-    matches!(
-        key,
-        "kv_transfer_params" | "ec_transfer_params" | "disaggregated_params"
-    )
+    FIELDS.contains(&key) || key.starts_with(PREFIX)
 }
 
 /// Whether a header field lays such a value over the body (SGLang). Names are in lower case.
@@ -89,63 +81,6 @@ fn without_nested(json: &str, depth: u32) -> Option<Bytes> {
     let mut edits = scan.edit();
     edits.remove_transfer_to(depth);
     (!edits.is_empty()).then(|| edits.apply(&Bytes::copy_from_slice(json.as_bytes())))
-}
-
-/// An engine's answer or chunk with `null` where it names a cache; none if it goes on as it is. Engines write `null`
-/// there themselves for who did not ask.
-#[must_use]
-pub fn without_transfer(json: &Bytes) -> Option<Bytes> {
-    if !may_have_ticket(json) {
-        return None;
-    }
-    let scan = Scan::parse(json).ok()?;
-    let mut edits = scan.edit();
-    for span in tickets(scan.object()) {
-        edits.replace(span, "null");
-    }
-    let choices: Option<Vec<&RawValue>> = scan
-        .raw("choices")
-        .and_then(|c| serde_json::from_str(c).ok());
-    for choice in choices.unwrap_or_default() {
-        let base = span_in(scan.object().body(), choice.get()).start;
-        let Ok(choice) = Object::parse_str(choice.get()) else {
-            continue;
-        };
-        for span in tickets(&choice) {
-            edits.replace(base + span.start..base + span.end, "null");
-        }
-    }
-    (!edits.is_empty()).then(|| edits.apply(json))
-}
-
-/// The same of an event.
-#[must_use]
-pub fn without_transfer_event(event: &Event) -> Option<Bytes> {
-    if !may_have_ticket(&event.raw) {
-        return None;
-    }
-    let data = Bytes::copy_from_slice(&event.data()?);
-    let json = without_transfer(&data)?;
-    let mut out = BytesMut::with_capacity(json.len() + 64);
-    event.write_with(&json, &mut out);
-    Some(out.freeze())
-}
-
-/// Where the values stand that are to go.
-fn tickets(object: &Object<'_>) -> Vec<Span> {
-    let fields = object.fields().iter();
-    let told = fields.filter(|field| is_ticket(&field.key) && field.value != "null");
-    told.map(|field| field.span.clone()).collect()
-}
-
-/// Whether a key may be one that is not for clients, and its value is not `null`. Most answers have none and cost
-/// one search.
-fn may_have_ticket(json: &[u8]) -> bool {
-    ENDING.find_iter(json).any(|at| {
-        let rest = json.get(at + ENDING.needle().len()..).unwrap_or_default();
-        let value = rest.trim_ascii_start().strip_prefix(b":");
-        value.is_some_and(|value| !value.trim_ascii_start().starts_with(b"null"))
-    })
 }
 
 #[cfg(test)]
@@ -200,35 +135,5 @@ mod tests {
         ] {
             assert_eq!(sent(body), body);
         }
-    }
-
-    #[test]
-    fn answers_name_no_cache() {
-        let shown = |json: &str| without_transfer(&Bytes::copy_from_slice(json.as_bytes()));
-        assert_eq!(
-            shown(r#"{"choices":[{"text":"a","disaggregated_params": {"x":[1]}},{"disaggregated_params":null}],"kv_transfer_params" : {"remote_block_ids":[[1]]}}"#).unwrap(),
-            r#"{"choices":[{"text":"a","disaggregated_params": null},{"disaggregated_params":null}],"kv_transfer_params" : null}"#
-        );
-        for as_it_is in [
-            r#"{"choices":[],"kv_transfer_params":null,"ec_transfer_params": null}"#,
-            r#"{"choices":[{"text":"the \"kv_transfer_params\":{} field"}]}"#,
-            r#"{"choices":[{"message":{"kv_transfer_params":1}}]}"#,
-            "[DONE]",
-            "",
-        ] {
-            assert_eq!(shown(as_it_is), None, "{as_it_is}");
-        }
-    }
-
-    #[test]
-    fn events_name_no_cache() {
-        let event = |raw: &'static str| Event { raw: raw.into() };
-        let told = event("event: x\ndata: {\"choices\":[{\"disaggregated_params\":{}}]}\n\n");
-        assert_eq!(
-            without_transfer_event(&told).unwrap(),
-            "event: x\ndata: {\"choices\":[{\"disaggregated_params\":null}]}\n\n"
-        );
-        let silent = event("data: {\"choices\":[],\"kv_transfer_params\":null}\n\n");
-        assert_eq!(without_transfer_event(&silent), None);
     }
 }

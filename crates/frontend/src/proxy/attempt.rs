@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
 use kvasir_host::Booking;
-use kvasir_openai::{ApiError, ask_token_ids};
+use kvasir_openai::{ApiError, ask_token_ids, names_transfer};
 use kvasir_router::{Attempts, GiveUp, NextStep, Placement};
 use kvasir_types::{AttemptError as _, FailureCause, WorkerRank};
 use kvasir_upstream::{UpstreamBody, UpstreamError, UpstreamRequest};
@@ -27,6 +27,11 @@ const FAILED_TWICE: &str = "Two workers failed while they had this request. It m
 
 /// The client's error when a request may have been run and must not be run twice.
 const NOT_SENT_AGAIN: &str = "The worker failed before it answered. It may have run the request, so it was not sent to another worker";
+
+/// The client's error when an engine refuses its request with words about other engines.
+const REFUSED_WITH_TRANSFER: &str = "The engine refuses the request. What it says names other engines: the operator finds it in the router's log";
+/// Bytes of it that are logged.
+const TOLD_BYTES_MAX: usize = 2048;
 
 /// The client's error when this machine cannot open a connection to any worker.
 const NO_ROOM: &str = "This router cannot open another connection to a worker: try again";
@@ -124,10 +129,14 @@ fn transferred(
     opened: Result<EngineAnswer, UpstreamError>,
 ) -> Result<EngineAnswer, UpstreamError> {
     let error = match opened {
-        Ok(answer) => match answer.failure() {
+        Ok(mut answer) => match answer.failure() {
             Some(error) if error.failure_cause() != FailureCause::Rejected => error,
             // Any engine would refuse it.
-            _ => return Ok(answer),
+            Some(_) => {
+                answer.keep_transfer_back();
+                return Ok(answer);
+            }
+            None => return Ok(answer),
         },
         Err(error) => error,
     };
@@ -143,6 +152,20 @@ impl EngineAnswer {
             _ if !status.is_success() => Some(UpstreamError::Status(status)),
             true => Some(UpstreamError::ErrorEvent),
             false => None,
+        }
+    }
+
+    /// An engine that refuses a request may repeat what it was sent, and with it what another said of its memory: then the client is told
+    /// that it was refused.
+    fn keep_transfer_back(&mut self) {
+        let FirstBytes::Whole(told) = &mut self.first else {
+            return;
+        };
+        if names_transfer(told) {
+            let status = self.head.status.as_u16();
+            tracing::warn!(status, told = %String::from_utf8_lossy(&told[..told.len().min(TOLD_BYTES_MAX)]), "an engine refuses a request and names the transfer");
+            *told = ApiError::new(status, REFUSED_WITH_TRANSFER).to_body();
+            self.source.set_edited();
         }
     }
 }
@@ -371,6 +394,7 @@ impl Forward {
             .resume_state()
             .filter(|_| matches!(form, Form::Events { .. }));
         let mut source = Source::new(body, form, resume);
+        source.filter_text(headers::is_text(&head.headers));
         source.keep_text(self.prefills_next_turn());
         let mut first = source.first_bytes().await?;
         if leg.is_some() && self.begins_with_role() {

@@ -17,7 +17,14 @@ const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection")
 pub(super) fn to_engine(mut client: HeaderMap, via: &Via, name: &HeaderValue) -> HeaderMap {
     leave_connection(&mut client);
     leave_overrides(&mut client);
-    for ours in [header::HOST, header::CONTENT_LENGTH, header::EXPECT] {
+    // What we look into must not be compressed.
+    let ours = [
+        header::HOST,
+        header::CONTENT_LENGTH,
+        header::EXPECT,
+        header::ACCEPT_ENCODING,
+    ];
+    for ours in ours {
         client.remove(ours);
     }
     client.append(header::VIA, via.field().clone());
@@ -46,6 +53,7 @@ pub(super) fn rank_field(rank: DpRank) -> (HeaderName, HeaderValue) {
 /// The engine's fields as the client gets them.
 pub(super) fn to_client(mut engine: HeaderMap) -> HeaderMap {
     leave_connection(&mut engine);
+    leave_overrides(&mut engine);
     engine
 }
 
@@ -93,6 +101,16 @@ pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
         value
             .get(..expected.len())
             .is_some_and(|begin| begin.eq_ignore_ascii_case(expected))
+    })
+}
+
+/// Whether the body is text, in which an engine may say something of other engines: what says nothing of itself may be.
+pub(super) fn is_text(headers: &HeaderMap) -> bool {
+    let value = headers.get(header::CONTENT_TYPE);
+    value.is_none_or(|value| {
+        let value = value.as_bytes().to_ascii_lowercase();
+        let has = |part: &[u8]| memchr::memmem::find(&value, part).is_some();
+        value.trim_ascii_start().starts_with(b"text/") || has(b"json")
     })
 }
 

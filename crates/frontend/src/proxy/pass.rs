@@ -221,7 +221,8 @@ fn prepare(
 fn may_be_object(parts: &Parts, body: &[u8]) -> bool {
     let first = body.trim_ascii_start().first();
     if !parts.headers.contains_key(CONTENT_TYPE) {
-        return first == Some(&b'{');
+        // Python also reads JSON in other encodings, with a mark before it or without.
+        return first.is_some_and(|byte| b"{\0\xef\xfe\xff".contains(byte));
     }
     let other = first.is_some_and(|byte| b"[\"-0123456789tfn".contains(byte));
     let json = body::check_content_type(&parts.headers).is_ok();

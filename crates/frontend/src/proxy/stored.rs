@@ -247,7 +247,14 @@ impl Forward {
     async fn open_stored(&self, target: WorkerRank) -> Result<EngineAnswer, UpstreamError> {
         let dispatched = self.app.clock().now();
         let (head, body) = self.send(target, &self.body).await?.into_parts();
-        let mut source = Source::new(body, Form::Opaque, None);
+        let is_text = headers::is_text(&head.headers);
+        let form = match is_text {
+            true => self.form(&head, || None),
+            // A file, of any length.
+            false => Form::Opaque,
+        };
+        let mut source = Source::new(body, form, None);
+        source.filter_text(is_text);
         Ok(EngineAnswer {
             dispatched,
             prefill: None,

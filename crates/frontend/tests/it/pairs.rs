@@ -286,6 +286,33 @@ async fn an_engine_that_cannot_fetch_the_prompt_is_asked_to_compute_it() {
     }
 }
 
+/// An engine that refuses an answer may repeat what it was sent, as Python writes it.
+#[tokio::test]
+async fn a_refusal_that_repeats_the_transfer_is_not_passed_on() {
+    let pair = Pair::new().await;
+    for (told, is_kept_back) in [
+        (
+            r#"{"error":{"message":"'input': {'kv_transfer_params': {'remote_host': '10.0.0.1'}}"}}"#,
+            true,
+        ),
+        (r#"{"error":{"message":"max_tokens is too large"}}"#, false),
+    ] {
+        pair.computes();
+        let length = told.len();
+        let refusal = format!(
+            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{told}"
+        );
+        pair.rig.stage.play(vec![Step::Write(refusal.into_bytes())]);
+        let got = pair.rig.post(CHAT, ASK).await;
+        assert_eq!((got.status, got.text() != told), (400, is_kept_back));
+        assert!(
+            !got.text().contains("10.0.0.1") && got.json()["error"].is_object()
+                || got.json()["message"].is_string()
+        );
+        pair.at_rest().await;
+    }
+}
+
 /// What was kept is fetched once: by the next engine if the first was not reached.
 #[tokio::test]
 async fn a_prompt_that_was_not_fetched_goes_to_the_next_engine() {

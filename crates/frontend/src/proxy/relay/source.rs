@@ -11,8 +11,8 @@ use std::task::{Context, Poll};
 use bytes::{Buf as _, Bytes, BytesMut};
 use kvasir_openai::resume::{ChunkKind, Graft, Progress};
 use kvasir_openai::{
-    Event, EventParser, ResponseNvext, Usage, WorkerIds, find_usage, without_transfer,
-    without_transfer_event, without_usage, write_done, write_llm_metrics,
+    Event, EventParser, ResponseNvext, TransferFilter, Usage, WorkerIds, find_usage,
+    without_transfer, without_usage, write_done, write_llm_metrics,
 };
 use kvasir_telemetry::Clock;
 use kvasir_types::{Time, WorkerRank};
@@ -20,7 +20,7 @@ use kvasir_upstream::{UpstreamBody, UpstreamError};
 
 use crate::request::response_extras::ExtraFields;
 
-/// Largest event that is looked into; a larger one passes unseen.
+/// Largest event that is looked into; of a larger one only names of caches are taken out.
 const EVENT_BYTES_MAX: usize = 4 << 20;
 /// Longest answer that is kept back until it is complete; a longer one passes as it comes.
 const HELD_BYTES_MAX: usize = 4 << 20;
@@ -240,8 +240,12 @@ pub(crate) struct Source {
     parser: EventParser,
     /// What the engine counted.
     pub(crate) usage: Usage,
-    /// Names of caches were taken out of an answer in one piece.
+    /// Takes names of caches out of what is not looked into otherwise; none where the answer is no text.
+    filter: Option<Box<TransferFilter>>,
+    /// They were taken out of an answer in one piece, or may be out of one that is passed on as it comes.
     is_cleaned: bool,
+    /// An event was too large to be looked into.
+    is_oversized: bool,
     /// Events that came, `[DONE]` not counted.
     pub(crate) events: u32,
     /// Pieces and events since the last unit of the task's budget.
@@ -276,13 +280,28 @@ impl Source {
             form,
             parser: EventParser::new(EVENT_BYTES_MAX),
             usage: Usage::default(),
+            filter: None,
             is_cleaned: false,
+            is_oversized: false,
             events: 0,
             pieces: 0,
             has_more_events: false,
             done: false,
             failed: false,
             half_end: None,
+        }
+    }
+
+    /// The answer is text, in which an engine may name caches. Call it before the first bytes.
+    pub(crate) fn filter_text(&mut self, is_text: bool) {
+        self.filter = is_text.then(Box::default);
+    }
+
+    /// Bytes that are not looked into otherwise, as the client gets them.
+    fn filtered(&mut self, bytes: Bytes) -> Bytes {
+        match &mut self.filter {
+            Some(filter) => filter.push(bytes),
+            None => bytes,
         }
     }
 
@@ -364,8 +383,13 @@ impl Source {
         match &self.form {
             Form::Events { .. } => true,
             Form::Whole(extras) => extras.is_some() || self.is_cleaned,
-            Form::Opaque => false,
+            Form::Opaque => self.filter.is_some(),
         }
+    }
+
+    /// The answer in one piece is another than the engine's.
+    pub(crate) fn set_edited(&mut self) {
+        self.is_cleaned = true;
     }
 
     /// Waits for the first bytes that the client can get: a first event, or all of a short answer. Until then another worker can
@@ -430,7 +454,8 @@ impl Source {
                 } else {
                     held
                 };
-                return Ok(FirstBytes::Partial(first));
+                self.is_cleaned = self.filter.is_some();
+                return Ok(FirstBytes::Partial(self.filtered(first)));
             }
         }
         let held = if held.is_empty() {
@@ -476,7 +501,7 @@ impl Source {
                             self.parser.push(data);
                             self.whole_events()
                         }
-                        _ => data,
+                        _ => self.filtered(data),
                     };
                     if !bytes.is_empty() {
                         return Poll::Ready(Some(Ok(bytes)));
@@ -514,7 +539,13 @@ impl Source {
             // A stream that can be resumed is not complete without `[DONE]`.
             return Some(Err(UpstreamError::Unfinished));
         }
-        let rest = self.take_rest();
+        let mut rest = self.take_rest();
+        if let Some(filter) = &mut self.filter {
+            let held = filter.finish();
+            if !held.is_empty() {
+                rest = [&held[..], &rest].concat().into();
+            }
+        }
         (!rest.is_empty()).then_some(Ok(rest))
     }
 
@@ -535,7 +566,14 @@ impl Source {
                 }
                 Ok(None) => break,
                 // Too large to look into: it passes as it is.
-                Err(_) => Some(self.take_rest()),
+                Err(_) => {
+                    self.is_oversized = true;
+                    Some(self.take_rest())
+                }
+            };
+            let raw = match self.is_oversized {
+                true => raw.map(|raw| self.filtered(raw)),
+                false => raw,
             };
             let Some(raw) = raw.filter(|raw| !raw.is_empty()) else {
                 continue;
@@ -611,7 +649,7 @@ impl Source {
         self.events = self.events.saturating_add(1);
         self.failed |= self.resume.is_none() && is_failure(&event);
         let event = self.follow(event)?;
-        let event = without_transfer_event(&event).map_or(event, |raw| Event { raw });
+        let event = without_transfer(&event.raw).map_or(event, |raw| Event { raw });
         if let (Some(text), Some(data)) = (&mut self.text, event.data()) {
             text.add_chunk(&data);
         }
