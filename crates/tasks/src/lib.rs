@@ -5,9 +5,11 @@
 //! Invariants: a stopped set drops what is left at its next await; what begins on a [`RuntimeThreads`] thread stays there.
 
 mod on_wake;
+mod outliving;
 mod tasks;
 mod threads;
 
 pub use on_wake::OnWake;
+pub use outliving::Outliving;
 pub use tasks::Tasks;
 pub use threads::{RuntimeThreads, ThreadSlot};

@@ -290,8 +290,10 @@ async fn answer(mut reply: ReplySink, mut stream: TokenStream, prompt_tokens: u3
             item = stream.next() => item,
             () = cancelled.cancelled() => return,
         };
+        let mut is_last = false;
         let annotated = match item {
             Some(Ok(item)) => {
+                is_last = item.finish.is_some();
                 usage.cached_tokens = usage.cached_tokens.or(item.cached_tokens);
                 let new = u32::try_from(item.tokens.len()).unwrap_or(u32::MAX);
                 usage.completion_tokens = usage.completion_tokens.saturating_add(new);
@@ -305,11 +307,11 @@ async fn answer(mut reply: ReplySink, mut stream: TokenStream, prompt_tokens: u3
             },
             None => return reply.finish().await,
         };
+        if is_last || annotated.error.is_some() {
+            return reply.finish_with(|writer| annotated.write(writer)).await;
+        }
         if !reply.send_with(|writer| annotated.write(writer)).await {
             return;
-        }
-        if annotated.error.is_some() {
-            return reply.finish().await;
         }
     }
 }

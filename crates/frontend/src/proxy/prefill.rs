@@ -10,10 +10,8 @@ use http::StatusCode;
 use kvasir_host::Booking;
 use kvasir_openai::{ApiError, LegApi, Usage, find_usage, prefill_leg, transfer_params};
 use kvasir_router::{Attempts, NextStep, Outcome, Trouble};
-use kvasir_tasks::Tasks;
 use kvasir_types::{AttemptError as _, BootstrapRoom, FailureCause, Time, WorkerRank};
 use kvasir_upstream::UpstreamError;
-use tokio::sync::oneshot;
 
 use super::Forward;
 use super::kept_prompt::KeptPrompt;
@@ -80,11 +78,9 @@ impl OpenAttempt for PromptAttempt<'_> {
         }
         let body = self.body.as_ref().ok_or(UpstreamError::Unfinished)?;
         let (own, pool) = (Arc::clone(forward), Arc::clone(self.pool));
-        heard_out(
-            forward.app.tasks(),
-            compute(own, pool, target, body.clone()),
-        )
-        .await
+        let asked = compute(own, pool, target, body.clone());
+        // An engine that is about to answer is heard, whoever has left: what it keeps is freed only by who knows where it is.
+        forward.app.tasks().outliving(asked, LEAVING_GRACE).await
     }
 
     fn client_error(&self, error: &UpstreamError, _: NextStep) -> ApiError {
@@ -119,28 +115,6 @@ async fn compute(
         FailureCause::Rejected => Ok(ComputedPrompt::Refused(status)),
         _ => Err(error),
     }
-}
-
-/// What comes of `asked`. Whoever waits for it may leave: an engine that is about to answer is still heard, since what it keeps is
-/// freed only by who knows where it is; any other is stopped.
-async fn heard_out<T: Send + 'static>(
-    tasks: &Tasks,
-    asked: impl Future<Output = Result<T, UpstreamError>> + Send + 'static,
-) -> Result<T, UpstreamError> {
-    let (mut to, outcome) = oneshot::channel();
-    tasks.spawn(async move {
-        let mut asked = std::pin::pin!(asked);
-        let found = tokio::select! {
-            found = &mut asked => found,
-            () = to.closed() => match tokio::time::timeout(LEAVING_GRACE, asked).await {
-                Ok(found) => found,
-                Err(_) => return,
-            },
-        };
-        // What nobody waits for any more is dropped, and so freed.
-        let _ = to.send(found);
-    });
-    outcome.await.unwrap_or(Err(UpstreamError::Unfinished))
 }
 
 /// The booking of a prompt that is computed beside its answer: whoever ends the one ends the other.

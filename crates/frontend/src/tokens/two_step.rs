@@ -12,6 +12,7 @@ mod transfer;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvasir_host::{Booking, UsageReport};
 use kvasir_openai::ApiError;
@@ -37,6 +38,9 @@ use crate::request::two_step::{count_path, path_of};
 use crate::tokens::bypass;
 use crate::tokens::job::Job;
 use crate::tokens::lane::{Lane, TokenAttempt};
+
+/// How long a decode worker may take to fetch a prompt whose client has left.
+const FETCH_TIME: Duration = Duration::from_secs(60);
 
 /// A prefill leg that was opened.
 struct PrefillLeg {
@@ -307,13 +311,8 @@ impl Driver {
         attempt.set_transfer(transfer);
         let lane = async move { attempt.run(id, attempts, migration, summary).await };
         let lane = match self.running.as_mut() {
-            // A task of its own: a client that leaves does not stop it before the prompt was fetched.
-            None => match self.app.tasks().spawn(lane).await {
-                Ok(Some(lane)) => lane,
-                Ok(None) | Err(_) => {
-                    return Err(TwoStepInput::DecodeRefused(Trouble::Cancelled));
-                }
-            },
+            // A client that leaves does not stop it before the prompt was fetched.
+            None => self.app.tasks().outliving(lane, FETCH_TIME).await,
             Some(running) => tokio::select! {
                 lane = lane => lane,
                 trouble = running.failure() => {

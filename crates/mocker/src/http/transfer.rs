@@ -219,7 +219,7 @@ pub(crate) async fn arrange(mock: &Mock, ask: &Ask) -> Result<Arrangement, Refus
             if !matches!(fetched, Ok(Some(Ok(())))) {
                 return Err(broken());
             }
-            tokio::time::sleep(*per_token * u32::try_from(tokens).unwrap_or(u32::MAX)).await;
+            travel(*per_token, tokens).await;
             Ok(Arrangement::TakenOver)
         }
         (Wish::Meet(rooms), HttpPart::SglangPrefill { meeting, .. }) => {
@@ -251,10 +251,18 @@ impl Drop for DiesWith<'_> {
 pub(crate) async fn hand_over(mock: &Mock, ask: &Ask, rooms: &[OpenRoom]) {
     if let HttpPart::SglangPrefill { per_token, .. } = &mock.part {
         let tokens: usize = ask.prompts.iter().map(|p| p.len()).sum();
-        tokio::time::sleep(*per_token * u32::try_from(tokens).unwrap_or(u32::MAX)).await;
+        travel(*per_token, tokens).await;
     }
     for room in rooms {
         room.ready();
+    }
+}
+
+/// Waits as long as so many tokens of a prompt are on their way.
+async fn travel(per_token: Duration, tokens: usize) {
+    // A timer takes a millisecond even where it is to take nothing.
+    if !per_token.is_zero() {
+        tokio::time::sleep(per_token * u32::try_from(tokens).unwrap_or(u32::MAX)).await;
     }
 }
 

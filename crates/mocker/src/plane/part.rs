@@ -90,7 +90,9 @@ pub(super) async fn prefill(
         };
         if !said {
             said = true;
-            tokio::time::sleep(part.per_token * tokens).await;
+            if !part.per_token.is_zero() {
+                tokio::time::sleep(part.per_token * tokens).await;
+            }
             let params =
                 json!({"kvasir_mock": {"request": request.id.to_string(), "tokens": tokens}});
             item.disaggregated_params = Some(params.to_string().into());

@@ -111,8 +111,19 @@ impl ReplySink {
     }
 
     /// Marks the answer complete and ends it.
-    pub async fn finish(mut self) {
+    pub async fn finish(self) {
+        self.end(BytesMut::new()).await;
+    }
+
+    /// The same after a last item that `write` writes. Both are one write: the reader is woken once.
+    pub async fn finish_with(self, write: impl FnOnce(&mut PayloadWriter)) {
         let mut last = BytesMut::new();
+        TwoPart::of_body(Item::encode_data(self.codec, write)).encode(&mut last);
+        self.end(last).await;
+    }
+
+    /// Sends `last`, and that it was the last.
+    async fn end(mut self, mut last: BytesMut) {
         TwoPart::of_body(Item::end(true).encode(self.codec)).encode(&mut last);
         TwoPart::of_header(Word::Sentinel.encode()).encode(&mut last);
         if self.send_bytes(&last).await {
