@@ -88,6 +88,15 @@ fn refused(error: AskError) -> Failure {
     }
 }
 
+/// The role of workers that compute whole requests.
+const AGGREGATED: &str = "aggregated";
+
+/// Which part of requests a worker computes.
+fn role(worker: &Value) -> String {
+    let role = worker.get("role").and_then(Value::as_str);
+    text::plain(role.unwrap_or(AGGREGATED))
+}
+
 /// One rank of one worker.
 struct Row<'v> {
     worker: &'v Value,
@@ -113,6 +122,10 @@ pub(super) fn table(answer: &Value) -> Table {
     add("RANK", Align::Right, 5, &|row| {
         cell(row.rank.get("dp_rank"))
     });
+    let is_split = |row: &Row<'_>| role(row.worker) != AGGREGATED;
+    if rows.iter().any(is_split) {
+        add("ROLE", Align::Left, 1, &|row| role(row.worker));
+    }
     add("STATE", Align::Left, 0, &|row| state(row.worker));
     add("REQUESTS", Align::Right, 1, &|row| {
         cell(row.rank.get("active_requests"))
@@ -271,6 +284,18 @@ mod tests {
             "{narrow:?}"
         );
         assert!(narrow[1].starts_with("7 ") && narrow[1].contains("serving"));
+    }
+
+    #[test]
+    fn roles_are_shown_where_there_are_some() {
+        let worker =
+            |id: u32, role: &str| json!({"worker_id": id, "role": role, "state": "serving"});
+        let answer = json!({"workers": [worker(7, "prefill"), worker(8, "decode")]});
+        let lines = table(&answer).lines(160);
+        assert!(lines[0].contains("ROLE"), "{lines:?}");
+        assert!(lines[1].contains("prefill") && lines[2].contains("decode"));
+        let whole = json!({"workers": [worker(7, "aggregated")]});
+        assert!(!table(&whole).lines(160)[0].contains("ROLE"));
     }
 
     #[test]

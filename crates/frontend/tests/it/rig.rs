@@ -314,21 +314,21 @@ impl Rig {
 
     /// What `GET /workers` lists.
     pub(crate) async fn workers(&self) -> Vec<serde_json::Value> {
-        let mut client = self.client().await;
-        client
-            .send("GET /workers HTTP/1.1\r\nhost: door\r\n\r\n")
-            .await;
-        let list = client.answer().await.json();
+        let list = self.get("/workers").await.json();
         list["workers"].as_array().unwrap().clone()
+    }
+
+    /// One page.
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        let mut client = self.client().await;
+        let head = format!("GET {path} HTTP/1.1\r\nhost: door\r\n\r\n");
+        client.send(head).await;
+        client.answer().await
     }
 
     /// The metrics page.
     pub(crate) async fn page(&self) -> String {
-        let mut client = self.client().await;
-        client
-            .send("GET /metrics HTTP/1.1\r\nhost: door\r\n\r\n")
-            .await;
-        client.answer().await.text().to_owned()
+        self.get("/metrics").await.text().to_owned()
     }
 
     /// A counter or gauge of the metrics page, summed over its labels.

@@ -21,6 +21,11 @@ const DECODE: u64 = 21;
 const ASK: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":4,"nvext":{"extra_fields":["worker_id","timing"]}}"#;
 const PARAMS: &str = r#"{"remote_block_ids":[[1,2]]}"#;
 
+const STRICT: TwoStepTerms = TwoStepTerms {
+    serves_alone: false,
+    falls_back: false,
+};
+
 /// A frontend, and workers whose part the test plays.
 struct Split {
     rig: Rig,
@@ -268,16 +273,39 @@ async fn pools_come_and_go_in_any_order() {
     split.at_rest().await;
 }
 
+/// As a Dynamo frontend says it, and what it says of one that is missing.
+#[tokio::test]
+async fn the_page_of_a_model_says_who_computes_what() {
+    for (terms, alone) in [(TwoStepTerms::default(), true), (STRICT, false)] {
+        let split = Split::with(terms).await;
+        let _decode = split.decode().await;
+        let decode = json!({"workers": 1, "needs": [["prefill"]]});
+        let page = |ready, types: Value, present: Value, missing: Value| {
+            json!({"model": "m", "ready": ready, "namespaces": {"dynamo":
+                {"ready": ready, "worker_types": types, "present": present, "missing_worker_types": missing}}})
+        };
+        let got = split.rig.get("/v1/models/m/ready").await;
+        let expected = page(
+            alone,
+            json!({"decode": decode}),
+            json!(["decode"]),
+            json!(["prefill"]),
+        );
+        assert_eq!((got.status == 200, got.json()), (alone, expected));
+        let _prefill = split.prefill(false).await;
+        let types = json!({"decode": decode, "prefill": {"workers": 1, "needs": [["decode"]]}});
+        let got = split.rig.get("/v1/models/m/ready").await;
+        let expected = page(true, types, json!(["decode", "prefill"]), json!([]));
+        assert_eq!((got.status, got.json()), (200, expected));
+    }
+}
+
 /// How a prefill worker fails a request.
 type FailCall = fn(Call);
 
 /// What a prefill worker does, and the status that the client gets from a kind and from a strict frontend.
 #[tokio::test]
 async fn whoever_answers_computes_a_prompt_that_nobody_else_does() {
-    let strict = TwoStepTerms {
-        serves_alone: false,
-        falls_back: false,
-    };
     let fails: [(&str, FailCall, [u16; 2]); 3] = [
         (
             "it fails",
@@ -296,15 +324,12 @@ async fn whoever_answers_computes_a_prompt_that_nobody_else_does() {
         ),
     ];
     for (what, fail, expected) in fails {
-        for (terms, expected) in [TwoStepTerms::default(), strict].into_iter().zip(expected) {
+        for (terms, expected) in [TwoStepTerms::default(), STRICT].into_iter().zip(expected) {
             let split = Split::with(terms).await;
             let mut decode = split.decode().await;
-            if terms == strict {
-                assert_eq!(
-                    got(&mut split.ask().await).await.status,
-                    503,
-                    "nobody is there"
-                );
+            if terms == STRICT {
+                let status = got(&mut split.ask().await).await.status;
+                assert_eq!(status, 503, "nobody is there");
             }
             let mut prefill = split.prefill(false).await;
             let mut client = split.ask().await;
