@@ -1,14 +1,16 @@
 """Prompts on one engine server and answers on another, over HTTP: vLLM's words and SGLang's, as mock engines speak them."""
 
+import http.server
 import json
 import re
+import threading
 import time
 
 import httpx
 import pytest
 
 from conftest import Kvasir, until
-from planes_rig import MODEL, TEXT, Load, busy_workers, chat, first_event, free_port, stream
+from planes_rig import MODEL, TEXT, Load, busy_workers, chat, first_event, free_port, rest, stream
 
 # A prefill server is used again this long after it is back, on a machine that does nothing else: `/v1/models` is asked every two seconds.
 BACK_SECONDS = 4
@@ -17,12 +19,15 @@ BACK_SECONDS = 4
 class Pairs:
     """A frontend before two servers that answer and some that compute prompts."""
 
-    def __init__(self, words, prefill=1, frontend=(), prefill_options=()):
+    def __init__(self, words, prefill=1, frontend=(), prefill_options=(), door=None):
         self.words, self.options, self.started = words, prefill_options, []
         self.prefill_ports = [free_port() for _ in range(prefill)]
         self.decode = [self.server("decode") for _ in range(2)]
         self.prefill = [self.server("prefill", port) for port in self.prefill_ports]
-        named = [word for one in self.prefill for word in ("--prefill-worker", one.url)]
+        urls = [one.url for one in self.prefill]
+        if door:
+            door.behind, urls = self.prefill[0], [f"http://127.0.0.1:{door.server_port}"]
+        named = [word for url in urls for word in ("--prefill-worker", url)]
         named += [word for one in self.decode for word in ("--worker", one.url)]
         self.frontend = Kvasir("frontend", "--http-host", "127.0.0.1", "--http-port", "0", *named, *frontend)
         self.url = "http://" + self.frontend.wait_for(r"address\W+(127\.0\.0\.1:\d+)").group(1)
@@ -148,6 +153,68 @@ def test_a_client_that_leaves_at_any_step_leaves_nothing(vllm):
     vllm.at_rest()
 
 
+class Door(http.server.BaseHTTPRequestHandler):
+    """Stands before a prefill server. Armed, it ends the server when that has computed a prompt, and only then passes the answer on."""
+
+    protocol_version = "HTTP/1.1"
+
+    def answer(self):
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        try:
+            told = httpx.request(self.command, self.server.behind.url + self.path, content=body, headers={"content-type": "application/json"}, timeout=30)
+        except httpx.HTTPError:
+            self.close_connection = True
+            return
+        if self.server.armed and b"do_remote_decode" in body:
+            self.server.armed = False
+            self.server.behind.process.kill()
+            self.server.behind.process.wait()
+            self.server.ended.set()
+        self.send_response(told.status_code)
+        self.send_header("content-type", told.headers.get("content-type", "application/json"))
+        self.send_header("content-length", str(len(told.content)))
+        self.end_headers()
+        self.wfile.write(told.content)
+
+    do_GET = do_POST = answer
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def door():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Door)
+    server.behind, server.armed, server.ended = None, False, threading.Event()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+
+
+def test_a_prefill_server_that_dies_between_its_answer_and_the_decode_leg_costs_nothing(door):
+    pairs = Pairs("vllm", door=door)
+    until(pairs.is_split, 20, pairs.log)
+    for ends in ("unary", "stream"):
+        text = TEXT.format(f"dies after its answer, {ends}")
+        door.armed = True
+        if ends == "unary":
+            answer = chat(pairs.http, text, max_tokens=8, ignore_eos=True)
+            assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 8, f"{answer.text}\n{pairs.log()}"
+        else:
+            with stream(pairs.http, text, 8) as answer:
+                finish, usage = rest(first_event(answer), pairs.log)
+            assert (finish, usage["completion_tokens"]) == ("length", 8), pairs.log()
+        assert door.ended.is_set(), pairs.log()
+        # A decode server was told of it, could not fetch it, and computed it.
+        legs = [body for one in pairs.decode for body in pairs.received(one) if body["messages"][0]["content"] == text]
+        assert sorted("kv_transfer_params" in leg for leg in legs) == [False, True], legs
+        until(lambda: busy_workers(pairs.http) == [], 20, pairs.log)
+        door.ended.clear()
+        door.behind = pairs.server("prefill")
+        until(pairs.is_split, 60, pairs.log)
+    pairs.stop()
+
+
 def completions(one, **fields):
     body = {"model": MODEL, "prompt": [TEXT.format("first"), TEXT.format("second")], "max_tokens": 6, "ignore_eos": True, "temperature": 0, **fields}
     return httpx.post(f"{getattr(one, 'url', one)}/v1/completions", json=body, timeout=60)
@@ -177,15 +244,15 @@ def test_several_prompts_of_a_body_are_several_pairs(vllm):
     vllm.at_rest()
 
 
-@pytest.mark.parametrize("words", ["vllm", "sglang"])
-def test_the_doctor_checks_a_pair(words, request):
-    pair = request.getfixturevalue(words)
-    named = ["--prefill-worker", pair.prefill[0].url, "--worker", pair.decode[0].url]
+@pytest.mark.parametrize("prefill, decode, outcome", [("vllm", "vllm", "pass"), ("sglang", "sglang", "pass"), ("sglang", "vllm", "fail"), ("vllm", "sglang", "fail")])
+def test_the_doctor_checks_a_pair(prefill, decode, outcome, vllm, sglang):
+    of = {"vllm": vllm, "sglang": sglang}
+    named = ["--prefill-worker", of[prefill].prefill[0].url, "--worker", of[decode].decode[0].url]
     doctor = Kvasir("doctor", *named, "--json")
     doctor.process.wait(60)
     report = until(lambda: doctor.log().startswith("{") and httpx.Response(200, content=doctor.log().encode()).json(), 20, doctor.log)
     checks = {row["check"]: row for one in report["workers"] for row in one["checks"] if row["check"] == "pair"}
-    assert checks["pair"]["outcome"] == "pass", doctor.log()
+    assert checks["pair"]["outcome"] == outcome, doctor.log()
 
 
 @pytest.fixture(scope="module")

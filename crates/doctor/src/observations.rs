@@ -82,6 +82,8 @@ pub enum PairOutcome {
     NoConnector,
     /// This connector hands prompts over by words that we do not say.
     Unsupported(String),
+    /// One of the two is SGLang, the other is not.
+    Mixed,
     /// It could not be fetched.
     NotFetched {
         /// Why.

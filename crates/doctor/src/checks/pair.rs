@@ -30,6 +30,16 @@ pub fn examine_pair(pair: &PairProbe) -> Finding {
             ),
             vec![self::connector("both servers hand prompts over by it")],
         ),
+        PairOutcome::Mixed => Verdict::fail(
+            format!(
+                "one of {} and {} is SGLang, the other is not: they cannot hand prompts over",
+                pair.prefill, pair.decode
+            ),
+            vec![advice::kvasir(
+                &["--prefill-worker", &pair.prefill],
+                "only beside a --worker of the same engine",
+            )],
+        ),
         PairOutcome::PrefillFailed(error) => Verdict::fail(
             format!("{} does not compute the prompt: {error}", pair.prefill),
             Vec::new(),

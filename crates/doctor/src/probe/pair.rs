@@ -75,6 +75,7 @@ async fn look_at(
         _ => meeting,
     };
     let outcome = match meeting {
+        _ if is_mixed(meeting.is_some(), decode) => PairOutcome::Mixed,
         Some(port) => meet(client, (prefill, decode), body, port).await,
         None => hand_over(client, (prefill, decode), body).await,
     };
@@ -83,6 +84,15 @@ async fn look_at(
         decode: decode.target.endpoint.to_string(),
         is_sglang: meeting.is_some(),
         outcome,
+    }
+}
+
+/// Whether the server that answers does not know the words of the other: it would not read them, compute the prompt itself, and say nothing.
+fn is_mixed(meets: bool, decode: &Observations) -> bool {
+    let answers_sglang = decode.facts.info.part == Some(ServerPart::Decode);
+    match meets {
+        true => decode.facts.kind == EngineKind::Vllm && !answers_sglang,
+        false => answers_sglang,
     }
 }
 
