@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What does a request cost the frontend whose prompt and answer are on different workers? CPU of `kvasir frontend`, in one run: workers that
-compute whole requests, a prefill and a decode worker, and the two that meet. Prints JSON. See README.md."""
+compute whole requests, a prefill and a decode worker, and the two that meet; the same of engine servers behind HTTP. Prints JSON. See README.md."""
 
 import argparse
 import http.client
@@ -25,23 +25,35 @@ SCENARIOS = {
     "stream": (12, {"max_tokens": 128, "ignore_eos": True, "stream": True}),
 }
 TICKS = os.sysconf("SC_CLK_TCK")
+# Each arm, and the one with workers that compute whole requests it is compared with.
+WHOLE = {"aggregated": "aggregated", "answer": "aggregated", "bootstrap": "aggregated", "http": "http", "http_vllm": "http", "http_sglang": "http"}
+MOCKER = ["mocker", "--model-name", "m", "--block-size", "16", "--num-blocks", "65536", "--max-model-len", "32768", "--speedup", "100000",
+          "--kv-transfer-bandwidth", "0", "--log-level", "warn"]  # fmt: skip
 
 
 class Arm:
-    """A frontend and its workers, on planes of their own."""
+    """A frontend and its workers, which nobody else has."""
 
     def __init__(self, name, kvasir, folder, workers, port):
         self.name, self.port, self.folder = name, port, folder
         folder.mkdir()
         env = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "KVASIR_"))}
         env |= {"DYN_FILE_KV": str(folder / "kv"), "DYN_TCP_RPC_HOST": "127.0.0.1", "DYN_EVENT_PLANE_HOST": "127.0.0.1"}
-        start = lambda log, *args: subprocess.Popen(  # noqa: E731
-            [kvasir, *args, *PLANES, "--log-level", "warn"], stdout=open(folder / log, "wb"), stderr=subprocess.STDOUT, env=env
-        )
-        self.frontend = start("frontend.log", "frontend", "--router-mode", "kv", "--http-host", "127.0.0.1", "--http-port", str(port))
-        mocker = ["mocker", "--model-path", str(MODEL), "--model-name", "m", "--block-size", "16", "--num-blocks", "65536",
-                  "--max-model-len", "32768", "--speedup", "100000", "--kv-transfer-bandwidth", "0"]  # fmt: skip
-        self.workers = [start(f"worker{at}.log", *mocker, *args) for at, args in enumerate(workers)]
+        start = lambda log, *args: subprocess.Popen([kvasir, *args], stdout=open(folder / log, "wb"), stderr=subprocess.STDOUT, env=env)  # noqa: E731
+        frontend = ["frontend", "--router-mode", "kv", "--http-host", "127.0.0.1", "--http-port", str(port), "--log-level", "warn"]
+        if name.startswith("http"):
+            ports = [port + 100 + at for at in range(len(workers))]
+            self.workers = [
+                start(f"worker{at}.log", *MOCKER, "--http-host", "127.0.0.1", "--http-port", str(own), *args)
+                for at, (own, args) in enumerate(zip(ports, workers))
+            ]
+            flag = lambda args: "--prefill-worker" if "prefill" in args else "--worker"  # noqa: E731
+            named = [word for own, args in zip(ports, workers) for word in (flag(args), f"http://127.0.0.1:{own}")]
+            self.frontend = start("frontend.log", *frontend, *named)
+        else:
+            self.frontend = start("frontend.log", *frontend, *PLANES)
+            mocker = [*MOCKER, "--model-path", str(MODEL), *PLANES]
+            self.workers = [start(f"worker{at}.log", *mocker, *args) for at, args in enumerate(workers)]
 
     def serving(self):
         """Whether requests are answered as they should be here."""
@@ -52,7 +64,7 @@ class Arm:
         if status != 200:
             return False
         told = json.loads(answer)["nvext"]["worker_id"]
-        return (told["prefill_worker_id"] != told["decode_worker_id"]) == (self.name != "aggregated")
+        return (told["prefill_worker_id"] != told["decode_worker_id"]) == (WHOLE[self.name] != self.name)
 
     def cpu(self):
         """Seconds that the frontend has computed."""
@@ -94,6 +106,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kvasir", required=True, help="a release build")
     parser.add_argument("--scenarios", default=",".join(SCENARIOS))
+    parser.add_argument("--arms", default=",".join(WHOLE))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--secs", type=int, default=3)
     parser.add_argument("--clients", default="4,32", help="connections, one number after another")
@@ -105,14 +118,18 @@ def main():
     fleets = {
         "aggregated": [[], []],
         "answer": [mode("prefill"), mode("decode")],
-        "bootstrap": [mode("prefill", "--bootstrap-ports", str(port + 10)), mode("decode")],
+        "bootstrap": [mode("prefill", "--bootstrap-ports", str(port + 50)), mode("decode")],
+        "http": [[], []],
+        "http_vllm": [mode("prefill"), mode("decode")],
+        "http_sglang": [mode("prefill", "--bootstrap-ports", str(port + 51)), mode("decode", "--disaggregation-engine", "sglang")],
     }
+    fleets = {name: fleets[name] for name in args.arms.split(",")}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     samples, arms = [], []
     with tempfile.TemporaryDirectory(prefix="kvasir-disagg-") as folder:
         try:
             for at, (name, workers) in enumerate(fleets.items()):
-                arms.append(Arm(name, args.kvasir, pathlib.Path(folder) / name, workers, port + at))
+                arms.append(Arm(name, args.kvasir, pathlib.Path(folder) / name, workers, port + 3 * at))
             end = time.monotonic() + START_SECONDS
             while not all(arm.serving() for arm in arms):
                 assert time.monotonic() < end, f"a fleet does not serve as it should: {folder}"
@@ -145,10 +162,9 @@ def summary(samples, args):
     out = {}
     for setting in settings(args):
         of = lambda arm, field: [s[field] for s in samples if (s["scenario"], s["clients"], s["arm"]) == (*setting, arm)]  # noqa: B023, E731
-        whole = of("aggregated", "cpu_us")
         rows = {}
-        for arm in ("aggregated", "answer", "bootstrap"):
-            own = of(arm, "cpu_us")
+        for arm in args.arms.split(","):
+            own, whole = of(arm, "cpu_us"), of(WHOLE[arm], "cpu_us")
             ratios = [mine / theirs for mine, theirs in zip(own, whole)]
             rows[arm] = {
                 "cpu_us": round(statistics.median(own), 1), "per_second": round(statistics.median(of(arm, "per_second"))),
