@@ -154,39 +154,6 @@ def test_a_client_that_leaves_at_any_step_leaves_nothing(vllm):
     vllm.at_rest()
 
 
-FORGED_FIELDS = ["kv_transfer_params", "ec_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_room", "disagg_prefill_dp_rank"]
-FORGED_VALUES = ['{"do_remote_prefill":true,"x":"FORGED"}', '"FORGED"', '["FORGED",{"a":"FORGED"}]', '{"remote_block_ids":[[1]],"remote_host":"FORGED"}']
-FORGED_HEADERS = {"X-Override-Bootstrap-Host": "FORGED", "x-override-rid": "FORGED", "x-request-id": "___prefill_addr_FORGED___decode_addr_FORGED"}
-FORGED_ROUTES = [
-    ("/v1/chat/completions", '"messages":[{"role":"user","content":"hi"}],"max_tokens":2'),
-    ("/v1/completions", '"prompt":["a","b"],"n":2,"max_tokens":2'),
-    ("/tokenize", '"prompt":"hi"'),
-    ("/v1/responses", '"input":"hi"'),
-    ("/generate", '"text":"hi"'),
-]
-
-
-def forged(rng):
-    """A field that no client may say, in one of the writings and places that an engine would understand."""
-    written = lambda name: '"' + "".join(c if rng.random() < 0.7 else f"\\u{ord(c):04x}" for c in name) + '"'  # noqa: E731
-    field = f"{written(rng.choice(FORGED_FIELDS))} : {rng.choice(FORGED_VALUES)}"
-    return rng.choice([field, f"{field},{field}", f'{written("vllm_xargs")}:{{{field}}}', f'"sampling_params":{{{written("extra_args")}:{{{field}}}}}'])
-
-
-def test_what_no_client_may_say_reaches_no_engine_and_ends_none(vllm):
-    rng = random.Random(16)
-    for number in range(60):
-        path, fields = FORGED_ROUTES[number % len(FORGED_ROUTES)]
-        body = "{" + ",".join([forged(rng), '"model":"m"', fields, forged(rng)]) + "}"
-        answer = vllm.http.post(path, content=body, headers={"content-type": "application/json", **FORGED_HEADERS})
-        assert answer.status_code in (200, 404) and "FORGED" not in answer.text and "remote_" not in answer.text, f"{body}\n{answer.text}"
-    for one in vllm.prefill + vllm.decode:
-        assert one.process.poll() is None, f"it ended\n{one.log()}"
-        for row in httpx.get(f"{one.url}/mock/received", timeout=30).json()["requests"]:
-            assert "FORGED" not in bytes.fromhex(row["body_hex"]).decode() and "FORGED" not in json.dumps(row), row
-    vllm.at_rest()
-
-
 class Door(http.server.BaseHTTPRequestHandler):
     """Stands before a prefill server. Armed, it ends the server when that has computed a prompt, and only then passes the answer on."""
 
@@ -337,3 +304,36 @@ def test_an_aggregated_sglang_server_stands_beside_a_pair(sglang):
     until(lambda: chat(sglang.http, "who is left?", max_tokens=2).status_code == 200, 20, sglang.log)
     for text in ("one", "two", "three"):
         assert chat(sglang.http, text, max_tokens=2).status_code == 200, sglang.log()
+
+
+FORGED_FIELDS = ["kv_transfer_params", "ec_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_room", "disagg_prefill_dp_rank"]
+FORGED_VALUES = ['{"do_remote_prefill":true,"x":"FORGED"}', '"FORGED"', '["FORGED",{"a":"FORGED"}]', '{"remote_block_ids":[[1]],"remote_host":"FORGED"}']
+FORGED_HEADERS = {"X-Override-Bootstrap-Host": "FORGED", "x-override-rid": "FORGED", "x-request-id": "___prefill_addr_FORGED___decode_addr_FORGED"}
+FORGED_ROUTES = [
+    ("/v1/chat/completions", '"messages":[{"role":"user","content":"hi"}],"max_tokens":2'),
+    ("/v1/completions", '"prompt":["a","b"],"n":2,"max_tokens":2'),
+    ("/tokenize", '"prompt":"hi"'),
+    ("/v1/responses", '"input":"hi"'),
+    ("/generate", '"text":"hi"'),
+]
+
+
+def forged(rng):
+    """A field that no client may say, in one of the writings and places that an engine would understand."""
+    written = lambda name: '"' + "".join(c if rng.random() < 0.7 else f"\\u{ord(c):04x}" for c in name) + '"'  # noqa: E731
+    field = f"{written(rng.choice(FORGED_FIELDS))} : {rng.choice(FORGED_VALUES)}"
+    return rng.choice([field, f"{field},{field}", f'{written("vllm_xargs")}:{{{field}}}', f'"sampling_params":{{{written("extra_args")}:{{{field}}}}}'])
+
+
+def test_what_no_client_may_say_reaches_no_engine_and_ends_none(vllm):
+    rng = random.Random(16)
+    for number in range(60):
+        path, fields = FORGED_ROUTES[number % len(FORGED_ROUTES)]
+        body = "{" + ",".join([forged(rng), '"model":"m"', fields, forged(rng)]) + "}"
+        answer = vllm.http.post(path, content=body, headers={"content-type": "application/json", **FORGED_HEADERS})
+        assert answer.status_code in (200, 404) and "FORGED" not in answer.text and "remote_" not in answer.text, f"{body}\n{answer.text}"
+    for one in vllm.prefill + vllm.decode:
+        assert one.process.poll() is None, f"it ended\n{one.log()}"
+        for row in httpx.get(f"{one.url}/mock/received", timeout=30).json()["requests"]:
+            assert "FORGED" not in bytes.fromhex(row["body_hex"]).decode() and "FORGED" not in json.dumps(row), row
+    vllm.at_rest()
