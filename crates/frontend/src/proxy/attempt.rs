@@ -165,7 +165,7 @@ impl EngineAnswer {
             let status = self.head.status.as_u16();
             tracing::warn!(status, told = %String::from_utf8_lossy(&told[..told.len().min(TOLD_BYTES_MAX)]), "an engine refuses a request and names the transfer");
             *told = ApiError::new(status, REFUSED_WITH_TRANSFER).to_body();
-            self.source.set_edited();
+            self.source.is_cleaned = true;
         }
     }
 }

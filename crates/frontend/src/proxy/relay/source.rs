@@ -243,7 +243,7 @@ pub(crate) struct Source {
     /// Takes names of caches out of what is not looked into otherwise; none where the answer is no text.
     filter: Option<Box<TransferFilter>>,
     /// They were taken out of an answer in one piece, or may be out of one that is passed on as it comes.
-    is_cleaned: bool,
+    pub(crate) is_cleaned: bool,
     /// An event was too large to be looked into.
     is_oversized: bool,
     /// Events that came, `[DONE]` not counted.
@@ -385,11 +385,6 @@ impl Source {
             Form::Whole(extras) => extras.is_some() || self.is_cleaned,
             Form::Opaque => self.filter.is_some(),
         }
-    }
-
-    /// The answer in one piece is another than the engine's.
-    pub(crate) fn set_edited(&mut self) {
-        self.is_cleaned = true;
     }
 
     /// Waits for the first bytes that the client can get: a first event, or all of a short answer. Until then another worker can
@@ -539,12 +534,10 @@ impl Source {
             // A stream that can be resumed is not complete without `[DONE]`.
             return Some(Err(UpstreamError::Unfinished));
         }
-        let mut rest = self.take_rest();
+        let rest = self.take_rest();
+        let mut rest = self.filtered(rest);
         if let Some(filter) = &mut self.filter {
-            let held = filter.finish();
-            if !held.is_empty() {
-                rest = [&held[..], &rest].concat().into();
-            }
+            rest = [&rest[..], &filter.finish()].concat().into();
         }
         (!rest.is_empty()).then_some(Ok(rest))
     }
