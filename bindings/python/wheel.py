@@ -40,7 +40,7 @@ def built(release: bool, is_built: bool) -> tuple[Path, Path, str]:
     metadata = json.loads(cargo("metadata", "--format-version", "1", "--no-deps"))
     folder = Path(metadata["target_directory"]) / ("dist" if release else "debug")
     version = next(package["version"] for package in metadata["packages"] if package["name"] == "kvasir-python")
-    return folder / "kvasir", folder / "lib_core.so", version
+    return folder / "kvasir", folder / "lib_native.so", version
 
 
 def platform_tag() -> str:
@@ -107,10 +107,11 @@ def build(release: bool, is_built: bool, out: Path) -> Path:
     wheel, info = out / f"kvasir-{version}-{tag}.whl", f"kvasir-{version}.dist-info"
     with tempfile.TemporaryDirectory(dir=out) as folder:
         archive = Archive(Path(folder) / "wheel", f"{info}/RECORD")
-        for path in sorted((HERE / "python/kvasir").iterdir()):
-            if path.is_file():
-                archive.put(f"kvasir/{path.name}", path.read_bytes())
-        archive.put("kvasir/_core.abi3.so", stripped(module, Path(folder)).read_bytes(), 0o755)
+        package = HERE / "python"
+        for path in sorted((package / "kvasir").rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                archive.put(str(path.relative_to(package)), path.read_bytes())
+        archive.put("kvasir/_native.abi3.so", stripped(module, Path(folder)).read_bytes(), 0o755)
         archive.put(f"kvasir-{version}.data/scripts/kvasir", stripped(command, Path(folder)).read_bytes(), 0o755)
         archive.put(f"{info}/METADATA", metadata(version).encode())
         archive.put(f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: wheel.py\nRoot-Is-Purelib: false\nTag: {tag}\n".encode())

@@ -40,11 +40,11 @@ STALE_SECONDS = 2 * 3600
 
 def parts():
     """What the wheel is made of: built by whoever started the tests, since a build now would exchange files under tests that run."""
-    built = [target() / "debug" / name for name in ("kvasir", "lib_core.so")]
+    built = [target() / "debug" / name for name in ("kvasir", "lib_native.so")]
     for path in built:
         assert path.exists(), f"no {path}: cargo build --package kvasir-cli --package kvasir-python --package kvasir-c"
     package = ROOT / "bindings/python"
-    return [*built, package / "wheel.py", package / "README.md", package / "pyproject.toml", *sorted((package / "python/kvasir").glob("*.py*"))]
+    return [*built, package / "wheel.py", package / "README.md", package / "pyproject.toml", *sorted((package / "python/kvasir").rglob("*.py*"))]
 
 
 @functools.cache

@@ -5,10 +5,13 @@ import ast
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
 import venv
 
+import httpx
 import pytest
 
 import python_rig
@@ -104,6 +107,11 @@ def test_what_has_to_wait_is_polled(kvasir):  # noqa: F811
         (lambda k: k.KvRouterConfig(router_queue_policy="zz"), ValueError, "fcfs, lcfs, wspt"),
         (lambda k: k.KvRouterConfig.from_json('{"x": 1}'), ValueError, "unknown field `x`"),
         (lambda k: k.KvRouterConfig.from_json("nope"), ValueError, "JSON"),
+        (lambda k: k.KvRouterConfig(router_approximate_cache_policy="lru"), ValueError, "use_kv_events=False"),
+        (lambda k: k.KvRouterConfig(use_kv_events=False, router_predicted_ttl_secs=1.0), ValueError, "use_kv_events=True"),
+        (lambda k: k.KvRouterConfig(router_decode_policy="best"), ValueError, "default, kv or time"),
+        (lambda k: k.RouterConfig(k.RouterMode.KV, session_affinity_mode="weak"), ValueError, "hard or soft"),
+        (lambda k: k.ModelRuntimeConfig().set_structural_tag({"mode": "on"}), ValueError, "scope"),
         (lambda k: k.Router(block_size=0), ValueError, "block_size"),
         (lambda k: k.Router(mode="best"), ValueError, "round-robin"),
         (lambda k: k.Router().place([]), ValueError, "no tokens"),
@@ -131,7 +139,8 @@ def test_settings_have_the_names_and_the_meaning_of_dynamo(kvasir):  # noqa: F81
     assert again == config == config.copy() and again != kvasir.KvRouterConfig()
     changed = config.with_overrides(prefill_load_scale=3.0)
     assert (changed.prefill_load_scale, changed.overlap_score_weight, changed.host_cache_hit_weight) == (3.0, None, 0.5)
-    assert kvasir.KvRouterConfig(serve_indexer=True).without_effect() == ["serve_indexer"]
+    assert kvasir.KvRouterConfig(serve_indexer=True).without_effect() == []
+    assert kvasir.KvRouterConfig(conditional_disagg_enabled=True).without_effect() == ["conditional_disagg_enabled"]
     assert kvasir.KvRouterConfig.from_json('{"durable_kv_events": true}').durable_kv_events
 
 
@@ -198,7 +207,7 @@ def test_types_hold():
     done = subprocess.run([*mypy, *strict, *cache, str(sources)], capture_output=True, text=True, timeout=300, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     env.pop("MYPYPATH")
-    stubtest = [sys.executable, "-m", "mypy.stubtest", "--concise", "--ignore-disjoint-bases", "kvasir._core"]
+    stubtest = [sys.executable, "-m", "mypy.stubtest", "--concise", "--ignore-disjoint-bases", "kvasir._native"]
     done = subprocess.run(stubtest, capture_output=True, text=True, timeout=300, env=env, cwd=packages().parent)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -217,5 +226,18 @@ def test_the_wheel_in_an_empty_environment(tmp_path):
     demo = [tmp_path / "venv/bin/kvasir", "demo", "--http-host", "127.0.0.1", "--http-port", "0", "--traffic"]
     with subprocess.Popen(demo, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as running:
         line = next(line for line in running.stdout if "http://127.0.0.1:" in line)
+        threading.Thread(target=running.stdout.read, daemon=True).start()
+        url = re.search(r"http://127\.0\.0\.1:\d+", line).group(0)
+        model = httpx.get(f"{url}/v1/models", timeout=60).json()["data"][0]["id"]
+        asked = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=60)
+        assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"], answer.text
         running.terminate()
-        assert running.wait(30) is not None and line
+        assert running.wait(60) == 0
+    # A program that is checked beside the installed wheel sees its types: what is right passes, what is wrong does not.
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python), "--cache-dir", str(tmp_path / "mypy")]
+    checked = subprocess.run([*mypy, EXAMPLES / "brain.py", EXAMPLES / "route.py", EXAMPLES / "gateway.py"], capture_output=True, text=True, timeout=300, env=env)
+    assert checked.returncode == 0, checked.stdout
+    (tmp_path / "wrong.py").write_text('import kvasir\n\nkvasir.Router(block_size="16").place([1]).worker_id + 1\n')
+    checked = subprocess.run([*mypy, tmp_path / "wrong.py"], capture_output=True, text=True, timeout=300, env=env)
+    assert checked.returncode == 1 and checked.stdout.count("error:") == 2, checked.stdout

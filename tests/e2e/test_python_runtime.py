@@ -100,10 +100,13 @@ def test_endpoints_are_served_and_called(kvasir):  # noqa: F811
         assert str(client.instances()[0]) == f"ns/comp/count/{good.connection_id()}"
         items = [item async for item in await client.generate({"to": 3})]
         assert [item.data() for item in items] == [{"at": 0}, {"at": 1}, {"at": 2}] and not items[0].is_error()
-        name = "3f2504e0-4f89-41d3-9a0c-0305e82c3301"
-        context = kvasir.Context(name, {"tenant": "a"})
-        items = [item async for item in await client.round_robin({"to": 2}, annotated=False, context=context)]
-        assert items == [{"at": 0}, {"at": 1}] and (seen["id"], seen["metadata"]["tenant"]) == (name, "a")
+        for name in ("3f2504e0-4f89-41d3-9a0c-0305e82c3301", "a name, \"quoted\""):
+            context = kvasir.Context(name, {"tenant": "a"})
+            items = [item async for item in await client.round_robin({"to": 2}, annotated=False, context=context)]
+            assert items == [{"at": 0}, {"at": 1}] and (seen["id"], seen["metadata"]["tenant"]) == (name, "a")
+        assert [item async for item in await client.generate({"to": 0}, request_id="req-123")] == [] and seen["id"] == "req-123"
+        with pytest.raises(ValueError, match="512 bytes"):
+            await client.generate({"to": 0}, request_id="x" * 513)
         # More items than any queue between the two holds.
         items = [item async for item in await client.random({"to": 5000}, annotated=False)]
         assert [item["at"] for item in items] == list(range(5000))
@@ -255,7 +258,7 @@ def test_a_router_knows_caches_and_leaks_nothing(store):
         """
         import asyncio, json, os, threading
         import kvasir
-        from kvasir import _core
+        from kvasir import _native
 
         async def main():
             runtime = kvasir.DistributedRuntime.detached()
@@ -303,19 +306,32 @@ def test_a_router_knows_caches_and_leaks_nothing(store):
                 raise SystemExit("an unknown worker")
             except ValueError as error:
                 assert "does not identify a known worker" in str(error)
-            # A thousand answers that nobody reads to their end.
+            # A thousand answers that nobody reads to their end, after some by which all threads have begun.
             async def cancelled(at):
                 stream = await router.generate([at, *prompt], "echo", stop_conditions={"max_tokens": 100000})
                 if at % 2:
                     await anext(stream)
+            async def idle():
+                while router.booked:
+                    await asyncio.sleep(0.01)
+                # Requests of each connection, and nothing else.
+                while _native.task_count() > 8:
+                    await asyncio.sleep(0.01)
+                return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+            await asyncio.gather(*(cancelled(n) for n in range(50)))
+            threads, files = await idle()
             for at in range(0, 1000, 50):
                 await asyncio.gather(*(cancelled(n) for n in range(at, at + 50)))
-            while router.booked:
-                await asyncio.sleep(0.01)
-            while _core.task_count() > 8:
-                await asyncio.sleep(0.01)
-            threads = len(os.listdir("/proc/self/task"))
-            assert threads < 40, threads
+            # Tasks that were cancelled in their wait, too.
+            waiting = [asyncio.ensure_future(cancelled(n)) for n in range(100)]
+            await asyncio.sleep(0)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            # Sockets of the last answers may take a moment to close.
+            while (after := await idle())[1] > files + 8:
+                await asyncio.sleep(0.05)
+            assert after[0] <= threads, (threads, after)
             print("all is freed")
 
         asyncio.run(asyncio.wait_for(main(), 90))
@@ -385,6 +401,39 @@ def test_planes_that_are_not_there_are_named(tmp_path):
     assert "no etcd:" in told and "DYN_DISCOVERY_BACKEND" in told, told
 
 
+def test_a_worker_that_dies_in_the_middle_is_an_exception(tmp_path):
+    engine = Program(EXAMPLES / "engine.py", BUILTIN, env=environment(tmp_path))
+    engine.said("serves echo")
+    script = """
+        import asyncio, kvasir
+        async def main():
+            endpoint = kvasir.DistributedRuntime.detached().endpoint("dynamo.backend.generate")
+            router, client = kvasir.KvRouter(endpoint, 16), endpoint.client()
+            [worker] = await client.wait_for_instances()
+            stream = await router.generate(list(range(64)), "echo", stop_conditions={"max_tokens": 10**9})
+            await anext(stream)
+            print("begun", flush=True)
+            try:
+                async for _ in stream:
+                    pass
+            except kvasir.DynamoException as error:
+                print(type(error).__name__, router.booked, flush=True)
+            try:
+                await client.direct({}, worker)
+            except kvasir.DynamoException as error:
+                print("then", type(error).__name__, flush=True)
+        asyncio.run(asyncio.wait_for(main(), 90))
+    """
+    caller = Program("-c", textwrap.dedent(script), env=environment(tmp_path, DYN_LOG="error"))
+    caller.said("begun")
+    engine.process.kill()
+    caller.said("StreamIncomplete 0")
+    said = caller.said("then ").split()[1]
+    assert said in ("CannotConnect", "WorkerUnavailable"), caller.log()
+    assert caller.process.wait(30) == 0, caller.log()
+    engine.process.wait(20)
+
+
 @pytest.mark.skipif(not DYNAMO, reason="NO KVASIR_DYNAMO_PYTHON: beside Dynamo's own processes nothing is tested")
 def test_python_workers_and_dynamo_reach_each_other(store, tmp_path):
     """A worker of `dynamo.runtime` is called by our client, and our engine by Dynamo's: the same programs, the other package."""
@@ -437,6 +486,11 @@ def test_an_engine_answers_behind_the_frontend_of_the_other(tmp_path, package):
     planes, folder = Planes("file+tcp+zmq", tmp_path), model_folder()
     env, python = environment(planes.env["DYN_FILE_KV"], **planes.env), sys.executable
     text = (EXAMPLES / "engine.py").read_text().replace("from kvasir.", f"from {package}.")
+    # A card with all that one can say is read by the other's frontend, too.
+    text = text.replace("import KvEventPublisher,", "import KvEventPublisher, KvRouterConfig, RouterConfig, RouterMode,")
+    chosen = "router_config=RouterConfig(RouterMode.KV, KvRouterConfig(router_temperature=0.1), 0.9)"
+    text = text.replace("worker_type=WorkerType.Aggregated", f"worker_type=WorkerType.Aggregated, {chosen}")
+    assert text.count("RouterConfig(") == 2, text
     if package == "dynamo":
         python = DYNAMO
         env.pop("PYTHONPATH")

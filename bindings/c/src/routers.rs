@@ -16,7 +16,8 @@ use kvasir_discovery::{
     Bucket, Card, Change, EndpointName, PodIdentity, Record, RecordKey, WorkerType,
 };
 use kvasir_embed::{
-    EmbedError, HeldBookings, ProcessFleet, ProcessPlanes, runtime, say_log_lines, settings_of,
+    EmbedError, HeldBookings, ProcessFleet, ProcessPlanes, Sharing, runtime, say_log_lines,
+    settings_of,
 };
 use kvasir_frontend::RequestReader;
 use kvasir_hash::Scope;
@@ -163,8 +164,10 @@ impl Routers {
         .await;
         let block_size = card.kv_cache_block_size.max(1);
         let reader = RequestReader::of_card(&card).await;
+        let sharing = Sharing::of(planes.settings());
         let decode =
-            ProcessFleet::open(planes, endpoint.clone(), block_size, setup.clone()).await?;
+            ProcessFleet::open(planes, endpoint.clone(), block_size, setup.clone(), sharing)
+                .await?;
         decode.wait_for(1).await;
         let routers = Self {
             reader,
@@ -198,7 +201,8 @@ impl Routers {
                 card.role() == WorkerType::Prefill && endpoint.namespace == namespace
             })
             .await;
-            match ProcessFleet::open(&planes, endpoint, block_size, setup).await {
+            let sharing = Sharing::of(planes.settings());
+            match ProcessFleet::open(&planes, endpoint, block_size, setup, sharing).await {
                 Ok(fleet) => drop(found.set(fleet)),
                 Err(error) => tracing::error!(%error, "prefill workers are not followed"),
             }

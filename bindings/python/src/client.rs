@@ -11,6 +11,7 @@ use kvasir_options::router;
 use kvasir_protocol::Payload;
 use kvasir_transport::{CallContext, CallStream, PlaneError};
 use kvasir_types::{Device, PlaneEndpoint, RequestId, Rng, WorkerId};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -114,8 +115,11 @@ pub(crate) fn id_of(name: Option<&str>) -> RequestId {
     name.and_then(RequestId::parse).unwrap_or_else(new_id)
 }
 
+/// Bytes of a name that a program gives a call.
+const NAME_BYTES_MAX: usize = 512;
+
 /// Calls an endpoint's instances.
-#[pyclass(frozen, module = "kvasir._core")]
+#[pyclass(frozen, module = "kvasir._native")]
 pub(crate) struct Caller {
     planes: Arc<ProcessPlanes>,
     endpoint: EndpointName,
@@ -379,6 +383,10 @@ impl Caller {
         metadata: Vec<(String, String)>,
         cancellation: &Cancellation,
     ) -> PyResult<Bound<'py, PyAny>> {
+        if context_id.is_some_and(|name| name.len() > NAME_BYTES_MAX) {
+            let text = format!("the id of a context has at most {NAME_BYTES_MAX} bytes");
+            return Err(PyValueError::new_err(text));
+        }
         let value = trees::from_python(request)?;
         let instance = self
             .chosen(mode, instance_id)
@@ -391,6 +399,7 @@ impl Caller {
             context: CallContext {
                 worker: WorkerId(instance.instance_id),
                 id: id_of(context_id),
+                name: context_id.map(Into::into),
                 metadata: pairs
                     .map(|(name, text)| (name.into(), text.into()))
                     .collect(),

@@ -6,11 +6,15 @@
 //! What always holds: a value that an option could not have is a `ValueError` that names it; a setting that has no effect in a program
 //! is kept and says so in [`KvRouterConfig::without_effect`].
 
+use std::path::Path;
 use std::time::Duration;
 
+use kvasir_embed::{LogReading, Sharing};
+use kvasir_host::PolicyFile;
 use kvasir_index::{Approximate, IndexOptions};
 use kvasir_options::{PrefillLoadModel, QueuePolicy, RouterMode, RouterPolicy, router};
 use kvasir_router::RouterConfig;
+use kvasir_setup::measured_profile;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -24,6 +28,9 @@ const POSITIONAL: [&str; 5] = [
     "router_temperature",
     "use_kv_events",
 ];
+
+/// Messages in a stream past which a snapshot is taken, unless it is said.
+const SNAPSHOT_THRESHOLD: u64 = 1_000_000;
 
 /// A setting's type, from JSON.
 trait FromJson: Sized {
@@ -215,10 +222,10 @@ settings! {
     router_tracking_key_file: Option<String> = None,
     /// Its name.
     router_tracking_key_id: Option<String> = None,
-    /// Older: events through JetStream.
+    /// Older: events are read from JetStream, which keeps them.
     durable_kv_events: bool = false,
     /// Older: events between two snapshots.
-    router_snapshot_threshold: Option<u64> = Some(1_000_000),
+    router_snapshot_threshold: Option<u64> = Some(SNAPSHOT_THRESHOLD),
     /// Older: forget what is stored at the start.
     router_reset_states: bool = false,
     /// Older: without events, blocks remembered.
@@ -230,10 +237,8 @@ settings! {
 }
 
 /// Settings that are kept and have no effect in a router of this process.
-const WITHOUT_EFFECT: [&str; 20] = [
-    "router_replica_sync",
-    "use_remote_indexer",
-    "serve_indexer",
+const WITHOUT_EFFECT: [&str; 13] = [
+    "router_event_threads",
     "enable_session_prefix_index",
     "shared_cache_type",
     "conditional_disagg_enabled",
@@ -242,15 +247,10 @@ const WITHOUT_EFFECT: [&str; 20] = [
     "conditional_disagg_eff_isl_ratio_threshold",
     "conditional_disagg_prefill_busy_threshold",
     "conditional_disagg_decode_busy_threshold",
-    "router_policy_config",
     "router_prefill_policy",
-    "router_decode_policy",
     "router_tracking_hash",
     "router_tracking_key_file",
     "router_tracking_key_id",
-    "durable_kv_events",
-    "router_snapshot_threshold",
-    "router_reset_states",
 ];
 
 impl KvRouterConfig {
@@ -330,6 +330,17 @@ impl KvRouterConfig {
         }
         self.queue_policy()?;
         self.load_model()?;
+        policy_named("router_decode_policy", self.router_decode_policy.as_deref())?;
+        policy_named(
+            "router_prefill_policy",
+            self.router_prefill_policy.as_deref(),
+        )?;
+        if self.use_kv_events && self.router_approximate_cache_policy == "lru" {
+            return Err("router_approximate_cache_policy lru needs use_kv_events=False".into());
+        }
+        if !self.use_kv_events && self.router_predicted_ttl_secs.is_some() {
+            return Err("router_predicted_ttl_secs needs use_kv_events=True".into());
+        }
         match self.router_approximate_cache_policy.as_str() {
             "ttl" | "lru" => Ok(()),
             other => Err(format!(
@@ -356,12 +367,63 @@ impl KvRouterConfig {
         match self.router_prefill_load_model.as_str() {
             "none" => Ok(PrefillLoadModel::None),
             "learned" => Ok(PrefillLoadModel::Learned),
-            // Its profile is an option of the server; without one nothing shrinks, as Dynamo has it without its configurator.
+            // Without a profile (`with_profile`) nothing shrinks, as Dynamo has it without its configurator.
             "aic" | "ais" => Ok(PrefillLoadModel::None),
             other => Err(format!(
                 "router_prefill_load_model cannot be {other:?}: none, aic or learned"
             )),
         }
+    }
+
+    /// By which cost workers are compared.
+    pub(crate) fn decode_policy(&self) -> RouterPolicy {
+        let named = policy_named("router_decode_policy", self.router_decode_policy.as_deref());
+        named.ok().flatten().unwrap_or(RouterPolicy::Kv)
+    }
+
+    /// The classes that the policy file names, if there is one.
+    pub(crate) fn policies(&self) -> PyResult<Option<PolicyFile>> {
+        let Some(path) = &self.router_policy_config else {
+            return Ok(None);
+        };
+        let read = PolicyFile::read(Path::new(path));
+        let bad = |error| PyValueError::new_err(format!("router_policy_config {path}: {error}"));
+        read.map(Some).map_err(bad)
+    }
+
+    /// What a router with these settings shares with others.
+    pub(crate) fn sharing(&self) -> Sharing {
+        let threshold = self.router_snapshot_threshold;
+        let log = LogReading {
+            snapshot_threshold: threshold.unwrap_or(SNAPSHOT_THRESHOLD),
+            reset: self.router_reset_states,
+        };
+        Sharing {
+            replicas: self.router_replica_sync,
+            sessions: false,
+            remote_index: self.use_remote_indexer,
+            serves_index: self.serve_indexer,
+            log: self.durable_kv_events.then_some(log),
+        }
+    }
+
+    /// Prompt work shrinks as a machine computes it that was measured, if that is asked for and one is named: its system and its model.
+    pub(crate) fn with_profile(
+        &self,
+        brain: RouterConfig,
+        measured: Option<(String, String)>,
+    ) -> PyResult<RouterConfig> {
+        let is_asked = matches!(self.router_prefill_load_model.as_str(), "aic" | "ais");
+        let Some((system, model)) = measured.filter(|_| is_asked) else {
+            return Ok(brain);
+        };
+        let profile = measured_profile(&system, &model)
+            .map_err(|error| PyValueError::new_err(format!("ais_perf_config: {error}")))?;
+        Ok(RouterConfig {
+            router_prefill_load_model: PrefillLoadModel::Aic,
+            aic_profile: Some(profile),
+            ..brain
+        })
     }
 
     fn checked(self) -> PyResult<Self> {
@@ -436,6 +498,17 @@ impl KvRouterConfig {
     }
 }
 
+/// The cost policy that `value` names; none for the one of all.
+fn policy_named(name: &str, value: Option<&str>) -> Result<Option<RouterPolicy>, String> {
+    match value {
+        None | Some("default") => Ok(None),
+        Some(value) => {
+            let found = RouterPolicy::find(value).map(Some);
+            found.ok_or_else(|| format!("{name} cannot be {value:?}: default, kv or time"))
+        }
+    }
+}
+
 fn allowed(range: &kvasir_options::Range) -> String {
     match range {
         kvasir_options::Range::Number {
@@ -454,7 +527,21 @@ fn allowed(range: &kvasir_options::Range) -> String {
 #[pymethods]
 impl KvRouterConfig {
     #[new]
-    #[pyo3(signature = (*args, **kwargs))]
+    #[pyo3(signature = (*args, **kwargs), text_signature = "(overlap_score_weight=None, host_cache_hit_weight=0.75, disk_cache_hit_weight=0.25, router_temperature=0.0, \
+        use_kv_events=True, *, router_replica_sync=False, router_track_active_blocks=True, \
+        router_track_output_blocks=False, router_assume_kv_reuse=True, router_track_prefill_tokens=True, \
+        router_prefill_load_model='none', router_ttl_secs=120.0, router_approximate_cache_policy='ttl', \
+        router_queue_threshold=None, router_event_threads=4, router_queue_policy='fcfs', use_remote_indexer=False, \
+        serve_indexer=False, enable_session_prefix_index=False, shared_cache_multiplier=None, shared_cache_type='none', \
+        router_predicted_ttl_secs=None, conditional_disagg_enabled=False, conditional_disagg_policy='isl_bounding', \
+        conditional_disagg_eff_isl_threshold=2048, conditional_disagg_eff_isl_ratio_threshold=0.7, \
+        conditional_disagg_prefill_busy_threshold=None, conditional_disagg_decode_busy_threshold=None, \
+        overlap_score_credit=1.0, overlap_score_credit_decay=0.0, prefill_load_scale=1.0, \
+        decode_active_request_weight=0.0, router_policy_config=None, router_prefill_policy=None, \
+        router_decode_policy=None, router_tracking_hash='public-xxh3-v1', router_tracking_key_file=None, \
+        router_tracking_key_id=None, durable_kv_events=False, router_snapshot_threshold=1000000, \
+        router_reset_states=False, router_max_tree_size=1048576, router_prune_target_ratio=0.8, \
+        skip_initial_worker_wait=False)")]
     fn new(args: &Bound<'_, PyTuple>, kwargs: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
         let mut config = Self::default();
         if args.len() > POSITIONAL.len() {

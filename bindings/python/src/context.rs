@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 use crate::process;
 
 /// Whether a request was stopped.
-#[pyclass(frozen, from_py_object, module = "kvasir._core")]
+#[pyclass(frozen, from_py_object, module = "kvasir._native")]
 #[derive(Clone, Debug)]
 pub(crate) struct Cancellation {
     pub(crate) token: CancellationToken,

@@ -8,16 +8,17 @@
 use std::sync::Arc;
 
 use kvasir_discovery::EndpointName;
-use kvasir_embed::{HeldBookings, ProcessFleet};
+use kvasir_embed::{HeldBookings, ProcessFleet, Sharing};
 use kvasir_hash::sequence_hashes;
 use kvasir_host::{EndpointAnswer, EndpointJob, PromptBlocks, RouterSetup};
 use kvasir_index::{Match, Matches};
 use kvasir_msgpack::Value;
-use kvasir_options::{RouterMode, RouterPolicy};
+use kvasir_options::RouterMode;
 use kvasir_protocol::{GenerateRequest, Payload};
 use kvasir_router::{Arrival, Outcome, PotentialLoad, RouterConfig};
 use kvasir_services::request_arrival;
 use kvasir_types::{Codec, DpRank, Token, WorkerId};
+use kvasir_wire::native::RouterEvent;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -38,7 +39,7 @@ const RETRIES: u32 = 2;
 type OverlapRow = (u64, u32, u32, u32, u32);
 
 /// The router of one endpoint's workers.
-#[pyclass(frozen, module = "kvasir._core")]
+#[pyclass(frozen, module = "kvasir._native")]
 pub(crate) struct EndpointRouter {
     fleet: Arc<ProcessFleet>,
     held: Arc<HeldBookings>,
@@ -94,7 +95,8 @@ fn data_of(item: Value) -> Value {
 #[pymethods]
 impl EndpointRouter {
     #[new]
-    #[pyo3(signature = (runtime, name, block_size, config, busy, session_ttl_secs=None))]
+    #[pyo3(signature = (runtime, name, block_size, config, busy, session_ttl_secs=None, measured=None))]
+    #[expect(clippy::too_many_arguments, reason = "called by kvasir.llm alone")]
     fn new(
         py: Python<'_>,
         runtime: &Runtime,
@@ -103,6 +105,7 @@ impl EndpointRouter {
         config: &KvRouterConfig,
         busy: (Option<f64>, Option<u64>, Option<f64>),
         session_ttl_secs: Option<u64>,
+        measured: Option<(String, String)>,
     ) -> PyResult<Self> {
         let block_size = values::positive("block_size", block_size)?;
         let (namespace, component, endpoint) = name;
@@ -110,15 +113,23 @@ impl EndpointRouter {
         let planes = &runtime.planes;
         let clock = planes.context.clock;
         let seed = clock.unix_nanos(clock.now()) ^ u64::from(std::process::id()) << 32;
+        let base = config.brain(block_size, RouterMode::Kv, config.decode_policy(), seed);
         let brain = RouterConfig {
             active_decode_blocks_threshold: busy.0,
             active_prefill_tokens_threshold: busy.1,
             active_prefill_tokens_threshold_frac: busy.2,
             router_session_affinity_ttl_secs: session_ttl_secs,
-            ..config.brain(block_size, RouterMode::Kv, RouterPolicy::Kv, seed)
+            ..config.with_profile(base, measured)?
         };
-        let setup = RouterSetup::new(brain, config.index());
-        let opened = ProcessFleet::open(planes, endpoint, block_size, setup);
+        let setup = RouterSetup {
+            policies: config.policies()?,
+            ..RouterSetup::new(brain, config.index())
+        };
+        let sharing = Sharing {
+            sessions: session_ttl_secs.is_some(),
+            ..config.sharing()
+        };
+        let opened = ProcessFleet::open(planes, endpoint, block_size, setup, sharing);
         Ok(Self {
             fleet: process::wait(py, async { Ok(opened.await?) })?,
             held: Arc::new(HeldBookings::new(clock)),
@@ -154,7 +165,7 @@ impl EndpointRouter {
 
     /// Sends a request, which is Dynamo's `PreprocessedRequest` as a dictionary, to the best worker, or to the one named.
     #[pyo3(signature = (request, router_config_override=None, worker_id=None, dp_rank=None, required_taints=None,
-        preferred_taints=None, response_buffer_size=100, block_mm_infos=None))]
+        preferred_taints=None, response_buffer_size=100, block_mm_infos=None, routing_token_ids=None))]
     #[expect(clippy::too_many_arguments, reason = "called by kvasir.llm alone")]
     fn generate<'py>(
         &self,
@@ -167,6 +178,7 @@ impl EndpointRouter {
         preferred_taints: Option<&Bound<'py, PyDict>>,
         response_buffer_size: usize,
         block_mm_infos: Option<&Bound<'py, PyAny>>,
+        routing_token_ids: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let value = trees::from_python(request.as_any())?;
         let payload = Payload::of_value(Codec::MessagePack, &value);
@@ -198,7 +210,10 @@ impl EndpointRouter {
         arrival.pin.rank = rank.filter(|_| arrival.pin.worker.is_some());
         let routing = request.routing.clone().unwrap_or_default();
         let (lora, salt) = (routing.lora_name.as_deref(), routing.cache_salt.as_deref());
-        let blocks = self.blocks(py, &request.token_ids, lora, salt, block_mm_infos)?;
+        // Where images stand in a prompt, it is looked up by other tokens than are sent.
+        let looked_up = routing_token_ids.map(values::tokens).transpose()?;
+        let tokens = looked_up.as_deref().unwrap_or(&request.token_ids);
+        let blocks = self.blocks(py, tokens, lora, salt, block_mm_infos)?;
         let mut job = EndpointJob {
             arrival,
             blocks,
@@ -224,7 +239,7 @@ impl EndpointRouter {
 
     /// `(worker_id, dp_rank, overlap_blocks)`; books if there is a request id, which may wait.
     #[pyo3(signature = (token_ids, router_config_override=None, request_id=None, lora_name=None, required_taints=None,
-        preferred_taints=None, strict_priority=0, policy_class=None, cache_namespace=None, block_mm_infos=None))]
+        preferred_taints=None, strict_priority=0, policy_class=None, cache_namespace=None, block_mm_infos=None, update_indexer=false))]
     #[expect(clippy::too_many_arguments, reason = "called by kvasir.llm alone")]
     fn best_worker<'py>(
         &self,
@@ -239,6 +254,7 @@ impl EndpointRouter {
         policy_class: Option<&str>,
         cache_namespace: Option<&str>,
         block_mm_infos: Option<&Bound<'py, PyAny>>,
+        update_indexer: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let tokens = values::tokens(token_ids)?;
         let blocks = self.blocks(py, &tokens, lora_name, cache_namespace, block_mm_infos)?;
@@ -257,13 +273,16 @@ impl EndpointRouter {
             policy_class,
             ..Ask::new(tokens.len(), limits)?
         };
-        let arrival = ask.arrival(new_id());
+        let mut arrival = ask.arrival(new_id());
+        // What is sent is remembered as cached, where workers do not tell; it is booked for that long.
+        arrival.query_only &= !update_indexer;
         let (fleet, held) = (Arc::clone(&self.fleet), Arc::clone(&self.held));
         let work = async move {
             let booking = fleet.model.book(arrival, &blocks).await?;
             let (target, overlap) = (booking.target(), booking.placement().overlap_blocks);
-            if let Some(name) = request_id {
-                held.insert(name, booking);
+            match request_id {
+                Some(name) => held.insert(name, booking),
+                None => booking.finish(Outcome::Completed { output_tokens: 0 }),
             }
             Ok((target.worker.0, target.rank.0, overlap))
         };
@@ -351,6 +370,16 @@ impl EndpointRouter {
         let mut matches = Matches::new();
         self.fleet.model.host.index().find(&locals, &mut matches);
         Ok(OverlapScores::of(&matches))
+    }
+
+    /// Applies one router event, written in JSON, as if its worker had published it.
+    fn apply_event(&self, event: &[u8]) -> PyResult<()> {
+        let read = RouterEvent::from_json(event)
+            .map_err(|error| PyValueError::new_err(format!("no router event: {error}")))?;
+        // A block whose parent is not there, or that is not there to be removed, is no mistake of the caller's.
+        let index = self.fleet.model.host.index();
+        let _ = index.apply_once(read.rank, &read.event);
+        Ok(())
     }
 
     /// The first token of a booked request came.

@@ -1,6 +1,6 @@
 //! Kvasir from Python.
 //!
-//! Answers one question: what does a Python program see of the router? This crate is the module `kvasir._core`; what programs import
+//! Answers one question: what does a Python program see of the router? This crate is the module `kvasir._native`; what programs import
 //! (`kvasir`, `kvasir.llm`, `kvasir.runtime`) is the typed Python around it, in `python/kvasir`. Nothing is decided here: the brain,
 //! the index and the hashes are those that the server runs.
 //!
@@ -23,6 +23,7 @@ mod passes;
 mod planes;
 mod process;
 mod publish;
+mod readers;
 mod router;
 mod selection;
 mod serve;
@@ -34,7 +35,7 @@ use pyo3::prelude::*;
 
 /// What the package `kvasir` is made from; not for programs.
 #[pymodule]
-fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<client::Caller>()?;
     module.add_class::<config::KvRouterConfig>()?;
@@ -51,6 +52,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<planes::Runtime>()?;
     module.add_class::<publish::CacheEvents>()?;
     module.add_class::<publish::LoadReports>()?;
+    module.add_class::<readers::CacheReader>()?;
+    module.add_class::<readers::EngineEvents>()?;
     module.add_class::<router::Router>()?;
     module.add_class::<selection::Selection>()?;
     module.add_class::<serve::Reply>()?;
@@ -66,6 +69,11 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module
     )?)?;
     module.add_function(wrap_pyfunction!(hashing::lora_name_to_id, module)?)?;
+    module.add_function(wrap_pyfunction!(
+        models::get_reasoning_parser_names,
+        module
+    )?)?;
+    module.add_function(wrap_pyfunction!(models::get_tool_parser_names, module)?)?;
     module.add_function(wrap_pyfunction!(models::announce_model, module)?)?;
     module.add_function(wrap_pyfunction!(models::withdraw_model, module)?)?;
     module.add_function(wrap_pyfunction!(process::settle, module)?)?;
@@ -93,6 +101,8 @@ const _: () = {
     fits::<planes::Runtime>();
     fits::<publish::CacheEvents>();
     fits::<publish::LoadReports>();
+    fits::<readers::CacheReader>();
+    fits::<readers::EngineEvents>();
     fits::<router::Router>();
     fits::<selection::Selection>();
     fits::<serve::Reply>();

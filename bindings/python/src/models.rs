@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvasir_discovery::{EndpointName, ModelInput, ModelType, NewCard, WorkerType};
+use kvasir_parsers::{ReasoningFormat, ToolFormat};
 use kvasir_worker::folder_artefacts;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -104,6 +105,18 @@ fn endpoint_of((namespace, component, endpoint): (String, String, String)) -> En
         component,
         endpoint,
     }
+}
+
+/// Names of the forms in which models write calls of tools, for `ModelRuntimeConfig.tool_call_parser`.
+#[pyfunction]
+pub(crate) fn get_tool_parser_names() -> Vec<&'static str> {
+    ToolFormat::names().collect()
+}
+
+/// Names of the forms in which models write what they think, for `ModelRuntimeConfig.reasoning_parser`.
+#[pyfunction]
+pub(crate) fn get_reasoning_parser_names() -> Vec<&'static str> {
+    ReasoningFormat::names().collect()
 }
 
 /// Announces a model. What is said of it is JSON that `kvasir.llm` writes.

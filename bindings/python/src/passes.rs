@@ -37,7 +37,7 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Tells what the ranks of a worker compute: what `kvasir.llm.FpmDirectPublisher` is made from.
-#[pyclass(frozen, module = "kvasir._core")]
+#[pyclass(frozen, module = "kvasir._native")]
 pub(crate) struct PassReports {
     publisher: Mutex<Option<Arc<PassPublisher>>>,
     ranks: u32,
@@ -115,7 +115,7 @@ impl PassReports {
 }
 
 /// Passes on what an engine's own socket says: what `kvasir.llm.FpmEventRelay` is made from.
-#[pyclass(frozen, module = "kvasir._core")]
+#[pyclass(frozen, module = "kvasir._native")]
 pub(crate) struct PassRelay {
     channel: Arc<PassChannel>,
     tasks: Tasks,
@@ -176,7 +176,7 @@ struct Tracked {
 }
 
 /// Hears what the workers of an endpoint compute: what `kvasir.llm.FpmEventSubscriber` is made from.
-#[pyclass(frozen, module = "kvasir._core")]
+#[pyclass(frozen, module = "kvasir._native")]
 pub(crate) struct PassReader {
     planes: Arc<ProcessPlanes>,
     endpoint: EndpointName,

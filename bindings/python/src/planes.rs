@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use crate::process;
 
 /// A process among others: what `kvasir.runtime.DistributedRuntime` is made from.
-#[pyclass(frozen, module = "kvasir._core")]
+#[pyclass(frozen, module = "kvasir._native")]
 pub(crate) struct Runtime {
     pub(crate) planes: Arc<ProcessPlanes>,
 }

@@ -121,7 +121,7 @@ impl Alarm {
 }
 
 /// Wakes all that are to be woken. Called by the event loop.
-#[pyclass(frozen, module = "kvasir._core")]
+#[pyclass(frozen, module = "kvasir._native")]
 pub(crate) struct Wake {
     alarm: Arc<Alarm>,
 }
@@ -177,7 +177,7 @@ impl Promise {
             };
             static SETTLE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
             let settle = SETTLE.get_or_try_init(py, || {
-                let module = py.import("kvasir._core")?;
+                let module = py.import("kvasir._native")?;
                 module.getattr("settle").map(Bound::unbind)
             });
             if let Ok(settle) = settle {
@@ -210,7 +210,7 @@ pub(crate) fn settle(
 }
 
 /// Stops the task behind a future that was cancelled.
-#[pyclass(frozen, module = "kvasir._core")]
+#[pyclass(frozen, module = "kvasir._native")]
 pub(crate) struct Canceller {
     task: AbortHandle,
 }

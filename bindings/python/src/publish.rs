@@ -22,7 +22,7 @@ use crate::planes::Runtime;
 use crate::{hashing, process, values};
 
 /// Publishes the cache events of one rank: what `kvasir.llm.KvEventPublisher` is made from.
-#[pyclass(frozen, module = "kvasir._core")]
+#[pyclass(frozen, module = "kvasir._native")]
 pub(crate) struct CacheEvents {
     publisher: Mutex<Option<Arc<CachePublisher>>>,
     /// Relays an engine's own socket.
@@ -323,7 +323,7 @@ pub(crate) fn chain_hashes(
 }
 
 /// Publishes load: what `kvasir.llm.WorkerMetricsPublisher` is made from.
-#[pyclass(frozen, module = "kvasir._core")]
+#[pyclass(frozen, module = "kvasir._native")]
 pub(crate) struct LoadReports {
     publisher: LoadPublisher,
     worker: u64,

@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use kvasir_hash::{Scope, sequence_hashes};
 use kvasir_index::{Index, Matches};
 use kvasir_options::{RouterMode, RouterPolicy};
-use kvasir_router::{Input, LoadReport, Lookup, Outcome, WorkerSpec};
+use kvasir_router::{Input, LoadReport, Lookup, Outcome, RouterConfig, WorkerSpec};
 use kvasir_telemetry::Clock;
 use kvasir_trust::TrustLevels;
 use kvasir_types::{
@@ -150,8 +150,13 @@ impl Router {
         })?;
         let default = KvRouterConfig::default();
         let config = config.unwrap_or(&default);
+        let classes = config.policies()?.map(|file| file.of_model(""));
+        let brain = RouterConfig {
+            router_policy_config: classes,
+            ..config.brain(block_size, mode, policy, seed)
+        };
         Ok(Self {
-            brain: Mutex::new(Brain::new(config.brain(block_size, mode, policy, seed))),
+            brain: Mutex::new(Brain::new(brain)),
             index: Box::new(Index::with_options(&config.index())),
             block_size,
             clock: Clock::new(),

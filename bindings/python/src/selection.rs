@@ -26,7 +26,7 @@ use crate::process;
 const SESSION_TTL_MAX: u64 = 31_536_000;
 
 /// The service: what `kvasir.llm.SelectionService` is made from.
-#[pyclass(frozen, module = "kvasir._core")]
+#[pyclass(frozen, module = "kvasir._native")]
 pub(crate) struct Selection {
     service: Mutex<Option<Arc<Selector>>>,
     tasks: Tasks,

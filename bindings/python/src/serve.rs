@@ -30,7 +30,7 @@ enum Said {
 }
 
 /// Where a handler puts its answer.
-#[pyclass(frozen, module = "kvasir._core")]
+#[pyclass(frozen, module = "kvasir._native")]
 pub(crate) struct Reply {
     sender: mpsc::Sender<Said>,
     codec: Codec,
@@ -157,7 +157,7 @@ impl EndpointHandler for PythonEndpoint {
 }
 
 /// An endpoint that is served.
-#[pyclass(frozen, module = "kvasir._core")]
+#[pyclass(frozen, module = "kvasir._native")]
 pub(crate) struct Served {
     member: EndpointMember,
     served: Mutex<Option<ServedEndpoint>>,

@@ -92,7 +92,7 @@ fn wake(waiter: Option<Promise>) {
 }
 
 /// An answer. `try_next` gives an item, `NotImplemented` while none is there, and raises at the end; `ready` is awaited meanwhile.
-#[pyclass(frozen, module = "kvasir._core")]
+#[pyclass(frozen, module = "kvasir._native")]
 pub(crate) struct Answer {
     shared: Arc<Shared>,
     task: AbortHandle,

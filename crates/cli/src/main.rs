@@ -7,7 +7,6 @@ mod descriptors;
 mod doctor;
 mod endpoint_meters;
 mod index_peers;
-mod index_server;
 mod mocker;
 mod operate;
 mod planes;

@@ -1,25 +1,20 @@
 //! Discovery and request planes of a frontend, from its options.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use kvasir_config::{DiscoveryBackend, EventPlane, Origin, Settings, keys};
+use kvasir_config::{DiscoveryBackend, Origin, Settings, keys};
 use kvasir_discovery::{EndpointName, Store};
+use kvasir_embed::{IndexServer, Sharing, replica_carrier};
 use kvasir_frontend::{App, DiscoveryOptions, EventPlaneSetup, Fleet};
-use kvasir_host::{
-    EventLogOptions, IndexEndpoints, PeerOptions, PeerSecret, PeerStore, ReplicaCarrier,
-};
+use kvasir_host::{EventLogOptions, IndexEndpoints, PeerOptions, PeerSecret, PeerStore};
 pub(crate) use kvasir_planes::{Clients, clients, namespaces, nats_link, store};
 use kvasir_planes::{answers_address, clients_of, listen_at, response_server};
 use kvasir_setup::is_linked;
 use kvasir_tasks::Tasks;
-use kvasir_transport::event_plane::NatsEvents;
-use kvasir_transport::nats::NatsLink;
 use kvasir_transport::{RequestPlane, TokenPlane, local_address};
 use kvasir_types::{PlaneEndpoint, WorkerId};
 
-use crate::index_server::IndexServer;
 use crate::sockets::InnerSockets;
 use crate::upgrade::Handed;
 use crate::wiring::{BadConfig, Failure};
@@ -77,26 +72,16 @@ pub(crate) fn event_log(
     settings: &Settings,
     tasks: &Tasks,
 ) -> Result<Option<EventLogOptions>, Failure> {
-    if !settings.get(keys::ROUTER_DURABLE_KV_EVENTS) {
+    let Some(reading) = Sharing::of(settings).log else {
         return Ok(None);
-    }
-    let store = store(settings, tasks)?;
-    let coordination = store.and_then(|(store, _)| store.coordination());
-    if coordination.is_none() {
-        tracing::info!(
-            "this discovery backend has no locks: routers find out from JetStream who is first"
-        );
-    }
-    // The standard library seeds its hashers from the system.
-    let chance = || RandomState::new().build_hasher().finish();
-    Ok(Some(EventLogOptions {
-        router: format!("{:016x}{:016x}", chance(), chance()),
-        snapshot_threshold: settings.get(keys::ROUTER_SNAPSHOT_THRESHOLD).into(),
-        max_age: settings.get(keys::NATS_STREAM_MAX_AGE),
-        reset: settings.get(keys::ROUTER_RESET_STATES),
+    };
+    let coordination = store(settings, tasks)?.and_then(|(store, _)| store.coordination());
+    let max_age = settings.get(keys::NATS_STREAM_MAX_AGE);
+    Ok(Some(kvasir_embed::event_log(
+        reading,
+        max_age,
         coordination,
-        hook: None,
-    }))
+    )))
 }
 
 /// Where linked replicas write their addresses if no namespace is named.
@@ -169,23 +154,6 @@ fn peer_store(settings: &Settings, tasks: &Tasks) -> Result<Option<PeerStore>, F
             host: host.unwrap_or_else(|| local_address().to_string()),
         }
     }))
-}
-
-/// How other replicas are told what is booked here.
-pub(crate) fn replica_carrier(
-    settings: &Settings,
-    link: &NatsLink,
-    tasks: &Tasks,
-) -> ReplicaCarrier {
-    match settings.get(keys::EVENT_PLANE) {
-        EventPlane::Zmq => {
-            let own = settings.get(keys::EVENT_PLANE_HOST);
-            let host = own.or_else(|| settings.get(keys::TCP_RPC_HOST));
-            let host = host.unwrap_or_else(|| local_address().to_string());
-            ReplicaCarrier::Zmq { host }
-        }
-        EventPlane::Nats => ReplicaCarrier::Nats(NatsEvents::new(link, tasks)),
-    }
 }
 
 /// Lets a fleet follow the store that the options name; that store.

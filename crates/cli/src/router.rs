@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use kvasir_config::{Settings, keys};
 use kvasir_discovery::{EndpointName, Lease, Store, StoreError};
+use kvasir_embed::{IndexServer, codec, replica_carrier};
 use kvasir_host::{
     EndpointFleet, EndpointFleetOptions, HostContext, IndexEndpoints, RemoteIndex,
     ReplicaAnnouncer, RouterSetup,
@@ -22,7 +23,6 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::endpoint_meters::EndpointMeters;
-use crate::index_server::{self, IndexServer};
 use crate::system_status::{StatusSource, SystemStatus};
 use crate::wiring::{self, BadConfig, Failure};
 use crate::{planes, serve, shared_cache, sockets};
@@ -147,7 +147,7 @@ fn replicas(
         .get(keys::ROUTER_SESSION_AFFINITY_TTL_SECS)
         .is_some();
     settings.get(keys::ROUTER_REPLICA_SYNC).then(|| {
-        let carrier = planes::replica_carrier(settings, link, &context.tasks);
+        let carrier = replica_carrier(settings, link, &context.tasks);
         ReplicaAnnouncer::new(context, Some(carrier), sessions)
     })
 }
@@ -234,7 +234,7 @@ impl Door {
             namespace: namespace.to_owned(),
             store,
             server: kvasir_planes::listen(settings, &host, link, tasks).await?,
-            codec: index_server::codec(settings),
+            codec: codec(settings),
             host,
             link: link.clone(),
             tasks: tasks.clone(),

@@ -5,7 +5,7 @@
 //!
 //! What always holds: nothing is connected, bound or announced before something needs it; all of it ends with the planes.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use kvasir_config::{Environment, Invocation, Settings, keys};
@@ -38,6 +38,8 @@ pub struct ProcessPlanes {
     clients: OnceCell<(Clients, NatsLink)>,
     server: OnceCell<RequestServer>,
     lease: OnceCell<Arc<dyn Lease>>,
+    /// Tasks of routers that have announced something of their own.
+    announcing: Mutex<Vec<Tasks>>,
 }
 
 /// The options of a subcommand as the environment has them, with some said by hand.
@@ -96,7 +98,14 @@ impl ProcessPlanes {
             clients: OnceCell::new(),
             server: OnceCell::new(),
             lease: OnceCell::new(),
+            announcing: Mutex::default(),
         })
+    }
+
+    /// The options that they were opened by.
+    #[must_use]
+    pub const fn settings(&self) -> &Settings {
+        &self.settings
     }
 
     /// Who calls endpoints, by the name of their request plane.
@@ -115,18 +124,40 @@ impl ProcessPlanes {
         })
     }
 
+    /// Where calls come in, and the host at which others reach it.
+    pub(crate) async fn server(&self) -> Result<(RequestServer, String), EmbedError> {
+        let (_, link) = self.clients().await?;
+        let host = self.settings.get(keys::TCP_RPC_HOST);
+        let host = host.unwrap_or_else(|| local_address().to_string());
+        let listen = kvasir_planes::listen(&self.settings, &host, link, &self.context.tasks);
+        let server = self.server.get_or_try_init(|| listen).await?;
+        Ok((server.clone(), host))
+    }
+
+    /// The end of these planes waits for what tasks have announced.
+    pub(crate) fn ends_with(&self, tasks: &Tasks) {
+        let mut known = self
+            .announcing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        known.retain(|tasks| !tasks.is_draining());
+        known.push(tasks.clone());
+    }
+
+    /// Lets tasks take back what they announced, then stops them. Waits for a store no longer than two seconds.
+    pub(crate) async fn end_of(tasks: &Tasks) {
+        tasks.shut_down(END).await;
+    }
+
     /// An endpoint of this process.
     pub async fn member(&self, endpoint: &EndpointName) -> Result<EndpointMember, EmbedError> {
         let (_, link) = self.clients().await?;
         let tasks = &self.context.tasks;
-        let host = self.settings.get(keys::TCP_RPC_HOST);
-        let host = host.unwrap_or_else(|| local_address().to_string());
-        let listen = kvasir_planes::listen(&self.settings, &host, link, tasks);
-        let server = self.server.get_or_try_init(|| listen).await?;
+        let (server, host) = self.server().await?;
         Ok(EndpointMember {
             lease: Arc::clone(self.lease().await?),
             endpoint: endpoint.clone(),
-            server: server.clone(),
+            server,
             carrier: kvasir_planes::event_carrier(&self.settings, endpoint, &host, link, tasks),
             device: Some("cuda".into()),
             codec: Codec::MessagePack,
@@ -143,6 +174,15 @@ impl ProcessPlanes {
 
     /// Takes back all that was announced, and stops. Waits for a store no longer than two seconds.
     pub async fn end(&self) {
+        let announcing = std::mem::take(
+            &mut *self
+                .announcing
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+        for tasks in &announcing {
+            Self::end_of(tasks).await;
+        }
         if let Some(lease) = self.lease.get() {
             // A store that is away forgets the lease by itself.
             let _ = tokio::time::timeout(END, lease.revoke()).await;

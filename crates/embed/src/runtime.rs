@@ -56,6 +56,14 @@ pub fn runtime() -> Result<(Handle, Tasks), EmbedError> {
     Ok(parts)
 }
 
+/// Where tasks run, if that has begun in this process and not ended.
+pub(crate) fn running() -> Option<(Handle, Tasks)> {
+    let held = process();
+    let known = held.as_ref()?;
+    let is_own = known.pid == std::process::id();
+    is_own.then(|| (known.runtime.handle().clone(), known.tasks.clone()))
+}
+
 /// A runtime on its way to the end.
 pub struct EndingRuntime(ProcessRuntime);
 

@@ -55,31 +55,62 @@ pub enum ToolFormat {
     Harmony,
 }
 
+/// Forms of calls by the names that cards give them.
+const TOOL_NAMES: &[(&str, ToolFormat)] = &[
+    ("hermes", ToolFormat::Hermes),
+    ("qwen25", ToolFormat::Hermes),
+    ("qwen3", ToolFormat::Hermes),
+    ("qwen", ToolFormat::Hermes),
+    ("llama3_json", ToolFormat::Llama3Json),
+    ("llama4_json", ToolFormat::Llama3Json),
+    ("llama3", ToolFormat::Llama3Json),
+    ("mistral", ToolFormat::Mistral),
+    ("nemotron_deci", ToolFormat::NemotronDeci),
+    ("phi4", ToolFormat::Phi4),
+    ("phi4_mini_json", ToolFormat::Phi4),
+    ("jamba", ToolFormat::Jamba),
+    ("default", ToolFormat::Default),
+    ("deepseek_v3", ToolFormat::DeepSeekV3),
+    ("deepseekv3", ToolFormat::DeepSeekV3),
+    ("deepseek_v3_1", ToolFormat::DeepSeekV31),
+    ("deepseek_v31", ToolFormat::DeepSeekV31),
+    ("deepseekv31", ToolFormat::DeepSeekV31),
+    ("deepseek_v3_2", ToolFormat::DeepSeekV32),
+    ("deepseek_v32", ToolFormat::DeepSeekV32),
+    ("deepseekv32", ToolFormat::DeepSeekV32),
+    ("deepseek_v4", ToolFormat::DeepSeekV4),
+    ("deepseekv4", ToolFormat::DeepSeekV4),
+    ("deepseek_v41", ToolFormat::DeepSeekV4),
+    ("qwen3_coder", ToolFormat::Qwen3Coder),
+    ("nemotron_nano", ToolFormat::Qwen3Coder),
+    ("qwen3_xml", ToolFormat::Qwen3Coder),
+    ("minimax_m2", ToolFormat::MiniMaxM2),
+    ("glm45", ToolFormat::Glm),
+    ("glm47", ToolFormat::Glm),
+    ("kimi_k2", ToolFormat::KimiK2),
+    ("kimi_k25", ToolFormat::KimiK2),
+    ("pythonic", ToolFormat::Pythonic),
+    ("llama4_pythonic", ToolFormat::Pythonic),
+    ("gemma4", ToolFormat::Gemma4),
+    ("harmony", ToolFormat::Harmony),
+    ("openai", ToolFormat::Harmony),
+    ("gpt_oss", ToolFormat::Harmony),
+];
+
 impl ToolFormat {
     /// The form that a card names; none if it is not known.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
-        Some(match name.to_ascii_lowercase().replace('-', "_").as_str() {
-            "hermes" | "qwen25" | "qwen3" | "qwen" => Self::Hermes,
-            "llama3_json" | "llama4_json" | "llama3" => Self::Llama3Json,
-            "mistral" => Self::Mistral,
-            "nemotron_deci" => Self::NemotronDeci,
-            "phi4" | "phi4_mini_json" => Self::Phi4,
-            "jamba" => Self::Jamba,
-            "default" => Self::Default,
-            "deepseek_v3" | "deepseekv3" => Self::DeepSeekV3,
-            "deepseek_v3_1" | "deepseek_v31" | "deepseekv31" => Self::DeepSeekV31,
-            "deepseek_v3_2" | "deepseek_v32" | "deepseekv32" => Self::DeepSeekV32,
-            "deepseek_v4" | "deepseekv4" | "deepseek_v41" => Self::DeepSeekV4,
-            "qwen3_coder" | "nemotron_nano" | "qwen3_xml" => Self::Qwen3Coder,
-            "minimax_m2" => Self::MiniMaxM2,
-            "glm45" | "glm47" => Self::Glm,
-            "kimi_k2" | "kimi_k25" => Self::KimiK2,
-            "pythonic" | "llama4_pythonic" => Self::Pythonic,
-            "gemma4" => Self::Gemma4,
-            "harmony" | "openai" | "gpt_oss" => Self::Harmony,
-            _ => return None,
-        })
+        let name = name.to_ascii_lowercase().replace('-', "_");
+        let mut known = TOOL_NAMES.iter();
+        known
+            .find(|(known, _)| *known == name)
+            .map(|(_, form)| *form)
+    }
+
+    /// The names that [`Self::named`] knows.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        TOOL_NAMES.iter().map(|(name, _)| *name)
     }
 
     /// Marks that a tokenizer may have as special tokens: they have to be seen.
@@ -275,26 +306,52 @@ pub enum ReasoningFormat {
     Harmony,
 }
 
+/// Forms of reasoning by the names that cards give them.
+const REASONING_NAMES: &[(&str, ReasoningFormat)] = &[
+    ("basic", ReasoningFormat::Think),
+    ("qwen3", ReasoningFormat::Think),
+    ("nemotron_deci", ReasoningFormat::Think),
+    ("glm45", ReasoningFormat::Think),
+    ("glm47", ReasoningFormat::Think),
+    ("deepseek_v4", ReasoningFormat::Think),
+    ("deepseekv4", ReasoningFormat::Think),
+    ("deepseek_v41", ReasoningFormat::Think),
+    ("minimax_m2", ReasoningFormat::Think),
+    ("qwen3_coder", ReasoningFormat::Think),
+    ("kimi_k2", ReasoningFormat::Think),
+    ("deepseek_r1", ReasoningFormat::ThinkFirst),
+    ("deepseek_v3", ReasoningFormat::ThinkFirst),
+    ("deepseek_v3_1", ReasoningFormat::ThinkFirst),
+    ("deepseek_v3_2", ReasoningFormat::ThinkFirst),
+    ("step3", ReasoningFormat::ThinkFirst),
+    ("nemotron_nano", ReasoningFormat::ThinkFirst),
+    ("nemotron3", ReasoningFormat::ThinkFirst),
+    ("nemotron_v3", ReasoningFormat::ThinkFirst),
+    ("kimi_k25", ReasoningFormat::KimiK25),
+    ("kimi", ReasoningFormat::Kimi),
+    ("mistral", ReasoningFormat::Mistral),
+    ("granite", ReasoningFormat::Granite),
+    ("minimax_append_think", ReasoningFormat::AppendThink),
+    ("gemma4", ReasoningFormat::Gemma4),
+    ("gpt_oss", ReasoningFormat::Harmony),
+    ("harmony", ReasoningFormat::Harmony),
+    ("openai_gptoss", ReasoningFormat::Harmony),
+];
+
 impl ReasoningFormat {
     /// The form that a card names; none if it is not known.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
-        Some(match name.to_ascii_lowercase().replace('-', "_").as_str() {
-            "basic" | "qwen3" | "nemotron_deci" | "glm45" | "glm47" | "deepseek_v4"
-            | "deepseekv4" | "deepseek_v41" | "minimax_m2" | "qwen3_coder" | "kimi_k2" => {
-                Self::Think
-            }
-            "deepseek_r1" | "deepseek_v3" | "deepseek_v3_1" | "deepseek_v3_2" | "step3"
-            | "nemotron_nano" | "nemotron3" | "nemotron_v3" => Self::ThinkFirst,
-            "kimi_k25" => Self::KimiK25,
-            "kimi" => Self::Kimi,
-            "mistral" => Self::Mistral,
-            "granite" => Self::Granite,
-            "minimax_append_think" => Self::AppendThink,
-            "gemma4" => Self::Gemma4,
-            "gpt_oss" | "harmony" | "openai_gptoss" => Self::Harmony,
-            _ => return None,
-        })
+        let name = name.to_ascii_lowercase().replace('-', "_");
+        let mut known = REASONING_NAMES.iter();
+        known
+            .find(|(known, _)| *known == name)
+            .map(|(_, form)| *form)
+    }
+
+    /// The names that [`Self::named`] knows.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        REASONING_NAMES.iter().map(|(name, _)| *name)
     }
 
     /// Marks that a tokenizer may have as special tokens: they have to be seen.

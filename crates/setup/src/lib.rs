@@ -129,18 +129,25 @@ fn role_policy(
     }
 }
 
-/// The measured profile that the `aic-*` options name.
-fn aic_profile(settings: &Settings) -> Result<Preset, RouterSetupError> {
-    let system = settings.get(keys::AIC_SYSTEM).unwrap_or_default();
-    let model = settings.get(keys::AIC_MODEL_PATH).unwrap_or_default();
+/// The profile that was measured of this model on this machine; the error names those that there are.
+pub fn measured_profile(system: &str, model: &str) -> Result<Preset, RouterSetupError> {
     // Names of presets are made of words that every spelling of the machine and the model has.
     let asked = format!("{system} {model}").to_lowercase();
     let fits = |preset: &Preset| preset.name().split('-').all(|word| asked.contains(word));
     Preset::ALL.into_iter().find(fits).ok_or_else(|| {
         let known: Vec<&str> = Preset::ALL.iter().map(|preset| preset.name()).collect();
+        let known = known.join(", ");
+        RouterSetupError(format!("no measured profile; there are {known}"))
+    })
+}
+
+/// The measured profile that the `aic-*` options name.
+fn aic_profile(settings: &Settings) -> Result<Preset, RouterSetupError> {
+    let system = settings.get(keys::AIC_SYSTEM).unwrap_or_default();
+    let model = settings.get(keys::AIC_MODEL_PATH).unwrap_or_default();
+    measured_profile(&system, &model).map_err(|error| {
         RouterSetupError(format!(
-            "--aic-system {system} --aic-model-path {model}: no measured profile; there are {}",
-            known.join(", ")
+            "--aic-system {system} --aic-model-path {model}: {error}"
         ))
     })
 }

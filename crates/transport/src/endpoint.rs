@@ -53,6 +53,8 @@ pub struct CallContext {
     pub worker: WorkerId,
     /// The call's name on the wire; the same for all attempts at one request.
     pub id: RequestId,
+    /// What the caller itself calls it, if that is not its id: the worker sees this one.
+    pub name: Option<Arc<str>>,
     /// What the client's headers say to the worker, by name.
     pub metadata: Vec<(Arc<str>, Arc<str>)>,
 }
@@ -64,6 +66,7 @@ impl CallContext {
         Self {
             worker,
             id,
+            name: None,
             metadata: Vec::new(),
         }
     }

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from kvasir import DistributedRuntime, KvPushRouter, KvRouterConfig
+from kvasir._core import DistributedRuntime, KvPushRouter, KvRouterConfig
 
 
 async def main() -> None:

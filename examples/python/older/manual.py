@@ -14,7 +14,7 @@ async def main() -> None:
     tokens = list(range(700, 740))
     worker_id, overlap = await router.best_worker_id(tokens, request_id="req-123")
     request = {"model": "echo", "token_ids": tokens, "stop_conditions": {"max_tokens": 3}}
-    response = await client.direct(request, worker_id, annotated=False)
+    response = await client.direct(request, worker_id, annotated=False, request_id="req-123")
     first = await anext(response)
     await router.mark_prefill_complete("req-123")
     rest = [item async for item in response]

@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-from kvasir._core import Candidate, Decision, Router, __version__
-from kvasir._replay import Replay, replay
+from kvasir._native import Candidate as Candidate
+from kvasir._native import Decision as Decision
+from kvasir._native import Router as Router
+from kvasir._native import __version__ as __version__
+from kvasir._replay import Replay as Replay
+from kvasir._replay import replay as replay
 from kvasir.exceptions import *  # noqa: F403
-from kvasir.exceptions import __all__ as _exceptions
 from kvasir.llm import *  # noqa: F403
-from kvasir.llm import __all__ as _llm
 from kvasir.runtime import *  # noqa: F403
-from kvasir.runtime import __all__ as _runtime
-
-__all__ = sorted({"Candidate", "Decision", "Replay", "Router", "__version__", "replay", *_exceptions, *_llm, *_runtime})  # pyright: ignore[reportUnsupportedDunderAll]

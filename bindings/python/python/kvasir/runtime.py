@@ -15,10 +15,11 @@ import os
 import uuid
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
-from kvasir import _core
+from kvasir import _native
 
 logger = logging.getLogger("kvasir")
 _RUNTIMES: weakref.WeakSet[DistributedRuntime] = weakref.WeakSet()
@@ -30,7 +31,7 @@ def _end() -> None:
     for runtime in list(_RUNTIMES):
         if runtime._pid == os.getpid():
             runtime._core.end()
-    _core.shut_down()
+    _native.shut_down()
 
 
 Handler = Callable[..., AsyncIterator[Any]]
@@ -50,11 +51,11 @@ class Context:
         id: str | None = None,
         metadata: dict[str, str] | None = None,
         *,
-        _cancellation: _core.Cancellation | None = None,
+        _cancellation: _native.Cancellation | None = None,
     ) -> None:
         self._id = id if id is not None else str(uuid.uuid4())
         self._metadata: dict[str, str] = dict(metadata or {})
-        self._cancellation = _cancellation if _cancellation is not None else _core.Cancellation()
+        self._cancellation = _cancellation if _cancellation is not None else _native.Cancellation()
 
     def id(self) -> str:
         """The request's id."""
@@ -123,7 +124,7 @@ class Context:
 class Stream:
     """An answer, to be iterated over with `async for`. Letting go of it ends the call."""
 
-    def __init__(self, answer: _core.Answer) -> None:
+    def __init__(self, answer: _native.Answer) -> None:
         self._answer = answer
 
     def __aiter__(self) -> Stream:
@@ -142,25 +143,27 @@ class Stream:
         self._answer.close()
 
 
+@dataclass(frozen=True, repr=False)
 class TransportType:
     """How an instance is reached."""
 
-    def __init__(self, kind: str, address: str) -> None:
-        self.kind = kind
-        self.address = address
+    kind: str
+    address: str
 
     def __repr__(self) -> str:
         return f"TransportType({self.kind}, {self.address})"
 
 
+@dataclass(frozen=True, repr=False)
 class Instance:
     """One process that serves an endpoint."""
 
-    def __init__(self, endpoint: Endpoint, instance_id: int, transport: TransportType, device_type: str | None) -> None:
-        self.instance_id = instance_id
-        self.namespace, self.component, self.endpoint = endpoint._name
-        self.transport = transport
-        self.device_type = device_type
+    instance_id: int
+    namespace: str
+    component: str
+    endpoint: str
+    transport: TransportType
+    device_type: str | None
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.component}/{self.endpoint}/{self.instance_id}"
@@ -187,12 +190,12 @@ def _mode(router_mode: Any) -> str:
 
 
 class Client:
-    """Calls the instances of an endpoint."""
+    """Calls the instances of an endpoint. Each call has the id of its `context`, or `request_id`, or one of its own."""
 
     def __init__(self, endpoint: Endpoint, router_mode: Any = None) -> None:
         self._endpoint = endpoint
         self._mode = _mode(router_mode)
-        self._caller = _core.Caller(endpoint._runtime._core, *endpoint._name)
+        self._caller = _native.Caller(endpoint._runtime._core, *endpoint._name)
 
     def instance_ids(self) -> list[int]:
         """The ids of those that are there."""
@@ -201,7 +204,7 @@ class Client:
     def instances(self) -> list[Instance]:
         """Those that are there, with how they are reached."""
         rows = self._caller.instances()
-        return [Instance(self._endpoint, id, TransportType(kind, address), device) for id, kind, address, device in rows]
+        return [Instance(id, *self._endpoint._name, TransportType(kind, address), device) for id, kind, address, device in rows]
 
     async def wait_for_instances(self, count: int = 1) -> list[int]:
         """Waits until there are some; their ids."""
@@ -222,38 +225,50 @@ class Client:
             text = f"fewer than {min_count} instances of {self._endpoint!r} said {key} = {value!r} within {timeout_s} s"
             raise TimeoutError(text) from None
 
-    async def _call(self, request: Any, mode: str, instance_id: int | None, annotated: bool | None, context: Context | None) -> Stream:
-        context = context if context is not None else Context()
+    async def _call(
+        self, request: Any, mode: str, instance_id: int | None, annotated: bool | None, context: Context | None, request_id: str | None
+    ) -> Stream:
+        context = context if context is not None else Context(request_id)
         metadata = [(str(name), str(value)) for name, value in context.metadata.items()]
         annotated = True if annotated is None else annotated
         answer = await self._caller.call(request, mode, instance_id, annotated, context.id(), metadata, context._cancellation)
         return Stream(answer)
 
-    async def generate(self, request: Any, annotated: bool | None = True, context: Context | None = None) -> Stream:
+    async def generate(
+        self, request: Any, annotated: bool | None = True, context: Context | None = None, *, request_id: str | None = None
+    ) -> Stream:
         """Calls an instance by the client's own mode, which is random unless another was asked for."""
-        return await self._call(request, self._mode, None, annotated, context)
+        return await self._call(request, self._mode, None, annotated, context, request_id)
 
-    async def random(self, request: Any, annotated: bool | None = True, context: Context | None = None) -> Stream:
+    async def random(
+        self, request: Any, annotated: bool | None = True, context: Context | None = None, *, request_id: str | None = None
+    ) -> Stream:
         """Calls a random instance."""
-        return await self._call(request, "random", None, annotated, context)
+        return await self._call(request, "random", None, annotated, context, request_id)
 
-    async def round_robin(self, request: Any, annotated: bool | None = True, context: Context | None = None) -> Stream:
+    async def round_robin(
+        self, request: Any, annotated: bool | None = True, context: Context | None = None, *, request_id: str | None = None
+    ) -> Stream:
         """Calls each instance in turn."""
-        return await self._call(request, "round_robin", None, annotated, context)
+        return await self._call(request, "round_robin", None, annotated, context, request_id)
 
-    async def device_aware_weighted(self, request: Any, annotated: bool | None = True, context: Context | None = None) -> Stream:
+    async def device_aware_weighted(
+        self, request: Any, annotated: bool | None = True, context: Context | None = None, *, request_id: str | None = None
+    ) -> Stream:
         """Calls GPUs and CPUs in proportion to their worth, of either the one with the fewest calls of this client."""
-        return await self._call(request, "device_aware_weighted", None, annotated, context)
+        return await self._call(request, "device_aware_weighted", None, annotated, context, request_id)
 
-    async def direct(self, request: Any, instance_id: int, annotated: bool | None = True, context: Context | None = None) -> Stream:
+    async def direct(
+        self, request: Any, instance_id: int, annotated: bool | None = True, context: Context | None = None, *, request_id: str | None = None
+    ) -> Stream:
         """Calls the instance of this id."""
-        return await self._call(request, "direct", instance_id, annotated, context)
+        return await self._call(request, "direct", instance_id, annotated, context, request_id)
 
 
 class _AwaitableClient(Client):
     """A client that the seeds' programs take as it is, and newer ones await."""
 
-    def __await__(self) -> Iterator[Any]:
+    def __await__(self) -> Generator[Any, Any, Client]:
         return self._self().__await__()
 
     async def _self(self) -> Client:
@@ -266,7 +281,7 @@ class Endpoint:
     def __init__(self, runtime: DistributedRuntime, name: tuple[str, str, str]) -> None:
         self._runtime = runtime
         self._name = name
-        self._served: _core.Served | None = None
+        self._served: _native.Served | None = None
 
     def __repr__(self) -> str:
         return f"Endpoint({'.'.join(self._name)})"
@@ -298,7 +313,7 @@ class Endpoint:
         del metrics_labels, health_check_payload
         loop = asyncio.get_running_loop()
         answers = _Answers(handler)
-        served = await _core.serve(self._runtime._core, self._name, loop, answers.start)
+        served = await _native.serve(self._runtime._core, self._name, loop, answers.start)
         self._served = served
         try:
             await self._runtime._ending()
@@ -306,7 +321,7 @@ class Endpoint:
             self._served = None
             await asyncio.shield(self._leave(served, answers, graceful_shutdown))
 
-    async def _leave(self, served: _core.Served, answers: _Answers, graceful: bool) -> None:
+    async def _leave(self, served: _native.Served, answers: _Answers, graceful: bool) -> None:
         try:
             await served.withdraw()
         except Exception as error:  # noqa: BLE001
@@ -324,7 +339,7 @@ class Endpoint:
         """This endpoint is to be found again."""
         await self._being_served().announce()
 
-    def _being_served(self) -> _core.Served:
+    def _being_served(self) -> _native.Served:
         if self._served is None:
             raise RuntimeError(f"{self!r} is not served by this process")
         return self._served
@@ -338,15 +353,24 @@ class _Answers:
         self._takes_context = _takes_context(handler)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, request: Any, id: str, metadata: list[tuple[str, str]], reply: _core.Reply) -> None:
+    def start(self, request: Any, id: str, metadata: list[tuple[str, str]], reply: _native.Reply) -> None:
         context = Context(id, dict(metadata), _cancellation=reply.cancellation)
         task = asyncio.get_running_loop().create_task(self._answer(request, context, reply))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, request: Any, context: Context, reply: _core.Reply) -> None:
+    def _called(self, request: Any, context: Context) -> Any:
+        match self._takes_context:
+            case "by name":
+                return self._handler(request, context=context)
+            case "by place":
+                return self._handler(request, context)
+            case _:
+                return self._handler(request)
+
+    async def _answer(self, request: Any, context: Context, reply: _native.Reply) -> None:
         try:
-            stream = self._handler(request, context) if self._takes_context else self._handler(request)
+            stream = self._called(request, context)
             if inspect.isawaitable(stream):
                 stream = await stream
             late = 0
@@ -399,13 +423,18 @@ _TOLD = {
 }
 
 
-def _takes_context(handler: Handler) -> bool:
+def _takes_context(handler: Handler) -> str | None:
+    """How a handler takes the context of its caller, if it does."""
     try:
         parameters = list(inspect.signature(handler).parameters.values())
     except (TypeError, ValueError):
-        return False
+        return None
+    named = next((p for p in parameters if p.name == "context"), None)
+    if named is not None and named.kind is named.KEYWORD_ONLY:
+        return "by name"
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return len(positional) >= 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    takes_two = len(positional) >= 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return "by place" if takes_two else None
 
 
 class Component:
@@ -459,7 +488,7 @@ class DistributedRuntime:
             warnings.warn("enable_nats has no effect: the event plane says whether NATS is used", DeprecationWarning, stacklevel=2)
         if response_plane not in (None, "tcp"):
             raise ValueError(f"response_plane cannot be {response_plane!r}: answers come over tcp")
-        self._core = _core.Runtime(discovery_backend, request_plane, event_plane)
+        self._core = _native.Runtime(discovery_backend, request_plane, event_plane)
         self._pid = os.getpid()
         self._loop = event_loop
         _RUNTIMES.add(self)
@@ -510,6 +539,37 @@ class DistributedRuntime:
     def register_engine_route(self, route_name: str, callback: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]) -> None:
         """Has no effect: this process has no HTTP door of its own."""
         del route_name, callback
+
+
+class UnaryClient:
+    """Calls an endpoint that answers with one item."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def complete(self, request: Any, *, context: Context | None = None) -> Any:
+        """The one item that an instance answers with; `RuntimeError` if there is none, or more than one."""
+        stream = await self._client.round_robin(request, annotated=False, context=context)
+        items = []
+        try:
+            async for item in stream:
+                items.append(item)
+                if len(items) > 1:
+                    raise RuntimeError("unary endpoint returned multiple responses")
+        finally:
+            await stream.aclose()
+        if not items:
+            raise RuntimeError("unary endpoint returned no response")
+        return items[0]
+
+
+async def serve_unary_endpoint(endpoint: Endpoint, handler: Callable[..., Awaitable[Any]]) -> None:
+    """Serves `handler(request, context=...)`, whose result is the whole answer."""
+
+    async def answer(request: Any, *, context: Context) -> AsyncIterator[Any]:
+        yield await handler(request, context=context)
+
+    await endpoint.serve_endpoint(answer)
 
 
 def dynamo_worker(enable_nats: bool | None = None) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., Coroutine[Any, Any, None]]]:
@@ -565,7 +625,9 @@ __all__ = [
     "Namespace",
     "Stream",
     "TransportType",
+    "UnaryClient",
     "dynamo_endpoint",
     "dynamo_worker",
     "kvasir_worker",
+    "serve_unary_endpoint",
 ]

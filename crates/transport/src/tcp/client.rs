@@ -298,7 +298,8 @@ pub(crate) fn two_part(
     home: &str,
     subject: String,
 ) -> TwoPart {
-    let id = context.id.to_string();
+    let own = || context.id.to_string();
+    let id = context.name.as_deref().map_or_else(own, str::to_owned);
     let metadata = context.metadata.iter();
     let control = ControlMessage {
         codec: payload.codec,

@@ -1,4 +1,6 @@
 //! The index of this process for other routers (`--serve-indexer`): announced on the component of each endpoint whose workers it routes to.
+//!
+//! What always holds: it is announced until it is, however long the store is away; it is taken back when its tasks drain.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,17 +20,18 @@ use tokio::sync::watch;
 const ANNOUNCE_EVERY: Duration = Duration::from_secs(1);
 
 /// Where questions come in, and how that is found.
-pub(crate) struct IndexServer {
-    pub(crate) index: IndexEndpoints,
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) server: RequestServer,
-    pub(crate) codec: Codec,
+pub struct IndexServer {
+    index: IndexEndpoints,
+    store: Arc<dyn Store>,
+    server: RequestServer,
+    codec: Codec,
     carrier: EventCarrier,
     context: HostContext,
 }
 
 /// In which form this process takes requests.
-pub(crate) fn codec(settings: &Settings) -> Codec {
+#[must_use]
+pub fn codec(settings: &Settings) -> Codec {
     match settings.get(keys::REQUEST_PLANE_CODEC) {
         PlaneCodec::Json => Codec::Json,
         PlaneCodec::Msgpack => Codec::MessagePack,
@@ -37,7 +40,8 @@ pub(crate) fn codec(settings: &Settings) -> Codec {
 
 impl IndexServer {
     /// Answers at `server`, which others reach at `host`.
-    pub(crate) fn new(
+    #[must_use]
+    pub fn new(
         settings: &Settings,
         index: IndexEndpoints,
         store: Arc<dyn Store>,
@@ -58,7 +62,7 @@ impl IndexServer {
     }
 
     /// Serves the index on the components of these endpoints, from now on; takes it back when the process drains.
-    pub(crate) fn start(self, endpoints: watch::Receiver<BTreeSet<EndpointName>>) {
+    pub fn start(self, endpoints: watch::Receiver<BTreeSet<EndpointName>>) {
         let tasks = self.context.tasks.clone();
         let drained = tasks.clone();
         tasks.spawn(async move {

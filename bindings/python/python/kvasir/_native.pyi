@@ -2,7 +2,7 @@
 
 from asyncio import AbstractEventLoop, Future
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from typing_extensions import Buffer
 
@@ -11,11 +11,13 @@ __all__ = [
     "Answer",
     "ApproxKvIndexer",
     "CacheEvents",
+    "CacheReader",
     "Caller",
     "Cancellation",
     "Candidate",
     "Decision",
     "EndpointRouter",
+    "EngineEvents",
     "KvRouterConfig",
     "LoadReports",
     "OverlapScores",
@@ -33,6 +35,8 @@ __all__ = [
     "chain_hashes",
     "compute_block_hash_for_seq",
     "compute_seq_hash_for_block",
+    "get_reasoning_parser_names",
+    "get_tool_parser_names",
     "lora_name_to_id",
     "open_load",
     "serve",
@@ -43,10 +47,10 @@ __all__ = [
 ]
 __version__: str
 
-type _Tokens = Iterable[int] | Buffer
+_Tokens: TypeAlias = Iterable[int] | Buffer
 """Token ids: a list, another sequence, or a buffer of whole numbers (array, NumPy), which is read fastest."""
 
-type _MediaInfos = Sequence[Mapping[str, Any] | None]
+_MediaInfos: TypeAlias = Sequence[Mapping[str, Any] | None]
 """For each block None, or {"mm_objects": [{"mm_hash": int}, ...]}."""
 
 def compute_block_hash_for_seq(
@@ -59,6 +63,8 @@ def compute_block_hash_for_seq(
 ) -> list[int]: ...
 def compute_seq_hash_for_block(block_hashes: Iterable[int]) -> list[int]: ...
 def lora_name_to_id(lora_name: str) -> int: ...
+def get_reasoning_parser_names() -> list[str]: ...
+def get_tool_parser_names() -> list[str]: ...
 
 @final
 class KvRouterConfig:
@@ -66,51 +72,51 @@ class KvRouterConfig:
 
     def __new__(
         cls,
-        overlap_score_weight: float | None = ...,
-        host_cache_hit_weight: float = ...,
-        disk_cache_hit_weight: float = ...,
-        router_temperature: float = ...,
-        use_kv_events: bool = ...,
+        overlap_score_weight: float | None = None,
+        host_cache_hit_weight: float = 0.75,
+        disk_cache_hit_weight: float = 0.25,
+        router_temperature: float = 0.0,
+        use_kv_events: bool = True,
         *,
-        router_replica_sync: bool = ...,
-        router_track_active_blocks: bool = ...,
-        router_track_output_blocks: bool = ...,
-        router_assume_kv_reuse: bool = ...,
-        router_track_prefill_tokens: bool = ...,
-        router_prefill_load_model: str = ...,
-        router_ttl_secs: float = ...,
-        router_approximate_cache_policy: str = ...,
-        router_queue_threshold: float | None = ...,
-        router_event_threads: int = ...,
-        router_queue_policy: str = ...,
-        use_remote_indexer: bool = ...,
-        serve_indexer: bool = ...,
-        enable_session_prefix_index: bool = ...,
-        shared_cache_multiplier: float | None = ...,
-        shared_cache_type: str = ...,
-        router_predicted_ttl_secs: float | None = ...,
-        conditional_disagg_enabled: bool = ...,
-        conditional_disagg_policy: str = ...,
-        conditional_disagg_eff_isl_threshold: int = ...,
-        conditional_disagg_eff_isl_ratio_threshold: float = ...,
-        conditional_disagg_prefill_busy_threshold: float | None = ...,
-        conditional_disagg_decode_busy_threshold: float | None = ...,
-        overlap_score_credit: float = ...,
-        overlap_score_credit_decay: float = ...,
-        prefill_load_scale: float = ...,
-        decode_active_request_weight: float = ...,
-        router_policy_config: str | None = ...,
-        router_prefill_policy: str | None = ...,
-        router_decode_policy: str | None = ...,
-        router_tracking_hash: str = ...,
-        router_tracking_key_file: str | None = ...,
-        router_tracking_key_id: str | None = ...,
-        durable_kv_events: bool = ...,
-        router_snapshot_threshold: int | None = ...,
-        router_reset_states: bool = ...,
-        router_max_tree_size: int = ...,
-        router_prune_target_ratio: float = ...,
-        skip_initial_worker_wait: bool = ...,
+        router_replica_sync: bool = False,
+        router_track_active_blocks: bool = True,
+        router_track_output_blocks: bool = False,
+        router_assume_kv_reuse: bool = True,
+        router_track_prefill_tokens: bool = True,
+        router_prefill_load_model: str = "none",
+        router_ttl_secs: float = 120.0,
+        router_approximate_cache_policy: str = "ttl",
+        router_queue_threshold: float | None = None,
+        router_event_threads: int = 4,
+        router_queue_policy: str = "fcfs",
+        use_remote_indexer: bool = False,
+        serve_indexer: bool = False,
+        enable_session_prefix_index: bool = False,
+        shared_cache_multiplier: float | None = None,
+        shared_cache_type: str = "none",
+        router_predicted_ttl_secs: float | None = None,
+        conditional_disagg_enabled: bool = False,
+        conditional_disagg_policy: str = "isl_bounding",
+        conditional_disagg_eff_isl_threshold: int = 2048,
+        conditional_disagg_eff_isl_ratio_threshold: float = 0.7,
+        conditional_disagg_prefill_busy_threshold: float | None = None,
+        conditional_disagg_decode_busy_threshold: float | None = None,
+        overlap_score_credit: float = 1.0,
+        overlap_score_credit_decay: float = 0.0,
+        prefill_load_scale: float = 1.0,
+        decode_active_request_weight: float = 0.0,
+        router_policy_config: str | None = None,
+        router_prefill_policy: str | None = None,
+        router_decode_policy: str | None = None,
+        router_tracking_hash: str = "public-xxh3-v1",
+        router_tracking_key_file: str | None = None,
+        router_tracking_key_id: str | None = None,
+        durable_kv_events: bool = False,
+        router_snapshot_threshold: int | None = 1000000,
+        router_reset_states: bool = False,
+        router_max_tree_size: int = 1048576,
+        router_prune_target_ratio: float = 0.8,
+        skip_initial_worker_wait: bool = False,
     ) -> KvRouterConfig: ...
     @staticmethod
     def from_json(config_json: str) -> KvRouterConfig: ...
@@ -243,7 +249,7 @@ class KvRouterConfig:
         """Its name."""
     @property
     def durable_kv_events(self) -> bool:
-        """Older: events through JetStream."""
+        """Older: events are read from JetStream, which keeps them."""
     @property
     def router_snapshot_threshold(self) -> int | None:
         """Older: events between two snapshots."""
@@ -318,7 +324,7 @@ class Decision:
         """Blocks of the prompt that the worker has, rounded."""
     @property
     def cached_tokens(self) -> int:
-        """_Tokens of the prompt that it need not compute."""
+        """Tokens of the prompt that it need not compute."""
     @property
     def booked(self) -> bool:
         """Whether it is booked, so that `free` must follow."""
@@ -333,7 +339,7 @@ class Decision:
         """Why it got no worker after it had waited."""
     @property
     def prompt_tokens(self) -> int:
-        """_Tokens of the prompt."""
+        """Tokens of the prompt."""
     @property
     def eligible(self) -> int:
         """Ranks that could have been chosen."""
@@ -575,7 +581,7 @@ class Served:
     def announce(self) -> Awaitable[None]: ...
     def close(self) -> None: ...
 
-type _Name = tuple[str, str, str]
+_Name: TypeAlias = tuple[str, str, str]
 
 def serve(
     runtime: Runtime, name: _Name, event_loop: AbstractEventLoop, start: Callable[[Any, str, list[tuple[str, str]], Reply], None]
@@ -664,6 +670,22 @@ class PassRelay:
     def shutdown(self) -> None: ...
 
 @final
+class CacheReader:
+    """Hears what the caches of an endpoint's workers hold."""
+
+    def __new__(cls, runtime: Runtime, name: _Name) -> CacheReader: ...
+    def recv(self, seconds: float) -> list[str] | None: ...
+    def shutdown(self) -> None: ...
+
+@final
+class EngineEvents:
+    """Hears one engine's own event socket."""
+
+    def __new__(cls, engine_socket: str, engine_topic: str, block_size: int) -> EngineEvents: ...
+    def take(self) -> list[str]: ...
+    def shutdown(self) -> None: ...
+
+@final
 class PassReader:
     """Hears what the workers of an endpoint compute."""
 
@@ -686,6 +708,7 @@ class EndpointRouter:
         config: KvRouterConfig,
         busy: tuple[float | None, int | None, float | None],
         session_ttl_secs: int | None = None,
+        measured: tuple[str, str] | None = None,
     ) -> EndpointRouter: ...
     def worker_ids(self) -> list[int]: ...
     def wait_for_workers(self, count: int) -> Awaitable[list[int]]: ...
@@ -703,6 +726,7 @@ class EndpointRouter:
         preferred_taints: dict[str, float] | None = None,
         response_buffer_size: int = 100,
         block_mm_infos: Any = None,
+        routing_token_ids: _Tokens | None = None,
     ) -> Awaitable[Answer]: ...
     def best_worker(
         self,
@@ -716,6 +740,7 @@ class EndpointRouter:
         policy_class: str | None = None,
         cache_namespace: str | None = None,
         block_mm_infos: Any = None,
+        update_indexer: bool = False,
     ) -> Awaitable[tuple[int, int, int]]: ...
     def measure_best_worker(self, token_ids: _Tokens, rounds: int) -> float: ...
     def potential_loads(
@@ -725,6 +750,7 @@ class EndpointRouter:
         self, token_ids: _Tokens, lora_name: str | None = None, cache_namespace: str | None = None, block_mm_infos: Any = None
     ) -> list[tuple[int, int, int, int, int]]: ...
     def find_matches(self, sequence: Iterable[int]) -> OverlapScores: ...
+    def apply_event(self, event: bytes) -> None: ...
     def mark_prefill_complete(self, request_id: str) -> None: ...
     def free(self, request_id: str) -> None: ...
     def dump_events(self) -> Awaitable[str]: ...
