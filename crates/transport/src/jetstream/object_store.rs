@@ -109,6 +109,13 @@ impl ObjectStore {
 
     /// What the bucket says of a value now.
     pub async fn head(&self, name: &str) -> Result<ObjectHead, JetStreamError> {
+        // A stream that somebody is just creating is asked for no message: nats-server 2.9 crashes of that (nil store in jsMsgGetRequest). One that holds
+        // messages has been created.
+        match self.jetstream.stream_info(&self.stream()).await {
+            Ok(state) if state.messages > 0 => {}
+            Ok(_) | Err(JetStreamError::NotFound(_)) => return Ok(ObjectHead::default()),
+            Err(error) => return Err(error),
+        }
         let which = json!({ "last_by_subj": self.head_subject(name) });
         let (revision, bytes) = match self.jetstream.message(&self.stream(), &which).await {
             Err(JetStreamError::NotFound(_)) => return Ok(ObjectHead::default()),
@@ -181,9 +188,26 @@ impl ObjectStore {
         let subject = self.chunk_subject(name);
         for chunk in bytes.chunks(CHUNK_BYTES) {
             let chunk = Bytes::copy_from_slice(chunk);
-            self.jetstream.send(&subject, None, chunk).await?;
+            self.write(&subject, None, chunk).await?;
         }
         Ok(())
+    }
+
+    /// Writes one message. A bucket that was created while the server still deleted another one of that name refuses every write and holds nothing: it is
+    /// deleted, so that the next [`Self::ensure`] creates a working one.
+    async fn write(
+        &self,
+        subject: &str,
+        headers: Option<HeaderMap>,
+        body: Bytes,
+    ) -> Result<(), JetStreamError> {
+        let written = self.jetstream.send(subject, headers, body).await;
+        if let Err(error) = &written
+            && error.has_lost_files()
+        {
+            self.delete().await?;
+        }
+        written.map(drop)
     }
 
     /// Makes uploaded bytes the value of `name`, if it is still the one that `before` tells of.
@@ -211,10 +235,7 @@ impl ObjectStore {
         headers.insert("Nats-Rollup", "sub");
         let body = Bytes::from(info.to_string());
         let subject = self.head_subject(name);
-        self.jetstream
-            .send(&subject, Some(headers), body)
-            .await
-            .map(drop)
+        self.write(&subject, Some(headers), body).await
     }
 
     /// Takes away the chunks of a value that was replaced, and those of uploads that were never finished. `now_ms` is the Unix time.

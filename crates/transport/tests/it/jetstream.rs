@@ -7,6 +7,7 @@ use kvasir_tasks::Tasks;
 use kvasir_transport::jetstream::{
     JetStream, JetStreamError, LogPublisher, LogPublisherOptions, ObjectStore, PullConsumer, Pulled,
 };
+use kvasir_transport::nats::NatsLink;
 
 use crate::nats_process::NatsProcess;
 
@@ -118,9 +119,7 @@ async fn an_object_is_replaced_by_who_has_read_it() {
     };
     let tasks = Tasks::new();
     let store = ObjectStore::new(&JetStream::new(nats.link(&tasks)), "bucket");
-    while store.ensure().await.is_err() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    until_there(&store).await;
     let before = store.head("value").await.unwrap();
     assert!(!before.is_there());
     let large: Vec<u8> = (0..300_000_u32).map(|number| number as u8).collect();
@@ -140,8 +139,66 @@ async fn an_object_is_replaced_by_who_has_read_it() {
     store.sweep("value", &first, 1 << 40).await.unwrap();
     assert_eq!(store.get("value").await.unwrap().unwrap().1, b"second");
     store.delete().await.unwrap();
-    store.ensure().await.unwrap();
+    until_there(&store).await;
     assert!(store.get("value").await.unwrap().is_none());
+    nats.kill();
+    let _ = std::fs::remove_dir_all(folder);
+}
+
+/// Creates a bucket, as soon as the server can.
+async fn until_there(store: &ObjectStore) {
+    let created = async {
+        while store.ensure().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(SOON, created).await.unwrap();
+}
+
+/// A server that is slow to delete a bucket takes the files of the next one of that name with it: it cannot be written to until it is created again.
+#[tokio::test]
+async fn a_bucket_whose_files_are_gone_is_created_again() {
+    let Some((mut nats, folder)) = server() else {
+        return;
+    };
+    let tasks = Tasks::new();
+    let store = ObjectStore::new(&JetStream::new(nats.link(&tasks)), "lost");
+    until_there(&store).await;
+    std::fs::remove_dir_all(folder.join("jetstream/$G/streams/OBJ_lost")).unwrap();
+    // More than the one file that the server has open.
+    let large = vec![7; 20 << 20];
+    let lost = store.upload("000000000001a", &large).await.unwrap_err();
+    assert!(lost.has_lost_files(), "{lost}");
+    until_there(&store).await;
+    let (head, labels) = (store.head("value").await.unwrap(), BTreeMap::new());
+    store.upload("000000000001b", b"bytes").await.unwrap();
+    let published = store.publish("value", &head, "000000000001b", b"bytes", &labels);
+    published.await.unwrap();
+    assert_eq!(store.get("value").await.unwrap().unwrap().1, b"bytes");
+    nats.kill();
+    let _ = std::fs::remove_dir_all(folder);
+}
+
+/// Those who look for a value while the bucket is created find none, and the server lives on: one of version 2.9 crashes if it is asked for a message then.
+#[tokio::test]
+async fn a_bucket_may_be_looked_at_while_it_is_created() {
+    let Some((mut nats, folder)) = server() else {
+        return;
+    };
+    let tasks = Tasks::new();
+    let store = ObjectStore::new(&JetStream::new(nats.link(&tasks)), "young");
+    let (one, other) = (nats.link(&tasks), nats.link(&tasks));
+    let look = async |link: &NatsLink| {
+        let store = ObjectStore::new(&JetStream::new(link.clone()), "young");
+        for _ in 0..20 {
+            assert!(!store.head("value").await.unwrap().is_there());
+        }
+    };
+    for _ in 0..50 {
+        let all = async { tokio::join!(look(&one), look(&other), until_there(&store)) };
+        tokio::time::timeout(SOON, all).await.unwrap();
+        store.delete().await.unwrap();
+    }
     nats.kill();
     let _ = std::fs::remove_dir_all(folder);
 }
