@@ -9,7 +9,7 @@ from conftest import until
 from planes_rig import BUILTIN, Load, Planes, until_exact, until_hits, until_serving
 
 # Seconds; longer than a lease lives, so that a store forgets whoever does not come back.
-AWAY = float(os.environ.get("KVASIR_TEST_OUTAGE_SECONDS", "6"))
+AWAY = float(os.environ.get("KVASIR_TEST_OUTAGE_SECONDS", "30"))
 
 
 @pytest.fixture(scope="module")
