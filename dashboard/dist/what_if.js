@@ -111,7 +111,7 @@ export class WhatIfView {
         if (inSeconds)
             notes.push("These decisions were made in seconds, which has no weights: what is shown is what the cost in blocks would have chosen.");
         if (answer.skipped > 0)
-            notes.push(`${count(answer.skipped)} were not made by a cost and are left out.`);
+            notes.push(`${count(answer.skipped)} were not made by a cost, or by weights of their own, and are left out.`);
         if (answer.partial > 0)
             notes.push(`${count(answer.partial)} had more than the 8 candidates that are kept: a dearer one may have become the best.`);
         write(this.note, notes.join(" "));

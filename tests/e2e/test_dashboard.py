@@ -167,6 +167,8 @@ def test_prefill_and_decode_workers_are_told_apart(browser):
     page.until("[...document.querySelectorAll('.shares:not(.reasons) tbody th')].filter((row) => row.innerText.includes('(prefill)')).length === 2")
     page.run("location.hash = 'models'")
     page.until("document.querySelector('.served').innerText.includes('2 + 2 prefill')")
+    page.run("location.hash = 'what-if'")
+    page.until("document.querySelector('.why').innerText.startsWith('All')")
     page.run("location.hash = 'decisions'")
     page.until("document.querySelectorAll('.decisions tbody tr').length >= 20")
     page.click(".decisions tbody tr:nth-child(20) .linklike")

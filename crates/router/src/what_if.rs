@@ -129,7 +129,8 @@ pub struct RankShare {
 pub struct WhatIf {
     /// Decisions that were scored again.
     pub considered: u32,
-    /// Those of the latest that no cost decided: pinned, by session, in another mode, refused.
+    /// Those of the latest that no cost decided (pinned, by session, in another mode, refused), or one with weights that the
+    /// request brought along.
     pub skipped: u32,
     /// Of those considered: decisions that had more candidates than are kept.
     pub partial: u32,
@@ -151,9 +152,18 @@ impl WhatIf {
     /// Moved decisions that are listed.
     pub const MOVES_MAX: usize = 50;
 
-    fn add(&mut self, decision: &Decision, weights: &Weights) -> Option<()> {
+    fn add(&mut self, decision: &Decision, set: &Weights, weights: &Weights) -> Option<()> {
         let (winner, _) = decision.winner.filter(|(_, reason)| by_cost(*reason))?;
         let chosen = decision.chosen()?;
+        // What the router's own weights do not come to was weighed by others: the answer to a prompt that comes from elsewhere, or
+        // a request that overrides them.
+        let is_own = |candidate: &Candidate| {
+            let own = set.terms(decision.isl_tokens, &candidate.state).cost;
+            (own - candidate.terms.cost).abs() <= 1e-6 * own.abs().max(1.0)
+        };
+        if chosen.seconds.is_none() && !decision.candidates.iter().all(is_own) {
+            return None;
+        }
         let terms = |candidate: &Candidate| weights.terms(decision.isl_tokens, &candidate.state);
         // Where it went stays the winner as long as nothing is cheaper.
         let (mut best, mut least) = (chosen, terms(chosen));
@@ -213,7 +223,7 @@ impl Router {
         let mut answer = WhatIf::default();
         for decision in self.decisions().filter(is_meant).take(last) {
             let scored = match decision.mode {
-                RouterMode::Kv => answer.add(decision, &weights),
+                RouterMode::Kv => answer.add(decision, &set, &weights),
                 _ => None,
             };
             if scored.is_none() {

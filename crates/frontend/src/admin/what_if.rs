@@ -15,7 +15,7 @@ use crate::App;
 use crate::http::reply::{self, Reply};
 use crate::models::model_of_prefill_pool;
 
-/// Decisions of each router that are scored again. They are scored while the router waits, some 150 ns each.
+/// Decisions of each router that are scored again. They are scored while the router waits, twice some 150 ns each.
 const LAST_MAX: usize = 1000;
 /// The same where nothing is asked for.
 const LAST_DEFAULT: usize = 500;

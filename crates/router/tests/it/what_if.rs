@@ -60,6 +60,19 @@ fn with_the_weights_in_force_nothing_moves() {
     }
 }
 
+/// A request that brings its own weights was not weighed by the router's: scored with those it would seem to have moved.
+#[test]
+fn what_was_weighed_otherwise_is_left_out() {
+    let mut host = decided(20);
+    let mut own = Arrival::new(RequestId(3), 320);
+    own.sequence = (201..=220).map(SequenceHash).collect();
+    own.overlap = held(1, 20);
+    own.overrides.overlap_score_credit = Some(0.0);
+    host.input(Input::Arrived(Box::new(own)));
+    let same = host.router.what_if(&NO_CHANGE, 10, None);
+    assert_eq!((same.considered, same.moved, same.skipped), (2, 0, 1));
+}
+
 #[test]
 fn without_credit_the_cached_rank_loses_its_lead() {
     let host = decided(20);
