@@ -192,14 +192,7 @@ pub(crate) async fn prepare(
     scan: &Scan<'_>,
     model: &Arc<ServedModel>,
 ) -> Result<Box<PreparedRequest>, ApiError> {
-    let record = RequestRecord::start(
-        app.observer(),
-        &asked.arrived,
-        &asked.parts.headers,
-        Some(&model.meters),
-        asked.endpoint,
-        scan.stream(),
-    );
+    let record = start_record(app, &asked, scan, model);
     match batch::split(app, model, &asked, scan) {
         None => prepare_one(app, asked, scan, model, record).await,
         Some(parts) => {
@@ -217,6 +210,23 @@ pub(crate) async fn prepare(
     }
 }
 
+/// Counts the request from here to its end.
+fn start_record(
+    app: &App,
+    asked: &ClientRequest,
+    scan: &Scan<'_>,
+    model: &ServedModel,
+) -> RequestRecord {
+    RequestRecord::start(
+        app.observer(),
+        &asked.arrived,
+        &asked.parts.headers,
+        Some(&model.meters),
+        asked.endpoint,
+        scan.stream(),
+    )
+}
+
 /// The same of a request that is not cut.
 pub(crate) async fn prepare_whole(
     app: &Arc<App>,
@@ -224,14 +234,7 @@ pub(crate) async fn prepare_whole(
     scan: &Scan<'_>,
     model: &Arc<ServedModel>,
 ) -> Result<Box<PreparedRequest>, ApiError> {
-    let record = RequestRecord::start(
-        app.observer(),
-        &asked.arrived,
-        &asked.parts.headers,
-        Some(&model.meters),
-        asked.endpoint,
-        scan.stream(),
-    );
+    let record = start_record(app, &asked, scan, model);
     prepare_one(app, asked, scan, model, record).await
 }
 
