@@ -172,7 +172,8 @@ def test_lists_arrays_and_mistakes(kvasir):  # noqa: F811
         def __index__(self):
             return self.number
 
-    tokens = [*range(2**16, 2**16 + 31), 2**32 - 1]
+    # Python keeps numbers in digits of 30 bits: those around one and two of them, too.
+    tokens = [0, 1, 2**30 - 1, 2**30, 2**31, *range(2**16, 2**16 + 26), 2**32 - 1]
     same = [tokens, tuple(tokens), array.array("I", tokens), array.array("q", tokens), [Index(token) for token in tokens], (token for token in tokens)]
     hashes = [kvasir.compute_block_hash_for_seq(given, 16) for given in same]
     assert len(hashes[0]) == 2 and hashes == [hashes[0]] * len(same)
@@ -182,13 +183,14 @@ def test_lists_arrays_and_mistakes(kvasir):  # noqa: F811
         with pytest.raises(error):
             kvasir.compute_block_hash_for_seq(wrong, 16)
     # An engine's names are any 64 bits, signed or not; the same bits are the same name.
-    names = [2**64 - 1, 2**63, 5]
+    names = [2**64 - 1, 2**63, 5, 2**30, 2**60 - 1, 2**60, 2**63 - 1, 0]
+    signed = [-1, -(2**63), *names[2:]]
     router = kvasir.Router(block_size=16)
     router.add_worker(1)
-    prompt = list(range(48))
-    for stored, removed in [(names, [-1, -(2**63), 5]), (array.array("Q", names), tuple(names)), (tuple(names), array.array("q", [-1, -(2**63), 5]))]:
+    prompt = list(range(16 * len(names)))
+    for stored, removed in [(names, signed), (array.array("Q", names), tuple(names)), (tuple(names), array.array("q", signed)), (signed, array.array("Q", names))]:
         assert router.stored(1, prompt, stored)
-        assert router.overlap_scores(prompt).scores == {(1, 0): 3}
+        assert router.overlap_scores(prompt).scores == {(1, 0): len(names)}
         assert router.removed(1, removed)
         assert router.overlap_scores(prompt).scores == {}
     for wrong in ([2**64], [-(2**63) - 1], ["a"]):

@@ -1,6 +1,7 @@
 //! What a Python engine tells routers: what its cache holds, and how loaded it is.
 //!
-//! What always holds: telling waits for nobody; a list of events is checked as a whole before any of it is told.
+//! What always holds: telling waits for nobody as long as fewer than [`QUEUE_MAX`] batches wait to be told; a list of events is checked as a
+//! whole before any of it is told, and events are told in the order of the calls.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,18 +18,47 @@ use kvasir_worker::{CachePublisher, LoadPublisher};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::planes::Runtime;
 use crate::{hashing, process, values};
 
+/// Batches of events that wait to be told. Who tells more waits for room, without the GIL.
+const QUEUE_MAX: usize = 1024;
+
 /// Publishes the cache events of one rank: what `kvasir.llm.KvEventPublisher` is made from.
 #[pyclass(frozen, module = "kvasir._native")]
 pub(crate) struct CacheEvents {
-    publisher: Mutex<Option<Arc<CachePublisher>>>,
+    open: Mutex<Option<OpenPublisher>>,
     /// Relays an engine's own socket.
     relay: Mutex<Option<EventStream>>,
     planes: Arc<ProcessPlanes>,
     block_size: u32,
+}
+
+/// The publisher, until it is shut down, and the queue to the task that tells it: to number, count and index events takes longer than to
+/// read them, and need not hold up Python.
+struct OpenPublisher {
+    publisher: Arc<CachePublisher>,
+    queue: mpsc::Sender<Vec<KvEvent>>,
+    /// Completes when all that was queued was told.
+    told: oneshot::Receiver<()>,
+}
+
+/// Tells batches until nobody can send any more.
+async fn tell_all(
+    publisher: Arc<CachePublisher>,
+    mut queue: mpsc::Receiver<Vec<KvEvent>>,
+    told: oneshot::Sender<()>,
+) {
+    while let Some(events) = queue.recv().await {
+        for event in events {
+            publisher.push(event);
+        }
+        publisher.flush();
+    }
+    let _ = told.send(());
 }
 
 /// An engine's events, told on under the rank's own numbers.
@@ -54,24 +84,22 @@ impl Cache for Relay {
 }
 
 impl CacheEvents {
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<CachePublisher>>> {
-        self.publisher
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<OpenPublisher>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn publisher(&self) -> PyResult<Arc<CachePublisher>> {
-        let publisher = self.lock().clone();
-        publisher.ok_or_else(|| PyRuntimeError::new_err("the publisher was shut down"))
-    }
-
-    fn tell(&self, events: Vec<KvEvent>) -> PyResult<()> {
-        let publisher = self.publisher()?;
-        for event in events {
-            publisher.push(event);
+    fn tell(&self, py: Python<'_>, events: Vec<KvEvent>) -> PyResult<()> {
+        let closed = || PyRuntimeError::new_err("the publisher was shut down");
+        let queue = self.lock().as_ref().map(|open| open.queue.clone());
+        let queue = queue.ok_or_else(closed)?;
+        match queue.try_send(events) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Full(events)) => {
+                let sent = process::wait(py, async { Ok(queue.send(events).await) })?;
+                sent.map_err(|_| closed())
+            }
+            Err(TrySendError::Closed(_)) => Err(closed()),
         }
-        publisher.flush();
-        Ok(())
     }
 
     /// The event of one stored chain; none if no block of it is full.
@@ -174,6 +202,8 @@ impl CacheEvents {
             Ok((member.publish_cache(rank, answers).await?, rank))
         })?;
         let publisher = Arc::new(publisher);
+        let (queue, queued) = mpsc::channel(QUEUE_MAX);
+        let (all, told) = oneshot::channel();
         let (handle, _) = process::runtime()?;
         let _entered = handle.enter();
         let relay = socket.map(|socket| {
@@ -188,8 +218,14 @@ impl CacheEvents {
             let cache = Arc::new(Relay(Arc::clone(&publisher)));
             EventStream::spawn(&tasks, source, sequencer, cache, now, Arc::new(()))
         });
+        let telling = tell_all(Arc::clone(&publisher), queued, all);
+        planes.context.tasks.background().spawn(telling);
         Ok(Self {
-            publisher: Mutex::new(Some(publisher)),
+            open: Mutex::new(Some(OpenPublisher {
+                publisher,
+                queue,
+                told,
+            })),
             relay: Mutex::new(relay),
             planes,
             block_size,
@@ -224,21 +260,19 @@ impl CacheEvents {
             is_eagle,
             cache_salt,
         })?;
-        self.tell(event.into_iter().collect())
+        self.tell(token_ids.py(), event.into_iter().collect())
     }
 
     /// Blocks were removed.
     fn publish_removed(&self, block_hashes: &Bound<'_, PyAny>) -> PyResult<()> {
         let blocks = values::engine_hashes(block_hashes)?;
-        self.tell(vec![KvEvent::Removed {
-            tier: Tier::Device,
-            blocks,
-        }])
+        let tier = Tier::Device;
+        self.tell(block_hashes.py(), vec![KvEvent::Removed { tier, blocks }])
     }
 
     /// The cache is empty.
-    fn publish_cleared(&self) -> PyResult<()> {
-        self.tell(vec![KvEvent::Cleared { tier: None }])
+    fn publish_cleared(&self, py: Python<'_>) -> PyResult<()> {
+        self.tell(py, vec![KvEvent::Cleared { tier: None }])
     }
 
     /// Several events in order, checked as a whole before any is told: `{"type": "stored", ...}` and `{"type": "removed", ...}`.
@@ -281,7 +315,7 @@ impl CacheEvents {
                 }
             }
         }
-        self.tell(checked)
+        self.tell(events.py(), checked)
     }
 
     /// Tells nothing more, and takes back what was announced.
@@ -291,14 +325,21 @@ impl CacheEvents {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        let Some(publisher) = self.lock().take() else {
+        let Some(open) = self.lock().take() else {
             return;
         };
         drop(relay);
+        let OpenPublisher {
+            publisher,
+            queue,
+            told,
+        } = open;
+        drop(queue);
         let planes = Arc::clone(&self.planes);
         // A store that is away forgets by itself.
         let _ = process::wait(py, async move {
             if !planes.context.tasks.is_draining() {
+                let _ = told.await;
                 let _ = publisher.withdraw().await;
             }
             Ok(())

@@ -1,17 +1,49 @@
 //! How many copies of a block an engine holds: a block is taken back with its last one.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use kvasir_types::{EngineHash, KvEvent, Tier};
 
-/// Blocks that are counted; far above any engine's cache. What is past it passes as it comes.
+/// Blocks of a tier that are counted; far above any engine's cache. What is past it passes as it comes.
 const COUNTED_BLOCKS_MAX: usize = 1 << 24;
 
-/// Copies by tier and name.
+/// Copies by tier.
 #[derive(Debug, Default)]
 pub(super) struct Refcounts {
-    copies: HashMap<(Tier, EngineHash), u32, BuildHasherDefault<NameHasher>>,
+    tiers: BTreeMap<Tier, Copies>,
+}
+
+/// Copies of one tier. Nearly all blocks have one: they are a name in a set, and take a third of what a count beside it would.
+#[derive(Debug, Default)]
+struct Copies {
+    held: HashSet<EngineHash, BuildHasherDefault<NameHasher>>,
+    /// How many a block has beside the first, where it has more.
+    more: HashMap<EngineHash, u32, BuildHasherDefault<NameHasher>>,
+}
+
+impl Copies {
+    fn count(&mut self, name: EngineHash) {
+        if self.held.len() >= COUNTED_BLOCKS_MAX && !self.held.contains(&name) {
+            return;
+        }
+        if !self.held.insert(name) {
+            *self.more.entry(name).or_default() += 1;
+        }
+    }
+
+    /// Takes one away; whether none is left.
+    fn is_last(&mut self, name: EngineHash) -> bool {
+        let Some(more) = self.more.get_mut(&name) else {
+            self.held.remove(&name);
+            return true;
+        };
+        *more -= 1;
+        if *more == 0 {
+            self.more.remove(&name);
+        }
+        false
+    }
 }
 
 /// Names are 64 bits of our own engine's choice: one multiplication spreads them, and nobody wants them to collide.
@@ -23,10 +55,6 @@ impl Hasher for NameHasher {
         bytes
             .iter()
             .for_each(|byte| self.write_u64(u64::from(*byte)));
-    }
-
-    fn write_isize(&mut self, number: isize) {
-        self.write_u64(number as u64);
     }
 
     fn write_u64(&mut self, number: u64) {
@@ -46,40 +74,23 @@ impl Refcounts {
             KvEvent::Stored {
                 tier, ref blocks, ..
             } => {
-                for block in blocks {
-                    self.count(tier, block.engine);
-                }
+                let copies = self.tiers.entry(tier).or_default();
+                blocks.iter().for_each(|block| copies.count(block.engine));
                 (!blocks.is_empty()).then_some(event)
             }
             KvEvent::Removed { tier, mut blocks } => {
-                blocks.retain(|name| self.is_last(tier, *name));
+                if let Some(copies) = self.tiers.get_mut(&tier) {
+                    blocks.retain(|name| copies.is_last(*name));
+                }
                 (!blocks.is_empty()).then_some(KvEvent::Removed { tier, blocks })
             }
             KvEvent::Cleared { tier } => {
                 match tier {
-                    None => self.copies.clear(),
-                    Some(tier) => self.copies.retain(|(of, _), _| *of != tier),
+                    None => self.tiers.clear(),
+                    Some(tier) => drop(self.tiers.remove(&tier)),
                 }
                 Some(event)
             }
         }
-    }
-
-    fn count(&mut self, tier: Tier, name: EngineHash) {
-        if self.copies.len() < COUNTED_BLOCKS_MAX || self.copies.contains_key(&(tier, name)) {
-            *self.copies.entry((tier, name)).or_default() += 1;
-        }
-    }
-
-    fn is_last(&mut self, tier: Tier, name: EngineHash) -> bool {
-        let Some(copies) = self.copies.get_mut(&(tier, name)) else {
-            return true;
-        };
-        *copies -= 1;
-        if *copies > 0 {
-            return false;
-        }
-        self.copies.remove(&(tier, name));
-        true
     }
 }
