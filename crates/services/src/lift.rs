@@ -75,17 +75,27 @@ fn list_of_ids(text: &[u8]) -> Option<(Vec<u32>, &[u8])> {
     }
     rest = unblank(rest);
     loop {
-        let (id, digits) = leading_id(first_eight(rest))?;
-        ids.push(id);
-        rest = rest.get(digits..)?;
-        rest = match rest {
-            [b',', b' ', next, ..] if next.is_ascii_digit() => rest.get(2..)?,
-            [b',', next, ..] if next.is_ascii_digit() => rest.get(1..)?,
-            _ => match unblank(rest) {
-                [b',', next @ ..] => unblank(next),
-                [b']', tail @ ..] => return Some((ids, tail)),
+        let word = first_eight(rest);
+        let Some((id, digits)) = leading_id(word) else {
+            // More blanks than one after the comma.
+            match unblank(rest) {
+                next if next.len() < rest.len() => rest = next,
                 _ => return None,
-            },
+            }
+            continue;
+        };
+        ids.push(id);
+        // What follows is in the word, too: at most seven bytes are digits.
+        let after = word >> (8 * digits);
+        if after & 0xff == u64::from(b',') && digits < 7 {
+            let blank = (after >> 8) & 0xff == u64::from(b' ');
+            rest = rest.get(digits + 1 + usize::from(blank)..)?;
+            continue;
+        }
+        rest = match unblank(rest.get(digits..)?) {
+            [b',', next @ ..] => unblank(next),
+            [b']', tail @ ..] => return Some((ids, tail)),
+            _ => return None,
         };
     }
 }
