@@ -5,12 +5,18 @@
 //!
 //! What always holds: but for the fields named here, an engine gets the client's bytes; what one engine says of its memory goes to the other unread.
 
-use bytes::Bytes;
+use std::sync::LazyLock;
+
+use bytes::{Bytes, BytesMut};
+use memchr::memmem::Finder;
 use serde_json::value::RawValue;
 
 use crate::answer::Endpoint;
 use crate::json::write_json_str;
-use crate::scan::Scan;
+use crate::object::Object;
+use crate::scan::{Edits, Scan};
+use crate::usage::{Usage, find_usage, usage_in};
+use crate::walk;
 
 /// The field by which vLLM's connectors are told of a transfer, and tell of one.
 const TRANSFER: &str = "kv_transfer_params";
@@ -127,22 +133,20 @@ pub fn release_leg(body: &Bytes, params: &str, api: LegApi) -> Option<Bytes> {
 }
 
 fn one_token(body: &Bytes, params: &str, api: LegApi) -> Option<Bytes> {
-    let scan = Scan::parse(body).ok()?;
-    let mut edits = scan.edit();
-    for field in OF_ANSWERS {
-        edits.remove(field);
-    }
+    let object = Object::parse(body).ok()?;
+    let mut edits = Edits::of(&object);
+    edits.remove_where(|name| OF_ANSWERS.contains(&name));
     edits.set(TRANSFER, params);
     match api {
         LegApi::Completions => edits.set("max_tokens", "1"),
         // Nobody will ask for it.
         LegApi::Responses => edits.set("max_output_tokens", "1").set("store", "false"),
     };
-    if scan.object().get("stream").is_some() {
+    if object.get("stream").is_some() {
         edits.set("stream", "false");
     }
     // The newer name wins where it stands.
-    if scan.object().get("max_completion_tokens").is_some() {
+    if object.get("max_completion_tokens").is_some() {
         edits.set("max_completion_tokens", "1");
     }
     Some(edits.apply(body))
@@ -151,8 +155,47 @@ fn one_token(body: &Bytes, params: &str, api: LegApi) -> Option<Bytes> {
 /// The body that lets a vLLM engine answer from a prompt that another has computed.
 #[must_use]
 pub fn decode_leg(body: &Bytes, params: &str) -> Option<Bytes> {
-    let scan = Scan::parse(body).ok()?;
-    Some(scan.edit().set(TRANSFER, params).apply(body))
+    with_fields(body, &[(TRANSFER, params)])
+}
+
+/// The body with these fields set.
+fn with_fields(body: &Bytes, fields: &[(&'static str, &str)]) -> Option<Bytes> {
+    if let Some(set) = put_in_front(body, fields) {
+        return Some(set);
+    }
+    let object = Object::parse(body).ok()?;
+    let mut edits = Edits::of(&object);
+    for (name, value) in fields {
+        edits.set(name, value);
+    }
+    Some(edits.apply(body))
+}
+
+/// The same of a body that has none of them, which is copied and not read. `None` where it may have one: a name that does not stand in it
+/// could only be written with escapes of letters.
+fn put_in_front(body: &[u8], fields: &[(&'static str, &str)]) -> Option<Bytes> {
+    let may_have = |word: &[u8]| memchr::memmem::find(body, word).is_some();
+    let opening = body.len() - body.trim_ascii_start().strip_prefix(b"{")?.len();
+    let (brace, rest) = body.split_at(opening);
+    let has_others = rest.trim_ascii_start().starts_with(b"\"");
+    if !has_others || may_have(b"\\u") || fields.iter().any(|(name, _)| may_have(name.as_bytes())) {
+        return None;
+    }
+    let grown: usize = fields
+        .iter()
+        .map(|(n, value)| n.len() + value.len() + 4)
+        .sum();
+    let mut out = BytesMut::with_capacity(body.len() + grown);
+    out.extend_from_slice(brace);
+    for (name, value) in fields {
+        out.extend_from_slice(b"\"");
+        out.extend_from_slice(name.as_bytes());
+        out.extend_from_slice(b"\":");
+        out.extend_from_slice(value.as_bytes());
+        out.extend_from_slice(b",");
+    }
+    out.extend_from_slice(rest);
+    Some(out.freeze())
 }
 
 /// Where two SGLang engines meet for one request.
@@ -171,33 +214,101 @@ pub struct BootstrapFields<'a> {
 /// The body as both SGLang engines get it.
 #[must_use]
 pub fn bootstrap_leg(body: &Bytes, fields: BootstrapFields<'_>) -> Option<Bytes> {
-    let scan = Scan::parse(body).ok()?;
-    let mut host = bytes::BytesMut::new();
+    let mut host = BytesMut::new();
     match fields.host.contains(':') && !fields.host.starts_with('[') {
         true => write_json_str(&mut host, &format!("[{}]", fields.host)),
         false => write_json_str(&mut host, fields.host),
     }
-    let mut edits = scan.edit();
-    edits
-        .set("bootstrap_host", &String::from_utf8_lossy(&host))
-        .set("bootstrap_port", &fields.port.to_string())
-        .set("bootstrap_room", &fields.room.to_string());
-    if let Some(rank) = fields.prefill_rank {
-        edits.set("disagg_prefill_dp_rank", &rank.to_string());
-    }
-    Some(edits.apply(body))
+    let host = String::from_utf8_lossy(&host);
+    let (port, room) = (fields.port.to_string(), fields.room.to_string());
+    let rank = fields.prefill_rank.map(|rank| rank.to_string());
+    let set = [
+        ("bootstrap_host", &*host),
+        ("bootstrap_port", &*port),
+        ("bootstrap_room", &*room),
+        (
+            "disagg_prefill_dp_rank",
+            rank.as_deref().unwrap_or_default(),
+        ),
+    ];
+    let count = set.len() - usize::from(rank.is_none());
+    with_fields(body, set.get(..count)?)
 }
 
-/// What a vLLM engine says of where the prompt is that it has computed: JSON text for the engine that answers. None where it says nothing.
-#[must_use]
-pub fn transfer_params(answer: &[u8]) -> Option<String> {
+/// What an engine says that has computed a prompt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PrefillAnswer {
+    /// Where the prompt is: JSON text for the engine that answers. None where a vLLM engine says nothing.
+    pub transfer_params: Option<String>,
+    /// What it counted.
+    pub usage: Usage,
+}
+
+impl PrefillAnswer {
+    /// Reads an answer; what is not there is not said.
+    ///
+    /// ```
+    /// # use kvasir_openai::PrefillAnswer;
+    /// let answer = PrefillAnswer::read(br#"{"usage":{"prompt_tokens":7},"kv_transfer_params":{"remote_port":1}}"#);
+    /// assert_eq!(answer.transfer_params.unwrap(), r#"{"remote_port":1}"#);
+    /// assert_eq!(answer.usage.prompt_tokens, 7);
+    /// ```
+    #[must_use]
+    pub fn read(answer: &[u8]) -> Self {
+        Self::find(answer).unwrap_or_else(|| Self {
+            transfer_params: transfer_params(answer),
+            usage: find_usage(answer).map(|c| c.usage).unwrap_or_default(),
+        })
+    }
+
+    /// The quick reading, which looks for the two fields alone. `None` where it is not sure: one of them is there several times, or not at all.
+    fn find(answer: &[u8]) -> Option<Self> {
+        let answer = std::str::from_utf8(answer).ok()?;
+        let [params, usage] = &*WORDS;
+        Some(Self {
+            transfer_params: told_params(only_value(answer, params)?),
+            usage: usage_in(only_value(answer, usage)?).unwrap_or_default(),
+        })
+    }
+}
+
+/// The names in quotes, which are escaped inside of texts.
+static WORDS: LazyLock<[Finder<'static>; 2]> = LazyLock::new(|| {
+    [
+        Finder::new(b"\"kv_transfer_params\""),
+        Finder::new(b"\"usage\""),
+    ]
+});
+
+/// The value of the one field that has this name, in whatever object.
+fn only_value<'a>(json: &'a str, name: &Finder<'_>) -> Option<&'a str> {
+    let bytes = json.as_bytes();
+    let mut found = name.find_iter(bytes);
+    let (at, None) = (found.next()?, found.next()) else {
+        return None;
+    };
+    let before = at.checked_sub(1).and_then(|at| bytes.get(at))?;
+    let colon = walk::blank(bytes, at + name.needle().len());
+    if *before == b'\\' || *bytes.get(colon)? != b':' {
+        return None;
+    }
+    let start = walk::blank(bytes, colon + 1);
+    json.get(start..walk::value(bytes, start)?)
+}
+
+/// What a vLLM engine says of where the prompt is that it has computed. The reading that is always right.
+fn transfer_params(answer: &[u8]) -> Option<String> {
     #[derive(serde::Deserialize)]
-    struct PrefillAnswer<'a> {
+    struct Told<'a> {
         #[serde(borrow, default)]
         kv_transfer_params: Option<&'a RawValue>,
     }
-    let answer: PrefillAnswer<'_> = serde_json::from_slice(answer).ok()?;
-    let params = answer.kv_transfer_params?.get();
+    let answer: Told<'_> = serde_json::from_slice(answer).ok()?;
+    told_params(answer.kv_transfer_params?.get())
+}
+
+/// The text of an object that says something.
+fn told_params(params: &str) -> Option<String> {
     let inner = params.strip_prefix('{')?.trim_start();
     (!inner.starts_with('}')).then(|| params.to_owned())
 }

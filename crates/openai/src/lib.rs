@@ -49,8 +49,8 @@ pub use error::{ApiError, DEFAULT_OVERLOAD_STATUS};
 pub use form::Form;
 pub use json::{JsonText, write_json_str};
 pub use legs::{
-    BootstrapFields, LegApi, answers_wanted, bootstrap_leg, decode_leg, has_plain_answers,
-    is_response_transferable, is_transferable, prefill_leg, release_leg, transfer_params,
+    BootstrapFields, LegApi, PrefillAnswer, answers_wanted, bootstrap_leg, decode_leg,
+    has_plain_answers, is_response_transferable, is_transferable, prefill_leg, release_leg,
 };
 pub use logprobs::{Logprob, TokenLogprob};
 pub use next_turn::{answer_text, next_turn};

@@ -216,12 +216,7 @@ impl<'a> Scan<'a> {
     /// Starts a list of changes.
     #[must_use]
     pub fn edit(&self) -> Edits<'_, 'a> {
-        Edits {
-            object: &self.object,
-            removed: vec![false; self.object.fields().len()],
-            replaced: Vec::new(),
-            added: Vec::new(),
-        }
+        Edits::of(&self.object)
     }
 }
 
@@ -239,6 +234,16 @@ pub struct Edits<'o, 'a> {
 }
 
 impl<'o, 'a> Edits<'o, 'a> {
+    /// No change yet.
+    pub(crate) fn of(object: &'o Object<'a>) -> Self {
+        Self {
+            object,
+            removed: vec![false; object.fields().len()],
+            replaced: Vec::new(),
+            added: Vec::new(),
+        }
+    }
+
     /// What is changed.
     pub(crate) fn object(&self) -> &'o Object<'a> {
         self.object

@@ -128,11 +128,17 @@ fn walk_for_usage(json: &[u8]) -> Option<Option<UsageChunk>> {
     if twice {
         return None;
     }
-    let usage = usage.map_or(Ok(None), serde_json::from_str::<Option<RawUsage>>);
-    Some(usage.ok().flatten().map(|raw| UsageChunk {
-        usage: raw.into(),
-        only_usage,
-    }))
+    Some(
+        usage
+            .and_then(usage_in)
+            .map(|usage| UsageChunk { usage, only_usage }),
+    )
+}
+
+/// The counts in the text of a `usage` field; none if it is null, or no usage.
+pub(crate) fn usage_in(field: &str) -> Option<Usage> {
+    let raw: Option<RawUsage> = serde_json::from_str(field).ok()?;
+    raw.map(Usage::from)
 }
 
 /// The reading that is always right.

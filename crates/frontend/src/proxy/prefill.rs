@@ -2,13 +2,13 @@
 //!
 //! What always holds: such an engine is never asked for a stream; the booking of a prompt ends when its engine has answered, failed or was stopped.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
 use kvasir_host::Booking;
-use kvasir_openai::{ApiError, LegApi, Usage, find_usage, prefill_leg, transfer_params};
+use kvasir_openai::{ApiError, LegApi, PrefillAnswer, Usage, prefill_leg};
 use kvasir_router::{Attempts, NextStep, Outcome, Trouble};
 use kvasir_types::{AttemptError as _, BootstrapRoom, FailureCause, Time, WorkerRank};
 use kvasir_upstream::UpstreamError;
@@ -19,7 +19,7 @@ use crate::attempts::OpenAttempt;
 use crate::http::long_work;
 use crate::http::routes::RESPONSES;
 use crate::models::ServedModel;
-use crate::request::two_step::{self, PrefillTask};
+use crate::request::two_step;
 
 /// Longest answer of an engine that computed a prompt: one token, and a number for each block of the prompt.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
@@ -104,10 +104,13 @@ async fn compute(
     let (status, answer) = forward.fetch(&pool, target, &body, timeout).await?;
     if status.is_success() {
         let now = forward.app.clock().now();
-        let kept = transfer_params(&answer);
+        let PrefillAnswer {
+            transfer_params,
+            usage,
+        } = PrefillAnswer::read(&answer);
         return Ok(ComputedPrompt::Ended {
-            kept: kept.map(|params| KeptPrompt::new(&forward, params, now)),
-            usage: find_usage(&answer).map(|c| c.usage).unwrap_or_default(),
+            kept: transfer_params.map(|params| KeptPrompt::new(&forward, params, now)),
+            usage,
         });
     }
     let error = UpstreamError::Status(status);
@@ -117,44 +120,26 @@ async fn compute(
     }
 }
 
-/// The booking of a prompt that is computed beside its answer: whoever ends the one ends the other.
-pub(super) type SharedBooking = Arc<Mutex<Option<Booking>>>;
-
-/// Takes it, if it has not ended.
-pub(super) fn take(booking: &SharedBooking) -> Option<Booking> {
-    booking
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .take()
-}
-
 /// A prompt that is computed while the answer's engine waits for it.
 pub(super) struct PrefillBeside {
     pub(super) pool: Arc<ServedModel>,
-    pub(super) booking: SharedBooking,
-    /// Where.
-    pub(super) target: WorkerRank,
+    pub(super) booking: Booking,
     pub(super) body: Bytes,
     /// What the engine says that refuses it.
     pub(super) refusal: Arc<OnceLock<StatusCode>>,
 }
 
 impl PrefillBeside {
-    /// Asks for it and reads what comes, until it is to stop.
-    pub(super) async fn run(self, forward: Arc<Forward>, mut task: PrefillTask) {
-        let target = self.target;
+    /// Asks for it and reads what comes.
+    pub(super) async fn run(self, forward: Arc<Forward>) -> Result<(), Trouble> {
+        let target = self.booking.target();
         let fetch = forward.fetch(&self.pool, target, &self.body, Duration::MAX);
-        let fetched = tokio::select! {
-            fetched = fetch => fetched,
-            () = task.stopped() => return,
-        };
-        let error = match fetched {
+        let error = match fetch.await {
             Ok((status, _)) if status.is_success() => {
-                if let Some(booking) = take(&self.booking) {
-                    booking.first_token();
-                    booking.finish(Outcome::Completed { output_tokens: 1 });
-                }
-                return;
+                self.booking.first_token();
+                let outcome = Outcome::Completed { output_tokens: 1 };
+                self.booking.finish(outcome);
+                return Ok(());
             }
             Ok((status, _)) => UpstreamError::Status(status),
             Err(error) => error,
@@ -164,13 +149,11 @@ impl PrefillBeside {
         if let (UpstreamError::Status(status), FailureCause::Rejected) = (&error, cause) {
             let _ = self.refusal.set(*status);
         }
-        if let Some(booking) = take(&self.booking) {
-            booking.finish(Outcome::of_failure(cause));
-        }
-        task.fail(match cause {
+        self.booking.finish(Outcome::of_failure(cause));
+        Err(match cause {
             FailureCause::Overloaded => Trouble::Overloaded,
             _ => Trouble::Failed,
-        });
+        })
     }
 }
 

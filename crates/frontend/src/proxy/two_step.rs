@@ -6,7 +6,7 @@
 //!
 //! What always holds: what one engine says of its memory goes to an engine and to nobody else; the booking of each engine ends with its part of the request.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -25,8 +25,8 @@ use kvasir_types::{
 };
 
 use super::kept_prompt::{DecodeLeg, KeptPrompt};
-use super::prefill::{ComputedPrompt, PrefillBeside, PromptAttempt, SharedBooking};
-use super::{EngineAnswer, HttpAttempt, PreparedRequest, prefill};
+use super::prefill::{ComputedPrompt, PrefillBeside, PromptAttempt};
+use super::{EngineAnswer, HttpAttempt, PreparedRequest};
 use crate::App;
 use crate::attempts::{self, UnplacedRequest};
 use crate::http::reply::Reply;
@@ -173,7 +173,7 @@ struct Driver {
     /// An engine may have run a request that is not to be run twice.
     may_have_run: bool,
     leg: Option<PrefillLeg>,
-    running: Option<(RunningPrefill, SharedBooking)>,
+    running: Option<RunningPrefill>,
     transfer: Option<Transfer>,
     summary: Option<PrefillSummary>,
     /// Who may take the prompt over, if not everybody.
@@ -299,31 +299,19 @@ impl Legs for Driver {
             return Some(TwoStepInput::PrefillEnded(end));
         };
         self.transfer = Some(Transfer::Meeting(body.clone()));
-        let (running, task) = RunningPrefill::new();
-        let forward = Arc::clone(&self.ready.forward);
-        let target = booking.target();
-        let booking: SharedBooking = Arc::new(Mutex::new(Some(booking)));
         let beside = PrefillBeside {
             pool: self.plan.pool.clone()?,
-            booking: Arc::clone(&booking),
-            target,
+            booking,
             body,
             refusal: Arc::clone(&self.refusal),
         };
-        forward
-            .app
-            .tasks()
-            .spawn(beside.run(Arc::clone(&forward), task));
-        self.running = Some((running, booking));
+        let forward = Arc::clone(&self.ready.forward);
+        self.running = Some(RunningPrefill::new(beside.run(forward)));
         None
     }
 
     fn end_prefill(&mut self) {
-        if let Some((running, booking)) = self.running.take() {
-            drop(running);
-            // Now, and not when its task has seen it: another pair may take its place.
-            drop(prefill::take(&booking));
-        }
+        self.running = None;
         if let Some(leg) = self.leg.take() {
             let outcome = Outcome::Completed { output_tokens: 1 };
             leg.booking.finish(outcome);
@@ -363,17 +351,20 @@ impl Legs for Driver {
             blocks: &self.ready.blocks,
             migration: None,
         };
-        let answer = attempts::run(unplaced, &mut attempts, &mut opener);
-        let found = match self.running.as_mut() {
-            None => answer.await,
-            Some((running, _)) => tokio::select! {
-                found = answer => found,
-                trouble = running.failure() => {
-                    drop(opener);
-                    self.blame_prefill();
-                    return Err(TwoStepInput::PrefillEnded(PrefillEnd::Failed(trouble)));
-                }
-            },
+        let found = {
+            let answer = std::pin::pin!(attempts::run(unplaced, &mut attempts, &mut opener));
+            match self.running.as_mut() {
+                None => Ok(answer.await),
+                Some(running) => running.beside(answer).await,
+            }
+        };
+        let found = match found {
+            Ok(found) => found,
+            Err(trouble) => {
+                drop(opener);
+                self.blame_prefill();
+                return Err(TwoStepInput::PrefillEnded(PrefillEnd::Failed(trouble)));
+            }
         };
         let unavailable = opener.into_unavailable();
         attempts.end_transfer();
@@ -392,10 +383,10 @@ impl Legs for Driver {
         };
         count_path(forward.app.metrics(), &forward.model.name, path_of(mode));
         // One whose engine refuses the answer waits for nobody.
-        if let Some((running, _)) = self.running.take()
+        if let Some(running) = self.running.take()
             && answer.head.status.is_success()
         {
-            running.detach();
+            running.detach(forward.app.tasks());
         }
         Ok(Answered {
             answer,
@@ -423,7 +414,7 @@ impl Legs for Driver {
 
 impl Driver {
     /// Whether an engine that computes all of a request is the best one for it, where some need another for the prompt.
-    async fn goes_to_whole(&self) -> bool {
+    async fn goes_to_whole(&mut self) -> bool {
         let model = &self.ready.forward.model;
         let Some(whole) = model.links().only(true) else {
             return false;

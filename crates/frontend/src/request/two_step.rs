@@ -6,15 +6,18 @@
 //! stopped when that one is given up.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
 use kvasir_openai::ApiError;
 use kvasir_router::{
     Constraints, DecodeMode, Handoff, Leg, Overrides, PoolState, Trouble, TwoStep, TwoStepAction,
     TwoStepFailure, TwoStepInput, TwoStepTerms,
 };
+use kvasir_tasks::Tasks;
 use kvasir_telemetry::Metrics;
 use kvasir_types::{BootstrapRoom, Time, TransferRule, WorkerId, WorkerRank};
-use tokio::sync::oneshot;
 
 use crate::models::ServedModel;
 use crate::observe::observer::Observer;
@@ -109,68 +112,59 @@ pub(crate) async fn drive<L: Legs>(
     Err(ApiError::internal())
 }
 
-/// A prefill that runs beside its decode worker. Dropped before [`Self::detach`], it is stopped.
-pub(crate) struct RunningPrefill {
-    stop: Option<oneshot::Sender<()>>,
-    /// Told when it fails.
-    failed: oneshot::Receiver<Trouble>,
-}
+/// Work whose end says whether a prefill failed.
+type PrefillWork = Pin<Box<dyn Future<Output = Result<(), Trouble>> + Send>>;
 
-/// What the task of such a prefill listens to, and tells.
-pub(crate) struct PrefillTask {
-    stopped: oneshot::Receiver<()>,
-    failed: oneshot::Sender<Trouble>,
+/// A prefill that runs beside its decode worker. Whoever waits for the answer drives it: it has no task of its own. Dropped before
+/// [`Self::detach`], it is stopped.
+pub(crate) struct RunningPrefill {
+    /// None once it has ended.
+    work: Option<PrefillWork>,
 }
 
 impl RunningPrefill {
-    /// One whose task is to be spawned.
-    pub(crate) fn new() -> (Self, PrefillTask) {
-        let (stop, stopped) = oneshot::channel();
-        let (tell, failed) = oneshot::channel();
-        let running = Self {
-            stop: Some(stop),
-            failed,
-        };
-        let task = PrefillTask {
-            stopped,
-            failed: tell,
-        };
-        (running, task)
+    /// One that does this, and frees what it has when it ends or is dropped.
+    pub(crate) fn new(work: impl Future<Output = Result<(), Trouble>> + Send + 'static) -> Self {
+        Self {
+            work: Some(Box::pin(work)),
+        }
     }
 
     /// The decode worker has it: the rest of its answer is read without anybody waiting for it.
-    pub(crate) fn detach(mut self) {
-        self.stop = None;
-    }
-
-    /// Waits until it fails; for ever if it ends well.
-    pub(crate) async fn failure(&mut self) -> Trouble {
-        match (&mut self.failed).await {
-            Ok(trouble) => trouble,
-            Err(_) => std::future::pending().await,
-        }
-    }
-}
-
-impl Drop for RunningPrefill {
-    fn drop(&mut self) {
-        if let Some(stop) = self.stop.take() {
-            let _ = stop.send(());
-        }
-    }
-}
-
-impl PrefillTask {
-    /// Waits until it is to stop; for ever if it is not.
-    pub(crate) async fn stopped(&mut self) {
-        if (&mut self.stopped).await.is_err() {
-            std::future::pending().await
+    pub(crate) fn detach(self, tasks: &Tasks) {
+        if let Some(work) = self.work {
+            tasks.spawn(async move {
+                let _ = work.await;
+            });
         }
     }
 
-    /// The prefill failed.
-    pub(crate) fn fail(self, trouble: Trouble) {
-        let _ = self.failed.send(trouble);
+    /// Waits for the answer. The error is why the prefill failed: it counts before that of an answer that waited for it.
+    pub(crate) async fn beside<T, E>(
+        &mut self,
+        mut answer: Pin<&mut impl Future<Output = Result<T, E>>>,
+    ) -> Result<Result<T, E>, Trouble> {
+        poll_fn(|cx| {
+            let failed = self.poll_failure(cx);
+            match (answer.as_mut().poll(cx), failed) {
+                (Poll::Ready(Ok(answer)), _) => Poll::Ready(Ok(Ok(answer))),
+                (_, Some(trouble)) => Poll::Ready(Err(trouble)),
+                (Poll::Ready(Err(error)), None) => Poll::Ready(Ok(Err(error))),
+                (Poll::Pending, None) => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// Goes on with it. Why it failed, if it has just done so.
+    fn poll_failure(&mut self, cx: &mut Context<'_>) -> Option<Trouble> {
+        match self.work.as_mut()?.as_mut().poll(cx) {
+            Poll::Pending => None,
+            Poll::Ready(ended) => {
+                self.work = None;
+                ended.err()
+            }
+        }
     }
 }
 

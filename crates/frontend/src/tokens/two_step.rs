@@ -268,10 +268,8 @@ impl Driver {
                     rule: leg.rule,
                 });
                 let prompt = u32::try_from(self.attempt.tokens().len()).unwrap_or(u32::MAX);
-                let (running, task) = RunningPrefill::new();
-                let drain = drain(leg.booking, stream, prompt, task);
-                self.app.tasks().spawn(drain);
-                self.running = Some(running);
+                let drain = drain(leg.booking, stream, prompt);
+                self.running = Some(RunningPrefill::new(drain));
                 None
             }
         }
@@ -313,15 +311,15 @@ impl Driver {
         let lane = match self.running.as_mut() {
             // A client that leaves does not stop it before the prompt was fetched.
             None => self.app.tasks().outliving(lane, FETCH_TIME).await,
-            Some(running) => tokio::select! {
-                lane = lane => lane,
-                trouble = running.failure() => {
+            Some(running) => match running.beside(std::pin::pin!(lane)).await {
+                Ok(lane) => lane,
+                Err(trouble) => {
                     return Err(TwoStepInput::PrefillEnded(PrefillEnd::Failed(trouble)));
                 }
             },
         };
         if let (Ok(_), Some(running)) = (&lane, self.running.take()) {
-            running.detach();
+            running.detach(self.app.tasks());
         }
         lane.map_err(|error| self.refused(error))
     }

@@ -40,6 +40,11 @@ fn json(body: &[u8]) -> Value {
     serde_json::from_slice(body).unwrap()
 }
 
+/// Where a prompt is, as the answer of its engine says.
+fn told(answer: &str) -> Option<String> {
+    PrefillAnswer::read(answer.as_bytes()).transfer_params
+}
+
 /// Exchanges in which both servers answered well, first the prompt's.
 fn pairs() -> Vec<(Exchange, Exchange)> {
     let mut all = recorded().into_iter().peekable();
@@ -74,7 +79,7 @@ fn legs_are_those_that_real_servers_took() {
             }
         }
         assert_eq!(ours, theirs, "{case}");
-        let params = transfer_params(prefill.response.as_bytes()).unwrap();
+        let params = told(&prefill.response).unwrap();
         assert_eq!(
             json(&decode_leg(&body, &params).unwrap()),
             decode.request,
@@ -130,10 +135,7 @@ fn only_one_answer_from_a_prompt_alone_is_transferred() {
 fn an_answer_without_a_transfer_has_none() {
     let recorded = recorded();
     let no_params = recorded.iter().find(|e| e.case == "prefill_no_params");
-    assert_eq!(
-        transfer_params(no_params.unwrap().response.as_bytes()),
-        None
-    );
+    assert_eq!(told(&no_params.unwrap().response), None);
     for answer in [
         "",
         "{}",
@@ -142,7 +144,7 @@ fn an_answer_without_a_transfer_has_none() {
         r#"{"kv_transfer_params":"x"}"#,
         r#"{"choices":[{"kv_transfer_params":{"a":1}}]}"#,
     ] {
-        assert_eq!(transfer_params(answer.as_bytes()), None, "{answer}");
+        assert_eq!(told(answer), None, "{answer}");
     }
 }
 
@@ -181,5 +183,62 @@ fn a_response_is_handed_over_if_its_prompt_is_in_its_body() {
         r#"{"input":"a","tools":7}"#,
     ] {
         assert!(!fits(body), "{body}");
+    }
+}
+
+/// What is put in front without reading the body is what reading it finds.
+#[test]
+fn fields_are_set_alike_with_and_without_reading() {
+    let bodies = [
+        r#"{"prompt":"a"}"#,
+        " { \n \"prompt\" : \"a\\n\", \"n\": 1 } ",
+        r#"{}"#,
+        r#" { } "#,
+        r#"{"kv_transfer_params":{"remote_port":2},"prompt":"a"}"#,
+        r#"{"kv\u005ftransfer_params":{"remote_port":2},"prompt":"a"}"#,
+        r#"{"prompt":"say kv_transfer_params"}"#,
+        r#"{"prompt":"\u00e4"}"#,
+    ];
+    for body in bodies {
+        let body = Bytes::from_static(body.as_bytes());
+        let object = Object::parse(&body).unwrap();
+        let read = Edits::of(&object).set(TRANSFER, "{\"a\":1}").apply(&body);
+        let set = decode_leg(&body, "{\"a\":1}").unwrap();
+        assert_eq!(set, read);
+        assert_eq!(json(&set)["kv_transfer_params"]["a"], 1);
+    }
+    for body in ["", "[]", "null", "{", "{1}"] {
+        assert_eq!(decode_leg(&Bytes::from(body), "{}"), None, "{body}");
+    }
+}
+
+proptest::proptest! {
+    /// The quick reading of a prompt's answer is the careful one, or none.
+    #[test]
+    fn both_readings_of_a_prompts_answer_agree(
+        fields in proptest::collection::vec((0usize..4, 0usize..9), 0..5),
+    ) {
+        const NAMES: [&str; 4] = ["usage", "kv_transfer_params", "id", "x"];
+        const VALUES: [&str; 9] = [
+            "null",
+            "{}",
+            "{ }",
+            "7",
+            "[1,2]",
+            "\"\\\"usage\\\":{}\"",
+            "{\"prompt_tokens\":7,\"prompt_tokens_details\":{\"cached_tokens\":3}}",
+            "{\"remote_port\":1}",
+            "{\"prompt_tokens\":-7}",
+        ];
+        let fields: Vec<String> = fields
+            .iter()
+            .map(|(name, value)| format!("\"{}\" : {}", NAMES[*name], VALUES[*value]))
+            .collect();
+        let answer = format!("{{{}}}", fields.join(" , "));
+        if let Some(quick) = PrefillAnswer::find(answer.as_bytes()) {
+            let usage = find_usage(answer.as_bytes()).map(|c| c.usage).unwrap_or_default();
+            let transfer_params = transfer_params(answer.as_bytes());
+            proptest::prop_assert_eq!(quick, PrefillAnswer { transfer_params, usage });
+        }
     }
 }

@@ -17,7 +17,7 @@ use super::transfer::is_usable;
 use crate::App;
 use crate::attempts::OpenAttempt;
 use crate::models::ServedModel;
-use crate::request::two_step::{self, PrefillTask};
+use crate::request::two_step;
 use crate::tokens::lane::{self, TokenAttempt};
 
 /// What prefill workers of a pool said, or where they are met.
@@ -129,13 +129,12 @@ fn add(whole: &mut TokenItem, item: TokenItem) {
     whole.finish = item.finish;
 }
 
-/// Reads a prefill's stream to its end; its booking ends with it. Ends early if it is to stop.
+/// Reads a prefill's stream to its end; its booking ends with it.
 pub(super) async fn drain(
     mut booking: Booking,
     mut stream: TokenStream,
     prompt: u32,
-    mut task: PrefillTask,
-) {
+) -> Result<(), Trouble> {
     let read = async {
         let mut whole = TokenItem::default();
         while let Some(item) = stream.next().await {
@@ -150,11 +149,7 @@ pub(super) async fn drain(
         }
         Err(PlaneError::Disconnected(booking.target().worker))
     };
-    let ended = tokio::select! {
-        ended = read => ended,
-        () = task.stopped() => return,
-    };
-    match ended {
+    match read.await {
         Ok(whole) => {
             booking.reported(UsageReport {
                 prompt,
@@ -162,16 +157,16 @@ pub(super) async fn drain(
                 output: 1,
             });
             booking.finish(Outcome::Completed { output_tokens: 1 });
+            Ok(())
         }
         Err(error) => {
             tracing::warn!(worker = %booking.target(), %error, "prefill failed beside its decode worker");
             let cause = error.failure_cause();
             booking.finish(Outcome::of_failure(cause));
-            let trouble = match cause {
+            Err(match cause {
                 FailureCause::Overloaded => Trouble::Overloaded,
                 _ => Trouble::Failed,
-            };
-            task.fail(trouble);
+            })
         }
     }
 }
