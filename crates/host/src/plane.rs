@@ -37,6 +37,7 @@ use kvasir_types::{PlaneEndpoint, WorkerId, WorkerRank};
 #[cfg(feature = "nats")]
 use kvasir_wire::native::LogNames;
 use kvasir_wire::native::Topic;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use crate::context::HostContext;
@@ -416,28 +417,27 @@ impl Plane {
         let host = &member.host;
         let tasks = self.context.tasks.background();
         let carriers = &self.carriers;
-        let listening = carriers.listen(&tasks, &address, Topic::KvEvents, publisher);
-        let source = match listening {
-            Ok(source) => source,
-            Err(error) => {
-                member
-                    .host
-                    .judge(rank, &member.url, Some(Cause::NoEvents), None);
-                return tracing::warn!(%rank, %address, error, "cannot listen to this event channel");
-            }
-        };
-        host.judge(rank, &member.url, None, None);
         let seed = self.options.seed ^ rank.worker.0 ^ u64::from(rank.rank.0) << 32;
         let options = StreamOptions {
             replay: recovery.is_some(),
             ..StreamOptions::router_events(host.block_size(), seed)
         };
-        tracing::info!(%rank, router = %host.name(), events = %address,
-            recovery = recovery.is_some(), "subscribed to cache events");
-        let address = address.to_string();
         let client = Arc::clone(&self.options.recovery);
         let start = || {
-            host.subscribe_router_events(rank, &address, options, |tasks| {
+            // On the stream's own thread: what is read wakes no other.
+            let listening = carriers.listen(&tasks, &address, Topic::KvEvents, publisher);
+            let source = match listening {
+                Ok(source) => source,
+                Err(error) => {
+                    host.judge(rank, &member.url, Some(Cause::NoEvents), None);
+                    tracing::warn!(%rank, %address, error, "cannot listen to this event channel");
+                    return None;
+                }
+            };
+            host.judge(rank, &member.url, None, None);
+            tracing::info!(%rank, router = %host.name(), events = %address,
+                recovery = recovery.is_some(), "subscribed to cache events");
+            host.subscribe_router_events(rank, &address.to_string(), options, |tasks| {
                 AskingSource::new(tasks, source, client, recovery)
             })
         };
@@ -493,6 +493,10 @@ impl Plane {
         }
         let tasks = self.context.tasks.background();
         let carriers = &self.carriers;
+        let threads = self.options.threads.as_deref();
+        let slot = threads.and_then(RuntimeThreads::slot);
+        let runtime = slot.as_ref().map(|slot| slot.handle.clone());
+        let _entered = runtime.as_ref().map(Handle::enter);
         let listening = carriers.listen(&tasks, &channel.address, topic, channel.publisher);
         let source = match listening {
             Ok(source) => source,
@@ -505,7 +509,7 @@ impl Plane {
             replicas: self.options.replicas.clone(),
             clock: self.context.clock,
         };
-        let listener = Listener::start(&tasks, channel, source, audience);
+        let listener = Listener::start(&tasks, channel, source, audience, slot);
         self.listeners.insert(key, listener);
     }
 }

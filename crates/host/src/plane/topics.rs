@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvasir_msgpack::{DecodeError, Value};
 use kvasir_router::{Input, LoadReport, ReplicaId};
-use kvasir_tasks::Tasks;
+use kvasir_tasks::{Tasks, ThreadSlot};
 use kvasir_telemetry::Clock;
 use kvasir_transport::event_plane::ChannelAddress;
 use kvasir_transport::{EventSource, SourceEvent, next_event};
@@ -33,6 +33,8 @@ pub(super) struct Listener {
     publisher: u64,
     replicas: Option<Replicas>,
     heard: Arc<Mutex<BTreeSet<ReplicaId>>>,
+    /// On which thread.
+    _slot: Option<ThreadSlot>,
     _stop: DropGuard,
 }
 
@@ -42,6 +44,7 @@ impl Listener {
         channel: PlaneChannel,
         source: impl EventSource + 'static,
         audience: Audience,
+        slot: Option<ThreadSlot>,
     ) -> Self {
         let stop = CancellationToken::new();
         let (replicas, heard) = (audience.replicas.clone(), Arc::default());
@@ -58,6 +61,7 @@ impl Listener {
             publisher: channel.publisher,
             replicas,
             heard,
+            _slot: slot,
             _stop: stop.drop_guard(),
         }
     }
