@@ -78,6 +78,13 @@ impl UpstreamBody {
         }
     }
 
+    /// Whether more was read than was given out: the next piece may be at hand.
+    #[must_use]
+    pub fn has_unparsed(&self) -> bool {
+        let connection = self.connection.as_ref();
+        connection.is_some_and(Connection::has_unparsed)
+    }
+
     /// Whether the body has ended. Known before its end is polled if its length is known.
     #[must_use]
     pub fn is_ended(&self) -> bool {

@@ -228,6 +228,11 @@ impl Connection {
         Poll::Ready(piece.map_err(UpstreamError::Broken).transpose())
     }
 
+    /// Whether bytes were read that are not parsed yet.
+    pub(crate) fn has_unparsed(&self) -> bool {
+        !self.inbox.is_empty()
+    }
+
     /// Whether the answer was read to its end. The closing chunk is taken if it is there.
     pub(crate) fn is_at_end(&mut self) -> bool {
         self.framing.close(&mut self.inbox);

@@ -4,6 +4,7 @@
 //! frame and `[DONE]`; any other answer that breaks off is cut, so that the client does not take it for complete; the booking ends
 //! with the answer, whichever way.
 
+mod extras;
 mod source;
 
 use std::pin::Pin;
@@ -24,7 +25,8 @@ use crate::http::reply::{ByteSource, Cut};
 use crate::observe::request_record::{RequestRecord, Totals};
 use crate::proxy::{Continuation, NextTurn, Resume, ResumeFuture, ResumedAnswer};
 
-pub(crate) use source::{Extras, FirstBytes, Form, HiddenUsage, ResumeState, Source};
+pub(crate) use extras::Extras;
+pub(crate) use source::{FirstBytes, Form, HiddenUsage, ResumeState, Source};
 
 /// The text of a comment that keeps a silent stream alive.
 const KEEP_ALIVE: &str = "keep-alive";

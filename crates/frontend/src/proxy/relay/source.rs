@@ -11,105 +11,18 @@ use std::task::{Context, Poll};
 use bytes::{Buf as _, Bytes, BytesMut};
 use kvasir_openai::resume::{ChunkKind, Graft, Progress};
 use kvasir_openai::{
-    Event, EventParser, ResponseNvext, TransferFilter, Usage, WorkerIds, find_usage,
-    without_transfer, without_usage, write_done, write_llm_metrics,
+    Event, EventParser, TransferFilter, Usage, WorkerIds, find_usage, without_transfer,
+    without_usage, write_done,
 };
-use kvasir_telemetry::Clock;
-use kvasir_types::{Time, WorkerRank};
+use kvasir_types::WorkerRank;
 use kvasir_upstream::{UpstreamBody, UpstreamError};
 
-use crate::request::response_extras::ExtraFields;
+use super::extras::Extras;
 
 /// Largest event that is looked into; of a larger one only names of caches are taken out.
 const EVENT_BYTES_MAX: usize = 4 << 20;
 /// Longest answer that is kept back until it is complete; a longer one passes as it comes.
 const HELD_BYTES_MAX: usize = 4 << 20;
-
-/// Fields that are added to the engine's answer.
-#[derive(Debug)]
-pub(crate) struct Extras {
-    /// On every chunk, and in `last` too.
-    pub(crate) each: ResponseNvext,
-    /// On the last chunk; its times are filled in when that comes.
-    pub(crate) last: ResponseNvext,
-    /// Which fields the client asked for.
-    pub(crate) extra_fields: ExtraFields,
-    /// When the request was received.
-    pub(crate) received: Time,
-    /// When it was sent to the worker; to that of the prompt, if that was another.
-    pub(crate) dispatched: Time,
-    /// When that other had answered.
-    pub(crate) prefilled: Option<Time>,
-    /// When the first event came.
-    pub(crate) first: Option<Time>,
-    /// Reads the time.
-    pub(crate) clock: Clock,
-}
-
-impl Extras {
-    /// An event with what the client asked for in it.
-    fn put_into_event(&mut self, event: &Event) -> Bytes {
-        let Some(data) = event.data() else {
-            return event.raw.clone();
-        };
-        let chunk = if has_finish(&data) {
-            self.closing();
-            put(&self.last, self.extra_fields, &data)
-        } else {
-            self.first.get_or_insert_with(|| self.clock.now());
-            put(&self.each, self.extra_fields, &data)
-        };
-        let mut out = BytesMut::with_capacity(chunk.len() + 8);
-        out.extend_from_slice(b"data: ");
-        out.extend_from_slice(&chunk);
-        out.extend_from_slice(b"\n\n");
-        out.freeze()
-    }
-
-    /// A whole answer with what the client asked for in it.
-    fn put_into_whole(&mut self, answer: &Bytes) -> Bytes {
-        self.closing();
-        put(&self.last, self.extra_fields, answer).freeze()
-    }
-
-    /// The end of the stream, after the `llm_metrics` annotation where the client asked for it.
-    fn end(&self, done: Bytes, usage: Usage) -> Bytes {
-        // An engine without counts gives none.
-        if !self.extra_fields.metrics || usage == Usage::default() {
-            return done;
-        }
-        let mut out = BytesMut::new();
-        write_llm_metrics(&mut out, &usage);
-        out.extend_from_slice(&done);
-        out.freeze()
-    }
-
-    /// Fills in the times that are known at the end.
-    fn closing(&mut self) {
-        let (now, received) = (self.clock.now(), self.received);
-        let since = |at: Time| Some((at - received).as_secs_f64() * 1e3);
-        if let Some(timing) = &mut self.last.timing {
-            let ms = |from: Time, to: Time| (to - from).as_secs_f64() * 1e3;
-            let prefilled = self.prefilled.or(self.first);
-            timing.prefill_time_ms = prefilled.map(|end| ms(self.dispatched, end));
-            let handed = self.prefilled.zip(self.first);
-            timing.kv_transfer_estimated_latency_ms = handed.map(|(from, to)| ms(from, to));
-            timing.ttft_ms = self.first.and_then(since);
-            timing.total_time_ms = since(now);
-        }
-    }
-}
-
-/// An answer or a chunk with `nvext` added, with the fields that only the engine knows moved into it.
-fn put(nvext: &ResponseNvext, fields: ExtraFields, json: &[u8]) -> BytesMut {
-    if !fields.extra.is_of_engine() {
-        return nvext.put_into(json);
-    }
-    let json = Bytes::copy_from_slice(json);
-    let mut nvext = nvext.clone();
-    let shown = nvext.lift(&json, fields.extra, fields.asks_ids());
-    nvext.put_into(shown.as_ref().unwrap_or(&json))
-}
 
 /// Whether an event says that the engine failed. Only what begins as an error is parsed.
 fn is_failure(event: &Event) -> bool {
@@ -117,16 +30,6 @@ fn is_failure(event: &Event) -> bool {
     let may_be = begins(b"data: {\"error\"") || begins(b"data:{\"error\"");
     let kind = || Some(Progress::default().add_chunk(&event.data()?));
     may_be && kind() == Some(ChunkKind::Failure)
-}
-
-/// Whether a chunk says why its choice ended.
-fn has_finish(data: &[u8]) -> bool {
-    const KEY: &[u8] = b"\"finish_reason\"";
-    memchr::memmem::find_iter(data, KEY).any(|at| {
-        let rest = data.get(at + KEY.len()..).unwrap_or_default();
-        let value = rest.trim_ascii_start().strip_prefix(b":");
-        value.is_some_and(|value| value.trim_ascii_start().starts_with(b"\""))
-    })
 }
 
 /// Which usage the client did not ask for.
@@ -229,6 +132,39 @@ const EVENTS_AT_ONCE: u32 = 4096;
 /// Events of a stream that may carry no token: the role, the end, the usage.
 const EVENTS_WITHOUT_TOKEN: u32 = 3;
 
+/// Bytes of events after which no more are waited for that were read with them.
+const GATHERED_BYTES_MAX: usize = 64 << 10;
+
+/// Bytes that go on together: one piece as it came, or a copy of several.
+#[derive(Default)]
+struct Gathered {
+    single: Bytes,
+    joined: BytesMut,
+}
+
+impl Gathered {
+    fn add(&mut self, piece: Bytes) {
+        if self.len() == 0 {
+            self.single = piece;
+            return;
+        }
+        self.joined
+            .extend_from_slice(&std::mem::take(&mut self.single));
+        self.joined.extend_from_slice(&piece);
+    }
+
+    fn len(&self) -> usize {
+        self.single.len() + self.joined.len()
+    }
+
+    fn into_bytes(self) -> Bytes {
+        match self.single.is_empty() {
+            true => self.joined.freeze(),
+            false => self.single,
+        }
+    }
+}
+
 /// Whether the client got an event unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Unchanged(bool);
@@ -252,6 +188,8 @@ pub(crate) struct Source {
     pieces: u32,
     /// More events have come than were looked into.
     has_more_events: bool,
+    /// Why nothing more comes, while the client gets what came before.
+    broken: Option<UpstreamError>,
     /// `[DONE]` came.
     done: bool,
     /// An event said that the engine failed, and was passed on.
@@ -286,6 +224,7 @@ impl Source {
             events: 0,
             pieces: 0,
             has_more_events: false,
+            broken: None,
             done: false,
             failed: false,
             half_end: None,
@@ -433,31 +372,15 @@ impl Source {
     }
 
     async fn hold(&mut self) -> Result<FirstBytes, UpstreamError> {
-        let mut held = Bytes::new();
-        let mut joined = BytesMut::new();
+        let mut held = Gathered::default();
         while let Some(data) = poll_fn(|cx| self.body.poll_data(cx)).await {
-            let data = data?;
-            if held.is_empty() && joined.is_empty() {
-                held = data;
-            } else {
-                joined.extend_from_slice(&std::mem::take(&mut held));
-                joined.extend_from_slice(&data);
-            }
-            if held.len() + joined.len() > HELD_BYTES_MAX {
-                let first = if held.is_empty() {
-                    joined.freeze()
-                } else {
-                    held
-                };
+            held.add(data?);
+            if held.len() > HELD_BYTES_MAX {
                 self.is_cleaned = self.filter.is_some();
-                return Ok(FirstBytes::Partial(self.filtered(first)));
+                return Ok(FirstBytes::Partial(self.filtered(held.into_bytes())));
             }
         }
-        let held = if held.is_empty() {
-            joined.freeze()
-        } else {
-            held
-        };
+        let held = held.into_bytes();
         self.usage = find_usage(&held).map(|c| c.usage).unwrap_or_default();
         let shown = without_transfer(&held);
         self.is_cleaned = shown.is_some();
@@ -481,8 +404,11 @@ impl Source {
             if self.error_event.is_some() {
                 return Poll::Ready(Some(Err(UpstreamError::ErrorEvent)));
             }
+            if let Some(error) = self.broken.take() {
+                return Poll::Ready(Some(Err(error)));
+            }
             if std::mem::take(&mut self.has_more_events) {
-                let bytes = self.whole_events();
+                let bytes = self.whole_events(Gathered::default()).into_bytes();
                 if !bytes.is_empty() {
                     return Poll::Ready(Some(Ok(bytes)));
                 }
@@ -494,7 +420,7 @@ impl Source {
                     let bytes = match self.form {
                         Form::Events { .. } => {
                             self.parser.push(data);
-                            self.whole_events()
+                            self.events_at_hand(cx)
                         }
                         _ => self.filtered(data),
                     };
@@ -542,10 +468,32 @@ impl Source {
         (!rest.is_empty()).then_some(Ok(rest))
     }
 
-    /// The whole events that came, as the client gets them; may be empty.
-    fn whole_events(&mut self) -> Bytes {
-        let mut single = Bytes::new();
-        let mut joined = BytesMut::new();
+    /// The whole events that came, as the client gets them; may be empty. What else was read with them goes with them: pieces that the
+    /// client gets one by one cost it and us a write each.
+    fn events_at_hand(&mut self, cx: &mut Context<'_>) -> Bytes {
+        let mut events = self.whole_events(Gathered::default());
+        while !self.done
+            && self.error_event.is_none()
+            && !self.has_more_events
+            && self.pieces < EVENTS_AT_ONCE
+            && events.len() < GATHERED_BYTES_MAX
+            && self.body.has_unparsed()
+        {
+            match self.body.poll_data(cx) {
+                Poll::Ready(Some(Ok(data))) => {
+                    self.pieces += 1;
+                    self.parser.push(data);
+                    events = self.whole_events(events);
+                }
+                Poll::Ready(Some(Err(error))) => self.broken = Some(error),
+                Poll::Ready(None) | Poll::Pending => break,
+            }
+        }
+        events.into_bytes()
+    }
+
+    /// Adds the whole events that came, as the client gets them.
+    fn whole_events(&mut self, mut events: Gathered) -> Gathered {
         let most = self.pieces.saturating_add(EVENTS_AT_ONCE);
         while !self.done {
             if self.pieces >= most {
@@ -568,24 +516,14 @@ impl Source {
                 true => raw.map(|raw| self.filtered(raw)),
                 false => raw,
             };
-            let Some(raw) = raw.filter(|raw| !raw.is_empty()) else {
-                continue;
-            };
-            if single.is_empty() && joined.is_empty() {
-                single = raw;
-            } else {
-                joined.extend_from_slice(&std::mem::take(&mut single));
-                joined.extend_from_slice(&raw);
+            if let Some(raw) = raw {
+                events.add(raw);
             }
         }
         if self.done {
             self.finish();
         }
-        if single.is_empty() {
-            joined.freeze()
-        } else {
-            single
-        }
+        events
     }
 
     /// `[DONE]` came: the connection is kept if nothing but the end of the body follows.
