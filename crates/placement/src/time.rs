@@ -8,6 +8,7 @@
 //!
 //! Elsewhere: who is held and in which order (`kvasir-router`).
 
+mod copies;
 mod cost;
 mod estimate;
 mod fit;
@@ -30,9 +31,10 @@ use kvasir_types::{Rng, SequenceHash, Time};
 
 use crate::score::{SlotBlocks, SlotCost};
 use crate::{
-    Candidate, CostTerms, Fleet, FleetView, Ledger, LedgerNote, PlacementRequest, ScoringContext,
-    SlotSet, WinReason,
+    Candidate, CostTerms, Fleet, FleetView, Ledger, LedgerNote, Overlap, PlacementRequest,
+    ScoringContext, SlotSet, WinReason,
 };
+use copies::{Copies, Prefix};
 use cost::{CacheUse, RankPlan, RankTime, TimedPrompt, known_batch};
 use returns::Returns;
 use writes::CacheWrites;
@@ -75,6 +77,7 @@ pub struct TimePolicy {
     planned: Vec<u32>,
     writes: CacheWrites,
     returns: Returns,
+    copies: Copies,
 }
 
 /// A request under this policy.
@@ -100,6 +103,7 @@ impl TimePolicy {
             planned: Vec::new(),
             writes: CacheWrites::default(),
             returns: Returns::default(),
+            copies: Copies::default(),
         }
     }
 
@@ -269,6 +273,10 @@ impl TimePolicy {
     ) -> Option<(u32, WinReason)> {
         let mut prompt = self.prompt(view.now, timed);
         prompt.present = self.returns.present(view.now, prompt.stay());
+        let asked = &timed.request.prompt;
+        if let Some(prefix) = Prefix::of(asked.overlap, asked.sequence, 0.0) {
+            prompt.count_copy(self.copies.waited(&prefix), prefix.blocks);
+        }
         let request = timed.request;
         let context = ScoringContext {
             now: view.now,
@@ -289,6 +297,43 @@ impl TimePolicy {
             kept,
             &costs,
         )
+    }
+
+    /// A request goes to `slot`, where so many blocks of it are cached or being computed: its prefix is copied there, or waited
+    /// for. Call it before the request is booked.
+    pub fn placed(
+        &mut self,
+        now: Time,
+        fleet: &Fleet,
+        (overlap, sequence): (&Overlap, &[SequenceHash]),
+        (slot, blocks): (u32, f64),
+    ) {
+        let Some(prefix) = Prefix::of(overlap, sequence, blocks) else {
+            return;
+        };
+        if blocks.ceil() < prefix.blocks {
+            return self.copies.copied(&prefix);
+        }
+        let wait = |slot: u32| {
+            let rank = self.ranks.get(slot as usize);
+            rank.map_or(0.0, |rank| rank.expected_wait(now.as_nanos()))
+        };
+        let here = wait(slot);
+        if here > 0.0 {
+            let saved = |slot: u32| (here - wait(slot)).max(0.0);
+            let (mut lacking, mut sum) = (0.0f64, 0.0);
+            fleet.up().for_each(|slot| {
+                lacking += 1.0;
+                sum += saved(slot);
+            });
+            let found = overlap.ranks.iter();
+            let holders = found.filter(|found| found.device >= prefix.blocks);
+            for holder in holders.filter_map(|found| fleet.slot(found.rank)) {
+                lacking -= 1.0;
+                sum -= saved(holder);
+            }
+            self.copies.add(&prefix, sum / lacking.max(1.0));
+        }
     }
 
     /// Whether a held request may go to a rank now.

@@ -20,10 +20,14 @@
 //! beside the other ranks, because a cache that is written fast forgets what is young. A second copy of what another rank holds costs
 //! that, too.
 //!
+//! A prefix for which requests have waited as long as a copy takes is copied (`copies`): where it is missing, the prompt costs
+//! nothing, if `own · (1 + κ) + evict` is no more than what was waited for the part that is missing. Both are seconds until a first token.
+//!
 //! Where all that is equal, as for a new prompt on idle ranks, the rank goes first into whose cache least was written:
 //! [`TIE`] seconds for each time that its cache was filled, less than any real difference.
 //!
-//! What always holds: every term is finite and not negative for finite loads; without weights there is nothing to set.
+//! What always holds: every term is finite for finite loads, and the cost and all terms but `delay` are not negative; without
+//! weights there is nothing to set.
 
 #[cfg(test)]
 mod tests;
@@ -55,7 +59,8 @@ pub struct TimeTerms {
     pub room: f32,
     /// Until the prompt is computed, once it is its turn.
     pub own: f32,
-    /// What the prompt costs others: those that decode there, and those that come next.
+    /// What the prompt costs others: those that decode there, and those that come next. Where a copy of its
+    /// prefix has been paid for by waiting, the whole prompt is taken off, so that this is below 0.
     pub delay: f32,
     /// What its tokens cost, and how far they slow the others'.
     pub decode: f32,
@@ -266,6 +271,9 @@ pub(crate) struct TimedPrompt {
     computes: bool,
     /// For how many requests each that a rank expects back counts.
     pub(crate) present: f64,
+    /// What was waited for its prefix: seconds for each block that a rank lacks, and the blocks of the prefix.
+    waited_block: f64,
+    prefix: f64,
 }
 
 impl TimedPrompt {
@@ -292,7 +300,15 @@ impl TimedPrompt {
             work_cold: law.work(isl, 0.0),
             computes,
             present: 0.0,
+            waited_block: 0.0,
+            prefix: 0.0,
         }
+    }
+
+    /// Ranks hold its first `blocks`, for which requests have waited so many seconds.
+    pub(crate) fn count_copy(&mut self, waited: f64, blocks: f64) {
+        self.prefix = blocks;
+        self.waited_block = waited / blocks.max(1.0);
     }
 
     /// Seconds that it takes where nothing is cached and nobody else is.
@@ -376,7 +392,8 @@ impl TimedPrompt {
 
     #[inline(always)]
     fn parts(&self, rank: &RankTime, plan: &RankPlan, held: f64, active: f64) -> CostParts {
-        let cached = self.cached(held.max(active));
+        let blocks = held.max(active);
+        let cached = self.cached(blocks);
         let (own, more) = self.own_and_more(rank, cached);
         let room = self.room(rank, plan, active);
         let wait = rank.waiting(self.now_ns) + plan.own + room;
@@ -385,15 +402,21 @@ impl TimedPrompt {
         let delay = KAPPA * own + self.lambda * n * more;
         let decode = self.decode(rank, coming, n);
         let evict = self.evict(rank, cached);
+        let mut paid = 0.0;
+        if self.waited_block > 0.0
+            && self.waited_block * (self.prefix - blocks) >= own * (1.0 + KAPPA) + evict
+        {
+            paid = own + delay + evict;
+        }
         CostParts {
             new_tokens: self.isl - cached,
             wait,
             room,
             own,
-            delay,
+            delay: delay - paid,
             decode,
             evict,
-            cost: wait + own + delay + decode + evict + rank.tie,
+            cost: wait + own + delay + decode + evict - paid + rank.tie,
         }
     }
 

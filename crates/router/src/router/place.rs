@@ -207,6 +207,7 @@ impl Router {
             session: SessionCommand::None,
         };
         if !arrival.query_only {
+            self.placed_timed(arrival, (slot, terms.cached_blocks), reason);
             sent.booked = true;
             sent.record = self.config.records_decisions();
             self.book(arrival, slot, cached, settings, out);

@@ -344,6 +344,22 @@ impl Router {
         self.times()?.own(slot, self.now, &timed, cached)
     }
 
+    /// A request goes where it costs least, and so many blocks of it are there: who comes next for the same prefix may find it
+    /// worth a copy.
+    pub(super) fn placed_timed(
+        &mut self,
+        arrival: &Arrival,
+        (slot, blocks): (u32, f64),
+        reason: Reason,
+    ) {
+        let chose = matches!(reason, Reason::LowestCost | Reason::Tie { .. });
+        let tracks = self.tracks_blocks();
+        if let Some(time) = self.time.as_mut().filter(|_| chose && tracks) {
+            let prompt = (&arrival.overlap, &arrival.sequence[..]);
+            time.placed(self.now, &self.fleet, prompt, (slot, blocks));
+        }
+    }
+
     /// Lets those go whose time has come. `changed`: something happened since the last time.
     pub(super) fn bind_held(&mut self, changed: bool, out: &mut Vec<Output>) {
         if self.queue.is_empty() || !changed {

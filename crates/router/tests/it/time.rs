@@ -609,3 +609,53 @@ fn a_rank_whose_client_reads_an_answer_is_not_free() {
     assert_eq!(new_prompt(201, 0.1), [(201, 2)]);
     assert_eq!(new_prompt(202, 60.0), [(202, 1)]);
 }
+
+/// A prompt of 110 blocks of which worker 1 holds the first 100; `prompt` says which, `id` how it goes on.
+fn with_prefix(id: u64, prompt: u64) -> Arrival {
+    let words: Vec<u64> = (0..100)
+        .map(|word| 1000 * prompt + word)
+        .chain((0..10).map(|word| 1_000_000 * id + word))
+        .collect();
+    Arrival {
+        overlap: crate::held(&[(1, 100)]),
+        sequence: crate::chain(&words),
+        ..Arrival::new(rid(id), 110 * 16)
+    }
+}
+
+/// In which round of `each` requests at once, all of the prompt that `prompt` says, one first goes to worker 2.
+fn first_copy(each: u64, prompt: impl Fn(u64) -> u64) -> Option<u64> {
+    let mut host = Host::new(config(), 2);
+    for round in 1..=300 {
+        let ids = each * round..each * (round + 1);
+        for id in ids.clone() {
+            host.ask(with_prefix(id, prompt(round)));
+        }
+        let sent = host.sent();
+        assert_eq!(sent.len() as u64, each, "{sent:?}");
+        if sent.iter().any(|(_, worker)| *worker == 2) {
+            return Some(round);
+        }
+        for id in ids.clone() {
+            host.now += 0.01;
+            host.first_token(id);
+        }
+        for id in ids {
+            host.now += 0.1;
+            host.finish(id, 20);
+        }
+        host.now += 0.5;
+    }
+    None
+}
+
+/// One of two that come together waits for the rank that holds their prefix. Once as much was waited as a copy takes, the next
+/// makes one. Where it is another prefix each time, as in conversations, or one request comes after the other, nobody does.
+#[test]
+fn a_prefix_that_is_waited_for_again_and_again_is_copied() {
+    let copied = first_copy(2, |_| 1);
+    assert!(copied.is_some_and(|round| round > 3), "{copied:?}");
+    assert_eq!(first_copy(2, |_| 1), copied);
+    assert_eq!(first_copy(2, |round| round), None);
+    assert_eq!(first_copy(1, |_| 1), None);
+}

@@ -191,6 +191,35 @@ fn what_leaves_a_full_cache_has_a_price() {
     assert_eq!(evict(99_000.0, 0.0, 0.0), 0.0);
 }
 
+/// Where half of a prefix is missing, half of what was waited for it counts. Once that is what the prompt takes, for itself and for
+/// those who come next, the prompt costs nothing there; where nothing is missing it costs what it did.
+#[test]
+fn a_prefix_that_was_waited_for_is_copied_for_nothing() {
+    let rank = rank(TimedLoad::default());
+    let parts = |waited, held| {
+        let mut prompt = prompt(1000, 100.0);
+        prompt.count_copy(waited, 60.0);
+        let plan = RankPlan::default();
+        let parts = prompt.terms(&rank, &plan, (held, 0.0), 1.0);
+        assert_eq!(prompt.cost(&rank, &plan, held, 0.0), parts.cost);
+        near(
+            parts.cost,
+            parts.wait + parts.own + parts.delay + parts.decode + parts.evict,
+        );
+        parts
+    };
+    let (before, full) = (parts(0.0, 30.0), parts(0.0, 60.0));
+    let price = 2.0 * before.own * (1.0 + KAPPA);
+    assert_eq!(parts(0.999 * price, 30.0), before);
+    let free = parts(1.001 * price, 30.0);
+    near(free.cost, before.wait + before.decode);
+    assert_eq!((free.own, free.decode), (before.own, before.decode));
+    assert_eq!(
+        (parts(1e9, 60.0), parts(1e9, 62.0).delay > 0.0),
+        (full, true)
+    );
+}
+
 /// Whatever the load, it is finite, and what is compared is what is recorded.
 #[test]
 fn the_sum_is_the_sum_of_its_parts() {
