@@ -89,10 +89,10 @@ def ask(port, content):
     return answer.status, answer.read()
 
 
-def load(arm, scenario, seconds, clients, seed):
-    """`clients` connections that ask one request after another. Requests answered, and the frontend's CPU for each, in microseconds."""
+def load(arm, scenario, seconds, clients, pause_ms, seed):
+    """`clients` connections that ask one request after another, each after a pause. Requests answered, and the frontend's CPU for each, in microseconds."""
     words, fields = SCENARIOS[scenario]
-    env = {"SCENARIO": scenario, "SEED": str(seed), "WORDS": str(words), "FIELDS": json.dumps(fields)[1:-1]}
+    env = {"SCENARIO": scenario, "SEED": str(seed), "WORDS": str(words), "PAUSE_MS": str(pause_ms), "FIELDS": json.dumps(fields)[1:-1]}
     wrk = ["wrk", "-t1", f"-c{clients}", f"-d{seconds}s", "--timeout", "30s", "-s", str(LOAD), f"http://127.0.0.1:{arm.port}"]
     before, begun = arm.cpu(), time.monotonic()
     told = subprocess.run(wrk, env={**os.environ, **env}, capture_output=True, text=True, check=True, timeout=seconds + 60).stdout
@@ -110,6 +110,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--secs", type=int, default=3)
     parser.add_argument("--clients", default="4,32", help="connections, one number after another")
+    parser.add_argument("--pause-ms", type=int, default=0, help="of each connection before a request: the same traffic for all arms")
     parser.add_argument("--first-port", type=int, default=9500)
     parser.add_argument("--json", help="write it there too")
     args = parser.parse_args()
@@ -135,11 +136,11 @@ def main():
                 assert time.monotonic() < end, f"a fleet does not serve as it should: {folder}"
                 time.sleep(0.2)
             for arm in arms:
-                load(arm, "short", 1, 8, "warm")
+                load(arm, "short", 1, 8, 0, "warm")
             for scenario, clients in settings(args):
                 for turn in range(args.rounds):
                     for arm in arms if turn % 2 == 0 else arms[::-1]:
-                        found = load(arm, scenario, args.secs, clients, f"{clients} {turn}")
+                        found = load(arm, scenario, args.secs, clients, args.pause_ms, f"{clients} {turn}")
                         samples.append({"scenario": scenario, "clients": clients, "round": turn, "arm": arm.name, **found})
                     print(f"{scenario}, {clients} clients: {turn + 1}/{args.rounds}", file=sys.stderr)
         finally:
