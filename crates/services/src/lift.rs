@@ -5,6 +5,10 @@
 //! it takes nothing, and `serde_json` reads the whole body.
 
 const NAME: &[u8] = b"\"token_ids\"";
+/// Parts of a list that are read side by side.
+const PARTS: usize = 2;
+/// A list whose parts would be shorter is not cut.
+const PART_BYTES_MIN: usize = 64;
 const ONES: u64 = u64::from_le_bytes([1; 8]);
 const HIGH: u64 = ONES << 7;
 
@@ -67,36 +71,96 @@ fn after_string(text: &[u8]) -> Option<&[u8]> {
 
 /// The ids of the list that `text` begins with, and what follows it.
 fn list_of_ids(text: &[u8]) -> Option<(Vec<u32>, &[u8])> {
-    let mut rest = text.strip_prefix(b"[")?;
-    // Three bytes and more for each id, nearly always.
-    let mut ids = Vec::with_capacity(rest.len() / 4);
-    if let Some(tail) = unblank(rest).strip_prefix(b"]") {
-        return Some((ids, tail));
+    let inner = text.strip_prefix(b"[")?;
+    let (inner, tail) = inner.split_at_checked(memchr::memchr(b']', inner)?)?;
+    let tail = tail.strip_prefix(b"]")?;
+    if unblank(inner).is_empty() {
+        return Some((Vec::new(), tail));
     }
-    rest = unblank(rest);
-    loop {
-        let word = first_eight(rest);
-        let Some((id, digits)) = leading_id(word) else {
-            // More blanks than one after the comma.
-            match unblank(rest) {
-                next if next.len() < rest.len() => rest = next,
-                _ => return None,
-            }
-            continue;
-        };
-        ids.push(id);
-        // What follows is in the word, too: at most seven bytes are digits.
-        let after = word >> (8 * digits);
-        if after & 0xff == u64::from(b',') && digits < 7 {
-            let blank = (after >> 8) & 0xff == u64::from(b' ');
-            rest = rest.get(digits + 1 + usize::from(blank)..)?;
-            continue;
+    let mut parts = Items::split(inner);
+    // Where a number begins is known when the one before it was read: so several are read at once.
+    while parts.iter_mut().fold(true, |all, part| part.quick() & all) {}
+    for part in &mut parts {
+        part.finish()?;
+    }
+    let ids: Vec<&[u32]> = parts.iter().map(|part| &part.ids[..]).collect();
+    Some((ids.concat(), tail))
+}
+
+/// Items of a list with a comma between each two of them, of which some were read.
+#[derive(Default)]
+struct Items<'t> {
+    rest: &'t [u8],
+    ids: Vec<u32>,
+}
+
+impl<'t> Items<'t> {
+    /// Cuts a list into parts of about the same length. One that is empty has no items; the first is never.
+    fn split(inner: &'t [u8]) -> [Self; PARTS] {
+        let mut parts: [Self; PARTS] = Default::default();
+        let (mut rest, length) = (inner, inner.len() / PARTS);
+        for (number, part) in parts.iter_mut().enumerate() {
+            let is_last = number + 1 == PARTS;
+            let comma = match is_last || length < PART_BYTES_MIN {
+                true => None,
+                false => rest
+                    .get(length..)
+                    .and_then(|late| memchr::memchr(b',', late)),
+            };
+            let (own, left) = match comma {
+                Some(comma) => rest.split_at(length + comma),
+                None => (rest, &[][..]),
+            };
+            *part = Self {
+                rest: unblank(own),
+                // Three bytes and more for each id, nearly always.
+                ids: Vec::with_capacity(own.len() / 4),
+            };
+            rest = left.strip_prefix(b",").unwrap_or(left);
         }
-        rest = match unblank(rest.get(digits..)?) {
-            [b',', next @ ..] => unblank(next),
-            [b']', tail @ ..] => return Some((ids, tail)),
-            _ => return None,
+        parts
+    }
+
+    /// Reads the next item, if that is as easy as nearly always: digits, a comma, a blank or none, and more.
+    #[inline(always)]
+    fn quick(&mut self) -> bool {
+        let Some(bytes) = self.rest.first_chunk() else {
+            return false;
         };
+        let word = u64::from_le_bytes(*bytes);
+        let Some((id, digits)) = leading_id(word).filter(|(_, digits)| *digits < 7) else {
+            return false;
+        };
+        // What follows is in the word, too.
+        let after = word >> (8 * digits);
+        let is_blank = (after >> 8) & 0xff == u64::from(b' ');
+        if after & 0xff != u64::from(b',') {
+            return false;
+        }
+        let Some(rest) = self.rest.get(digits + 1 + usize::from(is_blank)..) else {
+            return false;
+        };
+        self.rest = rest;
+        self.ids.push(id);
+        true
+    }
+
+    /// Reads all that are left.
+    fn finish(&mut self) -> Option<()> {
+        if self.rest.is_empty() && self.ids.is_empty() {
+            return Some(());
+        }
+        loop {
+            while self.quick() {}
+            let rest = unblank(self.rest);
+            let (id, digits) = leading_id(first_eight(rest))?;
+            self.ids.push(id);
+            self.rest = match unblank(rest.get(digits..)?) {
+                [] => return Some(()),
+                [b',', next @ ..] => next,
+                _ => return None,
+            };
+        }
     }
 }
 
@@ -161,6 +225,27 @@ mod tests {
                 assert_eq!(from_slice::<Value>(&lifted.rest).unwrap(), whole);
             }
         }
+    }
+
+    /// A long list is read in parts: wherever something else stands in it, and wherever it ends too early, nothing is taken.
+    #[test]
+    fn what_is_wrong_is_noticed_at_every_place() {
+        let good: Vec<String> = (0..120u32).map(|n| (n * 37).to_string()).collect();
+        let of = |items: &[String]| {
+            let body = format!("{{\"token_ids\":[{}]}}", items.join(", "));
+            Lifted::of(body.as_bytes())
+        };
+        assert!(of(&good).is_some());
+        for at in 0..good.len() {
+            for wrong in ["", " ", "-1", "1 2", "x", "01", "12345678", "null", "[1]"] {
+                let mut items = good.clone();
+                items[at] = wrong.to_owned();
+                assert_eq!(of(&items), None, "{wrong:?} at {at}");
+            }
+        }
+        let whole = format!("{{\"token_ids\":[{}]}}", good.join(","));
+        let end = whole.len() - 2;
+        assert!((0..=end).all(|end| Lifted::of(&whole.as_bytes()[..end]).is_none()));
     }
 
     #[test]
