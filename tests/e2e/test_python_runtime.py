@@ -399,6 +399,22 @@ def test_planes_that_are_not_there_are_named(tmp_path):
         environment(tmp_path, ETCD_ENDPOINTS="http://127.0.0.1:9", DYN_LOG="off"),
     )
     assert "no etcd:" in told and "DYN_DISCOVERY_BACKEND" in told, told
+    told = run(
+        """
+        import asyncio, kvasir
+        async def handler(request):
+            yield 1
+        async def main():
+            runtime = kvasir.DistributedRuntime(None, "file", "nats", event_plane="zmq")
+            try:
+                await asyncio.wait_for(runtime.endpoint("a.b.c").serve_endpoint(handler), 40)
+            except kvasir.CannotConnect as error:
+                print("no NATS:", error)
+        asyncio.run(main())
+        """,
+        environment(tmp_path, NATS_SERVER="nats://127.0.0.1:9", DYN_LOG="off"),
+    )
+    assert "no NATS:" in told and "127.0.0.1:9" in told and "NATS_SERVER" in told, told
 
 
 def test_a_worker_that_dies_in_the_middle_is_an_exception(tmp_path):

@@ -24,6 +24,11 @@ pub enum EmbedError {
         /// What it said.
         cause: StoreError,
     },
+    /// Requests are to come over NATS, whose server was not reached in time.
+    #[error(
+        "the NATS server {0} is not reached; is it up and the right one (NATS_SERVER), or are requests to come another way (DYN_REQUEST_PLANE)?"
+    )]
+    Nats(String),
     /// The process was forked from one that had a runtime.
     #[error(
         "this process was forked from one that had begun to use kvasir, whose threads and sockets do not come along; use kvasir only \

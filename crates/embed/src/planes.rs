@@ -8,7 +8,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use kvasir_config::{Environment, Invocation, Settings, keys};
+use kvasir_config::{Environment, Invocation, RequestPlane, Settings, keys};
 use kvasir_discovery::{EndpointName, Lease, MemStore, Store};
 use kvasir_host::HostContext;
 use kvasir_planes::{Clients, SetupError};
@@ -24,6 +24,9 @@ use crate::EmbedError;
 
 /// Longest time that the end of a process waits for its store.
 const END: Duration = Duration::from_secs(2);
+
+/// Longest wait for the NATS server that requests are to come from: a program is told, and may try again.
+const NATS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What several programs' parts in one process find each other in, if they have no store outside.
 static MEMORY: OnceLock<Arc<MemStore>> = OnceLock::new();
@@ -127,6 +130,11 @@ impl ProcessPlanes {
     /// Where calls come in, and the host at which others reach it.
     pub(crate) async fn server(&self) -> Result<(RequestServer, String), EmbedError> {
         let (_, link) = self.clients().await?;
+        if self.settings.get(keys::REQUEST_PLANE) == RequestPlane::Nats
+            && !link.reach_within(NATS_TIMEOUT).await
+        {
+            return Err(EmbedError::Nats(link.servers().to_owned()));
+        }
         let host = self.settings.get(keys::TCP_RPC_HOST);
         let host = host.unwrap_or_else(|| local_address().to_string());
         let listen = kvasir_planes::listen(&self.settings, &host, link, &self.context.tasks);

@@ -203,6 +203,13 @@ impl NatsLink {
         Some(reached.clone())
     }
 
+    /// Connects, and waits at most so long for the server; whether it was reached.
+    pub async fn reach_within(&self, time: Duration) -> bool {
+        self.connect();
+        let reached = tokio::time::timeout(time, self.reached()).await;
+        matches!(reached, Ok(Some(_)))
+    }
+
     /// Waits until connection number `connections` is lost.
     pub(crate) async fn lost(&self, connections: u64) {
         let mut state = self.watch();
