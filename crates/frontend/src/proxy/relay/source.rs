@@ -485,7 +485,10 @@ impl Source {
                     self.parser.push(data);
                     events = self.whole_events(events);
                 }
-                Poll::Ready(Some(Err(error))) => self.broken = Some(error),
+                Poll::Ready(Some(Err(error))) => {
+                    self.broken = Some(error);
+                    break;
+                }
                 Poll::Ready(None) | Poll::Pending => break,
             }
         }
